@@ -4,6 +4,7 @@ BIN := .venv/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 RUN := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 export TOKENIZERS_PARALLELISM := false
+unexport PYTHONDONTWRITEBYTECODE  # or every process would compile all modules anew
 
 .PHONY: help demo test check bench docs clean
 .DEFAULT_GOAL := help

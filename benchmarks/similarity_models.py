@@ -46,7 +46,7 @@ CASES: dict[str, tuple[list[str], int, list[int]]] = {
 class RandomBatch(NamedTuple):
     """A batch as `LayerBatch`, without texts."""
 
-    number: int
+    texts: SimpleNamespace
     states: list[Tensor]
     text: Tensor
     token: Tensor
@@ -66,7 +66,7 @@ class RandomLayers(LayerActivations):
 
     def __init__(self, models: int, rows: int) -> None:
         pl.LightningDataModule.__init__(self)
-        self.attention, self._planned, self.texts_read = False, None, rows // PER_TEXT
+        self.attention, self._planned, self.texts_read = False, [None], rows // PER_TEXT
         shape = {"width": WIDTH, "depth": LAYERS - 1, "heads": 1, "nbytes": 0}
         self._known = SimpleNamespace(
             models=[SimpleNamespace(name=f"random-{m}", **shape) for m in range(models)],
@@ -106,14 +106,14 @@ class RandomLayers(LayerActivations):
 
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         """Draw the states that the plan asks for."""
-        wanted = self._planned[dataloader_idx] if self._planned is not None else self.reader.layers
+        wanted = self._planned[dataloader_idx] or self.reader.layers
         common = _drawn(1_000_000 + batch)
         states = [
             common[layers] + _drawn(1000 * m + batch)[layers] if layers else torch.empty(0, common.shape[1], WIDTH)
             for m, layers in enumerate(map(list, wanted))
         ]
         rows = torch.arange(common.shape[1])
-        return RandomBatch(batch, states, PER_BATCH * batch + rows // PER_TEXT, rows % PER_TEXT)
+        return RandomBatch(SimpleNamespace(number=batch), states, PER_BATCH * batch + rows // PER_TEXT, rows % PER_TEXT)
 
 
 def _drawn(seed: int) -> Tensor:

@@ -27,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare
 
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")  # as the commands do
 
-from aligners.cli.run import start
-from aligners.cli.train import fit
+from aligners.cli.run import Run
+from aligners.cli.train.fit import fit
 from benchmarks.harness import Figures, parser
 
 OPTIONS = """--data.model_x embedded-gpt:0 --data.model_y embedded-gpt:1 --data.sites blocks --data.batch_size 10
@@ -114,9 +114,9 @@ def main() -> None:
     limit = f"00:{options.minutes // 60:02d}:{options.minutes % 60:02d}:00"
     with tempfile.TemporaryDirectory() as folder:
         words = [*OPTIONS.split(), "--trainer.accelerator", options.device, "--trainer.max_time", limit]
-        run = start("fit", made, made.parse_args([*words, "--run", f"{folder}/soak"]))
-        trainer = run.trainer(watch, run.made.early_stopping, run.made.checkpoint.inside(run.folder))
-        trainer.fit(run.made.model, datamodule=run.made.data, weights_only=True)
+        run = Run(fit, made, made.parse_args([*words, "--run", f"{folder}/soak"]))
+        run.start()
+        run.fit(run.training(watch))
     minutes, late = np.array(watch.minutes), np.array(watch.minutes) >= watch.minutes[-1] / 3
     courses = {
         "resident memory, MiB": (np.array(watch.resident), 0.01),

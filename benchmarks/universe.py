@@ -23,7 +23,7 @@ from typing import Any
 import lightning.pytorch as pl
 import numpy as np
 
-from aligners.cli.run import quiet
+from aligners.cli.table import quiet
 from aligners.files.whole import whole_file
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.bank import load_bank

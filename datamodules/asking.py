@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Self, cast
+from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from aligners.errors import UserError, check_range
-from aligners.models.architectures import Task
 from aligners.models.model import FrozenModel
 from datamodules.batches import Movable, TextBatch
 from datamodules.rows.policies import Rows, select_rows
@@ -70,15 +69,7 @@ _MASKED, _RANDOM = 0.8, 0.1  # shares of the chosen tokens; the rest stay as the
 
 
 def mask_tokens(
-    inputs: Mapping[str, Tensor],
-    special: Tensor,
-    text: Tensor,
-    *,
-    mask_token: int,
-    vocabulary: int,
-    share: float,
-    seed: int,
-    epoch: int,
+    inputs: Mapping[str, Tensor], special: Tensor, text: Tensor, tokenizer: Any, share: float, seed: int, epoch: int
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Mask a batch by BERT's recipe (Devlin et al. 2019, §3.1 and A.1), on the CPU.
 
@@ -90,8 +81,7 @@ def mask_tokens(
         inputs: what the model takes: `input_ids` (B, T) int64 and others, which stay. None is changed.
         special: True at special tokens and padding, (B, T).
         text: number of each text in its split, (B,).
-        mask_token: its id.
-        vocabulary: number of tokens.
+        tokenizer: whose mask token and vocabulary it is.
         share: in (0, 1]; BERT's is .15.
         seed: zero or positive, as is `epoch`.
         epoch: another epoch chooses other tokens.
@@ -108,7 +98,7 @@ def mask_tokens(
             draw = np.random.default_rng([seed, epoch, number])
             places = draw.permutation(places)[: max(1, round(share * len(places)))]
             answers[row, places] = own = ids[row, places]
-            ids[row, places] = _replaced(own, draw, mask_token, vocabulary)
+            ids[row, places] = _replaced(own, draw, tokenizer.mask_token_id, len(tokenizer))
     return {**inputs, "input_ids": ids}, answers
 
 
@@ -139,73 +129,39 @@ class TaskBatch(Movable):
         return self.texts.inputs_x
 
 
-@dataclass(frozen=True)
-class Asking:
-    """Adds to a batch of texts, on the CPU, its rows and what a task asks about it.
+def check_mask(model: FrozenModel) -> None:
+    """Raise if a masked language model has no mask token."""
+    if model.task == "masked" and cast(Any, model.tokenizer).mask_token_id is None:
+        raise UserError(
+            f"Expected a tokenizer with a mask token for a masked language model, but that of {model.name} has none. "
+            "Set its `mask_token`."
+        )
 
-    Attributes:
-        task: of the models' heads.
-        regression: whether a classification head predicts a number.
+
+def task_batch(
+    texts: TextBatch, model: FrozenModel, *, masked_share: float = 0.15, seed: int = 0, epoch: int = 0
+) -> TaskBatch:
+    """Add to a batch, on the CPU, its rows and what the task of a model's head asks, masked where that is part of it.
+
+    Args:
+        texts: on the CPU, of the model's tokenizer.
+        model: whose task it is.
         masked_share: share of the tokens that a masked language model has to predict.
         seed: of the masks.
-        mask_token: id of the mask token, for masked language models.
-        vocabulary: number of tokens, for masked language models.
+        epoch: each one masks a text anew.
+
+    Raises:
+        ValueError: the task is a classification and the texts have no labels.
     """
-
-    task: Task
-    regression: bool = False
-    masked_share: float = 0.15
-    seed: int = 0
-    mask_token: int = -1
-    vocabulary: int = 0
-
-    @classmethod
-    def of(cls, model: FrozenModel, *, masked_share: float, seed: int) -> Self:
-        """The task that a model's head was trained for.
-
-        Raises:
-            ValueError: a masked language model has no mask token.
-        """
-        asking = cls(cast(Task, model.task), model.regression, masked_share, seed)
-        if model.task != "masked":
-            return asking
-        tokenizer = cast(Any, model.tokenizer)
-        if tokenizer.mask_token_id is None:
-            raise UserError(
-                f"Expected a tokenizer with a mask token for a masked language model, but that of {model.name} has "
-                "none. Set its `mask_token`."
-            )
-        return replace(asking, mask_token=tokenizer.mask_token_id, vocabulary=len(tokenizer))
-
-    def __call__(self, texts: TextBatch, epoch: int = 0) -> TaskBatch:
-        """The batch with its rows and targets, masked where that is part of the task.
-
-        Args:
-            texts: on the CPU.
-            epoch: each one masks a text anew.
-
-        Raises:
-            ValueError: the task is a classification and the texts have no labels.
-        """
-        rows = select_rows(texts.inputs_x["attention_mask"], texts.special_x, "tokens")
-        if self.task == "causal":
-            return TaskBatch(texts, rows, next_token_targets(texts.inputs_x))
-        if self.task == "masked":
-            return self._masked(texts, rows, epoch)
-        if texts.labels is None:
-            raise UserError("A classification needs labels, but these texts have none. Name a `label_column`.")
-        return TaskBatch(texts, rows, classification_targets(texts.labels.float() if self.regression else texts.labels))
-
-    def _masked(self, texts: TextBatch, rows: Rows, epoch: int) -> TaskBatch:
-        inputs, answers = mask_tokens(
-            texts.inputs_x,
-            texts.special_x,
-            texts.text,
-            mask_token=self.mask_token,
-            vocabulary=self.vocabulary,
-            share=self.masked_share,
-            seed=self.seed,
-            epoch=epoch,
-        )
-        masked = TextBatch((inputs,) * len(texts.inputs), texts.special, texts.text, texts.labels, number=texts.number)
-        return TaskBatch(masked, rows, masked_targets(answers))
+    inputs, special = texts.inputs_x, texts.special[0]
+    rows = select_rows(inputs["attention_mask"], special, "tokens")
+    if model.task == "causal":
+        return TaskBatch(texts, rows, next_token_targets(inputs))
+    if model.task == "masked":
+        masked, answers = mask_tokens(inputs, special, texts.text, model.tokenizer, masked_share, seed, epoch)
+        every = (masked,) * len(texts.inputs)
+        texts = TextBatch(every, texts.special, texts.text, texts.labels, number=texts.number)
+        return TaskBatch(texts, rows, masked_targets(answers))
+    if texts.labels is None:
+        raise UserError("A classification needs labels, but these texts have none. Name a `label_column`.")
+    return TaskBatch(texts, rows, classification_targets(texts.labels.float() if model.regression else texts.labels))

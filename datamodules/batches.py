@@ -113,11 +113,6 @@ class TextBatch(Movable):
         """Inputs of the first model, X."""
         return self.inputs[0]
 
-    @property
-    def special_x(self) -> Tensor:
-        """Special tokens and padding of the first model, X."""
-        return self.special[0]
-
 
 class BatchOfRows(list[int]):
     """The row numbers of a batch, or of a rank's part of it, with the number of the batch."""
@@ -172,23 +167,14 @@ class LengthBatches(DistributedSampler):
         self.first_epoch = first_epoch
         self.lengths, self.whole, self.chosen = np.asarray(lengths), whole, chosen
         n = len(self.lengths)
-        if not whole and batch_size < world:
+        self.count = -(-n // batch_size) if whole else min(-(-n // batch_size), n // world)
+        if (self.count if whole else min(n, batch_size)) < world:
             raise UserError(
-                f"Expected `batch_size` (texts per step over all ranks) of at least the number of ranks, "
-                f"{world}, but got {batch_size}."
-            )
-        if n < world:
-            raise UserError(
-                f"Expected at least one text for each of the {world} ranks, but got {n} "
-                "texts. Use fewer devices or more text."
+                f"Expected at least one {'whole batch' if whole else 'text of every batch'} for each of the {world} "
+                f"ranks, but got {n} texts in batches of {batch_size} (`batch_size`). Use fewer devices, more text, or "
+                "another `batch_size`."
             )
         super().__init__(self.lengths, num_replicas=world, rank=rank, shuffle=shuffle, seed=seed)  # type: ignore[arg-type]
-        self.count = -(-n // batch_size) if whole else min(-(-n // batch_size), n // world)
-        if whole and self.count < world:
-            raise UserError(
-                f"Expected at least one whole batch for each of the {world} ranks, but {n} texts in batches of "
-                f"{batch_size} make {self.count}. Use fewer devices, or a smaller `batch_size`."
-            )
         self.bounds = np.arange(self.count + 1) * n // self.count
         self.start = 0
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,54 +21,25 @@ from aligners.models.loading.known import KnownModels
 from aligners.models.loading.models import load_frozen
 from aligners.models.loading.placement import DeviceMap, check_device
 from aligners.models.model import FrozenModel
-from datamodules.text.labels import MISSING
+from datamodules.text.labels import check_labelled
 from datamodules.text.texts import FITTED, FittedTexts, Texts
 from datamodules.tokens.tokenised import same_tokenizer
 
-
-@dataclass(frozen=True)
-class Placing:
-    """Where a model goes: by default to the device of the run.
-
-    Attributes:
-        device: for the whole model.
-        device_map: for each of its parts.
-    """
-
-    device: str | None = None
-    device_map: DeviceMap | None = None
-
-    @property
-    def given(self) -> bool:
-        """Whether the user chose a place."""
-        return self.device is not None or self.device_map is not None
+Place = tuple[str | None, DeviceMap | None]  # of a model: a device, or where its parts go; by default the run's device
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """Which models a data module asks for.
-
-    Attributes:
-        named: name and revision of each; one that is named twice is one object.
-        one_tokenizer: why they need equal tokenizers, and what to do otherwise; None: they do not.
-        further: makes more models from the first, which come after the others; None: there are none.
-        bases: names of the models that these are made from.
-    """
-
-    named: Sequence[tuple[str, str | None]]
-    one_tokenizer: tuple[str, str] | None = None
-    further: Callable[[FrozenModel], list[FrozenModel]] | None = None
-    bases: Sequence[str] = ()
-
-
+@dataclass(eq=False)
 class FrozenModels:
     """Models that never train, loaded on first use.
 
     Args:
-        wanted: which models.
+        named: name and revision of each; one that is named twice is one object.
+        one_tokenizer: why they need equal tokenizers, and what to do otherwise; None: they do not.
         texts: loads the texts that embedded models are trained on.
         max_length: longest text in tokens, for which each model must have positions.
         known: models whose weights were read before, and need not be where nothing is run.
+        bases: names of further models, which come after the others.
+        under_heads: makes them, from the first of the others.
         dtype: precision of the models: float32, bfloat16 or float16.
         attn_implementation: eager, sdpa, flash_attention_2; default: what transformers chooses.
         trust_remote_code: run code that a model's repository brings. Off by default: it is somebody else's code.
@@ -79,46 +51,38 @@ class FrozenModels:
             devices, as transformers takes it; needs accelerate.
     """
 
-    def __init__(
-        self,
-        wanted: Wanted,
-        texts: Callable[[], Texts],
-        max_length: int,
-        known: KnownModels | None = None,
-        *,
-        dtype: str = "float32",
-        attn_implementation: str | None = None,
-        trust_remote_code: bool = False,
-        recipe: Recipe = Recipe(),  # noqa: B008  (frozen)
-        cache: Path | None = None,
-        devices: list[str | None] | None = None,
-        device_map: list[DeviceMap | None] | None = None,
-    ) -> None:
-        for name in devices or ():
+    named: Sequence[tuple[str, str | None]]
+    one_tokenizer: tuple[str, str] | None
+    texts: Callable[[], Texts]
+    max_length: int
+    known: KnownModels | None = None
+    bases: Sequence[str] = ()
+    under_heads: Callable[[FrozenModel], list[FrozenModel]] = lambda first: []
+    _: KW_ONLY
+    dtype: str = "float32"
+    attn_implementation: str | None = None
+    trust_remote_code: bool = False
+    recipe: Recipe = Recipe()  # noqa: RUF009  (frozen)
+    cache: Path | None = None
+    devices: list[str | None] | None = None
+    device_map: list[DeviceMap | None] | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.devices or ():
             if name is not None:
                 check_device(name, "devices")
-        self.named, self.max_length = list(wanted.named), max_length
-        self.dtype, self.attn_implementation, self.trust_remote_code = dtype, attn_implementation, trust_remote_code
-        self.recipe, self.cache, self.devices, self.device_map = recipe, cache, devices, device_map
-        self._wanted, self._texts, self.known = wanted, texts, known
-        self._loaded: list[FrozenModel] | None = None
 
-    @property
+    @cached_property
     def loaded(self) -> list[FrozenModel]:
         """All models, in the order of `named`, further ones last.
 
         Raises:
             ValueError: a model cannot be loaded or has too few positions, or tokenizers differ that must not.
         """
-        if self._loaded is None:
-            found = {
-                named: self._load(*named, placing.device_map)
-                for named, placing in zip(self.named, self.placings, strict=True)
-            }
-            models = [found[named] for named in self.named]
-            self._check_tokenizers(models)
-            self._loaded = models + (self._wanted.further(models[0]) if self._wanted.further else [])
-        return self._loaded
+        loaded = {named: self._load(*named, parts) for named, (_, parts) in zip(self.named, self.places, strict=True)}
+        models = [loaded[named] for named in self.named]
+        self._check_tokenizers(models)
+        return models + (self.under_heads(models[0]) if self.bases else [])
 
     @property
     def tokenizers(self) -> list[PreTrainedTokenizerBase]:
@@ -126,17 +90,17 @@ class FrozenModels:
         return [cast(PreTrainedTokenizerBase, model.tokenizer) for model in self.loaded]  # loaded with one
 
     @property
-    def placings(self) -> list[Placing]:
+    def places(self) -> list[Place]:
         """Where each model goes.
 
         Raises:
             ValueError: `devices` and `device_map` do not say that of every model, or contradict each other.
         """
-        return placings(self.named, self.devices, self.device_map)
+        return check_places(self.named, self.devices, self.device_map)
 
     def check_ranks(self, ranks: int) -> None:
         """Raise if several processes would put their models on the same devices."""
-        if ranks > 1 and any(placing.given for placing in self.placings):
+        if ranks > 1 and any(place != (None, None) for place in self.places):
             raise UserError(
                 f"Expected one process where `devices` or `device_map` says where models are, but got {ranks}: all "
                 "would use the same devices. Leave the options out, or set `trainer.devices` to 1."
@@ -149,17 +113,17 @@ class FrozenModels:
             device: of the run.
             needed: numbers of the models that are; the others wait on the CPU. Default: all.
         """
-        wanted = {id(model) for m, model in enumerate(self.loaded) if needed is None or m in needed}
-        each = list(zip(self.loaded, self.placings, strict=True))
-        for model, placing in sorted(each, key=lambda one: id(one[0]) in wanted):  # first make room
-            if placing.device_map is None:
-                model.to(placing.device or (device if id(model) in wanted else "cpu"))
+        wanted = {model for m, model in enumerate(self.loaded) if needed is None or m in needed}
+        models = zip(self.loaded, self.places, strict=True)
+        for model, (chosen, parts) in sorted(models, key=lambda placed: placed[0] in wanted):  # first make room
+            if parts is None:
+                model.to(chosen or (device if model in wanted else "cpu"))
 
     @contextmanager
     def running(self, model: FrozenModel, device: torch.device | None) -> Iterator[None]:
         """Within it, a model is where the user wants it, or on the device of the run; then again where it was."""
-        placing, before = self.placings[self.loaded.index(model)], model.device
-        there = placing.device or device
+        (chosen, _), before = self.places[self.loaded.index(model)], model.device
+        there = chosen or device
         if there is None or model.sharded:
             yield
             return
@@ -184,11 +148,11 @@ class FrozenModels:
         Raises:
             ValueError: there is no such model.
         """
-        own = {"trust_remote_code": self.trust_remote_code}
+        source = {"trust_remote_code": self.trust_remote_code}
         return [
             embedded_recipe(name, self.recipe)[1].width
             if name.startswith(EMBEDDED)
-            else int(read_config(name, {**own, "revision": revision}).hidden_size)
+            else int(read_config(name, {**source, "revision": revision}).hidden_size)
             for name, revision in self.named
         ]
 
@@ -209,7 +173,7 @@ class FrozenModels:
         if not name.startswith(EMBEDDED):
             return name
         seed, recipe = embedded_recipe(name, self.recipe)
-        texts = self._texts()
+        texts = self.texts()
         if isinstance(recipe, Recipe):
             _check_classes(name, texts)
         labels = list(texts.fit["label"]) if "label" in texts.fit.column_names else None
@@ -225,8 +189,8 @@ class FrozenModels:
         Args:
             embedded: whether to count embedded models, which are trained on the fitting texts.
         """
-        names = dict.fromkeys([*(name for name, _ in self.named), *self._wanted.bases])
-        own = {name: self._texts().fitted("fit") for name in names if embedded and name.startswith(EMBEDDED)}
+        names = dict.fromkeys([*(name for name, _ in self.named), *self.bases])
+        own = {name: self.texts().fitted("fit") for name in names if embedded and name.startswith(EMBEDDED)}
         found = {name: FittedTexts.load(Path(name)) for name in names}
         return {**own, **{name: texts for name, texts in found.items() if texts is not None}}
 
@@ -255,26 +219,20 @@ class FrozenModels:
 
     def _check_tokenizers(self, models: Sequence[FrozenModel]) -> None:
         first = models[0]
-        for model in models if self._wanted.one_tokenizer else ():
+        for model in models if self.one_tokenizer else ():
             if not same_tokenizer(*(cast(PreTrainedTokenizerBase, each.tokenizer) for each in (first, model))):
-                why, instead = cast(tuple[str, str], self._wanted.one_tokenizer)
+                why, instead = cast(tuple[str, str], self.one_tokenizer)
                 raise UserError(f"{why}, but the tokenizers of {first.name} and {model.name} differ. {instead}.")
 
 
 def _check_classes(name: str, texts: Texts) -> None:
     """Raise unless an embedded classifier can be trained on the fitting texts."""
-    why, source = f"The embedded model {name} is trained as a classifier, but the", texts.origin["source"]
-    if "label" not in texts.fit.column_names:
-        raise UserError(f"{why} texts of {source!r} have no labels. Name a `label_column`, or give your own models.")
+    who, source = f"The embedded model {name}, which is trained as a classifier,", texts.origin["source"]
+    check_labelled(torch.tensor(texts.fit["label"][:]) if "label" in texts.fit.column_names else None, who, source)
     if texts.regression:
         raise UserError(
-            f"{why} labels of {source!r} are numbers to predict. Write classes as whole numbers, or give your own "
-            "models."
-        )
-    if MISSING in texts.fit["label"][:]:
-        raise UserError(
-            f"{why} fitting texts of {source!r} do not all have a class. Leave out those without one, or give your own "
-            "models."
+            f"{who} needs classes, but the labels of {source!r} are numbers to predict. Write classes as whole "
+            "numbers, or give your own models."
         )
     _ = texts.classes_to_learn
 
@@ -295,9 +253,9 @@ def with_revisions(models: Sequence[str], revisions: Sequence[str | None] | None
     return list(zip(models, revisions or [None] * len(models), strict=True))
 
 
-def placings(
+def check_places(
     named: Sequence[Any], devices: Sequence[str | None] | None, device_maps: Sequence[DeviceMap | None] | None
-) -> list[Placing]:
+) -> list[Place]:
     """Where each model goes.
 
     Args:
@@ -315,17 +273,17 @@ def placings(
                 "Write null for a model that goes where the run is."
             )
     nothing = [None] * len(named)
-    found = [Placing(*each) for each in zip(devices or nothing, device_maps or nothing, strict=True)]
-    for number, placing in enumerate(found, start=1):
-        if placing.device is not None and placing.device_map is not None:
+    places = list(zip(devices or nothing, device_maps or nothing, strict=True))
+    for number, (device, parts) in enumerate(places, start=1):
+        if device is not None and parts is not None:
             raise UserError(
-                f"Expected `devices` or `device_map` for a model, but model {number} has both: {placing.device} and "
-                f"{placing.device_map}. Write null in one of them."
+                f"Expected `devices` or `device_map` for a model, but model {number} has both: {device} and {parts}. "
+                "Write null in one of them."
             )
         first = named.index(named[number - 1])
-        if placing != found[first]:
+        if places[number - 1] != places[first]:
             raise UserError(
                 f"Expected `devices` and `device_map` to put a model in one place, but models {first + 1} and {number} "
                 "are the same. Give both entries the same place."
             )
-    return found
+    return places

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -15,12 +16,11 @@ from aligners.models.architectures import Component
 from aligners.models.calling import FiniteCheck
 from aligners.models.model import FrozenModel
 from datamodules.batches import TextBatch
-from datamodules.frozen_models import Wanted, with_revisions
+from datamodules.frozen_models import with_revisions
 from datamodules.module import TextModule
 from datamodules.rows.policies import PAIRS_TOKENS, RowKind, RowPolicy, Rows, check_rows, policy_of, rows_of_each
 from datamodules.rows.reading import Prepared, gather_rows, read_rows
 from datamodules.rows.sites import parse_layers
-from datamodules.store.stores import Reads
 from datamodules.tokens.splits import Split
 
 
@@ -44,11 +44,6 @@ class LayerBatch:
     attention: list[list[Tensor]] | None = None
 
     @property
-    def number(self) -> int:
-        """The number of the batch in its split, 0, 1, ..., over all ranks."""
-        return self.texts.number
-
-    @property
     def text(self) -> Tensor:
         """Id of the text of each row, (N,); the rows of a text stand together."""
         return self.texts.text[self.rows[0].owner]
@@ -62,19 +57,6 @@ class LayerBatch:
         """
         return self.rows[0].place
 
-    @property
-    def words(self) -> tuple[Tensor, ...] | None:
-        """For each model the word of each token, (B, T_m), -1 for none; None where words are not read.
-
-        The words that all models have are numbered 0..W_b-1 in text b, the same for all models.
-        """
-        return self.texts.words
-
-    @property
-    def word_count(self) -> Tensor | None:
-        """Words of each text that all models have, W_b, (B,); None where words are not read. It can be 0."""
-        return self.texts.word_count
-
 
 class LayerReader:
     """Reads the same rows of M frozen models at all wanted layers, each model's blocks run once.
@@ -82,21 +64,19 @@ class LayerReader:
     Args:
         models: the models; one may be there several times and is read once.
         layers: of each model.
-        rows: row policy.
-        special_tokens: whether special tokens count, for `tokens` and `mean`.
+        kind: of the rows.
         attention: also read the attention weights of every block.
         component: states of the residual stream, or what the attention or the feed-forward layer of a block adds.
 
     Raises:
-        ValueError: a model does not have a layer, or there is no such row policy.
+        ValueError: a model does not have a layer.
     """
 
     def __init__(
         self,
         models: Sequence[FrozenModel],
         layers: Sequence[Sequence[int]],
-        rows: RowPolicy = "words",
-        special_tokens: bool = False,
+        kind: RowKind,
         attention: bool = False,
         component: Component = "residual",
     ) -> None:
@@ -104,7 +84,7 @@ class LayerReader:
             for layer in wanted:
                 model.check_site(layer, "layers", component)
         self.models, self.layers = list(models), [list(wanted) for wanted in layers]
-        self.kind, self.attention, self.component = RowKind(rows, special_tokens), attention, component
+        self.kind, self.attention, self.component = kind, attention, component
         self.check = FiniteCheck()
 
     def prepare(self, texts: TextBatch) -> Prepared:
@@ -130,26 +110,23 @@ class LayerReader:
         attention = [weights for _, weights in each] if self.attention else None
         return LayerBatch(prepared.texts, prepared.rows, [states for states, _ in each], attention)
 
-    def states(
+    def read_model(
         self, model: FrozenModel, batch: Prepared | LayerBatch, m: int, layers: Sequence[int] | None = None
-    ) -> Tensor:
-        """Read another model, such as an untrained twin, on the inputs and at the layers of model m: (L_m, N, d).
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Read one model, or another in its place, such as an untrained twin.
 
         Args:
             model: with the tokenizer of model m, on the batch's device.
             batch: prepared or read.
-            m: number of the model whose place it takes.
+            m: number of the model whose inputs it gets.
             layers: to read; default: all that are wanted of model m.
+
+        Returns:
+            Its rows at the layers (L_m, N, d), and the attention weights (B, H, T, T) of each block, if they are read.
 
         Raises:
             ValueError: the model does not have a layer; or as in `read`.
         """
-        return self.read_model(model, batch, m, layers)[0]
-
-    def read_model(
-        self, model: FrozenModel, batch: Prepared | LayerBatch, m: int, layers: Sequence[int] | None = None
-    ) -> tuple[Tensor, list[Tensor]]:
-        """As `states`, with the attention weights (B, H, T, T) of each block in the same pass, if they are read."""
         layers, rows, inputs = self.layers[m] if layers is None else layers, batch.rows[m], batch.texts.inputs[m]
         weights: list[Tensor] = []
         if not layers:
@@ -198,6 +175,8 @@ class LayerActivations(TextModule):
         ValueError: an option is out of its range, or attention is to be read from an implementation that has none.
     """
 
+    option = "layers"
+
     def __init__(
         self,
         models: list[str] = ["embedded:0", "embedded:1"],  # noqa: B006  (copied)
@@ -215,22 +194,21 @@ class LayerActivations(TextModule):
                 f"Expected `attn_implementation` 'eager' where `attention` is read, but got {attn_implementation!r}: "
                 "the others never form the weights. Leave it out."
             )
-        wanted = Wanted(with_revisions(models, revisions), one_tokenizer=PAIRS_TOKENS if rows == "tokens" else None)
         attn_implementation = "eager" if attention else attn_implementation
-        words = attention or policy_of(rows).types == "words"
-        super().__init__(wanted, words, attn_implementation=attn_implementation, **options)
+        words, alike = attention or policy_of(rows).types == "words", PAIRS_TOKENS if rows == "tokens" else None
+        named = with_revisions(models, revisions)
+        super().__init__(named, words, alike, attn_implementation=attn_implementation, **options)
         self.attn_implementation = attn_implementation
         self.models, self.revisions = list(models), revisions
         self.layers, self.rows, self.special_tokens = layers, rows, special_tokens
-        self.attention, self.component = attention, component
+        self.attention, self.storable, self.component = attention, not attention, component
         check_rows(rows, component, self.packed)
         if attention and self.packed:
             raise UserError(
                 "`attention` is read with the words that it lies between, but a sequence of `packed` text has no whole "
                 "words. Leave one of them out."
             )
-        self._reader: LayerReader | None = None
-        self._planned: list[Sequence[Sequence[int]]] | None = None
+        self._planned: list[Sequence[Sequence[int]] | None] = [None]
         self._placed_for: int | None = None
         self._alone = False
 
@@ -238,23 +216,15 @@ class LayerActivations(TextModule):
         """The layers to read of each model."""
         return [parse_layers(self.layers, depth, self.component) for depth in depths]
 
-    def reads(self, layers: Sequence[Sequence[int]] | None = None) -> Reads | None:
-        """The states of these layers of each model, or of all wanted ones; none if attention is read with them."""
-        return None if self.attention else Reads(layers or self.reader.layers, self.component)
-
     def check_models(self) -> None:
         """Load the models, with every check that can be made before reading."""
         _ = self.reader
 
-    @property
+    @cached_property
     def reader(self) -> LayerReader:
         """The models and their layers, loaded on first use."""
-        if self._reader is None:
-            layers = self.wanted([model.depth for model in self.frozen])
-            self._reader = LayerReader(
-                self.frozen, layers, self.rows, self.special_tokens, self.attention, self.component
-            )
-        return self._reader
+        kind = RowKind(self.rows, self.special_tokens)
+        return LayerReader(self.frozen, self.wanted_sites(), kind, self.attention, self.component)
 
     def describe(self) -> dict[str, Any]:
         """Describe texts, models and rows for a report, as plain values."""
@@ -283,16 +253,11 @@ class LayerActivations(TextModule):
                 then waits on the CPU. Default: all wanted layers of all models.
             alone: whether this process loads all batches of its plan, whatever the others do.
         """
-        self.splits, self._alone = tuple(splits), alone
-        self._planned, self._placed_for = None if layers is None else list(layers), None
+        self.splits, self._alone, self._placed_for = tuple(splits), alone, None
+        self._planned = [None] * len(splits) if layers is None else list(layers)
 
     def loader(
-        self,
-        split: Split,
-        *,
-        shuffle: bool = True,
-        layers: Sequence[Sequence[int]] | None = None,
-        **options: Any,
+        self, split: Split, *, shuffle: bool = True, layers: Sequence[Sequence[int]] | None = None, **options: Any
     ) -> DataLoader:
         """Make a loader of this rank's batches of a split, in the same order every time.
 
@@ -302,13 +267,13 @@ class LayerActivations(TextModule):
             layers: of each model that come along from a store; default: all wanted ones.
             options: `only` and `batch_size` of `load`.
         """
-        return self.load(split, shuffle=shuffle, alone=self._alone, whole=True, reads=self.reads(layers), **options)
+        sites = layers or self.wanted_sites()
+        return self.load(split, shuffle=shuffle, alone=self._alone, whole=True, sites=sites, **options)
 
     def test_dataloader(self) -> list[DataLoader]:
         """The texts of `splits`, with what is planned for each."""
         self.complete_store(self.splits)
-        planned = [None] * len(self.splits) if self._planned is None else self._planned
-        return [self.loader(split, layers=layers) for split, layers in zip(self.splits, planned, strict=True)]
+        return [self.loader(split, layers=layers) for split, layers in zip(self.splits, self._planned, strict=True)]
 
     # ------------------------------------------------------------------ Lightning's hooks
 
@@ -322,13 +287,13 @@ class LayerActivations(TextModule):
 
     def on_after_batch_transfer(self, batch: Prepared, dataloader_idx: int) -> LayerBatch:
         """Run the models where the batch is now."""
-        return self.reader.read(batch, None if self._planned is None else self._planned[dataloader_idx])
+        return self.reader.read(batch, self._planned[dataloader_idx])
 
     def _place(self, dataloader_idx: int) -> None:
         """Have the models that a split of the plan reads where they run, and the others on the CPU."""
         if self.trainer is None or self._placed_for == dataloader_idx:
             return
-        planned = None if self._planned is None else self._planned[dataloader_idx]
+        planned = self._planned[dataloader_idx]
         needed = None if planned is None else [m for m, layers in enumerate(planned) if layers]
         self.frozen_models.place(self.trainer.strategy.root_device, needed)
         self._placed_for = dataloader_idx

@@ -13,14 +13,13 @@ from aligners.errors import UserError, check_range
 from aligners.models.architectures import Component, Task
 from aligners.models.classifiers import new_classifier
 from aligners.models.model import FrozenModel
-from datamodules.asking import Asking, TaskBatch
+from datamodules.asking import TaskBatch, check_mask, task_batch
 from datamodules.batches import TextBatch
-from datamodules.frozen_models import Wanted, with_revisions
-from datamodules.module import TextModule, splits_of_stage
+from datamodules.frozen_models import with_revisions
+from datamodules.module import WITHOUT_GRADIENTS, TextModule, splits_of_stage
 from datamodules.rows.policies import check_component
 from datamodules.rows.sites import route_sites
-from datamodules.store.stores import Reads
-from datamodules.text.labels import LabelsOption, known_labels
+from datamodules.text.labels import LabelsOption, check_labelled
 from datamodules.text.texts import FittedTexts
 from datamodules.tokens.splits import Split
 
@@ -39,30 +38,19 @@ class ModelTexts(TextModule):
 
     Args:
         chosen: the user's options, which become attributes.
-        one_tokenizer: see `Wanted`.
+        one_tokenizer: see `TextModule`.
         options: of `TextModule` and `FrozenModels`, by their names.
-
-    Attributes:
-        order: seed of the order of the training texts.
     """
 
-    option = "sites"
     models: list[str]
     revisions: list[str | None] | None
-    bases: Sequence[str] = ()
     sites: Any = None  # as the user wrote them
     masked_share = 0.15
 
     def __init__(self, chosen: dict[str, Any], one_tokenizer: tuple[str, str] | None, **options: Any) -> None:
         vars(self).update(chosen)
-        named = with_revisions(self.models, self.revisions)
-        super().__init__(Wanted(named, one_tokenizer, self._further, self.bases), False, **options)
-        self._chosen, self.order = chosen, self.seed
-
-    def config(self) -> dict[str, Any]:
-        """Return the options as plain values, from which an equal data module can be made."""
-        kept = {**self._chosen, **super().config()}
-        return {name: value for name, value in kept.items() if name != "packed" or self.sites is not None}
+        super().__init__(with_revisions(self.models, self.revisions), False, one_tokenizer, **options)
+        self.chosen, self.hidden = chosen, () if "sites" in chosen else ("packed",)
 
     def describe(self) -> dict[str, Any]:
         """Describe texts and models for a report, as plain values."""
@@ -88,43 +76,38 @@ class ModelTexts(TextModule):
                     found[b].add(j)
         return [sorted(each) for each in found]
 
-    def reads(self) -> Reads | None:
-        """The states at all sites of every model; none of masked texts, which are others in every epoch."""
-        if self.sites is None or self.task == "masked":
-            return None
-        return Reads(self.wanted([model.depth for model in self.frozen]), self.component)
+    @property
+    def storable(self) -> bool:  # type: ignore[override]  (nobody sets it here)
+        """Whether states come from a store, if there is one; not those of masked texts, others in every epoch."""
+        return self.task != "masked"
 
     def check_models(self) -> None:
         """Load the models, with every check that can be made before a batch is asked for."""
-        for model, sites in zip(self.frozen, self.wanted([model.depth for model in self.frozen]), strict=True):
+        for model, sites in zip(self.frozen, self.wanted_sites(), strict=True):
             for site in sites:
                 model.check_site(site, "sites", self.component)
-        if self.task is not None:
-            self._asking()
+        check_mask(self.frozen[-1])
 
     @property
     def task(self) -> Task | None:
         """The task of the last model's head."""
         return self.frozen[-1].task
 
-    def _asking(self) -> Asking:
-        return Asking.of(self.frozen[-1], masked_share=self.masked_share, seed=self.seed)
-
     def prepare(self, texts: TextBatch, epoch: int = 0) -> TaskBatch:
-        """Add to a batch, on the CPU, its rows and what the task of the last model asks: see `Asking`."""
-        return self._asking()(texts, epoch)
+        """Add to a batch, on the CPU, its rows and what the task of the last model asks: see `task_batch`."""
+        return task_batch(texts, self.frozen[-1], masked_share=self.masked_share, seed=self.seed, epoch=epoch)
 
     # ------------------------------------------------------------------ classifiers and their answers
 
-    def _further(self, tuned: FrozenModel) -> list[FrozenModel]:
-        """Load `bases` under new heads."""
-        if self.bases and tuned.n_labels is None:
+    def under_heads(self, tuned: FrozenModel) -> list[FrozenModel]:
+        """Load `bases` under new heads with as many classes as that of a model."""
+        if tuned.n_labels is None:
             raise UserError(
                 f"Expected `models` to be classifiers where `bases` are named, but {tuned.name} has no classification "
                 "head. Name models that were fine-tuned to classify."
             )
-        n_labels, dtype = cast(int, tuned.n_labels), self.frozen_models.dtype
-        return [FrozenModel(*self.classifier(name, n_labels, self.seed, dtype=dtype), name=name) for name in self.bases]
+        head: dict[str, Any] = {"n_labels": tuned.n_labels, "seed": self.seed, "dtype": self.frozen_models.dtype}
+        return [FrozenModel(*self.classifier(name, **head), name=name) for name in self.bases]
 
     def classifier(self, name: str, n_labels: int, seed: int, **options: Any) -> tuple[Any, Any]:
         """Load a model under a new classification head, and its tokenizer, with this module's options.
@@ -152,19 +135,7 @@ class ModelTexts(TextModule):
         Raises:
             ValueError: some texts have none.
         """
-        found = self.split(split).labels
-        if found is None:
-            raise UserError(
-                f"Expected text with classes, but the texts of {self.text.source!r} have no labels. Name a "
-                "`label_column`, or another source."
-            )
-        missing = ~known_labels(found)
-        if bool(missing.any()):
-            raise UserError(
-                f"Expected a label for every text, but {int(missing.sum())} of the {len(found)} {split} texts of "
-                f"{self.text.source!r} have none (-1, or nothing). Leave them out, or choose another `held_out`."
-            )
-        return found
+        return check_labelled(self.split(split).labels, f"A classifier that reads {split} texts", self.text.source)
 
     @property
     def classes(self) -> int:
@@ -201,7 +172,11 @@ class ModelTexts(TextModule):
 
     def train_dataloader(self) -> DataLoader:
         """The fitting texts, in an order that follows from `order` and the epoch."""
-        return self.resumable(self.load("fit", shuffle=True, seed=self.order, reads=self.reads()))
+        return self.resumable(self.loader("fit", shuffle=True))
+
+    def val_dataloader(self) -> DataLoader:
+        """The validation texts."""
+        return self.loader("validation", batch_size=WITHOUT_GRADIENTS * self.batch_size)
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> TextBatch | TaskBatch:
         """Choose rows and masks while the batch is still on the CPU."""
@@ -242,6 +217,7 @@ def stitched_texts(
     Raises:
         ValueError: an option is out of its range, or there are no two models.
     """
+    chosen = {name: value for name, value in locals().items() if name != "options"}
     check_component(component)
     if len(models) < 2:
         raise UserError(
@@ -249,8 +225,6 @@ def stitched_texts(
             "a model and itself."
         )
     check_range(above=0, below=1, masked_share=masked_share)
-    chosen: dict[str, Any] = {"models": list(models), "sites": sites, "masked_share": masked_share}
-    chosen |= {"revisions": revisions, "labels": labels, "component": component}
     return ModelTexts(chosen, STITCHES_TOKENS, **options)
 
 
@@ -277,8 +251,7 @@ def labelled_texts(
     Raises:
         ValueError: an option is out of its range, or no model is named.
     """
-    chosen: dict[str, Any] = {"models": _listed(models), "bases": _listed(bases or [])}
-    chosen |= {"revisions": revisions, "labels": labels}
+    chosen = {"models": _listed(models), "bases": _listed(bases or []), "revisions": revisions, "labels": labels}
     return ModelTexts(
         chosen, None, packed=False, devices=None, device_map=None, store=None, store_dtype=None, **options
     )  # by name, so that the command line does not offer what is set here

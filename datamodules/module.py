@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -20,9 +20,9 @@ from aligners.models.embedded.recipes import Recipe
 from aligners.models.loading.known import KnownModels
 from aligners.models.model import FrozenModel
 from datamodules.batches import LengthBatches, go_on_after_last_batch, limited
-from datamodules.frozen_models import FrozenModels, Wanted
+from datamodules.frozen_models import FrozenModels
 from datamodules.store.reading import StoredLoader
-from datamodules.store.stores import Reads, Stores, check_store
+from datamodules.store.stores import Stores, check_store
 from datamodules.text.labels import LabelsOption
 from datamodules.text.loading import load_texts
 from datamodules.text.sources import TextSource
@@ -31,6 +31,11 @@ from datamodules.tokens.splits import Split, TokenisedSplits
 from datamodules.tokens.tokenised import TokenisedTexts
 
 WITHOUT_GRADIENTS = 4  # so many times the training batch fits where nothing is kept for a backward pass
+NOT_KEPT = ("known", "bases", "under_heads", "devices", "device_map", "store", "store_dtype")  # in checkpoints
+PACKED_ALIKE = (
+    "`packed` cuts texts into sequences of equally many tokens, which must be the same texts for all",
+    "Leave `packed` out",
+)
 
 DataT = TypeVar("DataT", bound=pl.LightningDataModule)
 logger = logging.getLogger(__name__)
@@ -42,8 +47,9 @@ class TextModule(pl.LightningDataModule):
     A subclass says which models, and which of their layers it reads; it keeps its options as attributes of their names.
 
     Args:
-        wanted: which models.
+        named: name and revision of each model.
         words: whether the words of the texts are needed.
+        one_tokenizer: why the models need equal tokenizers, and what to do otherwise; None: they do not.
         text: which texts, and how they are split.
         batch_size: texts (or packed sequences) a step, over all ranks together.
         max_length: most tokens of a text; longer texts are cut, and the log says how many.
@@ -62,21 +68,26 @@ class TextModule(pl.LightningDataModule):
     Attributes:
         frozen_models: loads the models, and places them.
         splits: what `test_dataloader` loads, one after the other.
+        order: seed of the order of the texts.
 
     Raises:
         ValueError: an option is out of its range.
     """
 
     splits: tuple[Split, ...] = ("test",)
-    option = "layers"  # the subclass's option that says which layers
-    not_kept: tuple[str, ...] = ("devices", "device_map", "store", "store_dtype")  # a matter of the machine
+    option = "sites"  # the subclass's option that says which layers
+    chosen: Mapping[str, Any] = {}  # options of the function that made it
+    hidden: tuple[str, ...] = ()  # options that are not a user's
+    bases: Sequence[str] = ()
     labels: LabelsOption = None
     component: Component = "residual"
+    storable = True  # whether states come from a store, if there is one
 
     def __init__(
         self,
-        wanted: Wanted,
+        named: Sequence[tuple[str, str | None]],
         words: bool,
+        one_tokenizer: tuple[str, str] | None,
         *,
         text: TextSource = TextSource(),  # noqa: B008  (frozen)
         batch_size: int = 32,
@@ -94,26 +105,30 @@ class TextModule(pl.LightningDataModule):
         check_range(least=0, workers=workers, seed=seed)
         super().__init__()
         self.text, self.batch_size, self.max_length = text, batch_size, max_length
-        self.packed, self.seed, self.workers = packed, seed, workers
+        self.packed, self.seed, self.order, self.workers = packed, seed, seed, workers
         self.store, self.store_dtype = store, store_dtype
         self._stores = None if store is None else Stores(store, store_dtype)
-        if packed and wanted.one_tokenizer is None:
-            why = "`packed` cuts texts into sequences of equally many tokens, which must be the same texts for all"
-            wanted = replace(wanted, one_tokenizer=(why, "Leave `packed` out"))
+        alike = one_tokenizer or (PACKED_ALIKE if packed else None)
         known = None if store is None else KnownModels(store / "models")
-        self.frozen_models = FrozenModels(wanted, lambda: self.texts, max_length, known, **models)
+        self.frozen_models = FrozenModels(
+            named, alike, lambda: self.texts, max_length, known, self.bases, self.under_heads, **models
+        )
         self._words = words
         self._texts: Texts | None = None
         self._tokenised: TokenisedSplits | None = None
         self._fitted: dict[str, FittedTexts] = {}
 
     def wanted(self, depths: Sequence[int]) -> list[list[int]]:
-        """The layers that the user asks for, of models of these depths. Whether they exist is not checked here."""
+        """The sites that the user asks for, of models of these depths. Whether they exist is not checked here."""
         return [[] for _ in depths]
 
-    def reads(self) -> Reads | None:
-        """Which states of the models are read of every batch; None: none, or not of the texts as they are."""
-        return None
+    def wanted_sites(self) -> list[list[int]]:
+        """The sites that are read of each model."""
+        return self.wanted([model.depth for model in self.frozen])
+
+    def under_heads(self, tuned: FrozenModel) -> list[FrozenModel]:
+        """The `bases`, each under a new head like that of a model."""
+        return []
 
     def check_models(self) -> None:
         """Load the models, with every check that can be made before reading."""
@@ -121,7 +136,7 @@ class TextModule(pl.LightningDataModule):
 
     # ------------------------------------------------------------------ what it holds
 
-    def named(self) -> list[tuple[str, str | None]]:
+    def named(self) -> Sequence[tuple[str, str | None]]:
         """Name and revision of each model, as the user wrote them."""
         return self.frozen_models.named
 
@@ -139,11 +154,6 @@ class TextModule(pl.LightningDataModule):
             rank_zero_only(print)(words_on_splits(described), *words_on_copies(described), flush=True)
             self._texts = _warned(self._whole.without(self.frozen_models.fitted_on()))
         return self._texts
-
-    @property
-    def stored(self) -> list[Path]:
-        """Folders of the stored states that were read so far."""
-        return [] if self._stores is None else self._stores.opened
 
     def leave_out(self, fitted: Mapping[str, FittedTexts]) -> None:
         """Drop held-out texts that maps were fitted on, from now on.
@@ -176,7 +186,7 @@ class TextModule(pl.LightningDataModule):
         return self._tokenised
 
     def tokenise(self, texts: Texts) -> TokenisedSplits:
-        """Tokenise other texts in the same way."""
+        """Tokenise texts when they are read."""
         tokenizers = self.frozen_models.tokenizers
         return TokenisedSplits(texts, tokenizers, self.max_length, words=self._words, packed=self.packed)
 
@@ -209,12 +219,13 @@ class TextModule(pl.LightningDataModule):
     def config(self) -> dict[str, Any]:
         """Return the options as plain values, from which an equal data module can be made."""
         kinds: list[tuple[Any, type]] = [(self, kind) for kind in type(self).__mro__ if issubclass(kind, TextModule)]
-        return {
+        options = {
             name: _plain(getattr(part, name))
             for part, kind in (*kinds, (self.frozen_models, FrozenModels))
             for name, parameter in signature(kind).parameters.items()
-            if parameter.default is not Parameter.empty and name not in ("known", *self.not_kept)
+            if parameter.default is not Parameter.empty and name not in (*NOT_KEPT, *self.hidden)
         }
+        return {**self.chosen, **options}
 
     # ------------------------------------------------------------------ batches
 
@@ -224,8 +235,7 @@ class TextModule(pl.LightningDataModule):
         *,
         only: int | None = None,
         batch_size: int | None = None,
-        seed: int | None = None,
-        reads: Reads | None = None,
+        sites: Sequence[Sequence[int]] = (),
         alone: bool = False,
         **order: Any,
     ) -> DataLoader:
@@ -235,8 +245,7 @@ class TextModule(pl.LightningDataModule):
             data: a split, or other tokenised texts. Texts whose rows are all left out do not come.
             only: how many texts, from the first on; default: all.
             batch_size: texts a step; default: `batch_size`.
-            seed: of the order; default: `seed`.
-            reads: which states are read of the batches; they come along if there is a store.
+            sites: at which each model is read; their states come along if there is a store that can have them.
             alone: whether this rank loads all batches.
             order: `shuffle`, `whole` and `first_epoch` of `LengthBatches`.
         """
@@ -248,7 +257,7 @@ class TextModule(pl.LightningDataModule):
             batch_size or self.batch_size,
             rank=0 if trainer is None or alone else trainer.global_rank,
             world=1 if trainer is None or alone else trainer.world_size,
-            seed=self.seed if seed is None else seed,
+            seed=self.order,
             chosen=chosen,
             **order,
         )
@@ -259,9 +268,9 @@ class TextModule(pl.LightningDataModule):
             "persistent_workers": self.workers > 0,
             "pin_memory": trainer is not None and trainer.strategy.root_device.type == "cuda",
         }
-        if self._stores is None or reads is None or not any(reads.sites):
+        if self._stores is None or not (self.storable and any(sites)):
             return DataLoader(data, **options)
-        (stored,) = self._stores.complete(self.frozen_models, [data], reads, trainer)
+        (stored,) = self._stores.complete(self.frozen_models, [data], sites, self.component, trainer)
         return StoredLoader(data, stored, self._stores.rings, **options)
 
     def loader(self, split: Split, *, shuffle: bool = False, **options: Any) -> DataLoader:
@@ -272,7 +281,7 @@ class TextModule(pl.LightningDataModule):
             shuffle: a new order every epoch, the same for every number of ranks.
             options: `only` and `batch_size` of `load`.
         """
-        return self.load(split, shuffle=shuffle, reads=self.reads(), **options)
+        return self.load(split, shuffle=shuffle, sites=self.wanted_sites(), **options)
 
     def batches(self, split: Split, **options: Any) -> Iterator[Any]:
         """Iterate over a split, with the batches that a Trainer would hand to its module, on the first model's device.
@@ -292,7 +301,7 @@ class TextModule(pl.LightningDataModule):
     def prepare_data(self) -> None:
         """Train the embedded models that are missing, on one rank."""
         models = self.frozen_models
-        _ = models.placings
+        _ = models.places
         depths = models.embedded_depths
         if depths is not None:  # a wrong layer need not wait for their training
             for (name, _), depth, layers in zip(models.named, depths, self.wanted(depths), strict=True):
@@ -322,18 +331,9 @@ class TextModule(pl.LightningDataModule):
 
     def complete_store(self, splits: Sequence[Split]) -> None:
         """Write the states of these splits that the store lacks, if there is one, after announcing them together."""
-        reads = None if self._stores is None else self.reads()
-        if self._stores is not None and reads is not None:
+        if self._stores is not None and self.storable:
             data = [self.split(split) for split in dict.fromkeys(splits)]
-            self._stores.complete(self.frozen_models, data, reads, self.trainer)
-
-    def train_dataloader(self) -> DataLoader:
-        """The fitting texts; after an interruption, from the batch that was next."""
-        return self.resumable(self.loader("fit", shuffle=True))
-
-    def val_dataloader(self) -> Any:
-        """The validation texts."""
-        return self.loader("validation", batch_size=WITHOUT_GRADIENTS * self.batch_size)
+            self._stores.complete(self.frozen_models, data, self.wanted_sites(), self.component, self.trainer)
 
     def test_dataloader(self) -> list[DataLoader]:
         """The texts of `splits`: the held-out ones, unless an evaluation reads others too."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import combinations, permutations
 from typing import Any
 
 from aligners.errors import UserError, check_range
@@ -48,8 +48,7 @@ def pair_states(
     Raises:
         ValueError: an option is out of its range.
     """
-    chosen: dict[str, Any] = {"model_x": model_x, "model_y": model_y, "sites": sites}
-    chosen |= {"revision_x": revision_x, "revision_y": revision_y, "labels": labels}
+    chosen = {name: value for name, value in locals().items() if name != "options"}
     named = [(model_x, revision_x), (model_y, revision_y)]
     return States(Pairing(named, _linked([(0, 1)], sites), chosen), **options)
 
@@ -75,15 +74,14 @@ def pairs_states(
     Raises:
         ValueError: an option is out of its range.
     """
-    named = with_revisions(models, revisions)
-    asked: Sequence[Sequence[int]] = list(combinations(range(len(models)), 2)) if pairs is None else pairs
-    known = [(pair[0], pair[1]) for pair in asked if len(pair) == 2 and all(0 <= m < len(models) for m in pair)]
-    if not known or len(known) < len(asked) or len(set(known)) < len(known) or any(a == b for a, b in known):
+    chosen = {name: value for name, value in locals().items() if name != "options"}
+    named, every = with_revisions(models, revisions), range(len(models))
+    known: list[Any] = list(combinations(every, 2)) if pairs is None else [tuple(pair) for pair in pairs]
+    if not known or len(set(known)) < len(known) or not set(known) <= set(permutations(every, 2)):
         raise UserError(
             f"Expected `pairs` to name two different ones of the {len(models)} `models`, counted from 0, and no pair "
-            f"twice, but got {[list(pair) for pair in asked]}."
+            f"twice, but got {[list(pair) for pair in known]}."
         )
-    chosen = {"models": list(models), "pairs": pairs, "sites": sites, "revisions": revisions}
 
     def about(data: States) -> dict[str, Any]:
         return {"models": [model.identity() for model in data.frozen], "pairs": [list(pair) for pair in known]}
@@ -108,6 +106,7 @@ def universe_states(
     Raises:
         ValueError: there are too few models, one is there twice, or an option is out of its range.
     """
+    chosen = {name: value for name, value in locals().items() if name != "options"}
     if len(models) < FEWEST:
         raise UserError(
             f"A universe expects `models` to name at least {FEWEST} models, but got {len(models)}. Between two, "
@@ -118,27 +117,20 @@ def universe_states(
         raise UserError(f"A universe expects different `models`, but got {', '.join(twice)} more than once.")
 
     def links(depths: Sequence[int], component: Component) -> list[Link]:
-        each = [parse_sites(sites, depth, depth, component) for depth in depths]
-        apart = [pair for own in each for pair in own if pair[0] != pair[1]]
-        if apart:
+        pairs = [parse_sites(sites, depth, depth, component) for depth in depths]
+        if any(i != j for i, j in pairs[0]) or pairs.count(pairs[0]) < len(pairs):
+            blocks = ", ".join(f"{model} has {depth} blocks" for model, depth in zip(models, depths, strict=True))
             raise UserError(
-                f"A universe expects `sites` of one depth in all models, but got {apart[0][0]}:{apart[0][1]}. Name "
-                "single layers."
+                f"A universe expects the same `sites` of one depth in all models, but got {sites}, where {blocks}. "
+                "Name single layers, such as `sites` [1, 2]."
             )
-        differing = next((m for m, own in enumerate(each) if own != each[0]), None)
-        if differing is not None:
-            raise UserError(
-                f"A universe expects the same `sites` in all models, but {models[0]} has {depths[0]} blocks and "
-                f"{models[differing]} {depths[differing]}. Name the layers, such as `sites` [1, 2]."
-            )
-        return [Link(m, m, i, i, f"{m}-{m}/") for m, own in enumerate(each) for i, _ in own]
+        return [Link(m, m, i, i, f"{m}-{m}/") for m in range(len(depths)) for i, _ in pairs[0]]
 
     def about(data: States) -> dict[str, Any]:
         described = [model.identity() for model in data.frozen]
         return {"models": described, "sites": [[link.site_x, link.site_y] for link in data.reader.links if link.x == 0]}
 
-    named, chosen = with_revisions(models, revisions), {"models": list(models), "sites": sites, "revisions": revisions}
-    pairs = [(m, m) for m in range(len(models))]
+    named, pairs = with_revisions(models, revisions), [(m, m) for m in range(len(models))]
     return States(Pairing(named, links, chosen, pairs=pairs, check=_check_members, about=about), **options)
 
 
@@ -171,6 +163,7 @@ def attention_states(
     Raises:
         ValueError: an option is out of its range.
     """
+    chosen = {name: value for name, value in locals().items() if name != "options"}
     check_range(above=0, most=1, share=share)
     options["attn_implementation"] = "eager"  # the others never form the weights
     between = _linked([(0, 1)], sites)
@@ -187,10 +180,7 @@ def attention_states(
     def about(data: States) -> dict[str, Any]:
         return {"rows": "attention weights of pairs of tokens", "share": share}
 
-    chosen: dict[str, Any] = {"model_x": model_x, "model_y": model_y, "sites": sites, "share": share}
-    chosen |= {"revision_x": revision_x, "revision_y": revision_y}
-    named = [(model_x, revision_x), (model_y, revision_y)]
-    hidden = "rows", "component", "held_out_types"
+    named, hidden = [(model_x, revision_x), (model_y, revision_y)], ("rows", "component", "held_out_types")
     pairing = Pairing(named, links, chosen, hidden, about=about, token_pairs=token_pairs)
     return States(
         pairing, rows="tokens", component="residual", held_out_types=0.0, **options

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, cast
 
 from torch.utils.data import DataLoader
@@ -12,13 +13,10 @@ from aligners.errors import UserError, check_range
 from aligners.models.architectures import Component
 from aligners.models.model import FrozenModel
 from datamodules.batches import TextBatch
-from datamodules.frozen_models import Wanted
 from datamodules.module import WITHOUT_GRADIENTS, TextModule
 from datamodules.rows.policies import PAIRS_TOKENS, RowKind, RowPolicy, TokenPairs, check_rows, policy_of
 from datamodules.rows.reading import Link, PairedBatch, PairReader, Plan, Prepared
 from datamodules.rows.types import RowTypes, SeenTypes, types_of
-from datamodules.store.stores import Reads
-from datamodules.text.texts import Texts
 from datamodules.tokens.splits import Split, TokenisedSplits
 from datamodules.tokens.tokenised import TokenisedTexts
 
@@ -77,11 +75,13 @@ class States(TextModule):
             `seed`, `workers`, `store`, `store_dtype`, `dtype`, `attn_implementation`, `trust_remote_code`, `recipe`,
             `cache`, `devices`, `device_map`.
 
+    Attributes:
+        models: as the user named them.
+        numbers: of the two models of each pair.
+
     Raises:
         ValueError: an option is out of its range.
     """
-
-    option = "sites"
 
     def __init__(
         self,
@@ -94,26 +94,16 @@ class States(TextModule):
         **options: Any,
     ) -> None:
         check_range(least=0, below=1, held_out_types=held_out_types)
-        wanted = Wanted(pairing.named, one_tokenizer=PAIRS_TOKENS if rows == "tokens" else None)
-        super().__init__(wanted, policy_of(rows).types == "words", **options)
-        self.pairing, self.rows, self.special_tokens, self.component = pairing, rows, special_tokens, component
+        alike = PAIRS_TOKENS if rows == "tokens" else None
+        super().__init__(pairing.named, policy_of(rows).types == "words", alike, **options)
+        self.pairing, self.chosen, self.hidden = pairing, pairing.options, pairing.hidden
+        self.rows, self.special_tokens, self.component = rows, special_tokens, component
         self.held_out_types, self.labels = held_out_types, pairing.options.get("labels")
+        self.models, self.numbers = [name for name, _ in pairing.named], list(pairing.pairs)
+        self.storable = pairing.token_pairs is None  # attention weights are not kept
         check_rows(rows, component, self.packed)
-        self._seen: SeenTypes | None = None
-        self._reader: PairReader | None = None
         self._plan = Plan()
-        self._other: Texts | None = None
-        self._tokenised_other: TokenisedSplits | None = None
-
-    @property
-    def models(self) -> list[str]:
-        """The models, as the user named them."""
-        return [name for name, _ in self.pairing.named]
-
-    @property
-    def numbers(self) -> list[tuple[int, int]]:
-        """The numbers of the two models of each pair."""
-        return list(self.pairing.pairs)
+        self._other: TokenisedSplits | None = None
 
     def wanted(self, depths: Sequence[int]) -> list[list[int]]:
         """The sites of each model."""
@@ -123,24 +113,16 @@ class States(TextModule):
             each[link.y].add(link.site_y)
         return [sorted(sites) for sites in each]
 
-    def reads(self) -> Reads | None:
-        """The states at all sites of every model; no attention weights, which do not come from a store."""
-        if self.pairing.token_pairs is not None:
-            return None
-        return Reads(self.wanted([model.depth for model in self.frozen]), self.component)
-
-    @property
+    @cached_property
     def reader(self) -> PairReader:
         """The models and what is paired, loaded on first use."""
-        if self._reader is None:
-            pairing, models = self.pairing, self.frozen
-            pairing.check(models)
-            links = pairing.links([model.depth for model in models], self.component)
-            pairs = None if pairing.token_pairs is None else pairing.token_pairs(self)
-            kind, transform = RowKind(self.rows, self.special_tokens), pairing.transform
-            change = None if transform is None else lambda batch: transform(self, batch)
-            self._reader = PairReader(models, links, kind, self.component, token_pairs=pairs, transform=change)
-        return self._reader
+        pairing, models = self.pairing, self.frozen
+        pairing.check(models)
+        links = pairing.links([model.depth for model in models], self.component)
+        pairs = None if pairing.token_pairs is None else pairing.token_pairs(self)
+        transform = None if pairing.transform is None else partial(pairing.transform, self)
+        kind = RowKind(self.rows, self.special_tokens)
+        return PairReader(models, links, kind, self.component, token_pairs=pairs, transform=transform)
 
     def check_models(self) -> None:
         """Load the models, with every check that can be made before reading."""
@@ -155,11 +137,11 @@ class States(TextModule):
         self._plan = replace(plan, kinds=[kind for kind in plan.kinds if kind != self.reader.kind])
         kinds = (self.reader.kind, *self._plan.kinds)
         self.read_words(any(kind.types == "words" for kind in kinds))
-        self._other, self._tokenised_other = None, None
+        self._other = None
         if plan.other is not None:
             other = self.other_texts(plan.other)
             unlabelled = [name for name in other.test.column_names if name != "label"]
-            self._other = replace(other, test=other.test.select_columns(unlabelled))
+            self._other = self.tokenise(replace(other, test=other.test.select_columns(unlabelled)))
         further: dict[Split, bool] = {"other": plan.other is not None, "fit": plan.fitting}
         self.splits = ("test", *(split for split, wanted in further.items() if wanted))
 
@@ -167,17 +149,13 @@ class States(TextModule):
         """Describe the other source of text for a report, as plain values."""
         if self._other is None:
             return {}
-        described = self._other.describe()
+        described = self._other.texts.describe()
         dropped = described.get("left_out", {"texts": 0})["texts"]
-        return {"other_text": {**described, "dropped_as_fitted_on": dropped, "n_texts": len(self._other.test)}}
+        return {"other_text": {**described, "dropped_as_fitted_on": dropped, "n_texts": described["n_texts"]["test"]}}
 
     def split(self, name: Split) -> TokenisedTexts:
         """A split, tokenised for all models."""
-        if name != "other":
-            return super().split(name)
-        if self._tokenised_other is None:
-            self._tokenised_other = self.tokenise(cast(Texts, self._other))
-        return self._tokenised_other["test"]
+        return super().split(name) if self._other is None or name != "other" else self._other["test"]
 
     def describe(self) -> dict[str, Any]:
         """Describe texts, models and rows for a report, as plain values."""
@@ -194,11 +172,6 @@ class States(TextModule):
             **self.pairing.about(self),
         }
 
-    def config(self) -> dict[str, Any]:
-        """Return the options as plain values, from which an equal data module can be made."""
-        kept = {name: value for name, value in super().config().items() if name not in self.pairing.hidden}
-        return {**self.pairing.options, **kept}
-
     def described_pair(self, a: int, b: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """What the `pair_states` of two models would say of itself, where they are among many.
 
@@ -210,16 +183,14 @@ class States(TextModule):
             Its `describe()` and its `config()`.
         """
         described, config = self.describe(), self.config()
-        names, revisions = config.pop("models"), config.pop("revisions") or [None] * len(self.named())
-        for values in (described, config):
-            values.pop("pairs", None)
-        own = [[link.site_x, link.site_y] for link in self.reader.links if (link.x, link.y) == (a, b)]
+        for values, name in ((described, "pairs"), (config, "pairs"), (config, "models"), (config, "revisions")):
+            values.pop(name, None)
+        (model_x, revision_x), (model_y, revision_y) = self.named()[a], self.named()[b]
+        chosen = {"model_x": model_x, "model_y": model_y, "revision_x": revision_x, "revision_y": revision_y}
+        sites = [[link.site_x, link.site_y] for link in self.reader.links if (link.x, link.y) == (a, b)]
         models = {"x": described["models"][a], "y": described["models"][b]}
-        chosen = {"model_x": names[a], "model_y": names[b], "revision_x": revisions[a], "revision_y": revisions[b]}
-        return (
-            {**described, "models": models, "sites": own or described["sites"]},
-            {**config, **chosen, "labels": None},
-        )
+        described |= {"models": models, "sites": sites or described["sites"]}
+        return described, {**config, **chosen, "labels": None}
 
     def described_pairs(self) -> list[tuple[list[int], dict[str, Any], dict[str, Any]]]:
         """For each pair its places along the leading axis, and its `described_pair`."""
@@ -228,13 +199,11 @@ class States(TextModule):
 
     # ------------------------------------------------------------------ types
 
-    @property
+    @cached_property
     def seen(self) -> SeenTypes:
         """The types of the fitting rows."""
-        if self._seen is None:
-            types = types_of(self.reader.kind, self.split("fit"), self.texts.fit, self.frozen_models.tokenizers[0])
-            self._seen = types.seen(self.held_out_types, self.text.seed) if types else SeenTypes(None, frozenset())
-        return self._seen
+        types = types_of(self.reader.kind, self.split("fit"), self.texts.fit, self.frozen_models.tokenizers[0])
+        return types.seen(self.held_out_types, self.text.seed) if types else SeenTypes(None, frozenset())
 
     def _marked(self, data: TokenisedTexts, texts: Dataset, *, leave_out: bool) -> TokenisedTexts:
         """Mark the rows of unseen types in the batches of a split.
@@ -274,14 +243,14 @@ class States(TextModule):
             shuffle: a new order every epoch, the same for every number of ranks.
             options: `only`, `batch_size` and `first_epoch` of `load`.
         """
-        texts = cast(Texts, self._other).test if split == "other" else getattr(self.texts, split)
+        texts = cast(TokenisedSplits, self._other).texts.test if split == "other" else getattr(self.texts, split)
         data = self._marked(self.split(split), texts, leave_out=split == "fit")
         if data.leave_out and any(bool(marks.flat.all()) for marks in data.marks.values()):
             raise UserError(
                 f"Expected `held_out_types` to leave rows to fit on, but {self.held_out_types:g} of the types hold out "
                 "all of them. Give a smaller share, or more text."
             )
-        return self.load(data, shuffle=shuffle, reads=self.reads(), **options)
+        return self.load(data, shuffle=shuffle, sites=self.wanted_sites(), **options)
 
     def paired(self, split: Split, **options: Any) -> Iterator[PairedBatch]:
         """Iterate over the paired rows of a split, batch by batch, on the device of the first model.

@@ -28,14 +28,10 @@ class Inline(Executor):
 class NoCommands:
     """Commands that accept every data option but those called `wrong`."""
 
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-
     def accepts(self, kind: str, option: str) -> bool:
         return option.startswith("data.") and "wrong" not in option
 
     def resolve(self, kind: str, options: dict[str, Any]) -> dict[str, Any]:
-        self.asked.append(kind)
         return {"variants": ["none"], **{name: str(value) for name, value in options.items()}}
 
 

@@ -11,14 +11,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import settings
 
 if TYPE_CHECKING:
     from datamodules.text.sources import TextSource
     from tests.world import World
-
-settings.register_profile("fixed", derandomize=True)  # the same examples every time, as all other seeds
-settings.load_profile("fixed")
 
 _HOME = tempfile.TemporaryDirectory(prefix="aligners-tests-")
 # Before any library reads its environment, and inherited by the command lines that tests start.
@@ -39,6 +35,17 @@ if len(tempfile.gettempdir()) > 60:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun in the background; the processes that tests start heed it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the models are tiny: threads cost more than they give
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Prepare a process that runs tests, and not the one that only waits for those that do."""
+    if hasattr(config, "workerinput"):
+        import wandb.sdk.launch.inputs.internal  # noqa: F401  (it inspects all that has been imported before)
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        from hypothesis import settings
+
+        settings.register_profile("fixed", derandomize=True)  # the same examples every time, as all other seeds
+        settings.load_profile("fixed")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -9,8 +9,8 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
-from multiprocessing import get_context
+from contextlib import AbstractContextManager, chdir, nullcontext
+from multiprocessing import forkserver, get_context
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -24,8 +24,21 @@ PROCESSES.set_forkserver_preload(
         *("wandb.sdk.launch.inputs.internal", "lightning.pytorch.cli", "transformers.models.bert.modeling_bert"),
         *("transformers.generation.utils", "datasets", "matplotlib.pyplot", "matplotlib.backends.backend_agg"),
         *("torch.distributed.checkpoint", "multiprocessing.synchronize", "requests", "scipy.io", "pytest"),
+        *(f"aligners.cli.train.{name}" for name in ("fit", "finetune", "probe", "stitch", "universe")),
+        *(f"aligners.cli.evaluate.{name}" for name in ("bijection", "inject", "probe", "similarity", "surgery")),
+        "aligners.cli.study.run",
     ]
 )
+
+
+class _Process(ForkServerProcess):
+    def start(self) -> None:
+        with chdir(ROOT):  # where the server finds what it imports
+            forkserver.ensure_running()
+        super().start()
+
+
+PROCESSES.Process = _Process
 _OF_THE_TESTS = ("WANDB_SERVICE", "ALIGNERS_RUN_FOLDER")  # not inherited: that service may end, that folder is taken
 _number = itertools.count()
 
@@ -35,7 +48,7 @@ class Started:
 
     Args:
         folder: in which it works. What it prints goes to files there.
-        script: its name, without `.py`.
+        script: its name, without `.py`, or the path of another.
         words: of the command line.
         around: makes the context in which the script runs, in the process: a function of a module, or a partial one.
         environment: added to that of the tests.
@@ -119,7 +132,7 @@ def _run_script(
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
     sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
     as_rank()
-    sys.argv = [str(ROOT / f"{script}.py"), *words]
+    sys.argv = [script if Path(script).is_absolute() else str(ROOT / f"{script}.py"), *words]
     with around():
         runpy.run_path(sys.argv[0], run_name="__main__")
 

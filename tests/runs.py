@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -29,6 +30,13 @@ def made_again(kind: Callable[..., Any], config: dict[str, Any]) -> Any:
     """A data module from what its `config` kept."""
     text, recipe = TextSource(**config["text"]), Recipe(**config["recipe"])
     return kind(**{**config, "text": text, "recipe": recipe, "cache": config["cache"] and Path(config["cache"])})
+
+
+def rank_of(rank: int, world_size: int) -> Any:
+    """What a data module asks of the Trainer of one of several ranks."""
+    strategy = SimpleNamespace(root_device=torch.device("cpu"))
+    shown = {"is_global_zero": False, "progress_bar_callback": None}
+    return SimpleNamespace(global_rank=rank, world_size=world_size, strategy=strategy, **shown)
 
 
 def quiet_trainer(**options: Any) -> pl.Trainer:

@@ -28,10 +28,10 @@ def add(file: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(package, "__path__", [*package.__path__, str(folder)])
 
 
-def line_of(registry: str) -> dict[str, str]:
+def line_of(registry: str) -> dict[str, tuple[str, str]]:
     """The page's line of registration in a file, as an entry of a table."""
     (line,) = re.findall(rf"Its line in `{re.escape(registry)}`[^:]*: `(.*?)`\.", PAGE, re.DOTALL)
-    entry: dict[str, str] = ast.literal_eval(f"{{{line}}}")
+    entry: dict[str, tuple[str, str]] = ast.literal_eval(f"{{{' '.join(line.split())}}}")
     return entry
 
 

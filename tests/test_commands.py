@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,6 @@ from aligners.cli.table import evaluate, train
 from aligners.fitting.bank import load_bank
 from aligners.injection.methods import CLOSED_FORMS
 from datamodules import frozen_models
-from tests.processes import HANGS, ROOT
 from tests.shell import TWO_RANKS, command, metrics, options
 from tests.world import TEST_TEXTS, World
 
@@ -209,14 +206,3 @@ def test_widths_that_a_map_cannot_have_are_refused_before_a_model_is_made(
     with pytest.raises(ValueError, match=r"equal widths.*96"):
         train(["fit", *models, "--run", str(tmp_path / "run"), "--trainer.logger", "false"])
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_bare_machine_can_import_what_it_benchmarks() -> None:
-    code = (
-        "import sys, aligners, aligners.models, datamodules.batches, datamodules.rows.reading\n"
-        "import aligners.similarity.algebra.moments\n"
-        "import aligners.maps.inn, aligners.maps.mlp, aligners.maps.linear, aligners.models.loading.models\n"
-        "print(sorted({'datasets', 'wandb', 'lightning', 'torchmetrics', 'pandas', 'matplotlib'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=HANGS)
-    assert done.stdout.strip() == "[]", done.stderr

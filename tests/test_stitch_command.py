@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from aligners.cli.table import evaluate
+from aligners.cli.table import evaluate, train
 from aligners.fitting.bank import load_bank
 from tests.shell import command, options
 from tests.tiny import tiny_folder
 from tests.world import TEST_TEXTS, World
 
 CPU = ["--trainer.accelerator", "cpu"]
+QUIET = ["--trainer.logger", "false", "--trainer.enable_progress_bar", "false"]
 LAYERS = {"affine": "AffineLayer", "norm": {"class_path": "AffineLayer", "init_args": {"norm": True}}}
 
 
@@ -64,8 +65,8 @@ def test_a_layer_that_no_step_improves_is_called_untrained(world: World, tmp_pat
     """At a rate of almost nothing, validation sees no change."""
     rate = ["--model.optimizer", "torch.optim.SGD", "--model.optimizer.lr", "1e-30"]
     one = options(model__layers={"affine": "AffineLayer"})
-    run = command(tmp_path, "train", "stitch", *train_options(world), *one, *rate)
-    outcomes = {row["training"] for row in report(run)["rows"] if row["method"] == "affine"}
+    train(["stitch", *train_options(world), *one, *rate, *QUIET, "--run", str(tmp_path / "run")])
+    outcomes = {row["training"] for row in report(tmp_path / "run")["rows"] if row["method"] == "affine"}
     assert len(outcomes) == 1
     assert outcomes.pop().startswith("untrained start (")
 
@@ -103,9 +104,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("ALIGNERS_RUN_FOLDER", raising=False)
     return tmp_path
-
-
-QUIET = ["--trainer.logger", "false", "--trainer.enable_progress_bar", "false"]
 
 
 def test_what_was_trained_is_measured_again_from_its_file(trained: Path, here: Path) -> None:

@@ -74,7 +74,7 @@ def jobs(world: World) -> dict[str, Job]:
     return {
         "fit": Job(
             "train",
-            ["fit", *aligned, "--model.aligners", json.dumps(MAPS), "--trainer.max_epochs", "4", *OFTEN, *QUIET],
+            ["fit", *aligned, "--model.aligners", json.dumps(MAPS), "--trainer.max_epochs", "2", *OFTEN, *QUIET],
             lambda folder: {"aligners.ckpt": digest(folder / "aligners.ckpt")},
             "last.ckpt",
         ),
@@ -82,7 +82,7 @@ def jobs(world: World) -> dict[str, Job]:
             "train",
             [
                 *("stitch", *many, *text, "--data.batch_size", "17", "--data.sites", "1:2,3", *OFTEN, *QUIET),
-                *("--trainer.max_steps", "20", "--trainer.val_check_interval", "4", "--model.start_batches", "3"),
+                *("--trainer.max_steps", "8", "--trainer.val_check_interval", "4", "--model.start_batches", "3"),
             ],
             lambda folder: {"stitching.ckpt": digest(folder / "stitching.ckpt"), **rows(folder / "stitching.json")},
             "last.ckpt",
@@ -91,7 +91,7 @@ def jobs(world: World) -> dict[str, Job]:
             "train",
             [
                 *("finetune", "--data.models", world.model_x, *text, "--data.batch_size", "32", "--seeds", "2"),
-                *("--variants", "[none, bottom:2]", "--trainer.max_epochs", "2", *QUIET),
+                *("--trainer.max_epochs", "1", *QUIET),
             ],
             classifiers,
             same_folder=True,
@@ -180,7 +180,7 @@ def strays(folder: Path) -> list[str]:
 # ---------------------------------------------------------------------- processes
 
 
-def begun(job: Job, run: Path, more: Sequence[str] = (), most: int | None = None) -> Started:
+def begun(job: Job, run: Path, more: Sequence[str] = (), most: int | None = None, wandb: str = "offline") -> Started:
     """Start a job, with a cache beside the folder of its run.
 
     Args:
@@ -188,8 +188,9 @@ def begun(job: Job, run: Path, more: Sequence[str] = (), most: int | None = None
         run: folder of the run.
         more: further words.
         most: bytes that a file may have.
+        wandb: mode of W&B.
     """
-    environment = {"ALIGNERS_CACHE": str(run.parent / "cache"), "WANDB_MODE": "offline"}
+    environment = {"ALIGNERS_CACHE": str(run.parent / "cache"), "WANDB_MODE": wandb}
     words, limited = [*job.words, "--run", str(run), *more], partial(limited_files, most)
     return Started(run.parent, job.script, *words, around=limited, environment=environment)
 
@@ -218,10 +219,12 @@ class Torture:
     Args:
         folder: for all runs.
         seed: of the moments at which signals come, and of the sizes of disks.
+        wandb: mode of W&B.
     """
 
-    def __init__(self, folder: Path, seed: int = 0) -> None:
+    def __init__(self, folder: Path, seed: int = 0, wandb: str = "offline") -> None:
         self.folder, self.draw = folder, random.Random(seed)
+        self._begun = partial(begun, wandb=wandb)
         self.jobs = jobs(make_world(folder / "world") if not (folder / "world").exists() else _world(folder / "world"))
         self.counts: Counter[str] = Counter()
         self.faults: list[str] = []
@@ -237,7 +240,7 @@ class Torture:
         """What an undisturbed run leaves."""
         if name not in self._expected:
             run, began = self.place(name) / "run", time.monotonic()
-            started = begun(self.jobs[name], run)
+            started = self._begun(self.jobs[name], run)
             assert started.end() == 0, started.said()
             self._seconds[name] = time.monotonic() - began
             self._expected[name] = self.jobs[name].outcome(run)
@@ -249,7 +252,7 @@ class Torture:
         """Stop a job by a signal at a random moment, look at what is there, let it go on. Whether it was in time."""
         self.expected(name)
         run = self.place(name) / "run"
-        started = begun(self.jobs[name], run)
+        started = self._begun(self.jobs[name], run)
         time.sleep(self.draw.uniform(0.05, 1.0) * self._seconds[name])
         started.signal(number)
         status = started.end()
@@ -265,7 +268,9 @@ class Torture:
         """Run a job where no file may have more than some size, then again where it may."""
         self.expected(name)
         run = self.place(name) / "run"
-        started = begun(self.jobs[name], run, ["--trainer.logger", "false"], most=int(2 ** self.draw.uniform(10, 17)))
+        started = self._begun(
+            self.jobs[name], run, ["--trainer.logger", "false"], most=int(2 ** self.draw.uniform(10, 17))
+        )
         status = started.end()
         self._note(name, "full disk")
         if status == 0:
@@ -278,7 +283,7 @@ class Torture:
     def race(self, name: str, starts: int) -> None:
         """Start a job so many times at once with one folder: one of them has it, the others say so."""
         expected, run = self.expected(name), self.place(name) / "run"
-        all_of_them = [begun(self.jobs[name], run) for _ in range(starts)]
+        all_of_them = [self._begun(self.jobs[name], run) for _ in range(starts)]
         ends = [started.end() for started in all_of_them]
         self.counts[f"{name}: starts at once"] += starts
         self.counts[f"{name}: of these went on"] += ends.count(0)
@@ -299,7 +304,7 @@ class Torture:
             self._note(name, "went on")
         finished = run
         if not done:
-            started = begun(job, again, more)
+            started = self._begun(job, again, more)
             if started.end() != 0:
                 self._fault(f"{name}: run again, it ended with an error: {started.said()[-1500:]}")
                 return

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from importlib import import_module
 from typing import Any
 
 from jsonargparse import ArgumentParser
 
-from aligners.cli.table import COMMANDS
+from aligners.cli.table import COMMANDS, find
 
 __all__ = ["nav", "pages"]
 
@@ -29,7 +28,7 @@ def pages() -> dict[str, str]:
     made: dict[str, str] = {}
     for script, names in COMMANDS.items():
         lines += [f"## {script}.py", "", "| command | what it does |", "|---|---|"]
-        for name, said in names.items():
+        for name, (_, said) in names.items():
             made[_place(script, name)] = _page(script, name)
             lines.append(f"| [`{name}`]({script}/{name}.md) | {said} |")
         lines.append("")
@@ -41,7 +40,7 @@ def _place(script: str, name: str) -> str:
 
 
 def _page(script: str, name: str) -> str:
-    parser = import_module(f"aligners.cli.{script}.{name}").parser()
+    parser = find(script, name).parser()
     lines = [f"# `{script}.py {name}`", "", _escaped(parser.description or ""), ""]
     for group in parser._action_groups:
         entries = [entry for action in group._group_actions if (entry := _entry(action, parser))]

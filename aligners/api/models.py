@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,9 +19,9 @@ from aligners.errors import UserError, check_known, check_range
 from aligners.injection.forward import stitched_logits
 from aligners.injection.scoring.tasks import check_labels, chosen, unit_scores
 from aligners.models.model import FrozenModel
-from datamodules.asking import Asking, TaskBatch
+from datamodules.asking import TaskBatch, check_mask, task_batch
 from datamodules.batches import TextBatch
-from datamodules.frozen_models import FrozenModels, Wanted
+from datamodules.frozen_models import FrozenModels
 from datamodules.rows.policies import select_rows
 from datamodules.rows.reading import read_rows
 from datamodules.text.loading import load_texts
@@ -78,10 +79,8 @@ def load(model: Model, *, device: str = "cpu", dtype: str = "float32", text: Tex
             f"Expected a model's name, its folder, or (model, tokenizer), but got a {type(model).__name__}. A loaded "
             "model needs its tokenizer beside it."
         )
-    named = FrozenModels(
-        Wanted([(str(model), None)]), lambda: load_texts(text or TextSource()), max_length=2, dtype=dtype
-    )
-    return named.loaded[0].to(device)
+    named, texts = [(str(model), None)], partial(load_texts, text or TextSource())
+    return FrozenModels(named, None, texts, max_length=2, dtype=dtype).loaded[0].to(device)
 
 
 @torch.no_grad()
@@ -110,7 +109,7 @@ def states(
     frozen.check_site(site, "site")
     found = []
     for batch in _batches(frozen, texts, None, batch_size, max_length):
-        chosen = select_rows(batch.inputs_x["attention_mask"], batch.special_x, rows).to(frozen.device)
+        chosen = select_rows(batch.inputs_x["attention_mask"], batch.special[0], rows).to(frozen.device)
         found.append(read_rows(frozen, batch.to(frozen.device).inputs_x, [site], chosen)[0])
     return torch.cat(found)
 
@@ -154,7 +153,7 @@ def inject(
     target.check_site(of_y, "site")
     _check(source, target, labelled=labels is not None)
     scored = labels is not None or target.task != "classification"
-    asking = Asking.of(target, masked_share=masked_share, seed=seed)
+    check_mask(target)
     mapped = map.transform if isinstance(map, ArrayMap) else map
     n, sums = 0, dict[str, Any]()
     for batch in _batches(target, texts, labels, batch_size, max_length):
@@ -164,7 +163,7 @@ def inject(
             check_labels(target, batch.labels, "labels")
         elif not scored:  # how well they answer is not said
             batch = replace(batch, labels=torch.zeros_like(batch.text))
-        task = asking(batch).to(target.device)
+        task = task_batch(batch, target, masked_share=masked_share, seed=seed).to(target.device)
         for name, values in _scores(source, target, (of_x, of_y), mapped, task).items():
             sums[name] = sums.get(name, 0) + values.double().sum()
         n += len(task.targets)
@@ -234,33 +233,21 @@ def _batches(
     Raises:
         ValueError: there are no texts or a string instead, no tokenizer, not one label for each, or `size` is 0.
     """
-    tokenizer = _checked(frozen, texts, labels, size)
-    columns: dict[str, list[Any]] = {"text": list(texts), "id": list(range(len(texts)))}
-    columns |= {} if labels is None else {"label": [int(label) for label in labels]}
-    with _no_bars():
-        split = tokenise(datasets.Dataset.from_dict(columns), tokenizer, min(longest, frozen.max_length or longest))
-    tokens = TokenisedTexts([split], [tokenizer])
-    return (tokens[range(first, min(first + size, len(tokens)))] for first in range(0, len(tokens), size))
-
-
-def _checked(
-    frozen: FrozenModel, texts: Sequence[str], labels: Sequence[int] | None, size: int
-) -> PreTrainedTokenizerBase:
     if isinstance(texts, str) or not len(texts) or not all(isinstance(text, str) for text in texts):
-        raise UserError(f"Expected `texts` as a list of one or more strings, but got {_said(texts)}.")
+        kinds = "a single string" if isinstance(texts, str) else ", ".join({type(text).__name__ for text in texts})
+        raise UserError(f"Expected `texts` as a list of one or more strings, but got {kinds or 'none'}.")
     if labels is not None and len(labels) != len(texts):
         raise UserError(f"Expected one of `labels` for each of {len(texts)} texts, but got {len(labels)}.")
     check_range(least=1, batch_size=size)
     if frozen.tokenizer is None:
         raise UserError(f"Expected a model with its tokenizer, but {frozen.name} has none. Give (model, tokenizer).")
-    return frozen.tokenizer
-
-
-def _said(texts: Sequence[str]) -> str:
-    if isinstance(texts, str):
-        return "a single string"
-    other = next((type(text).__name__ for text in texts if not isinstance(text, str)), None)
-    return "none" if other is None else f"one that holds a {other}"
+    columns: dict[str, list[Any]] = {"text": list(texts), "id": list(range(len(texts)))}
+    columns |= {} if labels is None else {"label": [int(label) for label in labels]}
+    with _no_bars():
+        length = min(longest, frozen.max_length or longest)
+        split = tokenise(datasets.Dataset.from_dict(columns), frozen.tokenizer, length)
+    tokens = TokenisedTexts([split], [frozen.tokenizer])
+    return (tokens[range(first, min(first + size, len(tokens)))] for first in range(0, len(tokens), size))
 
 
 @contextmanager

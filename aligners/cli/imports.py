@@ -25,44 +25,37 @@ class Imported(str):
 
     def __new__(cls, name: str) -> Self:
         """Import it."""
-        if name.endswith(".py"):
-            _import_file(Path(name))
-        else:
-            _import_module(name)
+        try:
+            _import_file(Path(name)) if name.endswith(".py") else import_module(name)
+        except UserError:
+            raise
+        except Exception as error:
+            missing = error.name if isinstance(error, ModuleNotFoundError) else None
+            if missing is None or not f"{name}.".startswith(f"{missing}."):
+                raise RuntimeError(f"{name} raised an error as it was imported: see above.") from error
+            raise UserError(
+                f"Expected `imports` to name Python files or modules, but there is no module {name!r}. Write a file as "
+                f"{name}.py, with its folder."
+            ) from error
         return super().__new__(cls, name)
 
 
 def _import_file(path: Path) -> None:
+    name = path.stem
     if not path.is_file():
         raise UserError(f"Expected `imports` to name Python files or modules, but there is no file {path}.")
-    known = sys.modules.get(path.stem)
-    if known is not None:
-        if Path(getattr(known, "__file__", None) or "").resolve() != path.resolve():
-            raise UserError(
-                f"Expected a file in `imports` whose name no other module has, but {path.stem!r} is one already. "
-                f"Rename {path}."
-            )
-        return
-    spec: Any = spec_from_file_location(path.stem, path)
-    module = sys.modules[path.stem] = module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[path.stem]
-        raise RuntimeError(f"{path} raised an error as it was imported: see above.") from error
-
-
-def _import_module(name: str) -> None:
-    try:
-        import_module(name)
-    except Exception as error:
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if missing is None or not f"{name}.".startswith(f"{missing}."):
-            raise RuntimeError(f"{name} raised an error as it was imported: see above.") from error
+    if name not in sys.modules:
+        spec: Any = spec_from_file_location(name, path)
+        module = sys.modules[name] = module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except Exception:
+            del sys.modules[name]
+            raise
+    elif Path(getattr(sys.modules[name], "__file__", None) or "").resolve() != path.resolve():
         raise UserError(
-            f"Expected `imports` to name Python files or modules, but there is no module {name!r}. Write a file as "
-            f"{name}.py, with its folder."
-        ) from error
+            f"Expected a file in `imports` whose name no other module has, but {name!r} is one already. Rename {path}."
+        )
 
 
 register_type(Imported, str, Imported, fail_already_registered=False)

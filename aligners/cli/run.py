@@ -1,43 +1,295 @@
-"""What every run has: a folder, loggers and a Trainer."""
+"""A command, and a run of it: its options, folder, loggers and Trainer."""
 
 from __future__ import annotations
 
-import logging
-import os
-import warnings
+from argparse import SUPPRESS
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from inspect import cleandoc, isclass, signature
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 import lightning.pytorch as pl
 import yaml
-from jsonargparse import ArgumentParser, Namespace
-from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
+from jsonargparse import ArgumentParser, Namespace, class_from_function
+from lightning.pytorch.loggers import WandbLogger
 
-from aligners.cli.folders import claim, claim_checkpoints, interrupted_run, new_run_folder, rank, tidy
-from aligners.cli.lineage import note_begun
+from aligners.cli.folders import claim, claim_checkpoints, interrupted_run, new_run_folder, rank, release_unused, tidy
+from aligners.cli.lineage import run_loggers, tell_wandb
+from aligners.cli.options import RunOptions, TrainingOptions, check_begun, check_trains, flat
 from aligners.errors import UserError, check_range
 from aligners.reports.publishing import WriteReport
-from aligners.reports.tracking import new_number, start_run, unfinished
+from aligners.reports.tracking import new_number, unfinished
+from callbacks.best import BestPerSite
 from callbacks.progress import ProgressBar
 
 LARGEST_SEED = 2**32 - 1  # NumPy's
+_at_the_end: list[Callable[[], None]] = []  # what is done for each run of this process's command if it ends well
+Made = TypeVar("Made")
 
 
-class Run(NamedTuple):
-    """A run that has begun.
+def unchecked(options: Namespace) -> None:
+    """Any options will do."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command: its options, and what it does; `command` makes one of a function.
 
     Attributes:
-        folder: where everything is written.
-        options: the command's options as plain values.
-        made: the same options, instantiated.
-        settings: arguments for the Trainer, with loggers and the user's callbacks.
+        work: what it does, given a `Run` and its own options, which its docstring explains: what stands above its
+            arguments is shown above the list of options.
+        kind: first part of the default name of its run's folder; None: it leaves no run.
+        options: classes whose arguments become options, too.
+        parts: name -> a class whose arguments become `--NAME.ARGUMENT`.
+        data: makes the data module: its arguments become `--data.ARGUMENT`, and those of the Trainer
+            `--trainer.ARGUMENT`; None: neither is there.
+        skip: arguments of all these that are no options.
+        defaults: of options, by their dotted names, where they differ from those of the classes.
+        check: raises, given the instantiated options, if the command could not run with them; studies ask it for their
+            cells.
+        usage: the words after the command's name. Where there is no `--config`, options without a default are given in
+            their order, without their names.
+        config: help of `--config`, which takes a file of options; None: only a command that leaves a run takes one.
+        from_files: those of `options` whose arguments may each stand in a file of its own.
+        flags: option without a value -> its help.
+    """
+
+    work: Callable[..., object]
+    kind: str | None = None
+    options: Sequence[type] = ()
+    parts: Mapping[str, type] = field(default_factory=dict)
+    data: Callable[..., pl.LightningDataModule] | None = None
+    skip: Collection[str] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    check: Callable[[Namespace], object] = unchecked
+    usage: str = "[options]"
+    config: str | None = None
+    from_files: Collection[type] = ()
+    flags: Mapping[str, str] = field(default_factory=dict)
+
+    def parser(self) -> ArgumentParser:
+        """Make the parser of its options."""
+        about = cleandoc(self.work.__doc__ or "").partition("\n\nArgs:")[0]
+        parser = ArgumentParser(description=about, usage=f"%(prog)s {self.usage}")
+        skip = set(self.skip)
+        config = self.config or (self.kind and "YAML file with any of these options.")
+        if config:
+            parser.add_argument("-c", "--config", action="config", help=config)
+        if self.kind is not None:
+            parser.add_argument(
+                "--run", type=Path | None, default=None,
+                help=f"New folder for this run: config, logs, checkpoints, report. Default: runs/{self.kind}-<date>-"
+                "<time>.",
+            )  # fmt: skip
+            parser.add_class_arguments(RunOptions, None)
+        positional = not config  # a file of options has names
+        parser.add_function_arguments(self.work, as_group=False, as_positional=positional, skip={1})
+        for options in self.options:
+            from_files = options in self.from_files
+            parser.add_class_arguments(options, None, as_positional=positional, skip=skip, sub_configs=from_files)
+        for name, part in self.parts.items():
+            parser.add_class_arguments(part, name, skip=skip, sub_configs=True)
+        if self.data is not None:
+            data = self.data if isclass(self.data) else class_from_function(self.data)
+            parser.add_class_arguments(data, "data", skip=skip, sub_configs=True)
+            parser.add_class_arguments(pl.Trainer, "trainer", instantiate=False, sub_configs=True)
+            parser.set_defaults({"trainer.enable_checkpointing": False})
+        traceback = "Show the traceback of every error, even of one that other options would mend."
+        for name, help_line in {**self.flags, "traceback": traceback}.items():
+            parser.add_argument(f"--{name}", action="store_true", default=SUPPRESS, help=help_line)
+        parser.set_defaults(dict(self.defaults))
+        return parser
+
+
+def command(kind: str | None = None, *options: type, **more: Any) -> Callable[[Callable[..., object]], Command]:
+    """Make a command of the function that does its work.
+
+    Args:
+        kind: see `Command`.
+        options: likewise.
+        more: further attributes of `Command`.
+    """
+    return lambda work: Command(work, kind, options, **more)
+
+
+def trains(
+    kind: str,
+    *options: type,
+    module: type[pl.LightningModule],
+    data: Callable[..., pl.LightningDataModule],
+    saving: type[pl.Callback],
+    check: Callable[[Namespace], object] = check_trains,
+    **trainer: Any,
+) -> Callable[[Callable[..., object]], Command]:
+    """Make a command that trains maps of the function that does its work.
+
+    Args:
+        kind: name of the command.
+        options: classes whose arguments become options.
+        module: what is trained; its arguments become `--model.NAME`.
+        data: makes the data module.
+        saving: the callback that writes checkpoints; its arguments become `--checkpoint.NAME`.
+        check: see `Command`.
+        trainer: Trainer options whose defaults differ from Lightning's.
+    """
+    trainer = {"max_epochs": -1, "log_every_n_steps": 20, "enable_model_summary": False} | trainer  # it ends by steps
+    return command(
+        kind,
+        TrainingOptions,
+        *options,
+        parts={"early_stopping": BestPerSite, "checkpoint": saving, "model": module},
+        data=data,
+        defaults=of_trainer(**trainer),
+        check=check,
+    )
+
+
+def of_trainer(**values: Any) -> dict[str, Any]:
+    """Options of the Trainer by their dotted names."""
+    return {f"trainer.{name}": value for name, value in values.items()}
+
+
+def run_command(command: Command, program: str, words: Sequence[str]) -> None:
+    """Run a command; tell W&B what its runs have left, or give back the folders that it has not used.
+
+    Args:
+        command: the command.
+        program: what the user typed before the words.
+        words: of the command line.
+    """
+    parser = command.parser()
+    parser.prog = program
+    try:
+        run = Run(command, parser, parser.parse_args(words), words)
+        own = list(signature(command.work).parameters)[1:]
+        command.work(run, **{name: run.options[name] for name in own})
+        for tell in _at_the_end:
+            tell()
+    except BaseException:
+        release_unused()
+        raise
+    finally:
+        _at_the_end.clear()
+
+
+class Run:
+    """A command as it was typed; once it has started, a run with a folder, loggers and a Trainer.
+
+    Args:
+        command: the command.
+        parser: its parser.
+        options: as plain values.
+        words: from which the options were parsed.
+
+    Attributes:
+        folder: where everything is written, once `claim` has been called.
+        settings: arguments of the Trainer, with loggers and the user's callbacks, once `start` has been called.
     """
 
     folder: Path
-    options: Namespace
-    made: Namespace
     settings: dict[str, Any]
+
+    def __init__(self, command: Command, parser: ArgumentParser, options: Namespace, words: Sequence[str] = ()) -> None:
+        self.command, self.parser, self.options, self.words = command, parser, options, words
+
+    @cached_property
+    def made(self) -> Namespace:
+        """The options, instantiated and checked, after the seed was set. A drawn seed is written into the options.
+
+        Raises:
+            ValueError: the command could not run with them.
+        """
+        seed = self.options.get("seed_everything", False)
+        if seed is not False:
+            check_range(least=0, most=LARGEST_SEED, seed_everything=seed)
+            self.options.seed_everything = pl.seed_everything(None if seed is True else seed, workers=True)
+        made = self.parser.instantiate(self.options)
+        self.command.check(made)
+        return made
+
+    def build(self, kind: Callable[..., Made], *given: Any) -> Made:
+        """Call a class with the options that it takes as arguments, after those that are given."""
+        return kind(*given, **options_of(kind, self.made))
+
+    def use_data_of(self, config: Mapping[str, Any]) -> None:
+        """Parse the command line again, with a checkpoint's data options as defaults.
+
+        Args:
+            config: the checkpoint's data options.
+
+        Raises:
+            ValueError: the checkpoint has options that this version does not know.
+        """
+        # The first affects nothing but speed; a file that somebody else wrote must not allow foreign code to run.
+        kept = {name: value for name, value in config.items() if name not in ("batch_size", "trust_remote_code")}
+        try:
+            self.parser.set_defaults({f"data.{name}": value for name, value in flat(kept).items()})
+        except KeyError as error:
+            raise UserError(
+                "Expected a checkpoint of this version or an earlier one, but its data options are not all known here: "
+                f"{error.args[0]}. Update the package to read it."
+            ) from error
+        self.options = self.parser.parse_args(self.words)
+
+    def check_begun(self) -> None:
+        """Raise unless the folder that `--run` names was begun with these options.
+
+        Raises:
+            ValueError: its config.yaml is damaged, or says something else; options that change no result may differ.
+        """
+        check_begun(self.options.run, yaml.safe_load(self.parser.dump(self.options)))
+
+    def claim(self, *, begun: bool = False) -> None:
+        """Claim the run's folder with config.yaml.
+
+        Args:
+            begun: whether to resume the run in the folder `--run`.
+
+        Raises:
+            ValueError: another command has claimed the folder, or it cannot be written to.
+        """
+        self.folder = new_run_folder(self.options.run, self.command.kind or "", begun=begun)
+        if rank() == 0:
+            claim(self.folder, self.parser.dump(self.options), begun=begun)
+
+    def start(self, *, begun: bool = False) -> None:
+        """Begin the run: claim its folder, then start its loggers.
+
+        Args:
+            begun: see `claim`.
+
+        Raises:
+            ValueError: an option is wrong, another command has claimed the folder, or it cannot be written to.
+        """
+        options, trainer = self.options, self.made.trainer
+        resumed = options.get("ckpt_path")
+        self.claim(begun=begun)  # before W&B starts, which can take half a minute
+        before = self.folder if begun else interrupted_run(resumed)
+        number = None if before is None else unfinished(before)
+        if rank() == 0:
+            if resumed:  # the run to go on with may have been killed as it wrote
+                tidy(Path(resumed) if Path(resumed).is_dir() else Path(resumed).parent)
+            saving = options.get("checkpoint")
+            if isinstance(saving, Namespace) and saving.folder is not None:
+                claim_checkpoints(saving.folder, self.folder, resumed and Path(resumed))
+        self.settings = {**vars(trainer), "use_distributed_sampler": False}  # data modules divide batches among ranks
+        if trainer.logger in (None, True):
+            # A resumed run logs to another folder: a logger deletes the files that it finds in its own.
+            again = f"resumed-{len(list(self.folder.glob('resumed-*'))) + 1}"
+            number = new_number(self.folder, number) if rank() == 0 else None
+            place = self.folder / again if begun else self.folder
+            self.settings["logger"] = run_loggers(place, self.command.kind or "", number)
+        if trainer.default_root_dir is None:
+            self.settings["default_root_dir"] = str(self.folder)  # for files that no logger has a place for
+        loggers = self.settings["logger"]
+        for logger in loggers if isinstance(loggers, list) else [loggers]:
+            if isinstance(logger, WandbLogger) and rank() == 0:
+                written = yaml.safe_load(self.parser.dump(options))
+                logger.experiment.config.update(written, allow_val_change=True)
+                _at_the_end.append(partial(tell_wandb, logger.experiment, self.folder, options, self.made))
 
     def trainer(self, *callbacks: pl.Callback, **changes: Any) -> pl.Trainer:
         """Make a Trainer for this run.
@@ -57,6 +309,15 @@ class Run(NamedTuple):
         except TypeError as error:  # Lightning's words for `devices` of another type
             raise UserError(f"Lightning's Trainer does not take these options: {error}") from error
 
+    def training(self, *callbacks: pl.Callback) -> pl.Trainer:
+        """Make a Trainer that keeps each site's best parameters and saves the maps."""
+        return self.trainer(self.made.early_stopping, self.made.checkpoint.inside(self.folder), *callbacks)
+
+    def fit(self, trainer: pl.Trainer) -> None:
+        """Train what the options describe. Only tensors and plain values are read from a checkpoint."""
+        made, resumed = self.made, self.options.ckpt_path
+        trainer.fit(made.model, datamodule=made.data, ckpt_path=resumed, weights_only=True)
+
     def test(self, evaluation: pl.LightningModule, kind: str, *callbacks: pl.Callback, **options: Any) -> None:
         """Test a LightningModule on this run's data, and report.
 
@@ -70,94 +331,11 @@ class Run(NamedTuple):
         trainer.test(evaluation, datamodule=self.made.data, verbose=False)
 
 
-def start(
-    kind: str, parser: ArgumentParser, options: Namespace, made: Namespace | None = None, *, begun: bool = False
-) -> Run:
-    """Begin a run: seed it, claim its folder with config.yaml, then start its loggers.
-
-    Args:
-        kind: first part of the default folder's name.
-        parser: the command's parser.
-        options: the command's options as plain values.
-        made: the same options, if they have been instantiated already.
-        begun: whether to resume the run in the folder `options.run`.
-
-    Raises:
-        ValueError: another command has claimed the folder, or it cannot be written to.
-    """
-    made = instantiate(parser, options) if made is None else made
-    folder, written = new_run_folder(options.run, kind, begun=begun), parser.dump(options)
-    before = folder if begun else interrupted_run(options.get("ckpt_path"))
-    number = None if before is None else unfinished(before)
-    if rank() == 0:
-        claim(folder, written, begun=begun)  # before W&B starts, which can take half a minute
-        if options.get("ckpt_path"):  # the run to go on with may have been killed as it wrote
-            before = Path(options.ckpt_path)
-            tidy(before if before.is_dir() else before.parent)
-        saving = options.get("checkpoint")
-        if isinstance(saving, Namespace) and saving.folder is not None:
-            claim_checkpoints(saving.folder, folder, options.get("ckpt_path") and Path(options.ckpt_path))
-    settings = {**vars(made.trainer), "use_distributed_sampler": False}  # data modules divide each batch among ranks
-    if settings["logger"] in (None, True):
-        # A resumed run logs to another folder: a logger deletes the files that it finds in its own.
-        again = f"resumed-{len(list(folder.glob('resumed-*'))) + 1}"
-        number = new_number(folder, number) if rank() == 0 else None
-        settings["logger"] = run_loggers(folder / again if begun else folder, kind, number)
-    if settings["default_root_dir"] is None:
-        settings["default_root_dir"] = str(folder)  # for files that no logger has a place for
-    for logger in settings["logger"] if isinstance(settings["logger"], list) else [settings["logger"]]:
-        if isinstance(logger, WandbLogger) and rank() == 0:
-            logger.experiment.config.update(yaml.safe_load(written), allow_val_change=True)
-            note_begun(logger.experiment, folder, options, made)
-    return Run(folder, options, made, settings)
+def can_build(kind: Callable[..., Any]) -> Callable[[Namespace], object]:
+    """A check: the class takes these options."""
+    return lambda options: kind(**options_of(kind, options))
 
 
-def instantiate(parser: ArgumentParser, options: Namespace) -> Namespace:
-    """Set the seed, then make the objects that the options describe. A drawn seed is written into the options."""
-    seed = options.get("seed_everything", False)
-    if seed is not False:
-        check_range(least=0, most=LARGEST_SEED, seed_everything=seed)
-        options.seed_everything = pl.seed_everything(None if seed is True else seed, workers=True)
-    return parser.instantiate(options)
-
-
-def run_loggers(folder: Path, kind: str, number: str | None = None) -> list[Logger]:
-    """Make the loggers, CSV and W&B, both inside the run's folder.
-
-    W&B follows WANDB_MODE, but is online only for a user who is logged in; it never prompts. Only rank 0 starts a run.
-
-    Args:
-        folder: of the run.
-        kind: of job.
-        number: of the run at W&B; default: a new one.
-    """
-    csv = CSVLogger(folder.parent, name=folder.name, version="")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*exists and is not empty.*")  # config.yaml is there
-        _ = csv.experiment  # before W&B writes: this deletes what it finds of an older run
-    return [csv, _wandb(folder, kind, number)]
-
-
-def _wandb(folder: Path, kind: str, number: str | None = None) -> WandbLogger:
-    if rank() != 0:
-        return WandbLogger(save_dir=folder, mode="disabled")
-    run = start_run(folder, folder.name, kind, number=number)
-    run.define_metric("trainer/global_step")
-    run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
-    return WandbLogger(save_dir=folder, experiment=run)
-
-
-def quiet() -> None:
-    """Silence messages of other packages that nobody here can act on."""
-    os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    for message in (
-        ".*does not have many workers.*",
-        ".*is smaller than the logging interval.*",
-        ".*LeafSpec.*",
-        ".*sync_dist=True.*",  # the metrics are reduced over ranks before they are logged
-        ".*will run with no optimizer.*",  # closed forms need none
-        ".*your dataloader is not resumable.*",  # it is: see TextModule.resumable
-    ):
-        warnings.filterwarnings("ignore", message=message)
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+def options_of(function: Callable[..., Any], options: Namespace) -> dict[str, Any]:
+    """Select the options that a function or class takes as arguments."""
+    return {name: options[name] for name in signature(function).parameters if name in options}

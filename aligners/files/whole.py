@@ -27,17 +27,8 @@ def whole_file(path: Path) -> Iterator[Path]:
     Raises:
         OSError: the file cannot be written; `path` is as it was.
     """
-    unfinished = _unfinished(path)
-    try:
+    with _taking_place(_unfinished(path), path) as unfinished:
         yield unfinished
-        _sync(unfinished)
-        os.replace(unfinished, path)
-        _sync(path.parent)
-    except Exception as error:
-        _blame_disk(unfinished, path, error)
-        raise
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -50,18 +41,26 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     unfinished = _unfinished(folder)
     shutil.rmtree(unfinished, ignore_errors=True)  # left by a process that was killed
     unfinished.mkdir(parents=True)
+    with _taking_place(unfinished, folder):
+        yield unfinished
+
+
+@contextmanager
+def _taking_place(unfinished: Path, path: Path) -> Iterator[Path]:
+    """What was written takes the place of `path`; after an error, it is removed."""
     try:
         yield unfinished
-        for path in [*unfinished.rglob("*"), unfinished]:
-            _sync(path)
-        os.replace(unfinished, folder)
-        _sync(folder.parent)
+        for part in [*unfinished.rglob("*"), unfinished]:
+            _sync(part)
+        os.replace(unfinished, path)
+        _sync(path.parent)
     except Exception as error:
         files = sorted(filter(Path.is_file, unfinished.rglob("*")), key=lambda file: file.stat().st_size)
-        _blame_disk(files[-1] if files else unfinished / "more", folder, error)
+        more = unfinished / "more" if unfinished.is_dir() else unfinished
+        _blame_disk(files[-1] if files else more, path, error)
         raise
     finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        remove(unfinished)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import permutations
 from typing import Any, Literal, cast, get_args
 
@@ -15,7 +16,8 @@ from aligners.injection.scoring.task_scores import ScoredTask
 from aligners.injection.scoring.tasks import check_labels, match_heads
 from aligners.models.architectures import Component
 from aligners.models.model import FrozenModel
-from datamodules.asking import Asking
+from datamodules.asking import TaskBatch, check_mask, task_batch
+from datamodules.batches import TextBatch
 from datamodules.rows.sites import route_sites
 from datamodules.states import States
 from datamodules.text.labels import known_labels
@@ -179,7 +181,7 @@ class InjectedTask:
     answering: Sequence[FrozenModel] = ()
     labels: dict[FrozenModel, dict[str, list[str]]] | None = None
     asked: ScoredTask | None = None
-    asking: Asking | None = None
+    asking: Callable[[TextBatch], TaskBatch] | None = None
 
     @classmethod
     def of(cls, data: States, routes: Sequence[Route], *, masked_share: float, seed: int) -> InjectedTask:
@@ -201,7 +203,8 @@ class InjectedTask:
         if not asked:
             return cls(why)
         first, models = asked[0], (routes[0].source, routes[0].target)
-        asking = Asking.of(first, masked_share=masked_share, seed=data.seed)
+        check_mask(first)
+        asking = partial(task_batch, model=first, masked_share=masked_share, seed=data.seed)
         if first.task == "classification":
             labels = match_heads(data, asked, models)
             return cls(why, list(labels), labels, ScoredTask.of(data, first, seed=seed), asking)

@@ -41,7 +41,7 @@ class FiniteCheck:
             ValueError: an earlier batch held NaN or infinity.
         """
         while self._pending and self._pending[0].batch != batch and self._pending[0].ready():
-            _refuse(self._pending.pop(0))
+            self._pending.pop(0).check()
         if len(self._pending) >= MOST_PENDING:
             self.flush()
         # A sum is finite only if every term is: one pass and no boolean copy of the states.
@@ -56,9 +56,7 @@ class FiniteCheck:
         """Check everything that is still queued."""
         pending, self._pending = self._pending, []
         for entry in pending:
-            if entry.copied is not None:
-                entry.copied.synchronize()
-            _refuse(entry)
+            entry.check()
 
 
 class _Entry(NamedTuple):
@@ -73,15 +71,16 @@ class _Entry(NamedTuple):
     def ready(self) -> bool:
         return self.copied is None or self.copied.query()
 
-
-def _refuse(entry: _Entry) -> None:
-    bad = [name for name, fine in zip(entry.names, entry.finite.tolist(), strict=True) if not fine]
-    if bad:
-        places = ", ".join(dict.fromkeys(bad))
-        raise UserError(
-            f"Expected finite {entry.what}, but batch {entry.batch} holds NaN or infinity at {places}. "
-            "Look at the texts of that batch, use float32 instead of a half precision, or lower the learning rate."
-        )
+    def check(self) -> None:
+        if self.copied is not None:
+            self.copied.synchronize()
+        bad = [name for name, fine in zip(self.names, self.finite.tolist(), strict=True) if not fine]
+        if bad:
+            raise UserError(
+                f"Expected finite {self.what}, but batch {self.batch} holds NaN or infinity at "
+                f"{', '.join(dict.fromkeys(bad))}. Look at the texts of that batch, use float32 instead of a half "
+                "precision, or lower the learning rate."
+            )
 
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")

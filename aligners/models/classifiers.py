@@ -134,9 +134,7 @@ def new_classifier(
         if label_names is not None:
             config.id2label = dict(enumerate(label_names))
             config.label2id = {label: number for number, label in enumerate(label_names)}
-        options: dict[str, Any] = {**source, "dtype": dtype_of(dtype), "config": config}
-        if attn_implementation is not None:
-            options["attn_implementation"] = attn_implementation
+        options = {**source, "dtype": dtype_of(dtype), "config": config, "attn_implementation": attn_implementation}
         model, unfit = read_weights(str(name), AutoModelForSequenceClassification, options)
         tokenizer = read_tokenizer(str(name), source, config)
     _check_body(model, unfit, str(name))
@@ -149,12 +147,8 @@ def new_classifier(
 
 def _undetermined(model: PreTrainedModel, unfit: Sequence[str]) -> list[str]:
     """List what the checkpoint does not provide: the head, and a pooler if it has none."""
-    inside = f"{model.base_model_prefix}."
-    return [
-        name
-        for name in head_parts(model)
-        if not name.startswith(inside) or any(key.startswith(f"{name}.") for key in unfit)
-    ]
+    head = outside(model)
+    return [name for name in head_parts(model) if name in head or any(key.startswith(f"{name}.") for key in unfit)]
 
 
 def _check_labels(n_labels: int, label_names: Sequence[str] | None) -> None:

@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from aligners.errors import UserError
 from aligners.models.architectures import Architecture, SubLayer, architecture_of
 
 
-class Blocks(list[nn.Module]):
-    """The L blocks of a model in the order of execution; a shared block appears as often as it is run.
+class Places(list[nn.Module]):
+    """The modules of blocks 1..L that answer with the states at sites 1..L; a shared one appears as often as it is run.
+
+    Args:
+        modules: one for each block, in the order of execution.
+        calls: of a module by a block in one run; the last output counts.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module], calls: int = 1) -> None:
+        super().__init__(modules)
+        self._calls = calls
+
+    def numbering(self) -> Callable[[nn.Module], int]:
+        """A function to call once per call in one run: it returns whose output this is, 1..L, or 0 if incomplete."""
+        waiting: dict[nn.Module, list[int]] = {}
+        for number, module in enumerate(self, start=1):
+            waiting.setdefault(module, []).extend([*[0] * (self._calls - 1), number])
+        return lambda module: waiting[module].pop(0) if len(waiting[module]) > 1 else waiting[module][0]
+
+
+class Blocks(Places):
+    """The L blocks of a model.
 
     Args:
         listed: the model's own list of blocks.
@@ -27,9 +46,20 @@ class Blocks(list[nn.Module]):
         self.order = [int(i / (depth / len(listed))) for i in range(depth)]
         super().__init__(listed[i] for i in self.order)
 
-    def numbering(self) -> Callable[[nn.Module], int]:
-        """A function to call once per call of a block in one run: it tells which of 1..L the block is."""
-        return _numbering([[block] for block in self])
+    def sub_layers(self, layer: SubLayer) -> Places:
+        """The same sub-layer of all blocks.
+
+        Raises:
+            ValueError: a block has no such module.
+        """
+        try:
+            return Places([block.get_submodule(layer.path) for block in self], layer.calls)
+        except AttributeError as error:
+            raise UserError(
+                f"Expected a sub-layer at `path` {layer.path!r} of every block, but not every "
+                f"{type(self[0]).__name__} has one there. Correct the family's entry in "
+                "aligners/models/architectures.py."
+            ) from error
 
 
 def trunk_of(model: PreTrainedModel) -> nn.Module:
@@ -55,49 +85,6 @@ def blocks_of(model: PreTrainedModel) -> Blocks:
     return Blocks(listed, int(model.config.num_hidden_layers) if architecture.shared else len(listed))
 
 
-class SubLayers:
-    """The same sub-layer of all L blocks, in the order of execution.
-
-    Args:
-        blocks: the blocks.
-        layer: where in a block it is.
-
-    Raises:
-        ValueError: a block has no such module.
-    """
-
-    def __init__(self, blocks: Blocks, layer: SubLayer) -> None:
-        self._modules = [_found(block, layer.path, number) for number, block in enumerate(blocks, start=1)]
-        self._calls = layer.calls
-
-    def __getitem__(self, index: int) -> nn.Module:
-        return self._modules[index]
-
-    def numbering(self) -> Callable[[nn.Module], int]:
-        """A function to call once per call in one run: it returns whose output this is, 1..L, or 0 if incomplete."""
-        return _numbering([[module] * self._calls for module in self._modules])
-
-
-def _found(block: nn.Module, path: str, number: int) -> nn.Module:
-    try:
-        return block.get_submodule(path)
-    except AttributeError as error:
-        raise UserError(
-            f"Expected a sub-layer at `path` {path!r} of every block, but got block {number}, a "
-            f"{type(block).__name__}, which has none there. Correct the family's entry in "
-            "aligners/models/architectures.py."
-        ) from error
-
-
-def _numbering(calls: Sequence[Sequence[nn.Module]]) -> Callable[[nn.Module], int]:
-    """From the calls in each block 1..L, in order: a function that tells which block a module's next call completes."""
-    waiting: dict[nn.Module, list[int]] = {}
-    for number, modules in enumerate(calls, start=1):
-        for place, module in enumerate(modules, start=1):
-            waiting.setdefault(module, []).append(number if place == len(modules) else 0)
-    return lambda module: waiting[module].pop(0) if len(waiting[module]) > 1 else waiting[module][0]
-
-
 class _Reached(Exception):
     """Leaves the forward pass once the deepest requested site was read; not an error."""
 
@@ -109,7 +96,7 @@ class _Injected(nn.Module):
     `forward`, so that hooks on a block that is not run do not fire.
     """
 
-    def __init__(self, block: nn.Module, answer: Callable[[tuple[Any, ...], dict[str, Any]], Any | None]) -> None:
+    def __init__(self, block: nn.Module, answer: Callable[..., Any | None]) -> None:
         super().__init__()
         # Bypasses nn.Module's registration: the block is no part of the stand-in.
         self.__dict__["_block"] = block
@@ -117,119 +104,80 @@ class _Injected(nn.Module):
         self.eval()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        answer = self._answer(args, kwargs)
+        answer = self._answer(self._block, args, kwargs)
         return self._block(*args, **kwargs) if answer is None else answer
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_block"], name)
 
 
-def read(
-    places: Blocks | SubLayers, sites: Collection[int], run: Callable[[], object], *, leave: bool = True
-) -> dict[int, Tensor]:
+def read(places: Places, sites: Collection[int], run: Callable[[], object], *, leave: bool = True) -> dict[int, Tensor]:
     """Return the states at `sites` during `run`, which ends right after the deepest of them unless `leave` is False.
 
     A state is what the model passes on: hooks that the user has put on block l act before site l is read, those on the
     input of block l + 1 after. Sub-layers have no site 0.
     """
     states: dict[int, Tensor] = {}
-    deepest = max(sites) if leave else None
-    handles: list[RemovableHandle] = []
     number = places.numbering()
 
     def store(site: int, state: Tensor) -> None:
-        if site not in sites:
-            return
-        states[site] = state
-        if site == deepest:
-            raise _Reached
+        if site in sites:
+            states[site] = state
+            if leave and site == max(sites):
+                raise _Reached
 
     def after(block: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        site = number(block)
-        if site > 0:
-            store(site, output[0] if isinstance(output, (tuple, list)) else output)
+        store(number(block), output[0] if isinstance(output, (tuple, list)) else output)
 
     def before(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if 0 not in states:
             store(0, args[0] if args else kwargs["hidden_states"])
 
-    try:
+    with ExitStack() as hooks, suppress(_Reached):
         if 0 in sites:
-            handles.append(places[0].register_forward_pre_hook(before, prepend=True, with_kwargs=True))
+            hooks.enter_context(places[0].register_forward_pre_hook(before, prepend=True, with_kwargs=True))
         for place in {places[site - 1] for site in sites if site > 0}:
-            handles.append(place.register_forward_hook(after))
+            hooks.enter_context(place.register_forward_hook(after))
         run()
-    except _Reached:
-        pass
-    finally:
-        for handle in handles:
-            handle.remove()
     return states
 
 
 @contextmanager
-def inject(blocks: Blocks, architecture: Architecture, site: int, states: Tensor) -> Iterator[None]:
-    """Within it, one run of the model uses `states` at `site`, and skips all blocks up to `site`."""
-    if site == 0:
-        with _input_replaced(blocks[0], states):
-            yield
-        return
-    number = blocks.numbering()
+def inject(places: Places, architecture: Architecture, site: int, states: Tensor) -> Iterator[None]:
+    """Within it, one run of the model uses `states` at `site`.
 
-    def stand_in(block: nn.Module) -> _Injected:
-        def answer(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any | None:
-            return architecture.answer(block, states, args, kwargs) if number(block) <= site else None
-
-        return _Injected(block, answer)
-
-    skipped = {i: blocks.listed[i] for i in blocks.order[:site]}
-    try:
-        for i, block in skipped.items():
-            blocks.listed[i] = stand_in(block)
-        yield
-    finally:
-        for i, block in skipped.items():
-            blocks.listed[i] = block
-
-
-@contextmanager
-def replace(places: SubLayers, site: int, states: Tensor) -> Iterator[None]:
-    """Within it, one run of the model continues with `states` instead of what the sub-layer of block `site` answers.
-
-    They arrive in the shape and data type, and on the device, of that answer. The sub-layer is run all the same: what
-    it answers is needed for nothing else.
+    Of blocks, all up to `site` are skipped. A sub-layer is run all the same: what it answers is needed for nothing
+    else, and `states` take its shape, data type and device.
     """
     number = places.numbering()
 
-    def exchange(layer: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+    def answered(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any | None:
+        return architecture.answer(block, states, args, kwargs) if number(block) <= site else None
+
+    def received(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any | None:
+        if number(block) > 1:  # a shared block runs again, on other states
+            return None
+        return ((states, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": states})
+
+    def exchanged(layer: nn.Module, args: tuple[Any, ...], output: Any) -> Any | None:
         if number(layer) != site:
             return None
         if isinstance(output, (tuple, list)):
             return type(output)((states.reshape(output[0].shape).to(output[0]), *output[1:]))
         return states.reshape(output.shape).to(output)
 
-    handle = places[site - 1].register_forward_hook(exchange)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-@contextmanager
-def _input_replaced(block: nn.Module, states: Tensor) -> Iterator[None]:
-    replaced = False  # a shared block runs again, on other states
-
-    def replace(
-        block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        nonlocal replaced
-        if replaced:
-            return None
-        replaced = True
-        return ((states, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": states})
-
-    handle = block.register_forward_pre_hook(replace, prepend=True, with_kwargs=True)
-    try:
-        yield
-    finally:
-        handle.remove()
+    if not isinstance(places, Blocks):
+        with places[site - 1].register_forward_hook(exchanged):
+            yield
+    elif site == 0:
+        with places[0].register_forward_pre_hook(received, prepend=True, with_kwargs=True):
+            yield
+    else:
+        skipped = {i: places.listed[i] for i in places.order[:site]}
+        try:
+            for i, block in skipped.items():
+                places.listed[i] = _Injected(block, answered)
+            yield
+        finally:
+            for i, block in skipped.items():
+                places.listed[i] = block

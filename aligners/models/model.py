@@ -16,7 +16,7 @@ from aligners.errors import UserError
 from aligners.models.architectures import Component, Task, architecture_of, first_site
 from aligners.models.calling import Caller, Layout
 from aligners.models.classifiers import drawn, outside, untrained, with_head
-from aligners.models.hooks import Blocks, SubLayers, blocks_of, inject, read, replace
+from aligners.models.hooks import Places, blocks_of, inject, read
 from aligners.models.loading.placement import check_placement, is_sharded
 
 
@@ -54,6 +54,8 @@ class FrozenModel:
         max_length: the most tokens that the model has positions for; None: no limit.
         config: the model's.
         nbytes: bytes of its weights.
+        dtype: data type of the weights.
+        sharded: whether a `device_map` has placed the weights, and keeps them there.
         quantised: method by which the weights are quantised, or None. Gradients may not pass through quantised weights.
 
     Raises:
@@ -72,6 +74,7 @@ class FrozenModel:
         self.architecture = architecture_of(model.config.model_type)
         self.model, self.config = model.eval().requires_grad_(False), model.config
         self.nbytes = sum(weight.nbytes for weight in model.parameters())
+        self.dtype, self.sharded = model.dtype, is_sharded(model)
         self.tokenizer = tokenizer
         self.name, self.revision = name, revision
         self.blocks = blocks_of(model)
@@ -87,7 +90,11 @@ class FrozenModel:
         positions = getattr(model.config, "max_position_embeddings", None) or -1  # XLNet says -1 for no limit
         self.max_length = None if positions < 0 else int(positions) - self.architecture.reserved_positions
         self.quantised = _quantisation(model)
-        self._check_padding_token()
+        if self._caller.reads_last_token and model.config.pad_token_id is None:
+            raise UserError(
+                f"Expected a `pad_token_id` in the config of {name}, but got none: a {type(model).__name__} reads the "
+                "last token that is not padding. Set it to the padding token of its tokenizer."
+            )
 
     @property
     def device(self) -> torch.device:
@@ -106,16 +113,6 @@ class FrozenModel:
         """The config's names of the head's classes, by number; LABEL_0, LABEL_1, ... where it has none."""
         known: Any = self.config.id2label or {}
         return [str(known.get(k, f"LABEL_{k}")) for k in range(self.n_labels or 0)]
-
-    @property
-    def sharded(self) -> bool:
-        """Whether a `device_map` has placed the weights, and keeps them there."""
-        return is_sharded(self.model)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Data type of the weights."""
-        return self.model.dtype
 
     def to(self, device: torch.device | str) -> Self:
         """Move the weights.
@@ -179,8 +176,13 @@ class FrozenModel:
         Raises:
             ValueError: if the model was not loaded with eager attention or hands out no weights, or as in `front`.
         """
-        self._check_eager()
-        states, output, layout = self._run_trunk(inputs, sites, component, output_attentions=True, return_dict=True)
+        implementation = self.model.base_model.config._attn_implementation
+        if implementation != "eager":
+            raise UserError(
+                f'Expected a model with `attn_implementation` "eager", but got {self.name} with {implementation!r}, '
+                'which never forms the attention weights. Load it with attn_implementation="eager".'
+            )
+        states, (output,), layout = self._run_trunk(inputs, sites, component, output_attentions=True, return_dict=True)
         weights = output.attentions
         if len(weights) != self.depth:
             raise UserError(
@@ -191,25 +193,20 @@ class FrozenModel:
 
     def _run_trunk(
         self, inputs: Mapping[str, Tensor], sites: Sequence[int], component: Component, **options: Any
-    ) -> tuple[list[Tensor], Any, Layout]:
-        """Run the trunk: the states at `sites`, what it answers, and the layout of the batch.
+    ) -> tuple[list[Tensor], list[Any], Layout]:
+        """Run the trunk: the states at `sites`, its one output, and the layout of the batch.
 
-        Without options nothing above the deepest site is run, and nothing is answered.
+        Without options nothing above the deepest site is run, and there is no output.
         """
         places = self._places(component)
         for site in sites:
             self.check_site(site, "sites", component)
-        layout, output = self._layout(inputs), None
-        arguments = self._caller.arguments(self._caller.trunk, inputs, layout)
-
-        def run() -> None:
-            nonlocal output
-            output = self._caller.trunk(**arguments, **options)
-
-        found = read(places, sites, run, leave=not options)
+        layout, outputs, trunk = self._layout(inputs), list[Any](), self._caller.trunk
+        arguments = self._caller.arguments(trunk, inputs, layout) | options
+        found = read(places, sites, lambda: outputs.append(trunk(**arguments)), leave=not options)
         shape = inputs["input_ids"].shape
         states = {site: self._outward(state, shape, layout) for site, state in found.items()}
-        return [states[site] for site in sites], output, layout
+        return [states[site] for site in sites], outputs, layout
 
     def untrained(self, seed: int) -> FrozenModel:
         """The same model before any training: its config, with fresh weights drawn from `seed`.
@@ -247,13 +244,10 @@ class FrozenModel:
         kind = self.device.type
         if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
             states = states.to(self.dtype)
-        states = self._inward(states, layout)
-        replaced = (
-            replace(places, site, states)
-            if isinstance(places, SubLayers)
-            else inject(places, self.architecture, site, states)
-        )
-        with replaced:
+        states = layout.turn(states)
+        if self.architecture.sequence_first:
+            states = states.transpose(0, 1).contiguous()
+        with inject(places, self.architecture, site, states):
             return self._logits(inputs, layout)
 
     def check_site(self, site: int, argument: str, component: Component = "residual") -> None:
@@ -314,11 +308,11 @@ class FrozenModel:
         with with_head(self.model, drawn(self.model, outside(self.model), seed)):
             yield
 
-    def _places(self, component: Component) -> Blocks | SubLayers:
+    def _places(self, component: Component) -> Places:
         """Where the sites of a component are."""
         if component == "residual":
             return self.blocks
-        return SubLayers(self.blocks, self.architecture.sub_layer(component, self.model.config))
+        return self.blocks.sub_layers(self.architecture.sub_layer(component, self.model.config))
 
     def _logits(self, inputs: Mapping[str, Tensor], layout: Layout) -> Tensor:
         if self.task is None:
@@ -329,13 +323,8 @@ class FrozenModel:
             )
         return self._caller.logits(inputs, layout)
 
-    def _inward(self, states: Tensor, layout: Layout) -> Tensor:
-        """The caller's states (B, T, d) in the layout that the blocks use."""
-        states = layout.turn(states)
-        return states.transpose(0, 1).contiguous() if self.architecture.sequence_first else states
-
     def _outward(self, states: Tensor, shape: torch.Size, layout: Layout) -> Tensor:
-        """The inverse of `_inward`, for a batch of this shape (B, T); a sub-layer may have its axes flattened."""
+        """States as blocks answer for a batch of this shape (B, T), whose axes may be flattened -> the caller's."""
         if self.architecture.sequence_first:
             return layout.turn_back(states.reshape(*shape[::-1], -1).transpose(0, 1))
         return layout.turn_back(states.reshape(*shape, -1))
@@ -348,22 +337,6 @@ class FrozenModel:
 
     def _check_placement(self) -> None:
         check_placement(self.model, self.blocks)
-
-    def _check_eager(self) -> None:
-        received = self.model.base_model.config._attn_implementation
-        if received != "eager":
-            raise UserError(
-                f'Expected a model with `attn_implementation` "eager", but got {self.name} with {received!r}, '
-                'which never forms the attention weights. Load it with attn_implementation="eager".'
-            )
-
-    def _check_padding_token(self) -> None:
-        if self._caller.reads_last_token and self.model.config.pad_token_id is None:
-            raise UserError(
-                f"Expected a `pad_token_id` in the config of {self.name}, but got none: a "
-                f"{type(self.model).__name__} reads the last token that is not padding. Set it to the padding "
-                "token of its tokenizer."
-            )
 
 
 def _quantisation(model: PreTrainedModel) -> str | None:

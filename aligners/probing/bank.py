@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from inspect import signature
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,29 +15,17 @@ from aligners.probing.words import Place, Source, Words
 AT_ONCE = 128  # sentences that are read together
 
 
-class Annotations(Protocol):
-    """The labels or trees of some sentences."""
-
-    @property
-    def sentences(self) -> list[int]:
-        """Numbers of the sentences that have any, ascending."""
-        ...
-
-    def part(self, words: Words, sentences: Sequence[int]) -> Any:
-        """Those of some sentences, whose rows are counted from 0, one sentence after the other."""
-        ...
-
-
 class Examples:
     """Words with their annotations.
 
     Args:
         words: with their states.
-        annotations: labels or trees.
+        annotations: labels or trees. They have `sentences`, the numbers of those that have any, ascending; and
+            `part`: those of some sentences, whose rows are counted from 0, one sentence after the other.
         sentences: numbers of those that are taken; default: all that are annotated.
     """
 
-    def __init__(self, words: Words, annotations: Annotations, sentences: list[int] | None = None) -> None:
+    def __init__(self, words: Words, annotations: Any, sentences: list[int] | None = None) -> None:
         self.words, self.annotations = words, annotations
         self.sentences = annotations.sentences if sentences is None else sentences
 
@@ -52,8 +39,11 @@ class Examples:
             yield self.batch(places, self.sentences[first : first + AT_ONCE])
 
 
-class Probes(nn.Module, ABC):
+class Probes(nn.Module):
     """The networks of a bank, one for each arm. Every parameter has the arms on its first axis.
+
+    A subclass has `forward`, from what is read, (A, n, d), and the annotations of some sentences to answers, (A, ...);
+    and `losses`, likewise to the loss of each arm on each of the n targets or sentences, (A, n).
 
     Args:
         arms: A of them.
@@ -64,18 +54,11 @@ class Probes(nn.Module, ABC):
     """
 
     centred: ClassVar[bool] = True
+    losses: Callable[[Tensor, Any], Tensor]
 
     def __init__(self, arms: Sequence[Arm], width: int) -> None:
         super().__init__()
         self.arms, self.width = tuple(arms), width
-
-    @abstractmethod
-    def forward(self, read: Tensor, part: Any) -> Tensor:
-        """Answers: (A, n, d) and the annotations of some sentences -> (A, ...)."""
-
-    @abstractmethod
-    def losses(self, read: Tensor, part: Any) -> Tensor:
-        """Loss of each arm on each of the n targets or sentences, (A, n)."""
 
     def options(self) -> dict[str, Any]:
         """The constructor's arguments after arms and width, as plain values; attributes have their names."""

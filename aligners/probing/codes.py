@@ -118,12 +118,9 @@ class OnlineCode:
 
     def losses(self) -> Tensor:
         """Bits a target in each portion, (A, P). The first is sent by the uniform code."""
-        starts = [0, *self.ends[:-1]]
-        each = [
-            self.bits[:, first:end].sum(1) / self.targets[first:end].sum()
-            for first, end in zip(starts, self.ends, strict=True)
-        ]
-        return torch.stack(each, 1)
+        sizes = [end - first for first, end in pairwise([0, *self.ends])]
+        portions = zip(self.bits.split(sizes, 1), self.targets.split(sizes), strict=True)
+        return torch.stack([bits.sum(1) / targets.sum() for bits, targets in portions], 1)
 
 
 def compressions(codes: Sequence[OnlineCode], weights: Tensor | None = None) -> Tensor:
@@ -158,7 +155,7 @@ def send(task: EdgeTask, how: ProbeTraining, seed: int, portions: Sequence[float
     Raises:
         ValueError: too few sentences, or as `train_bank` does.
     """
-    words, targets, watched = task.words, task.annotations(task.words), task.validation()
+    words, targets, watched = task.words, task.fitting.annotations, task.validation()
     draw = torch.Generator().manual_seed(seed)
     found = torch.tensor(targets.sentences)
     units = found[torch.randperm(len(found), generator=draw)]
@@ -184,7 +181,7 @@ def code_rows(task: EdgeTask, codes: Sequence[OnlineCode]) -> Iterator[Row]:
     """
     bits = torch.stack([code.codelength for code in codes])
     by_seed = torch.stack([code.compression for code in codes])
-    weights, targets = resampled_counts(len(codes[0].units), task.seed), task.annotations(task.words)
+    weights, targets = resampled_counts(len(codes[0].units), task.seed), task.fitting.annotations
     whole, resampled = compressions(codes), compressions(codes, weights)
     for a, arm in enumerate(task.arms):
         compression = score_columns("compression", whole[a], resampled[a], by_seed[:, a])

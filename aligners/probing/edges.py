@@ -217,18 +217,18 @@ class Targets:
         Args:
             chosen: (T,) bool.
         """
-        kept = chosen.nonzero()[:, 0]
-        return Targets(self.spans[kept], self.labels[:, kept], self.sentence[kept], self.unknown[kept], self.count)
+        return self._at(chosen.nonzero()[:, 0])
 
     def part(self, words: Words, sentences: Sequence[int]) -> Targets:
         """The targets of some sentences, whose rows are counted from 0, on the device of the states."""
-        chosen, device = numbers_within(self.first, sentences), words.states.device
         starts = words.starts(sentences).repeat_interleave(self.first.diff()[list(sentences)])
-        spans, labels = self.spans[chosen] + starts[:, None, None], self.labels[:, chosen]
-        return replace(
-            self, spans=spans.to(device), labels=labels.to(device), sentence=self.sentence[chosen],
-            unknown=self.unknown[chosen],
-        )  # fmt: skip
+        some, device = self._at(numbers_within(self.first, sentences)), words.states.device
+        spans = some.spans + starts[:, None, None]
+        return replace(some, spans=spans.to(device), labels=some.labels.to(device))
+
+    def _at(self, index: Tensor) -> Targets:
+        sentence, unknown = self.sentence[index], self.unknown[index]
+        return Targets(self.spans[index], self.labels[:, index], sentence, unknown, self.count)
 
 
 def tasks_of(sentences: Sequence[Sentence]) -> list[str]:
@@ -317,26 +317,25 @@ class EdgeTask(Task):
         found = majority(self.labels, targets) if bank is None else counts(bank, Examples(held, targets))
         return EdgeScores(found, targets)
 
-    def columns(self, scores: Sequence[EdgeScores], arm: int, weights: Tensor, banks: Sequence[Bank]) -> Row:
-        """As `Task.columns`, with the selectivity where another arm is trained on the control task."""
-        every = torch.stack([each.counts for each in scores])
-        found, targets = every[:, arm], len(scores[0].targets)
-        row: Row = score_columns("score", f1(found.sum((0, 1))), f1(weights @ found.sum(0)), f1(found.sum(1)))
-        row["accuracy"] = accuracy(found.sum((0, 1)), targets * len(scores))
-        if banks:
-            row["parameters"] = sum(weight.numel() for weight in banks[0].probes.parameters()) // len(self.arms)
-            if self.arms[arm].layer is None:
-                row["centre_of_gravity"] = centre_of_gravity(banks, arm)
-            control = self.arms[arm]._replace(control=True)
-            if control in self.arms:
-                row |= _selectivity(found.sum(0), every[:, self.arms.index(control)].sum(0), weights)
+    def columns(self, scores: Sequence[EdgeScores], arm: int, weights: Tensor) -> Row:
+        """F1 and accuracy, of all seeds together."""
+        found = torch.stack([each.counts[arm] for each in scores])
+        total = found.sum((0, 1))
+        exact = accuracy(total, len(scores[0].targets) * len(scores))
+        return {**score_columns("score", f1(total), f1(weights @ found.sum(0)), f1(found.sum(1))), "accuracy": exact}
+
+    def of_probe(self, scores: Sequence[EdgeScores], arm: int, weights: Tensor) -> Row:
+        """Parameters, which layers a mix reads, and how much better a probe is than that of the control task."""
+        parameters = self.banks[0].probes.parameters()
+        row: Row = {"parameters": sum(weight.numel() for weight in parameters) // len(self.arms)}
+        if self.arms[arm].layer is None:
+            row["centre_of_gravity"] = centre_of_gravity(self.banks, arm)
+        control = self.arms[arm]._replace(control=True)
+        if control in self.arms:
+            counts = torch.stack([each.counts for each in scores]).sum(0)[[arm, self.arms.index(control)]]
+            (own, other), (drawn, drawn_other) = f1(counts.sum(1)), f1(weights @ counts)
+            row |= {"control": other, **score_columns("selectivity", own - other, drawn - drawn_other)}
         return row
-
-
-def _selectivity(counts: Tensor, control: Tensor, weights: Tensor) -> Row:
-    """How much better an arm is than the arm with the control task, from their counts (B, 4)."""
-    (own, drawn), (other, drawn_other) = ((f1(each.sum(0)), f1(weights @ each)) for each in (counts, control))
-    return {"control": other, **score_columns("selectivity", own - other, drawn - drawn_other)}
 
 
 def centre_of_gravity(banks: Sequence[Bank], arm: int) -> float:
@@ -363,13 +362,12 @@ class EdgeScores(NamedTuple):
 
     @property
     def about(self) -> Row:
-        """As `Scores.about`."""
-        targets = self.targets
-        known = {"n_sentences": len(targets.sentences), "n_targets": len(targets)}
-        return {"probe": "edge", **known, "n_unknown": int(targets.unknown.sum())}
+        """The probe, and numbers of sentences and targets, for the report."""
+        known = {"n_sentences": len(self.targets.sentences), "n_targets": len(self.targets)}
+        return {"probe": "edge", **known, "n_unknown": int(self.targets.unknown.sum())}
 
     def measures(self, weights: Tensor) -> dict[str, Tensor]:
-        """As `Scores.measures`."""
+        """The measure, (A, R), where a sentence counts as often as `weights` (R, B) say."""
         return {"F1": f1(weights @ self.counts)}
 
 

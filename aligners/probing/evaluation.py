@@ -10,12 +10,12 @@ from typing import Any, Literal
 import lightning.pytorch as pl
 import torch
 
-from aligners.errors import UserError
+from aligners.errors import UserError, check_range
 from aligners.models.model import FrozenModel
-from aligners.probing.bank import Arm, Bank
+from aligners.probing.bank import Arm
 from aligners.probing.codes import PORTIONS, code_rows, portion_ends, portion_rows, send
 from aligners.probing.edges import EdgeTask
-from aligners.probing.reading import SPLITS, check_annotated, check_least, check_room, make_task, sentences_of
+from aligners.probing.reading import SPLITS, check_annotated, check_room, make_task
 from aligners.probing.storing import save_banks
 from aligners.probing.tasks import Row
 from aligners.probing.training import ProbeTraining, ended
@@ -24,7 +24,6 @@ from aligners.probing.words import Place, Source, Words, WordsBeingRead
 from aligners.progress import track
 from datamodules.layers import LayerActivations, LayerBatch
 from datamodules.module import stream_of
-from datamodules.rows.policies import policy_of
 from datamodules.tokens.splits import Split
 
 AnyTask = EdgeTask | TreeTask
@@ -43,7 +42,7 @@ class ProbeExperiment(pl.LightningModule):
         rows: of the report, once the probes are trained.
         meta: what holds for all of them.
         report_tables: the weights of the mixes, and the trees that are drawn.
-        banks: the trained probes: by model, task and seed.
+        probed: the number of a model, and a task on its words with the trained probes.
         words: of each model and split.
 
     Args:
@@ -83,10 +82,8 @@ class ProbeExperiment(pl.LightningModule):
         portions: list[float] = list(PORTIONS),  # noqa: B006  (copied)
     ) -> None:
         super().__init__()
-        check_least(
-            tasks=(len(tasks), 1), ranks=(1 if ranks is None else min([*ranks, len(ranks)]), 1), seeds=(seeds, 1),
-            projection=(projection, 1), hidden=(hidden, 1), drawn=(drawn, 0),
-        )  # fmt: skip
+        check_range(least=1, tasks=len(tasks), ranks=ranks, seeds=seeds, projection=projection, hidden=hidden)
+        check_range(least=0, drawn=drawn)
         if portions:
             portion_ends(10**6, portions)
         self.portions = list(portions)
@@ -96,22 +93,25 @@ class ProbeExperiment(pl.LightningModule):
         self.rows: list[Row] = []
         self.meta: Row = {}
         self.report_tables: dict[str, list[Row]] = {}
-        self.banks: dict[tuple[str, str, int], Bank] = {}
+        self.probed: list[tuple[int, AnyTask]] = []
         self.words: dict[tuple[int, Split], Words] = {}
 
     @property
     def _data(self) -> LayerActivations:
         return stream_of(self.trainer, LayerActivations)
 
+    @property
+    def _names(self) -> list[str]:
+        return [model.name for model in self._data.reader.models]
+
     # ------------------------------------------------------------------ reading
 
     def setup(self, stage: str) -> None:
         """Check that all tasks can be probed, that the states fit in memory, and that there is one process."""
         data = self._data
-        check_annotated(data, self.tasks, self.trainer.world_size)
-        if policy_of(data.rows).types != "words" or data.component != "residual":
-            raise UserError(f"Expected `data.rows` to be of words, such as words_mean, but got {data.rows!r}.")
-        self._sentences = {split: sentences_of(data, split) for split in SPLITS}
+        self._sentences = check_annotated(data, self.tasks, self.trainer.world_size)
+        if data.component != "residual":
+            raise UserError(f"Expected `data.component` residual, as layer 0 is a control, but got {data.component!r}.")
         wide = sum(model.width * len(self._places(m)) for m, model in enumerate(data.reader.models))
         check_room(self._sentences.values(), wide, self.trainer.strategy.root_device)
         data.plan(tuple(SPLITS))
@@ -135,7 +135,8 @@ class ProbeExperiment(pl.LightningModule):
         """Keep the states of a batch's words."""
         split = list(SPLITS)[dataloader_idx]
         for m, states in enumerate(batch.states):
-            twins = [self._data.reader.states(self._twins[m].to(states.device), batch, m)] if self.controls else []
+            read = self._data.reader.read_model
+            twins = [read(self._twins[m].to(states.device), batch, m)[0]] if self.controls else []
             words = torch.cat([states, *twins])
             self._reading[m, split].add(batch.texts.text_numbers, batch.rows[m].counts, words)
 
@@ -148,23 +149,19 @@ class ProbeExperiment(pl.LightningModule):
 
     def train_probes(self) -> None:
         """Train every bank on the words that were read, and measure it on the held-out words."""
-        data, models = self._data, self._data.reader.models
-        self.words = {which: found.whole(drop=self.drop) for which, found in self._reading.items()}
-        tasks = {(m, name): self._task(m, name) for m in range(len(models)) for name in self.tasks}
-        for m, name, seed in self._shown([(*which, seed) for which in tasks for seed in range(self.seeds)], "Training"):
-            self.banks[models[m].name, name, seed] = tasks[m, name].train(self.how, seed)
-        unfinished = ended(self.banks.values())
-        self._about = {(models[m].name, name): task.about() for (m, name), task in tasks.items()}
+        data = self._data
+        self.words = {which: being_read.whole(drop=self.drop) for which, being_read in self._reading.items()}
+        self.probed = [(m, self._task(m, name)) for m in range(len(self._names)) for name in self.tasks]
+        planned = [(task, seed) for _, task in self.probed for seed in range(self.seeds)]
+        for task, seed in self._shown(planned, "Training"):
+            task.train(self.how, seed)
+        unfinished = ended(bank for _, task in self.probed for bank in task.banks)
         self.rows = [
-            row | {"model": models[m].name}
-            for (m, name), task in tasks.items()
-            for row in task.rows(
-                [self.banks[models[m].name, name, seed] for seed in range(self.seeds)], self.words[m, "test"]
-            )
+            row | {"model": self._names[m]} for m, task in self.probed for row in task.rows(self.words[m, "test"])
         ]
         self.report_tables = {"mixes": self._mixes(), "trees": self._trees()}
         if self.portions:
-            self.report_tables |= self._sent(tasks, unfinished)
+            self.report_tables |= self._sent(unfinished)
         self.meta = {
             **data.describe(), "split": "test", "seeds": self.seeds, "training": vars(self.how), **self.sizes,
             "sentences": {split: len(self.words[0, split].sentences) for split in SPLITS},
@@ -186,44 +183,44 @@ class ProbeExperiment(pl.LightningModule):
 
     def save(self, path: Path) -> None:
         """Write the trained probes to a file; `load_banks` reads them."""
-        names = {which: f"{which[1]}, seed {which[2]}, {which[0]}" for which in self.banks}
-        about = {name: {"model": which[0], "seed": which[2], **self._about[which[:2]]} for which, name in names.items()}
-        save_banks(path, {name: self.banks[which] for which, name in names.items()}, about)
+        kept = {}
+        for m, task in self.probed:
+            for seed, bank in enumerate(task.banks):
+                about = {"model": self._names[m], "seed": seed, **task.about()}
+                kept[f"{task.name}, seed {seed}, {self._names[m]}"] = bank, about
+        save_banks(path, kept)
 
     # ------------------------------------------------------------------ further tables
 
-    def _sent(self, tasks: dict[tuple[int, str], AnyTask], unfinished: Counter[str]) -> dict[str, list[Row]]:
+    def _sent(self, unfinished: Counter[str]) -> dict[str, list[Row]]:
         """How many bits the labels of the fitting sentences take, by model and task, and portion by portion."""
         tables: dict[str, list[Row]] = {"codelengths": [], "portions": []}
-        edges = [(m, task) for (m, _), task in tasks.items() if isinstance(task, EdgeTask)]
-        for m, task in self._shown(edges, "Sending"):
+        for m, task in self._shown([each for each in self.probed if isinstance(each[1], EdgeTask)], "Sending"):
             codes = [send(task, self.how, seed, self.portions) for seed in range(self.seeds)]
-            unfinished.update(
-                probes=sum(code.unfinished for code in codes),
-                of=sum(len(code.bits) * (len(code.ends) - 1) for code in codes),
-            )
+            for code in codes:
+                unfinished.update(probes=code.unfinished, of=len(code.bits) * (len(code.ends) - 1))
             for name, rows in {"codelengths": code_rows(task, codes), "portions": portion_rows(task, codes)}.items():
-                tables[name] += [{"model": self._data.reader.models[m].name, **row} for row in rows]
+                tables[name] += [{"model": self._names[m], **row} for row in rows]
         return tables
 
     def _mixes(self) -> list[Row]:
         """The weight of each layer in each mix."""
         return [
-            {"model": model, "task": task, "seed": seed, "layer": place.layer, "weight": float(weight)}
-            for (model, task, seed), bank in self.banks.items()
+            {"model": self._names[m], "task": task.name, "seed": seed, "layer": place.layer, "weight": float(weight)}
+            for m, task in self.probed for seed, bank in enumerate(task.banks)
             for arm, weights in zip(bank.arms, bank.readings.weights(), strict=True)
             for place, weight in zip(bank.places, weights.tolist(), strict=True)
             if arm.layer is None and not arm.control and arm.reads(place)
-        ]
+        ]  # fmt: skip
 
     def _trees(self) -> list[Row]:
         """Trees of a few held-out sentences, as the best distance probe of each model sees them."""
         found: list[Row] = []
-        for m, model in enumerate(self._data.reader.models if "distance" in self.tasks else []):
-            wanted = (model.name, "distance", "model")
-            own = [row for row in self.rows if (row["model"], row["task"], row["source"]) == wanted]
-            best = max(own, key=lambda row: row["score"] or -1)
-            bank = self.banks[model.name, "distance", 0]
-            arm = bank.arms.index(Arm("model", best["site"], rank=best["rank"]))
-            found += drawn_trees(bank.only([arm]), self.words[m, "test"], self.drawn, model.name)
+        for m, task in self.probed:
+            if task.name == "distance":
+                wanted = (self._names[m], task.name, "model")
+                own = [row for row in self.rows if (row["model"], row["task"], row["source"]) == wanted]
+                best = max(own, key=lambda row: row["score"] or -1)
+                arm = task.arms.index(Arm("model", best["site"], rank=best["rank"]))
+                found += drawn_trees(task.banks[0].only([arm]), self.words[m, "test"], self.drawn, self._names[m])
         return found

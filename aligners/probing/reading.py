@@ -12,7 +12,10 @@ from aligners.probing.bank import Arm
 from aligners.probing.edges import EdgeTask, Labels, tasks_of
 from aligners.probing.trees import LEAST, STRUCTURAL, TreeTask
 from aligners.probing.words import Words
+from datamodules.layers import LayerActivations
 from datamodules.module import TextModule
+from datamodules.rows.policies import policy_of
+from datamodules.states import States
 from datamodules.text.annotated.sentence import ANNOTATION, Sentence
 from datamodules.tokens.splits import Split
 
@@ -23,7 +26,9 @@ MENDING = {
 }
 
 
-def check_annotated(data: TextModule, tasks: Sequence[str], processes: int = 1) -> None:
+def check_annotated(
+    data: LayerActivations | States, tasks: Sequence[str], processes: int = 1
+) -> dict[Split, list[Sentence]]:
     """Raise unless the texts are annotated sentences, those of every split for every task, read by one process.
 
     No model is needed for that.
@@ -33,8 +38,11 @@ def check_annotated(data: TextModule, tasks: Sequence[str], processes: int = 1) 
         tasks: that are probed.
         processes: of the run.
 
+    Returns:
+        The sentences of every split, in the order of its text numbers.
+
     Raises:
-        ValueError: saying which is not so, naming task and split; or as `Labels.of`.
+        ValueError: saying which is not so, naming task and split; rows are not of words; or as `Labels.of`.
     """
     if processes > 1:
         raise UserError(f"Probes are trained by one process, but `trainer.devices` makes {processes}. Set it to 1.")
@@ -43,18 +51,21 @@ def check_annotated(data: TextModule, tasks: Sequence[str], processes: int = 1) 
             f"Expected annotated sentences, but `data.text.source` {data.text.source!r} has none. Name a CoNLL-U file "
             "(.conllu), JSON lines with labelled spans (.jsonl), or grammar."
         )
-    for split, said in SPLITS.items():
-        own = sentences_of(data, split)
+    if policy_of(data.rows).types != "words":
+        raise UserError(f"Expected `data.rows` to be of words, such as words or words_mean, but got {data.rows!r}.")
+    sentences = {split: sentences_of(data, split) for split in SPLITS}
+    for split, own in sentences.items():
         there = [*tasks_of(own), *(STRUCTURAL if any(len(each.heads) >= LEAST for each in own) else ())]
         for task in tasks:
             if split == "fit" and task not in STRUCTURAL:
                 Labels.of(task, own)
             elif task not in there:
                 raise UserError(
-                    f"Expected {said} sentences to have what {task!r} of `tasks` asks for, but none of {len(own):,} "
-                    f"has; they have: {', '.join(there) or 'nothing'}. Leave it out, or give "
+                    f"Expected {SPLITS[split]} sentences to have what {task!r} of `tasks` asks for, but none of "
+                    f"{len(own):,} has; they have: {', '.join(there) or 'nothing'}. Leave it out, or give "
                     f"others{MENDING.get(split, '')}."
                 )
+    return sentences
 
 
 def sentences_of(data: TextModule, split: Split) -> list[Sentence]:
@@ -81,13 +92,6 @@ def check_room(sentences: Iterable[Sequence[Sentence]], numbers: int, device: to
             f"Expected the states of {rows:,} words to fit in half of the free memory, {in_words(free / 2)}, but they "
             f"take {in_words(size)}. Take fewer layers or sites, or fewer texts."
         )
-
-
-def check_least(**least: tuple[int, int]) -> None:
-    """Raise unless each option is at least its least value, (value, least)."""
-    for name, (value, bound) in least.items():
-        if value < bound:
-            raise UserError(f"Expected `{name}` to be at least {bound}, but got {value}.")
 
 
 def make_task(

@@ -24,24 +24,23 @@ ENTRY = "banks"
 KINDS: dict[str, type[Probes]] = {kind.__name__: kind for kind in (EdgeProbes, DepthProbes, DistanceProbes)}
 
 
-def save_banks(path: Path, banks: Mapping[str, Bank], about: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+def save_banks(path: Path, banks: Mapping[str, tuple[Bank, Mapping[str, Any]]]) -> None:
     """Write banks to a file, whole or not at all.
 
     Args:
         path: of the file.
-        banks: by name.
-        about: what else is known of each, as plain values.
+        banks: by name, each with what else is known of it, as plain values.
     """
     described: dict[str, Any] = {}
     tensors: dict[str, Tensor] = {}
-    for number, (name, bank) in enumerate(banks.items()):
+    for number, (name, (bank, about)) in enumerate(banks.items()):
         described[name] = {
             "kind": type(bank.probes).__name__,
             "arms": bank.arms,
             "places": bank.places,
             "width": bank.probes.width,
             "options": bank.probes.options(),
-            "about": dict((about or {}).get(name, {})),
+            "about": about,
         }
         tensors |= {f"{number}/{key}": value.cpu().contiguous() for key, value in bank.state_dict().items()}
     path.parent.mkdir(parents=True, exist_ok=True)

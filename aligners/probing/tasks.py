@@ -1,4 +1,4 @@
-"""A task: what the probes of a model's fitting words are trained on, and what the report says of them."""
+"""A task: what the probes of a model's words are trained on, the trained probes, and what the report says of them."""
 
 from __future__ import annotations
 
@@ -6,33 +6,15 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from aligners.injection.scoring.scores import percentile_interval, resampled_counts
-from aligners.probing.bank import Annotations, Arm, Bank, Examples
+from aligners.probing.bank import Arm, Bank, Examples
 from aligners.probing.training import ProbeTraining, train_bank
 from aligners.probing.words import Words
-
-
-class Scores(Protocol):
-    """What A probes, or a baseline, get right in each of B sentences."""
-
-    @property
-    def sentences(self) -> int:
-        """B."""
-        ...
-
-    @property
-    def about(self) -> Row:
-        """The probe, and numbers of sentences and targets, for the report."""
-        ...
-
-    def measures(self, weights: Tensor) -> dict[str, Tensor]:
-        """Each measure, (A, R), where a sentence counts as often as `weights` (R, B) say."""
-        ...
 
 
 @dataclass
@@ -49,6 +31,7 @@ class Task(ABC):
 
     Attributes:
         fitting: the fitting words with their labels or trees.
+        banks: trained probes of all arms, those of each `train`.
         baseline: what the report calls the answer that needs no states.
     """
 
@@ -59,14 +42,15 @@ class Task(ABC):
     seed: int
     sizes: Mapping[str, int] = field(default_factory=dict)
     fitting: Examples = field(init=False)
+    banks: list[Bank] = field(init=False, default_factory=list)
     baseline: ClassVar[str]
 
     def __post_init__(self) -> None:
         self.fitting = Examples(self.words, self.annotations(self.words))
 
     @abstractmethod
-    def annotations(self, words: Words) -> Annotations:
-        """The labels or trees of words."""
+    def annotations(self, words: Words) -> Any:
+        """The labels or trees of words: see `Examples`."""
 
     @abstractmethod
     def fresh(self, seed: int) -> Bank:
@@ -74,11 +58,19 @@ class Task(ABC):
 
     @abstractmethod
     def scores(self, bank: Bank | None, held: Words) -> Any:
-        """The `Scores` of a bank on held-out words; None: of the baseline."""
+        """What a bank gets right in each of the held-out sentences; None: the baseline.
+
+        It has `sentences`, their number; `about`, what the report says of them; and `measures`: from how often each
+        sentence counts, (R, B), to each measure, (A, R).
+        """
 
     @abstractmethod
-    def columns(self, scores: Sequence[Any], arm: int, weights: Tensor, banks: Sequence[Bank]) -> Row:
-        """What the report says of an arm, by its scores and banks of each seed; the baseline has no banks."""
+    def columns(self, scores: Sequence[Any], arm: int, weights: Tensor) -> Row:
+        """What the report says of an arm, or of the baseline, by its scores of each seed."""
+
+    @abstractmethod
+    def of_probe(self, scores: Sequence[Any], arm: int, weights: Tensor) -> Row:
+        """What the report says besides of an arm, and not of the baseline."""
 
     def about(self) -> dict[str, Any]:
         """What is kept beside a bank, as plain values."""
@@ -88,25 +80,21 @@ class Task(ABC):
         """The validation words with their labels or trees."""
         return Examples(self.watched, self.annotations(self.watched))
 
-    def train(self, how: ProbeTraining, seed: int) -> Bank:
-        """Train a fresh bank on all fitting words."""
+    def train(self, how: ProbeTraining, seed: int) -> None:
+        """Train a fresh bank on all fitting words, and keep it."""
         bank = self.fresh(seed)
         train_bank(bank, self.fitting, self.validation(), how, seed)
-        return bank
+        self.banks.append(bank)
 
-    def rows(self, banks: Sequence[Bank], held: Words) -> Iterator[Row]:
-        """Rows of the report: one of the baseline, and one for each arm that is not a control.
-
-        Args:
-            banks: one of each seed.
-            held: held-out words.
-        """
-        scores, least = [self.scores(bank, held) for bank in banks], self.scores(None, held)
+    def rows(self, held: Words) -> Iterator[Row]:
+        """Rows of the report on held-out words: one of the baseline, and one for each arm that is not a control."""
+        scores, least = [self.scores(bank, held) for bank in self.banks], self.scores(None, held)
         weights, about = resampled_counts(least.sentences, self.seed), {"task": self.name, **least.about}
-        yield row_of(self.baseline, None, **about, **self.columns([least], 0, weights, []))
+        yield row_of(self.baseline, None, **about, **self.columns([least], 0, weights))
         for a, arm in enumerate(self.arms):
             if not arm.control:
-                yield row_of(arm.source, arm, **about, **self.columns(scores, a, weights, banks))
+                own = self.columns(scores, a, weights) | self.of_probe(scores, a, weights)
+                yield row_of(arm.source, arm, **about, **own)
 
     def measures(self, bank: Bank | None, held: Words, seed: int) -> dict[str, Tensor]:
         """Each measure on held-out words, then in R resamples of the sentences, (A, 1 + R).
@@ -119,6 +107,11 @@ class Task(ABC):
         scores = self.scores(bank, held)
         drawn = resampled_counts(scores.sentences, seed)
         return scores.measures(torch.cat((torch.ones_like(drawn[:1]), drawn)))
+
+    def at(self, layer: int, held: Words, seed: int) -> dict[str, Tensor]:
+        """`measures` of the first bank's probe of a layer, (1, 1 + R)."""
+        arm = next(a for a, arm in enumerate(self.arms) if arm.layer == layer)
+        return self.measures(self.banks[0].only([arm]), held, seed)
 
 
 Row = dict[str, Any]

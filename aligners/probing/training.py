@@ -36,8 +36,7 @@ class ProbeTraining:
     least_steps: int = 25
 
     def __post_init__(self) -> None:
-        names = ("max_epochs", "batch", "learning_rate", "patience", "least_steps")
-        check_range(above=0, **{name: getattr(self, name) for name in names})
+        check_range(above=0, **vars(self))
 
 
 class Progress:

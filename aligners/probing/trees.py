@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.sparse.csgraph import minimum_spanning_tree
+from scipy.sparse.csgraph import minimum_spanning_tree, shortest_path
 from scipy.stats import rankdata
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
@@ -72,10 +72,8 @@ class Trees:
             )
         for own in heads.values():
             check_tree(own)
-        return cls(
-            {b: tree_depths(own).float() for b, own in heads.items()},
-            {b: tree_distances(own).float() for b, own in heads.items()},
-        )
+        distances = {b: tree_distances(own) for b, own in heads.items()}
+        return cls({b: distances[b][own.index(0)] for b, own in heads.items()}, distances)
 
     @property
     def sentences(self) -> list[int]:
@@ -95,44 +93,22 @@ class Trees:
         return TreesPart(rows.to(device), real.to(device), depths.to(device), distances.to(device), chosen)
 
 
-def tree_depths(heads: Sequence[int]) -> Tensor:
-    """Depth of each word, (n,) int64, 0 for the root.
+def tree_distances(heads: Sequence[int]) -> Tensor:
+    """Number of edges between two words, (n, n) float32.
 
     Args:
         heads: of each word the number of its head, counted from 1; 0 for the root. They make a tree.
     """
-    return _ancestors(heads).sum(1) - 1
-
-
-def tree_distances(heads: Sequence[int]) -> Tensor:
-    """Number of edges between two words, (n, n) int64.
-
-    The path between two words leads through their lowest common ancestor, whose depth is the number of ancestors that
-    they share, less one, where each word counts as its own.
-
-    Args:
-        heads: as in `tree_depths`.
-    """
-    above = _ancestors(heads)
-    depths = above.sum(1)
-    return depths[:, None] + depths - 2 * above @ above.T
+    edges = np.zeros((len(heads),) * 2)
+    for pair in tree_edges(heads):
+        edges[pair] = 1
+    return torch.from_numpy(shortest_path(edges, directed=False)).float()
 
 
 def tree_edges(heads: Sequence[int]) -> set[Edge]:
     """The edges of a tree, the root's own none of them."""
     pairs = ((word, head - 1) for word, head in enumerate(heads) if head)
     return {(min(pair), max(pair)) for pair in pairs}
-
-
-def _ancestors(heads: Sequence[int]) -> Tensor:
-    """(n, n) int64: 1 where the second word is the first, or an ancestor of it."""
-    above = torch.zeros(len(heads), len(heads), dtype=torch.int64)
-    for word in range(len(heads)):
-        at = word
-        while at >= 0:
-            above[word, at] = 1
-            at = heads[at] - 1
-    return above
 
 
 LENGTHS = range(5, 51)  # words of the sentences over which rank correlations are averaged
@@ -168,11 +144,11 @@ class TreeScores(NamedTuple):
 
     @property
     def about(self) -> Row:
-        """As `Scores.about`."""
+        """The probe, and numbers of sentences and targets, for the report."""
         return {"probe": self.probe, "n_sentences": self.sentences, "n_targets": int(self.lengths.sum())}
 
     def measures(self, weights: Tensor) -> dict[str, Tensor]:
-        """As `Scores.measures`."""
+        """Each measure, (A, R), where a sentence counts as often as `weights` (R, B) say."""
         spearman = by_length(self.spearman, self.lengths, weights)
         hits = pooled_ratio(self.hits, self.asked, weights)
         return {"Spearman": spearman, "UUAS" if self.probe == "distance" else "root": hits}
@@ -202,11 +178,8 @@ def by_length(values: Tensor, lengths: Tensor, weights: Tensor | None = None) ->
     Returns:
         (A,), or (A, R) with weights; NaN if no sentence counts.
     """
-    lengths = lengths.where(torch.tensor([int(n) in LENGTHS for n in lengths]), 0)
-    of_length = torch.stack([lengths == n for n in lengths.unique() if n], 1).double() if lengths.any() else None
+    of_length = (lengths[:, None] == torch.tensor([n for n in lengths.unique().tolist() if n in LENGTHS])).double()
     known = values.isfinite()
-    if of_length is None:
-        return values.new_full((len(values), *(weights.shape[:1] if weights is not None else ())), torch.nan)
     counted = torch.ones(1, len(lengths), dtype=torch.float64) if weights is None else weights.double()
     sums = torch.einsum("rb,ab,bl->arl", counted, values.nan_to_num().double() * known, of_length)
     shares = torch.einsum("rb,ab,bl->arl", counted, known.double(), of_length)
@@ -243,13 +216,13 @@ def counted_edges(sentence: Sentence) -> set[Edge]:
     return {pair for pair in tree_edges(sentence.heads) if kept[list(pair)].all()}
 
 
-def predictions(bank: Bank, words: Words, trees: Trees) -> Iterator[tuple[int, Numbers]]:
+def predictions(bank: Bank, examples: Examples) -> Iterator[tuple[int, Numbers]]:
     """What structural probes predict of each tree.
 
     Yields:
         The number of the sentence, and (A, n, n) distances or (A, n) depths.
     """
-    for part, found in answers(bank, Examples(words, trees)):
+    for part, found in answers(bank, examples):
         numbers = found.double().cpu().numpy()
         for place, (sentence, n) in enumerate(zip(part.sentences, part.real.sum(1).tolist(), strict=True)):
             yield sentence, numbers[:, place, :n] if numbers.ndim == 3 else numbers[:, place, :n, :n]
@@ -310,7 +283,7 @@ def chain(trees: Trees, probe: str) -> Iterator[tuple[int, Numbers]]:
 WORDS = range(7, 14)  # of a sentence that is drawn: its tree is no trifle, and fits on a page
 
 
-def drawn_trees(bank: Bank, words: Words, count: int, model: str) -> list[dict[str, Any]]:
+def drawn_trees(bank: Bank, words: Words, count: int, model: str) -> Iterator[dict[str, Any]]:
     """The first sentences of a fitting length, with the edges of their trees and those that a probe finds.
 
     Args:
@@ -319,27 +292,20 @@ def drawn_trees(bank: Bank, words: Words, count: int, model: str) -> list[dict[s
         count: how many sentences.
         model: its name.
 
-    Returns:
+    Yields:
         Rows with the words, and edges as `0-1 1-3`; `counted` are those of the tree that UUAS counts.
     """
     trees = Trees.of(words)
     chosen = [number for number, own in trees.depths.items() if len(own) in WORDS][:count]
-    few = Trees({b: trees.depths[b] for b in chosen}, {b: trees.distances[b] for b in chosen})
-    return [
-        {
-            "model": model,
-            "layer": bank.arms[0].layer,
-            "words": words.sentences[number].text,
-            "edges": _written(tree_edges(words.sentences[number].heads)),
-            "counted": _written(counted_edges(words.sentences[number])),
-            "found": _written(spanning_edges(predicted[0], ~punctuation(words.sentences[number]))),
+    for number, predicted in predictions(bank, Examples(words, trees, chosen)):
+        sentence = words.sentences[number]
+        every = {
+            "edges": tree_edges(sentence.heads),
+            "counted": counted_edges(sentence),
+            "found": spanning_edges(predicted[0], ~punctuation(sentence)),
         }
-        for number, predicted in predictions(bank, words, few)
-    ]
-
-
-def _written(edges: set[Edge]) -> str:
-    return " ".join(f"{first}-{second}" for first, second in sorted(edges))
+        written = {name: " ".join(f"{a}-{b}" for a, b in sorted(edges)) for name, edges in every.items()}
+        yield {"model": model, "layer": bank.arms[0].layer, "words": sentence.text, **written}
 
 
 START, WIDTH = 0.05, 64  # entries of a B of 64 x 64 are drawn from -START..START, as in the paper's code
@@ -443,20 +409,20 @@ class TreeTask(Task):
     def scores(self, bank: Bank | None, held: Words) -> TreeScores:
         """As `Task.scores`; the baseline is a chain of the words in their order."""
         trees = Trees.of(held)
-        predicted = chain(trees, self.name) if bank is None else predictions(bank, held, trees)
+        predicted = chain(trees, self.name) if bank is None else predictions(bank, Examples(held, trees))
         return tree_scores(self.name, predicted, held.sentences, trees)
 
-    def columns(self, scores: Sequence[TreeScores], arm: int, weights: Tensor, banks: Sequence[Bank]) -> Row:
-        """As `Task.columns`: Spearman's correlation, and the share of edges or roots that are found."""
+    def columns(self, scores: Sequence[TreeScores], arm: int, weights: Tensor) -> Row:
+        """Spearman's correlation, and the share of edges or roots that are found: means over seeds."""
         spearman = torch.stack([each.spearman[arm] for each in scores])
         lengths, asked = scores[0].lengths, scores[0].asked
         mean = spearman.mean(0, keepdim=True)
-        own: Row = score_columns(
-            "score", by_length(mean, lengths)[0], by_length(mean, lengths, weights)[0], by_length(spearman, lengths)
-        )
+        score, drawn = by_length(mean, lengths)[0], by_length(mean, lengths, weights)[0]
         hits = torch.stack([each.hits[arm] for each in scores]).mean(0)
         name = "uuas" if self.name == "distance" else "root_accuracy"
-        own |= score_columns(name, hits.sum() / asked.sum(), pooled_ratio(hits[None], asked, weights)[0])
-        if banks:
-            own["parameters"] = (self.arms[arm].rank or self._usual) * self.words.states.shape[-1]
-        return own
+        share = score_columns(name, hits.sum() / asked.sum(), pooled_ratio(hits[None], asked, weights)[0])
+        return {**score_columns("score", score, drawn, by_length(spearman, lengths)), **share}
+
+    def of_probe(self, scores: Sequence[TreeScores], arm: int, weights: Tensor) -> Row:
+        """Parameters."""
+        return {"parameters": (self.arms[arm].rank or self._usual) * self.words.states.shape[-1]}

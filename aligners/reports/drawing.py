@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
+import yaml
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
@@ -20,18 +22,15 @@ from aligners.reports.report import Row, number
 
 Look = dict[str, Any]
 Cells = Sequence[Row | None]
+Level = tuple[str | None, Look, float]  # name, look and height of what has no site
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
 # Tol's muted scheme, likewise: of models, groups and variants, so that no colour of a method means one of them.
 MODEL_COLOURS = ("#332288", "#CC6677", "#117733", "#999933", "#AA4499", "#44AA99", "#882255", "#88CCEE")
 MARKERS = "osD^vPX*h"  # one more than there are colours, so that pairs of both repeat late
-METHODS = (  # each has one colour and marker in all figures
-    "permutation", "procrustes", "cca", "linear", "mlp_paper", "mlp", "inn_paper", "inn",
-    "svcca", "inn_one_way", "free_form", "gcca", "pwcca", "ridge",
-)  # fmt: skip
-METHOD_COLOURS = (*COLOURS, "#6A3D9A", "#B2182B", "#66A61E", "#17BECF", "#BCBD22", "#00441B")  # one for each of them
-FLOORS = {"mean": "0.75", "identity": "0.35", "random_embedding": "0.55"}  # greys
+LOOKS = yaml.safe_load(Path(__file__).with_name("looks.yaml").read_text(encoding="utf-8"))
+METHODS, FLOORS = list(LOOKS["methods"]), LOOKS["floors"]  # each has one look in all figures
 ABREAST, PANEL = 4, (3.6, 2.9)  # of figures by site: most panels in a row, and their size in inches
 LINEAR_UP_TO = 0.01  # nats: what stitching a model to itself costs at most
 LIGHT_FROM = 0.6  # share of the colour scale above which dark letters are easier to read
@@ -54,9 +53,7 @@ def panels(
     *,
     boxed: bool = False,
     font: float = 9,
-    width_ratios: Sequence[float] | None = None,
-    sharex: bool = False,
-    sharey: bool | Literal["row"] = False,
+    **options: Any,
 ) -> tuple[Figure, list[Axes]]:
     """Make a figure of `count` panels, filled row by row.
 
@@ -67,16 +64,14 @@ def panels(
         margins: width and height in inches of what surrounds the panels.
         boxed: whether a panel has a frame on all four sides.
         font: its size in points.
-        width_ratios: relative widths of the columns.
-        sharex: whether all panels share the horizontal scale.
-        sharey: whether all panels share the vertical scale, or those of a row do.
+        options: of `Figure.subplots`, such as `sharey`.
     """
     across = min(abreast, count)
     down = -(-count // across)
     with mpl.rc_context({"axes.spines.top": boxed, "axes.spines.right": boxed, "font.size": font}):
         width, height = size[0] * across + margins[0], size[1] * down + margins[1]
         figure = Figure(figsize=(width, height), layout="constrained")
-        grid = figure.subplots(down, across, squeeze=False, sharex=sharex, sharey=sharey, width_ratios=width_ratios)
+        grid = figure.subplots(down, across, squeeze=False, **options)
     axes = list(grid.flat)
     for axis in axes[count:]:
         axis.set_axis_off()
@@ -103,7 +98,7 @@ def method_looks(names: Iterable[str]) -> dict[str, Look]:
             looks[name] = {**line_look(0, list(FLOORS).index(name) + 6, ":"), "color": FLOORS[name]}
         elif name in METHODS:
             place = METHODS.index(name)
-            looks[name] = line_look(place, place, "-", METHOD_COLOURS)
+            looks[name] = line_look(place, place, "-", list(LOOKS["methods"].values()))
         else:
             looks[name] = line_look(others, others + others // len(COLOURS) + 3, "-.")
             others += 1
@@ -172,19 +167,48 @@ def heat_map(
     return image
 
 
+def heat_maps(
+    axes: Sequence[Axes],
+    titles: Iterable[str],
+    grids: Iterable[NDArray[np.float64]],
+    rows: Sequence[object],
+    columns: Sequence[object],
+    low: float = 0,
+    high: float = 1,
+    **bar: Any,
+) -> None:
+    """Draw heat maps of the same layers with one colour scale, and its bar beside them.
+
+    Args:
+        axes: the panels.
+        titles: of the panels.
+        grids: the values of each.
+        rows: see `heat_map`.
+        columns: likewise.
+        low: likewise.
+        high: likewise.
+        bar: options of `Figure.colorbar`.
+    """
+    for axis, title, grid in zip(axes, titles, grids, strict=True):
+        image = heat_map(axis, grid, rows, columns, low, high)
+        axis.set_title(title, fontsize=9)
+    axes[0].figure.colorbar(image, ax=axes, **bar)
+
+
 def layer_grid(
-    cells: Iterable[tuple[Any, Any, float | None]], rows: Sequence[Any], columns: Sequence[Any]
+    cells: Iterable[Row], columns: tuple[str, str, str], up: Sequence[Any], across: Sequence[Any]
 ) -> NDArray[np.float64]:
     """Arrange values by layer for `heat_map`; NaN where there is none.
 
     Args:
-        cells: (layer of the row, layer of the column, value).
-        rows: the layers of the vertical axis.
-        columns: the layers of the horizontal axis.
+        cells: rows.
+        columns: those of the layer of the vertical axis, of the layer of the horizontal axis, and of the value.
+        up: the layers of the vertical axis.
+        across: the layers of the horizontal axis.
     """
-    grid = np.full((len(rows), len(columns)), np.nan)
-    for i, j, value in cells:
-        grid[rows.index(i), columns.index(j)] = number(value)
+    grid = np.full((len(up), len(across)), np.nan)
+    for i, j, value in ([row[column] for column in columns] for row in cells):
+        grid[up.index(i), across.index(j)] = number(value)
     return grid
 
 
@@ -223,7 +247,7 @@ class SitePanel(NamedTuple):
     title: str
     pairs: Sequence[tuple[int, int]]
     lines: Sequence[tuple[str, Look, Cells]]
-    levels: Sequence[tuple[str | None, Look, float]] = ()
+    levels: Sequence[Level] = ()
 
 
 def site_figure(
@@ -298,11 +322,10 @@ def dress(figure: Figure, axes: Sequence[Axes], across: str, up: str, note: str 
     else:
         figure.supxlabel(across, fontsize=9)
     figure.supylabel(up, fontsize=9)
-    look: Look = {"frameon": False, "fontsize": 8, "title": note or None, "title_fontsize": 7.5}
+    place: Look = {"loc": "outside right center"}
     if below:
-        figure.legend(handles, names, loc="outside lower center", ncols=_legend_below(figure, names), **look)
-    else:
-        figure.legend(handles, names, loc="outside right center", **look)
+        place = {"loc": "outside lower center", "ncols": _legend_below(figure, names)}
+    figure.legend(handles, names, frameon=False, fontsize=8, title=note or None, title_fontsize=7.5, **place)
 
 
 def _legend_below(figure: Figure, names: Sequence[str]) -> int:

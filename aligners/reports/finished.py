@@ -42,15 +42,16 @@ def make_report(kind: str, meta: Row, rows: Sequence[Row], **more: Any) -> Repor
     """
     about = KINDS[kind]
     report = maker(kind)(meta, rows, **about.get("options", {}), **more)
-    described = [meta.get(texts, {}) for texts in ("text", "other_text")]
-    said = [words for texts in described for words in (*words_on_copies(texts), *words_on_left_out(texts))]
-    sentences = [*meta.get("cautions", ()), *report.sentences, *said]
-    fields = {
-        "title": about.get("title", ""),
-        "note": about.get("note", report.note),
-        "columns": about.get("columns", report.columns),
-    }
-    return replace(report, name=file_name(kind), sentences=sentences, **fields)
+    texts = [meta.get(name, {}) for name in ("text", "other_text")]
+    of_texts = [words for text in texts for words in (*words_on_copies(text), *words_on_left_out(text))]
+    return replace(
+        report,
+        name=file_name(kind),
+        title=about.get("title", ""),
+        note=about.get("note", report.note),
+        columns=about.get("columns", report.columns),
+        sentences=[*meta.get("cautions", ()), *report.sentences, *of_texts],
+    )
 
 
 PARTS = ("meta", "findings", "rows")
@@ -72,6 +73,11 @@ class FinishedRun(NamedTuple):
     config: str
 
     @property
+    def options(self) -> dict[str, Any]:
+        """The run's options; none where there is no `config`."""
+        return yaml.safe_load(self.config) or {}
+
+    @property
     def figures(self) -> list[Path]:
         """The images of the report's figures that are there."""
         return [path for name in self.report.figures if (path := self.folder / f"{name}.png").is_file()]
@@ -79,7 +85,11 @@ class FinishedRun(NamedTuple):
 
 def has_report(folder: Path) -> bool:
     """Whether a run's folder holds a report."""
-    return any((folder / f"{file_name(kind)}.json").is_file() for kind in KINDS)
+    return bool(_kinds_in(folder))
+
+
+def _kinds_in(folder: Path) -> list[str]:
+    return [kind for kind in KINDS if (folder / f"{file_name(kind)}.json").is_file()]
 
 
 def finished_run(folder: Path) -> FinishedRun:
@@ -88,7 +98,7 @@ def finished_run(folder: Path) -> FinishedRun:
     Raises:
         ValueError: it is no folder of a finished run: says what it is, or what it lacks.
     """
-    kinds = [kind for kind in KINDS if (folder / f"{file_name(kind)}.json").is_file()]
+    kinds = _kinds_in(folder)
     if not kinds:
         raise UserError(f"Expected `run` to be the folder of a finished run, but {folder} {_what_it_is(folder)}")
     content = _read(folder / f"{file_name(kinds[0])}.json")

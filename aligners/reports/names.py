@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
-from aligners.reports.report import Row
+import yaml
 
-COLUMNS = ("model_x", "model_y", "model")  # of a row that name a model
-SCORES = {  # name -> in words, and as a heading
-    "accuracy": ("accuracy in %", "acc. %"), "mcc": ("Matthews correlation × 100", "MCC × 100"),
-    "f1": ("F1 × 100", "F1 × 100"), "pearson": ("Pearson correlation × 100", "r × 100"),
-    "spearman": ("Spearman correlation × 100", "ρ × 100"),
-}  # fmt: skip
+from aligners.fitting.outcomes import mark
+from aligners.reports.report import MODELS, Row, models_in
+
+WORDS: dict[str, Row] = yaml.safe_load(Path(__file__).with_name("words.yaml").read_text(encoding="utf-8"))
 MOST_LETTERS = 40  # two such names fit in a title of 120 columns
 
 
@@ -47,13 +46,13 @@ def file_names(models: Iterable[str]) -> dict[str, str]:
 
 def with_short_names(rows: Sequence[Row]) -> list[Row]:
     """Copy rows with short model names, for readers. Files keep the full names, which identify a model."""
-    names = short_names(_models(rows))
-    return [row | {column: names[row[column]] for column in COLUMNS if column in row} for row in rows]
+    names = short_names(models_in(rows))
+    return [row | {column: names[row[column]] for column in MODELS if column in row} for row in rows]
 
 
 def names_in_full(rows: Sequence[Row]) -> str:
     """Return lines, to stand below a Markdown table, that explain short names; empty if no name was shortened."""
-    names = short_names(_models(rows))
+    names = short_names(models_in(rows))
     lines = [f"- {short}: `{name}`\n" for name, short in names.items() if short != name]
     return "\n" + "".join(lines) if lines else ""
 
@@ -61,10 +60,6 @@ def names_in_full(rows: Sequence[Row]) -> str:
 def site_name(pair: tuple[int, int]) -> str:
     """`2`, or `2→3` where source and target differ."""
     return str(pair[0]) if pair[0] == pair[1] else f"{pair[0]}→{pair[1]}"
-
-
-def _models(rows: Sequence[Row]) -> list[str]:
-    return [row[column] for row in rows for column in COLUMNS if column in row]
 
 
 def _end(name: str, others: Sequence[str]) -> str:
@@ -91,12 +86,12 @@ def score_name(rows: Sequence[Row]) -> str:
 
 def score_words(rows: Sequence[Row]) -> str:
     """Name the score for an axis or a title, such as "accuracy in %" or "Matthews correlation × 100"."""
-    return SCORES[score_name(rows)][0]
+    return WORDS["scores"][score_name(rows)][0]
 
 
 def score_heading(rows: Sequence[Row]) -> str:
     """Name the score for the heading of a column, such as "acc. %"."""
-    return SCORES[score_name(rows)][1]
+    return WORDS["scores"][score_name(rows)][1]
 
 
 def floor_words(rows: Sequence[Row]) -> str:
@@ -114,6 +109,15 @@ def fixed(value: float, form: str) -> str:
     """Format a number, whose rounding to zero has no sign: 0.000, not -0.000."""
     sign = form[: len(form) - len(form.lstrip("+- "))]
     return format(value, form if form == "d" or "z" in form else f"{sign}z{form.removeprefix(sign)}")
+
+
+def with_interval(row: Row, column: str, form: str, scale: float = 1) -> str:
+    """A value of a row ± half the width of its interval, as far as they are known, with the mark of `mark`."""
+    value, low, high = (row.get(column + end) for end in ("", "_low", "_high"))
+    if value is None:
+        return ""
+    text = mark(format(scale * value, form), row)
+    return text if low is None or high is None else f"{text} ±{scale * (high - low) / 2:{form.removeprefix('z')}}"
 
 
 def four_digits(value: object) -> str:

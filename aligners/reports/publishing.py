@@ -57,9 +57,7 @@ def show(report: Report) -> Console:
 def write(report: Report, folder: Path) -> list[Path]:
     """Write a report's files, each whole or not at all, and return the paths of its figures."""
     folder.mkdir(parents=True, exist_ok=True)
-    content = {"meta": report.meta, "findings": list(report.sentences), "rows": list(report.rows)}
-    content |= {name: list(table) for name, table in report.tables.items()}
-    write_text(folder / f"{report.name}.json", json.dumps(content, indent=1, allow_nan=False))
+    write_text(folder / f"{report.name}.json", json.dumps(report.content, indent=1, allow_nan=False))
     for name, table in {report.name: report.rows, **report.tables}.items():
         if table:
             write_text(folder / f"{name}.csv", csv_text(table))

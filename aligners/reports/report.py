@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 Row = dict[str, Any]
+MODELS = ("model_x", "model_y", "model")  # columns that name a model
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,12 @@ class Report:
     sentences: Sequence[str] = ()
     files: str = "Report and figures"
 
+    @property
+    def content(self) -> dict[str, Any]:
+        """What the JSON file holds."""
+        tables = {name: list(table) for name, table in self.tables.items()}
+        return {"meta": self.meta, "findings": list(self.sentences), "rows": list(self.rows), **tables}
+
 
 def where(rows: Iterable[Row], **values: object) -> list[Row]:
     """The rows whose columns have these values."""
@@ -62,6 +69,21 @@ def grouped(rows: Iterable[Row], *columns: str) -> dict[Any, list[Row]]:
 def distinct(rows: Iterable[Row], *columns: str) -> list[Any]:
     """The values of columns that occur together (of one column: its values), in order of appearance."""
     return list(grouped(rows, *columns))
+
+
+def by_sites(rows: Iterable[Row]) -> dict[tuple[int, int], Row]:
+    """Site pair -> its row."""
+    return {(row["site_x"], row["site_y"]): row for row in rows}
+
+
+def models_in(rows: Iterable[Row]) -> list[str]:
+    """The names in the columns that name a model, with repetitions."""
+    return [row[column] for row in rows for column in MODELS if column in row]
+
+
+def is_known(rows: Iterable[Row], column: str) -> bool:
+    """Whether any row has a value in a column."""
+    return any(row.get(column) is not None for row in rows)
 
 
 def site_pairs(rows: Iterable[Row]) -> list[tuple[int, int]]:

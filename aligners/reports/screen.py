@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import webbrowser
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +14,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+ROLE_STYLES = {"ceiling": "green", "floor": "dim"}  # of a row on screen
 WhenToOpen = Literal["auto", "true", "false"]
 
 
@@ -40,7 +41,7 @@ def title_of(table: Table) -> str:
 
 
 def site_table(
-    title: str, names: Sequence[str], columns: Sequence[str], sites: Mapping[str, Sequence[str]]
+    title: str, names: Sequence[str], columns: Sequence[str], sites: Mapping[str, Iterable[str]]
 ) -> TitledTable:
     """Make an empty table with sites across.
 
@@ -56,8 +57,8 @@ def site_table(
         table.add_column(f"{over}{name}", overflow="fold", no_wrap=place > 0)
     for column in columns:
         table.add_column(column if "\n" in column else f"{over}{column}", justify="right", no_wrap=True)
-    for heading, names in sites.items():
-        for place, site in enumerate(names):
+    for heading, below in sites.items():
+        for place, site in enumerate(below):
             above = heading if place == 0 else ""
             table.add_column(f"{above}\n{site}" if over else site, justify="right", no_wrap=True)
     return table

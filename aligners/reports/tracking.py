@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import yaml
 from lightning.pytorch.utilities import rank_zero_warn
 from safetensors import SafetensorError, safe_open
 
@@ -25,19 +26,9 @@ FILES = ("aligners.ckpt", "stitching.ckpt", "universe.ckpt", "probes.safetensors
 KINDS = {"fit": "maps", "stitch": "stitching", "universe": "universe"}  # command that made a bank -> type of artifact
 NAME = "aligners"
 STEP = "trainer/global_step"
-# Section -> title of a panel and the metrics in it: every map at every site.
-CURVES = {
-    "Maps: errors on validation texts": {
-        "FVU": "^validation/[^/]+/[^/]+/fvu$",
-        "FVU of the inverse": "^validation/[^/]+/[^/]+/fvu_inverse$",
-        "FVU on unseen types": "^validation/[^/]+/[^/]+/fvu_unseen$",
-        "round trip": "^validation/[^/]+/[^/]+/round_trip$",
-    },
-    "Stitching: penalty on validation texts, nats": {"penalty": "^validation/[^/]+/[^/]+/[^/]+/penalty$"},
-    "Training": {"loss": "^step/.+/loss$"},
-}
-TABLES = ("report", "summary", "stitching", "similarity", "probing")  # as `aligners.reports.publishing` logs them
-FIGURES = ("fvu", "penalty", "accuracy", "similarity", "stitching", "probing")
+VIEW = yaml.safe_load(Path(__file__).with_name("workspace.yaml").read_text(encoding="utf-8"))
+OPEN = (*VIEW["curves"], "Figures")
+CURVES: dict[str, dict[str, str]] = VIEW["curves"]  # section -> title of a panel -> the metrics in it
 
 
 def unfinished(folder: Path) -> str | None:
@@ -267,18 +258,16 @@ def workspace(entity: str, project: str = NAME) -> Any:
             "pip install '.[workspace]'"
         ) from error
     line: dict[str, Any] = {"x": STEP, "log_y": True, "max_runs_to_show": 20}  # all metrics of a regular expression
-    curves = {
-        section: [panels.LinePlot(title=title, metric_regex=metrics, **line) for title, metrics in own.items()]
-        for section, own in CURVES.items()
+    contents = {
+        name: [panels.LinePlot(title=title, metric_regex=metrics, **line) for title, metrics in own.items()]
+        for name, own in CURVES.items()
     }
-    shown = [panels.MediaBrowser(title=name, media_keys=[name], num_columns=2) for name in FIGURES]
-    tables = [panels.WeavePanelSummaryTable(table_name=name) for name in TABLES]
-    sections = [workspaces.Section(name=name, panels=own, is_open=True) for name, own in curves.items()]
-    sections += [
-        workspaces.Section(name="Figures", panels=shown, is_open=True),
-        workspaces.Section(name="Tables", panels=tables),
-        workspaces.Section(name="What differs between runs", panels=[panels.RunComparer(diff_only="split")]),
-    ]
+    contents |= {
+        "Figures": [panels.MediaBrowser(title=name, media_keys=[name], num_columns=2) for name in VIEW["figures"]],
+        "Tables": [panels.WeavePanelSummaryTable(table_name=name) for name in VIEW["tables"]],
+        "What differs between runs": [panels.RunComparer(diff_only="split")],
+    }
+    sections = [workspaces.Section(name=name, panels=own, is_open=name in OPEN) for name, own in contents.items()]
     settings = workspaces.WorkspaceSettings(x_axis=STEP, max_runs=20)
     runs = workspaces.RunsetSettings(groupby=[expr.Metric("Group"), expr.Metric("JobType")])
     return workspaces.Workspace(

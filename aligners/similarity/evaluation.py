@@ -240,7 +240,7 @@ class SimilarityEvaluation(pl.LightningModule):
             self._leave()
             self._place += 1
             self._enter()
-        self._run.add(batch, self._stream.splits[dataloader_idx], batch.number * self.groups // self._batches)
+        self._run.add(batch, self._stream.splits[dataloader_idx], batch.texts.number * self.groups // self._batches)
 
     def _enter(self) -> None:
         """Begin a pass, with the first texts that it reads."""

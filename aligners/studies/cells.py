@@ -5,12 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from aligners.errors import UserError
 from aligners.reports.names import file_names
 from aligners.studies.spec import Model, Stage, Study
+
+PAIR = ("model_x", "model_y")
+FOLDER = "{study}"  # stands for the study's folder in the options of a cell
+EMBEDDED = "embedded"
+Options = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -20,7 +25,6 @@ class Kind:
     Attributes:
         script: `train` or `evaluate`.
         command: of that script.
-        unit: what a cell is about.
         names: data options of the command that say which models, and which pairs of them.
         report: file with the rows in the command's folder; None: the command leaves a model and no rows.
         table: name of the table that the rows go into; None: none.
@@ -30,43 +34,33 @@ class Kind:
 
     script: Literal["train", "evaluate"]
     command: str
-    unit: Literal["model", "pair", "models"]
     names: tuple[str, ...] = ("models",)
     report: str | None = None
     table: str | None = None
     leaves: str = "run"
     apart: tuple[str, ...] = ()
 
-    def unnamed(self, options: Mapping[str, Any]) -> dict[str, Any]:
+    def unnamed(self, options: Mapping[str, Any]) -> Options:
         """The options of a cell that name neither models nor cells."""
         found = {name: value for name, value in options.items() if name not in self.apart}
         data = {name: value for name, value in options.get("data", {}).items() if name not in self.names}
         return {**found, "data": data}
 
 
-PAIR = ("model_x", "model_y")
-
-
 KINDS = {
-    "untrained": Kind("train", "untrained", "model", leaves="run/model"),
-    "finetune": Kind("train", "finetune", "model", report="finetuning.json", table="finetune"),
-    "fit": Kind("train", "fit", "pair", PAIR, "summary.json", "fit", leaves="run/aligners.ckpt"),
-    "fit_pairs": Kind("train", "fit_pairs", "models", ("models", "pairs"), "summary.json", "fit", leaves="run/pairs"),
-    "attention": Kind("train", "fit_attention", "pair", PAIR, "attention.json", "attention"),
-    "inject": Kind("evaluate", "inject", "pair", PAIR, "report.json", "inject", apart=("checkpoints",)),
-    "similarity": Kind("evaluate", "similarity", "models", report="similarity.json", table="similarity"),
-    "stitch": Kind("train", "stitch", "pair", report="stitching.json", table="stitching"),
-    "identity": Kind("evaluate", "stitch", "models", report="stitching.json", table="stitching", apart=("groups",)),
-    "surgery": Kind("evaluate", "surgery", "models", ("models", "bases"), "surgery.json", "surgery"),
-    "probe": Kind("train", "probe", "model", report="probing.json", table="probing"),
-    "recover": Kind("train", "recover", "model", ("model",), "recover.json", "recover"),
+    "untrained": Kind("train", "untrained", leaves="run/model"),
+    "finetune": Kind("train", "finetune", report="finetuning.json", table="finetune"),
+    "fit": Kind("train", "fit", PAIR, "summary.json", "fit", leaves="run/aligners.ckpt"),
+    "fit_pairs": Kind("train", "fit_pairs", ("models", "pairs"), "summary.json", "fit", leaves="run/pairs"),
+    "attention": Kind("train", "fit_attention", PAIR, "attention.json", "attention"),
+    "inject": Kind("evaluate", "inject", PAIR, "report.json", "inject", apart=("checkpoints",)),
+    "similarity": Kind("evaluate", "similarity", report="similarity.json", table="similarity"),
+    "stitch": Kind("train", "stitch", report="stitching.json", table="stitching"),
+    "identity": Kind("evaluate", "stitch", report="stitching.json", table="stitching", apart=("groups",)),
+    "surgery": Kind("evaluate", "surgery", ("models", "bases"), "surgery.json", "surgery"),
+    "probe": Kind("train", "probe", report="probing.json", table="probing"),
+    "recover": Kind("train", "recover", ("model",), "recover.json", "recover"),
 }
-
-
-FOLDER = "{study}"  # stands for the study's folder in the options of a cell
-
-
-EMBEDDED = "embedded"
 
 
 class Commands(Protocol):
@@ -75,7 +69,7 @@ class Commands(Protocol):
     def accepts(self, kind: str, option: str) -> bool:
         """Whether a command has an option, by its dotted name."""
 
-    def resolve(self, kind: str, options: dict[str, Any]) -> dict[str, Any]:
+    def resolve(self, kind: str, options: Options) -> Options:
         """The options that decide a command's result, by their dotted names, defaults filled in.
 
         Raises:
@@ -119,7 +113,7 @@ class Cell:
     kind: str
     task: str | None
     models: tuple[Instance, ...]
-    options: dict[str, Any]
+    options: Options
     needs: tuple[str, ...] = ()
 
     @property
@@ -144,9 +138,8 @@ class Cell:
         listed = " – ".join(names) if len(names) < 4 else f"{len(names)} models"
         return ", ".join(filter(None, [f"{self.kind} {listed}", self.task, self.stage]))
 
-    def plain(self) -> dict[str, Any]:
-        """As plain values."""
-        return asdict(self)
+
+Instances = Sequence[Instance]
 
 
 def expand(study: Study, commands: Commands) -> list[Cell]:
@@ -166,7 +159,6 @@ class _Expansion:
     def __init__(self, study: Study, commands: Commands) -> None:
         self.study, self.commands = study, commands
         self.found: dict[str, Cell] = {}
-        self._resolved: dict[str, dict[str, Any]] = {}
         self._made: dict[tuple[Model, Stage, str], Instance] = {}
 
     def cells(self) -> list[Cell]:
@@ -194,8 +186,11 @@ class _Expansion:
             fitted = self._fits(task, stage, pairs, at_once) | self._fits(task, stage, with_itself, 1)
         for pair in [*pairs, *with_itself] if any(wants.values()) else []:
             both = self._instances(pair, stage, task)
-            if wants["inject"]:
-                self._inject(task, both, *fitted.get(pair, (None, "")))
+            if wants["inject"] and pair in fitted:
+                fit, maps = fitted[pair]
+                self._add("inject", task, both, {"checkpoints": [maps]}, fit)
+            elif wants["inject"]:
+                self._add("inject", task, both)
             for kind in ("stitch", "attention"):
                 if wants[kind] and pair[0] != pair[1]:
                     self._add(kind, task, both)
@@ -203,7 +198,7 @@ class _Expansion:
     def _fits(
         self, task: str, stage: Stage, pairs: Sequence[tuple[Model, Model]], at_once: int
     ) -> dict[tuple[Model, Model], tuple[Cell, str]]:
-        """Fit pairs, one or several in a cell; for each pair its cell, and its maps below the cell's folder.
+        """Fit pairs, one or several in a cell; for each pair its cell, and the file of its maps.
 
         This function alone decides how pairs become cells.
         """
@@ -212,42 +207,28 @@ class _Expansion:
             part = pairs[first : first + at_once]
             if len(part) == 1:
                 cell = self._add("fit", task, self._instances(part[0], stage, task))
-                found[part[0]] = cell, "run/aligners.ckpt"
+                found[part[0]] = cell, f"{FOLDER}/{cell.folder}/run/aligners.ckpt"
                 continue
             models = list(dict.fromkeys(model for pair in part for model in pair))
             instances = self._instances(models, stage, task)
             numbers = [[models.index(x), models.index(y)] for x, y in part]
             cell = self._add("fit_pairs", task, instances, {"data": {"pairs": numbers}})
-            short = file_names([each.path for each in instances])
-            names = [short[each.path] for each in instances]
-            found |= {
-                pair: (cell, f"run/pairs/{names[a]}--{names[b]}/aligners.ckpt")
-                for pair, (a, b) in zip(part, numbers, strict=True)
-            }
+            short = file_names([model.path for model in instances])
+            for pair in part:
+                x, y = (short[instances[models.index(model)].path] for model in pair)
+                found[pair] = cell, f"{FOLDER}/{cell.folder}/run/pairs/{x}--{y}/aligners.ckpt"
         return found
-
-    def _inject(self, task: str, both: Sequence[Instance], fitted: Cell | None, maps: str) -> None:
-        if fitted is None:
-            self._add("inject", task, both)
-        else:
-            file = {"checkpoints": [f"{FOLDER}/{fitted.folder}/{maps}"]}
-            self._add("inject", task, both, file, needs=[fitted.id], has=fitted.kind)
 
     def _models(self, task: str, stage: Stage) -> None:
         for kind in ("recover", "probe"):
             for model in self.study.models_at(stage) if self.study.wants(kind, stage, task) else []:
                 self._add(kind, task, self._instances([model], stage, task))
         if stage == "finetuned" and self.study.wants("surgery", stage, task):
-            for base in self.study.models.listed():
-                self._surgery(task, base)
-
-    def _surgery(self, task: str, base: str) -> None:
-        """The cell of all fine-tunings of a model, and of the model itself where heads are trained on its states."""
-        tuned = [model for model in self.study.models_at("finetuned") if model.base == base]
-        instances = self._instances(tuned, "finetuned", task)
-        heads = self._resolve("surgery", self._options("surgery", task, None)).get("trainer.max_epochs") != 0
-        own = [Instance(base, "pretrained", base)] if heads else []
-        self._add("surgery", task, [*instances, *own])
+            heads = self._resolve("surgery", self._options("surgery", task)).get("trainer.max_epochs") != 0
+            for base in self.study.models.listed():  # with all of its fine-tunings
+                tuned = [model for model in self.study.models_at(stage) if model.base == base]
+                trained = [Instance(base, "pretrained", base)] if heads else []  # heads are trained on its states, too
+                self._add("surgery", task, [*self._instances(tuned, stage, task), *trained])
 
     def _comparisons(self, task: str) -> None:
         """The cells of many models: one of all, or one for each of some pairs."""
@@ -255,33 +236,30 @@ class _Expansion:
             work = getattr(self.study, kind)
             stages = [stage for stage in self.study.stages if self.study.wants(kind, stage, task)]
             tuned_on = list(self.study.tasks) if getattr(work, "across_tasks", False) else [task]
-            for each in [stages] if getattr(work, "across_stages", False) else [[stage] for stage in stages]:
-                for models in self._sets(each):
+            for together in [stages] if getattr(work, "across_stages", False) else [[stage] for stage in stages]:
+                for models in self._sets(together):
                     instances = [
                         self._instance(model, stage, other)
                         for model, stage in models
                         for other in (tuned_on if stage == "finetuned" else [task])
                     ]
-                    self._add(kind, task, instances, self._groups(kind, instances))
+                    self._add(kind, task, instances, self._groups(instances) if kind == "identity" else {})
 
     def _sets(self, stages: Sequence[Stage]) -> list[list[tuple[Model, Stage]]]:
+        """All models at some stages together, or two by two."""
+        models = [(model, stage) for stage in stages for model in self.study.models_at(stage)]
         if self.study.pairs.every:
-            every = [(model, stage) for stage in stages for model in self.study.models_at(stage)]
-            return [every] if every else []
+            return [models] if models else []
         pairs = {(x.name, y.name): None for stage in stages for x, y in self.study.pairs_at(stage)}
-        return [
-            [(model, stage) for stage in stages for model in self.study.models_at(stage) if model.name in pair]
-            for pair in pairs
-        ]
+        return [[(model, stage) for model, stage in models if model.name in pair] for pair in pairs]
 
-    def _groups(self, kind: str, instances: Sequence[Instance]) -> dict[str, Any]:
+    def _groups(self, instances: Instances) -> Options:
         """The groups of models, for the command that tells them apart itself."""
-        found: dict[str, list[str]] = {}
-        for each in instances if kind == "identity" else ():
-            group = self.study.models.group(each.name)
-            if group is not None:
-                found.setdefault(group, []).append(each.path)
-        return {"groups": found} if found else {}
+        groups: dict[str, list[str]] = {}
+        for model in instances:
+            if (group := self.study.models.group(model.name)) is not None:
+                groups.setdefault(group, []).append(model.path)
+        return {"groups": groups} if groups else {}
 
     # ------------------------------------------------------------------ models
 
@@ -297,7 +275,7 @@ class _Expansion:
         return self._made[model, stage, task]
 
     def _finetuned(self, model: Model, task: str) -> Instance:
-        base = Instance(model.name, "pretrained", model.base)
+        base = self._instance(model, "pretrained", task)
         cell = self._add("finetune", task, [base], {"seeds": [model.copy]})
         variant = self._resolve(cell.kind, cell.options)["variants"][0].replace(":", "-")
         folder = f"{FOLDER}/{cell.folder}/run/{variant}/seed-{model.copy}"
@@ -305,73 +283,61 @@ class _Expansion:
 
     def _random(self, model: Model, task: str) -> Instance:
         """An untrained twin. That of an embedded model depends on the texts, of which its tokenizer is made."""
-        base = Instance(model.name, "pretrained", model.base)
+        base = self._instance(model, "pretrained", task)
         seed = {"seed": self.study.models.listed().index(model.base)}
-        embedded = model.base.startswith(EMBEDDED)
-        cell = self._add("untrained", task if embedded else None, [base], seed, has=None if embedded else "untrained")
+        cell = self._add("untrained", task if model.base.startswith(EMBEDDED) else None, [base], seed)
         return Instance(model.name, "random", f"{FOLDER}/{cell.folder}/run/model", cell.id)
 
     # ------------------------------------------------------------------ options and ids
 
     def _add(
-        self,
-        kind: str,
-        task: str | None,
-        models: Sequence[Instance],
-        given: Mapping[str, Any] | None = None,
-        *,
-        needs: Sequence[str] = (),
-        has: str | None = None,
+        self, kind: str, task: str | None, models: Instances, given: Options | None = None, after: Cell | None = None
     ) -> Cell:
         """Make a cell, unless it is there.
 
         Args:
             kind: of the cell.
-            task: its task.
+            task: its task; None: it reads no texts.
             models: that it is about.
             given: options that belong to this cell alone.
-            needs: cells that it needs beside those that make its models.
-            has: a kind of cell whose data options are left out, as they come with what this cell needs.
+            after: the cell that fits what it needs, with the data options that both have.
         """
-        options = merged(self._options(kind, task, has), given or {})
-        needs = tuple(dict.fromkeys([*(model.cell for model in models if model.cell is not None), *needs]))
+        options = merged(self._options(kind, task, after), given or {})
+        needs = [model.cell for model in models if model.cell is not None] + ([after.id] if after else [])
         decides = {
             "kind": kind,
             "options": self._resolve(kind, options),
             "models": [model.path for model in models],
-            "pairs": options.get("data", {}).get("pairs"),
-            "needs": needs,
+            "pairs": options["data"].get("pairs"),
+            "needs": list(dict.fromkeys(needs)),
         }
         digest = hashlib.blake2b(json.dumps(decides, sort_keys=True, default=str).encode(), digest_size=6)
         named = merged(options, {"data": naming(kind, models)})
-        cell = Cell(digest.hexdigest(), kind, task, tuple(models), named, needs)
+        cell = Cell(digest.hexdigest(), kind, task, tuple(models), named, tuple(decides["needs"]))
         return self.found.setdefault(cell.id, cell)
 
-    def _options(self, kind: str, task: str | None, has: str | None) -> dict[str, Any]:
+    def _options(self, kind: str, task: str | None, after: Cell | None = None) -> Options:
         """The options that all cells of a kind and a task share."""
         work = getattr(self.study, kind.removesuffix("_pairs"), None)
-        found: dict[str, Any] = {}
-        for data in (self.study.data, {} if task is None else self.study.tasks[task]):
-            own = {name: data[name] for name in data if self._has(kind, name) and not (has and self._has(has, name))}
-            found = merged(found, {"data": own})
+        options: Options = {"data": {}}
+        for data in () if task is None else (self.study.data, self.study.tasks[task]):
+            known = {name: value for name, value in data.items() if self._has(kind, name)}
+            given = {name: value for name, value in known.items() if not (after and self._has(after.kind, name))}
+            options = merged(options, {"data": given})
         if self.study.store is not None and self._has(kind, "store"):
-            found["data"]["store"] = f"{FOLDER}/store" if self.study.store == "own" else self.study.store
+            options["data"]["store"] = f"{FOLDER}/store" if self.study.store == "own" else self.study.store
         if self.commands.accepts(kind, "trainer.enable_progress_bar"):
-            found["trainer"] = {"enable_progress_bar": False}  # nobody watches
-        return merged(found, {} if work is None else work.options)
+            options["trainer"] = {"enable_progress_bar": False}  # nobody watches
+        return merged(options, {} if work is None else work.options)
 
     def _has(self, kind: str, name: str) -> bool:
         return self.commands.accepts(kind, f"data.{name}")
 
-    def _resolve(self, kind: str, options: dict[str, Any]) -> dict[str, Any]:
-        """The options that decide the result, models apart; asked for once, whichever models they are for."""
-        shared = KINDS[kind].unnamed(options)
-        key = json.dumps([kind, shared], sort_keys=True, default=str)
-        if key not in self._resolved:
-            names = [f"data.{name}" for name in KINDS[kind].names]
-            found = self.commands.resolve(kind, shared)
-            self._resolved[key] = {name: value for name, value in found.items() if name not in names}
-        return self._resolved[key]
+    def _resolve(self, kind: str, options: Options) -> Options:
+        """The options that decide the result, models apart, which are the same whichever models they are for."""
+        names = [f"data.{name}" for name in KINDS[kind].names]
+        found = self.commands.resolve(kind, KINDS[kind].unnamed(options))
+        return {name: value for name, value in found.items() if name not in names}
 
     def _check_data(self) -> None:
         """Raise if a data option is one that no command of the study has."""
@@ -405,19 +371,18 @@ class _Expansion:
                 )
 
 
-def naming(kind: str, models: Sequence[Instance]) -> dict[str, Any]:
+def naming(kind: str, models: Instances) -> Options:
     """The data options that name the models of a cell."""
-    paths = [model.path for model in models]
-    names, unit = KINDS[kind].names, KINDS[kind].unit
+    names, paths = KINDS[kind].names, [model.path for model in models]
+    if names == PAIR:
+        return dict(zip(PAIR, paths, strict=True))
     if "bases" in names:
         tuned = [model.path for model in models if model.stage == "finetuned"]
         return {"models": tuned, "bases": [path for path in paths if path not in tuned]}
-    if unit == "pair" and len(names) == 2:
-        return dict(zip(names, paths, strict=True))
     return {names[0]: paths[0] if names == ("model",) else paths}
 
 
-def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> Options:
     """Nested options, the second taking precedence; a `class_path`, or a text by another source, is replaced whole."""
     found = dict(first)
     for name, value in second.items():

@@ -37,7 +37,7 @@ def tables(folder: StudyFolder) -> dict[str, pd.DataFrame]:
         table = KINDS[cell["kind"]].table
         if table is None or folder.state(number) != "done":
             continue
-        result, models = folder.result(number), {folder.filled(model["path"]): model for model in cell["models"]}
+        result, models = folder.result(number), {model["path"]: model for model in cell["models"]}
         for name, rows in result.items():
             if name == "rows" or (isinstance(rows, list) and name != "findings"):
                 place = found.setdefault(table if name == "rows" else f"{table}_{name}", [])

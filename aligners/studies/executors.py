@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import suppress
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -105,9 +104,8 @@ def _in_worker(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
 
 
 def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
+    if parent := multiprocessing.parent_process():
+        parent.join()
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cached_property
@@ -72,16 +72,10 @@ class StudyFolder:
         return self.path / "cells" / number
 
     def described(self, number: str) -> dict[str, Any]:
-        """What a cell is, as plain values."""
-        return self._read(number, CELL)
-
-    def filled(self, options: Any) -> Any:
-        """The options of a cell, with this folder in the names of files."""
-        if isinstance(options, Mapping):
-            return {self.filled(name): self.filled(value) for name, value in options.items()}
-        if isinstance(options, list):
-            return [self.filled(value) for value in options]
-        return options.replace(FOLDER, str(self.path.resolve())) if isinstance(options, str) else options
+        """What a cell is, as plain values, with this folder in the names of files."""
+        text = (self.cell(number) / CELL).read_text(encoding="utf-8")
+        cell: dict[str, Any] = json.loads(text.replace(FOLDER, json.dumps(str(self.path.resolve()))[1:-1]))
+        return cell
 
     def state(self, number: str) -> State:
         """How far a cell is."""
@@ -96,11 +90,8 @@ class StudyFolder:
 
     def result(self, number: str) -> dict[str, Any]:
         """What a finished cell has found."""
-        return self._read(number, RESULT)
-
-    def _read(self, number: str, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.cell(number) / name).read_text(encoding="utf-8"))
-        return found
+        result: dict[str, Any] = json.loads((self.cell(number) / RESULT).read_text(encoding="utf-8"))
+        return result
 
     def leaves(self, cell: Cell) -> bool:
         """Whether a cell is done, and what other cells need of it is there."""
@@ -130,7 +121,7 @@ class StudyFolder:
             place = self.path / cell.folder
             if not (place / CELL).is_file():
                 place.mkdir(parents=True, exist_ok=True)
-                write_text(place / CELL, json.dumps(cell.plain(), indent=1))
+                write_text(place / CELL, json.dumps(asdict(cell), indent=1))
         write_text(self.path / PLAN, json.dumps([cell.id for cell in cells], indent=0))
         write_text(self.path / STUDY, yaml.safe_dump(now, sort_keys=False, allow_unicode=True))
         self.__dict__.pop("study", None)

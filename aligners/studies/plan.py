@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from rich.table import Table
 from torch import nn
+from torch.utils.benchmark import Timer
 
 from aligners.files.room import in_words
 from aligners.models.architectures import architecture_of
@@ -143,21 +143,14 @@ class Plan:
         """One line for each kind of cell, and one for all."""
         columns = ["passes", "FLOP", "on 1 worker", "left on disk", "memory"]
         table = site_table("What it will cost", ["cells"], ["number", *columns], {})
-        for kind in dict.fromkeys(cell.kind for cell, _ in self.costs):
-            table.add_row(kind, *self._line([cost for cell, cost in self.costs if cell.kind == kind]))
-        table.add_row("all", *self._line([cost for _, cost in self.costs]), style="bold")
+        for kind in (*dict.fromkeys(cell.kind for cell, _ in self.costs), "all"):
+            costs = [cost for cell, cost in self.costs if kind in (cell.kind, "all")]
+            flops, memory = sum(cost.flops for cost in costs), max((cost.memory for cost in costs), default=0)
+            passes, disk = f"{sum(cost.passes for cost in costs):,.0f}", in_words(sum(cost.disk for cost in costs))
+            time = duration(flops / self.rate + START * len(costs))
+            line = [f"{len(costs):,}", passes, f"{flops:.1e}", time, disk, in_words(memory)]
+            table.add_row(kind, *line, style="bold" if kind == "all" else None)
         return table
-
-    def _line(self, costs: Sequence[Cost]) -> list[str]:
-        flops = sum(cost.flops for cost in costs)
-        return [
-            f"{len(costs):,}",
-            f"{sum(cost.passes for cost in costs):,.0f}",
-            f"{flops:.1e}",
-            duration(flops / self.rate + START * len(costs)),
-            in_words(sum(cost.disk for cost in costs)),
-            in_words(max((cost.memory for cost in costs), default=0)),
-        ]
 
     def seconds(self, workers: int, *, stored: bool = False) -> float:
         """Time that all cells take, so many at a time.
@@ -209,20 +202,13 @@ def measured_rate(width: int, tokens: int, workers: int, device: str) -> float:
         device: where they compute.
     """
     width = max(8, min(WIDEST, width) // 8 * 8)
-    before = torch.get_num_threads()
     with torch.random.fork_rng():
         block = nn.TransformerEncoderLayer(width, 8, 4 * width, dropout=0.0, batch_first=True).to(device)
         states = torch.randn(TEXTS, tokens, width, device=device)
-    torch.set_num_threads(min(max(1, len(os.sched_getaffinity(0)) // workers), before))
-    try:
-        _pass_and_step(block, states)  # what is compiled or allocated once
-        rounds, began = 0, time.perf_counter()
-        while (passed := time.perf_counter() - began) < MEASURING:
-            _pass_and_step(block, states)
-            rounds += 1
-    finally:
-        torch.set_num_threads(before)
-    return rounds * 4 * 2.0 * 12 * width**2 * TEXTS * tokens / passed
+    threads = min(max(1, len(os.sched_getaffinity(0)) // workers), torch.get_num_threads())
+    step = {"step": _pass_and_step, "block": block, "states": states}
+    timed = Timer("step(block, states)", globals=step, num_threads=threads).blocked_autorange(min_run_time=MEASURING)
+    return 4 * 2.0 * 12 * width**2 * TEXTS * tokens / timed.mean
 
 
 def _pass_and_step(block: nn.Module, states: torch.Tensor) -> None:

@@ -49,8 +49,8 @@ class Schedule:
     ) -> None:
         self.folder, self.run_cell, self.say = folder, run_cell, say
         self.todo = missing(folder, cells)
-        self._needed = Counter(need for cell in self.todo.values() for need in cell.needs)
         self._fits = {cell.id: KINDS[cell.kind].leaves for cell in cells if cell.kind in ("fit", "fit_pairs")}
+        self._done: set[str] = set()
         self.ended: Counter[str] = Counter()  # by kind
         self.seconds: dict[str, list[float]] = {}
         self._lost: Counter[str] = Counter()
@@ -99,37 +99,30 @@ class Schedule:
                     self._end(number, state)
 
     def _submit(self, executor: Executor, number: str) -> None:
-        there = self.folder.leaves(self.todo[number])
         if self.folder.state(number) == "running":
             self._leave(number)
-            return
-        if there:  # done by a job that an earlier command has submitted, since this one began
+        elif self.folder.leaves(self.todo[number]):  # done by a job that an earlier command submitted, meanwhile
             self._elsewhere.add(number)
-            return
-        (self.folder.cell(number) / RESULT).unlink(missing_ok=True)  # done, but what it left is gone
-        began = time.monotonic()
-        future = executor.submit(self.run_cell, str(self.folder.path.resolve()), number)
-        self._running[future] = (number, began)
+        else:
+            (self.folder.cell(number) / RESULT).unlink(missing_ok=True)  # done, but what it left is gone
+            future = executor.submit(self.run_cell, str(self.folder.path.resolve()), number)
+            self._running[future] = (number, time.monotonic())
 
     def _finish(self, future: Future[str]) -> None:
         number, began = self._running.pop(future)
-        error = future.exception()
-        state = "lost" if error is not None else future.result()
-        cell, seconds = self.todo[number], time.monotonic() - began
-        if state == "busy":
-            self._leave(number)
-            return
-        if state == "lost":
+        cell, seconds, error = self.todo[number], time.monotonic() - began, future.exception()
+        if error is not None:
             self._lost[number] += 1
             if self._lost[number] < ATTEMPTS:
                 self.say(f"The worker of {cell.said()} was lost ({error!r}). It is run once more.")
                 self._ready.append(number)
                 return
-            write_text(
-                self.folder.cell(number) / ERROR,
-                f"Its worker was lost {ATTEMPTS} times: was it killed, or out of memory?\n{error!r}\n",
-            )
-            state = "failed"
+            lost = f"Its worker was lost {ATTEMPTS} times: was it killed, or out of memory?\n{error!r}\n"
+            write_text(self.folder.cell(number) / ERROR, lost)
+        state = "failed" if error is not None else future.result()
+        if state == "busy":
+            self._leave(number)
+            return
         if state == "done":
             self.seconds.setdefault(cell.kind, []).append(seconds)
         self._end(number, state, f"{seconds:.0f} s")
@@ -144,13 +137,12 @@ class Schedule:
         self.ended[cell.kind] += 1
         if state == "done":
             self._order.done(number)
-            self._forget(cell)
-        self.say(self._line(cell, time_taken if state == "done" else state))
-
-    def _line(self, cell: Cell, words: str) -> str:
+            self._done.add(number)
+            self.forget()
         left = self.left()
         about = f"; about {left / 60:.0f} min left" if left is not None and left > 60 else ""
-        return f"[{self.ended.total()}/{len(self.todo)}] {cell.said()}: {words}{about}"
+        words = time_taken if state == "done" else state
+        self.say(f"[{self.ended.total()}/{len(self.todo)}] {cell.said()}: {words}{about}")
 
     def left(self) -> float | None:
         """Seconds that the rest will take, if its cells take as long as those of their kinds so far; None: unknown."""
@@ -160,17 +152,9 @@ class Schedule:
         return sum(count * mean(self.seconds[kind]) for kind, count in rest.items()) / self._workers
 
     def forget(self) -> None:
-        """Remove the maps that no cell to run needs: a command that was killed may have left them."""
-        for number in self._fits:
-            if number not in self.todo:
-                self._remove_maps(number)
-
-    def _forget(self, done: Cell) -> None:
-        """Remove the maps that no cell needs any more, once a cell is done."""
-        self._needed.subtract(done.needs)
-        for number in (*done.needs, done.id):
-            self._remove_maps(number)
-
-    def _remove_maps(self, number: str) -> None:
-        if self.folder.study["keep"] == "results" and number in self._fits and self._needed[number] <= 0:
-            remove(self.folder.cell(number) / self._fits[number])
+        """Remove the maps that no cell needs any more, if the study keeps results alone."""
+        if self.folder.study["keep"] == "results":
+            left = [cell for cell in self.todo.values() if cell.id not in self._done]
+            needed = {number for cell in left for number in (cell.id, *cell.needs)}
+            for number in self._fits.keys() - needed:
+                remove(self.folder.cell(number) / self._fits.pop(number))

@@ -312,10 +312,9 @@ def _made(kind: Any, given: dict[str, Any], place: str) -> Any:
     unknown = [str(key) for key in given if key not in hints]
     if unknown:
         raise UserError(f"Expected the keys of {place} out of {', '.join(hints)}, but got {', '.join(unknown)}.")
-    kinds = {name: each for name, hint in hints.items() for each in (hint, *get_args(hint)) if is_dataclass(each)}
-    parts = {
-        name: _made(kinds[name], value, f"`{name}`")
-        for name, value in given.items()
-        if name in kinds and value is not None
-    }
-    return kind(**{**given, **parts})
+    made = dict(given)
+    for name, value in given.items():
+        part = next((each for each in (hints[name], *get_args(hints[name])) if is_dataclass(each)), None)
+        if part is not None and value is not None:
+            made[name] = _made(part, value, f"`{name}`")
+    return kind(**made)

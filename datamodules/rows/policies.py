@@ -274,8 +274,7 @@ def check_rows(rows: str, component: Component, packed: bool) -> None:
 
 def check_component(component: Component) -> None:
     """Raise unless `component` is one that can be read."""
-    if component not in get_args(Component):
-        raise UserError(f"Expected `component` out of {', '.join(get_args(Component))}, but got {component!r}.")
+    check_known(get_args(Component), component=component)
 
 
 FURTHEST, LARGEST = 2**31, torch.iinfo(torch.int64).max

@@ -211,23 +211,20 @@ class PairReader:
         self.models, self.links, self.kind, self.component = list(models), list(links), kind, component
         self.token_pairs, self.transform = token_pairs, transform
         self.sites = [(link.site_x, link.site_y) for link in links]
-        first = {id(model): m for m, model in reversed(list(enumerate(models)))}
-        self._columns = [
-            [(first[id(models[m])], site) for m, site in side]
-            for side in ([(link.x, link.site_x) for link in links], [(link.y, link.site_y) for link in links])
-        ]
+        x = [(self.models.index(self.models[link.x]), link.site_x) for link in links]
+        y = [(self.models.index(self.models[link.y]), link.site_y) for link in links]
+        self._columns = [x, y]
         self._read_at: dict[int, list[int]] = {}
-        for m, site in dict.fromkeys(column for side in self._columns for column in side):
+        for m, site in dict.fromkeys(x + y):
             models[m].check_site(site, "sites", component)
             self._read_at.setdefault(m, []).append(site)
         self.widths = self._widths(links[0])
-        for link in links:
-            if self._widths(link) != self.widths:
-                (a, b), (c, d) = ((self.models[each.x].name, self.models[each.y].name) for each in (links[0], link))
+        first = self.places()[0]
+        for place, widths in zip(self.places(), map(self._widths, links), strict=True):
+            if widths != self.widths:
                 raise UserError(
-                    f"Expected pairs of equal widths, as one bank holds, but {a} and {b} have "
-                    f"{' and '.join(map(str, self.widths))}, {c} and {d} have "
-                    f"{' and '.join(map(str, self._widths(link)))}. Fit them apart."
+                    f"Expected pairs of equal widths, as one bank holds, but {first.model_x} and {first.model_y} have "
+                    f"{self.widths}, {place.model_x} and {place.model_y} {widths}. Fit them apart."
                 )
         self.check = FiniteCheck()
         self._read = 0
@@ -294,7 +291,7 @@ class PairReader:
             return read_each(model, inputs, sites, kinds, self.component, texts.stored.get(model))
         with torch.no_grad():
             weights, _ = model.attention(inputs)
-            each = {block: weights[block - 1].movedim(1, -1).flatten(1, 2) for block in sites}
+        each = {block: weights[block - 1].movedim(1, -1).flatten(1, 2) for block in sites}
         return [gather_rows(each, sites, rows, model.heads) for rows in kinds]
 
     def _side(self, found: Mapping[int, Tensor], columns: Sequence[tuple[int, int]]) -> Tensor:

@@ -63,11 +63,7 @@ def _pair(entry: str) -> tuple[int, int]:
 
 
 def route_sites(
-    sites: str | Sequence[str | int],
-    depths: Sequence[int],
-    source: int,
-    target: int,
-    component: Component = "residual",
+    sites: str | Sequence[str | int], depths: Sequence[int], source: int, target: int, component: Component = "residual"
 ) -> list[tuple[int, int]]:
     """Parse the site pairs of the route from one model to another, or to itself.
 

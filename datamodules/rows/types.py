@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain
@@ -113,7 +113,8 @@ def token_types(data: TokenisedTexts, tokenizer: PreTrainedTokenizerBase, specia
     rows = torch.ones_like(special) if special_tokens else ~special
     before = torch.cat([torch.zeros(1, dtype=torch.int64), rows.cumsum(0)])
     ends = lengths.cumsum(0)
-    return RowTypes("tokens", names, ids[rows], before[ends] - before[ends - lengths], set(_special(tokenizer)))
+    always = {str(token) for token in tokenizer.convert_ids_to_tokens(tokenizer.all_special_ids)}
+    return RowTypes("tokens", names, ids[rows], before[ends] - before[ends - lengths], always)
 
 
 def word_types(data: TokenisedTexts, texts: datasets.Dataset) -> RowTypes:
@@ -125,16 +126,6 @@ def word_types(data: TokenisedTexts, texts: datasets.Dataset) -> RowTypes:
     """
     parts = [texts[name][:] for name in ("text", "text_pair") if name in texts.column_names]
     words = chain.from_iterable(part.casefold().split() for text in zip(*parts, strict=True) for part in text)
-    names, number = _numbered(words)
-    return RowTypes("words", names, number[cast(Tensor, data.words_in_common)], cast(Tensor, data.word_counts))
-
-
-def _numbered(words: Iterable[str]) -> tuple[list[str], Tensor]:
-    """Number words by their first appearance: the different words, and the number of each word (W,)."""
-    found: dict[str, int] = {}
-    number = np.fromiter((found.setdefault(word, len(found)) for word in words), dtype=np.int64)
-    return list(found), torch.from_numpy(number)
-
-
-def _special(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    return [str(token) for token in tokenizer.convert_ids_to_tokens(tokenizer.all_special_ids)]
+    found: dict[str, int] = {}  # a number for each word, by its first appearance
+    number = torch.from_numpy(np.fromiter((found.setdefault(word, len(found)) for word in words), dtype=np.int64))
+    return RowTypes("words", list(found), number[cast(Tensor, data.words_in_common)], cast(Tensor, data.word_counts))

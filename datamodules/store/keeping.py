@@ -17,7 +17,7 @@ from torch import Tensor
 
 from aligners.errors import UserError
 from aligners.files.whole import remove_unfinished, whole_file
-from datamodules.store.shards import BYTES, Shard
+from datamodules.store.shards import DTYPES, Shard
 from datamodules.store.states import MANIFEST, USED, Manifest, shard_path
 
 
@@ -74,7 +74,7 @@ def damages(kept: Kept) -> Iterator[str]:
     except ValueError as error:
         yield str(error)
         return
-    row_bytes = manifest.width * BYTES[manifest.identity.stored_as]
+    row_bytes = manifest.width * DTYPES[manifest.identity.stored_as].itemsize
     for site, shards in manifest.sites.items():
         for number, checksum in shards.items():
             path = shard_path(kept.folder, site, number)
@@ -146,15 +146,16 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
     """
     try:
         with safe_open(path, "pt") as file:
-            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
-            expected = (file.metadata() or {}).get("crc32")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
+            if (file.metadata() or {}).get("crc32") != str(_checksum(tensors)):
+                raise ValueError("its checksum is another")
     except Exception as error:  # safetensors has errors of its own
-        raise UserError(_damaged(path)) from error
-    if str(_checksum(found)) != expected:
-        raise UserError(_damaged(path))
+        raise UserError(
+            f"{path} is damaged: it is not what was written. Remove the file: it is then computed again."
+        ) from error
     if os.access(path, os.W_OK):
         path.touch()
-    return found
+    return tensors
 
 
 def _checksum(tensors: Mapping[str, Tensor]) -> int:
@@ -162,7 +163,3 @@ def _checksum(tensors: Mapping[str, Tensor]) -> int:
     for name in sorted(tensors):
         crc = zlib.crc32(tensors[name].numpy().tobytes(), zlib.crc32(name.encode(), crc))
     return crc
-
-
-def _damaged(path: Path) -> str:
-    return f"{path} is damaged: it is not what was written. Remove the file: it is then computed again."

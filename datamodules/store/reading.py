@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
-import os
 import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from hashlib import blake2b
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -20,11 +22,17 @@ from torch.utils.data import DataLoader
 from aligners.errors import UserError
 from aligners.files.room import free_memory
 from datamodules.batches import LengthBatches, StoredRows, TextBatch
-from datamodules.store.shards import Shard, damaged
+from datamodules.store.shards import damaged
 from datamodules.store.states import StoredStates
 from datamodules.tokens.tokenised import TokenisedTexts
 
 ALIGNED = 64
+PIECE = 2**23  # bytes that a thread reads before it takes the next piece
+ROWS = 32_768  # of each model, that are read together
+SHARE = 1 / 16  # of the free memory, which they may take; two windows are there at once
+BESIDE = 4  # largest batches for which there is memory beside these: those in use, and ends of windows and of the ring
+THREADS = 4
+StatesAtSites = tuple[StoredStates, tuple[int, ...]]  # and the sites to read, ascending
 
 
 class Ring:
@@ -69,28 +77,16 @@ class Ring:
         return start if start + size <= oldest else None
 
 
-class Rings:
-    """Rings that are kept from one epoch to the next, and lent to one reader at a time."""
-
-    def __init__(self) -> None:
-        self._free: list[Ring] = []
-
-    @contextmanager
-    def lent(self, size: int) -> Iterator[Ring]:
-        """A ring of at least so many bytes, for the time of the context."""
-        ring = self._free.pop() if self._free else None
-        if ring is None or ring.size < size:
-            ring = Ring(size)
-        try:
-            yield ring
-        finally:
-            self._free.append(ring)
-
-
-PIECE = 2**23  # bytes that a thread reads before it takes the next piece
-
-
-MOST_BUFFERS = 512  # of one system call, which may have 1,024
+@contextmanager
+def lent(rings: list[Ring], size: int) -> Iterator[Ring]:
+    """One of the rings, of at least so many bytes, which is not among them for the time of the context."""
+    ring = rings.pop() if rings else None
+    if ring is None or ring.size < size:
+        ring = Ring(size)
+    try:
+        yield ring
+    finally:
+        rings.append(ring)
 
 
 class Part(NamedTuple):
@@ -110,27 +106,23 @@ class Part(NamedTuple):
 
 
 def start_reading(
-    pool: Executor,
-    stored: Sequence[tuple[StoredStates, tuple[int, ...]]],
-    batches: Sequence[TextBatch],
-    ring: Ring | None,
+    pool: Executor, stored: Sequence[StatesAtSites], batches: Sequence[TextBatch], ring: Ring | None
 ) -> list[Future]:
     """Give batches their stored rows, which are there once all of the futures are done.
 
     Args:
         pool: threads that read.
-        stored: the states of each model, and the sites that are read.
+        stored: of each model.
         batches: on the CPU.
         ring: memory for the rows; None: page-locked memory, which torch itself uses again once it has been copied.
     """
     parts: list[list[Part]] = [[] for _ in stored]
     for batch in batches:  # in the order in which they are let go of
-        for (states, sites), own in zip(stored, parts, strict=True):
-            own += _attach(states, sites, batch, ring)
+        for (states, sites), of_model in zip(stored, parts, strict=True):
+            of_model += _attach(states, sites, batch, ring)
     futures = []
-    for (states, sites), own in zip(stored, parts, strict=True):
-        own.sort(key=lambda part: part.text)
-        for shard, piece in _pieces(states, own):
+    for (states, sites), of_model in zip(stored, parts, strict=True):
+        for shard, piece in _pieces(states, sorted(of_model, key=lambda part: part.text)):
             futures += [pool.submit(_read, states, site, s, shard, list(piece)) for s, site in enumerate(sites)]
     return futures
 
@@ -153,16 +145,10 @@ def _attach(states: StoredStates, sites: tuple[int, ...], batch: TextBatch, ring
 def _pieces(states: StoredStates, parts: Sequence[Part]) -> Iterator[tuple[int, list[Part]]]:
     """Divide sorted parts into pieces of one shard and of a few megabytes at each site."""
     shards = np.searchsorted(states.manifest.bounds, [part.text for part in parts], side="right") - 1
-    piece: list[Part] = []
-    size, current = 0, -1
-    for shard, part in zip(shards.tolist(), parts, strict=True):
-        if piece and (shard != current or size >= PIECE):
-            yield current, piece
-            piece, size = [], 0
-        current, size = shard, size + part.end - part.start
-        piece.append(part)
-    if piece:
-        yield current, piece
+    pieces = np.cumsum([part.end - part.start for part in parts]) // PIECE
+    placed = zip(shards.tolist(), pieces.tolist(), parts, strict=True)
+    for (shard, _), piece in groupby(placed, key=itemgetter(0, 1)):
+        yield shard, [part for _, _, part in piece]
 
 
 def _read(states: StoredStates, site: int, place: int, number: int, parts: list[Part]) -> None:
@@ -180,53 +166,18 @@ def _read(states: StoredStates, site: int, place: int, number: int, parts: list[
     parts.clear()
     starts = shard.starts[texts] * states.row_bytes + shard.first
     try:
-        file = os.open(shard.path, os.O_RDONLY)
+        with shard.path.open("rb") as file:
+            for start, buffer in zip(starts.tolist(), buffers, strict=True):
+                file.seek(start)
+                if file.readinto(buffer) != len(buffer):
+                    raise OSError(errno.EIO, "it is cut short")
     except OSError as error:
         raise UserError(damaged(shard.path, f"cannot be read ({error.strerror})")) from error
-    try:
-        for first, last in _runs(texts):
-            _fill(file, buffers[first:last], int(starts[first]), shard)
-    finally:
-        os.close(file)
     checked = states.checked(site)
     places = texts + states.manifest.bounds[number]
     for i in np.flatnonzero(~checked[places]).tolist():
         shard.check(int(texts[i]), buffers[i])
     checked[places] = True
-
-
-def _runs(texts: np.ndarray) -> Iterator[tuple[int, int]]:
-    """First and last + 1 of each run of texts that follow each other in the file."""
-    breaks = np.flatnonzero(np.diff(texts) != 1) + 1
-    for first, last in zip([0, *breaks.tolist()], [*breaks.tolist(), len(texts)], strict=True):
-        for start in range(first, last, MOST_BUFFERS):
-            yield start, min(start + MOST_BUFFERS, last)
-
-
-def _fill(file: int, buffers: Sequence[memoryview], offset: int, shard: Shard) -> None:
-    """Fill buffers with what stands in a file from an offset on."""
-    waiting = list(buffers)
-    while waiting:
-        count = os.preadv(file, waiting, offset)
-        if count == 0:
-            raise UserError(damaged(shard.path, "is cut short"))
-        offset += count
-        while waiting and count >= len(waiting[0]):
-            count -= len(waiting.pop(0))
-        if count:
-            waiting[0] = waiting[0][count:]
-
-
-ROWS = 32_768  # of each model, that are read together
-
-
-SHARE = 1 / 16  # of the free memory, which they may take; two windows are there at once
-
-
-BESIDE = 4  # largest batches for which there is memory beside these: those in use, and ends of windows and of the ring
-
-
-THREADS = 4
 
 
 class StoredLoader(DataLoader):
@@ -238,20 +189,16 @@ class StoredLoader(DataLoader):
 
     Args:
         data: the texts.
-        stored: the states of each model that has some, and the sites to read, ascending.
-        rings: memory for the rows, which loaders of one run share; default: this loader's own.
+        stored: of each model that has some.
+        rings: memory for the rows, which loaders of one run share.
         options: of `DataLoader`.
     """
 
     def __init__(
-        self,
-        data: TokenisedTexts,
-        stored: Sequence[tuple[StoredStates, tuple[int, ...]]],
-        rings: Rings | None = None,
-        **options: Any,
+        self, data: TokenisedTexts, stored: Sequence[StatesAtSites], rings: list[Ring], **options: Any
     ) -> None:
         super().__init__(data, **options)
-        self.stored, self._rings = list(stored), rings or Rings()
+        self.stored, self._rings = list(stored), rings
 
     def beside(self, kind: str, about: Mapping[str, Any]) -> Path:
         """Where to keep what a pass over this loader gives, beside the stores.
@@ -270,14 +217,12 @@ class StoredLoader(DataLoader):
 
     def __iter__(self) -> Any:
         """The batches of an epoch."""
-        return self._with_states(super().__iter__())
-
-    def _with_states(self, batches: Iterator[TextBatch]) -> Iterator[TextBatch]:
-        most = self._most_rows()
+        row = sum(len(sites) * states.row_bytes for states, sites in self.stored)  # bytes, of all models at all sites
+        most, batches = min(ROWS, int(SHARE * free_memory(torch.device("cpu")) / row)), super().__iter__()
         with ExitStack() as stack:
             pool = stack.enter_context(ThreadPoolExecutor(THREADS, thread_name_prefix="store"))
             stack.callback(pool.shutdown, cancel_futures=True)
-            ring = None if self.pin_memory else stack.enter_context(self._rings.lent(self._room(most)))
+            ring = None if self.pin_memory else stack.enter_context(lent(self._rings, row * self._room(most)))
             reading: deque[tuple[list[TextBatch], list[Future]]] = deque()
             for window in self._windows(batches, most):
                 reading.append((window, start_reading(pool, self.stored, window, ring)))
@@ -286,22 +231,14 @@ class StoredLoader(DataLoader):
             while reading:
                 yield from _finished(*reading.popleft())
 
-    def _row_bytes(self) -> int:
-        """Bytes of a row of all models at all sites."""
-        return sum(len(sites) * states.row_bytes for states, sites in self.stored)
-
-    def _most_rows(self) -> int:
-        """Rows of each model in a window, at most a batch more."""
-        return min(ROWS, int(SHARE * free_memory(torch.device("cpu")) / self._row_bytes()))
-
     def _room(self, most: int) -> int:
-        """Bytes for two windows of so many rows, and what is there beside them."""
+        """Rows for which there is memory: two windows of so many, and what is there beside them."""
         lengths, batches = np.sort(self.stored[0][0].lengths), cast(LengthBatches, self.sampler)
         largest = int(lengths[-int(np.diff(batches.bounds).max()) :].sum())
-        return min(2 * most + BESIDE * largest, int(lengths.sum()) + largest) * self._row_bytes()
+        return min(2 * most + BESIDE * largest, int(lengths.sum()) + largest)
 
     def _windows(self, batches: Iterator[TextBatch], most: int) -> Iterator[list[TextBatch]]:
-        """The batches that are read together."""
+        """The batches that are read together: of so many rows of each model, at most a batch more."""
         lengths, window, rows = self.stored[0][0].lengths, [], 0
         for batch in batches:
             window.append(batch)

@@ -13,14 +13,15 @@ import zlib
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 import numpy as np
+import torch
 
 from aligners.errors import UserError
 
-TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}  # what safetensors calls them
 ALIGNED = 64
 
 
@@ -28,7 +29,7 @@ class ShardWriter:
     """A shard that is being written, its texts in any order.
 
     Args:
-        path: of the file, for which the disk sets the space aside at once.
+        file: open to be written to; the disk sets the space aside at once.
         lengths: rows of each text, (n,).
         width: d.
         stored_as: data type of the rows.
@@ -38,19 +39,13 @@ class ShardWriter:
         OSError: the disk is full, or the file cannot be written.
     """
 
-    def __init__(self, path: Path, lengths: np.ndarray, width: int, stored_as: str, about: dict[str, str]) -> None:
-        self.path, self.lengths = path, lengths.astype("<i4")
-        self._row = width * BYTES[stored_as]
-        self._crc = np.zeros(len(lengths), dtype="<u4")
+    def __init__(self, file: BinaryIO, lengths: np.ndarray, width: int, stored_as: str, about: dict[str, str]) -> None:
+        self.lengths, self._crc = lengths.astype("<i4"), np.zeros(len(lengths), dtype="<u4")
         self._header = _header(len(lengths), int(lengths.sum()), width, stored_as, about)
-        self._first = len(self._header) + 8 * len(lengths)
-        self._starts = self._first + (np.cumsum(lengths, dtype=np.int64) - lengths) * self._row
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
-        try:
-            os.posix_fallocate(self._file, 0, self._first + int(lengths.sum()) * self._row)
-        except OSError as error:
-            os.close(self._file)
-            raise OSError(error.errno, error.strerror, str(path)) from error
+        first, row = len(self._header) + 8 * len(lengths), width * DTYPES[stored_as].itemsize
+        self._starts = first + (np.cumsum(lengths, dtype=np.int64) - lengths) * row
+        self._file = file
+        os.posix_fallocate(file.fileno(), 0, first + int(lengths.sum()) * row)
 
     def write(self, text: int, rows: np.ndarray) -> None:
         """Write the rows of a text, given as bytes.
@@ -61,25 +56,15 @@ class ShardWriter:
         """
         content = np.ascontiguousarray(rows).data.cast("B")
         self._crc[text] = zlib.crc32(content)
-        self._put(content, int(self._starts[text]))
+        self._file.seek(int(self._starts[text]))
+        self._file.write(content)
 
     def finish(self) -> str:
         """Complete the file and return its checksum."""
         prefix = self._header + self.lengths.tobytes() + self._crc.tobytes()
-        self._put(memoryview(prefix), 0)
+        self._file.seek(0)
+        self._file.write(prefix)
         return _checksum(prefix)
-
-    def close(self) -> None:
-        """Close the file."""
-        os.close(self._file)
-
-    def _put(self, content: memoryview, offset: int) -> None:
-        try:
-            while content:
-                written = os.pwrite(self._file, content, offset)
-                content, offset = content[written:], offset + written
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self.path)) from error
 
 
 @dataclass
@@ -150,12 +135,12 @@ def damaged(path: Path, what: str) -> str:
 
 def layout_size(texts: int, rows: int, width: int, stored_as: str) -> int:
     """Bytes of a shard, within some hundred."""
-    return len(_header(texts, rows, width, stored_as, {})) + 8 * texts + rows * width * BYTES[stored_as]
+    return len(_header(texts, rows, width, stored_as, {})) + 8 * texts + rows * width * DTYPES[stored_as].itemsize
 
 
 def _header(texts: int, rows: int, width: int, stored_as: str, about: dict[str, str]) -> bytes:
     """The header of a safetensors file: its length, and in JSON which tensors follow."""
-    end = 8 * texts + rows * width * BYTES[stored_as]
+    end = 8 * texts + rows * width * DTYPES[stored_as].itemsize
     tensors = {
         "__metadata__": about,
         "lengths": {"dtype": "I32", "shape": [texts], "data_offsets": [0, 4 * texts]},

@@ -19,11 +19,10 @@ from aligners.errors import UserError
 from aligners.files.whole import write_text
 from aligners.models.architectures import Component
 from aligners.models.model import FrozenModel
-from datamodules.store.shards import BYTES, Shard, layout_size
+from datamodules.store.shards import DTYPES, Shard, layout_size
 from datamodules.tokens.tokenised import TokenisedTexts
 
 FORMAT = 1  # of the files; a store of another format has another name
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 # What a config says beside what decides the states.
 BESIDE = ("_name_or_path", "transformers_version", "dtype", "torch_dtype", "id2label", "label2id", "architectures")
 
@@ -110,26 +109,19 @@ class Manifest:
         path = folder / MANIFEST
         try:
             held = json.loads(path.read_text(encoding="utf-8"))
-            written = held["identity"]["format"]
-            if written == FORMAT:
-                held["identity"] = StateIdentity(**held["identity"])
-                held["sites"] = {int(n): {int(k): v for k, v in each.items()} for n, each in held["sites"].items()}
-                found = cls(**held)
+            if held["identity"]["format"] != FORMAT:
+                raise ValueError(f"its format is {held['identity']['format']}: another version of aligners wrote it")
+            held["identity"] = StateIdentity(**held["identity"])
+            if held["identity"].name != folder.name:
+                raise ValueError(f"it describes the states of the folder {held['identity'].name}")
+            held["sites"] = {int(n): {int(k): v for k, v in each.items()} for n, each in held["sites"].items()}
+            return cls(**held)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(
-                f"Expected the manifest of a store of states, but {path} cannot be read: {error!r}. {_remove(folder)}"
+                f"Expected {path} to be the manifest of the store of states that its folder is named after, in format "
+                f"{FORMAT}, but it cannot be read: {error}. Remove the folder {folder}: what is needed of it is then "
+                "computed again."
             ) from error
-        if written != FORMAT:
-            raise UserError(
-                f"Expected a store of format {FORMAT}, but {path} says {written}: another version of aligners wrote "
-                f"it. {_remove(folder)}"
-            )
-        if found.identity.name != folder.name:
-            raise UserError(
-                f"Expected {path} to describe the states that its folder is named after, but it describes those of "
-                f"{found.identity.name}. {_remove(folder)}"
-            )
-        return found
 
     def save(self, folder: Path) -> None:
         """Write the manifest, whole or not at all."""
@@ -137,14 +129,6 @@ class Manifest:
             str(site): {str(k): each[k] for k in sorted(each)} for site, each in sorted(self.sites.items())
         }  # the same file, whoever wrote which shard first
         write_text(folder / MANIFEST, json.dumps({**asdict(self), "sites": ordered}, indent=1) + "\n")
-
-    def lacking(self, folder: Path, sites: Sequence[int], shard: int) -> list[int]:
-        """Those of some sites whose shard of this number is not in the folder."""
-        return [
-            site
-            for site in sites
-            if shard not in self.sites.get(site, {}) or not shard_path(folder, site, shard).exists()
-        ]
 
 
 def plan_shards(lengths: np.ndarray, row_bytes: int, most: int) -> list[int]:
@@ -162,10 +146,6 @@ def plan_shards(lengths: np.ndarray, row_bytes: int, most: int) -> list[int]:
 def shard_path(folder: Path, site: int, shard: int) -> Path:
     """The file of a shard at a site."""
     return folder / "sites" / f"{site:02d}" / f"{shard:05d}.safetensors"
-
-
-def _remove(folder: Path) -> str:
-    return f"Remove the folder {folder}: what is needed of it is then computed again."
 
 
 SHARD = 250_000_000  # bytes of a shard, at most one text more
@@ -199,7 +179,7 @@ class StoredStates:
         self.identity = StateIdentity.of(model, data, place, component, stored_as)
         self.folder = root / self.identity.name
         self.lengths = data.lengths_of(place).numpy()
-        self.row_bytes = model.width * BYTES[stored_as]
+        self.row_bytes = model.width * DTYPES[stored_as].itemsize
         self.dtype = DTYPES[stored_as]
         self.manifest = Manifest.load(self.folder) if (self.folder / MANIFEST).exists() else self._planned()
         self._open: dict[tuple[int, int], Shard] = {}
@@ -221,8 +201,13 @@ class StoredStates:
 
     def missing(self, sites: Sequence[int]) -> dict[int, list[int]]:
         """Number of each shard that is not there at all of the sites -> at which it is not."""
-        lacking = {k: self.manifest.lacking(self.folder, sites, k) for k in range(len(self.manifest.rows))}
-        return {k: each for k, each in lacking.items() if each}
+        lacking = {shard: self.lacking(sites, shard) for shard in range(len(self.manifest.rows))}
+        return {shard: each for shard, each in lacking.items() if each}
+
+    def lacking(self, sites: Sequence[int], shard: int) -> list[int]:
+        """Those of some sites whose shard of this number is not there."""
+        written = [site for site in sites if shard in self.manifest.sites.get(site, {})]
+        return [site for site in sites if site not in written or not shard_path(self.folder, site, shard).exists()]
 
     def size(self, shard: int) -> int:
         """Bytes of a shard at one site."""

@@ -7,10 +7,11 @@ batches every time. Whoever has a shard's lock writes it; ranks and other proces
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -27,7 +28,7 @@ from aligners.models.model import FrozenModel
 from datamodules.frozen_models import FrozenModels
 from datamodules.rows.policies import select_rows
 from datamodules.rows.reading import read_rows
-from datamodules.store.reading import Rings
+from datamodules.store.reading import Ring, StatesAtSites
 from datamodules.store.shards import ShardWriter
 from datamodules.store.states import DTYPES, StoredStates, name_of, shard_path
 from datamodules.tokens.tokenised import TokenisedTexts
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
     import lightning.pytorch as pl
 
 MOST_TOKENS = 8192  # of a batch, padding included
-
-
 MOST_BYTES = 2**28  # of the states of a batch at all sites, in float32
 
 
@@ -73,7 +72,7 @@ def write_missing(
 def _write(states: StoredStates, shard: int, sites: Sequence[int], progress: Callable[[int], None]) -> None:
     """Write one shard at those sites where it is still missing. Its lock is held."""
     states.reload()
-    missing, texts = states.manifest.lacking(states.folder, sites, shard), states.texts(shard)
+    missing, texts = states.lacking(sites, shard), states.texts(shard)
     if not missing:
         progress(states.manifest.rows[shard])
         return
@@ -81,7 +80,7 @@ def _write(states: StoredStates, shard: int, sites: Sequence[int], progress: Cal
         writers = [files.enter_context(_writer(states, site, shard)) for site in missing]
         for chosen in _batches(states, texts):
             rows = _read(states, chosen, missing)
-            _put(writers, rows, chosen - texts.start, states.lengths[chosen])
+            _put(writers, rows, (chosen - texts.start).tolist(), states.lengths[chosen].tolist())
             progress(rows.shape[1])
         checksums = dict(zip(missing, [writer.finish() for writer in writers], strict=True))
     states.record(shard, checksums)
@@ -91,14 +90,14 @@ def _write(states: StoredStates, shard: int, sites: Sequence[int], progress: Cal
 def _writer(states: StoredStates, site: int, shard: int) -> Iterator[ShardWriter]:
     path: Path = shard_path(states.folder, site, shard)
     path.parent.mkdir(parents=True, exist_ok=True)
-    lengths = states.lengths[slice(*states.manifest.bounds[shard : shard + 2])]
+    lengths = states.lengths[states.texts(shard)]
     about = {"store": states.identity.name, "site": str(site), "shard": str(shard)}
-    with whole_file(path) as unfinished:
-        writer = ShardWriter(unfinished, lengths, states.manifest.width, states.identity.stored_as, about)
-        try:
-            yield writer
-        finally:
-            writer.close()
+    try:
+        with whole_file(path) as unfinished, unfinished.open("wb") as file:
+            yield ShardWriter(file, lengths, states.manifest.width, states.identity.stored_as, about)
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def _batches(states: StoredStates, texts: range) -> Iterator[np.ndarray]:
@@ -130,23 +129,10 @@ def _read(states: StoredStates, chosen: np.ndarray, sites: Sequence[int]) -> Ten
     return found.cpu()
 
 
-def _put(writers: Sequence[ShardWriter], rows: Tensor, texts: np.ndarray, lengths: np.ndarray) -> None:
-    ends = np.cumsum(lengths)
-    for writer, at_site in zip(writers, rows.view(torch.uint8).numpy(), strict=True):
-        for text, start, end in zip(texts.tolist(), (ends - lengths).tolist(), ends.tolist(), strict=True):
-            writer.write(text, at_site[start:end])
-
-
-class Reads(NamedTuple):
-    """Which states a data module reads.
-
-    Attributes:
-        sites: of each model.
-        component: what is read there.
-    """
-
-    sites: Sequence[Sequence[int]]
-    component: Component
+def _put(writers: Sequence[ShardWriter], rows: Tensor, texts: Sequence[int], lengths: Sequence[int]) -> None:
+    for writer, at_site in zip(writers, rows.view(torch.uint8), strict=True):
+        for text, of_text in zip(texts, at_site.split(lengths), strict=True):
+            writer.write(text, of_text.numpy())
 
 
 def check_store(folder: Path | None, dtype: str | None) -> None:
@@ -171,77 +157,83 @@ class Stores:
     """
 
     def __init__(self, folder: Path, dtype: str | None) -> None:
-        self.folder, self.dtype, self.rings = folder, dtype, Rings()
+        self.folder, self.dtype = folder, dtype
+        self.rings: list[Ring] = []
         self._opened: dict[tuple[FrozenModel, str, str], StoredStates] = {}
-
-    @property
-    def opened(self) -> list[Path]:
-        """The folder of each store that was opened."""
-        return [states.folder for states in self._opened.values()]
 
     def complete(
         self,
         models: FrozenModels,
         splits: Sequence[TokenisedTexts],
-        reads: Reads,
+        sites: Sequence[Sequence[int]],
+        component: Component,
         trainer: pl.Trainer | None = None,
-    ) -> list[list[tuple[StoredStates, tuple[int, ...]]]]:
+    ) -> list[list[StatesAtSites]]:
         """Write the states that are missing, after announcing their size; all ranks take part.
 
         Args:
             models: whose states are read; where one has to run, it is moved to its place meanwhile.
             splits: on which texts, tokenised for these models.
-            reads: which states.
+            sites: that are read of each model.
+            component: what is read there.
             trainer: of the run; a progress bar is shown if it has one.
 
         Returns:
             For each split, the states of each model and the sites that are read.
 
         Raises:
-            ValueError: the disk has not the room, a store is damaged or not ours, or states are not finite.
+            ValueError: there is too little disk space, a store is damaged or not ours, or states are not finite.
             OSError: something cannot be written.
         """
-        found = [self._open(models.loaded, data, reads) for data in splits]
-        every = [each for split in found for each in split]
-        if any(states.missing(sites) for states, sites in every):
+        read = [self._open(models.loaded, data, sites, component) for data in splits]
+        every = [stored for split in read for stored in split]
+        missing = {states: states.missing(of_model) for states, of_model in every}
+        if any(missing.values()):
             check_folder(self.folder, "store")
-            self._announce(every)
-            with _progress(every, trainer) as progress:
-                for states, sites in every:
-                    with models.running(states.model, None if trainer is None else trainer.strategy.root_device):
-                        write_missing(states, sites, progress)
+            self._announce(missing)
+            device = None if trainer is None else trainer.strategy.root_device
+            shown = trainer is not None and trainer.is_global_zero and trainer.progress_bar_callback is not None
+            with Progress(transient=True, disable=not shown) as bar:
+                rows = sum(states.manifest.rows[shard] for states, shards in missing.items() for shard in shards)
+                advance = partial(bar.advance, bar.add_task("Writing states", total=rows))
+                for states, of_model in every:
+                    with models.running(states.model, device):
+                        write_missing(states, of_model, advance)
         for states, _ in every:
             states.note_use()
         if models.known is not None and os.access(self.folder, os.W_OK):
             models.known.save()
-        return found
+        return read
 
     def _open(
-        self, models: Sequence[FrozenModel], data: TokenisedTexts, reads: Reads
-    ) -> list[tuple[StoredStates, tuple[int, ...]]]:
-        found: dict[FrozenModel, tuple[StoredStates, set[int]]] = {}
-        for place, (model, sites) in enumerate(zip(models, reads.sites, strict=True)):
-            if not sites:
-                continue
-            if model not in found:
-                key = (model, data.digest(place), reads.component)
-                if key not in self._opened:
-                    stored_as = self.dtype or name_of(model.dtype)
-                    self._opened[key] = StoredStates(self.folder, model, data, place, reads.component, stored_as)
-                found[model] = (self._opened[key], set())
-            found[model][1].update(sites)
-        return [(states, tuple(sorted(sites))) for states, sites in found.values()]
+        self, models: Sequence[FrozenModel], data: TokenisedTexts, sites: Sequence[Sequence[int]], component: Component
+    ) -> list[StatesAtSites]:
+        wanted: dict[FrozenModel, set[int]] = {}
+        for model, of_model in zip(models, sites, strict=True):
+            wanted.setdefault(model, set()).update(of_model)
+        stored = []
+        for model in (model for model in wanted if wanted[model]):
+            place = models.index(model)
+            key = (model, data.digest(place), component)
+            if key not in self._opened:
+                stored_as = self.dtype or name_of(model.dtype)
+                self._opened[key] = StoredStates(self.folder, model, data, place, component, stored_as)
+            stored.append((self._opened[key], tuple(sorted(wanted[model]))))
+        return stored
 
-    def _announce(self, every: Sequence[tuple[StoredStates, tuple[int, ...]]]) -> None:
+    def _announce(self, missing: Mapping[StoredStates, Mapping[int, Sequence[int]]]) -> None:
         """Say how much will be written.
+
+        Args:
+            missing: states -> number of each shard that is missing -> at which sites.
 
         Raises:
             ValueError: the disk has less.
         """
-        sizes = {}
-        for states, sites in every:
-            size = sum(states.size(k) * len(lacking) for k, lacking in states.missing(sites).items())
-            sizes[states] = size
+        sizes = {
+            states: sum(states.size(shard) * len(sites) for shard, sites in shards.items())
+            for states, shards in missing.items()
+        }
         total, free = sum(sizes.values()), free_disk(self.folder)
         what = ", ".join(dict.fromkeys(states.model.name for states, size in sizes.items() if size))
         if total > free:
@@ -254,15 +246,3 @@ class Stores:
             f"Writing {in_words(total)} of states of {what} to {self.folder}, whose disk has {in_words(free)} free.",
             flush=True,
         )
-
-
-@contextmanager
-def _progress(
-    every: Sequence[tuple[StoredStates, tuple[int, ...]]], trainer: pl.Trainer | None
-) -> Iterator[Callable[[int], None]]:
-    """A progress bar over the rows that are missing, if the Trainer shows any."""
-    shown = trainer is not None and trainer.is_global_zero and trainer.progress_bar_callback is not None
-    missing = sum(states.manifest.rows[k] for states, sites in every for k in states.missing(sites))
-    with Progress(transient=True, disable=not shown) as bar:
-        task = bar.add_task("Writing states", total=missing)
-        yield lambda rows: bar.advance(task, rows)

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -78,14 +79,14 @@ def read_labels(tables: Sequence[Dataset], column: str | None, source: str) -> L
         return LabelColumn(column, list(feature.names), "int64")
     values = [value for table in tables for value in table[column][:]]
     present = [value for value in values if not _absent(value)]
-    incomplete = len(present) < len(values)
     if not any(isinstance(value, str | float) for value in present):
         return LabelColumn(column, None, "int64")
-    numbers = _all(present, float)
-    if _all(present, int) or (incomplete and numbers and all(float(value).is_integer() for value in present)):
+    numbers, incomplete = _converted(present, float), len(present) < len(values)
+    whole = numbers is not None and all(number.is_integer() for number in numbers)
+    if _converted(present, int) is not None or (incomplete and whole):
         return LabelColumn(column, None, "int64")
-    if numbers:
-        if any(math.isinf(float(value)) for value in present):
+    if numbers is not None:
+        if any(map(math.isinf, numbers)):
             raise UserError(
                 f"Expected numbers to predict in column {column!r} (`label_column`) of {source!r}, but some are "
                 "infinite. Leave these texts out."
@@ -100,20 +101,40 @@ def known_labels(labels: Tensor) -> Tensor:
     return ~labels.isnan() if labels.is_floating_point() else labels != MISSING
 
 
+def check_labelled(labels: Tensor | None, who: str, source: str) -> Tensor:
+    """Return labels of which none is missing.
+
+    Args:
+        labels: of texts, (n,); None: they have none.
+        who: needs them, for the message: "The task".
+        source: where the texts come from, likewise.
+
+    Raises:
+        ValueError: some texts have none.
+    """
+    if labels is None:
+        raise UserError(
+            f"{who} needs labels, but the texts of {source!r} have none. Name a `label_column`, or another source."
+        )
+    missing = int((~known_labels(labels)).sum())
+    if missing:
+        raise UserError(
+            f"{who} needs a label for every text, but {missing} of {len(labels)} texts of {source!r} have none (-1, or "
+            "nothing). Leave these texts out, or choose another split with `held_out`."
+        )
+    return labels
+
+
 def _absent(value: Any) -> bool:
     return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
 
 
-def _all(values: Sequence[Any], kind: Callable[[Any], Any]) -> bool:
-    """Whether all values convert to this type; floats do not convert to whole numbers."""
-    if kind is int and any(isinstance(value, float) for value in values):
-        return False
+def _converted(values: Sequence[Any], kind: Callable[[str], Any]) -> list[Any] | None:
+    """The values as numbers of a kind; None if one is none, as a float is no whole number."""
     try:
-        for value in values:
-            kind(value)
+        return [kind(str(value)) for value in values]
     except ValueError:
-        return False
-    return True
+        return None
 
 
 ClassMap = tuple[tuple[int, ...], ...]  # for each class of the texts the head's classes that answer it
@@ -231,23 +252,22 @@ def _plain(name: str) -> str:
 
 
 def _given(given: GivenMap, head: Sequence[str], names: Sequence[str] | None, classes: int, model: str) -> ClassMap:
-    shown = dict(given)
-    keys = [_number(key, names, classes) for key in given]
-    if None in keys or sorted(k for k in keys if k is not None) != list(range(classes)):
+    groups: dict[int | None, tuple[Any, ...]] = {}
+    for key, value in given.items():
+        answers = value if isinstance(value, list) else [value]
+        groups[_number(key, names, classes)] = tuple(_number(answer, head, len(head)) for answer in answers)
+    if len(groups) < len(given) or set(groups) != set(range(classes)):
         raise UserError(
-            f"Expected `data.labels` to name every class of the texts once, {_listed(names, classes)}, but got {shown}."
+            f"Expected `data.labels` to name every class of the texts once, {_listed(names, classes)}, but got "
+            f"{dict(given)}."
         )
-    groups: dict[int | None, tuple[int | None, ...]] = {}
-    for key, value in zip(keys, given.values(), strict=True):
-        written = value if isinstance(value, list) else [value]
-        groups[key] = tuple(_number(each, head, len(head)) for each in written)
-    places = [place for group in groups.values() for place in group]
+    places = list(chain(*groups.values()))
     if None in places or len(set(places)) < len(places) or not all(groups.values()):
         raise UserError(
             f"Expected `data.labels` to answer every class by one or more classes of the head of {model}, "
-            f"{_listed(head, len(head))}, none of them twice, but got {shown}."
+            f"{_listed(head, len(head))}, none of them twice, but got {dict(given)}."
         )
-    return tuple(tuple(place for place in groups[k] if place is not None) for k in range(classes))
+    return tuple(groups[k] for k in range(classes))
 
 
 def _number(written: int | str, names: Sequence[str] | None, classes: int) -> int | None:
@@ -280,12 +300,9 @@ def _example(head: Sequence[str], names: Sequence[str] | None, classes: int) -> 
     keys = [names[k] if names else str(k) for k in range(classes)]
     plain = [_plain(name) for name in head]
     found: dict[str, int | list[int]] = {key: plain.index(_plain(key)) for key in keys if _plain(key) in plain}
-    free, open_keys = (
-        [k for k in range(len(head)) if k not in found.values()],
-        [key for key in keys if key not in found],
-    )
-    for key in open_keys:
+    free, unknown = [k for k in range(len(head)) if k not in found.values()], [key for key in keys if key not in found]
+    for key in unknown:
         found[key] = free.pop(0) if free else 0
-    if free and open_keys:
-        found[open_keys[-1]] = [found[open_keys[-1]], *free]  # type: ignore[list-item]
+    if free and unknown:
+        found[unknown[-1]] = [found[unknown[-1]], *free]  # type: ignore[list-item]
     return {key: found[key] for key in keys}

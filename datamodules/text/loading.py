@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from aligners.errors import UserError
 from datamodules.text.annotated.sentence import ANNOTATION
 from datamodules.text.labels import LabelColumn, read_labels
-from datamodules.text.sources import TextSource, fitting_split, held_out_split, known_source, open_source
+from datamodules.text.sources import TextSource, fitting_split, held_out_split, known_source
 from datamodules.text.texts import Texts, plain_text
 
 if TYPE_CHECKING:
@@ -46,24 +45,14 @@ def first_rows(stream: IterableDataset, source: TextSource) -> Dataset:
     return _table([row for _, row in zip(range(PEEKED), _streamed(stream, source), strict=False)], stream)
 
 
-def wanted_texts(source: TextSource, *, draw_test: bool) -> dict[str, int]:
-    """The number of texts for each split: `max_texts` for the largest, the others in proportion, rounded up."""
-    shares = split_shares(source, draw_test=draw_test)
-    largest = max(shares.values())
-    return {
-        name: min(math.ceil((source.max_texts or 0) * share / largest), source.most(name) or 0)
-        for name, share in shares.items()
-    }
-
-
 def first_texts(
     stream: IterableDataset,
     texts: list[str],
     label: str | None,
     source: TextSource,
-    *,
-    held: set[int] | None,
-    official: bool = False,
+    wanted: Mapping[str, int | None],
+    split: Callable[[int], str],
+    held: Collection[int] = (),
 ) -> tuple[Dataset, int]:
     """Read a stream until each split has its texts.
 
@@ -74,27 +63,27 @@ def first_texts(
         stream: rows with these columns, and others, which are dropped.
         texts: columns of the text, one or two.
         label: column of the class, if any.
-        source: number and shares of the texts.
-        held: keys of the official held-out texts; None where test texts are drawn.
-        official: whether this stream is the official held-out split: all that is taken is test text.
+        source: of the stream.
+        wanted: how many texts each split takes.
+        split: of a text, by its key.
+        held: keys of the official held-out texts.
 
     Returns:
         The rows, in the stream's order, and how many were read.
     """
-    shares = split_shares(source, draw_test=held is None)
-    wanted = {"test": source.most("test") or 0} if official else wanted_texts(source, draw_test=held is None)
-    columns, taken, rows, read = [*texts, *([label] if label else [])], set(held or ()), [], 0
+    columns, taken, rows, read = [*texts, *([label] if label else [])], set(held), [], 0
+    left = {name: count or 0 for name, count in wanted.items()}
     for row in _streamed(stream, source):
         read += 1
         key = text_key([row[name] for name in texts], source.seed)
         if key not in taken or not source.deduplicate:
-            name = "test" if official else split_of(key, shares)
-            if wanted[name] == 0:
+            name = split(key)
+            if left[name] == 0:
                 continue
-            wanted[name] -= 1
+            left[name] -= 1
             taken.add(key)
         rows.append({name: row[name] for name in columns})
-        if not any(wanted.values()):
+        if not any(left.values()):
             break
     return _table(rows, stream), read
 
@@ -129,76 +118,43 @@ def load_texts(source: TextSource) -> Texts:
         ValueError: the source cannot be found or reached; a column is missing, empty or not of text; labels are neither
             names nor numbers; a split would be empty. A text without a label is no error: see `labels`.
     """
-    found = _read(source)
-    labels = read_labels(found.tables, found.label, source.source)
-    keys = [_keys(table, found.columns, source.seed) for table in found.tables]
-    official = len(keys) == 2
-    held = set(keys[-1]) if official else set()
-    once = [_first_of_each(own) if source.deduplicate else list(range(len(own))) for own in keys]
+    tables, columns, label, origin = _read(source)
+    labels, official = read_labels(tables, label, source.source), len(tables) == 2
+    keys = [_keys(table, columns, source.seed) for table in tables]
+    held, shares = set(keys[1]) if official else set(), split_shares(source, draw_test=not official)
+    once = [_first_of_each(of_table) if source.deduplicate else list(range(len(of_table))) for of_table in keys]
     free = [row for row in once[0] if keys[0][row] not in held or not source.deduplicate]
-    members = _divide(free, keys[0], source, draw_test=not official)
+    members = {name: [row for row in free if split_of(keys[0][row], shares) == name] for name in shares}
     if official:
         members["test"] = once[1]
     chosen = {}
     for name, rows in members.items():
         place = int(official and name == "test")
         rows = _some(name, rows, keys[place], source, held if not place else set())
-        chosen[name] = _normalised(found.tables[place].select(rows), found.columns, labels)
-    origin = {
-        **found.origin(source),
-        **({"annotated": [each.info.description for each in found.tables]} if _is_annotated(found.tables[0]) else {}),
+        chosen[name] = _normalised(tables[place].select(rows), columns, labels)
+    origin |= {
+        **({"annotated": [table.info.description for table in tables]} if _is_annotated(tables[0]) else {}),
         "deduplicate": source.deduplicate,
-        "rows_read": [len(own) for own in keys],
-        "copies": [len(own) - len(set(own)) for own in keys],
-        "duplicates_dropped": sum(len(own) - len(kept) for own, kept in zip(keys, once, strict=True)),
+        "rows_read": list(map(len, keys)),
+        "copies": [len(of_table) - len(set(of_table)) for of_table in keys],
+        "duplicates_dropped": sum(map(len, keys)) - sum(map(len, once)),
         "also_held_out": len(set(keys[0]) & held),
         "dropped_as_held_out": len(once[0]) - len(free),
         "hashes": {name: _hash(split) for name, split in chosen.items()},
     }
-    names, called = labels.names if labels is not None else None, known_source(source).label_names
-    if names is None and called is not None:
-        names = list(called)
-    return Texts(chosen["fit"], chosen["validation"], chosen["test"], names, origin)
+    names, usual = labels.names if labels is not None else None, known_source(source).label_names
+    return Texts(**chosen, label_names=list(usual) if names is None and usual else names, origin=origin)
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """The rows from which the splits are made.
+def _read(source: TextSource) -> tuple[list[Dataset], list[str], str | None, dict[str, Any]]:
+    """Open the source, find its columns, and read as much of a stream as is needed.
 
-    Attributes:
-        tables: the rows that are divided and, where there is an official held-out split, its rows.
-        columns: of the text, one or two.
-        label: column of the labels; None: there is none.
-        held_out: the official held-out split, as the user calls it.
-        streamed: how many rows of which stream were read.
+    Returns:
+        The rows that are divided and, where there is an official held-out split, its rows; the columns of the text, one
+        or two, and of the labels, if there are any; and what a report says of all this.
     """
-
-    tables: list[Dataset]
-    columns: list[str]
-    label: str | None
-    held_out: str | None
-    streamed: dict[str, int]
-
-    def origin(self, source: TextSource) -> dict[str, Any]:
-        """Describe the source for a report."""
-        drawn = self.held_out is None
-        return {
-            "source": source.source,
-            "subset": source.subset,
-            "revision": source.revision,
-            "text_columns": self.columns,
-            "label_column": self.label,
-            "split": "by a keyed hash of the text" if drawn else f"test: {self.held_out}; rest by hash",
-            "seed": source.seed,
-            "validation_share": source.validation_share,
-            **({"test_share": source.test_share} if drawn else {}),
-            **({"streamed_rows_read": self.streamed} if source.streaming else {}),
-        }
-
-
-def _read(source: TextSource) -> _Rows:
-    """Open the source, find its columns, and read as much of a stream as is needed."""
-    splits, held_out = open_source(source)
+    known = known_source(source)
+    splits, held_out = known.open(source), source.held_out or known.held_out
     tables = [fitting_split(splits, source)]
     if held_out is not None:
         tables.append(held_out_split(splits, held_out, source))
@@ -207,18 +163,44 @@ def _read(source: TextSource) -> _Rows:
         if len(beginning) == 0:
             raise UserError(f"Expected texts in {name!r} (`source` or `held_out`), but it has none.")
     columns, label = _text_columns(begun[0], source), _label_column(begun[0], source)
-    streamed: dict[str, int] = {}
+    drawn = held_out is None
+    origin: dict[str, Any] = {
+        "source": source.source,
+        "subset": source.subset,
+        "revision": source.revision,
+        "text_columns": columns,
+        "label_column": label,
+        "split": "by a keyed hash of the text" if drawn else f"test: {held_out}; rest by hash",
+        "seed": source.seed,
+        "validation_share": source.validation_share,
+        **({"test_share": source.test_share} if drawn else {}),
+    }
     if source.streaming:
         for beginning in begun:
             _check_columns(beginning, columns, label, source)
-        known = None
-        if held_out is not None:
-            tables[1], streamed["test"] = first_texts(tables[1], columns, label, source, held=set(), official=True)
-            known = set(_keys(tables[1], columns, source.seed))
-        tables[0], streamed["fit"] = first_texts(tables[0], columns, label, source, held=known)
+        tables, origin["streamed_rows_read"] = _read_streams(tables, columns, label, source)
     for table in tables:
         _check_columns(table, columns, label, source)
-    return _Rows(tables, columns, label, held_out, streamed)
+    return tables, columns, label, origin
+
+
+def _read_streams(
+    streams: list[IterableDataset], columns: list[str], label: str | None, source: TextSource
+) -> tuple[list[Dataset], dict[str, int]]:
+    """Read as much of the streams as is needed: their rows, and how many were read for which split."""
+    held, count, shares = [], {}, split_shares(source, draw_test=len(streams) == 1)
+    for stream in streams[1:]:
+        table, count["test"] = first_texts(
+            stream, columns, label, source, {"test": source.most("test")}, lambda key: "test"
+        )
+        held.append(table)
+    most, largest = source.max_texts or 0, max(shares.values())  # the others in proportion to the largest, rounded up
+    wanted = {name: min(math.ceil(most * share / largest), source.most(name) or 0) for name, share in shares.items()}
+    known = {key for table in held for key in _keys(table, columns, source.seed)}
+    first, count["fit"] = first_texts(
+        streams[0], columns, label, source, wanted, lambda key: split_of(key, shares), known
+    )
+    return [first, *held], count
 
 
 def _some(name: str, rows: list[int], keys: list[int], source: TextSource, held: set[int]) -> list[int]:
@@ -298,19 +280,7 @@ def _keys(table: Dataset, columns: list[str], seed: int) -> list[int]:
 
 
 def _first_of_each(keys: list[int]) -> list[int]:
-    first: dict[int, int] = {}
-    for row, key in enumerate(keys):
-        first.setdefault(key, row)
-    return list(first.values())
-
-
-def _divide(rows: list[int], keys: list[int], source: TextSource, *, draw_test: bool) -> dict[str, list[int]]:
-    """Assign rows to splits: the row numbers of each, in order."""
-    shares = split_shares(source, draw_test=draw_test)
-    members: dict[str, list[int]] = {name: [] for name in shares}
-    for row in rows:
-        members[split_of(keys[row], shares)].append(row)
-    return members
+    return sorted({key: row for row, key in reversed(list(enumerate(keys)))}.values())
 
 
 def _normalised(table: Dataset, columns: list[str], labels: LabelColumn | None) -> Dataset:

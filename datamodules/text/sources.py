@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Sized
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -115,12 +115,6 @@ class TextSource:
             )
 
 
-def open_source(source: TextSource) -> tuple[dict[str, Any], str | None]:
-    """Open a source: its splits by name, as streams with `streaming`, and the name of the held-out one."""
-    known = known_source(source)
-    return known.open(source), source.held_out or known.held_out
-
-
 def _elsewhere(source: TextSource) -> dict[str, Any]:
     """Open a file, a folder, or a data set on the Hub."""
     path = Path(source.source).expanduser()
@@ -180,17 +174,13 @@ def _local(path: Path, streaming: bool, like: Path | None = None) -> dict[str, A
             splits[split] = load_dataset(kind, data_files=data_files, split="train", streaming=streaming, **options)
         except (DatasetGenerationError, ValueError, StopIteration) as error:  # the last of empty JSON
             if kind != "parquet":
-                _check_lines(parts)
+                lines = [line for part in parts for _, line in numbered_lines(part)]  # names one that is not UTF-8
+                if not any(map(str.strip, lines)):
+                    raise UserError(f"Expected texts in {parts[0]}, but it is empty.") from error
             raise UserError(f"{parts[0]} cannot be read as {kind}: {error.__cause__ or error}") from error
         if kind == "text":
             splits[split] = _without_blank_lines(splits[split], parts[0])
     return splits
-
-
-def _check_lines(paths: Sequence[Path]) -> None:
-    """Raise if a line is not UTF-8, or all are blank."""
-    if not sum(bool(line.strip()) for path in paths for _, line in numbered_lines(path)):
-        raise UserError(f"Expected texts in {paths[0]}, but it is empty.")
 
 
 def _without_blank_lines(lines: Any, path: Path) -> Any:

@@ -64,10 +64,8 @@ def end_of_text(tokenizer: PreTrainedTokenizerBase) -> tuple[str, int]:
     Raises:
         ValueError: the tokenizer has neither.
     """
-    for token, number in (
-        (tokenizer.eos_token, tokenizer.eos_token_id),
-        (tokenizer.sep_token, tokenizer.sep_token_id),
-    ):
+    for kind in ("eos", "sep"):
+        token, number = getattr(tokenizer, f"{kind}_token"), getattr(tokenizer, f"{kind}_token_id")
         if token is not None and number is not None:
             return token, number
     raise UserError(
@@ -163,6 +161,7 @@ def _sequences(documents: datasets.Dataset, sizes: np.ndarray, length: int) -> d
 Split = Literal["fit", "validation", "test", "other"]  # other: of another source, where an evaluation reads one
 
 
+@dataclass(eq=False)
 class TokenisedSplits:
     """Three splits, each tokenised when it is first asked for.
 
@@ -174,17 +173,13 @@ class TokenisedSplits:
         packed: whether texts are laid end to end.
     """
 
-    def __init__(
-        self,
-        texts: Texts,
-        tokenizers: Sequence[PreTrainedTokenizerBase],
-        max_length: int,
-        *,
-        words: bool = False,
-        packed: bool = False,
-    ) -> None:
-        self.texts, self.tokenizers, self.max_length = texts, list(tokenizers), max_length
-        self.words, self.packed = words, packed
+    texts: Texts
+    tokenizers: Sequence[PreTrainedTokenizerBase]
+    max_length: int
+    words: bool = False
+    packed: bool = False
+
+    def __post_init__(self) -> None:
         self._made: dict[Split, TokenisedTexts] = {}
         self._packed: dict[Split, Packed] = {}
 
@@ -219,7 +214,7 @@ class TokenisedSplits:
         coverage = {
             name: {"words": data.words, "used": data.words_used}
             for name, data in self._made.items()
-            if data.words is not None and data.words_used is not None
+            if data.words is not None
         }
         return {
             **({"words": coverage} if self.words else {}),

@@ -181,17 +181,8 @@ def describe_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
         del inner["padding"], inner["truncation"]
     else:
         inner = {"class": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()}
-    outer = {
-        name: getattr(tokenizer, name)
-        for name in (
-            "padding_side",
-            "truncation_side",
-            "pad_token_id",
-            "pad_token_type_id",
-            "model_input_names",
-        )
-    }
-    return json.dumps([inner, outer], sort_keys=True)
+    names = "padding_side", "truncation_side", "pad_token_id", "pad_token_type_id", "model_input_names"
+    return json.dumps([inner, {name: getattr(tokenizer, name) for name in names}], sort_keys=True)
 
 
 class _Tokens:

@@ -9,40 +9,25 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
-from tokenizers.processors import TemplateProcessing
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerFast
 
-from datamodules.batches import LengthBatches, TextBatch
+from datamodules.batches import LengthBatches, TextBatch, limited
 from datamodules.tokens.tokenised import TokenisedTexts, same_tokenizer, tokenise
+from tests.datamodules.tokens.splitters import word_piece
+from tests.runs import quiet_trainer
+from tests.tiny import WORDS, tiny_tokenizer
 
-VOCABULARY = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "b", "c", "d", "e"]
 
-
-def make_tokenizer(side: str = "right", words: list[str] = VOCABULARY) -> PreTrainedTokenizerFast:
-    inner = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
-    inner.pre_tokenizer = Whitespace()
-    inner.post_processor = TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=inner,
-        pad_token="[PAD]",
-        unk_token="[UNK]",
-        cls_token="[CLS]",
-        sep_token="[SEP]",
-        padding_side=side,
-    )
+def make_tokenizer(side: str = "right") -> PreTrainedTokenizerFast:
+    tokenizer = tiny_tokenizer()
+    tokenizer.padding_side = side
+    return tokenizer
 
 
 def make_split(n: int = 12, *, pair: bool = False, labels: bool = True) -> datasets.Dataset:
     draw = np.random.default_rng(0)
-    text = [" ".join(draw.choice(list("abcde"), size=draw.integers(1, 9))) for _ in range(n)]
+    text = [" ".join(draw.choice(WORDS[:5], size=draw.integers(1, 9))) for _ in range(n)]
     columns = {"text": text, "id": list(range(n))}
     if pair:
         columns["text_pair"] = text[::-1]
@@ -73,7 +58,7 @@ def test_batch_is_what_the_tokenizer_makes_of_the_texts(side: str, pair: bool) -
     for name, value in expected.items():
         assert batch.inputs_x[name].dtype == torch.int64
         torch.testing.assert_close(batch.inputs_x[name], value)
-    torch.testing.assert_close(batch.special_x, special)
+    torch.testing.assert_close(batch.special[0], special)
     assert batch.text.tolist() == rows
     assert batch.labels is not None
     assert batch.labels.tolist() == list(chosen["label"])
@@ -86,13 +71,13 @@ def test_one_tokenizer_shares_its_inputs_and_moving_keeps_that() -> None:
     for one in (batch, batch.to("cpu"), batch.to("meta")):
         assert len(one.inputs) == 3
         assert one.inputs[1] is one.inputs_x
-        assert one.special[1] is one.special_x
+        assert one.special[1] is one.special[0]
         assert one.labels is None
     assert batch.to("meta").inputs_x["input_ids"].device.type == "meta"
 
 
 def test_two_tokenizers_read_the_same_texts() -> None:
-    x, y, split = make_tokenizer(), make_tokenizer("left", VOCABULARY[:6]), make_split()
+    x, y, split = make_tokenizer(), word_piece("left"), make_split()
     tokens_x, tokens_y = tokenise(split, x, 12), tokenise(split, y, 5)
     batch = TokenisedTexts([tokens_x, tokens_y], [x, y])[[2, 5]]
     for i, row in enumerate([2, 5]):
@@ -112,7 +97,7 @@ def test_same_tokenizer() -> None:
     other(["a b c", "a"], padding=True, truncation=True, max_length=4)  # leaves its mark on the tokenizer
     assert same_tokenizer(one, other)
     assert not same_tokenizer(one, make_tokenizer("left"))
-    assert not same_tokenizer(one, make_tokenizer(words=[*VOCABULARY[:4], *"badce"]))
+    assert not same_tokenizer(one, word_piece())
     bare = make_tokenizer()
     bare.backend_tokenizer.post_processor = None
     assert not same_tokenizer(one, bare)
@@ -144,17 +129,16 @@ def test_without_a_padding_token_the_mask_says_what_is_padding() -> None:
 LENGTHS = np.random.default_rng(0).integers(3, 60, size=1003)
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize("world", [1, 2, 3])
+every_order = pytest.mark.parametrize("shuffle", [True, False])
+every_world = pytest.mark.parametrize("world", [1, 2, 3])
+
+
+@every_order
+@every_world
 @pytest.mark.parametrize(("n", "size"), [(1003, 16), (3, 3), (17, 16), (7, 3), (64, 8)])
 def test_ranks_read_every_text_once_in_the_batches_of_one(shuffle: bool, world: int, n: int, size: int) -> None:
     alone = list(LengthBatches(LENGTHS[:n], size, shuffle=shuffle, seed=1))
-    ranks = [
-        list(sampler)
-        for sampler in (
-            LengthBatches(LENGTHS[:n], size, shuffle=shuffle, seed=1, rank=r, world=world) for r in range(world)
-        )
-    ]
+    ranks = [list(LengthBatches(LENGTHS[:n], size, shuffle=shuffle, seed=1, rank=r, world=world)) for r in range(world)]
     assert len({len(batches) for batches in ranks}) == 1
     assert all(batch for batches in ranks for batch in batches)
     together = [sorted(chain(*parts)) for parts in zip(*ranks, strict=True)]
@@ -164,8 +148,8 @@ def test_ranks_read_every_text_once_in_the_batches_of_one(shuffle: bool, world: 
         assert max(map(len, alone)) <= size
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize("world", [1, 2, 3])
+@every_order
+@every_world
 @pytest.mark.parametrize(("n", "size"), [(1003, 16), (64, 8), (3, 1)])
 def test_whole_batches_and_their_numbers_are_the_same_for_any_ranks(
     shuffle: bool, world: int, n: int, size: int
@@ -183,11 +167,15 @@ def test_whole_batches_and_their_numbers_are_the_same_for_any_ranks(
     assert max(map(len, alone.values())) <= size
 
 
-def test_a_part_of_a_batch_has_the_number_of_the_batch() -> None:
+def test_skipping_leaves_out_the_first_batches_once_and_parts_have_the_number_of_their_batch() -> None:
     for rank in (0, 1):
         sampler = LengthBatches(LENGTHS, 16, shuffle=True, rank=rank, world=2)
+        batches = list(sampler)
         sampler.skip(3)
-        assert [batch.number for batch in sampler] == list(range(3, sampler.count))
+        assert len(sampler) == len(batches)
+        skipped = list(sampler)
+        assert (skipped, list(sampler)) == (batches[3:], batches)
+        assert [batch.number for batch in skipped] == list(range(3, sampler.count))
         whole = LengthBatches(LENGTHS, 16, shuffle=True, whole=True, rank=rank, world=2)
         whole.skip(3)
         assert [batch.number for batch in whole] == list(range(6 + rank, whole.count, 2))
@@ -204,7 +192,7 @@ def test_shuffling_follows_seed_and_epoch() -> None:
     assert read(0, 1) != read(1, 1)
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
+@every_order
 def test_texts_of_a_batch_are_of_similar_length(shuffle: bool) -> None:
     batches = list(LengthBatches(LENGTHS, 16, shuffle=shuffle))
     padded = sum(len(batch) * LENGTHS[batch].max() for batch in batches)
@@ -213,36 +201,29 @@ def test_texts_of_a_batch_are_of_similar_length(shuffle: bool) -> None:
     assert (longest == sorted(longest, reverse=True)) is not shuffle
 
 
-def test_skipping_leaves_out_the_first_batches_once() -> None:
-    sampler = LengthBatches(LENGTHS, 16, shuffle=True)
-    whole = list(sampler)
-    sampler.skip(5)
-    assert len(sampler) == len(whole)
-    assert list(sampler) == whole[5:]
-    assert list(sampler) == whole
+@pytest.mark.parametrize(("texts", "size", "whole"), [(1, 4, False), (4, 1, False), (4, 4, True)])
+def test_too_few_for_the_ranks_is_refused(texts: int, size: int, whole: bool) -> None:
+    says = rf"{'whole batch' if whole else 'text of every batch'} for each of the 2 ranks.*{texts} texts.* of {size}"
+    with pytest.raises(ValueError, match=says):
+        LengthBatches([5] * texts, size, shuffle=False, whole=whole, world=2)
 
 
-def test_too_few_for_the_ranks_is_refused() -> None:
-    with pytest.raises(ValueError, match="2 ranks"):
-        LengthBatches([5], 4, shuffle=False, world=2)
-    with pytest.raises(ValueError, match="`batch_size`"):
-        LengthBatches([5, 5, 5, 5], 1, shuffle=False, world=2)
-    with pytest.raises(ValueError, match=r"whole batch for each of the 2 ranks.*4 texts in batches of 4 make 1"):
-        LengthBatches([5, 5, 5, 5], 4, shuffle=False, whole=True, world=2)
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_loader_hands_on_whole_batches(workers: int) -> None:
+def test_loader_hands_on_whole_batches() -> None:
     tokenizer, split = make_tokenizer(), make_split()
     texts = TokenisedTexts([tokenise(split, tokenizer, 12)], [tokenizer])
-    loader = DataLoader(
-        texts, sampler=LengthBatches(texts.lengths, 5, shuffle=True), batch_size=None, num_workers=workers
-    )
+    loader = DataLoader(texts, sampler=LengthBatches(texts.lengths, 5, shuffle=True), batch_size=None, num_workers=1)
     batches = list(loader)
     assert len(loader) == len(batches) == 3
     assert all(isinstance(batch, TextBatch) for batch in batches)
     assert [batch.number for batch in batches] == [0, 1, 2]
     assert sorted(torch.cat([batch.text for batch in batches]).tolist()) == list(range(12))
+
+
+@pytest.mark.parametrize(("limit", "count"), [(1.0, 10), (0.35, 3), (4, 4), (40, 10)])
+def test_a_limit_is_a_number_of_batches_or_a_share(limit: float, count: int) -> None:
+    assert limited(10, quiet_trainer(limit_train_batches=limit), "train") == count
+    with pytest.raises(ValueError, match=r"`trainer\.limit_test_batches` to leave at least one of 10 .*got 0\.001"):
+        limited(10, quiet_trainer(limit_test_batches=0.001), "test")
 
 
 def test_a_batch_goes_when_nobody_holds_it() -> None:

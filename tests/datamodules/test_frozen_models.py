@@ -8,17 +8,16 @@ from accelerate import dispatch_model
 
 from aligners.models import FrozenModel
 from datamodules import frozen_models
-from datamodules.frozen_models import Placing, placings
+from datamodules.frozen_models import check_places
 from datamodules.pairings import pair_states
 from tests.runs import activations, made_again, quiet_trainer
 from tests.world import World
 
 
 def test_each_model_has_its_place() -> None:
-    assert placings(["x", "y"], None, None) == [Placing(), Placing()]
-    found = placings(["x", "y", "x"], ["cpu", None, "cpu"], [None, "auto", None])
-    assert found == [Placing("cpu"), Placing(device_map="auto"), Placing("cpu")]
-    assert [placing.given for placing in (*found, Placing())] == [True, True, True, False]
+    assert check_places(["x", "y"], None, None) == [(None, None)] * 2
+    found = check_places(["x", "y", "x"], ["cpu", None, "cpu"], [None, "auto", None])
+    assert found == [("cpu", None), (None, "auto"), ("cpu", None)]
 
 
 @pytest.mark.parametrize(
@@ -33,7 +32,7 @@ def test_each_model_has_its_place() -> None:
 )
 def test_places_that_contradict_each_other_are_refused(devices: Any, maps: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        placings(["x", "y", "x"], devices, maps)
+        check_places(["x", "y", "x"], devices, maps)
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:99", "meta"])
@@ -102,7 +101,7 @@ def test_places_are_no_part_of_the_options_that_a_checkpoint_keeps(world: World)
     data = activations(world, devices=["cpu", None], device_map=[None, "auto"])
     config = data.config()
     assert not {"devices", "device_map"} & config.keys()
-    assert made_again(pair_states, config).frozen_models.placings == [Placing(), Placing()]
+    assert made_again(pair_states, config).frozen_models.places == [(None, None)] * 2
 
 
 def test_models_that_are_not_needed_make_room_first(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,24 +1,21 @@
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer
 
-from aligners.models.embedded.recipes import Recipe, embedded_recipe
+from aligners.models.embedded.recipes import Recipe
 from datamodules.layers import LayerActivations, LayerBatch
 from datamodules.rows.sites import parse_layers
 from datamodules.text.sources import TextSource
 from tests.datamodules.tokens.splitters import byte_level, splitter_folder, word_piece
-from tests.runs import made_again, quiet_trainer
+from tests.runs import rank_of
 from tests.tiny import tiny_folder, tiny_frozen
-from tests.world import TEST_TEXTS, World, write_texts
+from tests.world import World, write_texts
 
 POLICIES = ("words", "words_first", "words_mean", "mean", "cls")
 
@@ -63,16 +60,11 @@ def sorted_rows(batches: list[LayerBatch], m: int) -> Tensor:
     return torch.cat([batch.states[m] for batch in batches], 1)[:, (1000 * text + token).argsort()]
 
 
-def where(batches: list[LayerBatch]) -> list[tuple[int, int]]:
-    """Text and token of every row."""
-    return sorted(pair for batch in batches for pair in zip(batch.text.tolist(), batch.token.tolist(), strict=True))
-
-
 @pytest.mark.parametrize("rows", POLICIES)
 def test_rows_are_those_of_each_text_alone(world: World, folders: list[str], odd_text: TextSource, rows: str) -> None:
     data = stream(world, folders, rows=rows, text=odd_text, batch_size=2)
     batches = read(data)
-    assert [batch.number for batch in batches] == [0, 1, 2]
+    assert [batch.texts.number for batch in batches] == [0, 1, 2]
     texts = data.texts.test["text"][:]
     for m, model in enumerate(data.frozen):
         expected = []
@@ -97,65 +89,21 @@ def test_rows_are_those_of_each_text_alone(world: World, folders: list[str], odd
     assert not batches[0].states[1].is_inference()
 
 
-@pytest.mark.parametrize("special", [True, False])
-def test_tokens_are_rows_of_models_with_one_tokenizer(world: World, special: bool) -> None:
-    data = stream(world, [world.model_x, world.model_y], rows="tokens", special_tokens=special, layers=[3, 1])
-    for batch in read(data):
-        counts = batch.texts.inputs[0]["attention_mask"].bool()
-        counts = counts if special else counts & ~batch.texts.special[0]
-        for m, model in enumerate(data.frozen):
-            direct = torch.stack([states[counts] for states in model.front(batch.texts.inputs[m], [3, 1])])
-            torch.testing.assert_close(batch.states[m], direct)
-
-
-def test_rows_do_not_depend_on_the_batches(world: World, folders: list[str]) -> None:
-    data = stream(world, folders)
-    small, large = read(data), read(data, batch_size=64)
-    assert len(large) == 1
-    assert where(small) == where(large)
-    for m in range(3):
-        torch.testing.assert_close(sorted_rows(small, m), sorted_rows(large, m), rtol=1e-5, atol=1e-5)
-    assert sorted(torch.cat([batch.texts.text for batch in small]).tolist()) == list(range(TEST_TEXTS))
-    some = torch.cat([batch.texts.text for batch in read(data, only=7)])
-    assert sorted(some.tolist()) == list(range(7))
-
-
-def test_a_trainer_reads_the_same_batches(world: World, folders: list[str]) -> None:
-    class Keep(pl.LightningModule):
-        def test_step(self, batch: LayerBatch, batch_idx: int) -> None:
-            kept.append(batch)
-
-    kept: list[LayerBatch] = []
-    data = stream(world, folders)
-    quiet_trainer().test(Keep(), datamodule=data, verbose=False)
-    for batch, expected in zip(kept, read(data), strict=True):
-        assert batch.number == expected.number
-        assert torch.equal(batch.text, expected.text)
-        assert all(map(torch.equal, batch.states, expected.states))
-
-
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_ranks_read_whole_batches_of_the_same_rows(world: World, folders: list[str], world_size: int) -> None:
-    class Rank:
-        class strategy:
-            root_device = torch.device("cpu")
-
-        def __init__(self, rank: int) -> None:
-            self.global_rank, self.world_size = rank, world_size
-
     data = stream(world, folders)
-    alone = {batch.number: batch for batch in read(data)}
+    alone = {batch.texts.number: batch for batch in read(data)}
     found: list[LayerBatch] = []
     for rank in range(world_size):
-        data.trainer = Rank(rank)  # type: ignore[assignment]
+        data.trainer = rank_of(rank, world_size)
         mine = read(data)
-        assert [batch.number for batch in mine] == list(range(rank, len(alone), world_size))
+        assert [batch.texts.number for batch in mine] == list(range(rank, len(alone), world_size))
         found += mine
-    assert sorted(batch.number for batch in found) == sorted(alone)
+    assert sorted(batch.texts.number for batch in found) == sorted(alone)
     for batch in found:
-        assert torch.equal(batch.text, alone[batch.number].text)
-        assert torch.equal(batch.token, alone[batch.number].token)
-        for a, b in zip(batch.states, alone[batch.number].states, strict=True):
+        assert torch.equal(batch.text, alone[batch.texts.number].text)
+        assert torch.equal(batch.token, alone[batch.texts.number].token)
+        for a, b in zip(batch.states, alone[batch.texts.number].states, strict=True):
             assert torch.equal(a, b)
 
 
@@ -181,17 +129,17 @@ def test_attention_comes_with_words_to_fold_it_to(world: World, folders: list[st
     plain = read(stream(world, folders, rows="mean"))
     for batch, other in zip(read(data), plain, strict=True):
         assert batch.attention is not None
-        assert batch.words is not None
-        assert batch.word_count is not None
+        assert batch.texts.words is not None
+        assert batch.texts.word_count is not None
         torch.testing.assert_close(batch.states[0], other.states[0], rtol=1e-5, atol=1e-5)
-        assert other.words is other.word_count is other.attention is None
+        assert other.texts.words is other.attention is None
         for model, weights, words, inputs in zip(
-            data.frozen, batch.attention, batch.words, batch.texts.inputs, strict=True
+            data.frozen, batch.attention, batch.texts.words, batch.texts.inputs, strict=True
         ):
             length = inputs["input_ids"].shape
             assert [each.shape for each in weights] == [(length[0], 2, length[1], length[1])] * model.depth
             assert words.shape == length
-            assert torch.equal(words.amax(1) + 1, batch.word_count)
+            assert torch.equal(words.amax(1) + 1, batch.texts.word_count)
             real = inputs["attention_mask"].bool()
             torch.testing.assert_close(weights[0].sum(-1)[:, 0][real], torch.ones(int(real.sum())))
     with pytest.raises(ValueError, match=r"`attn_implementation` 'eager'.*'sdpa'"):
@@ -234,7 +182,7 @@ def test_another_model_can_be_read_in_the_place_of_one(world: World, folders: li
     data = stream(world, folders, layers=[1], attention=attention)
     batch = read(data)[0]
     twin = data.frozen[1].untrained(seed=5)
-    states = data.reader.states(twin, batch, 1)
+    states = data.reader.read_model(twin, batch, 1)[0]
     assert states.shape == batch.states[1].shape
     assert not torch.allclose(states, batch.states[1])
     again, weights = data.reader.read_model(data.frozen[1], batch, 1)
@@ -242,7 +190,7 @@ def test_another_model_can_be_read_in_the_place_of_one(world: World, folders: li
     assert len(weights) == (3 if attention else 0)
     said = 'Load it with attn_implementation="eager"' if attention else "between 0 and 0, but got 1"
     with pytest.raises(ValueError, match=said):
-        data.reader.states(tiny_frozen(layers=0), batch, 1)
+        data.reader.read_model(tiny_frozen(layers=0), batch, 1)
 
 
 def test_states_that_are_not_finite_stop_under_their_name(world: World, folders: list[str]) -> None:
@@ -252,27 +200,6 @@ def test_states_that_are_not_finite_stop_under_their_name(world: World, folders:
     data.frozen[1].name = "broken"
     with pytest.raises(ValueError, match=r"batch 0 holds .* at layer 2 of broken, layer 3 of broken\."):
         read(data)
-
-
-def test_options_make_an_equal_data_module_again(world: World, folders: list[str], tmp_path: Path) -> None:
-    data = stream(
-        world, folders[:2], layers=[0, 2], rows="words_mean", recipe=Recipe(layers=2), cache=tmp_path, attention=True
-    )
-    config = json.loads(json.dumps(data.config()))
-    again = made_again(LayerActivations, config)
-    assert again.config() == data.config()
-    assert (again.text, again.frozen_models.recipe, again.frozen_models.cache) == (
-        data.text,
-        Recipe(layers=2),
-        tmp_path,
-    )
-    for a, b in zip(read(data), read(again), strict=True):
-        assert all(map(torch.equal, a.states, b.states))
-    described = json.loads(json.dumps(data.describe()))
-    assert described["layers"] == [[0, 2], [0, 2]]
-    assert (described["rows"], described["attention"]) == ("words_mean", True)
-    assert [model["name"] for model in described["models"]] == folders[:2]
-    assert described["text"]["n_texts"]["test"] == TEST_TEXTS
 
 
 def test_embedded_models_of_two_sizes_share_their_tokenizer(world: World, tmp_path: Path) -> None:
@@ -287,29 +214,6 @@ def test_embedded_models_of_two_sizes_share_their_tokenizer(world: World, tmp_pa
     assert [states.shape[::2] for states in batch.states] == [(2, 8), (3, 12)]
 
 
-def test_names_of_embedded_models() -> None:
-    recipe = Recipe(width=32)
-    assert embedded_recipe("embedded:12", recipe) == (12, recipe)
-    expected = Recipe(width=96, layers=6, learning_rate=1e-3)
-    assert embedded_recipe("embedded:0:layers=6, width=96,learning_rate=1e-3", recipe) == (0, expected)
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["embedded:", "embedded:-1", "embedded:a", "embedded:0:", "embedded:0:depth=3", "embedded:0:layers=two",
-     "embedded:0:layers", "embedded:0:layers=2,layers=2", "embedded:0:layers=2=3", "embedded:0:layers=1.5"],
-)  # fmt: skip
-def test_other_names_of_embedded_models_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=rf"`embedded:SEED:layers=6,width=96`.*width, .*got '{name}'"):
-        embedded_recipe(name, Recipe())
-
-
-def test_layers_as_users_write_them() -> None:
-    assert parse_layers("all", 3) == [0, 1, 2, 3]
-    assert parse_layers("blocks", 3) == [1, 2, 3]
-    assert parse_layers([3, 0], 3) == [3, 0]
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -318,31 +222,11 @@ def test_layers_as_users_write_them() -> None:
         ({"layers": [1, 1]}, r"none twice.*\[1, 1\]"),
         ({"layers": [2]}, r"`layers` between 0 and 1, but got 2"),
         ({"rows": "tokens"}, r"(?s)`rows` 'tokens'.*tokenizers.*differ.*'words', 'mean' or 'cls'"),
-        ({"rows": "sentences"}, r"`rows`.*words_mean.*'sentences'"),
-        ({"models": []}, "`models` to name at least one model, but got none"),
-        ({"revisions": ["main"]}, "one of `revisions` for each of the 3 `models`, but got 1"),
         ({"max_length": 65}, r"`max_length` of at most 64.*65"),
     ],
 )
 def test_bad_options_are_refused(world: World, folders: list[str], options: dict[str, Any], says: str) -> None:
-    models = options.pop("models", folders)
     with pytest.raises(ValueError, match=says):
-        _ = stream(world, models, **options).reader
-
-
-def test_a_wrong_layer_is_refused_before_embedded_models_are_made(tmp_path: Path) -> None:
-    data = LayerActivations(["embedded:0:layers=6", "embedded:1"], layers=[5], cache=tmp_path)
-    with pytest.raises(ValueError, match=r"`layers` between 0 and L = 4, the blocks of embedded:1, got 5"):
-        data.prepare_data()
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_causal_model_without_a_padding_token_reads_each_text_as_alone(world: World, tmp_path: Path) -> None:
-    folder = tiny_folder(tmp_path / "gpt2", "gpt2", task=None)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.pad_token = None
-    tokenizer.save_pretrained(folder)
-    together, alone = (stream(world, [str(folder), world.model_x], batch_size=size) for size in (9, 1))
-    assert together.frozen[0].tokenizer.pad_token_id is None  # type: ignore[union-attr]
-    for m in range(2):
-        torch.testing.assert_close(sorted_rows(read(together), m), sorted_rows(read(alone), m), rtol=1e-4, atol=1e-5)
+        _ = stream(world, folders, **options).reader
+    assert parse_layers("all", 3) == [0, 1, 2, 3]
+    assert parse_layers("blocks", 3) == [1, 2, 3]

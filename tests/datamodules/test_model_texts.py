@@ -1,25 +1,20 @@
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 import torch
-from torch import Tensor
 
-from aligners.models.embedded.recipes import Recipe
-from datamodules import frozen_models
 from datamodules.asking import TaskBatch
-from datamodules.model_texts import ModelTexts, stitched_texts
+from datamodules.model_texts import ModelTexts, labelled_texts
 from datamodules.text.sources import TextSource
 from tests.datamodules.tokens.splitters import splitter_folder, word_piece
-from tests.runs import made_again, quiet_trainer
+from tests.runs import quiet_trainer
 from tests.stitches import model_texts
 from tests.tiny import tiny_folder
-from tests.world import TEST_TEXTS, World, sentences
+from tests.world import TEST_TEXTS, World, sentences, write_texts
 
 
 def batches(data: ModelTexts, split: Any = "test", epoch: int = 0, **options: Any) -> list[TaskBatch]:
@@ -65,125 +60,34 @@ def test_every_real_token_is_a_row_and_every_text_is_asked_its_class(world: Worl
     assert data.task == "classification"
 
 
-def test_a_language_model_is_asked_for_the_next_token(world: World, causal: list[str]) -> None:
-    found = batches(model_texts(world, models=causal, sites=[1]))
-    seen = tokens(found)
-    for text, (places, answers) in asked(found).items():
-        assert places == list(range(len(seen[text]) - 1))
-        assert answers == seen[text][1:]
-
-
-def test_packed_text_is_cut_into_sequences_without_padding(
-    world: World, causal: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    data = model_texts(world, models=causal, sites=[1], packed=True, max_length=16)
-    with caplog.at_level(logging.WARNING, "datamodules.tokens.splits"):
-        found = batches(data)
-    assert "do not fill one and are dropped" in caplog.text
-    ids = torch.cat([batch.inputs["input_ids"] for batch in found])
-    assert ids.shape[1] == 16
-    assert all(bool(batch.inputs["attention_mask"].all()) for batch in found)
-    assert sum(len(batch.targets) for batch in found) == 15 * len(ids)
-    texts = data.texts.test["text"][:]
-    of_each = data.frozen[0].tokenizer(texts, add_special_tokens=False)["input_ids"]  # type: ignore[misc]
-    stream = [token for ids_of_text in of_each for token in [*ids_of_text, 2]]
-    order = torch.cat([batch.texts.text for batch in found]).argsort()
-    assert ids[order].flatten().tolist() == stream[: ids.numel()]
-    assert len(stream) - ids.numel() == data.describe()["packed"]["test"]["dropped"] < 16
-    assert data.bytes_per_token("test") == pytest.approx(sum(len(text) for text in texts) / len(stream))
-
-
-def test_masks_follow_from_the_text_and_the_epoch_alone(world: World, masked: list[str]) -> None:
+def test_masks_follow_from_the_text_and_the_options(world: World, masked: list[str], causal: list[str]) -> None:
     data = model_texts(world, models=masked)
-    found, other = batches(data), batches(data, batch_size=5)
-    assert asked(found) == asked(other)
-    assert tokens(found) == tokens(other)
+    found = batches(data)
+    assert asked(found) == asked(batches(data, batch_size=5))
+    assert tokens(found) == tokens(batches(data, batch_size=5))
     plain = {int(n): ids for b in data.loader("test") for n, ids in zip(b.text, b.inputs_x["input_ids"], strict=True)}
     for text, (places, answers) in asked(found).items():
         assert answers == [int(plain[text][place]) for place in places]
     assert all(batch.texts.inputs[1] is batch.inputs for batch in found)
-    anew = batches(data, epoch=1)
-    assert asked(anew) != asked(found)
-    assert asked(anew) == asked(batches(data, epoch=1, batch_size=3))
     assert asked(batches(model_texts(world, models=masked, seed=1))) != asked(found)
     more = asked(batches(model_texts(world, models=masked, masked_share=0.5)))
     assert sum(len(places) for places, _ in more.values()) > 2 * sum(len(places) for places, _ in asked(found).values())
+    following = batches(model_texts(world, models=causal, sites=[1]))
+    seen = tokens(following)
+    for text, (places, answers) in asked(following).items():
+        assert (places, answers) == (list(range(len(seen[text]) - 1)), seen[text][1:])
 
 
-class Watching(pl.LightningModule):
-    """Keeps what a Trainer hands it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(()))
-        self.train_batches: list[TaskBatch] = []
-        self.validation_batches: list[TaskBatch] = []
-
-    def training_step(self, batch: TaskBatch, batch_idx: int) -> Tensor:
-        self.train_batches.append(batch)
-        return self.weight
-
-    def validation_step(self, batch: TaskBatch, batch_idx: int) -> None:
-        self.validation_batches.append(batch)
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-def test_a_trainer_masks_training_texts_anew_in_every_epoch_and_others_never(world: World, masked: list[str]) -> None:
-    module, data = Watching(), model_texts(world, models=masked)
-    quiet_trainer(max_epochs=2).fit(module, datamodule=data)
-    steps = len(module.train_batches) // 2
-    epochs = [asked(module.train_batches[:steps]), asked(module.train_batches[steps:])]
-    assert epochs[0].keys() == epochs[1].keys()
-    assert epochs[0] != epochs[1]
-    assert epochs[0] == asked(batches(data, "fit", epoch=1))
-    half = len(module.validation_batches) // 2
-    first, second = asked(module.validation_batches[:half]), asked(module.validation_batches[half:])
-    assert first == second == asked(batches(data, "validation"))
-
-
-def test_ranks_share_the_texts_and_mask_them_alike(world: World, masked: list[str]) -> None:
+def test_training_texts_are_masked_anew_in_every_epoch_and_others_never(world: World, masked: list[str]) -> None:
     data = model_texts(world, models=masked)
-    alone = batches(data)
-    found = []
-    for rank in range(2):
-        strategy = SimpleNamespace(root_device=torch.device("cpu"))
-        data.trainer = SimpleNamespace(global_rank=rank, world_size=2, strategy=strategy)  # type: ignore[assignment]
-        found += batches(data)
-    assert asked(found) == asked(alone)
-    assert sum(len(batch.texts.text) for batch in found) == TEST_TEXTS
+    texts, plain, first = list(data.loader("fit")), batches(data, "fit"), batches(data, "fit", epoch=1)
 
+    def seen(epoch: int, *, training: bool) -> dict[int, tuple[list[int], list[int]]]:
+        data.trainer = SimpleNamespace(training=training, current_epoch=epoch)  # type: ignore[assignment]
+        return asked([data.on_before_batch_transfer(batch, 0) for batch in texts])  # type: ignore[misc]
 
-def test_its_options_make_it_again(world: World) -> None:
-    data = model_texts(world, sites=["1:2"], recipe=Recipe(layers=2), cache=Path("some"), masked_share=0.3)
-    again = made_again(stitched_texts, data.config())
-    assert again.config() == data.config()
-    assert (again.sites, again.frozen_models.recipe.layers, again.masked_share) == (["1:2"], 2, 0.3)
-    about = data.describe()
-    assert [model["name"] for model in about["models"]] == [world.model_x, world.model_y]
-    assert "masked_share" not in about
-    assert about["special_tokens"] is True
-
-
-def test_a_model_that_is_named_twice_is_loaded_once(world: World) -> None:
-    data = model_texts(world, models=[world.model_x, world.model_y, world.model_x])
-    assert data.frozen[0] is data.frozen[2]
-    assert data.frozen[0] is not data.frozen[1]
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"models": ["one"]}, r"`models` to name at least two models, but got \['one'\]"),
-        ({"revisions": ["main"]}, r"one of `revisions` for each of the 2 `models`, but got 1"),
-        ({"masked_share": 1.0}, r"`masked_share` to be above 0 and below 1, but got 1\.0"),
-        ({"batch_size": 0}, r"`batch_size` to be at least 1, but got 0"),
-    ],
-)
-def test_bad_options_are_refused_at_once(world: World, options: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        model_texts(world, **options)
+    assert seen(0, training=True) == asked(first) != seen(1, training=True)
+    assert seen(0, training=False) == seen(1, training=False) == asked(plain) != asked(first)
 
 
 def test_sites_that_a_model_does_not_have_are_refused(world: World) -> None:
@@ -193,21 +97,6 @@ def test_sites_that_a_model_does_not_have_are_refused(world: World) -> None:
     third = [world.model_x, world.model_y, world.model_x]
     with pytest.raises(ValueError, match="got 5"):
         model_texts(world, models=third, sites=["5:1"]).check_models()
-
-
-def test_an_embedded_model_is_not_trained_for_sites_that_it_will_not_have(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def trained(*_: Any, **__: Any) -> None:
-        raise AssertionError("a model was trained")
-
-    monkeypatch.setattr(frozen_models, "embedded_model", trained)
-    for models, says in (
-        (["embedded:0", "embedded:1"], r"`sites` between 0 and L = \d+, the blocks of embedded:0, got 9"),
-        (["embedded-gpt:0", "embedded-gpt:0:activation=solu"], r"blocks of embedded-gpt:0, got 9"),
-    ):
-        with pytest.raises(ValueError, match=says):
-            model_texts(world, models=models, sites=["9:1"]).prepare_data()
 
 
 def test_models_of_other_tokenizers_are_refused(world: World, tmp_path: Path) -> None:
@@ -227,3 +116,64 @@ def test_a_classification_without_labels_is_refused(world: World, tmp_path: Path
     plain.write_text("\n".join(["text", *sentences(80)]))
     with pytest.raises(ValueError, match=r"classification needs labels.*`label_column`"):
         batches(model_texts(world, text=TextSource(str(plain))))
+    with pytest.raises(ValueError, match=r"needs labels, but the texts of .* have none\. Name a `label_column`"):
+        labelled(world, text=TextSource(str(plain))).setup("fit")
+
+
+# ---------------------------------------------------------------------- labelled texts
+
+
+def labelled(world: World, **options: Any) -> ModelTexts:
+    text = options.pop("text", TextSource(world.fit, held_out=world.test))
+    return labelled_texts(**{"models": world.model_x, "text": text, "batch_size": 16, "max_length": 60} | options)
+
+
+def test_every_text_comes_once_with_its_class(world: World) -> None:
+    data = labelled(world, models=[world.model_x, world.model_y])
+    batches = list(data.loader("test"))
+    assert sorted(torch.cat([batch.text for batch in batches]).tolist()) == list(range(TEST_TEXTS))
+    for batch in batches:
+        assert torch.equal(batch.labels, data.answers("test")[batch.text])
+        assert len(batch.inputs) == 2
+        assert batch.inputs[0] is batch.inputs[1]  # one tokenizer
+    assert data.classes == 2
+
+
+def test_bases_come_after_the_models_under_heads_of_their_own(world: World) -> None:
+    data = labelled(world, bases=[world.model_x], seed=3)
+    tuned, base = data.frozen
+    batch = next(iter(data.loader("test")))
+    assert torch.equal(tuned.front(batch.inputs[0], [3])[0], base.front(batch.inputs[1], [3])[0])
+    assert not torch.equal(tuned.logits(batch.inputs[0]), base.logits(batch.inputs[1]))
+    assert [model["name"] for model in data.describe()["bases"]] == [world.model_x]
+    assert labelled(world, bases=world.model_x, seed=3).frozen[1].fingerprint == base.fingerprint
+
+
+def test_the_order_of_training_follows_from_its_seed(world: World) -> None:
+    data, orders = labelled(world), []
+    for order in (0, 1, 0):
+        data.reorder(order)
+        data.trainer = quiet_trainer()
+        orders.append([batch.text.tolist() for batch in data.train_dataloader()])
+    assert orders[0] == orders[2]
+    assert orders[0] != orders[1]
+
+
+def test_the_majority_is_that_of_the_fitting_texts(tmp_path: Path, world: World) -> None:
+    texts = sentences(80)
+    text = TextSource(
+        write_texts(tmp_path / "fit.csv", texts[20:], [0, 1, 1] * 20),
+        held_out=write_texts(tmp_path / "test.csv", texts[:20], [0] * 15 + [1] * 5),
+    )
+    data = labelled(world, text=text)
+    assert data.constant_answers().tolist() == [1] * 20
+    assert data.texts.constant_label(regression=False) == 1
+    assert data.texts.constant_label(regression=True) == pytest.approx(
+        sum(data.texts.fit["label"]) / len(data.texts.fit)
+    )
+
+
+def test_a_base_needs_a_classifier_to_answer_like(tmp_path: Path, world: World) -> None:
+    bare = str(tiny_folder(tmp_path / "bare", n_labels=None))
+    with pytest.raises(ValueError, match="`models` to be classifiers where `bases` are named"):
+        _ = labelled(world, models=bare, bases=world.model_x).frozen

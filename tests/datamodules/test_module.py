@@ -1,20 +1,26 @@
-"""What all data modules share: options that checkpoints know, and that a run without the right one says so."""
+"""What all data modules share: their options, the batches of a Trainer, and refusals before anything is made."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
+import torch
 
+from aligners.models.embedded.recipes import Recipe, embedded_recipe
 from datamodules.layers import LayerActivations
 from datamodules.model_texts import ModelTexts, labelled_texts, stitched_texts
 from datamodules.module import stream_of
 from datamodules.pairings import attention_states, pair_states, pairs_states, universe_states
 from datamodules.states import States
-from tests.runs import made_again
+from datamodules.text.sources import TextSource
+from tests.runs import made_again, quiet_trainer
+from tests.world import TEST_TEXTS, World
 
 COMMON = "text batch_size max_length seed dtype attn_implementation trust_remote_code recipe cache workers"
 OF_PAIRS = "model_x model_y sites revision_x revision_y special_tokens packed"
@@ -32,12 +38,117 @@ KEPT = {  # in checkpoints, whatever becomes of the code
 
 @pytest.mark.parametrize("kind", KEPT)
 def test_options_are_kept_under_the_names_that_checkpoints_know(kind: Callable[..., Any]) -> None:
-    config = kind(seed=3, workers=1, cache=Path("some")).config()
+    config = kind(seed=3, workers=1, cache=Path("some"), recipe=Recipe(layers=2)).config()
     assert set(config) == {*COMMON.split(), *KEPT[kind].split()}
     assert (config["seed"], config["workers"], config["cache"]) == (3, 1, "some")
-    assert made_again(kind, config).config() == config
+    again = made_again(kind, json.loads(json.dumps(config)))
+    assert again.config() == config
+    assert (again.frozen_models.recipe, again.frozen_models.cache) == (Recipe(layers=2), Path("some"))
     with pytest.raises(TypeError, match="sed"):
         kind(sed=3)
+
+
+PAIRED = {"rows": "mean", "special_tokens": False, "sites": [1, "2:3"], "dtype": "bfloat16"}
+LAYERED = {"rows": "words_mean", "layers": [0, 2], "attention": True}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "says"),
+    [
+        (pair_states, PAIRED, {"sites": [[1, 1], [2, 3]], "rows": "mean", "dtype": "bfloat16"}),
+        (LayerActivations, LAYERED, {"layers": [[0, 2]] * 2, "rows": "words_mean", "attention": True}),
+        (stitched_texts, {"sites": ["1:2"], "masked_share": 0.3}, {"rows": "tokens", "special_tokens": True}),
+    ],
+)
+def test_options_make_an_equal_data_module_whose_batches_are_those_of_a_trainer(
+    world: World, kind: Callable[..., Any], options: dict[str, Any], says: dict[str, Any]
+) -> None:
+    class Keep(pl.LightningModule):
+        def test_step(self, batch: Any, batch_idx: int) -> None:
+            kept.append(batch)
+
+    kept: list[Any] = []
+    names = [world.model_x, world.model_y]
+    named = dict(zip(("model_x", "model_y"), names, strict=True)) if kind is pair_states else {"models": names}
+    text = TextSource(world.fit, held_out=world.test)
+    data = kind(**named, text=text, batch_size=16, max_length=60, **options)
+    quiet_trainer().test(Keep(), datamodule=data, verbose=False)
+    again = made_again(kind, json.loads(json.dumps(data.config())))
+    for mine, given in zip(again.batches("test"), kept, strict=True):
+        assert torch.equal(mine.texts.text, given.texts.text)
+        for part in {"x", "y", "text"} & set(dir(given)):
+            assert torch.equal(getattr(mine, part), getattr(given, part))
+        assert all(map(torch.equal, getattr(mine, "states", []), getattr(given, "states", [])))
+    described = json.loads(json.dumps(data.describe()))
+    assert {name: described[name] for name in says} == says
+    models = described["models"].values() if isinstance(described["models"], dict) else described["models"]
+    assert [(model["name"], model["fingerprint"]) for model in models] == [
+        (model.name, model.fingerprint) for model in data.frozen
+    ]
+    assert (described["text"]["n_texts"]["test"], described["text"]["source"]) == (TEST_TEXTS, world.fit)
+
+
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        (
+            lambda cache: pair_states(sites="7", cache=cache),
+            r"`sites` between 0 and L = 4, the blocks of embedded:0.*7",
+        ),
+        (
+            lambda cache: LayerActivations(["embedded:0:layers=6", "embedded:1"], layers=[5], cache=cache),
+            r"`layers` between 0 and L = 4, the blocks of embedded:1, got 5",
+        ),
+        (
+            lambda cache: stitched_texts(
+                ["embedded-gpt:0", "embedded-gpt:0:activation=solu"], sites="9:1", cache=cache
+            ),
+            r"`sites` between 0 and L = \d+, the blocks of embedded-gpt:0, got 9",
+        ),
+    ],
+)
+def test_a_wrong_site_is_refused_before_embedded_models_are_made(made: Any, says: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=says):
+        made(tmp_path).prepare_data()
+    assert not list(tmp_path.iterdir())
+
+
+def test_names_of_embedded_models() -> None:
+    recipe = Recipe(width=32)
+    assert embedded_recipe("embedded:12", recipe) == (12, recipe)
+    expected = Recipe(width=96, layers=6, learning_rate=1e-3)
+    assert embedded_recipe("embedded:0:layers=6, width=96,learning_rate=1e-3", recipe) == (0, expected)
+    for wrong in (":", ":-1", ":a", ":0:", ":0:depth=3", ":0:layers=two", ":0:layers", ":0:layers=2,layers=2",
+                  ":0:layers=2=3", ":0:layers=1.5"):  # fmt: skip
+        with pytest.raises(ValueError, match=rf"`embedded:SEED:layers=6,width=96`.*width, .*got 'embedded{wrong}'"):
+            embedded_recipe(f"embedded{wrong}", Recipe())
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong", "says"),
+    [
+        (pair_states, {"batch_size": 0}, "`batch_size` to be at least 1, but got 0"),
+        (pair_states, {"max_length": 1}, "`max_length` to be at least 2, but got 1"),
+        (pair_states, {"workers": -1}, "`workers` to be at least 0, but got -1"),
+        (pair_states, {"seed": -1}, "`seed` to be at least 0"),
+        (pair_states, {"component": "neck"}, "`component` to be one of residual, attention, mlp, but got 'neck'"),
+        (pair_states, {"model_x": "embedded:first"}, "`embedded:SEED`.*'embedded:first'"),
+        (
+            pair_states,
+            {"store_dtype": "float16"},
+            "`store_dtype` 'float16' says how states are stored, but there is no",
+        ),
+        (pair_states, {"store_dtype": "int8", "store": Path("here")}, "`store_dtype` to be one of float32, .* but"),
+        (LayerActivations, {"rows": "sentences"}, r"`rows`.*words_mean.*'sentences'"),
+        (LayerActivations, {"models": []}, "`models` to name at least one model, but got none"),
+        (labelled_texts, {"models": ["a", "b"], "revisions": ["main"]}, "`revisions` for each of the 2 .* but got 1"),
+        (stitched_texts, {"models": ["one"]}, r"`models` to name at least two models, but got \['one'\]"),
+        (stitched_texts, {"masked_share": 1.0}, r"`masked_share` to be above 0 and below 1, but got 1\.0"),
+    ],
+)
+def test_bad_options_are_refused_at_once(kind: Callable[..., Any], wrong: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        kind(**wrong).prepare_data()
 
 
 def test_a_run_without_what_is_needed_is_refused() -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from aligners.cli.evaluate.inject import inject
 from aligners.models.architectures import known_architectures
 from aligners.similarity.catalogue import catalogue
 from tests.processes import ROOT
@@ -98,7 +98,7 @@ def test_every_option_is_on_the_page_of_its_command() -> None:
     pages = options.pages()
     assert set(pages) == set(navigation(options.nav()))
     page = pages["reference/options/evaluate/inject.md"]
-    parser = import_module("aligners.cli.evaluate.inject").parser()
+    parser = inject.parser()
     for name in ("--closed_form", "--data.text.source", "--trainer.devices"):
         assert f"\n`{name}`\n:   " in page
     assert set(parser.get_defaults().keys()) - {"config"} <= set(re.findall(r"^`--([\w.]+)`$", page, re.MULTILINE))

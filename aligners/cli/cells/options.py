@@ -2,52 +2,32 @@
 
 from __future__ import annotations
 
+import json
 from argparse import ArgumentError
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
-from importlib import import_module
+from functools import cache
 from typing import Any
 
 import yaml
 from jsonargparse import ArgumentParser, Namespace
 
-from aligners.cli.options import FREE, check_trains, flat, options_of
+from aligners.cli.options import FREE, flat
+from aligners.cli.run import Command
+from aligners.cli.table import find
 from aligners.errors import UserError
-from aligners.injection.methods import check_closed_forms
-from aligners.injection.stitching.measuring import StitchingEvaluation
-from aligners.probing.evaluation import ProbeExperiment
-from aligners.similarity.evaluation import SimilarityEvaluation
 from aligners.studies.cells import KINDS, Cell, merged
-
-CHECKS: dict[str, Callable[[Namespace], object]] = {
-    **dict.fromkeys(("fit", "fit_pairs", "recover", "attention", "finetune", "stitch"), check_trains),
-    "inject": lambda made: check_closed_forms(made.closed_form),
-    "probe": lambda made: ProbeExperiment(**options_of(ProbeExperiment, made)),
-    "similarity": lambda made: SimilarityEvaluation(**options_of(SimilarityEvaluation, made)),
-    "identity": lambda made: StitchingEvaluation(None, **options_of(StitchingEvaluation, made)),
-}
 
 
 class CellOptions:
     """The options of every kind of cell, as its command's parser reads them."""
 
     def __init__(self) -> None:
-        self._parsers: dict[str, ArgumentParser] = {}
-        self._defaults: dict[str, Namespace] = {}
-
-    def parser(self, kind: str) -> ArgumentParser:
-        """The parser of a kind of cell."""
-        if kind not in self._parsers:
-            script, command = KINDS[kind].script, KINDS[kind].command
-            self._parsers[kind] = import_module(f"aligners.cli.{script}.{command}").parser()
-            self._parsers[kind].exit_on_error = False
-            self._defaults[kind] = self._parsers[kind].get_defaults()
-        return self._parsers[kind]
+        self._resolved: dict[str, dict[str, Any]] = {}
 
     def accepts(self, kind: str, option: str) -> bool:
         """Tell whether a command has an option, by its dotted name."""
-        self.parser(kind)
-        return option in self._defaults[kind]
+        return option in _defaults(kind)
 
     def parsed(self, kind: str, options: dict[str, Any]) -> Namespace:
         """All options of a cell.
@@ -57,7 +37,7 @@ class CellOptions:
         """
         command = f"{KINDS[kind].script}.py {KINDS[kind].command}"
         try:
-            return self.parser(kind).parse_object(deepcopy(options))  # it writes into what it is given
+            return _parser(kind).parse_object(deepcopy(options))  # it writes into what it is given
         except ArgumentError as error:
             raise UserError(
                 f"Expected `{kind}` and `data` of the study to hold options of `{command}`, which `{command} --help` "
@@ -73,7 +53,7 @@ class CellOptions:
         """
         shared = {name: value for name, value in data.items() if self.accepts(cell.kind, f"data.{name}")}
         parsed = self.parsed(cell.kind, merged({"data": shared}, KINDS[cell.kind].unnamed(cell.options)))
-        return parsed, self.parser(cell.kind).instantiate(parsed)
+        return parsed, _parser(cell.kind).instantiate(parsed)
 
     def resolve(self, kind: str, options: dict[str, Any]) -> dict[str, Any]:
         """Return the options that decide a command's result, by their dotted names, defaults filled in.
@@ -81,11 +61,32 @@ class CellOptions:
         Raises:
             ValueError: the command does not take these options.
         """
-        parsed = self.parsed(kind, options)
-        try:
-            made = self.parser(kind).instantiate(parsed)  # this reads no text and no model
-            CHECKS.get(kind, lambda _: None)(made)
-        except ValueError as error:
-            raise UserError(f"`{kind}` of the study: {error}") from error
-        written = flat(yaml.safe_load(self.parser(kind).dump(parsed)))
-        return {name: value for name, value in written.items() if not name.startswith(FREE)}
+        key = json.dumps([kind, options], sort_keys=True, default=str)
+        if key not in self._resolved:
+            parsed = self.parsed(kind, options)
+            try:
+                _command(kind).check(_parser(kind).instantiate(parsed))  # this reads no text and no model
+            except ValueError as error:
+                raise UserError(f"`{kind}` of the study: {error}") from error
+            written = flat(yaml.safe_load(_parser(kind).dump(parsed)))
+            self._resolved[key] = {name: value for name, value in written.items() if not name.startswith(FREE)}
+        return self._resolved[key]
+
+
+def _command(kind: str) -> Command:
+    """The command that cells of a kind call."""
+    return find(KINDS[kind].script, KINDS[kind].command)
+
+
+@cache
+def _parser(kind: str) -> ArgumentParser:
+    """Its parser, which raises errors."""
+    parser = _command(kind).parser()
+    parser.exit_on_error = False
+    return parser
+
+
+@cache
+def _defaults(kind: str) -> Namespace:
+    """All options of the command and their defaults."""
+    return _parser(kind).get_defaults()

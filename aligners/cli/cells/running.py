@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import json
 import os
@@ -10,6 +9,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -18,9 +18,9 @@ from typing import Any
 import torch
 import yaml
 
-from aligners.cli import table
 from aligners.cli.endings import ended_by_signals
 from aligners.cli.folders import RANKS_SHARE, release
+from aligners.cli.table import run_script
 from aligners.files.whole import remove, write_text
 from aligners.similarity.passes.saved import PASSES
 from aligners.studies.cells import KINDS
@@ -68,29 +68,28 @@ def run_cell(study: str, number: str) -> str:
 
 def _run(folder: StudyFolder, cell: dict[str, Any], place: Path) -> dict[str, Any]:
     kind, run = KINDS[cell["kind"]], place / "run"
-    words = [kind.command, *_words(folder, cell, place), "--run", str(run)]
+    words = [kind.command, *_words(cell, place), "--run", str(run)]
     os.environ["WANDB_RUN_GROUP"] = folder.name
     began = time.perf_counter()
     try:
-        getattr(table, kind.script)(words)
+        run_script(kind.script, words)
     finally:
         _end_run(run)
-    found = {} if kind.report is None else json.loads((run / kind.report).read_text(encoding="utf-8"))
+    rows = {} if kind.report is None else json.loads((run / kind.report).read_text(encoding="utf-8"))
     return {
         "cell": cell["id"],
         "kind": cell["kind"],
         "seconds": round(time.perf_counter() - began, 2),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {name: version(name) for name in PACKAGES},
-        **{"meta": {}, "rows": []},
-        **found,
+        **{"meta": {}, "rows": [], **rows},
     }
 
 
-def _words(folder: StudyFolder, cell: dict[str, Any], place: Path) -> list[str]:
+def _words(cell: dict[str, Any], place: Path) -> list[str]:
     """The command line, after what an earlier attempt has left was put aside."""
     options, run, before = place / "options.yaml", place / "run", place / "before"
-    write_text(options, yaml.safe_dump(folder.filled(cell["options"]), sort_keys=False, allow_unicode=True))
+    write_text(options, yaml.safe_dump(cell["options"], sort_keys=False, allow_unicode=True))
     words = ["--config", str(options)]
     if (place / ERROR).is_file():  # from its beginning
         _tidy(place)
@@ -120,18 +119,15 @@ def _tidy(place: Path) -> None:
         remove(place / name)
 
 
-@contextlib.contextmanager
+@contextmanager
 def _logged(path: Path) -> Iterator[None]:
     """Within it, all that the process prints goes to a file."""
-    with path.open("w", encoding="utf-8") as file:
-        kept = [os.dup(number) for number in (1, 2)]
-        try:
-            for number in (1, 2):
-                os.dup2(file.fileno(), number)
-            with contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
-                yield
-        finally:
-            file.flush()
-            for number, own in zip((1, 2), kept, strict=True):
-                os.dup2(own, number)
-                os.close(own)
+    with path.open("w", encoding="utf-8") as file, ExitStack() as stack:
+        for number in (1, 2):
+            kept = os.dup(number)
+            stack.callback(os.close, kept)
+            stack.callback(os.dup2, kept, number)
+            os.dup2(file.fileno(), number)
+        stack.callback(file.flush)
+        with redirect_stdout(file), redirect_stderr(file):
+            yield

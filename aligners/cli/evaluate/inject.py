@@ -1,23 +1,18 @@
-"""Measure maps on held-out text: their errors, and what a model does with mapped states in place of its own.
-
-Errors are those on the rows that the maps were fitted on. The frozen model is a classifier on texts with labels, or a
-language model; to inject into it, both models must read the same tokens.
-"""
+"""`evaluate.py inject`: errors of maps, and what a model does with mapped states."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import lightning.pytorch as pl
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import Namespace
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.utilities import rank_zero_only
 
-from aligners.cli.options import add_data_and_trainer, command_parser, options_of, parse_with_data
-from aligners.cli.run import Run, start
+from aligners.cli.run import Run, command
 from aligners.errors import UserError
 from aligners.fitting.bank import StoredBank, load_bank, save_bank
 from aligners.injection.injecting import InjectionEvaluation
@@ -28,44 +23,39 @@ from datamodules.pairings import pair_states
 from datamodules.states import States
 
 
-@dataclass
-class Options:
-    """Which maps.
+@command(
+    "inject",
+    InjectionEvaluation,
+    data=pair_states,
+    skip={"stored"},
+    defaults={"data.batch_size": 128},
+    check=lambda made: check_closed_forms(made.closed_form),
+)
+def inject(run: Run, checkpoints: Sequence[Path] = ()) -> None:
+    """Measure maps on held-out text: their errors, and what a model does with mapped states in place of its own.
+
+    Errors are those on the rows that the maps were fitted on. The frozen model is a classifier on texts with labels,
+    or a language model; to inject into it, both models must read the same tokens.
 
     Args:
+        run: of the command.
         checkpoints: Files aligners.ckpt or stitching.ckpt of one pair of models. The data options of the first are this
             command's defaults. Without an aligners.ckpt, the closed forms are fitted on the spot.
     """
-
-    checkpoints: list[Path] = field(default_factory=list)
-
-
-def parser() -> ArgumentParser:
-    """The options."""
-    made = command_parser("inject", __doc__, Options)
-    made.add_class_arguments(InjectionEvaluation, None, skip={"stored"})
-    add_data_and_trainer(made, pair_states, batch_size=128)
-    return made
-
-
-def run(parser: ArgumentParser, words: Sequence[str]) -> None:
-    """Measure and report."""
-    options = parser.parse_args(words)
-    if not options.checkpoints and not options.closed_form:
+    if not checkpoints and not run.options.closed_form:
         raise UserError(
             "Expected `checkpoints` or `closed_form` to name at least one map, but got neither: there is nothing to "
             "measure. Leave `closed_form` out for all of them."
         )
-    check_closed_forms(options.closed_form)
-    stored = [between_two_models(load_bank(path)) for path in options.checkpoints]
+    stored = [between_two_models(load_bank(path)) for path in checkpoints]
     if stored:
-        options = parse_with_data(parser, words, stored[0].data_config)
-    begun = start("inject", parser, options)
-    before: list[pl.Callback] = [LambdaCallback(setup=partial(_say_what_is_not_injected, options))]
+        run.use_data_of(stored[0].data_config)
+    run.start()
+    before: list[pl.Callback] = [LambdaCallback(setup=partial(_say_what_is_not_injected, run.options))]
     if all(bank.moments is None for bank in stored):
-        stored.append(_fit_closed_forms(begun, *before))
+        stored.append(_fit_closed_forms(run, *before))
         before = []
-    begun.test(InjectionEvaluation(stored, **options_of(InjectionEvaluation, begun.made)), "injection", *before)
+    run.test(run.build(InjectionEvaluation, stored), "injection", *before)
 
 
 def _say_what_is_not_injected(options: Namespace, trainer: pl.Trainer, module: pl.LightningModule, stage: str) -> None:

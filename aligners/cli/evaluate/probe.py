@@ -6,10 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import ArgumentParser
-
-from aligners.cli.options import add_data_and_trainer, command_parser, options_of, parse_with_data
-from aligners.cli.run import instantiate, start
+from aligners.cli.run import Run, command
 from aligners.errors import UserError
 from aligners.fitting.bank import StoredBank, load_bank
 from aligners.injection.methods import between_two_models
@@ -20,41 +17,37 @@ from datamodules.pairings import pair_states
 from datamodules.rows.policies import policy_of
 
 
-def parser() -> ArgumentParser:
-    """The options."""
-    made = command_parser(
-        "probe_across",
-        "Train probes on the states of Y, and let them read g(X), for every map g of a checkpoint and at every site: "
-        "what they get right is what the map has kept. Beside it stand Y's own states, probes that are trained on X, "
-        "and floors. It needs annotated sentences and any two models. Where maps are of tokens and Y has a head, the "
-        "few dimensions that a narrow probe reads are also swapped through the map, and Y's answers measured.",
-    )
-    made.add_argument(
-        "--checkpoints", type=list[Path], required=True,
-        help="Files aligners.ckpt of `train.py fit`, of one pair of models. The data options of the first are this "
-        "command's defaults, but for `rows`: maps of tokens are read at the last piece of each word.",
-    )  # fmt: skip
-    made.add_class_arguments(ProbesAcrossMaps, None, skip={"stored"}, sub_configs=True)
-    add_data_and_trainer(made, pair_states, batch_size=128, skip={"packed"})
-    made.set_defaults({"data.text.source": "grammar"})
-    return made
+@command(
+    "probe_across",
+    ProbesAcrossMaps,
+    data=pair_states,
+    skip={"stored", "packed"},
+    from_files=[ProbesAcrossMaps],
+    defaults={"data.batch_size": 128, "data.text.source": "grammar"},
+)
+def probe(run: Run, checkpoints: Sequence[Path] = ()) -> None:
+    """Train probes on the states of Y, and let them read g(X), for every map g of a checkpoint and at every site.
 
+    What they get right is what the map has kept. Beside it stand Y's own states, probes that are trained on X, and
+    floors. It needs annotated sentences and any two models. Where maps are of tokens and Y has a head, the few
+    dimensions that a narrow probe reads are also swapped through the map, and Y's answers measured.
 
-def run(parser: ArgumentParser, words: Sequence[str]) -> None:
-    """Train probes, measure maps, and report."""
-    options = parser.parse_args(words)
-    if not options.checkpoints:
+    Args:
+        run: of the command.
+        checkpoints: Files aligners.ckpt of `train.py fit`, of one pair of models. The data options of the first are
+            this command's defaults, but for `rows`: maps of tokens are read at the last piece of each word.
+    """
+    if not checkpoints:
         raise UserError("Expected `checkpoints` to name at least one aligners.ckpt of `train.py fit`, but got none.")
-    stored = [between_two_models(load_bank(path)) for path in options.checkpoints]
-    options = parse_with_data(parser, words, _of_words(stored[0]))
-    made = instantiate(parser, options)
-    check_annotated(made.data, options.tasks)  # before any model is made or loaded
-    begun = start("probe_across", parser, options, made)
-    evaluation = ProbesAcrossMaps(stored, **options_of(ProbesAcrossMaps, begun.made))
-    trainer = begun.trainer()
-    trainer.test(evaluation, datamodule=begun.made.data, verbose=False)  # reads
+    stored = [between_two_models(load_bank(path)) for path in checkpoints]
+    run.use_data_of(_of_words(stored[0]))
+    check_annotated(run.made.data, run.options.tasks)  # before any model is made or loaded
+    run.start()
+    evaluation = run.build(ProbesAcrossMaps, stored)
+    trainer = run.trainer()
+    trainer.test(evaluation, datamodule=run.made.data, verbose=False)  # reads
     evaluation.train_probes()
-    write_report(evaluation, "probes_across", begun.folder, trainer)
+    write_report(evaluation, "probes_across", run.folder, trainer)
 
 
 def _of_words(bank: StoredBank) -> dict[str, Any]:

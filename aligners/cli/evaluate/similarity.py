@@ -1,22 +1,12 @@
-"""Measure how similar the layers of two or more models are on the same held-out text.
-
-It draws heat maps over all layer pairs, and lines along matching layers, beside one table. The same command with the
-same `--run`, after an interruption, goes on after the last finished pass over the texts.
-"""
+"""`evaluate.py similarity`: how similar layers are."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-
-import yaml
-from jsonargparse import ArgumentParser
 
 from aligners.cli.endings import goes_on_with
 from aligners.cli.folders import is_begun, rank
-from aligners.cli.options import add_data_and_trainer, check_begun, command_parser, options_of
-from aligners.cli.run import start
+from aligners.cli.run import Run, can_build, command
 from aligners.similarity.evaluation import SimilarityEvaluation
 from aligners.similarity.passes.saved import PASSES
 from datamodules.layers import LayerActivations
@@ -24,36 +14,31 @@ from datamodules.layers import LayerActivations
 RESULT = "similarity.json"
 
 
-@dataclass
-class Options:
-    """What is reported.
+@command(
+    "similarity",
+    SimilarityEvaluation,
+    data=LayerActivations,
+    defaults={"data.batch_size": 32},
+    check=can_build(SimilarityEvaluation),
+)
+def similarity(run: Run, each_pair: bool | None = None) -> None:
+    """Measure how similar the layers of two or more models are on the same held-out text.
+
+    It draws heat maps over all layer pairs, and lines along matching layers, beside one table. The same command with
+    the same `--run`, after an interruption, goes on after the last finished pass over the texts.
 
     Args:
+        run: of the command.
         each_pair: Figures and a table of each pair of models. Default: up to a dozen pairs; one figure for all of more.
     """
-
-    each_pair: bool | None = None
-
-
-def parser() -> ArgumentParser:
-    """The options."""
-    made = command_parser("similarity", __doc__, Options)
-    made.add_class_arguments(SimilarityEvaluation, None)
-    add_data_and_trainer(made, LayerActivations, batch_size=32)
-    return made
-
-
-def run(parser: ArgumentParser, words: Sequence[str]) -> None:
-    """Compare and report; with the folder of a comparison that was stopped, go on after its last finished pass."""
-    options = parser.parse_args(words)
-    evaluation = SimilarityEvaluation(**options_of(SimilarityEvaluation, options))
-    begun = _is_begun(options.run)
+    evaluation = run.build(SimilarityEvaluation)
+    begun = _is_begun(run.options.run)
     if begun:
-        check_begun(options.run, yaml.safe_load(parser.dump(options)))
-    this = start("similarity", parser, options, begun=begun)
-    saved = evaluation.keep_passes(this.folder / PASSES)
-    with goes_on_with(f" with `--run {this.folder}`"):
-        this.test(evaluation, "similarity", each_pair=options.each_pair)
+        run.check_begun()
+    run.start(begun=begun)
+    saved = evaluation.keep_passes(run.folder / PASSES)
+    with goes_on_with(f" with `--run {run.folder}`"):
+        run.test(evaluation, "similarity", each_pair=each_pair)
     if rank() == 0:
         saved.remove()
 

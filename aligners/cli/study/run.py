@@ -1,34 +1,28 @@
-"""Run what is missing of a study: many models, tasks, pairs and maps from one file.
-
-It says first what it will cost. A study that was stopped, or some of whose cells failed, goes on by the same command.
-Options of the study file can be given here, too.
-"""
+"""The commands that run the cells of a study: `study.py run` and `study.py retry`."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import Namespace
 
 from aligners.cli.cells.checks import check_cells, model_sizes, not_injected
 from aligners.cli.cells.costs import Costs, choose_banks, formulas, plan_study
 from aligners.cli.cells.options import CellOptions
 from aligners.cli.cells.running import run_cell
 from aligners.cli.endings import goes_on_with
-from aligners.cli.options import bare_parser, options_of
-from aligners.cli.study.report import report_if_possible
-from aligners.cli.study.status import failures, status_table
+from aligners.cli.run import Run, command, options_of
+from aligners.cli.study.folder import collect_and_report, failures, for_folder, status_table
 from aligners.errors import check_range
 from aligners.reports.screen import screen
 from aligners.reports.study.registry import check_names
 from aligners.studies.cells import expand
-from aligners.studies.collecting import collect
 from aligners.studies.executors import make_executor
 from aligners.studies.folder import StudyFolder
 from aligners.studies.schedule import Schedule
@@ -55,46 +49,43 @@ class Running:
     rate: float | None = None
 
 
-@dataclass
-class Options:
-    """What is done.
+@command(
+    None,
+    Study,
+    Running,
+    config="The study file; its name may also be the first word.",
+    usage="STUDY.yaml [options]",
+)
+def run(run: Run, folder: Path | None = None, plan: bool = False, changed: bool = False) -> None:
+    """Run what is missing of a study: many models, tasks, pairs and maps from one file.
+
+    It says first what it will cost. A study that was stopped, or some of whose cells failed, goes on by the same
+    command. Options of the study file can be given here, too.
 
     Args:
+        run: of the command.
         folder: Of the study. Default: runs/NAME.
         plan: Say what it would cost, by which formulas, and end.
         changed: Go on with a study file that has changed, although finished cells are no longer part of it.
     """
-
-    folder: Path | None = None
-    plan: bool = False
-    changed: bool = False
-
-
-def parser() -> ArgumentParser:
-    """The options."""
-    made = bare_parser(__doc__, "STUDY.yaml [options]", Options)
-    made.add_argument("-c", "--config", action="config", help="The study file; its name may also be the first word.")
-    made.add_class_arguments(Study, None)
-    made.add_class_arguments(Running, None)
-    return made
-
-
-def run(parser: ArgumentParser, words: Sequence[str]) -> None:
-    """Plan, run and report.
-
-    Raises:
-        ValueError: the study file or an option is wrong, or another command runs the study.
-    """
-    words = list(words)
-    if words and not words[0].startswith("-"):
-        words.insert(0, "--config")
-    options = parser.parse_args(words)
-    written = yaml.safe_load(parser.dump(options, skip_none=False))
+    options = run.options
+    written = yaml.safe_load(run.parser.dump(options, skip_none=False))
     study = read_study({name: written[name] for name in options_of(Study, options)})
-    go(study, options.folder or Path("runs") / study.name, options, plan=options.plan, changed=options.changed)
+    _plan_and_run(study, folder or Path("runs") / study.name, options, plan=plan, changed=changed)
 
 
-def go(
+@for_folder(None, Running)
+def retry(run: Run, folder: Path) -> None:
+    """Run the failed cells of a study once more, from their beginning, and what needs them.
+
+    Args:
+        run: of the command.
+        folder: Of the study, such as runs/NAME.
+    """
+    _plan_and_run(read_study(StudyFolder(folder).study), folder, run.options, again=True)
+
+
+def _plan_and_run(
     study: Study, path: Path, options: Namespace, *, plan: bool = False, changed: bool = False, again: bool = False
 ) -> None:
     """Plan and run a study.
@@ -108,7 +99,7 @@ def go(
         again: whether cells that failed are run again.
 
     Raises:
-        ValueError: an option is out of its range, or `report` names what there is not.
+        ValueError: an option is out of its range, or `report` names an unknown table or figure.
     """
     check_names(study.report or [])
     gpus = torch.cuda.device_count() if options.executor == "processes" else 0
@@ -123,14 +114,14 @@ def go(
         print(line)
     planned = plan_study(Costs(study, commands, sizes), cells, options.rate, workers)
     screen().print(planned.table())
-    print("\n".join([*planned.words(), *banks, *(["", formulas()] if plan else [])]), flush=True)
+    print(*planned.words(), *banks, *(["", formulas()] if plan else []), sep="\n", flush=True)
     if plan:
         return
     folder = StudyFolder(path)
     with folder.only_one():
         for line in folder.begin(study, cells, changed=changed):
             print(line)
-        schedule = Schedule(folder, cells, run_cell, lambda line: print(line, flush=True))
+        schedule = Schedule(folder, cells, run_cell, partial(print, flush=True))
         schedule.forget()
         print(f"\n{len(cells) - len(schedule.todo)} of {len(cells)} cells are done, in {folder.path}.", flush=True)
         if schedule.todo:
@@ -142,8 +133,7 @@ def go(
                     executor.shutdown(cancel_futures=True)
                     raise
                 executor.shutdown()
-        collect(folder)
-        report_if_possible(folder)
+        collect_and_report(folder)
     _end(folder)
 
 

@@ -1,54 +1,44 @@
-"""List the states that `--data.store` has kept in a folder; verify or remove them."""
+"""`study.py store`: the states that `--data.store` has kept in a folder."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
-from jsonargparse import ArgumentParser
-
-from aligners.cli.options import bare_parser
+from aligners.cli.run import Run, command
 from aligners.errors import UserError, check_known, check_range
 from aligners.files.room import in_words
 from aligners.progress import track
 from aligners.reports.screen import TitledTable, say, screen
-from datamodules.store.keeping import Kept, damages, kept_in, remove, remove_down_to
+from datamodules.store.keeping import Kept, damages, kept_in, remove_down_to
+from datamodules.store.keeping import remove as remove_store
 
 
-@dataclass
-class Options:
-    """What is done.
+@command(usage="--folder FOLDER [options]", flags={"verify": "Read everything, and say which files are damaged."})
+def store(
+    run: Run,
+    *,
+    folder: Path,
+    remove: Sequence[str] = (),
+    keep: float | None = None,
+) -> None:
+    """List the states that `--data.store` has kept in a folder; verify or remove them.
 
     Args:
+        run: of the command.
+        folder: The folder that `--data.store` named.
         remove: Names of stores to remove, as they are listed: '[3f2a..., ...]'.
         keep: Remove the least recently used stores until at most this many GB are left; 0 removes all.
     """
-
-    remove: list[str] = field(default_factory=list)
-    keep: float | None = None
-
-
-def parser() -> ArgumentParser:
-    """The options."""
-    made = bare_parser(__doc__, "--folder FOLDER [options]", Options)
-    made.add_argument("--folder", type=Path, required=True, help="The folder that `--data.store` named.")
-    made.add_argument("--verify", action="store_true", help="Read everything, and say which files are damaged.")
-    return made
-
-
-def run(parser: ArgumentParser, words: Sequence[str]) -> None:
-    """Remove what is to go, verify what is left if asked to, and list it."""
-    options = parser.parse_args(words)
-    check_range(least=0, keep=options.keep)
-    _remove_named(options.folder, options.remove)
-    if options.keep is not None:
-        for kept in remove_down_to(options.folder, options.keep * 1e9):
+    check_range(least=0, keep=keep)
+    _remove_named(folder, remove)
+    if keep is not None:
+        for kept in remove_down_to(folder, keep * 1e9):
             print(f"Removed {kept.folder} ({in_words(kept.size)}).")
-    stores = kept_in(options.folder)
-    _list(options.folder, stores)
-    if options.verify:
+    stores = kept_in(folder)
+    _list(folder, stores)
+    if run.options.get("verify"):
         _verify(stores)
 
 
@@ -56,7 +46,7 @@ def _remove_named(folder: Path, names: Sequence[str]) -> None:
     known = {kept.folder.name: kept for kept in kept_in(folder)}
     check_known(known, remove=names)
     for name in names:
-        if not remove(known[name]):
+        if not remove_store(known[name]):
             raise UserError(f"{known[name].folder} is being written. Wait until that has ended, and remove it then.")
         print(f"Removed {known[name].folder} ({in_words(known[name].size)}).")
 

@@ -1,22 +1,15 @@
-"""Fine-tune classifiers: every base model, seed and variant.
-
-Each ends as a model folder VARIANT/seed-SEED of the run, written whole, with its figures in finetuned.json. The same
-command with the same `--run`, after an interruption, goes on with what is missing.
-"""
+"""`train.py finetune`: classifiers of every base model, seed and variant."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
-
-import yaml
-from jsonargparse import ArgumentParser
 
 from aligners.cli.endings import goes_on_with
 from aligners.cli.folders import is_begun, rank, try_run_folder
-from aligners.cli.options import add_data_and_trainer, check_begun, check_trains, command_parser, options_of
-from aligners.cli.run import instantiate, start
+from aligners.cli.options import check_trains
+from aligners.cli.run import Run, command, of_trainer
 from aligners.errors import UserError
 from aligners.finetuning.jobs import Job, finished_row, parse_variants, train
 from aligners.finetuning.training import FinetuningRecipe
@@ -29,60 +22,43 @@ from datamodules.identity import identity
 from datamodules.model_texts import ModelTexts, labelled_texts
 
 
-@dataclass
-class Options:
-    """Which classifiers.
+@command(
+    "finetune",
+    FinetuningRecipe,
+    data=labelled_texts,
+    skip={"bases", "dtype", "labels"},
+    defaults={
+        "data.batch_size": 8,
+        **of_trainer(max_epochs=3, gradient_clip_val=1.0, num_sanity_val_steps=0, enable_model_summary=False),
+        **of_trainer(log_every_n_steps=20),
+    },
+    check=check_trains,
+)
+def finetune(run: Run, seeds: int | list[int] = 1, variants: Sequence[str] = ("none",)) -> None:
+    """Fine-tune classifiers: every base model, seed and variant.
+
+    Each ends as a model folder VARIANT/seed-SEED of the run, written whole, with its figures in finetuned.json. The
+    same command with the same `--run`, after an interruption, goes on with what is missing.
 
     Args:
+        run: of the command.
         seeds: How many (3: 0, 1, 2), or which ([5, 7]). A seed decides the head, the order of texts and dropout.
         variants: Any of none, bottom:4 (the embeddings and the bottom 4 blocks frozen), top:4, layers:3 (only the
             bottom 3 blocks are there); bottom:all, top:all, layers:all.
     """
-
-    seeds: int | list[int] = 1
-    variants: list[str] = field(default_factory=lambda: ["none"])
-
-
-def parser() -> ArgumentParser:
-    """The options."""
-    made = command_parser("finetune", __doc__, Options)
-    made.add_class_arguments(FinetuningRecipe, None)
-    add_data_and_trainer(
-        made,
-        labelled_texts,
-        batch_size=8,
-        skip={"bases", "dtype", "labels"},
-        max_epochs=3,
-        gradient_clip_val=1.0,
-        num_sanity_val_steps=0,
-        enable_model_summary=False,
-        log_every_n_steps=20,
-    )
-    return made
-
-
-def run(parser: ArgumentParser, words: Sequence[str]) -> None:
-    """Train what is missing, and report on everything.
-
-    Raises:
-        ValueError: an option is out of range, or the run's folder holds another run.
-    """
-    options = parser.parse_args(words)
-    check_trains(options)
-    try_run_folder(options.run)
-    made = instantiate(parser, options)
-    data: ModelTexts = made.data
-    recipe = FinetuningRecipe(**options_of(FinetuningRecipe, options))
-    jobs = plan(data, _seeds(options.seeds), options.variants)
+    try_run_folder(run.options.run)
+    data: ModelTexts = run.made.data
+    recipe = run.build(FinetuningRecipe)
+    jobs = plan(data, _seeds(seeds), variants)
     data.setup("fit")
     score = choose_score(data.text, regression=data.texts.regression, classes=data.classes)
     majority = float(task_score(score, data.constant_answers(), data.answers("test")))
-    begun = is_begun(options.run)
+    begun = is_begun(run.options.run)
     if begun and rank() == 0:
-        check_begun(options.run, yaml.safe_load(parser.dump(options)))
+        run.check_begun()
         for job in jobs:
-            _finished(job, data, recipe, options.run)
-    run = start("finetune", parser, options, made, begun=begun)
+            _finished(job, data, recipe, run.options.run)
+    run.start(begun=begun)
     meta = {**data.describe(), **asdict(recipe), "score": score, "majority_score": majority}
     rows: list[Row] = []
     for job in jobs:

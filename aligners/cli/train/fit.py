@@ -1,131 +1,103 @@
-"""`train.py fit`: aligners between the states of two frozen models; and what all commands that fit maps share."""
+"""The commands that fit maps between states of two models or of many pairs, and show or measure their errors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import lightning.pytorch as pl
-from jsonargparse import ArgumentParser, Namespace
 
-from aligners.cli.options import add_training, check_goes_on, check_trains, command_parser
-from aligners.cli.run import Run, instantiate, start
+from aligners.cli.options import check_goes_on
+from aligners.cli.run import Run, trains, unchecked
 from aligners.errors import UserError, check_range
 from aligners.files.room import free_memory
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.bank import ALIGNMENT, StoredBank
+from aligners.fitting.bank import ALIGNMENT, StoredBank, load_bank
 from aligners.fitting.evaluation import ErrorsEvaluation
-from aligners.fitting.parts import bytes_a_site, check_part, find_part, join_parts, sites_at_once
-from callbacks.checkpoint import SaveAligners
+from aligners.fitting.parts import bytes_a_site, check_part, find_part, join_parts, pairs_within, sites_at_once
+from aligners.fitting.recovering import target_states
+from callbacks.checkpoint import SaveAligners, SavePairs
 from callbacks.progress import FitSummary
-from datamodules.pairings import pair_states
-from datamodules.states import States
+from datamodules.pairings import attention_states, pair_states, pairs_states
+from datamodules.rows.policies import most_rows
 
-FIT = "Fit aligners between the states of two frozen models, and show how exact they are."
+# Makes a command that fits maps of the function that does its work.
+fits = partial(trains, module=Alignment, data=pair_states, saving=SaveAligners, num_sanity_val_steps=0)
 
 
-def fit_parser(
-    kind: str,
-    description: str,
-    data: Callable[..., States] = pair_states,
-    saving: type[pl.Callback] = SaveAligners,
-    module: type[Alignment] = Alignment,
-) -> ArgumentParser:
-    """The options of a command that fits maps.
+@dataclass
+class Parts:
+    """How many at once.
 
     Args:
-        kind: name of the command.
-        description: shown above the list of options.
-        data: makes the states.
-        saving: the callback that writes checkpoints.
-        module: what is fitted.
+        sites_at_once: Train a bank so many sites at a time, in runs part-1-1, part-2-1, ... of this run's folder.
+            Default: all sites, or as many as fit in memory. `--ckpt_path FOLDER` goes on with the parts of a run.
     """
-    made = command_parser(kind, description)
-    add_training(made, module, data, saving, num_sanity_val_steps=0)
-    return made
+
+    sites_at_once: int | None = None
 
 
-def fit_options(kind: str, parser: ArgumentParser, words: Sequence[str]) -> Namespace:
-    """Parse the options of a command that fits maps, and check that it trains something, or goes on with a run."""
-    options = parser.parse_args(words)
-    check_trains(options)
-    if kind != "fit" or options.ckpt_path is None or not Path(options.ckpt_path).is_dir():  # that of a fit in parts
-        check_goes_on(options.ckpt_path, kind, ALIGNMENT)
-    return options
+def begin(run: Run) -> pl.Trainer:
+    """Start a run, unless its `ckpt_path` is of another kind, and make a Trainer that shows the last figures."""
+    start_fit(run)
+    return run.training(FitSummary(run.folder))
 
 
-def check_maps(made: Namespace) -> None:
+def start_fit(run: Run) -> None:
+    """Start a run, unless its `ckpt_path` is of another kind."""
+    path = run.options.ckpt_path
+    if path is None or not (run.command.kind == "fit" and Path(path).is_dir()):  # a folder is that of a fit in parts
+        check_goes_on(path, run.command.kind, ALIGNMENT)
+    run.start()
+
+
+def check_widths(run: Run) -> None:
     """Raise if a map cannot have the widths of the pairs, before any model is made or loaded."""
-    widths = made.data.frozen_models.widths()
-    for a, b in made.data.numbers:
-        for _ in made.model.made(1, widths[a], widths[b]):
+    widths = run.made.data.frozen_models.widths()
+    for a, b in run.made.data.numbers:
+        for _ in run.made.model.made(1, widths[a], widths[b]):
             pass
-
-
-def fit_trainer(run: Run, *callbacks: pl.Callback) -> pl.Trainer:
-    """Make a Trainer that keeps each site's best parameters and saves the maps."""
-    return run.trainer(run.made.early_stopping, run.made.checkpoint.inside(run.folder), *callbacks)
-
-
-def fit_maps(run: Run, trainer: pl.Trainer) -> None:
-    """Fit. Only tensors and plain values are read from a checkpoint."""
-    trainer.fit(run.made.model, datamodule=run.made.data, ckpt_path=run.options.ckpt_path, weights_only=True)
 
 
 def fit_and_show(run: Run, trainer: pl.Trainer) -> None:
     """Fit, and show what the best parameters reach on the validation texts."""
-    fit_maps(run, trainer)
+    run.fit(trainer)
+    show(run, trainer)
+
+
+def show(run: Run, trainer: pl.Trainer) -> None:
+    """Show what the best parameters reach on the validation texts."""
     trainer.validate(run.made.model, datamodule=run.made.data, verbose=False)
 
 
-def fit_and_measure(kind: str, report: str, parser: ArgumentParser, words: Sequence[str]) -> None:
-    """Fit, then measure the errors on held-out texts, and report.
-
-    Args:
-        kind: name of the command.
-        report: kind of its report.
-        parser: see `run`.
-        words: likewise.
-    """
-    begun = start(kind, parser, fit_options(kind, parser, words))
-    fit_maps(begun, fit_trainer(begun, FitSummary(begun.folder)))
-    begun.test(ErrorsEvaluation(begun.made.model), report)
+def fit_and_measure(run: Run, report: str) -> None:
+    """Fit, measure the errors on held-out texts, and write a report of this kind."""
+    run.fit(begin(run))
+    run.test(ErrorsEvaluation(run.made.model), report)
 
 
-def parser(kind: str = "fit", description: str = FIT) -> ArgumentParser:
-    """The options of `fit` and `validate`."""
-    made = fit_parser(kind, description)
-    made.add_argument(
-        "--sites_at_once", type=int | None, default=None,
-        help="Train a bank so many sites at a time, in runs part-1-1, part-2-1, ... of this run's folder. Default: "
-        "all sites, or as many as fit in memory. `--ckpt_path FOLDER` goes on with the parts of a run.",
-    )  # fmt: skip
-    return made
-
-
-def run(parser: ArgumentParser, words: Sequence[str]) -> None:
-    """Fit, all sites at once or in parts, and show what the best parameters reach."""
-    options = fit_options("fit", parser, words)
-    made = instantiate(parser, options)
-    check_maps(made)
-    begun = start("fit", parser, options, made)
-    trainer = fit_trainer(begun, FitSummary(begun.folder))
-    at_once = _sites_at_once(begun, trainer)
+@fits("fit", Parts)
+def fit(run: Run) -> None:
+    """Fit aligners between the states of two frozen models, and show how exact they are."""
+    check_widths(run)
+    trainer, resumed = begin(run), run.options.ckpt_path
+    at_once = _sites_at_once(run, trainer)
     if at_once is not None:
-        made.model.adopt(_fit_in_parts(parser, begun, at_once))
-        trainer.validate(made.model, datamodule=made.data, verbose=False)
-        return
-    if options.ckpt_path and Path(options.ckpt_path).is_dir():
+        run.made.model.adopt(_fit_in_parts(run, at_once))
+        show(run, trainer)
+    elif resumed and Path(resumed).is_dir():
         raise UserError(
-            f"Expected `ckpt_path` to be a file, but {options.ckpt_path} is a folder, as of a run in parts, and all "
-            "sites are trained together here. Name its last.ckpt, or set `sites_at_once`."
+            f"Expected `ckpt_path` to be a file, but {resumed} is a folder, as of a run in parts, and all sites are "
+            "trained together here. Name its last.ckpt, or set `sites_at_once`."
         )
-    fit_and_show(begun, trainer)
+    else:
+        fit_and_show(run, trainer)
 
 
 def _sites_at_once(run: Run, trainer: pl.Trainer) -> int | None:
     """Return how many sites are trained together; None for all."""
-    wanted, model, data = run.options.sites_at_once, run.made.model, run.made.data
+    wanted, data = run.options.sites_at_once, run.made.data
     if trainer.world_size > 1:
         if wanted is not None:
             raise UserError(
@@ -137,25 +109,26 @@ def _sites_at_once(run: Run, trainer: pl.Trainer) -> int | None:
     data.prepare_data()
     reader = data.reader
     d_x, d_y = reader.widths
-    each = bytes_a_site(model, d_x, d_y, data.batch_size * data.max_length)
-    weights = [weight for model in (reader.model_x, reader.model_y) for weight in model.model.parameters()]
-    free = free_memory(trainer.strategy.root_device) - sum(w.numel() * w.element_size() for w in weights)
-    at_once = min(len(reader.sites), wanted or sites_at_once(len(reader.sites), each, free))
+    a_site = bytes_a_site(run.made.model, d_x, d_y, data.batch_size * data.max_length)
+    models = (reader.model_x.model, reader.model_y.model)
+    weights = sum(model.get_memory_footprint(return_buffers=False) for model in models)
+    free = free_memory(trainer.strategy.root_device) - weights
+    at_once = min(len(reader.sites), wanted or sites_at_once(len(reader.sites), a_site, free))
     return at_once if at_once < len(reader.sites) else None
 
 
-def _fit_in_parts(parser: ArgumentParser, run: Run, at_once: int) -> StoredBank:
+def _fit_in_parts(run: Run, at_once: int) -> StoredBank:
     """Fit each part as a run of its own, unless an interrupted run has finished it, and join the parts."""
     sites = [f"{i}:{j}" for i, j in run.made.data.reader.sites]
     parts = [",".join(sites[first : first + at_once]) for first in range(0, len(sites), at_once)]
-    folder = Path(run.options.ckpt_path) if run.options.ckpt_path else run.folder
+    folder = Path(run.options.ckpt_path or run.folder)
     print(f"{len(sites)} site pairs are trained {at_once} at a time, in {len(parts)} parts, in {folder}.", flush=True)
     files = []
     for number, part in enumerate(parts, start=1):
         place, done, last = find_part(folder, number)
         if done is None:
             print(f"\nPart {number} of {len(parts)}: {part}", flush=True)
-            done = _fit_part(parser, run.options, part, place, last)
+            done = _fit_part(run, part, place, last)
             if not done.is_file():
                 raise UserError(
                     f"Expected part {number} to leave {done}, but it has not: there was nothing left to train. "
@@ -167,11 +140,70 @@ def _fit_in_parts(parser: ArgumentParser, run: Run, at_once: int) -> StoredBank:
     return join_parts(files, run.folder)
 
 
-def _fit_part(parser: ArgumentParser, options: Namespace, sites: str, folder: Path, last: Path | None) -> Path:
+def _fit_part(run: Run, sites: str, folder: Path, last: Path | None) -> Path:
     """Fit some sites in a folder of their own, resuming from `last`, and return the path of their aligners."""
-    part = options.clone()
-    part.data.sites, part.run, part.checkpoint.folder, part.trainer.logger = sites, folder, None, False
-    part.ckpt_path = None if last is None else str(last)
-    begun = start("fit", parser, part)
-    fit_and_show(begun, fit_trainer(begun, FitSummary(folder)))
+    options = run.options.clone()
+    options.data.sites, options.run, options.checkpoint.folder, options.trainer.logger = sites, folder, None, False
+    options.ckpt_path = None if last is None else str(last)
+    part = Run(run.command, run.parser, options)
+    fit_and_show(part, begin(part))
     return folder / "aligners.ckpt"
+
+
+@fits("validate", Parts, check=unchecked)
+def validate(run: Run) -> None:
+    """Show the figures of a checkpoint's aligners on the validation texts."""
+    model = run.made.model
+    if run.options.ckpt_path is None:
+        raise UserError("Expected `ckpt_path` to name the file aligners.ckpt of a fit, but got nothing.")
+    stored = load_bank(run.options.ckpt_path)
+    run.start()
+    model.adopt(stored)
+    show(run, run.training(FitSummary(run.folder)))
+
+
+@fits("fit_pairs", data=pairs_states, saving=SavePairs)
+def fit_pairs(run: Run) -> None:
+    """Fit aligners of many pairs of models at once: one bank of pairs x sites, every model read once a batch.
+
+    Each pair gets a file pairs/X--Y/aligners.ckpt, as `fit` would write it.
+    """
+    check_widths(run)
+    trainer = begin(run)
+    run.made.data.prepare_data()
+    _check_memory(run, trainer)
+    fit_and_show(run, trainer)
+
+
+def _check_memory(run: Run, trainer: pl.Trainer) -> None:
+    """Raise if the bank would not fit in memory."""
+    data, reader, pairs = run.made.data, run.made.data.reader, len(run.made.data.numbers)
+    d_x, d_y = reader.widths
+    a_site = bytes_a_site(run.made.model, d_x, d_y, most_rows(data.rows, data.batch_size, data.max_length))
+    free = free_memory(trainer.strategy.root_device)
+    sites = len(reader.sites) // pairs
+    most = pairs_within(free, sites, a_site, 0)  # the models are loaded
+    if most < pairs:
+        raise UserError(
+            f"Expected memory for {pairs} pairs of models, but it holds {most}: a pair has {sites} sites, at "
+            f"{a_site / 2**30:.1f} GiB each, and {free / 2**30:.1f} GiB are free. Name fewer of `data.pairs` at a time "
+            "(`fit.pairs_at_once` of a study), fewer `aligners`, or a smaller `data.batch_size`."
+        )
+
+
+@fits("fit_attention", data=attention_states)
+def fit_attention(run: Run) -> None:
+    """Fit aligners between the attention weights of two models' blocks, the heads as dimensions.
+
+    Their errors are measured on held-out texts (Ren et al. 2023, Figures 4 and 5b).
+    """
+    fit_and_measure(run, "attention")
+
+
+@fits("recover", data=target_states)
+def recover(run: Run) -> None:
+    """Pair a model's states with random invertible networks of them, fit maps, and measure what they recover.
+
+    How well each finds the network is shown by strength of the non-linearity and by site (Ren et al. 2023, Table 3).
+    """
+    fit_and_measure(run, "recovery")

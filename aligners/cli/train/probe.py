@@ -2,45 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from jsonargparse import ArgumentParser
-
-from aligners.cli.options import add_data_and_trainer, command_parser, options_of
-from aligners.cli.run import instantiate, start
+from aligners.cli.run import Run, can_build, command
 from aligners.probing.evaluation import ProbeExperiment
 from aligners.probing.reading import check_annotated
 from aligners.probing.storing import PROBES
 from aligners.reports.publishing import write_report
 from datamodules.layers import LayerActivations
 
-NEW = {"models": ["embedded-sentences:0"], "text.source": "grammar", "rows": "words_mean"}
 
+@command(
+    "probe",
+    ProbeExperiment,
+    data=LayerActivations,
+    skip={"special_tokens", "attention", "component", "packed"},
+    defaults={
+        "data.models": ["embedded-sentences:0"],
+        "data.text.source": "grammar",
+        "data.rows": "words_mean",
+        "data.batch_size": 64,
+    },
+    from_files=[ProbeExperiment],
+    check=can_build(ProbeExperiment),
+)
+def probe(run: Run) -> None:
+    """Train probes on the frozen states of every layer: what is encoded, and where.
 
-def parser() -> ArgumentParser:
-    """The options."""
-    made = command_parser(
-        "probe",
-        "Train probes on the frozen states of every layer: edge probes for labels of words and spans, structural "
-        "probes for trees; beside the same probes on an untrained twin, on a control task, and baselines. By default "
-        "on sentences of a small grammar, and a model that is trained on them.",
-    )
-    made.add_class_arguments(ProbeExperiment, None, sub_configs=True)
-    skip = {"special_tokens", "attention", "component", "packed"}
-    add_data_and_trainer(made, LayerActivations, batch_size=64, skip=skip)
-    made.set_defaults({f"data.{name}": value for name, value in NEW.items()})
-    return made
-
-
-def run(parser: ArgumentParser, words: Sequence[str]) -> None:
-    """Read, train, report, and keep the probes."""
-    options = parser.parse_args(words)
-    made = instantiate(parser, options)
-    check_annotated(made.data, options.tasks)  # before any model is made or loaded
-    begun = start("probe", parser, options, made)
-    experiment = ProbeExperiment(**options_of(ProbeExperiment, begun.made))
-    trainer = begun.trainer()
-    trainer.test(experiment, datamodule=begun.made.data, verbose=False)  # reads
+    Edge probes read labels of words and spans, structural probes read trees. Beside them stand the same probes on an
+    untrained twin, on a control task, and baselines. By default on sentences of a small grammar, and a model that is
+    trained on them.
+    """
+    check_annotated(run.made.data, run.options.tasks)  # before any model is made or loaded
+    run.start()
+    experiment = run.build(ProbeExperiment)
+    trainer = run.trainer()
+    trainer.test(experiment, datamodule=run.made.data, verbose=False)  # reads
     experiment.train_probes()
-    write_report(experiment, "probing", begun.folder, trainer)
-    experiment.save(begun.folder / PROBES)
+    write_report(experiment, "probing", run.folder, trainer)
+    experiment.save(run.folder / PROBES)

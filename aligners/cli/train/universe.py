@@ -1,4 +1,4 @@
-"""`train.py universe`: one space for k models, with a bijection from each into it."""
+"""The commands that fit models to one shared space: k models at once, or one more."""
 
 from __future__ import annotations
 
@@ -6,53 +6,94 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from jsonargparse import ArgumentParser, Namespace
-
-from aligners.cli.run import instantiate, start
-from aligners.cli.train.fit import fit_maps, fit_options, fit_parser, fit_trainer
+from aligners.cli.run import Run
+from aligners.cli.train.fit import fits, start_fit
+from aligners.errors import UserError
 from aligners.fitting.bank import StoredBank, load_bank
 from aligners.fitting.universe.evaluation import UniverseEvaluation, between_members
-from aligners.fitting.universe.fitting import UniverseAlignment
-from callbacks.checkpoint import SaveUniverse
+from aligners.fitting.universe.fitting import Joining, UniverseAlignment
+from aligners.fitting.universe.universe import NETWORK, load_universe, universes_of
+from callbacks.checkpoint import SaveNewcomer, SaveUniverse, save_universe
 from datamodules.pairings import check_widths, universe_states
 
 
-def parser() -> ArgumentParser:
-    """The options."""
-    made = fit_parser(
-        "universe",
-        "Fit k models of one width to one shared space: a bijection u_i for each model, so that the map from model i "
-        "into model j is u_i followed by the inverse of u_j, for all pairs from k maps. Every map is measured on "
-        "held-out text, and universe.ckpt and pairs/X--Y/aligners.ckpt are written, which `evaluate.py inject` takes.",
-        universe_states, SaveUniverse, UniverseAlignment,
-    )  # fmt: skip
-    made.add_argument(
-        "--against", type=list[Path], default=[],
-        help="Files aligners.ckpt of `fit` or `fit_pairs` between models of the universe, to measure beside it.",
-    )  # fmt: skip
-    return made
+@fits("universe", data=universe_states, saving=SaveUniverse, module=UniverseAlignment)
+def universe(run: Run, against: Sequence[Path] = ()) -> None:
+    """Fit k models of one width to one shared space: a bijection u_i for each model.
+
+    The map from model i into model j is u_i followed by the inverse of u_j, for all pairs from k maps. Every map is
+    measured on held-out text, and universe.ckpt and pairs/X--Y/aligners.ckpt are written, which `evaluate.py inject`
+    takes.
+
+    Args:
+        run: of the command.
+        against: Files aligners.ckpt of `fit` or `fit_pairs` between models of the universe, to measure beside it.
+    """
+    beside = [load_bank(path) for path in against]
+    _check_members(run, beside)
+    model = run.made.model
+    model.check(run.made.data.frozen_models.widths()[0])
+    start_fit(run)
+    run.fit(run.training())
+    stored = replace(model.stored().freeze(), path=run.folder / SaveUniverse.final)
+    run.test(UniverseEvaluation(stored, beside), "universe")
 
 
-def run(parser: ArgumentParser, words: Sequence[str]) -> None:
-    """Fit, measure and report."""
-    options = fit_options("universe", parser, words)
-    against = [load_bank(path) for path in options.against]
-    made = instantiate(parser, options)
-    check_members(made, against)
-    made.model.check(made.data.frozen_models.widths()[0])
-    begun = start("universe", parser, options, made)
-    fit_maps(begun, fit_trainer(begun))
-    universe = replace(made.model.stored().freeze(), path=begun.folder / SaveUniverse.final)
-    begun.test(UniverseEvaluation(universe, against), "universe")
+@fits("join", data=universe_states, saving=SaveNewcomer, module=Joining)
+def join(run: Run, universe: Path | None = None, against: Sequence[Path] = ()) -> None:
+    """Fit one more model, `--data.models '[NEW]'`, to the shared space of a universe that stays as it is.
+
+    It is one fit for the maps from and to all its members, whose states on the same texts are read. The universe of
+    all is written.
+
+    Args:
+        run: of the command.
+        universe: The file universe.ckpt to join.
+        against: As in `train.py universe`: maps of pairs to measure beside.
+    """
+    if universe is None:
+        raise UserError("Expected `universe` to name a file universe.ckpt, but got nothing.")
+    stored, beside = load_universe(universe), [load_bank(path) for path in against]
+    run.use_data_of({**stored.data_config, "models": []})
+    _add_members(run, stored)
+    _check_members(run, beside)
+    start_fit(run)
+    model, data = run.made.model, run.made.data
+    data.prepare_data()
+    model.refuse_other_members(stored, data)
+    model.members = universes_of(stored)[NETWORK]
+    trainer = run.training()
+    run.fit(trainer)
+    evaluation = UniverseEvaluation(replace(model.joined(stored), path=run.folder / SaveUniverse.final), beside)
+    run.test(evaluation, "universe")
+    if trainer.is_global_zero:
+        save_universe(evaluation.stored, data, evaluation.stored.path)
 
 
-def check_members(made: Namespace, against: Sequence[StoredBank]) -> None:
+def _check_members(run: Run, against: Sequence[StoredBank]) -> None:
     """Raise before anything is trained unless the models have one width, and maps of pairs can be measured beside them.
 
     Raises:
         ValueError: they have not; or as `between_members`.
     """
-    check_widths(list(zip(made.data.models, made.data.frozen_models.widths(), strict=True)))
+    data = run.made.data
+    check_widths(list(zip(data.models, data.frozen_models.widths(), strict=True)))
     if against:
-        made.data.prepare_data()
-        between_members(against, made.data.describe())
+        data.prepare_data()
+        between_members(against, data.describe())
+
+
+def _add_members(run: Run, stored: StoredBank) -> None:
+    """Put the members of a universe before the newcomer.
+
+    Raises:
+        ValueError: not one model is named, or one that is in the universe.
+    """
+    members, data = stored.data_config["models"], run.options.data
+    if len(data.models) != 1:
+        raise UserError(f"Expected `data.models` to name the one model that joins, but got {data.models}.")
+    if data.models[0] in members:
+        raise UserError(f"Expected a model that is not in {stored.path}, but {data.models[0]} is in it already.")
+    revisions = data.revisions or [None]
+    data.models = [*members, *data.models]
+    data.revisions = [*(stored.data_config["revisions"] or [None] * len(members)), revisions[-1]]

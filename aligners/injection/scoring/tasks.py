@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy, kl_div
 from aligners.errors import UserError
 from aligners.models.embedded.recipes import EMBEDDED
 from datamodules.asking import Targets
-from datamodules.text.labels import ClassMap, GivenMap, by_number, class_map, in_words, known_labels, numbered
+from datamodules.text.labels import ClassMap, GivenMap, by_number, check_labelled, class_map, in_words, numbered
 
 if TYPE_CHECKING:
     from aligners.models.model import FrozenModel
@@ -228,14 +228,7 @@ def check_labels(target: FrozenModel, labels: Tensor | None, source: str) -> Non
             f"The task needs a model with a classification head, but {target.name} has none. Name a model that "
             "was fine-tuned to classify."
         )
-    if labels is None:
-        raise UserError(f"The task needs labels, but the texts of {source!r} have none. Name a `label_column`.")
-    missing = ~known_labels(labels)
-    if bool(missing.any()):
-        raise UserError(
-            f"The task needs a label for every text, but {int(missing.sum())} of {len(labels)} texts of {source!r} "
-            "have none (-1, or nothing). Leave these texts out, or choose another split with `held_out`."
-        )
+    labels = check_labelled(labels, "The task", source)
     if target.regression and target.n_labels != 1:
         raise UserError(
             f"Expected a regression head of one number, but that of {target.name} predicts {target.n_labels}. Name "

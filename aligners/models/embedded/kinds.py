@@ -16,7 +16,6 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.trainers import BpeTrainer, WordPieceTrainer
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 from transformers import (
     BertConfig,
@@ -24,6 +23,7 @@ from transformers import (
     BertForSequenceClassification,
     BertTokenizer,
     DataCollatorForLanguageModeling,
+    DataCollatorWithPadding,
     GPT2Config,
     GPT2LMHeadModel,
     PreTrainedModel,
@@ -32,7 +32,7 @@ from transformers import (
 )
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
-from aligners.errors import UserError
+from aligners.errors import UserError, check_known, check_range
 from aligners.models.architectures import register_solu
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -79,11 +79,7 @@ def byte_pairs(texts: list[str], vocabulary: int, max_length: int) -> PreTrained
         ValueError: the vocabulary is smaller.
     """
     bytes_ = sorted(pre_tokenizers.ByteLevel.alphabet())  # in order, as above
-    if vocabulary <= len(bytes_):
-        raise UserError(
-            f"Expected a `vocabulary` of at least {len(bytes_) + 1}, every byte and the end of text, but got "
-            f"{vocabulary}."
-        )
+    check_range(least=len(bytes_) + 1, vocabulary=vocabulary)
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     trainer = BpeTrainer(
@@ -148,9 +144,7 @@ class Size:
     max_length: int = 128
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if isinstance(value, int) and value < 1:
-                raise UserError(f"Expected `{name}` of an embedded model to be at least 1, but got {value}.")
+        check_range(least=1, **{name: value for name, value in asdict(self).items() if isinstance(value, int)})
         if self.width % self.heads:
             raise UserError(
                 f"Expected `width` of an embedded model to be a multiple of its `heads`, {self.heads}, but got "
@@ -197,15 +191,20 @@ class ByTexts(Size):
     warm_up: float = 0.1
     weight_decay: float = 0.01
 
-    def batches(self, rows: list[Any], lengths: list[int], seed: int, collate: Callable[[list], Batch]) -> DataLoader:
-        """Batches of rows of similar length, in an order determined by the seed."""
-        draw = torch.Generator().manual_seed(seed)
-        sampler = LengthGroupedSampler(self.batch, lengths=lengths, generator=draw)
-        return DataLoader(rows, self.batch, sampler=sampler, collate_fn=collate)  # type: ignore[arg-type]
+    def length(self, texts: list[str]) -> str:
+        """The length of the training, in words."""
+        return f"{self.epochs} times over {len(texts)} texts"
 
-    def ids(self, texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-        """Token ids of each text."""
-        return tokenizer(texts, truncation=True, max_length=self.max_length)["input_ids"]
+    def rows(self, texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
+        """The token ids of each text."""
+        encoded = tokenizer(texts, truncation=True, max_length=self.max_length)
+        return [{"input_ids": ids} for ids in encoded["input_ids"]]
+
+    def batches(self, rows: list[dict[str, Any]], seed: int, collate: Callable[[list], Batch]) -> DataLoader:
+        """Batches of texts of similar length, in an order determined by the seed."""
+        draw = torch.Generator().manual_seed(seed)
+        sampler = LengthGroupedSampler(self.batch, lengths=[len(row["input_ids"]) for row in rows], generator=draw)
+        return DataLoader(rows, self.batch, sampler=sampler, collate_fn=collate)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -219,25 +218,13 @@ class Recipe(ByTexts):
     folder: ClassVar[str] = "bert"
     dropout: float = 0.1
 
-    def said(self, texts: list[str]) -> str:
-        """What is made, in words."""
-        return f"BERT, {self.layers} blocks, {self.width} wide, on {len(texts)} texts"
-
     def plan(self, seed: int, texts: list[str], labels: list[int], tokenizer: PreTrainedTokenizerBase) -> Plan:
         """Make a classifier and its batches."""
         names = {number: f"LABEL_{number}" for number in range(max(labels) + 1)}
         config = self.bert_config(len(tokenizer), self.dropout, id2label=names)
-        model, ids = BertForSequenceClassification(config), self.ids(texts, tokenizer)
-
-        def collate(rows: list[tuple[list[int], int]]) -> Batch:
-            lengths = torch.tensor([len(row) for row, _ in rows])
-            padded = pad_sequence([torch.tensor(row) for row, _ in rows], True, tokenizer.pad_token_id)
-            real = torch.arange(padded.shape[1]) < lengths[:, None]
-            labels = torch.tensor([label for _, label in rows])
-            return {"input_ids": padded, "attention_mask": real.long(), "labels": labels}
-
-        batches = self.batches(list(zip(ids, labels, strict=True)), [len(row) for row in ids], seed, collate)
-        return Plan(model, batches, lambda model, batch: model(**batch).loss, self.epochs)
+        rows = [row | {"labels": label} for row, label in zip(self.rows(texts, tokenizer), labels, strict=True)]
+        batches = self.batches(rows, seed, DataCollatorWithPadding(tokenizer))
+        return Plan(BertForSequenceClassification(config), batches, lambda bert, batch: bert(**batch).loss, self.epochs)
 
 
 @dataclass(frozen=True)
@@ -263,15 +250,10 @@ class SentenceRecipe(ByTexts):
     masked_share: float = 0.3
     initial: float = 0.08
 
-    def said(self, texts: list[str]) -> str:
-        """What is made, in words."""
-        return f"masked BERT, {self.layers} blocks, {self.width} wide, {self.epochs} times over {len(texts)} texts"
-
     def plan(self, seed: int, texts: list[str], labels: list[int], tokenizer: PreTrainedTokenizerBase) -> Plan:
         """Make a masked model and its batches."""
         model = BertForMaskedLM(self.bert_config(len(tokenizer), initializer_range=self.initial))
-        mask, rows = _masking(tokenizer, self.masked_share, seed), self.ids(texts, tokenizer)
-        batches = self.batches(rows, [len(row) for row in rows], seed, mask)
+        batches = self.batches(self.rows(texts, tokenizer), seed, _masking(tokenizer, self.masked_share, seed))
         return Plan(model, batches, partial(masked_tokens, padded=True), self.epochs)
 
 
@@ -300,15 +282,9 @@ class LanguageRecipe(Size):
     warm_up: float = 0.1
     weight_decay: float = 0.01
 
-    def said(self, texts: list[str]) -> str:
-        """What is made, in words."""
-        read = f"on {self.steps} batches of {self.batch} x {self.max_length} tokens"
-        return f"{self.name}, {self.layers} blocks, {self.width} wide, {read}"
-
-    @property
-    def name(self) -> str:
-        """Of the kind of model."""
-        return "masked BERT"
+    def length(self, texts: list[str]) -> str:
+        """The length of the training, in words."""
+        return f"{self.steps} batches of {self.batch} x {self.max_length} tokens"
 
     def sequences(self, texts: list[str], tokenizer: PreTrainedTokenizerBase, end: int, length: int) -> Tensor:
         """The first packed sequences, (n, length), no more than training reads."""
@@ -346,20 +322,12 @@ class GPTRecipe(LanguageRecipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.activation not in ACTIVATIONS:
-            raise UserError(
-                f"Expected `activation` to be one of {', '.join(ACTIVATIONS)}, but got {self.activation!r}."
-            )
+        check_known(ACTIVATIONS, activation=self.activation)
 
     @property
     def folder(self) -> str:
         """How the name of its folder begins."""
         return f"gpt2-{self.activation}"
-
-    @property
-    def name(self) -> str:
-        """Of the kind of model."""
-        return f"GPT-2 with {self.activation}"
 
     def tokenizer(self, texts: list[str]) -> PreTrainedTokenizerBase:
         """Learn the tokenizer from texts."""
@@ -412,8 +380,8 @@ class MaskedRecipe(LanguageRecipe):
         mask = _masking(tokenizer, self.masked_share, seed)
         first, last = torch.tensor([tokenizer.cls_token_id]), torch.tensor([tokenizer.sep_token_id])
         rows = self.sequences(texts, tokenizer, tokenizer.sep_token_id, self.max_length - 2)
-        collate = lambda some: mask([torch.cat([first, row, last]) for row in some])  # noqa: E731
-        return Plan(model, self.batches(rows, seed, collate), masked_tokens)
+        ends = lambda some: mask([{"input_ids": torch.cat([first, row, last])} for row in some])  # noqa: E731
+        return Plan(model, self.batches(rows, seed, ends), masked_tokens)
 
 
 AnyRecipe = Recipe | GPTRecipe | MaskedRecipe | SentenceRecipe
@@ -437,7 +405,7 @@ def _masking(tokenizer: PreTrainedTokenizerBase, share: float, seed: int) -> Cal
     """A function that pads rows of token ids to a batch and masks it, the same for every process."""
     mask = DataCollatorForLanguageModeling(tokenizer, mlm_probability=share, seed=seed)
     mask.generator = torch.Generator().manual_seed(seed)  # it makes none of its own in a process of a pool
-    return lambda rows: dict(mask([{"input_ids": row} for row in rows]))
+    return mask
 
 
 def _first(texts: list[str]) -> list[str]:

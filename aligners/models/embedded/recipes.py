@@ -120,13 +120,12 @@ def embedded_model(
                 recipe.tokenizer(texts).save_pretrained(unfinished)
         if not folder.is_dir():
             if progress:
-                said = f"Training the embedded model of seed {seed} ({recipe.said(texts)}), which is not yet in the"
-                print(f"{said} cache: {folder}", flush=True)
+                size = f"{recipe.folder}, {recipe.layers} blocks, {recipe.width} wide, {recipe.length(texts)}"
+                print(f"Training the embedded model of seed {seed} ({size}), new in the cache: {folder}", flush=True)
             tokenizer = AutoTokenizer.from_pretrained(family / "tokenizer")
-            with whole_folder(folder) as unfinished:
-                with alone(seed):
-                    plan = recipe.plan(seed, texts, labels, tokenizer)
-                    train(plan, recipe, f"Seed {seed}" if progress else None)
+            with whole_folder(folder) as unfinished, alone(seed):
+                plan = recipe.plan(seed, texts, labels, tokenizer)
+                train(plan, recipe, f"Seed {seed}" if progress else None)
                 # Not earlier: transformers would take a GPT's end-of-text tokens for padding, and warn.
                 plan.model.config.pad_token_id = tokenizer.pad_token_id
                 save_model(unfinished, plan.model, tokenizer)

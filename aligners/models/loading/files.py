@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from aligners.errors import UserError
 from aligners.models.architectures import register_solu
-
-# What transformers and the readers of files raise for a model that is missing, incomplete or damaged, or that needs a
-# package which is not installed.
-_UNREADABLE = (
-    OSError,
-    ValueError,
-    RuntimeError,
-    KeyError,
-    EOFError,
-    ImportError,
-    SafetensorError,
-    pickle.UnpicklingError,
-)
 
 
 def dtype_of(dtype: str | torch.dtype) -> torch.dtype:
@@ -58,13 +43,9 @@ def read_config(name: str, source: dict[str, Any]) -> PreTrainedConfig:
             f"Expected a model folder as `save_pretrained` writes it, but got {name!r}, which has no "
             "config.json: it is no model, or is incomplete. Name another one, or save it again."
         )
-    try:
+    expected = "Expected `name` to be a local model folder or a model on the Hub that can be reached, but got"
+    with _refusing(f"{expected} {name!r}"):
         return AutoConfig.from_pretrained(name, **source)
-    except _UNREADABLE as error:
-        raise UserError(
-            "Expected `name` to be a local model folder or a model on the Hub that can be reached, but got "
-            f"{name!r}. {_reason(error)}"
-        ) from error
 
 
 def read_weights(name: str, loader: Any, options: dict[str, Any]) -> tuple[PreTrainedModel, list[str]]:
@@ -78,14 +59,10 @@ def read_weights(name: str, loader: Any, options: dict[str, Any]) -> tuple[PreTr
     Raises:
         ValueError: the files cannot be read.
     """
-    try:
+    advice = "If a file of it is missing, damaged or incomplete, download or save the model again."
+    with _refusing(f"The model {name!r} cannot be loaded", advice):
         # Weights of another shape pass here, and are then refused by name together with the missing ones.
         model, found = loader.from_pretrained(name, output_loading_info=True, ignore_mismatched_sizes=True, **options)
-    except _UNREADABLE as error:
-        raise UserError(
-            f"The model {name!r} cannot be loaded {_reason(error)}. If a file of it is missing, damaged or "
-            "incomplete, download or save the model again."
-        ) from error
     return model, sorted({*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])})
 
 
@@ -100,19 +77,13 @@ def read_tokenizer(name: str, source: dict[str, Any], config: PreTrainedConfig) 
     Raises:
         ValueError: there is no tokenizer, it has no vocabulary, or a larger one than the model's.
     """
-    try:
+    expected = f"Expected a tokenizer beside the model {name!r}, but got"
+    advice = "Save one, or pass `tokenizer=False` to work on token ids."
+    with _refusing(f"{expected} none that can be read", advice):
         tokenizer = AutoTokenizer.from_pretrained(name, **source)
-    except _UNREADABLE as error:
-        raise UserError(
-            f"Expected a tokenizer beside the model {name!r}, but got none that can be read. Save one, "
-            f"or pass `tokenizer=False` to work on token ids. {_reason(error)}"
-        ) from error
     # Without any vocabulary file transformers makes one up out of the special tokens.
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
-        raise UserError(
-            f"Expected a tokenizer beside the model {name!r}, but got one without a vocabulary. Save one, "
-            "or pass `tokenizer=False` to work on token ids."
-        )
+        raise UserError(f"{expected} one without a vocabulary. {advice}")
     if len(tokenizer) > config.vocab_size:
         raise UserError(
             f"Expected a tokenizer of at most {config.vocab_size} tokens, the vocabulary of {name!r}, "
@@ -121,9 +92,14 @@ def read_tokenizer(name: str, source: dict[str, Any], config: PreTrainedConfig) 
     return tokenizer
 
 
-def _reason(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"({type(error).__name__}: {lines[0] if lines else 'no message'})"
+@contextmanager
+def _refusing(what: str, advice: str = "") -> Iterator[None]:
+    """Say what is wrong, and the first line of whatever transformers raises of damaged files or missing packages."""
+    try:
+        yield
+    except Exception as error:
+        reason = next(iter(str(error).strip().splitlines()), "no message")
+        raise UserError(f"{what} ({type(error).__name__}: {reason}). {advice}".strip()) from error
 
 
 def listed(names: Sequence[str], most: int = 4) -> str:
@@ -134,29 +110,19 @@ def listed(names: Sequence[str], most: int = 4) -> str:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Silence transformers' progress bars and loading report; callers raise what matters in them."""
-    verbosity = logging.get_verbosity()
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
-    try:
-        with _without_bars():
-            yield
-    finally:
-        logging.set_verbosity(verbosity)
-
-
-@contextmanager
-def _without_bars() -> Iterator[None]:
-    """Silence transformers' progress bars alone."""
-    shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
         yield
     finally:
-        if shown:
+        logging.set_verbosity(verbosity)
+        if bars:
             logging.enable_progress_bar()
 
 
 def save_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Write a model and its tokenizer into a folder, as `load_frozen` reads them."""
-    with _without_bars():  # a few small files need none
+    with quiet():
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)

@@ -12,8 +12,7 @@ import torch
 import transformers
 from filelock import FileLock
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from aligners.errors import UserError
 from aligners.files.whole import write_text
@@ -89,7 +88,7 @@ def _folder_of(name: str, source: Mapping[str, Any]) -> Path | None:
         return Path(name)
     try:
         return Path(snapshot_download(name, revision=source.get("revision"), allow_patterns=["config.json"]))
-    except (OSError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError):
+    except (OSError, ValueError):  # it is not on this machine, or its name is none
         return None
 
 
@@ -108,27 +107,15 @@ class SleepingModel(FrozenModel):
     Where all states come from a store that is never.
 
     Args:
-        skeleton: the model without weights, on the meta device.
-        tokenizer: its tokenizer, if there is one.
-        name: Hub id or folder.
-        revision: revision on the Hub.
+        model: as for `FrozenModel`: the model without weights, on the meta device, and its tokenizer.
         fingerprint: of the weights, which must be theirs once they are read.
         read: reads the model.
+        named: `name` and `revision`, as for `FrozenModel`.
     """
 
-    def __init__(
-        self,
-        skeleton: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase | None,
-        *,
-        name: str,
-        revision: str | None,
-        fingerprint: str,
-        read: Callable[[], PreTrainedModel],
-    ) -> None:
-        super().__init__(skeleton, tokenizer, name=name, revision=revision)
-        self._dtype, self._place, self._read = skeleton.dtype, torch.device("cpu"), read
-        self.fingerprint = fingerprint
+    def __init__(self, *model: Any, fingerprint: str, read: Callable[[], PreTrainedModel], **named: Any) -> None:
+        super().__init__(*model, **named)
+        self._place, self._read, self.fingerprint = torch.device("cpu"), read, fingerprint
         for part in WITH_WEIGHTS:
             del self.__dict__[part]
 
@@ -152,16 +139,6 @@ class SleepingModel(FrozenModel):
     def device(self) -> torch.device:
         """The device of the inputs, where the weights are or will be."""
         return super().device if self.awake else self._place
-
-    @property
-    def sharded(self) -> bool:
-        """Never."""
-        return False
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Data type of the weights."""
-        return self._dtype
 
     def to(self, device: torch.device | str) -> Self:
         """Move the weights, now or when they are read."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from logging import getLogger
 from pathlib import Path
@@ -94,40 +94,31 @@ def load_frozen(
             than the model, or the device map splits a block or leaves weights where they are not used.
     """
     source = {"revision": revision, "trust_remote_code": trust_remote_code}
+    options = {
+        "trust_remote_code": trust_remote_code, "dtype": dtype_of(dtype), "attn_implementation": attn_implementation,
+    }  # fmt: skip
+    named: dict[str, Any] = {"name": known_as or str(name), "revision": revision}
     with quiet():
         config = read_config(str(name), source)
         architecture = architecture_of(config.model_type)
-        tasks = (architecture.task(kind) for kind in config.architectures or ())
-        task = next((task for task in tasks if task is not None), None)
-        options: dict[str, Any] = {**source, "dtype": dtype_of(dtype)}
-        if attn_implementation is not None:
-            options["attn_implementation"] = attn_implementation
+        task = next(filter(None, map(architecture.task, config.architectures or ())), None)
         if device_map is not None:
-            empty = _skeleton(config, task, architecture, {"trust_remote_code": trust_remote_code})
+            empty = _skeleton(config, task, architecture, options)
             check_device_map(device_map, empty, blocks_of(empty))
-            options["device_map"] = device_map
-        read, named = partial(_model, str(name), task, architecture, options), {"name": known_as or str(name)}
+        placed = {**options, "revision": revision, "device_map": device_map}
+        read = quiet()(partial(_model, str(name), task, architecture, placed))
         lasting = device_map is None and getattr(config, "quantization_config", None) is None
         place = known.place(str(name), source, options["dtype"]) if known is not None and lasting else None
         found = known.find(place) if known is not None and place is not None else None
-        model = read() if found is None else None  # its faults are said before the tokenizer's
+        # A model's faults are said before its tokenizer's.
+        model = read() if found is None else _skeleton(config, None if found.headless else task, architecture, options)
         words = read_tokenizer(str(name), source, config) if tokenizer else None
-        if found is not None:
-            skeleton = _skeleton(config, None if found.headless else task, architecture, options)
-            asleep = SleepingModel(
-                skeleton, words, **named, revision=revision, fingerprint=found.fingerprint, read=partial(_quietly, read)
-            )
-            return asleep.to(device)
-    assert model is not None  # nothing was known of it
-    frozen = FrozenModel(model, words, **named, revision=revision)
+    if found is not None:
+        return SleepingModel(model, words, **named, fingerprint=found.fingerprint, read=read).to(device)
+    frozen = FrozenModel(model, words, **named)
     if known is not None and place is not None:
         known.note(place, frozen, headless=task is not None and model.base_model is model)
     return frozen if device_map is not None else frozen.to(device)
-
-
-def _quietly(read: Callable[[], PreTrainedModel]) -> PreTrainedModel:
-    with quiet():
-        return read()
 
 
 def _skeleton(
@@ -135,9 +126,8 @@ def _skeleton(
 ) -> PreTrainedModel:
     """The model without weights, on the meta device."""
     loader, bare = (architecture.bare_class, architecture.bare) if task is None else (_HEADS[task], {})
-    given = {name: value for name, value in options.items() if name not in ("revision", "device_map")}
     with torch.device("meta"):
-        return loader.from_config(config, **given, **bare)
+        return loader.from_config(config, **options, **bare)
 
 
 def _model(name: str, task: Task | None, architecture: Architecture, options: dict[str, Any]) -> PreTrainedModel:

@@ -67,7 +67,8 @@ def check_device_map(device_map: DeviceMap, model: PreTrainedModel, blocks: Bloc
         raise UserError(_not_there("device_map", f"cpu beside {' and '.join(sorted(kinds - {'cpu'}))}"))
     placed: dict[int, torch.device] = {}
     for name, weight in model.named_parameters():
-        around = next((part for part in _ancestors(name) if part in devices), None)
+        parts = name.split(".")  # from the weight itself over its modules to the whole model
+        around = next((path for n in range(len(parts), -1, -1) if (path := ".".join(parts[:n])) in devices), None)
         if around is None:
             raise UserError(
                 f"Expected a `device_map` with a place for every weight, but got none for {name}. Name its module, or "
@@ -107,12 +108,6 @@ def place_like(fresh: PreTrainedModel, model: PreTrainedModel) -> PreTrainedMode
         skip_keys=model._skip_keys_device_placement,
         force_hooks=True,
     )
-
-
-def _ancestors(name: str) -> list[str]:
-    """The name of a weight and of the modules that contain it, from the innermost to the whole model."""
-    parts = name.split(".")
-    return [".".join(parts[:n]) for n in range(len(parts), -1, -1)]
 
 
 def _check_whole(blocks: Blocks, device_of: Callable[[nn.Parameter], torch.device]) -> None:

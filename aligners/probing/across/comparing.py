@@ -11,7 +11,6 @@ from torch import Tensor
 
 from aligners.injection.methods import Method
 from aligners.injection.scoring.scores import percentile_interval
-from aligners.probing.bank import Bank
 from aligners.probing.tasks import Task
 from aligners.probing.words import Place, Words, WordsBeingRead
 from datamodules.rows.reading import PairedBatch
@@ -75,29 +74,12 @@ class PairsBeingRead:
         return PairedWords(x, y, self.pairs)
 
 
-class Fitted(NamedTuple):
-    """Trained probes of a task, one for each place of the words that they were trained on."""
-
-    task: Task
-    bank: Bank
-
-    def at(self, layer: int, held: Words, seed: int) -> dict[str, Tensor]:
-        """Measure the probe of one layer: see `Task.measures`."""
-        place = next(a for a, arm in enumerate(self.bank.arms) if arm.layer == layer)
-        return self.task.measures(self.bank.only([place]), held, seed)
-
-    def scores(self, held: Words, seed: int) -> dict[int, float]:
-        """The first measure of each layer's probe."""
-        found = {place.layer: self.at(place.layer, held, seed) for place in self.bank.places}
-        return {layer: float(next(iter(each.values()))[0, 0]) for layer, each in found.items()}
-
-
-def compared(x: Fitted, y: Fitted, held: PairedWords, methods: Sequence[Method], seed: int) -> Iterator[Row]:
+def compared(x: Task, y: Task, held: PairedWords, methods: Sequence[Method], seed: int) -> Iterator[Row]:
     """Rows of one task: for each measure and site pair Y's own score, X's own, that of every map, and of the baseline.
 
     Args:
-        x: probes of X.
-        y: probes of Y.
+        x: with trained probes of X.
+        y: with trained probes of Y.
         held: the held-out words.
         methods: maps and floors, the mean among them.
         seed: of the resampling of sentences.
@@ -105,7 +87,7 @@ def compared(x: Fitted, y: Fitted, held: PairedWords, methods: Sequence[Method],
     mapped = {method.name: held.mapped(method) for method in methods}
     known = {method.name: method for method in methods}
     roles = {method.name: method.role for method in methods} | {"native_y": "ceiling", "native_x": "ceiling"}
-    roles[BASELINE], least = "floor", y.task.measures(None, held.y, seed)
+    roles[BASELINE], least = "floor", y.measures(None, held.y, seed)
     for s, (site_x, site_y) in enumerate(held.pairs):
         found = {"native_y": y.at(site_y, held.y, seed), "native_x": x.at(site_x, held.x, seed)}
         found |= {name: y.at(site_y, words[s], seed) for name, words in mapped.items()} | {BASELINE: least}
@@ -115,7 +97,7 @@ def compared(x: Fitted, y: Fitted, held: PairedWords, methods: Sequence[Method],
                 own, floor = found["native_y"][measured][0], found[MEAN][measured][0]
                 beaten = bool(own[0] > torch.stack((least[measured][0, 0], floor[0])).nan_to_num(0.0).max())
                 outcome = known[name].outcome(s) if name in known else None
-                about = {"task": y.task.name, "measure": measured, "method": name, "role": roles[name]}
+                about = {"task": y.name, "measure": measured, "method": name, "role": roles[name]}
                 yield {**about, "training": outcome, **place, **columns(each[measured][0], own, floor, beaten)}
 
 

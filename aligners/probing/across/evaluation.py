@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import torch
 
-from aligners.errors import UserError
+from aligners.errors import UserError, check_range
 from aligners.fitting.bank import StoredBank
 from aligners.injection.behaviour import Behaviour
 from aligners.injection.injecting import TOKENS, Evaluation, check_stored
@@ -16,7 +16,7 @@ from aligners.injection.routes import InjectedTask, paired_routes
 from aligners.injection.scoring.task_scores import ScoredTask
 from aligners.models.loading.models import check_precision
 from aligners.models.model import FrozenModel
-from aligners.probing.across.comparing import Fitted, PairedWords, PairsBeingRead, Row, compared
+from aligners.probing.across.comparing import PairedWords, PairsBeingRead, Row, compared
 from aligners.probing.across.twin import (
     PRINCIPAL,
     RANDOM,
@@ -28,14 +28,14 @@ from aligners.probing.across.twin import (
     read_subspaces,
 )
 from aligners.probing.bank import Arm
-from aligners.probing.reading import SPLITS, check_annotated, check_least, check_room, make_task, sentences_of
+from aligners.probing.reading import check_annotated, check_room, make_task
+from aligners.probing.tasks import Task
 from aligners.probing.training import ProbeTraining, ended
 from aligners.probing.trees import STRUCTURAL
 from aligners.probing.words import Place, Words
 from aligners.progress import track
 from datamodules.asking import TaskBatch
 from datamodules.module import stream_of
-from datamodules.rows.policies import policy_of
 from datamodules.rows.reading import PairedBatch, Plan
 from datamodules.states import States
 from datamodules.tokens.splits import Split
@@ -88,10 +88,8 @@ class ProbesAcrossMaps(Evaluation):
     ) -> None:
         super().__init__(seed)
         check_closed_forms(closed_form)
-        check_least(
-            tasks=(len(tasks), 1), dimensions=(dimensions, 0), draws=(draws, 1), projection=(projection, 1),
-            hidden=(hidden, 1),
-        )  # fmt: skip
+        check_range(least=1, tasks=len(tasks), draws=draws, projection=projection, hidden=hidden)
+        check_range(least=0, dimensions=dimensions)
         if all(checkpoint.moments is None for checkpoint in stored):
             raise UserError("Expected a checkpoint of `train.py fit` in `checkpoints`, whose moments the mean needs.")
         self.stored, self.closed_form, self.tasks = list(stored), list(closed_form), list(dict.fromkeys(tasks))
@@ -110,8 +108,12 @@ class ProbesAcrossMaps(Evaluation):
         """Check everything, and collect the maps."""
         check_precision(self.trainer)
         data, reader = self.stream, self.stream.reader
-        _check_words(data, self.tasks, self.trainer.world_size)
-        self.sentences = {split: sentences_of(data, split) for split in SPLITS}
+        self.sentences = check_annotated(data, self.tasks, self.trainer.world_size)
+        if data.held_out_types:
+            raise UserError(
+                "Expected `data.held_out_types` 0, as probes need every word of a sentence, but got "
+                f"{data.held_out_types}."
+            )
         check_room(self.sentences.values(), len(reader.sites) * sum(reader.widths), self.trainer.strategy.root_device)
         described = data.describe()
         check_stored(self.stored, described, reader.sites)
@@ -173,9 +175,9 @@ class ProbesAcrossMaps(Evaluation):
         held, shown = self.held, self.trainer.progress_bar_callback is not None
         planned = [(name, *side) for name in self.tasks for side in ((fitting.x, watched.x), (fitting.y, watched.y))]
         trained = [self._trained(*each) for each in track(planned, "Training", transient=True, disable=not shown)]
-        self.fitted, self.narrow = list(zip(trained[::2], trained[1::2], strict=True)), list[Fitted]()
+        self.fitted, self.narrow = list(zip(trained[::2], trained[1::2], strict=True)), list[Task]()
         twin = None if self.asked is None else self._twin(self.asked, fitting.y, watched.y)
-        self.meta["unfinished"] = dict(ended(each.bank for each in (*trained, *self.narrow)))
+        self.meta["unfinished"] = dict(ended(task.banks[0] for task in (*trained, *self.narrow)))
         self.meta["sentences"] = {"test": len(held.y.sentences), "dropped": held.y.cut}
         names = {"model_x": self.route.source.name, "model_y": self.route.target.name}
         self.rows = [{**names, **row} for x, y in self.fitted for row in compared(x, y, held, self.methods, self.seed)]
@@ -188,18 +190,19 @@ class ProbesAcrossMaps(Evaluation):
             words.add(batch)
         return words.whole()
 
-    def _trained(self, name: str, words: Words, watched: Words, dimensions: int | None = None) -> Fitted:
+    def _trained(self, name: str, words: Words, watched: Words, dimensions: int | None = None) -> Task:
         """Train the probes of a task at all places of words, or narrow ones."""
         arms = [Arm(*place, rank=dimensions if name in STRUCTURAL else None) for place in words.places]
         sizes = self.sizes if dimensions is None else {**self.sizes, "projection": dimensions}
         task = make_task(name, words, watched, arms, sizes, self.seed)
-        return Fitted(task, task.train(self.how, self.seed))
+        task.train(self.how, self.seed)
+        return task
 
     def _twin(self, asked: ScoredTask, words: Words, watched: Words) -> Twin:
         """The swaps: for each task what a narrow probe reads, then other dimensions, then everything."""
         places = [words.places.index(Place("model", j)) for _, j in self.route.pairs]
         self.narrow = [self._trained(name, words, watched, self.dimensions) for name in self.tasks]
-        read = {each.task.name: read_subspaces(each.bank)[places] for each in self.narrow}
+        read = {task.name: read_subspaces(task.banks[0])[places] for task in self.narrow}
         states, parts = words.states[places], [Part(name, [subspace]) for name, subspace in read.items()]
         for like in {subspace.shape: subspace for subspace in read.values()}.values():
             parts.append(Part(RANDOM, [random_subspaces(like, self.seed + draw) for draw in range(self.draws)]))
@@ -216,18 +219,10 @@ class ProbesAcrossMaps(Evaluation):
             for batch in track(paired, "Swapping", batches, transient=True, disable=hidden):
                 task = cast(TaskBatch, batch.task)
                 twin.update(task, self.natives([self.route.target], task)[self.route.target])
-        scores = {each.task.name: each.scores(held, self.seed) for each in self.narrow}
+        scores: dict[tuple[str, int], float] = {}
+        for probed in self.narrow:
+            for place in probed.words.places:
+                first, *_ = probed.at(place.layer, held, self.seed).values()
+                scores[probed.name, place.layer] = float(first[0, 0])
         for row in twin.rows():
-            own = scores.get(row["part"], {}).get(row["site_y"])
-            yield row | {"probe_score": own}
-
-
-def _check_words(data: States, tasks: Sequence[str], processes: int) -> None:
-    """Raise unless all words of annotated sentences are read, by one process."""
-    check_annotated(data, tasks, processes)
-    if policy_of(data.rows).types != "words":
-        raise UserError(f"Expected `data.rows` to be of words, such as words, but got {data.rows!r}.")
-    if data.held_out_types:
-        raise UserError(
-            f"Expected `data.held_out_types` 0, as probes need every word of a sentence, but got {data.held_out_types}."
-        )
+            yield row | {"probe_score": scores.get((row["part"], row["site_y"]))}

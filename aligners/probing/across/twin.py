@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -57,7 +58,6 @@ class Twin(nn.Module):
     ) -> None:
         super().__init__()
         self.behaviour, self.maps, self.parts, self.seed = behaviour, list(maps), list(parts), seed
-        self.owned = nn.ModuleList(method.aligner for method in maps if method.aligner is not None)
         sites = len(behaviour.route.pairs)
         self.scores = TextScores(BEHAVIOUR, len(self.maps) * len(self.parts), sites, texts)
         self.native = TextScores(BEHAVIOUR, 1, 1, texts)
@@ -90,8 +90,7 @@ class Twin(nn.Module):
         """One row for each map, part and site pair."""
         route, native = self.behaviour.route, {name: own[0, 0] for name, own in self.native.compute().items()}
         columns = behaviour_columns(self.scores.compute(), native, self.behaviour.asked, self.seed)
-        pairs = [(method, part) for method in self.maps for part in self.parts]
-        for place, (method, part) in enumerate(pairs):
+        for place, (method, part) in enumerate(product(self.maps, self.parts)):
             subspace = part.subspaces[0]
             for s, (site_x, site_y) in enumerate(route.pairs):
                 values = {name: float(columns[name][place, s]) for name in CHANGES}

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from aligners.files.whole import write_text
 from aligners.fitting.outcomes import MARK
-from aligners.reports.names import four_digits, held_out_name, short_names, with_short_names
+from aligners.reports.names import four_digits, short_names, with_short_names
 from aligners.reports.report import Report, Row
 from aligners.reports.screen import title_of
 from aligners.reports.templates import page as rendered
@@ -77,12 +77,7 @@ def _title(report: Report) -> str:
 
 def _about(report: Report, folder: Path) -> str:
     """The run, its texts and its device in one line."""
-    text = report.meta.get("text", {})
-    (said,) = sentences(
-        "about_run", run=folder.name, source=text.get("source") and Path(str(text["source"])).name,
-        counts=text.get("n_texts", {}), held_out=Path(held_out_name(text) or "").name, device=report.meta.get("device"),
-    )  # fmt: skip
-    return said
+    return sentences("about_run", run=folder.name, meta=report.meta)[0]
 
 
 def _figures(paths: Iterable[Path]) -> list[Row]:
@@ -94,8 +89,8 @@ def _figures(paths: Iterable[Path]) -> list[Row]:
         figures.append({"name": path.stem, "title": title, "png": "", "alt": alt_text(image)})
         if len(image) <= room:
             room -= len(image)
-            width, height = size(image)
-            figures[-1] |= {"png": base64.b64encode(image).decode(), "width": width, "height": height}
+            with Image.open(path) as opened:
+                figures[-1] |= {"png": base64.b64encode(image).decode(), "width": opened.width, "height": opened.height}
     return figures
 
 
@@ -197,12 +192,6 @@ def alt_text(image: bytes) -> str:
     """The description that an image carries; images of earlier versions carry none."""
     with Image.open(io.BytesIO(image)) as found:
         return str(found.info.get(ENTRY) or "A figure without a description: its values are in the tables.")
-
-
-def size(image: bytes) -> tuple[int, int]:
-    """Width and height of an image in pixels."""
-    with Image.open(io.BytesIO(image)) as found:
-        return found.size
 
 
 def _described(figure: Figure) -> str:

@@ -11,23 +11,14 @@ from matplotlib.figure import Figure
 
 from aligners.fitting.outcomes import is_trained, mark, what_did_not_train, worst_of
 from aligners.reports.drawing import PANEL, Look, dress, hollow_where_untrained, log_scale, method_looks, panels
-from aligners.reports.names import with_short_names
-from aligners.reports.report import Report, Row, distinct, grouped, largest, mean, number, where
+from aligners.reports.names import WORDS, with_short_names
+from aligners.reports.report import Report, Row, distinct, grouped, largest, mean, where
 from aligners.reports.screen import TitledTable, site_table
 from aligners.reports.templates import sentences
 
 FREE, FLOOR = "mlp", "floor"
 DIRECTIONS = ("X to Y", "Y to X")
-WORDS = {
-    "linear": "linear",
-    "inn_paper": "couplings, one way",
-    "inn_one_way": "INN, one way",
-    "inn": "INN, both ways",
-    "mlp": "MLP each way",
-    "free_form": "two tied MLPs",
-    "floor": "floor",
-}
-ELSEWHERE = {"rows of unseen token types": "fvu_unseen", "the other text": "fvu_other"}
+NAMES = WORDS["bijection"]
 LARGEST = 2.0  # FVU; a map that is worse is off the scale
 
 
@@ -45,7 +36,7 @@ def report(meta: Row, rows: Sequence[Row]) -> Report:
 
 def _name(row: Row) -> str:
     """A map with the size, steps and seed of its training."""
-    return f"{WORDS[row['method']]} ({row['size']:,} parameters, {row['steps']:,} steps, seed {row['seed']})"
+    return f"{NAMES[row['method']]} ({row['size']:,} parameters, {row['steps']:,} steps, seed {row['seed']})"
 
 
 def _of(rows: Iterable[Row], size: int, **wanted: object) -> list[Row]:
@@ -69,43 +60,44 @@ def _price(rows: Sequence[Row], size: int, method: str, direction: str, column: 
 
     NaN where one of the two is not trained.
     """
-    ends = [_last(rows, size, name, direction) for name in (method, FREE)]
-    if not all(map(is_trained, [*ends[0], *ends[1]])):
+    own, free = (_last(rows, size, name, direction) for name in (method, FREE))
+    if not all(map(is_trained, [*own, *free])):
         return float("nan")
-    means = [np.mean(_by_seed(end, column)) for end in ends]
-    return float(means[0] / means[1])
+    return float(np.mean(_by_seed(own, column)) / np.mean(_by_seed(free, column)))
+
+
+def _prices(rows: Sequence[Row], size: int) -> dict[str, list[float]]:
+    """The prices of each map in both directions."""
+    return {name: [_price(rows, size, name, direction) for direction in DIRECTIONS] for name in _methods(rows)}
 
 
 def _methods(rows: Iterable[Row]) -> list[str]:
-    """Those of the report, in the order of `WORDS`."""
-    return sorted(distinct(rows, "method"), key=list(WORDS).index)
+    """Those of the report, in the order of `words.yaml`."""
+    return sorted(distinct(rows, "method"), key=list(NAMES).index)
 
 
 def _table(rows: Sequence[Row], size: int) -> TitledTable:
     """Make a table of what each map reaches with the most steps, a line for each direction."""
-    steps = max(row["steps"] for row in rows)
     models = f"{rows[0]['model_x']} (X) and {rows[0]['model_y']} (Y)"
-    title = f"{models}, held-out rows, mean over sites; {size:,} parameters, {steps:,} steps"
+    title = f"{models}, held-out rows, mean over sites; {size:,} parameters, {largest(rows, 'steps'):,} steps"
     columns = ["FVU", "over seeds", "price", "seen", "unseen", "other text", "round trip", "stretch"]
     table = site_table(title, ["map", "direction"], columns, {})
-    for method in _methods(rows):
-        for direction in DIRECTIONS:
-            price = f"{_price(rows, size, method, direction):.3g}".replace("nan", "")
-            table.add_row(WORDS[method], direction, *_cells(_last(rows, size, method, direction), price))
+    for method, prices in _prices(rows, size).items():
+        for direction, price in zip(DIRECTIONS, prices, strict=True):
+            table.add_row(NAMES[method], direction, *_cells(_last(rows, size, method, direction), price))
     return table
 
 
-def _cells(rows: Sequence[Row], price: str) -> list[str]:
+def _cells(rows: Sequence[Row], price: float) -> list[str]:
     """What a line of the table says of a map in one direction."""
-    fvu = _by_seed(rows, "fvu")
-    trips = [number(row["round_trip"]) for row in rows]
+    fvu, trip = _by_seed(rows, "fvu"), largest(rows, "round_trip")
     low, high = mean(rows, "stretch_low"), mean(rows, "stretch_high")
     return [
         mark(_short(float(np.mean(fvu))), worst_of(rows)),
         f"{_short(min(fvu))} to {_short(max(fvu))}" if len(fvu) > 1 else "",
-        price,
+        f"{price:.3g}".replace("nan", ""),
         *(_short(mean(rows, column)) for column in ("fvu_seen", "fvu_unseen", "fvu_other")),
-        "" if np.isnan(trips).all() else f"{np.nanmax(trips):.1e}",
+        "" if trip is None else f"{trip:.1e}",
         "" if np.isnan(low) else f"{low:.2g} to {high:.2g}",
     ]
 
@@ -128,7 +120,7 @@ def _figure(rows: Sequence[Row], size: int) -> Figure:
     for axis, direction, names in zip(axes, DIRECTIONS, (models, models[::-1]), strict=False):
         _curves(axis, _of(rows, size, direction=direction), "steps")
         axis.set_title(" → ".join(names), fontsize=10)
-    _prices(axes[2], rows, size)
+    _draw_prices(axes[2], rows, size)
     dress(figure, axes, "training steps (left, middle); direction (right)", "FVU: share of variance left unexplained")
     return figure
 
@@ -139,7 +131,7 @@ def _curves(axis: Axes, rows: Sequence[Row], across: str) -> None:
         at = dict(sorted(grouped(where(rows, method=method), across).items()))
         values = [_by_seed(own, "fvu") for own in at.values()]
         if method == "linear":
-            axis.axhline(float(np.mean(values)), label=WORDS[method], color=_look(method)["color"], linestyle=":")
+            axis.axhline(float(np.mean(values)), label=NAMES[method], color=_look(method)["color"], linestyle=":")
         elif method == FLOOR:
             least, said = min(np.mean(each) for each in values), "below the floor of maps\nthat are good both ways"
             axis.axhspan(1e-6, float(least), color="0.9", zorder=0, label=said)
@@ -156,29 +148,26 @@ def _curve(axis: Axes, method: str, at: dict[int, list[Row]], values: Sequence[S
     middle = np.array([np.mean(each) for each in values])
     bars = [middle - [min(each) for each in values], [max(each) for each in values] - middle]
     shown = np.where(middle <= LARGEST, middle, np.nan)
-    axis.errorbar(list(at), shown, bars, label=WORDS[method], elinewidth=0.8, **_look(method))
+    axis.errorbar(list(at), shown, bars, label=NAMES[method], elinewidth=0.8, **_look(method))
     hollow_where_untrained(axis, list(at), list(shown), [worst_of(own) for own in at.values()], _look(method))
     if np.isnan(shown).all():
-        said, color = f"{WORDS[method]}: off the scale ({middle[-1]:.0e})", _look(method)["color"]
+        said, color = f"{NAMES[method]}: off the scale ({middle[-1]:.0e})", _look(method)["color"]
         axis.annotate(said, (0.03, 0.97), xycoords="axes fraction", color=color, fontsize=7, va="top")
 
 
-def _prices(axis: Axes, rows: Sequence[Row], size: int) -> None:
+def _draw_prices(axis: Axes, rows: Sequence[Row], size: int) -> None:
     """Draw the price of each map in both directions; those off the scale as a number at its end."""
-    methods = [name for name in _methods(rows) if name != FREE]
-    prices = {name: [_price(rows, size, name, direction) for direction in DIRECTIONS] for name in methods}
-    top = 1.15 * max([1.5, *(value for each in prices.values() for value in each if value <= 6)])
-    for place, (name, values) in enumerate(prices.items()):
-        for at, value in enumerate(values):
-            left = at + 0.8 * (place / len(methods) - 0.5)
-            color = "0.7" if name == FLOOR else _look(name)["color"]
+    prices = {name: both for name, both in _prices(rows, size).items() if name != FREE}
+    top = 1.15 * max([1.5, *(value for both in prices.values() for value in both if value <= 6)])
+    for place, (name, both) in enumerate(prices.items()):
+        color = "0.7" if name == FLOOR else _look(name)["color"]
+        for at, value in enumerate(both):
             if np.isnan(value):  # one of the two did not train
                 continue
-            height = min(value, top)
-            axis.bar(left, height, 0.8 / len(methods), color=color)
-            said = f"{value:.2f}" if value <= top else f"{value:.0e}"
-            axis.text(left, min(height, 0.98 * top), said, ha="center", va="bottom" if value <= top else "top",
-                      fontsize=6, rotation=90 if value > top else 0)  # fmt: skip
+            left, height, beyond = at + 0.8 * (place / len(prices) - 0.5), min(value, top), value > top
+            axis.bar(left, height, 0.8 / len(prices), color=color)
+            axis.text(left, min(height, 0.98 * top), f"{value:.0e}" if beyond else f"{value:.2f}", ha="center",
+                      va="top" if beyond else "bottom", fontsize=6, rotation=90 if beyond else 0)  # fmt: skip
     axis.axhline(1, color=_look(FREE)["color"], linewidth=1.3)
     axis.set_ylim(0, top)
     axis.set_xticks(range(2), list(DIRECTIONS))
@@ -201,13 +190,9 @@ def _sizes_figure(rows: Sequence[Row], sizes: Sequence[int]) -> Figure:
 
 def _said(rows: Sequence[Row], size: int) -> list[str]:
     """Say what each bijection costs, whether the floor explains it, and how much of it is a vocabulary."""
-    methods = _methods(rows)
-    prices = {name: [_price(rows, size, name, direction) for direction in DIRECTIONS] for name in methods}
+    prices = _prices(rows, size)
     elsewhere = {
-        place: {WORDS[name]: price for name in methods if name not in (FREE, FLOOR)
-                if not np.isnan(price := _price(rows, size, name, DIRECTIONS[0], column))}
-        for place, column in ELSEWHERE.items()
-    }  # fmt: skip
-    known = {name: both for name, both in prices.items() if not np.isnan(both).any()}
-    inns = {WORDS[name]: both for name, both in known.items() if name.startswith("inn")}
-    return sentences("bijection", inns=inns, floor=known.get(FLOOR), elsewhere=elsewhere)
+        place: {name: _price(rows, size, name, DIRECTIONS[0], column) for name in prices if name not in (FREE, FLOOR)}
+        for place, column in WORDS["elsewhere"].items()
+    }
+    return sentences("bijection", names=NAMES, prices=prices, elsewhere=elsewhere)

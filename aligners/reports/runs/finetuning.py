@@ -11,23 +11,20 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from aligners.reports.drawing import MODEL_COLOURS, panels
-from aligners.reports.names import floor_words, score_heading, score_words
+from aligners.reports.names import WORDS, floor_words, score_heading, score_words
 from aligners.reports.report import Report, Row, distinct, grouped, where
 from aligners.reports.screen import site_table
 
 CURVE_FROM = 3  # numbers of blocks; fewer stand side by side
 UNFROZEN = -1  # where Merchant et al. put the model with nothing frozen
-ACROSS = {
-    "bottom": "bottom blocks frozen (-1: nothing)",
-    "top": "top blocks frozen",
-    "layers": "blocks that are left",
-}
+ACROSS = WORDS["finetuning"]
 
 
 def report(meta: Row, rows: Sequence[Row]) -> Report:
     """Make the report from one row for each finished classifier."""
-    tables, majority, files = {"summary": summarise(rows)}, meta["majority_score"], "Classifiers, report and figure"
+    majority, tables = meta["majority_score"], {"summary": summarise(rows)}
     figures, screen = {"finetuning": partial(finetuning_figure, rows, majority)}, [finetuning_table(rows, majority)]
+    files = "Classifiers, report and figure"
     return Report("finetuning", meta, rows, tables, figures=figures, screen=screen, files=files)
 
 
@@ -47,11 +44,9 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
 def _spread(rows: Sequence[Row], column: str) -> Row:
     """Return the mean and standard deviation of a column, or None if some row lacks it."""
     values = [row[column] for row in rows]
-    whole = None not in values
-    return {
-        column: mean(values) if whole else None,
-        f"{column}_sd": stdev(values) if whole and len(values) > 1 else None,
-    }
+    if None in values:
+        return {column: None, f"{column}_sd": None}
+    return {column: mean(values), f"{column}_sd": stdev(values) if len(values) > 1 else None}
 
 
 def finetuning_table(rows: Sequence[Row], majority: float) -> Table:
@@ -83,14 +78,14 @@ def finetuning_figure(rows: Sequence[Row], majority: float) -> Figure:
         rows: one for each classifier.
         majority: score of always answering the most frequent class, or the mean number.
     """
-    counts = {kind: set(distinct(where(rows, kind=kind), "count")) for kind in ACROSS}
+    counts = {kind: distinct(where(rows, kind=kind), "count") for kind in ACROSS}
     curves = [kind for kind in ACROSS if len(counts[kind]) >= CURVE_FROM]
-    beside = [row for row in rows if row["kind"] not in curves and (row["kind"] != "none" or not curves)]
-    if {row["kind"] for row in beside} - {"none"}:  # show what the others are compared with
-        beside = [row for row in rows if row["kind"] not in curves]
+    beside = [row for row in rows if row["kind"] not in curves]
+    if curves and not {row["kind"] for row in beside} - {"none"}:  # nothing that the whole model is compared with
+        beside = []
     widths = [max(3.2, 0.36 * len(counts[kind]) + 1.2) for kind in curves]
     if beside:
-        widths.append(max(2.2, 0.85 * len({row["variant"] for row in beside}) + 0.8))
+        widths.append(max(2.2, 0.85 * len(distinct(beside, "variant")) + 0.8))
     figure, axes = panels(len(widths), len(widths), (mean(widths), 3.8), (1.6, 0), width_ratios=widths, sharey=True)
     for kind, axis in zip(curves, axes, strict=False):
         _curve(axis, [row for row in rows if row["kind"] in (kind, "none")], kind)

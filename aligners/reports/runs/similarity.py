@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,26 +12,18 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from rich.table import Table
 
-from aligners.reports.drawing import heat_map, label, layer_grid, name_sites, panels
-from aligners.reports.names import file_names, site_name, with_short_names
-from aligners.reports.report import Report, Row, distinct, grouped, number, where
+from aligners.reports import drawing
+from aligners.reports.names import WORDS, file_names, site_name, with_short_names
+from aligners.reports.report import Report, Row, distinct, grouped, is_known, models_in, number, where
 from aligners.reports.screen import site_table
 from aligners.reports.templates import sentences
 from aligners.similarity.controls import matching_layers
 
 MOST_PAIRS = 12  # of different models, each of which has figures and a table of its own by default
-SHOWN = {"value": "", "held_out": "other texts", "null": "null", "untrained": "untrained"}
-PANELS_ABREAST = 5
+ABREAST = 5
 LARGEST = 14  # inches
 CELL, SMALL_CELL = 0.42, 0.27  # inches, with a number in letters of either size
-LINES: dict[str, dict[str, Any]] = {
-    "value": {"label": "value", "color": "#0072B2", "marker": "o", "lw": 1.6},
-    "held_out": {"label": "fitted on other texts", "color": "#D55E00", "marker": "s", "lw": 1.3, "ls": "--"},
-    "standardised": {"label": "features standardised", "color": "#009E73", "marker": "D", "lw": 1.3, "ls": "-."},
-    "untrained": {"label": "untrained twins", "color": "#E69F00", "marker": "^", "lw": 1.1},
-    "null": {"label": "null: texts permuted", "color": "0.5", "marker": "x", "lw": 1.1, "ls": ":"},
-    "ceiling": {"label": "same model", "color": "0.75", "lw": 1.0},
-}
+LINES: dict[str, drawing.Look] = drawing.LOOKS["similarity"]
 
 
 def report(
@@ -47,26 +39,30 @@ def report(
         each_pair: whether each pair of models has figures and a table of its own; default: up to a dozen pairs.
     """
     shown = with_short_names(rows)
-    several = sum(x != y for x, y in _pairs(rows))
+    several = len(_different(shown))
     alone = several <= MOST_PAIRS if each_pair is None else each_pair
-    about = {"alone": alone, "several": several, "distances": with_short_names(distances)}
-    tables = {"layers": layers, "distances": distances}
-    screen, said = similarity_tables(shown) if alone else [], sentences("similarity", **about)
-    return Report("similarity", meta, rows, tables, figures=_figures(shown, alone), screen=screen, sentences=said)
+    return Report(
+        "similarity",
+        meta,
+        rows,
+        {"layers": layers, "distances": distances},
+        figures=_figures(shown, alone),
+        screen=similarity_tables(shown) if alone else [],
+        sentences=sentences("similarity", alone=alone, several=several, distances=with_short_names(distances)),
+    )
 
 
 def _figures(rows: Sequence[Row], alone: bool) -> dict[str, Callable[[], Figure]]:
     """List the figures: two for each pair of models, or one for all; of more than two models, one for each measure."""
     figures: dict[str, Callable[[], Figure]] = {}
-    names = file_names(row[f"model_{side}"] for row in rows for side in "xy")
-    pairs = _pairs(rows)
-    for (model_x, model_y), panel in pairs.items() if alone else ():
+    names = file_names(models_in(rows))
+    for (model_x, model_y), panel in grouped(rows, "model_x", "model_y").items() if alone else ():
         pair = f"{names[model_x]}_{names[model_y]}"
-        figures[f"layers_{pair}"] = partial(heat_maps, _raw(panel))
+        figures[f"layers_{pair}"] = partial(pair_map, _raw(panel))
         if model_x != model_y:
             figures[f"diagonal_{pair}"] = partial(layer_lines, panel)
     if not alone:
-        figures["diagonal_all"] = partial(pair_lines, [panel for (x, y), panel in pairs.items() if x != y])
+        figures["diagonal_all"] = partial(pair_lines, _different(rows))
     if len(names) > 2:
         for measure, own in grouped(_raw(rows), "measure").items():
             figures[f"all_{measure}"] = partial(block_map, own)
@@ -75,36 +71,37 @@ def _figures(rows: Sequence[Row], alone: bool) -> dict[str, Callable[[], Figure]
 
 def similarity_tables(rows: Sequence[Row]) -> list[Table]:
     """Make a table for each pair of models: measures down, matching layers across, controls below each value."""
-    return [_table(_raw(panel), x, y) for (x, y), panel in _pairs(rows).items() if x != y]
+    return [_table(_raw(panel)) for panel in _different(rows)]
+
+
+def _different(rows: Sequence[Row]) -> list[list[Row]]:
+    """The rows of each pair of different models."""
+    return [panel for (x, y), panel in grouped(rows, "model_x", "model_y").items() if x != y]
 
 
 def _layers(rows: Sequence[Row]) -> tuple[list[int], list[int]]:
     """The layers of X and of Y, in order."""
-    return sorted({row["layer_x"] for row in rows}), sorted({row["layer_y"] for row in rows})
+    return sorted(distinct(rows, "layer_x")), sorted(distinct(rows, "layer_y"))
 
 
 def _raw(rows: Sequence[Row]) -> list[Row]:
     return where(rows, features="raw")
 
 
-def _pairs(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
-    return grouped(rows, "model_x", "model_y")
-
-
-def _table(rows: Sequence[Row], model_x: str, model_y: str) -> Table:
+def _table(rows: Sequence[Row]) -> Table:
     pairs = matching_layers(*_layers(rows))
-    title = f"{model_x} and {model_y}, matching layers"
+    title = f"{rows[0]['model_x']} and {rows[0]['model_y']}, matching layers"
     table = site_table(title, ["measure", ""], [], {"": [site_name(pair) for pair in pairs]})
     for measure, own in grouped(rows, "label").items():
-        for column, said in SHOWN.items():
+        for column, said in WORDS["similarity"].items():
             cells = {(r["layer_x"], r["layer_y"]): f"{r[column]:.3f}" for r in own if r[column] is not None}
             values = [cells.get(pair, "") for pair in pairs]
             if any(values):
-                table.add_row(measure if column == "value" else "", said, *values, style=None if not said else "dim")
+                table.add_row(measure if column == "value" else "", said, *values, style="dim" if said else None)
     return table
 
 
-def heat_maps(rows: Sequence[Row]) -> Figure:
+def pair_map(rows: Sequence[Row]) -> Figure:
     """Draw every measure between all layers of two models: X's layers up, Y's across, one colour scale from 0 to 1.
 
     Args:
@@ -114,13 +111,10 @@ def heat_maps(rows: Sequence[Row]) -> Figure:
     cell = CELL if max(map(len, layers)) <= 8 else SMALL_CELL
     height, width = (max(1.9, cell * len(own)) for own in layers)
     size = width + 0.55, height + 0.75
-    figure, axes = panels(len(measures), PANELS_ABREAST, size, (1.1, 0.5), boxed=True, font=8)
-    for axis, (measure, own) in zip(axes, measures.items(), strict=True):
-        grid = layer_grid(((row["layer_x"], row["layer_y"], row["value"]) for row in own), *layers)
-        image = heat_map(axis, grid, *layers)
-        axis.set_title(measure, fontsize=9)
-    figure.colorbar(image, ax=axes, shrink=0.6, pad=0.01, label="similarity")
-    label(figure, f"layer of {rows[0]['model_y']}", f"layer of {rows[0]['model_x']}")
+    figure, axes = drawing.panels(len(measures), ABREAST, size, (1.1, 0.5), boxed=True, font=8)
+    grids = [drawing.layer_grid(own, ("layer_x", "layer_y", "value"), *layers) for own in measures.values()]
+    drawing.heat_maps(axes, measures, grids, *layers, shrink=0.6, pad=0.01, label="similarity")
+    drawing.label(figure, f"layer of {rows[0]['model_y']}", f"layer of {rows[0]['model_x']}")
     return figure
 
 
@@ -132,20 +126,18 @@ def block_map(rows: Sequence[Row]) -> Figure:
     Args:
         rows: those of one measure and all pairs of models, with raw features.
     """
-    layers: dict[str, list[int]] = {}
-    for row in rows:
-        for side in "xy":
-            layers[row[f"model_{side}"]] = sorted({*layers.get(row[f"model_{side}"], []), row[f"layer_{side}"]})
-    places = [(model, layer) for model, own in layers.items() for layer in own]
+    models, found = models_in(rows), {(row[f"model_{side}"], row[f"layer_{side}"]) for row in rows for side in "xy"}
+    places = sorted(found, key=lambda place: (models.index(place[0]), place[1]))
+    blocks = Counter(model for model, _ in places)
     room = 0.3 * len(places)
     size = min(max(3.5, room), LARGEST)
-    figure, (axis,) = panels(1, 1, (size, size), (1.6, 1.0), boxed=True, font=8)
+    figure, (axis,) = drawing.panels(1, 1, (size, size), (1.6, 1.0), boxed=True, font=8)
     numbers = [layer for _, layer in places]
-    image = heat_map(axis, _both_directions(rows, places), numbers, numbers)
+    image = drawing.heat_map(axis, _both_directions(rows, places), numbers, numbers)
     crowded = room > LARGEST
     if crowded:  # there is no room for the numbers of layers
         axis.set(xticks=[], yticks=[])
-    _name_blocks(axis, list(layers), [len(own) for own in layers.values()], crowded)
+    _name_blocks(axis, blocks, crowded)
     figure.suptitle(rows[0]["measure"], fontsize=10)
     figure.colorbar(image, ax=axis, shrink=0.6, pad=0.08, label="similarity of the row's layer to the column's")
     return figure
@@ -153,23 +145,22 @@ def block_map(rows: Sequence[Row]) -> Figure:
 
 def _both_directions(rows: Sequence[Row], places: Sequence[tuple[str, int]]) -> NDArray[np.float64]:
     """Arrange the similarity of each (model, layer) to each other; NaN where none was measured."""
-    grid, number = np.full((len(places), len(places)), np.nan), {place: n for n, place in enumerate(places)}
+    cells = []
     for row in rows:
-        a, b = (number[row[f"model_{side}"], row[f"layer_{side}"]] for side in "xy")
-        if row["direction"] != "backward":
-            grid[a, b] = row["value"]
-        if row["direction"] != "forward":
-            grid[b, a] = row["value"]
-    return grid
+        x, y = ((row[f"model_{side}"], row[f"layer_{side}"]) for side in "xy")
+        ends = {"forward": [(x, y)], "backward": [(y, x)]}.get(row["direction"], [(x, y), (y, x)])
+        cells += [{"from": a, "to": b, "value": row["value"]} for a, b in ends]
+    return drawing.layer_grid(cells, ("from", "to", "value"), places, places)
 
 
-def _name_blocks(axis: Axes, names: list[str], sizes: list[int], crowded: bool) -> None:
+def _name_blocks(axis: Axes, blocks: Mapping[str, int], crowded: bool) -> None:
     """Separate the models by white lines, and name them above and on the right, across their blocks if crowded."""
+    names, sizes = list(blocks), np.array(list(blocks.values()))
     ends = np.cumsum(sizes)
     for end in ends[:-1]:
         axis.axhline(end - 0.5, color="w", linewidth=1.5)
         axis.axvline(end - 0.5, color="w", linewidth=1.5)
-    middles = ends - np.array(sizes) / 2 - 0.5
+    middles = ends - sizes / 2 - 0.5
     above, right = axis.secondary_xaxis("top"), axis.secondary_yaxis("right")
     above.set_xticks(middles, names, rotation=90 if crowded else 0)
     right.set_yticks(middles, names, rotation=0 if crowded else 90, va="center")
@@ -185,18 +176,16 @@ def layer_lines(rows: Sequence[Row]) -> Figure:
     """
     measures = distinct(_raw(rows), "label")
     pairs = matching_layers(*_layers(rows))
-    figure, axes = panels(len(measures), PANELS_ABREAST, (2.5, 2.1), (1.6, 0.4), font=8, sharex=True, sharey=True)
-    shown: dict[str, Any] = {}
+    figure, axes = drawing.panels(len(measures), ABREAST, (2.5, 2.1), (1.6, 0.4), font=8, sharex=True, sharey=True)
     for axis, measure in zip(axes, measures, strict=True):
-        line = _line(rows, measure, pairs)
-        for name, handle in _draw(axis, line).items():
-            shown.setdefault(name, handle)
-        name_sites(axis, measure, pairs)
+        _draw(axis, _line(rows, measure, pairs))
+        drawing.name_sites(axis, measure, pairs)
         axis.axhline(0, color="0.85", linewidth=0.8, zorder=0)
-    with_intervals = any(row["low"] is not None for row in rows)
-    said = [LINES[name]["label"] + ", 95 % interval" * (name == "value" and with_intervals) for name in shown]
-    figure.legend(list(shown.values()), said, loc="outside right center", frameon=False)
-    label(figure, "layer", "similarity", f"{rows[0]['model_x']} and {rows[0]['model_y']}")
+    handles, names = drawing.shown_lines(axes)
+    interval = ", 95 % interval" * is_known(rows, "low")
+    names = [name + interval * (name == LINES["value"]["label"]) for name in names]
+    figure.legend(handles, names, loc="outside right center", frameon=False)
+    drawing.label(figure, "layer", "similarity", f"{rows[0]['model_x']} and {rows[0]['model_y']}")
     return figure
 
 
@@ -216,7 +205,7 @@ def pair_lines(panels_of_pairs: Sequence[Sequence[Row]]) -> Figure:
         for measure in distinct(_raw(rows), "label"):
             lines.setdefault(measure, []).append(_line(rows, measure, pairs)["value"])
     most = max(len(names) for names in named)
-    figure, axes = panels(len(lines), PANELS_ABREAST, (2.5, 2.1), (0.6, 0.4), font=8, sharex=True, sharey=True)
+    figure, axes = drawing.panels(len(lines), ABREAST, (2.5, 2.1), (0.6, 0.4), font=8, sharex=True, sharey=True)
     for axis, (measure, each) in zip(axes, lines.items(), strict=True):
         stretched = np.array([np.interp(np.linspace(0, 1, most), np.linspace(0, 1, len(one)), one) for one in each])
         axis.plot(stretched.T, color="0.6", linewidth=0.5, alpha=0.5)
@@ -226,7 +215,7 @@ def pair_lines(panels_of_pairs: Sequence[Sequence[Row]]) -> Figure:
         if len(named) == 1:
             axis.set_xticks(range(most), next(iter(named)))
     across = "layer" if len(named) == 1 else "layer of the deepest pair; the others stretched"
-    label(figure, across, "similarity", f"{len(panels_of_pairs)} pairs of models, and their median")
+    drawing.label(figure, across, "similarity", f"{len(panels_of_pairs)} pairs of models, and their median")
     return figure
 
 
@@ -241,13 +230,11 @@ def _line(rows: Sequence[Row], measure: str, pairs: list[tuple[int, int]]) -> di
     return {**line, "standardised": along("value", "standardised")}
 
 
-def _draw(axis: Axes, line: dict[str, NDArray[np.float64]]) -> dict[str, Any]:
-    """Draw the quantities that have values, and return their handles by name."""
+def _draw(axis: Axes, line: dict[str, NDArray[np.float64]]) -> None:
+    """Draw the quantities that have values."""
     places = np.arange(len(line["value"]))
     if np.isfinite(line["low"]).any():
         axis.fill_between(places, line["low"], line["high"], color=LINES["value"]["color"], alpha=0.2, linewidth=0)
-    return {
-        name: axis.plot(places, line[name], markersize=3.5, **style)[0]
-        for name, style in LINES.items()
-        if np.isfinite(line[name]).any()
-    }
+    for name, style in LINES.items():
+        if np.isfinite(line[name]).any():
+            axis.plot(places, line[name], markersize=3.5, **style)

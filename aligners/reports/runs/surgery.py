@@ -4,24 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
 
 from aligners.finetuning.truncating import MEAN
-from aligners.reports.drawing import heat_map, label, layer_grid, panels
+from aligners.reports.drawing import LOOKS, Look, heat_map, label, layer_grid, panels
 from aligners.reports.names import floor_words, score_words, with_short_names
 from aligners.reports.report import Report, Row, grouped, where
 from aligners.reports.screen import site_table
 
 ABREAST = 4
-HEADS: dict[str, dict[str, Any]] = {  # Okabe and Ito's green, blue and orange, as the lines are coloured in the paper
-    "untuned": {"color": "#009E73", "marker": "s", "label": "untuned: the model's own head"},
-    "tuned": {"color": "#0072B2", "marker": "o", "label": "tuned: a head trained there"},
-    "tuned_orig": {"color": "#E69F00", "marker": "^", "label": "tuned_orig: the same on the base model"},
-}
 
 
 def report(meta: Row, rows: Sequence[Row]) -> Report:
@@ -55,7 +49,7 @@ def truncation_figure(rows: Sequence[Row], majority: float) -> Figure:
     Each model is a thin line. The mean of several models, or the only model, is thick, with its interval over texts.
     """
     figure, (axis,) = panels(1, 1, (7.6, 3.9), (0, 0))
-    for kind, style in HEADS.items():
+    for kind, style in LOOKS["heads"].items():
         models = grouped(where(rows, kind=kind), "model")
         for model, own in models.items():
             main = model == MEAN or len(models) == 1
@@ -73,7 +67,7 @@ def truncation_figure(rows: Sequence[Row], majority: float) -> Figure:
     return figure
 
 
-def _line(axis: Axes, line: Sequence[Row], style: dict[str, Any], *, main: bool) -> None:
+def _line(axis: Axes, line: Sequence[Row], style: Look, *, main: bool) -> None:
     sites = [row["site"] for row in line]
     heights = [100 * row["score"] for row in line]
     if not main:
@@ -98,7 +92,7 @@ def skipping_figure(rows: Sequence[Row], majority: float) -> Figure:
     figure, axes = panels(len(models), ABREAST, (size + 0.5, size + 0.7), (1.2, 0.4), boxed=True, font=8)
     for axis, (model, own) in zip(axes, models, strict=True):
         blocks = range(1, max(row["last"] for row in own) + 1)
-        grid = layer_grid(((row["first"], row["last"], row["score"]) for row in own), blocks, blocks)
+        grid = layer_grid(own, ("first", "last", "score"), blocks, blocks)
         image = heat_map(axis, grid, blocks, blocks, *ends)
         whole = "" if native[model] is None else f"\nwhole: {native[model]:.3f}"
         axis.set_title(f"{model}{whole}", fontsize=8)

@@ -14,19 +14,25 @@ from typing import Any, ClassVar, Self
 from huggingface_hub import ModelCard, ModelHubMixin
 
 from aligners.errors import UserError
-from aligners.files.shared import CONFIG, FORMAT, LIBRARY, MODEL, fetch, read_config, sha256
+from aligners.files.shared import CONFIG, FORMAT, LIBRARY, MODEL, fetch, is_hub_name, is_shared, read_config, sha256
 from aligners.files.whole import check_new_folder, whole_folder
 from aligners.fitting.bank import StoredBank, for_others, load_bank, save_bank
+from aligners.models.embedded.recipes import Recipe
 from aligners.models.model import FrozenModel
 from aligners.probing.bank import Bank
-from aligners.probing.storing import load_banks, save_banks
-from aligners.reports.finished import FinishedRun
-from aligners.reports.sharing.card import PLACE, Subject, card_text, with_notice
-from aligners.reports.sharing.models import Identity, identities, listed, refuse_others, renamed
+from aligners.probing.storing import PROBES, load_banks, save_banks
+from aligners.reports.finished import FinishedRun, finished_run, has_report
+from aligners.reports.page.run import models_of
+from aligners.reports.sharing.card import PLACE, card_text, with_notice
+from aligners.reports.sharing.models import last_parts, public_names, renamed
+from datamodules.layers import LayerActivations
+from datamodules.text.sources import TextSource
 
 logger = getLogger(__name__)
 CARD, REPORT, FIGURES = "README.md", "report.json", "figures"
 Named = Sequence[str | FrozenModel]
+
+Identity = dict[str, Any]  # name, revision, fingerprint
 
 
 class Shared(ModelHubMixin, library_name=LIBRARY, tags=[LIBRARY]):
@@ -37,6 +43,7 @@ class Shared(ModelHubMixin, library_name=LIBRARY, tags=[LIBRARY]):
 
     Attributes:
         kind: what it is, as config.json has it.
+        file: the file of a run that holds it.
         models: name, revision and fingerprint of each model.
         data: options of the data module that it was trained with.
         fitted_on_models: of a copy that was declared for others, the models that it was trained on; else none.
@@ -45,8 +52,9 @@ class Shared(ModelHubMixin, library_name=LIBRARY, tags=[LIBRARY]):
     """
 
     kind: ClassVar[str]
+    file: ClassVar[str]
 
-    def __init__(self, models: Sequence[Identity], data: Mapping[str, Any]) -> None:
+    def __init__(self, models: Sequence[Mapping[str, Any]], data: Mapping[str, Any]) -> None:
         self.models, self.data = [dict(model) for model in models], for_others(data)
         self.fitted_on_models: list[Identity] = []
         self.card = ""
@@ -65,7 +73,12 @@ class Shared(ModelHubMixin, library_name=LIBRARY, tags=[LIBRARY]):
     @classmethod
     @abstractmethod
     def read_weights(cls, folder: Path, config: Mapping[str, Any]) -> Self:
-        """Read the weights of a folder."""
+        """Read the weights of a folder, or of a file."""
+
+    @classmethod
+    def of_run(cls, path: Path) -> Self:
+        """Read the file of a run."""
+        return cls.read_weights(path, {})
 
     @abstractmethod
     def rename(self, names: Mapping[str, str]) -> None:
@@ -92,9 +105,8 @@ class Shared(ModelHubMixin, library_name=LIBRARY, tags=[LIBRARY]):
         """
         folder = Path(save_directory)
         check_new_folder(folder, "folder")
-        saving = {name: options.pop(name, None) for name in ("config", "model_card_kwargs")}
         with whole_folder(folder) as unfinished:
-            super().save_pretrained(unfinished, **saving)
+            super().save_pretrained(unfinished)
         return self.push_to_hub(repo_id or folder.name, **options) if push_to_hub else None
 
     def _save_pretrained(self, save_directory: Path) -> None:
@@ -122,7 +134,7 @@ class Shared(ModelHubMixin, library_name=LIBRARY, tags=[LIBRARY]):
             run: with the report that its numbers come from.
             license: as the Hub names it.
         """
-        self.card = card_text(Subject(self.kind, self.models, self.about(), self.data, self.files), run, license)
+        self.card = card_text(self.kind, self.models, self.data, self.about(), self.files, run, license)
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:
         """Upload it in one commit; the card then says under which name it is found.
@@ -173,17 +185,13 @@ class Shared(ModelHubMixin, library_name=LIBRARY, tags=[LIBRARY]):
             )
         found = cls.read_weights(folder, config)
         found.fitted_on_models = list(config.get("fitted_on_models") or [])
-        found._read_further(folder)
+        if (folder / CARD).is_file():
+            found.card = (folder / CARD).read_text(encoding="utf-8")
+        for path in filter(Path.is_file, [folder / REPORT, *sorted((folder / FIGURES).glob("*.png"))]):
+            found.files[path.relative_to(folder).as_posix()] = path.read_bytes()
         if models is not None:
             found.use_with(models, str(pretrained_model_name_or_path), other_models=other_models)
         return found
-
-    def _read_further(self, folder: Path) -> None:
-        if (folder / CARD).is_file():
-            self.card = (folder / CARD).read_text(encoding="utf-8")
-        for path in [folder / REPORT, *sorted((folder / FIGURES).glob("*.png"))]:
-            if path.is_file():
-                self.files[path.relative_to(folder).as_posix()] = path.read_bytes()
 
     def use_with(self, models: Named, what: str = "it", *, other_models: bool = False) -> None:
         """Check that it belongs to some models, or declare it for them.
@@ -197,12 +205,16 @@ class Shared(ModelHubMixin, library_name=LIBRARY, tags=[LIBRARY]):
             ValueError: they are others.
         """
         present = identities(models, self.data)
+        if [model["fingerprint"] for model in present] == [model["fingerprint"] for model in self.models]:
+            return
         if not other_models:
-            return refuse_others(self.models, present, what)
+            raise UserError(
+                f"Expected `models` to be those that {what} belongs to, {listed(self.models)}, but got "
+                f"{listed(present)}. Name them in this order, or say `other_models=True` to use it with others all the "
+                "same: every number in its card is then about other models."
+            )
         if len(present) != len(self.models):
             raise UserError(f"Expected {len(self.models)} `models`, as {what} belongs to, but got {len(present)}.")
-        if [model["fingerprint"] for model in present] == [model["fingerprint"] for model in self.models]:
-            return None
         self.fitted_on_models = self.fitted_on_models or self.models
         self.rename({a["name"]: b["name"] for a, b in zip(self.models, present, strict=True)})
         self.declare(present)
@@ -210,7 +222,6 @@ class Shared(ModelHubMixin, library_name=LIBRARY, tags=[LIBRARY]):
         notice = f"Declared for {others}, but trained on {own}."
         self.card = with_notice(self.card, f"{notice} All that follows is about the latter.") if self.card else ""
         logger.warning("%s: %s Every number in its card is about the latter.", what, notice)
-        return None
 
     def declare(self, models: Sequence[Identity]) -> None:
         """Say that it belongs to some models."""
@@ -229,8 +240,7 @@ class _SharedBank(Shared):
     def __init__(self, bank: StoredBank) -> None:
         if bank.command != self.command:
             raise UserError(f"Expected {self.kind} of `train.py {self.command}`, but got those of `{bank.command}`.")
-        models = bank.data["models"]
-        super().__init__(list(models.values()) if isinstance(models, dict) else models, bank.data_config)
+        super().__init__(models_of(bank.data), bank.data_config)
         self.bank = replace(bank, data_config=self.data)
 
     def about(self) -> dict[str, Any]:
@@ -271,19 +281,19 @@ class _SharedBank(Shared):
 class SharedMaps(_SharedBank):
     """Maps between two models, of `train.py fit`, one for each site pair."""
 
-    kind, command = "maps", "fit"
+    kind, command, file = "maps", "fit", "aligners.ckpt"
 
 
 class SharedUniverse(_SharedBank):
     """One space for many models, of `train.py universe` or `train.py join`."""
 
-    kind, command = "universe", "universe"
+    kind, command, file = "universe", "universe", "universe.ckpt"
 
 
 class SharedStitching(_SharedBank):
     """Stitching layers, of `train.py stitch`."""
 
-    kind, command = "stitching", "stitch"
+    kind, command, file = "stitching", "stitch", "stitching.ckpt"
 
 
 class SharedProbes(Shared):
@@ -293,7 +303,7 @@ class SharedProbes(Shared):
         banks: name -> bank, and what is known of it.
     """
 
-    kind = "probes"
+    kind, file = "probes", PROBES
 
     def __init__(
         self, banks: Mapping[str, tuple[Bank, dict[str, Any]]], models: Sequence[Identity], data: Mapping[str, Any]
@@ -308,13 +318,18 @@ class SharedProbes(Shared):
 
     def write_weights(self, path: Path) -> None:
         """Write the file of weights, as `train.py probe` writes it."""
-        banks = {name: bank for name, (bank, _) in self.banks.items()}
-        save_banks(path, banks, {name: about for name, (_, about) in self.banks.items()})
+        save_banks(path, self.banks)
 
     @classmethod
     def read_weights(cls, folder: Path, config: Mapping[str, Any]) -> Self:
         """Read the weights of a folder."""
         return cls(load_banks(folder), config["models"], config["data"])
+
+    @classmethod
+    def of_run(cls, path: Path) -> Self:
+        """Read the file of a run, with what its report and its options say."""
+        run = finished_run(path.parent)
+        return cls.read_weights(path, {"models": run.report.meta["models"], "data": run.options.get("data", {})})
 
     def rename(self, names: Mapping[str, str]) -> None:
         """Give models other names, in the names of banks too."""
@@ -330,4 +345,119 @@ def _in_name(name: str, names: Mapping[str, str]) -> str:
     return name if found is None else name.removesuffix(found) + names[found]
 
 
-KINDS: tuple[type[Shared], ...] = (SharedMaps, SharedUniverse, SharedStitching, SharedProbes)
+KINDS: tuple[type[Shared], ...] = (SharedUniverse, SharedStitching, SharedMaps, SharedProbes)
+KEPT = {kind.file: kind for kind in KINDS}  # by the file that a run keeps
+
+
+def identities(models: Sequence[str | FrozenModel], data: Mapping[str, Any]) -> list[Identity]:
+    """Name, revision and fingerprint of models.
+
+    Args:
+        models: loaded ones, or names, which are loaded now.
+        data: options of a data module, of which those that decide what a name means are taken: the precision, and the
+            texts and sizes of embedded models.
+    """
+    return [(model if isinstance(model, FrozenModel) else _loaded(model, data)).identity() for model in models]
+
+
+def _loaded(name: str, data: Mapping[str, Any]) -> FrozenModel:
+    options: dict[str, Any] = {"max_length": 2, "dtype": data.get("dtype", "float32")}  # nothing is read
+    for part, kind in (("text", TextSource), ("recipe", Recipe)):
+        if part in data:
+            options[part] = kind(**data[part])
+    return LayerActivations([name], **options).frozen[0]
+
+
+def listed(models: Sequence[Identity]) -> str:
+    """Names and the beginnings of fingerprints."""
+    return ", ".join(f"{model['name']} (fingerprint {model['fingerprint'][:12]})" for model in models) or "none"
+
+
+def shared_from_run(
+    run: Path | str,
+    report: Path | str | None = None,
+    *,
+    names: Sequence[str] | None = None,
+    license: str | None = None,
+) -> Shared:
+    """What a run has trained, with the card that its report makes.
+
+    Args:
+        run: the folder of a finished run, or its file; or a shared folder, or its name on the Hub.
+        report: the run whose report the numbers come from; default: `run`, where it has one.
+        names: of the models, as others find them, in their order; default: as they were named.
+        license: as the Hub names it, such as `mit`.
+
+    Raises:
+        ValueError: the run keeps nothing that can be shared, or the report is about other models.
+    """
+    path = Path(run)
+    on_hub = is_hub_name(path) and not path.is_dir()
+    if is_shared(path) and (on_hub or (path / MODEL).is_file()):
+        return _read_again(path)
+    file = _kept(path)
+    shared: Shared = KEPT[file.name].of_run(file)
+    folder = Path(report) if report is not None else path if path.is_dir() else path.parent
+    finished = finished_run(folder) if report is not None or has_report(folder) else None
+    models = [str(model["name"]) for model in shared.models]
+    public = {**last_parts(shared.data), **public_names(models, names)}
+    if finished is not None:
+        _refuse_report_on_others(shared, file, finished)
+        shared.files = _files(finished, public)
+        parts = {name: renamed(getattr(finished.report, name), public) for name in ("meta", "rows", "sentences")}
+        finished = finished._replace(report=replace(finished.report, **parts))
+    shared.rename(public)
+    shared.write_card(finished, license)
+    return shared
+
+
+def _read_again(place: Path) -> Shared:
+    folder = fetch(place)
+    kind = read_config(folder).get("kind")
+    return next((known for known in KINDS if known.kind == kind), SharedMaps).from_pretrained(folder)
+
+
+def _kept(path: Path) -> Path:
+    """The file that a run has kept, or this file.
+
+    Raises:
+        ValueError: there is none.
+    """
+    found = [file for file in ([path] if path.is_file() else [path / name for name in KEPT]) if file.is_file()]
+    if not found or found[0].name not in KEPT:
+        raise UserError(
+            f"Expected `run` to hold something to share, one of {', '.join(KEPT)}, but {path} "
+            f"{'holds none' if path.is_dir() else 'is no such file or folder'}. `train.py fit`, `universe`, `stitch` "
+            "and `probe` leave one when they are finished, `fit_pairs` one in each folder of pairs/."
+        )
+    return found[0]
+
+
+def _refuse_report_on_others(shared: Shared, file: Path, run: FinishedRun) -> None:
+    """Raise unless a report is about the models of what is shared and, as far as is known, about its file.
+
+    Raises:
+        ValueError: it is not; says what it is about.
+    """
+    options = run.options
+    named = [*(options.get("checkpoints") or ()), options.get("checkpoint")]  # of a training, the latter is no file
+    there = [Path(name) for name in named if isinstance(name, str) and Path(name).is_file()]
+    if there and not any(name.samefile(file) for name in there):
+        raise UserError(
+            f"Expected `report` to be about {file}, but {run.folder} measured {', '.join(map(str, there))}."
+        )
+    present = models_of(run.report.meta)
+    known = {model.get("fingerprint") for model in present}
+    missing = [model["name"] for model in shared.models if model["fingerprint"] not in known]
+    if missing:
+        raise UserError(
+            f"Expected `report` to be about the models that this belongs to, but {run.folder} is not about "
+            f"{', '.join(map(str, missing))}: it is about {', '.join(str(model.get('name')) for model in present)}. "
+            "Name a run that measured it."
+        )
+
+
+def _files(run: FinishedRun, names: dict[str, str]) -> dict[str, bytes]:
+    """The report's numbers and figures, with the names that others find models by."""
+    content = json.dumps(renamed(run.report.content, names), indent=1)
+    return {REPORT: content.encode()} | {f"{FIGURES}/{path.name}": path.read_bytes() for path in run.figures}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
+from itertools import count
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ from matplotlib import figure as mpl
 from matplotlib.axes import Axes
 
 from aligners.reports.drawing import COLOURS, Look, dress, heat_map, panels
-from aligners.reports.study.frames import BoxPanel, Figure, HeatPanel, LinePanel, Meaning, Panel, SeriesPanel
+from aligners.reports.study.contents import BoxPanel, Figure, HeatPanel, LinePanel, Meaning, Panel, SeriesPanel
 
 BLUE, VERMILION, *OTHERS = COLOURS  # Okabe and Ito's
 STAGES = {"random": "#7F7F7F", "pretrained": BLUE, "finetuned": VERMILION, "None": BLUE}
@@ -60,15 +61,13 @@ class Palette:
     def __init__(self, figures: Iterable[Figure]) -> None:
         panels = [panel for figure in figures for panel in figure.panels if isinstance(panel, SeriesPanel)]
         self._looks: dict[Meaning, SeriesLook] = {}
-        others = 0
+        others = count()
         for kind, name in dict.fromkeys(series.meaning for panel in panels for series in panel.series):
-            if kind == "stage" and name in STAGES:
-                look = SeriesLook(STAGES[name], MARKERS[list(STAGES).index(name) % len(MARKERS)], DASHES[0])
+            if kind == "stage":
+                look = SeriesLook(STAGES[name], MARKERS[list(STAGES).index(name)], DASHES[0])
             else:
-                again = others // len(OTHERS)
-                marker, dash = MARKERS[(others + again) % len(MARKERS)], DASHES[again % len(DASHES)]
-                look = SeriesLook(OTHERS[others % len(OTHERS)], marker, dash)
-            others += kind != "stage"
+                again, colour = divmod(place := next(others), len(OTHERS))
+                look = SeriesLook(OTHERS[colour], MARKERS[(place + again) % len(MARKERS)], DASHES[again % len(DASHES)])
             self._looks[kind, name] = look
 
     def look(self, meaning: Meaning, number: int = 0) -> SeriesLook:
@@ -111,19 +110,12 @@ def heats(figure: Figure) -> list[HeatPanel]:
     return [panel for panel in figure.panels if isinstance(panel, HeatPanel)]
 
 
-def scale_ends(figure: Figure) -> tuple[float, float]:
-    """Ends of the colour scale of maps; the first is the dark one."""
-    values = np.concatenate([panel.values[np.isfinite(panel.values)] for panel in heats(figure)])
-    return figure.limits or ((float(values.min()), float(values.max())) if len(values) else (0.0, 1.0))
-
-
 def boxes_beside(panel: Panel) -> int:
     """The most boxes that a place of a panel has."""
     if not isinstance(panel, BoxPanel):
         return 0
-    return max(
-        sum(map(bool, map(len, values))) for values in zip(*(series.values for series in panel.series), strict=True)
-    )
+    places = zip(*(series.values for series in panel.series), strict=True)
+    return max((sum(len(values) > 0 for values in boxes) for boxes in places), default=0)
 
 
 def draw(figure: Figure, palette: Palette) -> mpl.Figure:
@@ -183,7 +175,9 @@ def _lines(axis: Axes, panel: LinePanel, palette: Palette) -> None:
 
 
 def _heat_figure(figure: Figure) -> mpl.Figure:
-    shown, (low, high) = heats(figure), scale_ends(figure)
+    shown = heats(figure)
+    values = np.concatenate([panel.values[np.isfinite(panel.values)] for panel in shown])
+    low, high = figure.limits or ((values.min(), values.max()) if len(values) else (0.0, 1.0))  # the first is dark
     size = min(max(2.6, 0.30 * max(max(panel.values.shape) for panel in shown) + 0.6), LARGEST)
     named = LETTER * max((len(name) for panel in shown for name, _ in panel.column_blocks), default=0)
     around = (size + 0.4 + named, size + 0.5 + named)
@@ -244,15 +238,14 @@ def fragment(figure: Figure, palette: Palette) -> tuple[str, int]:
         vertical_spacing=min(0.9 / max(down, 1), 100 / (height * down)),
         horizontal_spacing=max(0.09, 0.02 + PAGE_LETTER * letters), shared_yaxes=False if maps else "rows",
     )  # fmt: skip
-    named: set[str] = set()
     for number, panel in enumerate(panels):
         place = {"row": number // abreast + 1, "col": number % abreast + 1}
         if isinstance(panel, HeatPanel):
             _page_heat(drawn, panel, number, place)
         elif isinstance(panel, BoxPanel):
-            _page_boxes(drawn, panel, palette, place, named)
+            _page_boxes(drawn, panel, palette, place)
         elif isinstance(panel, LinePanel):
-            _page_lines(drawn, panel, palette, place, named)
+            _page_lines(drawn, panel, palette, place)
     _page_dress(drawn, figure, height * down + 120)
     config = {"responsive": True, "displaylogo": False, "modeBarButtonsToRemove": ["select2d", "lasso2d"]}
     text = to_html(drawn, include_plotlyjs=False, full_html=False, config=config, default_width="100%",
@@ -296,7 +289,7 @@ def _rules(way: str, axis: str, places: Iterable[int], colour: str, width: float
             for place in places]  # fmt: skip
 
 
-def _page_boxes(drawn: Any, panel: BoxPanel, palette: Palette, place: Place, named: set[str]) -> None:
+def _page_boxes(drawn: Any, panel: BoxPanel, palette: Palette, place: Place) -> None:
     import plotly.graph_objects as go
 
     for series in panel.series:
@@ -309,13 +302,13 @@ def _page_boxes(drawn: Any, panel: BoxPanel, palette: Palette, place: Place, nam
                    pointpos=0, offsetgroup=series.name, hoveron="points+boxes", line={"width": 1.3},
                    marker={"color": look.colour, "size": 3.5, "symbol": look.marker[1]},
                    hovertemplate="%{text}<br>%{x}: %{y:.4g}<extra>" + series.name + "</extra>",
-                   **_in_legend(series.name, named if series.name not in panel.across else {series.name})),
+                   name=series.name, legendgroup=series.name),
             **place,
         )  # fmt: skip
     drawn.update_xaxes(type="category", categoryorder="array", categoryarray=list(panel.across), **place)
 
 
-def _page_lines(drawn: Any, panel: LinePanel, palette: Palette, place: Place, named: set[str]) -> None:
+def _page_lines(drawn: Any, panel: LinePanel, palette: Palette, place: Place) -> None:
     """Add lines, beside each other at each place, so that their intervals can be told apart."""
     import plotly.graph_objects as go
 
@@ -333,18 +326,11 @@ def _page_lines(drawn: Any, panel: LinePanel, palette: Palette, place: Place, na
                        text=list(panel.across), line={"color": look.colour, "dash": look.dash[1], "width": 1.8},
                        marker={"symbol": look.marker[1], "size": 7},
                        hovertemplate="%{text}: %{y:.4g}<extra>" + series.name + "</extra>",
-                       **_in_legend(series.name, named)),
+                       name=series.name, legendgroup=series.name),
             **place,
         )  # fmt: skip
     shown = _page_ticks(ticks((), panel.across, ""))
     drawn.update_xaxes(**shown, zeroline=False, range=[-0.5, len(panel.across) - 0.5], **place)
-
-
-def _in_legend(name: str, named: set[str]) -> dict[str, Any]:
-    """A series is named once, and its entry in the legend switches it in all panels."""
-    first = name not in named
-    named.add(name)
-    return {"name": name, "legendgroup": name, "showlegend": first}
 
 
 def _page_dress(drawn: Any, figure: Figure, height: float) -> None:
@@ -361,6 +347,10 @@ def _page_dress(drawn: Any, figure: Figure, height: float) -> None:
         bar = {"title": {"text": figure.scale, "side": "right"}, "len": 0.8}
         drawn.update_layout(coloraxis={"colorscale": "Viridis", "reversescale": turned, **ends, "colorbar": bar})
         return
+    named = {name for panel in figure.panels if isinstance(panel, BoxPanel) for name in panel.across}
+    for trace in drawn.data:  # named once: its entry in the legend switches it in all panels
+        trace.showlegend = trace.name not in named
+        named.add(trace.name)
     drawn.update_yaxes(title_text=figure.scale, col=1)
     drawn.update_yaxes(exponentformat="power")  # not µ for millionths
     drawn.update_xaxes(title_text=figure.across, title_standoff=4)

@@ -1,45 +1,28 @@
-"""What a study has collected, how tables and figures choose from it, and both as values that any format can show."""
+"""What a study has collected, and how tables and figures choose from it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from aligners.injection.methods import INVERSE_OF_ONE_WAY
 from aligners.reports.names import short_names
-from aligners.reports.report import Row
-from aligners.reports.study.statistics import Estimate
 
 STAGES = ("random", "pretrained", "finetuned")  # in this order, wherever they stand side by side
-
-
 STAGE_WORDS = {"random": "untrained", "pretrained": "pretrained", "finetuned": "fine-tuned"}
-
-
 KIND_WORDS = {"tokens": "token", "words": "word", "mean": "mean", "cls": "CLS"}
-
-
 STATES, ATTENTION = "states", "attention weights"  # what is mapped
-
-
 ERRORS = {STATES: {"inject": True, "fit": False}, ATTENTION: {"attention": True}}  # kind -> whether texts are held out
-
-
 LEAST_SITE = 1  # of the papers' means over layers: the first block, without the embeddings
-
-
 KEYS = ("task", "stage", "stage_x", "stage_y", "group_x", "group_y", "rows")  # missing: not told apart
-
-
 NAMED = ("model_x", "model_y", "model")  # columns that name a model
-
-
 TUNED = ("tuned", "tuned_x", "tuned_y")  # the task that a model was fine-tuned on
+
+
+class Missing(Exception):
+    """The study has not measured what a table or a figure is made of; says what."""
 
 
 class Frames:
@@ -117,19 +100,20 @@ class Frames:
         raise Missing(f"the study has no errors of maps between {component} (kind {kinds})")
 
 
-def by(frame: pd.DataFrame, *keys: str) -> Iterator[tuple[tuple[Any, ...], pd.DataFrame]]:
-    """Split rows by the values of columns, in the order of `in_order`; a missing value is None."""
+def by(frame: pd.DataFrame, *keys: str) -> list[tuple[dict[str, Any], pd.DataFrame]]:
+    """Split rows by the values of columns: these by column, None where missing, and the rows; see `in_order`."""
     groups = frame.groupby(list(keys), sort=False, dropna=False)
-    parts = {tuple(None if pd.isna(value) else value for value in place): own for place, own in groups}
-    orders = [in_order([place[n] for place in parts]) for n in range(len(keys))]
-    for place in sorted(parts, key=lambda place: [order.index(v) for order, v in zip(orders, place, strict=True)]):
-        yield place, parts[place]
+    parts = [
+        ({key: None if pd.isna(value) else value for key, value in zip(keys, values, strict=True)}, rows)
+        for values, rows in groups
+    ]
+    orders = {key: in_order([place[key] for place, _ in parts]) for key in keys}
+    return sorted(parts, key=lambda part: [orders[key].index(value) for key, value in part[0].items()])
 
 
 def in_order(names: Sequence[str | None]) -> list[str | None]:
     """Each name once: stages as training goes, other names in the order of the study."""
-    found = list(dict.fromkeys(names))
-    return sorted(found, key=lambda name: STAGES.index(name) if name in STAGES else len(STAGES))
+    return sorted(dict.fromkeys(names), key=lambda name: STAGES.index(name) if name in STAGES else len(STAGES))
 
 
 def stage_words(stage: str | None) -> str:
@@ -145,6 +129,11 @@ def kind_words(kind: str | None) -> str | None:
 def place_words(*names: str | None) -> str:
     """Title of a panel: task, stage, kind of rows, as far as there are any."""
     return ", ".join(stage_words(name) for name in names if name is not None)
+
+
+def counted(count: int, what: str) -> str:
+    """`1 model`, `2 models`."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _with_keys(frame: pd.DataFrame) -> pd.DataFrame:
@@ -165,159 +154,3 @@ def _of_their_task(frame: pd.DataFrame) -> pd.DataFrame:
         if side in frame.columns:
             frame = frame[frame[side].isna() | (frame[side] == frame["task"])]
     return frame
-
-
-Cell = Estimate | float | int | str | None
-
-
-Meaning = tuple[str, str]  # what a colour stands for: (kind, name), such as ("stage", "finetuned")
-
-
-class Missing(Exception):
-    """The study has not measured what a table or a figure is made of; says what."""
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of a table.
-
-    Attributes:
-        key: of the rows.
-        heading: for readers.
-        form: how a number is written, as `format` takes it.
-        scale: factor for numbers, such as 100 for a score in hundredths.
-    """
-
-    key: str
-    heading: str
-    form: str = ".4f"
-    scale: float = 1
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table of a study's report.
-
-    Attributes:
-        name: in the study file, and of its files.
-        title: with the paper's number of the table.
-        caption: what is measured, on what, and what an interval is.
-        columns: in order.
-        rows: column's key -> cell.
-        notes: lines below the table: the papers' settings, what was left out.
-        findings: what it says, in words.
-    """
-
-    name: str
-    title: str
-    caption: str
-    columns: Sequence[Column]
-    rows: Sequence[dict[str, Cell]]
-    notes: Sequence[str] = ()
-    findings: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class Series:
-    """One colour of a panel: values at places across.
-
-    Attributes:
-        name: in the legend.
-        meaning: what its colour stands for.
-        values: at each place, every value (boxes), or one (lines).
-        points: what each value is of, for the reader who points at it.
-        low, high: ends of the interval of a line at each place; NaN where there is none.
-        number: among the series of this meaning in its panel, whose colour is one: they differ in marker and dash.
-    """
-
-    name: str
-    meaning: Meaning
-    values: Sequence[Sequence[float]]
-    points: Sequence[Sequence[str]] = ()
-    low: Sequence[float] = ()
-    high: Sequence[float] = ()
-    number: int = 0
-
-
-@dataclass(frozen=True)
-class SeriesPanel:
-    """Values at places across, a colour for each series.
-
-    Attributes:
-        title: above it.
-        across: names of the places.
-        series: with values of the same length as `across`.
-    """
-
-    title: str
-    across: Sequence[str]
-    series: Sequence[Series]
-
-
-class BoxPanel(SeriesPanel):
-    """Box plots at places across: the series have every value."""
-
-
-class LinePanel(SeriesPanel):
-    """Lines over places across, with their intervals: the series have one value at each place."""
-
-
-@dataclass(frozen=True)
-class HeatPanel:
-    """A value for each pair of layers; the first row is at the bottom.
-
-    Attributes:
-        title: above it.
-        values: (rows, columns); NaN where nothing was measured.
-        rows: names of the rows, such as layers.
-        columns: names of the columns.
-        row_blocks: (name, size) of groups of neighbouring rows, such as models; none: no blocks.
-        column_blocks: of the columns.
-        cuts: numbers of rows and columns before which a cluster ends, drawn as lines.
-        up: label of the vertical axis.
-        across: label of the horizontal axis.
-    """
-
-    title: str
-    values: NDArray[np.float64]
-    rows: Sequence[str]
-    columns: Sequence[str]
-    row_blocks: Sequence[tuple[str, int]] = ()
-    column_blocks: Sequence[tuple[str, int]] = ()
-    cuts: Sequence[int] = ()
-    up: str = "layer"
-    across: str = "layer"
-
-
-Panel = SeriesPanel | HeatPanel
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A figure of a study's report: panels of one kind.
-
-    Attributes:
-        name: in the study file, and of its files.
-        title: with the paper's number of the figure.
-        caption: what is shown, and of how many pairs and models.
-        alt: what there is to see, for who cannot see it.
-        panels: all of one kind.
-        scale: what the values are: label of the colour scale or of the vertical axes.
-        across: label of the horizontal axes of boxes and lines.
-        limits: ends of the scale; None: those of the values.
-        values: the values as rows of a table.
-        notes: lines below the figure.
-        findings: what it says, in words.
-    """
-
-    name: str
-    title: str
-    caption: str
-    alt: str
-    panels: Sequence[Panel]
-    scale: str
-    across: str = "layer"
-    limits: tuple[float, float] | None = None
-    values: Sequence[Row] = ()
-    notes: Sequence[str] = ()
-    findings: Sequence[str] = field(default=())

@@ -3,42 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
 from typing import NamedTuple
 
 from aligners.errors import UserError
-from aligners.reports.study.frames import Figure, Frames, Missing, Table
+from aligners.reports.study.contents import Figure, Table
+from aligners.reports.study.frames import Frames, Missing
 from aligners.reports.study.papers import brown, merchant, phang, ren, wu
 from aligners.reports.study.papers.shared import described
 
 PAPERS = {"brown": brown, "merchant": merchant, "phang": phang, "ren": ren, "wu": wu}
 
 
-def _maker(name: str, source: str, options: dict[str, object]) -> Callable[[Frames], Table | Figure]:
-    """The function of a paper's module that makes a table or figure, with its name and options."""
-    paper, _, function = source.partition(".")
-    return partial(getattr(PAPERS[paper], function), name=name, **options)
-
-
 # Name -> the function that makes a table or a figure of what was collected, or raises `Missing`.
 CONTENTS: dict[str, Callable[[Frames], Table | Figure]] = {
-    name: _maker(name, about["from"], about.get("with", {})) for name, about in described().items() if "from" in about
+    name: partial(getattr(PAPERS[paper], function), name=name, **about.get("with", {}))
+    for name, about in described().items()
+    for paper, _, function in [about.get("from", "").partition(".")]
+    if function
 }
-
-
-class Findings(NamedTuple):
-    """What a table or a figure says in words.
-
-    Attributes:
-        name: of the table or figure.
-        title: its title.
-        said: sentences.
-    """
-
-    name: str
-    title: str
-    said: list[str]
 
 
 class ReportContents(NamedTuple):
@@ -54,16 +39,15 @@ class ReportContents(NamedTuple):
     figures: list[Figure]
     missing: dict[str, str]
 
-    def findings(self) -> list[Findings]:
-        """What tables and figures say in words; a sentence that several say is that of the first."""
+    def findings(self) -> list[Table | Figure]:
+        """The tables and figures that say something, each with the sentences that none before it says."""
         before: set[str] = set()
-        findings = []
-        items: list[Table | Figure] = [*self.tables, *self.figures]
-        for item in items:
+        found = []
+        for item in (*self.tables, *self.figures):
             said = [sentence for sentence in item.findings if sentence and sentence not in before]
             before.update(said)
-            findings += [Findings(item.name, item.title, said)] if said else []
-        return findings
+            found += [replace(item, findings=said)] if said else []
+        return found
 
 
 def check_names(names: Sequence[str]) -> None:
@@ -98,9 +82,6 @@ def make(frames: Frames, names: Sequence[str] | None = None) -> ReportContents:
             item = CONTENTS[name](frames)
         except Missing as reason:
             made.missing[name] = str(reason)
-            continue
-        if isinstance(item, Table):
-            made.tables.append(item)
         else:
-            made.figures.append(item)
+            (made.tables if isinstance(item, Table) else made.figures).append(item)
     return made

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +12,18 @@ import pandas as pd
 from aligners.errors import UserError
 from aligners.files.whole import whole_file, write_text
 from aligners.reports.publishing import csv_text
+from aligners.reports.report import Row
 from aligners.reports.study.drawing import Palette, draw
-from aligners.reports.study.frames import Frames, Table
-from aligners.reports.study.registry import ReportContents, check_names, make
-from aligners.reports.study.writing import latex, markdown, numbers, page, plain_rows, provenance_of
+from aligners.reports.study.frames import Frames
+from aligners.reports.study.registry import ReportContents, make
+from aligners.reports.study.writing import latex, markdown, numbers, page, plain_rows, provenance
 from aligners.reports.tracking import start_run
 
 FOLDER = "report"
+FORMATS = {"md": markdown, "tex": latex, "csv": lambda table: csv_text(numbers(table))}  # of tables
 
 
-def report(folder: Path, frames: Mapping[str, pd.DataFrame], spec: Any) -> list[Path]:
+def report(folder: Path, frames: Mapping[str, pd.DataFrame], study: Row) -> Path:
     """Write a study's report under `folder/report/`, and log it to W&B as one run of the study's group.
 
     Tables are written as LaTeX, Markdown and CSV under `tables/`, figures as PNG and CSV under `figures/`, and
@@ -30,61 +32,37 @@ def report(folder: Path, frames: Mapping[str, pd.DataFrame], spec: Any) -> list[
     Args:
         folder: of the study.
         frames: kind -> the collected rows.
-        spec: the study: `name`, and `report`, names of tables and figures out of
-            `aligners.reports.study.registry.CONTENTS`;
-            null or "all" for all that can be made. A mapping, or an object with these attributes.
+        study: its `name`, and `report`, names of tables and figures out of `aligners.reports.study.registry.CONTENTS`;
+            None for all that can be made.
 
     Returns:
-        The files, the page first.
+        The page.
 
     Raises:
         ValueError: `report` names what there is not, or nothing was collected.
     """
-    spec = spec if isinstance(spec, Mapping) else vars(spec)
-    name, wanted = str(spec.get("name") or folder.name), spec.get("report")
-    wanted = [wanted] if isinstance(wanted, str) else wanted
-    names = None if wanted is None or list(wanted) == ["all"] else [str(each) for each in wanted]
-    check_names(names or [])
     if not any(len(frame) for frame in frames.values()):
         raise UserError(f"Expected collected rows of {folder}, but there are none: no cell has finished.")
-    made, place = make(Frames(frames), names), folder / FOLDER
-    palette = Palette(made.figures)
-    images = _write_figures(place / "figures", made, palette)
-    findings = (f"## {found.title}\n\n" + "".join(f"- {said}\n" for said in found.said) for found in made.findings())
+    made, place = make(Frames(frames), study["report"]), folder / FOLDER
+    palette, images = Palette(made.figures), dict[str, Path]()
+    for kind in ("tables", "figures"):
+        (place / kind).mkdir(parents=True, exist_ok=True)
+    for figure in made.figures:
+        images[figure.name] = place / "figures" / f"{figure.name}.png"
+        with whole_file(images[figure.name]) as unfinished:
+            draw(figure, palette).savefig(unfinished, dpi=130, format="png")
+    said = ("\n- ".join([f"## {item.title}\n", *item.findings]) + "\n" for item in made.findings())
     texts = {
-        "report.html": page(name, made, provenance_of(folder, frames), images, palette),
-        "findings.md": "\n".join(findings),
+        "report.html": page(study["name"], made, provenance(folder), images, palette),
+        "findings.md": "\n".join(said),
         "missing.json": json.dumps(made.missing, indent=1),
+        **{f"figures/{figure.name}.csv": csv_text(figure.values) for figure in made.figures if figure.values},
+        **{f"tables/{table.name}.{end}": form(table) for table in made.tables for end, form in FORMATS.items()},
     }
     for file, text in texts.items():
         write_text(place / file, text)
-    tables = _write_tables(place / "tables", made.tables)
-    _log(place, name, folder.name, made, images, texts["report.html"])
-    return [*(place / file for file in texts), *tables, *images.values()]
-
-
-def _write_tables(folder: Path, tables: Iterable[Table]) -> list[Path]:
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for table in tables:
-        formats = {"md": markdown(table), "tex": latex(table), "csv": csv_text(numbers(table))}
-        for ending, text in formats.items():
-            written.append(folder / f"{table.name}.{ending}")
-            write_text(written[-1], text)
-    return written
-
-
-def _write_figures(folder: Path, made: ReportContents, palette: Palette) -> dict[str, Path]:
-    """Write every figure and its values; figure's name -> its image."""
-    folder.mkdir(parents=True, exist_ok=True)
-    images = {}
-    for figure in made.figures:
-        images[figure.name] = folder / f"{figure.name}.png"
-        with whole_file(images[figure.name]) as unfinished:
-            draw(figure, palette).savefig(unfinished, dpi=130, format="png")
-        if figure.values:
-            write_text(folder / f"{figure.name}.csv", csv_text(figure.values))
-    return images
+    _log(place, study["name"], folder.name, made, images, texts["report.html"])
+    return place / "report.html"
 
 
 def _log(folder: Path, name: str, group: str, made: ReportContents, images: dict[str, Path], page: str) -> None:
@@ -98,5 +76,5 @@ def _log(folder: Path, name: str, group: str, made: ReportContents, images: dict
         logged[f"tables/{table.name}"] = wandb.Table(columns=headings, data=plain_rows(table))
     logged["report"] = wandb.Html(page, inject=False)
     run.log(logged)
-    run.summary["findings"] = [said for found in made.findings() for said in found.said]
+    run.summary["findings"] = [said for found in made.findings() for said in found.findings]
     run.finish()

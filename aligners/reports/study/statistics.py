@@ -73,12 +73,10 @@ def over_models(frame: pd.DataFrame, column: str, groups: Mapping[str, str] | No
     models = {model for pair in pairs for model in pair}
     kinds = {model: groups[model] if groups else "" for model in models}
     ends = interval_over_models(values[None], pairs, kinds)
-    low: float | None
-    high: float | None
-    low, high = (float(values.min()), float(values.max())) if ends is None else (float(end) for end in ends)
-    sd, low, high = (float(values.std()), low, high) if len(pairs) > 1 else (None, None, None)
+    low, high = (float(end) for end in ends or (values.min(), values.max()))
+    spread = (float(values.std()), low, high) if len(pairs) > 1 else (None, None, None)
     interval = RANGE_OF_PAIRS if ends is None else OVER_MODELS
-    return Estimate(float(values.mean()), sd, low, high, interval, len(pairs), len(models), len(means) - len(known))
+    return Estimate(float(values.mean()), *spread, interval, len(pairs), len(models), len(means) - len(known))
 
 
 def pair_means(frame: pd.DataFrame, column: str) -> pd.Series:
@@ -99,14 +97,12 @@ class Difference(NamedTuple):
         difference: what was tested against 0.
         p: two-sided: share of the arrangements whose difference is as far from 0.
         least: the smallest p that so few models allow.
-        exact: whether all arrangements were counted; otherwise 9,999 were drawn with a seed.
         models: number of models.
     """
 
     difference: float
     p: float
     least: float
-    exact: bool
     models: int
 
 
@@ -126,25 +122,21 @@ def sign_test(differences: pd.Series, seed: int = 0) -> Difference | None:
 
     References:
         Tukey 1958, "Bias and confidence in not quite large samples". The rate of false alarms under effects of models
-        is measured in `tests/aligners/reports/study/test_differences.py`.
+        is measured in `tests/aligners/reports/study/test_statistics.py`.
     """
     known = differences.dropna()
-    pairs = list(known.index)
-    models = list(dict.fromkeys(model for pair in pairs for model in pair))
-    values = known.to_numpy(dtype=float)
-    kept = np.array([[model not in pair for pair in pairs] for model in models])
+    models = list(dict.fromkeys(model for pair in known.index for model in pair))
+    kept = np.array([[model not in pair for pair in known.index] for model in models])
     if len(models) < 3 or not kept.any(1).all():
         return None
-    count, mean = len(models), float(values.mean())
+    count, values = len(models), known.to_numpy(dtype=float)
+    mean = float(values.mean())
     shares = count * mean - (count - 1) * (kept @ values / kept.sum(1))
     exact = 2**count <= MOST_EXACT
-    if exact:
-        signs = np.array(list(product((1, -1), repeat=count)))
-    else:
-        signs = np.random.default_rng(seed).choice((1, -1), size=(DRAWS, count))
-    return Difference(
-        mean, _share_as_far(signs @ shares / count, float(shares.mean()), exact), 2 / 2**count, exact, count
-    )
+    draw = np.random.default_rng(seed)
+    signs = np.array([*product((1, -1), repeat=count)]) if exact else draw.choice((1, -1), size=(DRAWS, count))
+    p = _share_as_far(signs @ shares / count, float(shares.mean()), exact)
+    return Difference(mean, p, 2 / 2**count, count)
 
 
 def group_test(values: pd.Series, groups: Mapping[str, str], seed: int = 0) -> Difference | None:
@@ -170,31 +162,27 @@ def group_test(values: pd.Series, groups: Mapping[str, str], seed: int = 0) -> D
     if math.isnan(found):
         return None
     p = _share_as_far(_between_less_within(ways, ends, numbers), found, exact)
-    return Difference(found, p, 1 / len(ways), exact, len(models))
+    return Difference(found, p, 1 / len(ways), len(models))
 
 
 def holm(ps: Sequence[float]) -> list[float]:
     """Adjust the p of several tests so that one false alarm among all of them has the stated chance (Holm 1979)."""
-    order = np.argsort(ps)
+    order, left = np.argsort(ps), len(ps) - np.arange(len(ps))
     adjusted = np.empty(len(ps))
-    highest = 0.0
-    for rank, place in enumerate(order):
-        highest = max(highest, min(1.0, (len(ps) - rank) * ps[place]))
-        adjusted[place] = highest
+    adjusted[order] = np.maximum.accumulate(np.minimum(1.0, left * np.array(ps)[order]))
     return [float(p) for p in adjusted]
 
 
 def _deals(count: int, size: int, seed: int) -> tuple[NDArray[np.bool_], bool]:
-    """All ways to choose the first group, (ways, models), or as many draws as are allowed."""
-    exact = math.comb(count, size) <= MOST_EXACT
-    if exact:
-        chosen = [list(own) for own in combinations(range(count), size)]
-    else:
-        draw = np.random.default_rng(seed)
-        chosen = [draw.choice(count, size, replace=False).tolist() for _ in range(DRAWS)]
+    """All ways to choose the first group, (ways, models), or as many draws as are allowed; and whether it is all."""
+    exact, draw = math.comb(count, size) <= MOST_EXACT, np.random.default_rng(seed)
+    chosen = (
+        [*combinations(range(count), size)]
+        if exact
+        else [draw.choice(count, size, replace=False) for _ in range(DRAWS)]
+    )
     ways = np.zeros((len(chosen), count), dtype=bool)
-    for way, own in zip(ways, chosen, strict=True):
-        way[own] = True
+    np.put_along_axis(ways, np.array(chosen), True, axis=1)
     return ways, exact
 
 

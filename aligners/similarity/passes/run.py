@@ -130,7 +130,7 @@ class PassRun:
         words = batch.text[:0]
         found: dict[int, tuple[Tensor, Tensor | None]] = {m: (states, None) for m, (states, _) in read.items()}
         if self.settings.attention:
-            counts, places = cast(Tensor, batch.word_count), cast(tuple[Tensor, ...], batch.words)
+            counts, places = cast(Tensor, batch.texts.word_count), cast(tuple[Tensor, ...], batch.texts.words)
             some = counts > 0
             words = counts[some]
             for m, (states, attention) in read.items() if len(words) else ():

@@ -35,23 +35,19 @@ class Lexicon:
         draw = random.Random(f"lexicon {seed}")
         stems = list(dict.fromkeys(_stem(draw) for _ in range(8 * size)))
         nouns, verbs, rest = stems[:size], stems[size : 2 * size], stems[2 * size : 3 * size]
-        shared = draw.sample(range(size), int(SHARED * size))
-        for place in shared:
+        for place in draw.sample(range(size), int(SHARED * size)):
             verbs[place] = nouns[place]
         third = size // 3
         self._stems = {
             "noun": nouns,
-            **{
-                "intransitive": verbs[:third],
-                "transitive": verbs[third : 2 * third],
-                "ditransitive": verbs[2 * third :],
-            },
+            "intransitive": verbs[:third],
+            "transitive": verbs[third : 2 * third],
+            "ditransitive": verbs[2 * third :],
             "adjective": [f"{stem}y" for stem in rest[: size // 2]],
             "adverb": [f"{stem}ly" for stem in rest[size // 2 :]],
         }
-        self._weights = {
-            kind: list(accumulate(1 / (n + 3) for n in range(len(own)))) for kind, own in self._stems.items()
-        }
+        weights = list(accumulate(1 / (n + 3) for n in range(size)))
+        self._weights = {kind: weights[: len(stems)] for kind, stems in self._stems.items()}
 
     def draw(self, kind: str, draw: random.Random) -> str:
         """Draw a stem: the n-th most frequent one has a chance that is proportional to 1 / (n + 2)."""

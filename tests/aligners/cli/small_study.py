@@ -11,7 +11,6 @@ from typing import Any
 
 import yaml
 
-from aligners.studies import executors
 from tests.world import World
 
 MAPS = {"linear": "Linear", "mlp": {"class_path": "MLP", "init_args": {"hidden": [8]}}}
@@ -28,6 +27,7 @@ def study_file(world: World, folder: Path, **changes: Any) -> str:
         "fit": {"options": {"model": {"aligners": MAPS}, "trainer": {"max_epochs": 1}, "data": {"sites": [1]}}},
         "inject": {"options": {"closed_form": [], "fitting_errors": True}},
         "report": ["ren_table_4"],  # of figures there are tests enough
+        "rate": 1e12,  # which would take a second to measure
         **changes,
     }
     (folder / "study.yaml").write_text(yaml.safe_dump(content))
@@ -37,6 +37,8 @@ def study_file(world: World, folder: Path, **changes: Any) -> str:
 @contextmanager
 def forked_workers() -> Iterator[None]:
     """Within it, workers of this process's studies are split off it, as all is imported, rather than started anew."""
+    from aligners.studies import executors  # of the installation that runs
+
     begin, context = executors._begin_worker, multiprocessing.get_context
 
     def begin_forked(*given: Any) -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import wandb
 import yaml
-from jsonargparse import Namespace
+from lightning.pytorch.demos.boring_classes import BoringDataModule
+from lightning.pytorch.utilities import rank_zero_only
 
-from aligners.cli import folders, run
+from aligners.cli import folders, lineage
 from aligners.cli.folders import (
     CONFIG,
     RANKS_SHARE,
@@ -24,8 +24,7 @@ from aligners.cli.folders import (
     tidy,
     try_run_folder,
 )  # fmt: skip
-from aligners.cli.options import command_parser
-from aligners.cli.run import start
+from aligners.cli.run import Command, Run
 from tests.claims import claims_at_once
 
 
@@ -33,6 +32,7 @@ from tests.claims import claims_at_once
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(RANKS_SHARE, "")
+    monkeypatch.setattr(rank_zero_only, "rank", 0)
 
 
 def test_of_ten_commands_at_once_one_gets_the_folder(tmp_path: Path) -> None:
@@ -127,11 +127,10 @@ def test_the_options_are_kept_before_wandb_starts(monkeypatch: pytest.MonkeyPatc
     def killed(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(run, "_wandb", killed)
-    parser = command_parser("boring", "Nothing.")
-    trainer = SimpleNamespace(logger=None, default_root_dir=None, callbacks=None, enable_progress_bar=False)
+    monkeypatch.setattr(lineage, "_wandb", killed)
+    command = Command(lambda run: None, "boring", data=BoringDataModule)
     with pytest.raises(KeyboardInterrupt):
-        start("boring", parser, parser.parse_args(["--run", "here"]), Namespace(trainer=trainer))
+        Run(command, command.parser(), command.parser().parse_args(["--run", "here"])).start()
     assert is_begun(Path("here"))
 
 
@@ -143,6 +142,24 @@ def test_wandb_without_a_key_says_how_to_log_in_and_goes_on_offline(
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "nothing"))
     with pytest.warns(UserWarning, match=r"no key: run `wandb login`.*logged offline"):
-        logger = run._wandb(tmp_path, "fit")
+        logger = lineage._wandb(tmp_path, "fit")
     assert logger.experiment.settings._offline
     wandb.finish()
+
+
+def test_further_ranks_share_the_folder_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = new_run_folder(None, "inject")
+    assert os.environ[RANKS_SHARE] == str(folder)
+    monkeypatch.setattr(rank_zero_only, "rank", 1)
+    assert new_run_folder(None, "inject") == folder
+    assert len(list(Path("runs").iterdir())) == 1
+    monkeypatch.setenv(RANKS_SHARE, "")
+    new_run_folder(None, "inject")  # a rank that somebody else started makes none
+    assert len(list(Path("runs").iterdir())) == 1
+
+
+def test_a_run_that_goes_on_keeps_its_folder() -> None:
+    Path("mine").mkdir()
+    Path("mine/config.yaml").write_text("as it was")
+    assert new_run_folder(Path("mine"), "finetune", begun=True) == Path("mine")
+    assert os.environ[RANKS_SHARE] == "mine"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aligners.cli.endings import what_to_mend
-from aligners.cli.options import command_parser
+from aligners.cli.evaluate.similarity import similarity
 from aligners.cli.table import evaluate, train
 from aligners.maps.base import Aligner
 from tests.shell import options
@@ -66,7 +66,7 @@ def test_what_cannot_be_imported_is_refused(
     (tmp_path / "json.py").write_text("")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):
-        command_parser("count", "Count.").parse_args(["--imports+", name])
+        similarity.parser().parse_args(["--imports+", name])
     assert said in capsys.readouterr().err
 
 
@@ -74,7 +74,7 @@ def test_an_error_of_the_file_is_shown_with_its_place(tmp_path: Path, monkeypatc
     (tmp_path / "broken.py").write_text("raise KeyError('mine')")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RuntimeError, match="raised an error as it was imported") as raised:
-        command_parser("count", "Count.").parse_args(["--imports+", "broken.py"])
+        similarity.parser().parse_args(["--imports+", "broken.py"])
     assert isinstance(raised.value.__cause__, KeyError)
     assert what_to_mend(raised.value) is None
     assert "broken" not in sys.modules

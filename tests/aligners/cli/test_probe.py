@@ -48,8 +48,10 @@ def test_a_study_of_probes_before_and_after_fine_tuning(
         "training": {"max_epochs": 1, "least_steps": 5},
     }  # fmt: skip
     config["similarity"]["options"]["measures"] = ["rsa"]
+    config |= {"report": ["merchant_table_1", "merchant_layers", "merchant_figure_1"], "rate": 1e12}
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(config))
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_MODE", "disabled")
     monkeypatch.setattr(running, "make_executor", lambda *_: Inline())
     study(["run", "study.yaml"])
     folder = tmp_path / "runs" / "embedded_probes"

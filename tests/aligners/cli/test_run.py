@@ -1,21 +1,20 @@
 from __future__ import annotations
 
-import os
 from pathlib import Path
+from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 import torch
 import yaml
-from jsonargparse import ArgumentParser
+from jsonargparse import Namespace
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.demos.boring_classes import BoringDataModule
 from lightning.pytorch.loggers import CSVLogger
-from lightning.pytorch.utilities import rank_zero_only
 
-from aligners.cli.folders import RANKS_SHARE, new_run_folder
-from aligners.cli.options import add_data_and_trainer, add_training, command_parser, options_of, parse_with_data
-from aligners.cli.run import instantiate, start
+from aligners.cli.folders import RANKS_SHARE
+from aligners.cli.options import TrainingOptions
+from aligners.cli.run import Command, Run, options_of
+from aligners.cli.table import train
 from callbacks.checkpoint import SaveAligners
 from callbacks.progress import ProgressBar
 
@@ -24,56 +23,30 @@ from callbacks.progress import ProgressBar
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(RANKS_SHARE, "")
-    monkeypatch.setattr(rank_zero_only, "rank", 0)
-
-
-def test_every_run_gets_a_folder_of_its_own() -> None:
-    folders = [new_run_folder(None, "fit") for _ in range(3)]
-    assert len(set(folders)) == 3
-    assert all(folder.is_dir() and folder.name.startswith("fit-") for folder in folders)
-    assert all(folder.parent == Path("runs") for folder in folders)
-
-
-def test_a_named_folder_must_be_empty() -> None:
-    assert new_run_folder(Path("mine/deep"), "fit") == Path("mine/deep")
-    assert new_run_folder(Path("mine/deep"), "fit").is_dir()
-    Path("mine/deep/some.txt").write_text("mine")
-    with pytest.raises(ValueError, match=r"`run`.*mine/deep holds files"):
-        new_run_folder(Path("mine/deep"), "fit")
-
-
-def test_further_ranks_share_the_folder_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = new_run_folder(None, "inject")
-    assert os.environ[RANKS_SHARE] == str(folder)
-    monkeypatch.setattr(rank_zero_only, "rank", 1)
-    assert new_run_folder(None, "inject") == folder
-    assert len(list(Path("runs").iterdir())) == 1
-    monkeypatch.setenv(RANKS_SHARE, "")
-    new_run_folder(None, "inject")  # a rank that somebody else started makes none
-    assert len(list(Path("runs").iterdir())) == 1
-
-
-def test_a_run_that_goes_on_keeps_its_folder() -> None:
-    Path("mine").mkdir()
-    Path("mine/config.yaml").write_text("as it was")
-    assert new_run_folder(Path("mine"), "finetune", begun=True) == Path("mine")
-    assert os.environ[RANKS_SHARE] == "mine"
 
 
 class Data(BoringDataModule):
-    def __init__(self, batch_size: int = 7, text: dict[str, int] | None = None) -> None:
+    def __init__(self, batch_size: int = 7, test_size: int = 1) -> None:
         super().__init__()
 
 
-def data_parser() -> ArgumentParser:
-    parser = command_parser("boring", "Nothing.")
-    add_data_and_trainer(parser, Data, max_epochs=2)
-    return parser
+def work(run: Run) -> None:
+    """Do nothing."""
+
+
+def boring(*words: str, **more: Any) -> Run:
+    """A run of a command that does nothing, with the data above."""
+    made = Command(work, "boring", data=Data, defaults={"trainer.max_epochs": 2}, **more)
+    parser, words = made.parser(), (*words, "--trainer.accelerator", "cpu")
+    return Run(made, parser, parser.parse_args(words), words)
+
+
+QUIET = ("--trainer.logger", "false", "--trainer.enable_progress_bar", "false")
 
 
 def test_a_run_has_its_options_its_loggers_and_its_folder() -> None:
-    parser = data_parser()
-    run = start("boring", parser, parser.parse_args(["--run", "here", "--trainer.accelerator", "cpu"]))
+    run = boring("--run", "here")
+    run.start()
     assert run.folder == Path("here")
     written = yaml.safe_load(Path("here/config.yaml").read_text())
     assert (written["trainer"]["max_epochs"], written["data"]["batch_size"]) == (2, 7)
@@ -87,16 +60,15 @@ def test_a_run_has_its_options_its_loggers_and_its_folder() -> None:
 
 
 def test_an_option_that_the_trainer_does_not_take_is_said() -> None:
-    parser, quiet = data_parser(), ["--trainer.logger", "false", "--trainer.accelerator", "cpu"]
-    run = start("boring", parser, parser.parse_args([*quiet, "--trainer.devices", "cuda"]))
+    run = boring(*QUIET, "--trainer.devices", "cuda")
+    run.start()
     with pytest.raises(ValueError, match="Trainer does not take these options: `devices`"):
         run.trainer()
 
 
 def test_every_trainer_of_a_run_has_callbacks_of_its_own() -> None:
-    parser, quiet = data_parser(), ["--trainer.logger", "false", "--trainer.enable_progress_bar", "false"]
-    stopping = ["--trainer.callbacks", "EarlyStopping", "--trainer.callbacks.monitor", "loss"]
-    run = start("boring", parser, parser.parse_args([*stopping, *quiet, "--trainer.accelerator", "cpu"]))
+    run = boring("--trainer.callbacks", "EarlyStopping", "--trainer.callbacks.monitor", "loss", *QUIET)
+    run.start()
     found = [
         [callback for callback in run.trainer().callbacks if isinstance(callback, EarlyStopping)]  # type: ignore[attr-defined]
         for _ in range(2)
@@ -108,34 +80,39 @@ def test_every_trainer_of_a_run_has_callbacks_of_its_own() -> None:
 
 @pytest.mark.parametrize(("seed", "expected"), [("3", 3), ("true", None), ("false", False)])
 def test_a_seed_is_set_before_anything_is_made(seed: str, expected: int | None) -> None:
-    parser = command_parser("boring", "Nothing.")
-    add_training(parser, pl.LightningModule, Data, SaveAligners)
-    options = parser.parse_args(["--seed_everything", seed])
+    run = boring("--seed_everything", seed, options=[TrainingOptions])
     torch.manual_seed(1)
-    instantiate(parser, options)
-    if expected is None:
-        assert isinstance(options.seed_everything, int)
-    else:
-        assert options.seed_everything == expected
-    assert torch.initial_seed() == (1 if expected is False else options.seed_everything)
+    _ = run.made
+    seed_everything = run.options.seed_everything
+    assert isinstance(seed_everything, int) if expected is None else seed_everything == expected
+    assert torch.initial_seed() == (1 if expected is False else seed_everything)
+
+
+def test_what_a_command_cannot_do_is_refused_before_it_has_a_folder() -> None:
+    def refuse(made: Namespace) -> None:
+        raise ValueError(f"no {made.data.__class__.__name__}")
+
+    with pytest.raises(ValueError, match="no Data"):
+        boring(*QUIET, "--run", "here", check=refuse).start()
+    assert not Path("here").exists()
 
 
 def test_a_checkpoints_data_options_are_defaults_and_its_batch_size_is_not() -> None:
-    parser, config = data_parser(), {"batch_size": 99, "text": {"a": 1}}
-    assert parse_with_data(parser, [], {"batch_size": 99}).data.batch_size == 7
-    del config["text"]
-    assert parse_with_data(parser, ["--data.batch_size", "3"], config).data.batch_size == 3
-    assert config == {"batch_size": 99}  # as it was
+    config = {"batch_size": 99, "test_size": 5}
+    for words, size in (((), 7), (("--data.batch_size", "3"), 3)):
+        run = boring(*words)
+        run.use_data_of(config)
+        assert (run.options.data.batch_size, run.options.data.test_size) == (size, 5)
+    assert config == {"batch_size": 99, "test_size": 5}  # as it was
 
 
 def test_options_of_a_later_version_are_named() -> None:
     with pytest.raises(ValueError, match=r'not all known here: .*"data.telepathy".*Update the package'):
-        parse_with_data(data_parser(), [], {"telepathy": True})
+        boring().use_data_of({"telepathy": True})
 
 
 def test_options_of_a_function_are_those_of_its_arguments() -> None:
-    options = data_parser().parse_args(["--run", "x"])
-    assert options_of(lambda run, other=1: None, options) == {"run": Path("x")}
+    assert options_of(lambda run, other=1: None, boring("--run", "x").options) == {"run": Path("x")}
 
 
 def test_a_saving_callback_keeps_the_folder_that_the_user_named() -> None:
@@ -143,3 +120,25 @@ def test_a_saving_callback_keeps_the_folder_that_the_user_named() -> None:
     inside = free.inside(Path("run"))
     assert (free.folder, inside.folder, inside.every_n_epochs) == (None, Path("run"), 3)
     assert SaveAligners(Path("mine")).inside(Path("run")).folder == Path("mine")
+
+
+@pytest.mark.parametrize("command", ["fit", "stitch"])
+def test_a_file_of_another_kind_is_refused_before_anything_is_made(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    torch.save({"state_dict": {"x": torch.ones(3)}, "stitching" if command == "fit" else "alignment": {}}, "other.ckpt")
+    (tmp_path / "text.ckpt").write_text("no checkpoint")
+    for name, said in (("other", "another kind of run"), ("text", "cannot be read as one"), ("none", "no such file")):
+        with pytest.raises(ValueError, match=rf"a last.ckpt of `train.py {command}`, but .*{said}"):
+            train([command, "--ckpt_path", f"{name}.ckpt"])
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_folder_for_checkpoints_is_tried_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"`checkpoint.folder` to be a folder that can be written to"):
+        train(["stitch", "--checkpoint.folder", "file/below", "--trainer.logger", "false"])

@@ -11,14 +11,12 @@ import yaml
 from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
 from aligners.cli.options import flat
-from aligners.cli.table import train
-from aligners.cli.train import fit, stitch
+from aligners.cli.table import find, train
 from tests.processes import ROOT
 from tests.shell import metrics
 from tests.world import World
 
 SWEEPS = sorted((ROOT / "aligners" / "configs" / "sweeps").glob("*.yaml"))
-PARSERS = {"fit": fit.parser, "stitch": stitch.parser}
 
 
 def sweep_of(path: Path) -> dict[str, Any]:
@@ -51,7 +49,7 @@ def test_every_value_of_a_parameter_is_understood(path: Path, end: int, monkeypa
     monkeypatch.chdir(ROOT)
     sweep = sweep_of(path)
     command, *words = words_of(sweep, end)
-    parser = PARSERS[command]()
+    parser = find("train", command).parser()
     given = flat(yaml.safe_load(parser.dump(parser.parse_args(words))))
     for name, parameter in sweep["parameters"].items():
         assert given[name.replace("optimizer.", "optimizer.init_args.")] == ends_of(parameter)[end]

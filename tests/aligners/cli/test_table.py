@@ -3,14 +3,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from jsonargparse import ArgumentParser
 
 from aligners.cli import table
+from aligners.cli.run import Command
+from aligners.cli.train import fit
 from tests.processes import HANGS, ROOT
 
 
@@ -18,8 +17,8 @@ from tests.processes import HANGS, ROOT
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """What the command `fit` gets: the name of its parser and the words."""
     got: list[object] = []
-    command = SimpleNamespace(parser=ArgumentParser, run=lambda parser, words: got.append((parser.prog, words)))
-    monkeypatch.setitem(sys.modules, "aligners.cli.train.fit", command)
+    command = Command(lambda run: got.append((run.parser.prog, run.words)), "fit")
+    monkeypatch.setattr(fit, "fit", command)
     return got
 
 
@@ -46,10 +45,10 @@ def test_the_words_of_the_process_are_the_default(seen: list[object], monkeypatc
 
 @pytest.mark.parametrize("script", ["train", "evaluate", "study"])
 def test_every_command_has_the_same_shape(script: str) -> None:
-    for name, said in table.COMMANDS[script].items():
-        command = import_module(f"aligners.cli.{script}.{name}")
-        assert isinstance(command.parser(), ArgumentParser), name
-        assert callable(command.run)
+    for name, (_, said) in table.COMMANDS[script].items():
+        command = table.find(script, name)
+        assert isinstance(command, Command)
+        assert (command.work.__name__, command.parser().description[-1]) == (name, ".")
         assert said.endswith(".")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from aligners.cli.study import store as command
+from aligners.cli.table import study
 from aligners.fitting.alignment import Alignment
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP
@@ -74,9 +74,9 @@ def test_damaged_moments_are_refused_listed_and_removed(
     with pytest.raises(ValueError, match=f"{path} is damaged"):
         moments(world, tmp_path)
     with pytest.raises(ValueError, match=f"{path} is damaged"):
-        command.run(command.parser(), ["--folder", str(tmp_path), "--verify"])
+        study(["store", "--folder", str(tmp_path), "--verify"])
     assert "moments of a pair" in capsys.readouterr().out
-    command.run(command.parser(), ["--folder", str(tmp_path), "--remove", f"[{path.name}]"])
+    study(["store", "--folder", str(tmp_path), "--remove", f"[{path.name}]"])
     assert not path.exists()
     moments(world, tmp_path)
     assert path.exists()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import BertConfig, BertLMHeadModel, XLNetLMHeadModel
+from transformers import BertLMHeadModel, XLNetLMHeadModel
 
 from aligners.models import FrozenModel
 from aligners.models.classifiers import head_parts, with_head
@@ -48,9 +47,8 @@ def test_logits_are_what_the_plain_model_computes_in_the_layout_of_the_caller(fr
     assert torch.equal(real(frozen.logits(turned), turned), real(expected, inputs))
 
 
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_self_test_passes_and_replaced_states_are_used(frozen: FrozenModel, side: str) -> None:
-    inputs = tokenised(side=side)
+def test_self_test_passes_and_replaced_states_are_used(frozen: FrozenModel) -> None:
+    inputs = tokenised(side="left")
     frozen.self_test(inputs)
     native = frozen.logits(inputs)
     for site in SITES:
@@ -64,8 +62,12 @@ def test_self_test_passes_and_replaced_states_are_used(frozen: FrozenModel, side
 
 
 @pytest.mark.parametrize("architecture", CAUSAL)
-def test_causal_models_see_nothing_of_what_follows(architecture: str) -> None:
+def test_causal_models_see_nothing_of_what_follows_and_cache_nothing(architecture: str) -> None:
     frozen = tiny_frozen(architecture, task="causal")
+    received: list[Any] = []
+    frozen.model.register_forward_hook(lambda model, args, output: received.append(output))
+    frozen.logits(tokenised())
+    assert not received[0].get("past_key_values")
     inputs = tokenised(TEXTS[1:2])
     changed = {**inputs, "input_ids": inputs["input_ids"].clone()}
     changed["input_ids"][:, 6:] = 9
@@ -74,17 +76,7 @@ def test_causal_models_see_nothing_of_what_follows(architecture: str) -> None:
         assert not torch.allclose(a[:, 6:], b[:, 6:], atol=1e-2)
 
 
-@pytest.mark.parametrize("architecture", CAUSAL)
-def test_nothing_is_cached(architecture: str) -> None:
-    frozen = tiny_frozen(architecture, task="causal")
-    received: list[Any] = []
-    frozen.model.register_forward_hook(lambda model, args, output: received.append(output))
-    frozen.self_test(tokenised())
-    assert received
-    assert not any(output.get("past_key_values") for output in received)
-
-
-@pytest.mark.parametrize("architecture", CAUSAL)
+@pytest.mark.parametrize("architecture", ["gemma3_text", "gpt2", "openai-gpt", "opt"])
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_a_causal_classifier_reads_the_last_real_token_whatever_pads(architecture: str, side: str) -> None:
     frozen, inputs = tiny_frozen(architecture), tokenised(side=side)
@@ -99,13 +91,6 @@ def test_a_causal_classifier_without_a_padding_token_is_refused() -> None:
     with pytest.raises(ValueError, match=r"`pad_token_id` in the config of tiny-gpt2.*Set it to the padding token"):
         tiny_frozen("gpt2", pad_token_id=None)
     tiny_frozen("gpt2", task="causal", pad_token_id=None).self_test(tokenised())
-
-
-@pytest.mark.parametrize("architecture", ["gpt2", "openai-gpt"])
-def test_token_types_are_not_looked_up_among_the_words(architecture: str) -> None:
-    frozen, inputs = tiny_frozen(architecture), tokenised()
-    with_types = inputs | {"token_type_ids": torch.ones_like(inputs["input_ids"])}
-    assert torch.equal(frozen.logits(with_types), frozen.logits(inputs))
 
 
 @pytest.fixture
@@ -180,30 +165,17 @@ def test_shared_blocks_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "setting", "value"),
-    [
-        ("bert", "is_decoder", True),
-        ("deberta-v2", "conv_kernel_size", 3),
-        ("gemma3_text", "use_bidirectional_attention", True),
-    ],
+    ("architecture", "setting"),
+    [("bert", "is_decoder"), ("deberta-v2", "conv_kernel_size"), ("gemma3_text", "use_bidirectional_attention")],
 )
-def test_a_setting_that_the_table_does_not_cover_is_refused(architecture: str, setting: str, value: object) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"{architecture!r} model without `{setting}`, but got one with")):
-        tiny_frozen(architecture, **{setting: value})
+def test_a_setting_that_the_table_does_not_cover_is_refused(architecture: str, setting: str) -> None:
+    with pytest.raises(ValueError, match=f"'{architecture}' model without `{setting}`, but got one with"):
+        tiny_frozen(architecture, **{setting: 3 if setting == "conv_kernel_size" else True})
 
 
-@pytest.mark.parametrize("kind", [BertLMHeadModel, XLNetLMHeadModel])
-def test_a_next_token_head_on_blocks_that_see_the_next_token_is_none(kind: type) -> None:
-    config = tiny_model("bert" if kind is BertLMHeadModel else "xlnet").config
-    assert isinstance(config, BertConfig) is (kind is BertLMHeadModel)
-    assert FrozenModel(kind(config), name="sees").task is None
-
-
-def test_low_precision_and_autocast() -> None:
-    for architecture, task in LANGUAGE_HEADS:
-        FrozenModel(tiny_model(architecture, task=task).bfloat16(), name="low").self_test(tokenised())
-    for architecture in ("xlnet", "albert"):
-        FrozenModel(tiny_model(architecture).bfloat16(), name="low").self_test(tokenised(side="left"))
+@pytest.mark.parametrize(("architecture", "kind"), [("bert", BertLMHeadModel), ("xlnet", XLNetLMHeadModel)])
+def test_a_next_token_head_on_blocks_that_see_the_next_token_is_none(architecture: str, kind: type) -> None:
+    assert FrozenModel(kind(tiny_model(architecture).config), name="sees").task is None
 
 
 @pytest.mark.parametrize("architecture", ["albert", "bert", "xlnet"])  # no final norm: all above the states is head
@@ -213,14 +185,11 @@ def test_another_head_stands_in_and_leaves(architecture: str) -> None:
     with with_head(frozen.model, head_parts(other.model)):
         assert torch.equal(frozen.tail(tokenised(), 3, states), other.tail(tokenised(), 3, states))
         assert not torch.equal(frozen.logits(tokenised()), own)
-    assert torch.equal(frozen.logits(tokenised()), own)
-
-
-def test_the_own_head_comes_back_after_an_error() -> None:
-    model, other = (tiny_model("bert", seed=seed) for seed in (0, 1))
-    own = model.classifier
-    with pytest.raises(AttributeError), with_head(model, {**head_parts(other), "no.such": own}):
+    with (
+        pytest.raises(AttributeError),
+        with_head(frozen.model, {**head_parts(other.model), "no.such": nn.Linear(1, 1)}),
+    ):
         pass
-    with pytest.raises(RuntimeError), with_head(model, head_parts(other)):
+    with pytest.raises(RuntimeError), with_head(frozen.model, head_parts(other.model)):
         raise RuntimeError
-    assert model.classifier is own
+    assert torch.equal(frozen.logits(tokenised()), own)

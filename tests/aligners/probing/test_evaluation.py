@@ -36,22 +36,8 @@ def write_treebank(path: Path, count: int = 120) -> str:
         for place, word in enumerate(words, start=1):
             head = 0 if place == root else place + (1 if place < root else -1)
             pos = "PUNCT" if word == "and" else word[0].upper()
-            lines.append(
-                "\t".join(
-                    [
-                        str(place),
-                        word,
-                        "_",
-                        pos,
-                        "_",
-                        "_",
-                        str(head),
-                        ("left" if head < place else "right") if head else "root",
-                        "_",
-                        "_",
-                    ]
-                )
-            )
+            relation = ("left" if head < place else "right") if head else "root"
+            lines.append("\t".join(map(str, (place, word, "_", pos, "_", "_", head, relation, "_", "_"))))
         lines.append("")
     path.write_text("\n".join(lines) + "\n")
     return str(path)
@@ -87,6 +73,7 @@ def test_the_command_writes_a_report_and_probes_that_answer_as_it_says(
     train(
         [
             *("probe", "--run", str(run), "--seeds", "2", "--ranks", "[2,4]", "--training.least_steps", "5"),
+            *("--portions", "[0.1,0.5,1.0]"),
             *("--training.max_epochs", "1", "--projection", "4", "--hidden", "4"),
             *("--data.models", f"[{world['model_0']}]"),
             *("--data.text.source", world["trees"], "--data.max_length", "32", "--trainer.logger", "false"),
@@ -102,8 +89,7 @@ def test_the_command_writes_a_report_and_probes_that_answer_as_it_says(
     assert "distance: no better than the baseline (word order, UUAS 100.0): site 0, rank 2, with" in said
     assert "120 sentences" in said
     banks = load_banks(run / PROBES)
-    data = data_of(world)
-    again = run_on(data, experiment(tasks=["pos"], seeds=1, controls=False))  # only for its words
+    again = run_on(data_of(world), experiment(tasks=["pos"], controls=False, portions=[]))  # only for its words
     held = again.words[0, "test"]
     found = []
     for seed in range(2):
@@ -130,7 +116,7 @@ def test_each_model_and_its_twin_read_every_text_once(world: dict[str, str], mon
 
     monkeypatch.setattr(layers, "read_rows", counted)
     data = data_of(world, ("model_0", "model_1"))
-    made = run_on(data, experiment(tasks=["pos", "distance", "depth"], seeds=2))
+    made = run_on(data, experiment(tasks=["pos", "distance", "depth"], portions=[]))
     texts = len(data.texts.fit) + len(data.texts.validation) + len(data.texts.test)
     assert len(reads) == 4
     assert set(reads.values()) == {texts}
@@ -177,7 +163,7 @@ def test_a_task_without_held_out_targets_is_refused_before_a_model_is_looked_for
 
 def test_sentences_that_a_model_does_not_read_whole_are_dropped_and_counted(world: dict[str, str]) -> None:
     data = data_of(world, max_length=10)
-    made = run_on(data, experiment(tasks=["pos"], controls=False, mix=False))
+    made = run_on(data, experiment(tasks=["pos"], controls=False, mix=False, portions=[]))
     for split in ("fit", "validation", "test"):
         texts = [text.split() for text in getattr(data.texts, split)["text"]]
         kept = sum(len(words) <= 8 for words in texts)  # and two special tokens

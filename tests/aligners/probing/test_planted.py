@@ -25,7 +25,7 @@ from tests.aligners.probing.made import made_words
 
 WIDTH, RANK = 32, 14
 ARMS = [Arm("model", 0, rank=RANK), Arm("model", 1, rank=RANK)]
-HOW = ProbeTraining(batch=40, learning_rate=2e-2, least_steps=12)
+HOW = ProbeTraining(batch=40, learning_rate=2e-2, least_steps=12, patience=3)
 
 
 def planted(own: list[Sentence], seed: int) -> Words:
@@ -66,7 +66,7 @@ def trained(kind: type[DistanceProbes | DepthProbes], words: Words, watched: Wor
 
 def scores(bank: Bank, held: Words, *, rounded: bool) -> TreeScores:
     trees = Trees.of(held)
-    found = predictions(bank, held, trees)
+    found = predictions(bank, Examples(held, trees))
     if rounded:
         found = ((number, values.round()) for number, values in found)
     probe = "distance" if isinstance(bank.probes, DistanceProbes) else "depth"

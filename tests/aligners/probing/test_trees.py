@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from scipy.sparse.csgraph import shortest_path
 from scipy.stats import spearmanr
 
 from aligners.probing.bank import Arm, Bank, Examples, fresh_bank
@@ -23,12 +23,10 @@ from aligners.probing.trees import (
     predictions,
     punctuation,
     spanning_edges,
-    tree_depths,
-    tree_distances,
     tree_edges,
     tree_scores,
 )
-from aligners.reports.runs.probing.figures import trees_figure
+from aligners.reports.runs.probing.report import trees_figure
 from datamodules.text.annotated.sentence import Target
 from tests.aligners.probing.worlds import made_words
 
@@ -38,26 +36,31 @@ HOW = ProbeTraining(max_epochs=3, batch=2, learning_rate=1e-2, least_steps=4)
 
 def bank_of(kind: type[StructuralProbes]) -> Bank:
     bank = fresh_bank(kind, ARMS, made_words(), 0)
+    assert bool(bank.readings.mean.any()) is kind.centred is (kind is DistanceProbes)
     with torch.no_grad():
         bank.probes.weight += torch.randn(bank.probes.weight.shape, generator=torch.Generator().manual_seed(1))
     return bank
 
 
-def test_depths_and_distances_are_those_of_paths() -> None:
-    for own in made_words((9, 12, 2)).sentences:
-        edges = np.zeros((len(own.heads),) * 2)
-        for first, last in tree_edges(own.heads):
-            edges[first, last] = 1
-        paths = shortest_path(edges, directed=False)
-        assert np.array_equal(tree_distances(own.heads).numpy(), paths)
-        assert np.array_equal(tree_depths(own.heads).numpy(), paths[own.heads.index(0)])
+def above(heads: Sequence[int], word: int) -> set[int]:
+    """A word, its head, and so on up to the root."""
+    return {word} | (above(heads, heads[word] - 1) if heads[word] else set())
+
+
+def test_distances_and_depths_are_numbers_of_edges() -> None:
+    words = made_words((9, 12, 2))
+    trees = Trees.of(words)
+    for b, own in enumerate(words.sentences):
+        paths = [above(own.heads, word) for word in range(len(own.words))]
+        assert trees.distances[b].tolist() == [[len(one ^ other) for other in paths] for one in paths]
+        assert trees.depths[b].tolist() == [len(path) - 1 for path in paths]
 
 
 @pytest.mark.parametrize("kind", [DistanceProbes, DepthProbes])
 def test_predictions_and_losses_are_those_of_the_paper(kind: type[StructuralProbes]) -> None:
     words, bank = made_words(), bank_of(kind)
     trees = Trees.of(words)
-    found = dict(predictions(bank, words, trees))
+    found = dict(predictions(bank, Examples(words, trees)))
     losses = torch.zeros(len(ARMS))
     assert sorted(found) == trees.sentences == [b for b, own in enumerate(words.sentences) if len(own.words) > 1]
     for a, arm in enumerate(ARMS):
@@ -92,16 +95,18 @@ def test_a_bank_over_sites_and_ranks_is_its_probes_one_after_another() -> None:
             together.probes.weight[a, :, :rank], alone.probes.weight[0, :, :rank], rtol=1e-4, atol=1e-5
         )
         part = together.only([a])
-        for (b, one), (_, other) in zip(predictions(part, words, trees), predictions(alone, words, trees), strict=True):
+        for (b, one), (_, other) in zip(
+            *(predictions(each, Examples(words, trees)) for each in (part, alone)), strict=True
+        ):
             np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4, err_msg=str(b))
 
 
 def test_rank_correlations_are_scipys_averaged_by_word_sentence_and_length() -> None:
     words, bank = made_words((3, 5, 5, 6, 7, 7, 7)), bank_of(DistanceProbes)
     trees = Trees.of(words)
-    found = tree_scores("distance", predictions(bank, words, trees), words.sentences, trees)
+    found = tree_scores("distance", predictions(bank, Examples(words, trees)), words.sentences, trees)
     by_sentence = []
-    for (b, predicted), length in zip(predictions(bank, words, trees), found.lengths, strict=True):
+    for (b, predicted), length in zip(predictions(bank, Examples(words, trees)), found.lengths, strict=True):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             each = [spearmanr(predicted[0][w], trees.distances[b][w]).statistic for w in range(int(length))]
@@ -115,8 +120,12 @@ def test_rank_correlations_are_scipys_averaged_by_word_sentence_and_length() -> 
     assert by_length(found.spearman, found.lengths, twice)[0, 0].item() == pytest.approx(
         by_length(found.spearman[:, drawn], found.lengths[drawn])[0].item()
     )
-    depth = tree_scores("depth", predictions(bank_of(DepthProbes), words, trees), words.sentences, trees)
-    _, first = next(predictions(bank_of(DepthProbes), words, trees))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        constant = tree_scores("distance", iter([(0, np.zeros((1, 3, 3)))]), words.sentences, trees)
+    assert constant.spearman.isnan().all()
+    depth = tree_scores("depth", predictions(bank_of(DepthProbes), Examples(words, trees)), words.sentences, trees)
+    _, first = next(predictions(bank_of(DepthProbes), Examples(words, trees)))
     assert depth.spearman[1, 0].item() == pytest.approx(spearmanr(first[1], trees.depths[0]).statistic)
     assert depth.hits[1, 0] == (first[1].argmin() == words.sentences[0].heads.index(0))
 
@@ -161,7 +170,9 @@ def test_a_chain_is_the_order_of_the_words() -> None:
 def test_rows_of_a_structural_probe() -> None:
     words = made_words((6,) * 20)
     task = TreeTask("distance", words, made_words((6,) * 5, seed=60), ARMS, seed=0)
-    least, *found = task.rows([task.train(HOW, seed) for seed in range(2)], made_words((7, 8) * 15, seed=30))
+    for seed in range(2):
+        task.train(HOW, seed)
+    least, *found = task.rows(made_words((7, 8) * 15, seed=30))
     assert least["source"] == "word order"
     assert [(row["site"], row["rank"], row["parameters"]) for row in found] == [(0, 2, 12), (1, None, 36), (1, 4, 24)]
     for row in found:

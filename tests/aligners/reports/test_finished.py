@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aligners.cli.table import evaluate
-from aligners.reports.finished import KINDS, file_name, finished_run, make_report
+from aligners.reports.finished import KINDS, file_name, finished_run, make_report, maker
 from aligners.reports.publishing import write
 from aligners.reports.report import Row
 from tests.aligners.reports.stitching.stitched_rows import stitched
@@ -50,9 +50,11 @@ def test_options_of_the_report_come_from_the_run(tmp_path: Path) -> None:
     ]
 
 
-def test_every_kind_has_the_name_of_its_files() -> None:
+def test_every_kind_can_be_made_and_has_the_name_of_its_files() -> None:
+    assert all(callable(maker(kind)) for kind in KINDS)
     assert len({file_name(kind) for kind in KINDS}) == len(KINDS)
-    assert make_report("fit", {}, ROWS).name == "summary"
+    made = make_report("fit", {}, ROWS)
+    assert (made.name, [table.row_count for table in made.screen]) == ("summary", [2])
 
 
 def test_show_prints_the_run_and_makes_its_page(

@@ -12,7 +12,7 @@ from aligners.reports.drawing import short
 from aligners.reports.finished import make_report
 from aligners.reports.names import fixed, held_out_name, value_range
 from aligners.reports.runs.fit import report
-from aligners.reports.study.frames import Column
+from aligners.reports.study.contents import Column
 from aligners.reports.study.statistics import Estimate
 from aligners.reports.study.writing import plain_cell
 from datamodules.text.loading import load_texts

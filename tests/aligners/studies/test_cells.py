@@ -13,18 +13,23 @@ def cells_of(**changes: Any) -> list[Cell]:
     return expand(study_of(**changes), NoCommands())
 
 
+def of_kind(kind: str, **changes: Any) -> list[Cell]:
+    return [cell for cell in cells_of(**changes) if cell.kind == kind]
+
+
 def counts(cells: list[Cell]) -> dict[str, int]:
     return dict(Counter(cell.kind for cell in cells))
 
 
+NO_FIT: dict[str, Any] = {"fit": None, "inject": None}
+TUNED: dict[str, Any] = {"stages": ["pretrained", "finetuned"], "finetune": {}}
+TASKS = {"t": {"text": "a"}, "u": {"text": "b"}}
 ALL: dict[str, Any] = {"similarity": {}, "stitch": {}, "identity": {}, "recover": {}, "attention": {}, "finetune": {}}
 ALL |= {"surgery": {}, "probe": {}}
 
 
 def test_every_kind_of_cell() -> None:
-    cells = cells_of(
-        stages=["random", "pretrained", "finetuned"], tasks={"t": {"text": "a"}, "u": {"text": "b"}}, **ALL
-    )
+    cells = cells_of(stages=["random", "pretrained", "finetuned"], tasks=TASKS, **ALL)
     pairs = 3 * 2 * 3  # pairs × tasks × stages
     assert counts(cells) == {
         "untrained": 3,  # the same for both tasks
@@ -82,48 +87,32 @@ def test_an_id_is_the_hash_of_what_decides_the_result() -> None:
 
 
 def test_tasks_and_kinds_take_precedence_over_what_is_shared() -> None:
-    cells = cells_of(
-        data={"rows": "mean", "sites": "all"},
-        tasks={"t": {"rows": "cls"}},
-        fit={"options": {"data": {"sites": "1"}}},
-    )
-    fit = next(cell for cell in cells if cell.kind == "fit")
+    work = {"options": {"data": {"sites": "1"}}}
+    cells = cells_of(data={"rows": "mean", "sites": "all"}, tasks={"t": {"rows": "cls"}}, fit=work)
+    fit, inject = (next(cell for cell in cells if cell.kind == kind) for kind in ("fit", "inject"))
     assert fit.options["data"] == {"rows": "cls", "sites": "1", "model_x": "m0", "model_y": "m1"}
-    inject = next(cell for cell in cells if cell.kind == "inject")  # its checkpoint has the data options
-    assert set(inject.options["data"]) == {"model_x", "model_y"}
+    assert set(inject.options["data"]) == {"model_x", "model_y"}  # its checkpoint has the data options
 
 
 def test_similarity_is_one_cell_of_all_models_or_one_of_each_pair() -> None:
-    only: dict[str, Any] = {"fit": None, "inject": None, "similarity": {}}
-    (every,) = cells_of(**only)
+    (every,) = cells_of(**NO_FIT, similarity={})
     assert [model.name for model in every.models] == ["m0", "m1", "m2"]
-    pairs = cells_of(**only, pairs={"random": 2})
-    assert [len(cell.models) for cell in pairs] == [2, 2]
-    stages = {"stages": ["pretrained", "finetuned"], "finetune": {}, "similarity": {"across_stages": True}}
-    across = [cell for cell in cells_of(**{**only, **stages}) if cell.kind == "similarity"]
-    assert [len(cell.models) for cell in across] == [6]
-    assert across[0].stage is None
+    assert [len(cell.models) for cell in cells_of(**NO_FIT, similarity={}, pairs={"random": 2})] == [2, 2]
+    (across,) = of_kind("similarity", **NO_FIT, **TUNED, similarity={"across_stages": True})
+    assert (len(across.models), across.stage) == (6, None)
 
 
 def test_models_tuned_on_all_tasks_are_compared_on_the_texts_of_each() -> None:
-    stages = {"stages": ["pretrained", "finetuned"], "finetune": {}, "tasks": {"t": {"text": "a"}, "u": {"text": "b"}}}
     compared = {"across_stages": True, "across_tasks": True, "tasks": ["u"]}
-    (cell,) = (
-        cell for cell in cells_of(**stages, fit=None, inject=None, similarity=compared) if cell.kind == "similarity"
-    )
+    (cell,) = of_kind("similarity", **NO_FIT, **TUNED, tasks=TASKS, similarity=compared)
     assert cell.task == "u"
-    assert [(model.name, model.tuned_on) for model in cell.models[:5]] == [
-        ("m0", None), ("m1", None), ("m2", None), ("m0", "t"), ("m0", "u")
-    ]  # fmt: skip
+    tuned = [(model.name, model.tuned_on) for model in cell.models[:5]]
+    assert tuned == [("m0", None), ("m1", None), ("m2", None), ("m0", "t"), ("m0", "u")]
     assert len({model.path for model in cell.models}) == 3 + 3 * 2
 
 
 def test_surgery_is_of_all_fine_tunings_of_a_model_with_the_model_beside_them() -> None:
-    cell = next(
-        cell
-        for cell in cells_of(stages=["finetuned"], finetune={"copies": 2}, fit=None, inject=None, surgery={})
-        if cell.kind == "surgery"
-    )
+    cell = of_kind("surgery", **NO_FIT, stages=["finetuned"], finetune={"copies": 2}, surgery={})[0]
     assert [model.name for model in cell.models] == ["m0", "m0#2", "m0"]
     assert cell.options["data"] == {"models": [model.path for model in cell.models[:2]], "bases": ["m0"]}
     assert len(cell.needs) == 2
@@ -149,12 +138,6 @@ def test_several_pairs_share_a_cell_and_each_has_maps_of_its_own() -> None:
     assert files["m2", "m3"] == f"{second.id}/run/pairs/m2--m3/aligners.ckpt"
 
 
-def test_options_are_asked_for_once() -> None:
-    commands = NoCommands()
-    expand(study_of(models={"names": "m{seed}", "seeds": 25}), commands)
-    assert commands.asked == ["fit", "inject"]
-
-
 @pytest.mark.parametrize("place", [{"data": {"wrong": 1}}, {"tasks": {"t": {"wrong": 1}}}])
 def test_a_data_option_that_no_command_has_is_refused(place: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"data options of fit, inject, but none of them has wrong"):
@@ -162,23 +145,20 @@ def test_a_data_option_that_no_command_has_is_refused(place: dict[str, Any]) -> 
 
 
 def test_probes_of_one_text_are_the_same_whatever_the_task() -> None:
-    tasks = {"t": {"text": "a"}, "u": {"text": "b"}}
-    own = cells_of(tasks=tasks, inject=None, fit=None, probe={"options": {"data": {"text": "trees"}}})
+    own = cells_of(tasks=TASKS, **NO_FIT, probe={"options": {"data": {"text": "trees"}}})
     assert counts(own) == {"probe": 3}
     assert [cell.options["data"] for cell in own] == [{"text": "trees", "models": [f"m{n}"]} for n in range(3)]
 
 
 def test_a_text_of_a_works_own_takes_nothing_of_the_tasks() -> None:
     tasks = {"t": {"text": {"source": "a.csv", "label_column": "kind"}}}
-    own = {"options": {"data": {"text": {"source": "trees.conllu"}}}}
-    (cell, *_) = [cell for cell in cells_of(tasks=tasks, inject=None, fit=None, probe=own) if cell.kind == "probe"]
+    (cell, *_) = cells_of(tasks=tasks, **NO_FIT, probe={"options": {"data": {"text": {"source": "trees.conllu"}}}})
     assert cell.options["data"]["text"] == {"source": "trees.conllu"}
 
 
 def test_embedded_models_are_the_same_before_and_after_fine_tuning() -> None:
     own = {"options": {"data": {"text": {"source": "grammar"}}}}
-    changes: dict[str, Any] = {"models": {"names": ["embedded-mlm:0"]}, "inject": None, "fit": None, "finetune": {}}
-    changes |= {"stages": ["pretrained", "finetuned"], "probe": own}
+    changes: dict[str, Any] = {"models": {"names": ["embedded-mlm:0"]}, **NO_FIT, **TUNED, "probe": own}
     with pytest.raises(ValueError, match=r"no `data.text` in `probe.options`.*another model there"):
         cells_of(tasks={"t": {"text": {"source": "rotten_tomatoes"}}}, **changes)
     assert counts(cells_of(tasks={"t": {"text": {"source": "grammar"}}}, **changes))["probe"] == 2

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from aligners.cli.study.status import failures, status_table
+from aligners.cli.study.folder import failures, status_table
 from aligners.studies.cells import Cell
 from aligners.studies.collecting import collect, tables
 from aligners.studies.folder import StudyFolder
@@ -24,7 +24,7 @@ def leave(folder: StudyFolder, cell: Cell, **content: Any) -> None:
 def test_rows_say_what_they_are_about_in_the_studys_words(tmp_path: Path) -> None:
     folder, cells = begun(tmp_path, models=MODELS, stages=["finetuned"], finetune={}, inject=None)
     fit = next(cell for cell in cells if cell.kind == "fit")
-    x, y = (folder.filled(model.path) for model in fit.models)
+    x, y = (model["path"] for model in folder.described(fit.id)["models"])
     assert x != y
     rows = [{"model_x": x, "model_y": y, "fvu": 0.5}, {"model_x": y, "model_y": x, "fvu": 0.25}]
     leave(folder, fit, rows=rows)
@@ -48,9 +48,13 @@ def test_rows_across_stages_have_none_of_their_own(tmp_path: Path) -> None:
     stages = {"stages": ["pretrained", "finetuned"], "finetune": {}, "similarity": {"across_stages": True}}
     folder, cells = begun(tmp_path, models=MODELS, fit=None, inject=None, **stages)
     cell = next(cell for cell in cells if cell.kind == "similarity")
-    old, new = (next(m for m in cell.models if m.name == "a" and m.stage == s) for s in ("pretrained", "finetuned"))
-    rows = [{"model_x": old.path, "model_y": folder.filled(new.path), "value": 1.0}]
-    layers = [{"model": folder.filled(new.path), "layer": 1, "nuclear_norm": 2.0}]
+    models = folder.described(cell.id)["models"]
+    old, new = (
+        next(model["path"] for model in models if (model["name"], model["stage"]) == ("a", stage))
+        for stage in ("pretrained", "finetuned")
+    )
+    rows = [{"model_x": old, "model_y": new, "value": 1.0}]
+    layers = [{"model": new, "layer": 1, "nuclear_norm": 2.0}]
     leave(folder, cell, rows=rows, layers=layers, findings=["words"], meta={"rows": "cls"})
     found = tables(folder)
     assert set(found) == {"similarity", "similarity_layers"}

@@ -84,15 +84,13 @@ def test_a_worker_that_is_lost_while_all_are_ended_disturbs_nobody() -> None:
     assert len(ended) == 2
 
 
-def test_jobs_of_submitit(tmp_path: Path) -> None:
-    pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
+def test_jobs_of_submitit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    submitit = pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
+    monkeypatch.setattr(submitit.Job, "_results_timeout_s", 0.5)  # for which it waits for a dead job's result
     os.mkfifo(tmp_path / "pipe")
     executor = make_executor("slurm", 3, 0, tmp_path, {"cluster": "local", "timeout_min": 5})
-    lost, fine, waiting = (
-        executor.submit(killed),
-        executor.submit(pid),
-        executor.submit(wait_for, str(tmp_path / "pipe")),
-    )
+    lost, fine = executor.submit(killed), executor.submit(pid)
+    waiting = executor.submit(wait_for, str(tmp_path / "pipe"))
     assert fine.result() != os.getpid()
     assert lost.exception() is not None
     assert not waiting.done()
@@ -143,10 +141,10 @@ def test_a_cell_of_a_study_on_ray(cluster: str, world: World, tmp_path: Path, mo
     from tests.aligners.cli.small_study import study_file
 
     monkeypatch.chdir(tmp_path)
-    linear = {"options": {"model": {"aligners": {"linear": "Linear"}}, "data": {"sites": [1]}}}
-    file = study_file(world, tmp_path, fit=linear, inject=None, report=["ren_table_4"])
+    fit = {"model": {"aligners": {"linear": "Linear"}}, "data": {"sites": [1]}, "trainer": {"max_epochs": 1}}
+    file = study_file(world, tmp_path, fit={"options": fit}, inject=None)
     options = json.dumps({"address": cluster, "num_cpus": 1})
-    study(["run", file, "--executor", "ray", "--executor_options", options])
+    study(["run", file, "--executor", "ray", "--executor_options", options, "--rate", "1e12"])
     folder = StudyFolder(tmp_path / "runs" / "small")
     (cell,) = folder.cells
     (row,) = folder.result(cell)["rows"]

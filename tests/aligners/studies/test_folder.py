@@ -92,5 +92,5 @@ def test_a_studys_folder_can_be_moved(tmp_path: Path) -> None:
     inject = next(cell for cell in cells if cell.kind == "inject")
     (tmp_path / "here").rename(tmp_path / "there")
     moved = StudyFolder(tmp_path / "there")
-    (file,) = moved.filled(moved.described(inject.id)["options"])["checkpoints"]
+    (file,) = moved.described(inject.id)["options"]["checkpoints"]
     assert file == str(tmp_path / "there" / "cells" / inject.needs[0] / "run" / "aligners.ckpt")

@@ -15,16 +15,9 @@ from tests.tiny import SPECIAL, TEXTS, tiny_frozen, tokenised
 
 SITES = [(0, 0), (2, 1), (2, 3)]  # X's site 2 is paired twice
 POLICIES: list[tuple[RowPolicy, bool]] = [
-    ("tokens", True),
-    ("tokens", False),
-    ("mean", True),
-    ("mean", False),
-    ("cls", True),
-    ("words", True),
-    ("words_first", False),
-    ("words_mean", True),
+    *(("tokens", True), ("tokens", False), ("mean", True), ("mean", False)),
+    *(("cls", True), ("words", True), ("words_first", False), ("words_mean", True)),
 ]
-every_policy = pytest.mark.parametrize(("policy", "special"), POLICIES)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +59,7 @@ def expected_rows(states: Tensor, texts: TextBatch, policy: RowPolicy, special: 
     rows = []
     for text, states_of_text in enumerate(states):
         real = texts.inputs_x["attention_mask"][text].bool()
-        counts = real if special else real & ~texts.special_x[text]
+        counts = real if special else real & ~texts.special[0][text]
         chosen = states_of_text[counts]
         if policy.startswith("words"):
             assert texts.words is not None
@@ -81,7 +74,7 @@ def expected_rows(states: Tensor, texts: TextBatch, policy: RowPolicy, special: 
     return torch.stack(rows)
 
 
-@every_policy
+@pytest.mark.parametrize(("policy", "special"), POLICIES)
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_rows_are_those_of_the_definition(
     models: tuple[FrozenModel, FrozenModel], policy: RowPolicy, special: bool, side: str
@@ -94,17 +87,6 @@ def test_rows_are_those_of_the_definition(
             torch.testing.assert_close(rows[place], expected_rows(states, texts, policy, special))
     assert paired.x.dtype == paired.y.dtype == torch.float32
     assert not paired.x.is_inference()  # they must be able to enter a graph
-
-
-@every_policy
-def test_padding_changes_nothing(models: tuple[FrozenModel, FrozenModel], policy: RowPolicy, special: bool) -> None:
-    right, left = (read(models, batch(side=side), policy, special) for side in ("right", "left"))
-    alone = [read(models, batch((text,)), policy, special) for text in TEXTS]
-    for other in (left.x, torch.cat([one.x for one in alone], 1)):
-        torch.testing.assert_close(right.x, other, rtol=1e-5, atol=1e-5)
-    for other in (left.y, torch.cat([one.y for one in alone], 1)):
-        torch.testing.assert_close(right.y, other, rtol=1e-5, atol=1e-5)
-    assert torch.equal(right.text, left.text)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -132,13 +114,13 @@ def test_rows_know_where_they_came_from(models: tuple[FrozenModel, FrozenModel],
 def test_rows_go_back_to_where_they_were(side: str, special: bool) -> None:
     texts = batch(side=side)
     mask = texts.inputs_x["attention_mask"]
-    rows = select_rows(mask, texts.special_x, "tokens", special)
+    rows = select_rows(mask, texts.special[0], "tokens", special)
     states = torch.randn(*mask.shape, 4)
     out = torch.empty(len(rows), 4)
     rows.gather(states, out)
     assert torch.equal(rows.scatter(out, states), states)
     blank = rows.scatter(out, torch.zeros_like(states))
-    counts = mask.bool() if special else mask.bool() & ~texts.special_x
+    counts = mask.bool() if special else mask.bool() & ~texts.special[0]
     assert torch.equal(blank[counts], states[counts])
     assert (blank[~counts] == 0).all()
     half = torch.empty(len(rows), 4, dtype=torch.float64)
@@ -148,9 +130,9 @@ def test_rows_go_back_to_where_they_were(side: str, special: bool) -> None:
 
 def test_a_text_without_a_token_that_counts_is_named() -> None:
     texts = batch(("good", "the film", "bad"))
-    texts.special_x[1] = True
+    texts.special[0][1] = True
     with pytest.raises(ValueError, match=r"text number 1 of the batch.*count special tokens"):
-        select_rows(texts.inputs_x["attention_mask"], texts.special_x, "mean", special_tokens=False)
+        select_rows(texts.inputs_x["attention_mask"], texts.special[0], "mean", special_tokens=False)
 
 
 def test_words_in_any_order_are_rows_in_theirs() -> None:
@@ -158,13 +140,7 @@ def test_words_in_any_order_are_rows_in_theirs() -> None:
     counts = torch.tensor([2, 1, 0])
     assert select_words(words, counts, "words").index.tolist() == [5, 2, 6]
     first = select_words(words, counts, "words_first")
-    assert first.index.tolist() == [3, 1, 6]
-    assert first.owner.tolist() == [0, 0, 1]
-    assert len(first) == 3
-    assert first.texts == 3
-
-
-def test_texts_without_words_have_no_words_for_rows() -> None:
+    assert (first.index.tolist(), first.owner.tolist(), len(first), first.texts) == ([3, 1, 6], [0, 0, 1], 3, 3)
     texts = replace(batch(), words=None, word_count=None)
     with pytest.raises(ValueError, match=r"`rows` 'words_mean'.*`words=True`"):
         rows_of_each(texts, RowKind("words_mean"))

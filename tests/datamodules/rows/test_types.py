@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from datamodules.pairings import pair_states
 from datamodules.rows.reading import PairedBatch, Plan
 from datamodules.rows.types import SeenTypes, is_held_out
 from datamodules.states import States
 from datamodules.text.sources import TextSource
 from datamodules.tokens.tokenised import Marks
 from tests.datamodules.tokens.splitters import byte_level, splitter_folder, word_piece
-from tests.runs import activations, made_again
+from tests.runs import activations, rank_of
 from tests.tiny import SPECIAL, WORDS
 from tests.world import World, sentences, write_texts
 
@@ -57,7 +56,8 @@ def test_rows_of_held_out_tokens_are_left_out_of_fitting_and_of_nothing_else(wor
     data = activations(world, special_tokens=special, held_out_types=SHARE)
     expected = Counter(name for name in token_names(every, "fit") if name not in HELD)
     assert Counter(token_names(data, "fit")) == expected
-    assert data.seen == SeenTypes("tokens", frozenset(expected))
+    assert data.seen == SeenTypes("tokens", frozenset(expected)) == SeenTypes.from_state(data.seen.state())
+    assert (data.describe()["held_out_types"], data.describe()["types"]) == (SHARE, "tokens")
     assert set(SPECIAL[::2]) <= set(expected) or not special  # <s> and </s>
     for split in ("validation", "test"):
         assert token_names(data, split) == token_names(every, split)
@@ -79,10 +79,9 @@ def test_rows_of_unseen_tokens_are_marked(world: World, tmp_path: Path) -> None:
     assert all(ready.rows[0].unseen is None for ready in prepared(data, "test"))
 
 
-@pytest.mark.parametrize("rows", ["words", "words_first", "words_mean"])
-def test_rows_of_held_out_words_are_left_out(world: World, tmp_path: Path, rows: str) -> None:
+def test_rows_of_held_out_words_are_left_out(world: World, tmp_path: Path) -> None:
     models = [splitter_folder(tmp_path / name, make()) for name, make in (("x", word_piece), ("y", byte_level))]
-    options = {"model_x": models[0], "model_y": models[1], "rows": rows, "max_length": 60, "sites": [2]}
+    options = {"model_x": models[0], "model_y": models[1], "rows": "words_mean", "max_length": 60, "sites": [2]}
     every, data = activations(world, **options), activations(world, **options, held_out_types=SHARE)
     kept, seen = fitted_rows(every), fitted_rows(data)
     words = {text: words_with_rows(every, text) for text in kept}
@@ -126,14 +125,9 @@ def test_every_rank_keeps_a_row_in_every_batch(world: World, tmp_path: Path, wor
     source = TextSource(write_texts(tmp_path / "fit.csv", texts), held_out=world.test)
     data = activations(world, text=source, special_tokens=False, held_out_types=SHARE, batch_size=4)
 
-    class Ranked:
-        def __init__(self, rank: int) -> None:
-            self.global_rank, self.world_size, self.strategy = rank, world_size, self
-            self.root_device = torch.device("cpu")
-
     found = []
     for rank in range(world_size):
-        data.trainer = Ranked(rank)  # type: ignore[assignment]
+        data.trainer = rank_of(rank, world_size)
         found.append(prepared(data, "fit", shuffle=True))
     assert len({len(batches) for batches in found}) == 1
     assert all(len(ready.rows[0]) > 0 for batches in found for ready in batches)
@@ -168,11 +162,3 @@ def test_marks_follow_the_texts() -> None:
     assert marks.of(torch.tensor([3, 0, 2, 1])).tolist() == [True, False, True, True, False, True]
     assert marks.of(torch.tensor([1])).tolist() == [False, True]
     assert marks.texts_with_rows().tolist() == [1, 3]
-
-
-def test_the_option_is_part_of_the_configuration(world: World) -> None:
-    data = activations(world, held_out_types=SHARE)
-    assert made_again(pair_states, data.config()).held_out_types == SHARE
-    assert (data.describe()["held_out_types"], data.describe()["types"]) == (SHARE, "tokens")
-    assert pair_states().held_out_types == 0.1
-    assert SeenTypes.from_state(data.seen.state()) == data.seen

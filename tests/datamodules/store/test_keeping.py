@@ -1,21 +1,23 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 from filelock import FileLock
 
-from aligners.cli.study import store as command
+from aligners.cli.table import study
 from datamodules.store.keeping import kept_in, remove_down_to
 from tests.runs import activations
 from tests.store_kills import everything
 from tests.world import World
 
 
-@pytest.fixture
-def folder(world: World, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def three(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three stores: of X, of Y, and of X's sub-layers; the first was used last, the last first."""
+    tmp_path = tmp_path_factory.mktemp("three")
     for component, models in (("residual", "xy"), ("mlp", "xx")):
         names = {f"model_{side}": getattr(world, f"model_{m}") for side, m in zip("xy", models, strict=True)}
         activations(world, **names, sites=[1], component=component, store=tmp_path).loader("test")
@@ -25,12 +27,17 @@ def folder(world: World, tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def folder(three: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(three, tmp_path / "stores"))
+
+
 def _order(world: World, manifest: object) -> tuple[bool, bool]:
     return manifest.identity.component == "mlp", manifest.about["model"] == world.model_y  # type: ignore[attr-defined]
 
 
 def say(folder: Path, *words: str) -> None:
-    command.run(command.parser(), ["--folder", str(folder), *words])
+    study(["store", "--folder", str(folder), *words])
 
 
 def test_it_lists_what_is_there(world: World, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from datamodules.store import reading
-from datamodules.store.reading import Ring, Rings
+from datamodules.store.reading import Ring, lent
 from tests.runs import activations
 from tests.world import World
 
@@ -44,12 +44,12 @@ def test_memory_is_used_in_turn_and_again_from_the_beginning() -> None:
 
 
 def test_a_ring_is_kept_for_the_next_epoch_and_lent_to_one_at_a_time() -> None:
-    rings = Rings()
-    with rings.lent(100) as one, rings.lent(100) as other:
+    rings: list[Ring] = []
+    with lent(rings, 100) as one, lent(rings, 100) as other:
         assert one is not other
-    with rings.lent(80) as again:
+    with lent(rings, 80) as again:
         assert again is one
-    with rings.lent(500) as larger:
+    with lent(rings, 500) as larger:
         assert larger.size >= 500
 
 
@@ -97,7 +97,7 @@ def test_memory_is_free_once_read_though_a_thread_has_not_let_go_of_its_task(
     for _ in range(2):
         for batch in rows:
             assert batch.stored
-    (ring,) = rows._rings._free
+    (ring,) = rows._rings
     assert kept
     assert ring.fresh == 0
 

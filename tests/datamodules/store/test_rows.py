@@ -19,30 +19,21 @@ from aligners.models.model import FrozenModel
 from callbacks.checkpoint import SaveAligners
 from datamodules.layers import LayerActivations
 from datamodules.model_texts import stitched_texts
-from datamodules.pairings import pairs_states
 from datamodules.store import reading, states
 from datamodules.text.sources import TextSource
 from tests import stitches
 from tests.datamodules.tokens.splitters import byte_level, splitter_folder, word_piece
 from tests.interrupting import strike
-from tests.ranks import two_ranks
-from tests.runs import activations, quiet_trainer
+from tests.runs import activations, quiet_trainer, rank_of
 from tests.world import World
-
-POLICIES = ("tokens", "words", "words_first", "words_mean", "mean", "cls")
 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many shards, windows and pieces."""
-    _make_small(monkeypatch.setattr)
-
-
-def _make_small(setattr: Any) -> None:
-    setattr(states, "SHARD", 50_000)
-    setattr(reading, "ROWS", 250)
-    setattr(reading, "PIECE", 3_000)
-    setattr(reading, "MOST_BUFFERS", 3)
+    monkeypatch.setattr(states, "SHARD", 50_000)
+    monkeypatch.setattr(reading, "ROWS", 250)
+    monkeypatch.setattr(reading, "PIECE", 3_000)
 
 
 def forbid_running(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,11 +43,13 @@ def forbid_running(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FrozenModel, "front", front)
 
 
-@pytest.mark.parametrize("rows", POLICIES)
-@pytest.mark.parametrize("split", ["fit", "test"])
+@pytest.mark.parametrize(
+    "rows", ["tokens fit", "words test", "words_first test", "words_mean fit", "mean fit", "cls test"]
+)
 def test_paired_rows_are_those_of_streaming(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: str, split: Any
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: Any
 ) -> None:
+    rows, split = rows.split()
     options = {"rows": rows, "sites": ["1:3", 2, "2:0"], "special_tokens": False, "held_out_types": 0.3}
     text = TextSource(world.fit, held_out=world.test, seed=1)
     expected = list(activations(world, **options, text=text, max_length=60).paired(split, shuffle=True))
@@ -82,13 +75,13 @@ def test_layers_of_models_with_other_tokenizers_are_those_of_streaming(world: Wo
     given: dict[str, Any] = {"text": TextSource(world.fit, held_out=world.test), "batch_size": 8, "max_length": 60}
     data = LayerActivations(models, **given, store=tmp_path / "store")
     for a, b in zip(data.batches("test"), LayerActivations(models, **given).batches("test"), strict=True):
-        assert (a.number, len(a.texts.stored)) == (b.number, 2)
+        assert (a.texts.number, len(a.texts.stored)) == (b.texts.number, 2)
         assert a.states[0] is a.states[2]
         assert torch.equal(a.token, b.token)
         for found, expected in zip(a.states, b.states, strict=True):
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
     twin = data.frozen[1].untrained(seed=5)
-    assert not torch.allclose(data.reader.states(twin, a, 1), a.states[1])  # is run, not looked up
+    assert not torch.allclose(data.reader.read_model(twin, a, 1)[0], a.states[1])  # is run, not looked up
 
 
 def test_attention_is_not_kept(world: World, tmp_path: Path) -> None:
@@ -180,13 +173,12 @@ def fit(world: World, folder: Path, resume: Path | None = None, **options: Any) 
     return module
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_fit_gives_the_same_with_a_store_and_resumes_in_an_epoch(world: World, tmp_path: Path, workers: int) -> None:
+def test_a_fit_gives_the_same_with_a_store_and_resumes_in_an_epoch(world: World, tmp_path: Path) -> None:
     plain = fit(world, tmp_path / "plain")
     with strike(Alignment, "training_step", 9), pytest.raises(SystemExit):
-        fit(world, tmp_path / "begun", store=tmp_path / "store", workers=workers)
+        fit(world, tmp_path / "begun", store=tmp_path / "store", workers=1)
     resumed = fit(world, tmp_path / "ended", tmp_path / "begun" / "last.ckpt", store=tmp_path / "store")
-    whole = fit(world, tmp_path / "whole", store=tmp_path / "store", workers=workers)
+    whole = fit(world, tmp_path / "whole", store=tmp_path / "store", workers=1)
     for name, value in whole.state_dict().items():
         assert torch.equal(resumed.state_dict()[name], value), name
     for a, b in zip(plain.validation_figures.values(), whole.validation_figures.values(), strict=True):
@@ -208,45 +200,12 @@ def test_stitching_layers_train_without_running_a_front(
         assert torch.equal(again.state_dict()[name], value), name
 
 
-def test_many_pairs_are_fitted_without_running_a_front(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given: dict[str, Any] = {"text": TextSource(world.fit, held_out=world.test), "sites": [1], "max_length": 60}
-    models = [world.model_x, world.model_y, world.model_x]
-    expected = list(pairs_states(models, **given).paired("test"))
-    data = pairs_states(models, **given, store=tmp_path)
-    data.complete_store(["test"])
-    forbid_running(monkeypatch)
-    for found, plain in zip(data.paired("test"), expected, strict=True):
-        torch.testing.assert_close(found.x, plain.x, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(found.y, plain.y, rtol=1e-5, atol=1e-5)
+def test_ranks_read_their_parts(world: World, tmp_path: Path) -> None:
+    def read(rank: int, store: Path | None) -> list[tuple[torch.Tensor, ...]]:
+        data = activations(world, sites=[1, 3], store=store)
+        data.trainer = rank_of(rank, 2)
+        return [(batch.text, batch.x, batch.y) for batch in data.paired("fit", shuffle=True)]
 
-
-# ---------------------------------------------------------------------- ranks
-
-
-class _Rank:
-    class strategy:
-        root_device = torch.device("cpu")
-
-    is_global_zero, progress_bar_callback, world_size = False, None, 2
-
-    def __init__(self, rank: int) -> None:
-        self.global_rank = rank
-
-
-def read_on(rank: int, world: World, store: Path | None) -> list[tuple[Any, ...]]:
-    _make_small(setattr)
-    data = activations(world, sites=[1, 3], store=store)
-    data.trainer = _Rank(rank)  # type: ignore[assignment]
-    return [(batch.text, batch.x, batch.y) for batch in data.paired("fit", shuffle=True)]
-
-
-def test_two_ranks_write_one_store_and_read_their_parts(world: World, tmp_path: Path) -> None:
-    (tmp_path / "ranks").mkdir()
-    found = two_ranks(partial(read_on, world=world, store=tmp_path / "store"), tmp_path / "ranks", meet=False)
-    for rank, batches in enumerate(found):
-        for a, b in zip(batches, read_on(rank, world, None), strict=True):
-            assert torch.equal(a[0], b[0])
-            torch.testing.assert_close(a[1:], b[1:], rtol=1e-5, atol=1e-5)
-    assert not list((tmp_path / "store").rglob("*.unfinished"))
+    for rank in range(2):
+        for found, expected in zip(read(rank, tmp_path), read(rank, None), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)

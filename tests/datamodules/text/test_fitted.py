@@ -13,7 +13,7 @@ from datasets import Dataset
 from aligners.models.embedded.recipes import Recipe
 from aligners.reports.finished import make_report
 from datamodules.layers import LayerActivations
-from datamodules.model_texts import labelled_texts, stitched_texts
+from datamodules.model_texts import labelled_texts
 from datamodules.pairings import pair_states
 from datamodules.text import texts as read
 from datamodules.text.loading import load_texts
@@ -67,8 +67,6 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> str:
 KINDS: list[Any] = [
     lambda x, y, **more: pair_states(x, y, **more),
     lambda x, y, **more: LayerActivations([x, y], **more),
-    lambda x, y, **more: stitched_texts([x, y], **more),
-    lambda x, y, **more: labelled_texts([x, y], **more),
     lambda x, y, **more: labelled_texts(y, bases=x, **more),
 ]
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from aligners.reports.finished import make_report
 from datamodules.text import sources
 from datamodules.text.labels import known_labels, read_labels
-from datamodules.text.loading import load_texts
+from datamodules.text.loading import load_texts, split_of, split_shares, text_key
 from datamodules.text.sources import TextSource
 from datamodules.text.texts import Texts, words_on_copies, words_on_splits
 
@@ -47,8 +48,7 @@ def source(tmp_path: Path) -> str:
 
 def test_splits_hold_every_text_once_with_its_label(source: str) -> None:
     texts = load_texts(TextSource(source))
-    found = texts_of(texts)
-    assert sorted(chain(*found.values())) == sorted(sentences(300))
+    assert sorted(chain(*texts_of(texts).values())) == sorted(sentences(300))
     assert 40 < len(texts.test) < 80
     assert 5 < len(texts.validation) < 30
     for split in (texts.fit, texts.validation, texts.test):
@@ -57,21 +57,22 @@ def test_splits_hold_every_text_once_with_its_label(source: str) -> None:
         assert split.features["label"] == datasets.Value("int64")
 
 
-def test_split_depends_on_the_text_and_the_seed_alone(source: str, tmp_path: Path) -> None:
+def test_splits_depend_on_text_and_seed_and_fewer_texts_are_part_of_more(source: str, tmp_path: Path) -> None:
+    def read(path: str = source, **options: Any) -> dict[str, list[str]]:
+        return texts_of(load_texts(TextSource(path, **options)))
+
     part = sentences(300)[100:][::-1]
     other = write_csv(tmp_path / "other.csv", text=part, label=[0] * 200)
-    whole, again = texts_of(load_texts(TextSource(source))), texts_of(load_texts(TextSource(other)))
+    turned = write_csv(tmp_path / "turned.csv", text=sentences(300)[::-1], label=[0] * 300)
+    whole, again, few, more = read(), read(other), read(max_texts=5), read(max_texts=10)
+    held, least, any_order = read(max_held_out=4), read(max_texts=3, max_held_out=4), read(turned, max_texts=5)
     for name in whole:
         assert set(again[name]) == set(whole[name]) & set(part)
-    assert texts_of(load_texts(TextSource(source, seed=1))) != whole
-
-
-def test_copies_end_up_in_one_split_and_the_first_is_kept(tmp_path: Path) -> None:
-    shouted = [f"  {text.upper().replace(' ', '  ')}" for text in sentences(200)]
-    source = write_csv(tmp_path / "twice.csv", text=sentences(200) + shouted, label=[0] * 200 + [1] * 200)
-    texts = load_texts(TextSource(source))
-    assert sorted(chain(*texts_of(texts).values())) == sorted(sentences(200))
-    assert texts.describe()["duplicates_dropped"] == 200
+        assert len(few[name]) == 5
+        assert set(any_order[name]) == set(few[name]) < set(more[name]) < set(whole[name])
+        assert held[name] == whole[name] if name == "fit" else set(held[name]) < set(whole[name])
+    assert read(seed=1) != whole
+    assert [len(held["validation"]), len(held["test"]), *map(len, least.values())] == [4, 4, 3, 3, 3]
 
 
 def test_texts_of_an_official_split_leave_the_others(tmp_path: Path) -> None:
@@ -112,12 +113,9 @@ def test_no_validation_texts_have_the_columns_of_the_others(tmp_path: Path) -> N
     assert len(texts.validation) == 0
     assert texts.classes == 2
     assert len(texts.fitted("fit", "validation").keys) == len(texts.fitted("fit").keys)
-
-
-def test_sizes_are_said_and_copies_only_where_there_are(source: str) -> None:
-    described = load_texts(TextSource(source, max_held_out=10)).describe()
+    described = load_texts(TextSource(source, text_columns=["a"], max_held_out=10)).describe()
     assert words_on_splits(described) == (
-        f"Texts of {source}: {described['n_texts']['fit']:,} to fit on, 10 to watch training on "
+        f"Texts of {source}: {described['n_texts']['fit']:,} to fit on, 2 to watch training on "
         "(`text.validation_share` 0.05), 10 held out."
     )
     assert words_on_copies(described) == []
@@ -163,46 +161,16 @@ def test_another_encoding_is_refused_with_file_and_line(tmp_path: Path, suffix: 
         load_texts(TextSource(str(tmp_path / f"old.{suffix}")))
 
 
-@pytest.mark.parametrize("suffix", ["csv", "tsv", "json"])
-def test_a_mark_of_byte_order_is_no_text(tmp_path: Path, suffix: str) -> None:
-    rows = ["text", *sentences(50)]
-    rows = [json.dumps({"text": row}) for row in rows[1:]] if suffix == "json" else rows
-    (tmp_path / f"marked.{suffix}").write_bytes("\n".join(rows).encode("utf-8-sig"))
-    texts = load_texts(TextSource(str(tmp_path / f"marked.{suffix}")))
-    assert sorted(chain(*texts_of(texts).values())) == sorted(sentences(50))
-
-
-def test_fewer_texts_are_part_of_more_in_any_order(source: str, tmp_path: Path) -> None:
-    turned = write_csv(tmp_path / "turned.csv", text=sentences(300)[::-1], label=[0] * 300)
-    again = texts_of(load_texts(TextSource(turned, max_texts=5)))
-    few = texts_of(load_texts(TextSource(source, max_texts=5)))
-    more = texts_of(load_texts(TextSource(source, max_texts=10)))
-    for name in few:
-        assert len(few[name]) == 5
-        assert set(few[name]) < set(more[name])
-        assert set(few[name]) == set(again[name])
-
-
-def test_held_out_texts_have_a_limit_of_their_own(source: str) -> None:
-    every, some = (texts_of(load_texts(TextSource(source, max_held_out=most))) for most in (None, 4))
-    assert some["fit"] == every["fit"]
-    for name in ("validation", "test"):
-        assert len(some[name]) == 4
-        assert set(some[name]) < set(every[name])
-    least = texts_of(load_texts(TextSource(source, max_texts=3, max_held_out=4)))
-    assert {len(texts) for texts in least.values()} == {3}
-
-
 @pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "parquet"])
-def test_formats_hold_the_same(source: str, tmp_path: Path, suffix: str) -> None:
+def test_formats_hold_the_same_and_a_mark_of_byte_order_is_no_text(source: str, tmp_path: Path, suffix: str) -> None:
     table = datasets.Dataset.from_dict({"text": sentences(300), "label": [i % 2 for i in range(300)]})
     path = tmp_path / f"same.{suffix}"
     if suffix == "parquet":
         table.to_parquet(path)
     elif suffix == "jsonl":
-        path.write_text("\n".join(json.dumps(row) for row in table))
+        path.write_text("\n".join(json.dumps(row) for row in table), encoding="utf-8-sig")
     else:
-        table.to_csv(path, index=False, sep="," if suffix == "csv" else "\t")
+        table.to_csv(path, index=False, sep="," if suffix == "csv" else "\t", encoding="utf-8-sig")
     a, b = load_texts(TextSource(source)), load_texts(TextSource(str(path)))
     assert a.test.to_dict() == b.test.to_dict()
     assert a.fit.to_dict() == b.fit.to_dict()
@@ -222,12 +190,6 @@ def test_pairs_and_named_classes(tmp_path: Path) -> None:
     for row in texts.fit:
         assert row["text"] == "NA"
         assert texts.label_names[row["label"]] == ("no", "maybe", "yes")[int(row["text_pair"].split()[-1]) % 3]
-
-
-def test_unlabelled_text_of_one_column(tmp_path: Path) -> None:
-    texts = load_texts(TextSource(write_csv(tmp_path / "plain.csv", words=sentences(100), year=[1] * 100)))
-    assert set(texts.fit.column_names) == {"text", "id"}
-    assert texts.label_names is None
 
 
 @pytest.mark.parametrize(
@@ -312,6 +274,8 @@ def test_bad_data_is_refused(tmp_path: Path, change: dict[str, Any], columns: di
         ({"max_texts": 0}, "`max_texts`"),
         ({"max_held_out": 0}, "`max_held_out`"),
         ({"text_columns": ["a", "b", "c"]}, "`text_columns`"),
+        ({"source": "films.csv", "streaming": True}, r"`streaming`.*`max_texts` is not set"),
+        ({"source": "imdb", "streaming": True, "max_texts": 5}, r"`streaming`.*'imdb' is at hand"),
     ],
 )
 def test_bad_arguments_are_refused(change: dict[str, Any], says: str) -> None:
@@ -333,18 +297,15 @@ def test_classes_that_no_head_can_learn_are_refused(tmp_path: Path, labels: list
     texts = load_texts(TextSource(write_csv(tmp_path / "bad.csv", text=sentences(100), label=labels * 25)))
     with pytest.raises(ValueError, match=says):
         _ = texts.classes_to_learn
+    texts = load_texts(TextSource(write_csv(tmp_path / "two.csv", text=sentences(100), label=[0, 2] * 50)))
+    assert texts.classes == 3  # a head may know classes that no text has
 
 
 def test_numbers_that_are_all_equal_are_refused(tmp_path: Path) -> None:
-    texts = load_texts(TextSource(write_csv(tmp_path / "one.csv", text=sentences(100), label=[0.5, None] * 50)))
-    with pytest.raises(ValueError, match=r"different numbers to predict.*all its texts have 0\.5"):
-        texts.check_numbers()
-    load_texts(TextSource(write_csv(tmp_path / "two.csv", text=sentences(100), label=[0.5, 1] * 50))).check_numbers()
-
-
-def test_a_head_may_know_classes_that_no_text_has(tmp_path: Path) -> None:
-    texts = load_texts(TextSource(write_csv(tmp_path / "two.csv", text=sentences(100), label=[0, 2] * 50)))
-    assert texts.classes == 3
+    for labels, says in (([0.5, 1], None), ([0.5, None], r"different numbers to predict.*all its texts have 0\.5")):
+        texts = load_texts(TextSource(write_csv(tmp_path / "one.csv", text=sentences(100), label=labels * 50)))
+        with pytest.raises(ValueError, match=says) if says else nullcontext():
+            texts.check_numbers()
 
 
 def test_what_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,14 +334,11 @@ def test_glue_task_uses_its_columns_and_its_validation_split(monkeypatch: pytest
         classes = datasets.ClassLabel(names=["entailment", "neutral", "contradiction"])
 
         def split(start: int, n: int) -> datasets.Dataset:
-            rows = range(start, start + n)
-            table = {
-                "premise": [f"premise {i}" for i in rows],
-                "hypothesis": [f"hypothesis {i}" for i in rows],
-                "label": [i % 3 for i in rows],
-                "idx": list(rows),
-            }
-            return datasets.Dataset.from_dict(table).cast_column("label", classes)
+            rows = [
+                {"premise": f"premise {i}", "hypothesis": f"hypothesis {i}", "label": i % 3, "idx": i}
+                for i in range(start, start + n)
+            ]
+            return datasets.Dataset.from_list(rows).cast_column("label", classes)
 
         return datasets.DatasetDict(train=split(0, 100), validation_matched=split(1000, 9))
 
@@ -390,3 +348,99 @@ def test_glue_task_uses_its_columns_and_its_validation_split(monkeypatch: pytest
     assert list(texts.test["text_pair"]) == [f"hypothesis {i}" for i in range(1000, 1009)]
     assert texts.label_names == ["entailment", "neutral", "contradiction"]
     assert len(texts.fit) + len(texts.validation) == 100
+
+
+# ---------------------------------------------------------------------- streams
+
+
+def films(n: int) -> list[dict[str, Any]]:
+    return [{"text": f"a film, number {i}", "label": i % 2, "year": 1900 + i} for i in range(n)]
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> str:
+    table = datasets.Dataset.from_list(rows)
+    {".csv": table.to_csv, ".jsonl": table.to_json, ".parquet": table.to_parquet}[path.suffix](path)
+    return str(path)
+
+
+def first_of_each(rows: list[dict[str, Any]], source: TextSource, sizes: dict[str, int]) -> dict[str, list[str]]:
+    """What each split should take, by walking over the whole list."""
+    shares = split_shares(source, draw_test=source.held_out is None)
+    every: dict[str, list[str]] = {name: [] for name in sizes}
+    for row in rows:
+        every[split_of(text_key([row["text"]], source.seed), shares)].append(row["text"])
+    return {name: every[name][:size] for name, size in sizes.items()}
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_every_split_takes_the_first_texts_that_are_its_own(suffix: str, tmp_path: Path) -> None:
+    path = write(tmp_path / f"films{suffix}", films(3000))
+    source = TextSource(path, text_columns=["text"], max_texts=60, streaming=True)
+    texts = load_texts(source)
+    sizes = {"fit": 60, "validation": math.ceil(60 * 0.05 / 0.75), "test": 16}
+    assert texts_of(texts) == first_of_each(films(3000), source, sizes)
+    for split in (texts.fit, texts.validation, texts.test):
+        assert all(int(row["text"].split()[-1]) % 2 == row["label"] for row in split)
+        assert split["id"][:] == list(range(len(split)))
+    again = load_texts(source)
+    assert again.fit._fingerprint == texts.fit._fingerprint
+    whole = load_texts(TextSource(path, text_columns=["text"]))  # the same split as without streaming
+    assert all(set(texts_of(texts)[name]) <= set(texts_of(whole)[name]) for name in sizes)
+
+
+def test_no_more_is_read_than_is_taken(tmp_path: Path) -> None:
+    folder = tmp_path / "films"
+    folder.mkdir()
+    write(folder / "train-1.jsonl", films(3000))
+    (folder / "train-2.jsonl").write_text("{this file is never opened")
+    source = TextSource(str(folder), text_columns=["text"], max_texts=60, streaming=True)
+    texts = load_texts(source)
+    read = texts.describe()["streamed_rows_read"]["fit"]
+    last = max(int(text.split()[-1]) for texts in texts_of(texts).values() for text in texts)
+    assert read == last + 1 < 300
+    with pytest.raises(ValueError, match=r"`source`.*cannot be read to where `max_texts` asks"):
+        load_texts(TextSource(str(folder), text_columns=["text"], max_texts=3000, streaming=True))
+
+
+def test_a_stream_that_ends_gives_what_it_has(tmp_path: Path) -> None:
+    path = write(tmp_path / "films.csv", films(200))
+    streamed = load_texts(TextSource(path, max_texts=10_000, streaming=True))
+    assert texts_of(streamed) == texts_of(load_texts(TextSource(path)))
+    assert streamed.describe()["streamed_rows_read"] == {"fit": 200}
+
+
+def test_an_official_split_is_streamed_and_its_texts_leave_the_others(tmp_path: Path) -> None:
+    held = [{**row, "text": row["text"].upper()} for row in films(500)]
+    test = write(tmp_path / "test.csv", held)
+    path = write(tmp_path / "films.csv", films(3000))
+    source = TextSource(path, held_out=test, max_texts=20, streaming=True)
+    texts = load_texts(source)
+    assert texts_of(texts)["test"] == [row["text"] for row in held[:20]]
+    taken = first_of_each(films(3000)[20:], source, {"fit": 20, "validation": 2})
+    assert texts_of(texts)["fit"] == taken["fit"]
+    assert texts_of(texts)["validation"] == taken["validation"]
+    said = texts.describe()
+    assert said["streamed_rows_read"]["test"] == said["dropped_as_held_out"] == 20
+
+
+def test_copies_count_once_and_are_said_unless_they_are_kept(tmp_path: Path) -> None:
+    rows = [{**row, "label": ("bad", "good")[row["label"]]} for row in films(600) for _ in (0, 1)]
+    source = TextSource(write(tmp_path / "films.jsonl", rows), text_columns=["text"], max_texts=30, streaming=True)
+    texts = load_texts(source)
+    sizes = {"fit": 30, "validation": 2, "test": 8}
+    assert texts_of(texts) == first_of_each(films(600), source, sizes)
+    assert texts.describe()["duplicates_dropped"] >= 30
+    assert (texts.label_names, set(texts.fit["label"])) == (["bad", "good"], {0, 1})
+    kept = replace(source, deduplicate=False)
+    assert texts_of(load_texts(kept)) == first_of_each(rows, kept, sizes)
+
+
+def test_a_column_that_is_not_there_is_refused_before_the_stream_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "films.jsonl"
+    path.write_text(json.dumps({"text": "a", "title": "b"}) + "\n")
+    for columns, says in ((["body"], "`text_columns`.*body"), (None, "2 of its columns hold text")):
+        with pytest.raises(ValueError, match=says):
+            load_texts(TextSource(str(path), text_columns=columns, max_texts=5, streaming=True))
+    path.write_text("\n")
+    with pytest.raises(ValueError, match=r"`source`"):
+        load_texts(TextSource(str(path), max_texts=5, streaming=True))

@@ -24,6 +24,7 @@ from tests.world import World, sentences
 
 TEXTS = ["the film is good", "a dull plot", "not funny", "this very long scene feels cold", "good"]
 END = 2  # </s>
+SHORT = "embedded-gpt:0:max_length=32"
 
 
 def split_of(texts: list[str], **columns: list[Any]) -> datasets.Dataset:
@@ -64,13 +65,6 @@ def test_long_texts_are_whole_and_their_bytes_are_counted() -> None:
     }  # fmt: skip
 
 
-def test_what_is_dropped_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING):
-        pack(split_of(TEXTS), tiny_tokenizer(), 8, name="fit")
-    [said] = caplog.messages
-    assert "5 fit texts are packed, '</s>' after each, into 2 sequences of 8 tokens; the last 5 of 21" in said
-
-
 def test_documents_are_tokenised_once_for_all_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = datasets.Dataset.from_dict({"text": [f"{text} film" for text in TEXTS]})
     folder = Path(datasets.config.HF_DATASETS_CACHE) / "packing"
@@ -94,7 +88,11 @@ def test_end_of_text_is_eos_else_sep() -> None:
         end_of_text(tokenizer)
 
 
-def test_what_cannot_be_packed_is_refused() -> None:
+def test_what_cannot_be_packed_is_refused_and_what_is_dropped_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        pack(split_of(TEXTS), tiny_tokenizer(), 8, name="fit")
+    [said] = caplog.messages
+    assert "5 fit texts are packed, '</s>' after each, into 2 sequences of 8 tokens; the last 5 of 21" in said
     with pytest.raises(ValueError, match=r"sentence pairs.*`text_columns`"):
         pack(split_of(TEXTS, text_pair=TEXTS), tiny_tokenizer(), 8)
     with pytest.raises(ValueError, match=r"at least 22 tokens.*`max_length`.*test texts.*5 texts have 21"):
@@ -149,19 +147,11 @@ def test_a_packed_stream_reads_full_sequences(packed_stream: States) -> None:
                                                               strict=True)}  # fmt: skip
     assert torch.cat([ids[i] for i in range(len(data))]).tolist() == expected[: 16 * len(data)]
     assert sum(batch.x.shape[1] for batch in batches) == 16 * len(data)
-
-
-def test_a_packed_stream_says_so(packed_stream: States) -> None:
-    texts = list(packed_stream.texts.test["text"])
-    tokens = len(plain_ids(tiny_tokenizer(), texts))
-    expected = sum(map(len, texts)) / tokens
-    assert packed_stream.bytes_per_token("test") == expected
-    said = packed_stream.describe()["packed"]
-    assert said["test"]["dropped"] == tokens % 16
-    assert said["test"]["sequences"] == tokens // 16
+    assert packed_stream.bytes_per_token("test") == sum(map(len, texts)) / len(expected)
+    said = packed_stream.describe()["packed"]["test"]
+    assert (said["dropped"], said["sequences"]) == (len(expected) % 16, len(expected) // 16)
     again = made_again(pair_states, packed_stream.config())
-    assert again.packed
-    assert again.describe()["packed"] == {}
+    assert (again.packed, again.describe()["packed"]) == (True, {})
 
 
 def test_a_stream_that_is_not_packed_counts_bytes_of_what_it_reads(world: World) -> None:
@@ -170,19 +160,6 @@ def test_a_stream_that_is_not_packed_counts_bytes_of_what_it_reads(world: World)
     expected = sum(len(" ".join(words)) for words in texts) / sum(map(len, texts))
     assert math.isclose(stream.bytes_per_token("test"), expected)
     assert "packed" not in stream.describe()
-
-
-@pytest.mark.parametrize("rows", ["cls", "words", "words_mean"])
-def test_rows_that_packed_sequences_do_not_have_are_refused(world: World, rows: str) -> None:
-    with pytest.raises(ValueError, match=rf"`packed`.*`rows` 'tokens' or 'mean'.*'{rows}'"):
-        activations(world, packed=True, rows=rows)
-
-
-def test_attention_is_not_read_from_packed_sequences(world: World) -> None:
-    text = TextSource(world.fit, held_out=world.test)
-    with pytest.raises(ValueError, match=r"`attention`.*`packed`"):
-        LayerActivations([world.model_x], text=text, rows="tokens", attention=True, packed=True)
-    assert LayerActivations([world.model_x], text=text, rows="tokens", packed=True, max_length=16).split("test")
 
 
 def test_embedded_language_models_read_packed_text_without_labels(world: World, tmp_path: Path) -> None:
@@ -200,15 +177,25 @@ def test_embedded_language_models_read_packed_text_without_labels(world: World, 
     assert not torch.allclose(batch.x, batch.y)
 
 
-def test_too_long_sequences_are_refused_before_an_embedded_model_is_made(world: World, tmp_path: Path) -> None:
-    stream = activations(world, model_x="embedded-gpt:0:max_length=32", max_length=64, cache=tmp_path)
-    with pytest.raises(ValueError, match=r"`max_length` of at most 32.*embedded-gpt:0.*got 64"):
-        stream.prepare_data()
-    assert not list(tmp_path.iterdir())
-
-
 def test_packed_sequences_of_two_tokenizers_are_refused(world: World, tmp_path: Path) -> None:
     other = str(splitter_folder(tmp_path / "other", byte_level()))
     stream = activations(world, packed=True, rows="mean", model_y=other, max_length=16)
     with pytest.raises(ValueError, match=r"`packed`.*tokenizers.*differ"):
         stream.split("test")
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "says"),
+    [
+        (pair_states, {"rows": "cls"}, r"`packed`.*`rows` 'tokens' or 'mean'.*'cls'"),
+        (pair_states, {"rows": "words_mean"}, r"`packed`.*`rows` 'tokens' or 'mean'.*'words_mean'"),
+        (LayerActivations, {"rows": "tokens", "attention": True}, r"`attention`.*`packed`"),
+        (pair_states, {"model_x": SHORT, "model_y": SHORT, "max_length": 64}, r"`max_length` of at most 32.*gpt.*64"),
+    ],
+)
+def test_what_packed_sequences_do_not_have_is_refused_at_once(
+    kind: Any, options: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        kind(packed=True, cache=tmp_path, **options).prepare_data()
+    assert not list(tmp_path.iterdir())

@@ -124,13 +124,6 @@ def test_a_word_that_one_model_cuts_is_a_row_of_none() -> None:
     assert data.words_used < alone.words_used
 
 
-def test_words_of_a_pair_follow_each_other() -> None:
-    tokenizers = [word_piece(), byte_level(), metaspace("left")]
-    data = tokenised(["the film", "good"], tokenizers, pair=["is good", "of the film"])
-    for found in pieces(data, tokenizers, [0, 1]):
-        assert found == [["the", "film", "is", "good"], ["good", "of", "the", "film"]]
-
-
 def test_words_between_are_numbered_anew() -> None:
     tokenizers = [crossing(), word_piece()]
     data = tokenised(["a of the film", "of a"], tokenizers)

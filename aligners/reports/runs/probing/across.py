@@ -12,16 +12,13 @@ from aligners.fitting.outcomes import mark, trained_methods, what_did_not_train
 from aligners.probing.across.twin import PRINCIPAL, RANDOM, WHOLE
 from aligners.reports.drawing import MODEL_COLOURS, Look, SitePanel, line_look, method_looks, site_figure
 from aligners.reports.names import site_name, with_short_names
-from aligners.reports.report import Report, Row, distinct, grouped, mean, number, site_pairs, where
-from aligners.reports.screen import TitledTable, site_table
+from aligners.reports.report import Report, Row, distinct, grouped, mean, site_pairs, where
+from aligners.reports.screen import ROLE_STYLES, TitledTable, site_table
 from aligners.reports.templates import sentences
 
-NATIVE: dict[str, Look] = {
-    "native_y": {**line_look(0, 7, "-", MODEL_COLOURS), "markersize": 3.5},
-    "native_x": {**line_look(1, 6, "--", MODEL_COLOURS), "markersize": 3.5},
-}
-SAID = {"native_y": "{y}, its own", "native_x": "{x}, its own probe"}
+NATIVE = {"native_y": (0, 7, "-"), "native_x": (1, 6, "--")}  # the look of the models themselves
 ERASED, BASELINE = "mean", "baseline"
+GREYS = {RANDOM: "0.65", PRINCIPAL: "0.4", WHOLE: "0"}  # of dimensions that no probe reads
 
 
 def report(meta: Row, rows: Sequence[Row], twin: Sequence[Row] = ()) -> Report:
@@ -42,12 +39,13 @@ def report(meta: Row, rows: Sequence[Row], twin: Sequence[Row] = ()) -> Report:
     return Report("probes_across", meta, rows, {"twin": twin}, figures=figures, screen=tables, sentences=said)
 
 
-def _said(method: str, rows: Sequence[Row]) -> str:
-    return SAID.get(method, "{method}").format(x=rows[0]["model_x"], y=rows[0]["model_y"], method=method)
+def _name(method: str, rows: Sequence[Row]) -> str:
+    names = {"native_y": f"{rows[0]['model_y']}, its own", "native_x": f"{rows[0]['model_x']}, its own probe"}
+    return names.get(method, method)
 
 
-def _percent(value: float) -> str:
-    return "" if np.isnan(value) else f"{100 * value:.1f}"
+def _percent(value: float | None) -> str:
+    return "" if value is None or np.isnan(value) else f"{100 * value:.1f}"
 
 
 def _title(rows: Sequence[Row]) -> str:
@@ -61,12 +59,11 @@ def _table(rows: Sequence[Row]) -> TitledTable:
     """Make a table of scores: what is read down, sites across."""
     title = f"{_title(rows)}: what probes of {rows[0]['model_y']} read, held-out sentences, in hundredths"
     table = site_table(title, ["task", "read in"], ["kept"], {"": [site_name(pair) for pair in site_pairs(rows)]})
-    for task, measure, method in distinct(rows, "task", "measure", "method"):
-        own = where(rows, task=task, measure=measure, method=method)
-        kept = "" if own[0]["role"] != "method" else _percent(mean(own, "kept", known=True))
-        style = {"ceiling": "green", "floor": "dim"}.get(own[0]["role"])
-        cells = [mark(_percent(number(row["score"])), row) for row in own]
-        table.add_row(f"{task}, {measure}", _said(method, rows), kept, *cells, style=style)
+    for (task, measure, method), own in grouped(rows, "task", "measure", "method").items():
+        role = own[0]["role"]
+        kept = _percent(mean(own, "kept", known=True)) if role == "method" else ""
+        cells = [mark(_percent(row["score"]), row) for row in own]
+        table.add_row(f"{task}, {measure}", _name(method, rows), kept, *cells, style=ROLE_STYLES.get(role))
     return table
 
 
@@ -75,8 +72,7 @@ def _twin_table(rows: Sequence[Row]) -> TitledTable:
     title = f"{_title(rows)}: penalty of swapping a part of the state, nats"
     sites = {"": [site_name(pair) for pair in site_pairs(rows)]}
     table = site_table(title, ["for", "what a probe reads, or other dimensions"], ["dimensions"], sites)
-    for method, part, dimensions in distinct(rows, "method", "part", "dimensions"):
-        own = where(rows, method=method, part=part, dimensions=dimensions)
+    for (method, part, dimensions), own in grouped(rows, "method", "part", "dimensions").items():
         cells = ["" if row["penalty"] is None else mark(f"{row['penalty']:z.3f}", row) for row in own]
         table.add_row(method, part, str(dimensions), *cells)
     return table
@@ -87,30 +83,25 @@ def _twin_table(rows: Sequence[Row]) -> TitledTable:
 
 def _figure(rows: Sequence[Row]) -> Figure:
     """Draw scores by site, a panel for each task and measure."""
-    looks = {**NATIVE, **method_looks([name for name in distinct(rows, "method") if name not in (*NATIVE, BASELINE)])}
+    looks = {name: line_look(*look, MODEL_COLOURS) | {"markersize": 3.5} for name, look in NATIVE.items()}
+    looks |= method_looks([name for name in distinct(rows, "method") if name not in (*NATIVE, BASELINE)])
     looks[BASELINE] = {"color": "0.6", "linestyle": ":", "zorder": 0}
     shown = []
-    for task, measure in distinct(rows, "task", "measure"):
-        own = where(rows, task=task, measure=measure)
-        lines = [(_said(name, rows), look, where(own, method=name)) for name, look in looks.items()]
+    for (task, measure), own in grouped(rows, "task", "measure").items():
+        lines = [(_name(name, rows), look, where(own, method=name)) for name, look in looks.items()]
         shown.append(SitePanel(f"{task}, {measure}", site_pairs(rows), lines))
     return site_figure(shown, "score", f"what probes of {rows[0]['model_y']} read", note=_title(rows))
 
 
 def _twin_figure(rows: Sequence[Row]) -> Figure:
     """Draw penalties by site, a panel for each map, a line for each part of the state."""
-    parts = distinct(rows, "part", "dimensions")
-    looks = {part: line_look(place, place, "-", MODEL_COLOURS) for place, part in enumerate(parts)}
-    greys = {RANDOM: "0.65", PRINCIPAL: "0.4", WHOLE: "0"}
-    for part in parts:
-        if part[0] in greys:
-            looks[part] = {**looks[part], "color": greys[part[0]], "linestyle": ":"}
+    looks: dict[tuple[str, int], Look] = {}
+    for place, part in enumerate(distinct(rows, "part", "dimensions")):
+        grey = {"color": GREYS[part[0]], "linestyle": ":"} if part[0] in GREYS else {}
+        looks[part] = line_look(place, place, "-", MODEL_COLOURS) | grey
     shown = []
-    for method in distinct(rows, "method"):
-        lines = [
-            (f"{name} ({k})", look, where(rows, method=method, part=name, dimensions=k))
-            for (name, k), look in looks.items()
-        ]
+    for method, own in grouped(rows, "method").items():
+        lines = [(f"{name} ({k})", look, where(own, part=name, dimensions=k)) for (name, k), look in looks.items()]
         title = "erased: the mean" if method == ERASED else f"{method}: g(X)"
         shown.append(SitePanel(title, site_pairs(rows), lines))
     note = f"{_title(rows)}\nwhat a probe reads, or other dimensions (how many)"
@@ -123,18 +114,19 @@ def _twin_figure(rows: Sequence[Row]) -> Figure:
 def _kept(rows: Sequence[Row]) -> Iterator[Row]:
     """For each measure: what Y's probe reads in its own states, in those of the best map, and what X's probe does."""
     for (task, measure), own in grouped(rows, "task", "measure").items():
-        maps = {name: where(own, method=name) for name in trained_methods(where(own, role="method"))}
-        best = max(maps, key=lambda name: mean(maps[name], "score", known=True), default="")
-        scores = [mean(where(own, method=name), "score", known=True) for name in ("native_y", "native_x", BASELINE)]
+        means = {name: mean(line, "score", known=True) for name, line in grouped(own, "method").items()}
+        best = max(trained_methods(where(own, role="method")), key=lambda name: means[name], default="")
         low = [row for row in where(own, method="native_y") if row["kept"] is None]
         yield {
             "name": f"{task}, {measure}",
-            "native": _percent(scores[0]), "other": _percent(scores[1]), "least": _percent(scores[2]),
+            "native": _percent(means.get("native_y")),
+            "other": _percent(means.get("native_x")),
+            "least": _percent(means.get(BASELINE)),
             "best": best,
-            "through": _percent(mean(maps.get(best, ()), "score", known=True)),
-            "kept": _percent(mean(maps.get(best, ()), "kept", known=True)),
+            "through": _percent(means.get(best)),
+            "kept": _percent(mean(where(own, method=best), "kept", known=True)),
             "low": [f"{site_name((row['site_x'], row['site_y']))} ({_percent(row['score'])})" for row in low],
-        }  # fmt: skip
+        }
 
 
 def _swaps(rows: Sequence[Row]) -> Iterator[Row]:

@@ -2,37 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Arc
 from scipy.stats import spearmanr
 
-from aligners.reports.drawing import ABREAST, MODEL_COLOURS, PANEL, dress, line_look, lines_by_site, panels
-from aligners.reports.names import short_names, with_short_names
-from aligners.reports.report import Report, Row, distinct, grouped, largest, mean, where
-from aligners.reports.runs.probing.figures import (
-    BASELINES,
-    MEASURES,
-    Line,
-    layers_figure,
-    lines_of,
-    ranks_figure,
-    ranks_of,
-    site_word,
-    sites_of,
-    trees_figure,
-)  # fmt: skip
+from aligners.reports.drawing import (
+    ABREAST,
+    COLOURS,
+    MODEL_COLOURS,
+    PANEL,
+    Look,
+    dress,
+    line_look,
+    lines_by_site,
+    panels,
+)
+from aligners.reports.names import WORDS, short_names, with_interval, with_short_names
+from aligners.reports.report import Report, Row, distinct, grouped, largest, mean, number, where
 from aligners.reports.screen import TitledTable, site_table
 from aligners.reports.templates import sentences
 
-KINDS: dict[str, tuple[str, bool]] = {  # what is said -> source, and whether it is asked the control task
-    "model": ("model", False),
-    "untrained": ("untrained", False),
-    "control task": ("model", True),
+BASELINES = ("majority", "word order")
+MEASURES = WORDS["probing"]  # probe -> column of its scores -> what it is called
+CODES = {  # what is sent by a code -> source, and whether it is the control task
+    "model": {"source": "model", "control": False},
+    "untrained": {"source": "untrained", "control": False},
+    "control task": {"source": "model", "control": True},
 }
+MOST_ABREAST = 3
+WIDTH = 0.62  # inches a word takes
+RIGHT, WRONG = COLOURS[2], COLOURS[1]
 
 
 def report(
@@ -47,18 +52,18 @@ def report(
 
     Args:
         meta: what holds for all rows.
-        rows: of `ProbeExperiment`.
-        mixes: the weight of each layer in each learned mix.
+        rows: the rows.
+        mixes: the weight of each layer in a learned mix.
         trees: sentences with their edges and those that a distance probe finds.
         codelengths: bits of all labels, of each edge probe and control.
         portions: bits of a label in each portion, likewise.
     """
     shown, codes = with_short_names(rows), with_short_names(codelengths)
-    names = short_names(row["model"] for row in rows)
     figures: dict[str, Callable[[], Figure]] = {"probing": partial(layers_figure, shown)}
-    if len(ranks_of(shown)) > 1:
+    if len(_ranks(shown)) > 1:
         figures["probing_ranks"] = partial(ranks_figure, shown)
     if trees:
+        names = short_names(row["model"] for row in rows)
         figures["probing_trees"] = partial(trees_figure, [row | {"model": names[row["model"]]} for row in trees])
     if codelengths:
         figures["probing_codes"] = partial(codes_figure, codes, with_short_names(portions))
@@ -70,29 +75,244 @@ def report(
     return Report("probing", meta, rows, tables=tables, figures=figures, screen=screen, sentences=said)
 
 
+# ---------------------------------------------------------------------- rows
+
+
+def _word(site: int | None) -> str:
+    """A layer for readers; None is a learned mix of all."""
+    return "mix" if site is None else str(site)
+
+
+def _of_states(rows: Iterable[Row]) -> list[Row]:
+    """The rows of probes, without the baselines."""
+    return [row for row in rows if row["source"] not in BASELINES]
+
+
+def _baseline(rows: Iterable[Row]) -> Row:
+    return next(row for row in rows if row["source"] in BASELINES)
+
+
+def _sites(rows: Sequence[Row]) -> list[int | None]:
+    """The layers that any probe reads, then None if there are mixes."""
+    return sorted(distinct(_of_states(rows), "site"), key=lambda site: (site is None, site))
+
+
+def _ranks(rows: Iterable[Row]) -> list[int | None]:
+    """The ranks of structural probes, ascending; None stands for full rank."""
+    return sorted((rank for rank in distinct(rows, "rank") if rank is not None), key=int) or [None]
+
+
+def _measures(rows: Iterable[Row]) -> list[tuple[str, str, str]]:
+    """Task, column and name of every score."""
+    tasks = distinct(rows, "task", "probe")
+    return [(task, column, name) for task, probe in tasks for column, name in MEASURES[probe].items()]
+
+
+class Line(NamedTuple):
+    """A line of the table, or of a panel of the figure.
+
+    Attributes:
+        name: what it shows.
+        column: of the rows, from which it is taken.
+        cells: a row for each site, None where there is none.
+    """
+
+    name: str
+    column: str
+    cells: Sequence[Row | None]
+
+
+def _lines(rows: Sequence[Row], sites: Sequence[int | None]) -> list[Line]:
+    """The lines of one model, task and rank: what is read of the model, and the controls.
+
+    Args:
+        rows: of that model, task and rank.
+        sites: across.
+    """
+    trained, untrained = ({row["site"]: row for row in where(rows, source=name)} for name in ("model", "untrained"))
+    lines = []
+    for column, name in MEASURES[rows[0]["probe"]].items():
+        lines.append(Line(name, column, [trained.get(site) for site in sites]))
+        if untrained:
+            lines.append(Line(f"{name}, untrained", column, [untrained.get(site) for site in sites]))
+    asked = [row if row and row["control"] is not None else None for row in map(trained.get, sites)]
+    if any(asked):
+        lines += [Line("control task", "control", asked), Line("selectivity", "selectivity", asked)]
+    return lines
+
+
+# ---------------------------------------------------------------------- tables
+
+
 def _table(rows: Sequence[Row], model: str) -> TitledTable:
     """Make the table of a model: a line for each score and control, sites across."""
-    sites = sites_of(rows)
-    names = [site_word(site) for site in sites]
-    table = site_table(f"{model}: what probes find, by layer", ["task", "score"], ["baseline"], {"": names})
+    sites = _sites(rows)
+    table = site_table(f"{model}: what probes find, by layer", ["task", "score"], ["baseline"], {"": map(_word, sites)})
     for task, own in grouped(rows, "task").items():
-        floor = next(row for row in own if row["source"] in BASELINES)
-        ranks = ranks_of(own)
+        baseline, ranks = _baseline(own), _ranks(own)
         for rank in ranks:
-            here = [row for row in own if row["rank"] == rank and row["source"] not in BASELINES]
-            for line in lines_of(here, sites):
-                said = f"{line.said}, rank {rank}" if len(ranks) > 1 else line.said
-                least = _cell(floor, line) if line.said in MEASURES[own[0]["probe"]].values() else ""
-                table.add_row(task, said, least, *(_cell(row, line) for row in line.cells))
+            for name, column, cells in _lines(where(_of_states(own), rank=rank), sites):
+                least = _percent(baseline, column) if name in MEASURES[baseline["probe"]].values() else ""
+                said = f"{name}, rank {rank}" if len(ranks) > 1 else name
+                table.add_row(task, said, least, *(_percent(row, column) for row in cells))
     return table
 
 
-def _cell(row: Row | None, line: Line) -> str:
-    if row is None or row[line.column] is None:
-        return ""
-    value = f"{100 * row[line.column]:.1f}"
-    low, high = (row.get(f"{line.column}_{end}") for end in ("low", "high"))
-    return value if not line.interval or low is None or high is None else f"{value} ±{50 * (high - low):.1f}"
+def _percent(row: Row | None, column: str) -> str:
+    return "" if row is None else with_interval(row, column, ".1f", 100)
+
+
+def codes_tables(rows: Sequence[Row]) -> Iterator[TitledTable]:
+    """A table for each model: compression of each task, sites across."""
+    for model, of_model in grouped(rows, "model").items():
+        sites = _sites(of_model)
+        title = f"{model}: uniform code over codelength, by layer"
+        table = site_table(title, ["task", "sent by"], ["by frequencies"], {"": map(_word, sites)})
+        for task, own in grouped(of_model, "task").items():
+            for name, kind in CODES.items():
+                if cells := {row["site"]: with_interval(row, "compression", ".2f") for row in where(own, **kind)}:
+                    least = "" if kind["control"] else f"{_by_frequencies(own):.2f}"
+                    table.add_row(task, name, least, *(cells.get(site, "") for site in sites))
+        yield table
+
+
+# ---------------------------------------------------------------------- figures
+
+
+def layers_figure(rows: Sequence[Row]) -> Figure:
+    """Draw every score by layer with its controls, a panel for each task and measure."""
+    shown = _measures(rows)
+    figure, axes = panels(len(shown), MOST_ABREAST, PANEL, (2.2, 0.8))
+    for axis, (task, column, name) in zip(axes, shown, strict=True):
+        own = where(rows, task=task)
+        drawn = list(_drawn(own, distinct(rows, "model"), column))
+        with_intervals = [(said, look, line.cells) for said, look, line in drawn if line.column == column]
+        lines_by_site(axis, with_intervals, column, 100)
+        for said, look, line in drawn:
+            if line.column != column:  # the control task, which has no interval
+                here = [(place, 100 * row["control"]) for place, row in enumerate(line.cells) if row is not None]
+                axis.plot(*zip(*here, strict=True), label=said, **look)
+        _mark_level(axis, _baseline(own)[column], "baseline", 100)
+        axis.set_title(f"{task}: {name}", fontsize=10)
+        _name_sites(axis, own)
+    dress(figure, axes, "site (layer)", "score, in hundredths")
+    return figure
+
+
+def _drawn(rows: Sequence[Row], models: Sequence[str], column: str) -> Iterator[tuple[str, Look, Line]]:
+    """The lines of a panel: the colour says which model, the line what was read."""
+    for m, model in enumerate(models):
+        own = where(_of_states(rows), model=model)
+        for line in _lines(where(own, rank=_ranks(own)[-1]), _sites(rows)):
+            if line.column == column or (line.column, column) == ("control", "score"):
+                place = 2 if line.column == "control" else int(line.name.endswith("untrained"))
+                kind = ("trained", "untrained", "control task")[place]
+                look = line_look(m or place, place, ("-", "--", ":")[place], MODEL_COLOURS)
+                yield f"{model}, {kind}" if len(models) > 1 else kind, look, line
+
+
+def _name_sites(axis: Axes, rows: Sequence[Row]) -> None:
+    sites = _sites(rows)
+    axis.set_xticks(range(len(sites)), map(_word, sites))
+
+
+def _mark_level(axis: Axes, height: float | None, name: str, scale: float = 1) -> None:
+    if height is not None:
+        axis.axhline(scale * height, label=name, color="0.6", linestyle=":", zorder=0)
+
+
+def ranks_figure(rows: Sequence[Row]) -> Figure:
+    """Draw the scores of structural probes by rank, a line for each site of each model."""
+    shown = _measures(row for row in rows if row["probe"] != "edge")
+    figure, axes = panels(len(shown), MOST_ABREAST, PANEL, (2.2, 0.8))
+    for axis, (task, column, name) in zip(axes, shown, strict=True):
+        own = where(rows, task=task, source="model")
+        ranks = _ranks(own)
+        for place, ((model, site), line) in enumerate(grouped(own, "model", "site").items()):
+            scores = {row["rank"]: 100 * number(row[column]) for row in line}
+            look = line_look(place, place, "-", MODEL_COLOURS)
+            axis.plot(range(len(ranks)), [scores[rank] for rank in ranks], label=f"{model}, site {site}", **look)
+        axis.set_xticks(range(len(ranks)), map(str, ranks))
+        axis.set_title(f"{task}: {name}", fontsize=10)
+    dress(figure, axes, "rank of the probe", "score, in hundredths")
+    return figure
+
+
+def trees_figure(trees: Sequence[Row]) -> Figure:
+    """Draw sentences with the edges of their trees above and those that a probe finds below."""
+    longest = max(len(row["words"].split()) for row in trees)
+    figure, axes = panels(len(trees), 1, (WIDTH * longest, 2.4), (0.4, 0.3))
+    for axis, row in zip(axes, trees, strict=True):
+        _tree(axis, row)
+        axis.set_xlim(-0.7, longest - 0.3)
+    note = "above: the tree, pale where punctuation does not count; below: what the probe finds, right edges green"
+    figure.supxlabel(note, fontsize=9)
+    return figure
+
+
+def _tree(axis: Axes, row: Row) -> None:
+    every, counted, found = (_edges(row[name]) for name in ("edges", "counted", "found"))
+    for place, word in enumerate(row["words"].split()):
+        axis.text(place, 0, word, ha="center", va="center", fontsize=8)
+    for edges, side, colour in (
+        (counted, 1, "0.3"), (every - counted, 1, "0.8"), (found & counted, -1, RIGHT), (found - counted, -1, WRONG),
+    ):  # fmt: skip
+        for first, last in edges:
+            size = last - first, 1.1 * (last - first) ** 0.8
+            ends = {"theta1": 0, "theta2": 180} if side > 0 else {"theta1": 180, "theta2": 360}
+            axis.add_patch(Arc(((first + last) / 2, side * 0.35), *size, color=colour, **ends))
+    tall = max(0.35 + 0.6 * (last - first) ** 0.8 for first, last in every | counted | found)
+    axis.set_ylim(-tall, tall)
+    axis.set_title(f"{row['model']}, site {row['layer']}: {len(counted & found)} of {len(counted)} edges", fontsize=9)
+    axis.set_axis_off()
+
+
+def _edges(written: str) -> set[tuple[int, int]]:
+    return {(int(first), int(last)) for first, _, last in (edge.partition("-") for edge in written.split())}
+
+
+def codes_figure(rows: Sequence[Row], portions: Sequence[Row]) -> Figure:
+    """Draw, for each model and task, compression by site, and below it bits a target by portion."""
+    groups = list(grouped(rows, "model", "task").items())[:ABREAST]
+    several = len({model for (model, _), _ in groups}) > 1
+    figure, axes = panels(2 * len(groups), len(groups), PANEL, (2.2, 0.9))
+    for place, ((model, task), own) in enumerate(groups):
+        axes[place].set_title(f"{model}, {task}" if several else task, fontsize=10)
+        _compressions(axes[place], own)
+        _losses_by_portion(axes[len(groups) + place], where(portions, model=model, task=task, **CODES["model"]))
+    axes[0].set_ylabel("uniform code over codelength", fontsize=8)
+    axes[len(groups)].set_ylabel("bits a target", fontsize=8)
+    dress(figure, axes, "", "")
+    return figure
+
+
+def _compressions(axis: Axes, rows: Sequence[Row]) -> None:
+    """Draw compression by site: a line for the model, its untrained twin, and the control task."""
+    for place, (name, kind) in enumerate(CODES.items()):
+        here = {row["site"]: row for row in where(rows, **kind)}
+        look = line_look(place, place, ("-", "--", ":")[place], MODEL_COLOURS)
+        lines_by_site(axis, [(name, look, [here.get(site) for site in _sites(rows)])], "compression")
+    _mark_level(axis, _by_frequencies(rows), "by frequencies")
+    _name_sites(axis, rows)
+    axis.set_xlabel("site (layer)", fontsize=8)
+
+
+def _losses_by_portion(axis: Axes, rows: Sequence[Row]) -> None:
+    """Draw bits a target by portion, a line for each site."""
+    for place, site in enumerate(_sites(rows)):
+        losses = {share: mean(own, "bits_a_target") for share, own in grouped(where(rows, site=site), "share").items()}
+        shares = sorted(losses)
+        look = {**line_look(place, place + 3, "-", MODEL_COLOURS), "markersize": 3, "linewidth": 1}
+        name = "mix" if site is None else f"site {site}"
+        axis.plot(100 * np.array(shares), [losses[share] for share in shares], label=name, **look)
+    axis.set_xscale("log")
+    axis.set_xlabel("end of the portion, %", fontsize=8)
+
+
+def _by_frequencies(rows: Sequence[Row]) -> float:
+    """Compression of a code that knows the frequencies of a task's labels alone."""
+    row = where(rows, **CODES["model"])[0]
+    return row["uniform_bits"] / row["frequency_bits"]
 
 
 # ---------------------------------------------------------------------- sentences
@@ -100,8 +320,8 @@ def _cell(row: Row | None, line: Line) -> str:
 
 def _best(rows: Sequence[Row]) -> Iterator[Row]:
     """For each model and task: where it is read best, and how that compares with its controls."""
-    for model, task, probe in distinct(rows, "model", "task", "probe"):
-        own = [row for row in where(rows, model=model, task=task) if row["score"] is not None]
+    for (model, _, probe), own in grouped(rows, "model", "task", "probe").items():
+        own = [row for row in own if row["score"] is not None]
         if read := where(own, source="model"):
             yield {
                 "model": model,
@@ -114,84 +334,13 @@ def _best(rows: Sequence[Row]) -> Iterator[Row]:
 
 def _uninformed(rows: Sequence[Row]) -> Iterator[Row]:
     """For each model, task and measure: the probes that are no better than what is said without any state."""
-    for model, task, probe in distinct(rows, "model", "task", "probe"):
-        own = where(rows, model=model, task=task)
-        floor = next(row for row in own if row["source"] in BASELINES)
+    for (model, task, probe), own in grouped(rows, "model", "task", "probe").items():
+        floor = _baseline(own)
         for column, measure in MEASURES[probe].items():
             least = floor[column] or 0.0
             read = [row for row in where(own, source="model") if row[column] is not None and row[column] <= least]
-            low = [{**row, "score": row[column]} for row in read]
-            if low:
+            if low := [row | {"score": row[column]} for row in read]:
                 yield {"model": model, "task": task, "measure": measure, "floor": floor, "least": least, "low": low}
-
-
-def _of(rows: Sequence[Row], kind: str) -> list[Row]:
-    return [row for row in rows if (row["source"], row["control"]) == KINDS[kind]]
-
-
-def codes_tables(rows: Sequence[Row]) -> Iterator[TitledTable]:
-    """A table for each model: compression of each task, sites across."""
-    for model, of_model in grouped(rows, "model").items():
-        sites = sites_of(of_model)
-        title = f"{model}: uniform code over codelength, by layer"
-        table = site_table(title, ["task", "sent by"], ["by frequencies"], {"": [site_word(site) for site in sites]})
-        for task, own in grouped(of_model, "task").items():
-            for kind in KINDS:
-                cells = {
-                    row[
-                        "site"
-                    ]: f"{row['compression']:.2f} ±{(row['compression_high'] - row['compression_low']) / 2:.2f}"
-                    for row in _of(own, kind)
-                }
-                if cells:
-                    least = "" if kind == "control task" else f"{_by_frequencies(own):.2f}"
-                    table.add_row(task, kind, least, *(cells.get(site, "") for site in sites))
-        yield table
-
-
-def codes_figure(rows: Sequence[Row], portions: Sequence[Row]) -> Figure:
-    """Draw, for each model and task, compression by site, and below it bits a target by portion."""
-    groups = list(grouped(rows, "model", "task").items())[:ABREAST]
-    several = len({model for (model, _), _ in groups}) > 1
-    figure, axes = panels(2 * len(groups), len(groups), PANEL, (2.2, 0.9))
-    for place, ((model, task), own) in enumerate(groups):
-        axes[place].set_title(f"{model}, {task}" if several else task, fontsize=10)
-        _compressions(axes[place], own)
-        sent = _of(where(portions, model=model, task=task), "model")
-        _losses_by_portion(axes[len(groups) + place], sent)
-    axes[0].set_ylabel("uniform code over codelength", fontsize=8)
-    axes[len(groups)].set_ylabel("bits a target", fontsize=8)
-    dress(figure, axes, "", "")
-    return figure
-
-
-def _compressions(axis: Axes, rows: Sequence[Row]) -> None:
-    """Draw compression by site: a line for the model, its untrained twin, and the control task."""
-    sites = sites_of(rows)
-    for number, kind in enumerate(KINDS):
-        here = {row["site"]: row for row in _of(rows, kind)}
-        look = line_look(number, number, ("-", "--", ":")[number], MODEL_COLOURS)
-        lines_by_site(axis, [(kind, look, [here.get(site) for site in sites])], "compression")
-    axis.axhline(_by_frequencies(rows), label="by frequencies", color="0.6", linestyle=":", zorder=0)
-    axis.set_xticks(range(len(sites)), [site_word(site) for site in sites])
-    axis.set_xlabel("site (layer)", fontsize=8)
-
-
-def _losses_by_portion(axis: Axes, rows: Sequence[Row]) -> None:
-    """Draw bits a target by portion, a line for each site."""
-    for number, site in enumerate(sites_of(rows)):
-        sent = grouped(where(rows, site=site), "share")
-        losses = [mean(sent[share], "bits_a_target") for share in sorted(sent)]
-        look = {**line_look(number, number + 3, "-", MODEL_COLOURS), "markersize": 3, "linewidth": 1}
-        axis.plot(100 * np.array(sorted(sent)), losses, label="mix" if site is None else f"site {site}", **look)
-    axis.set_xscale("log")
-    axis.set_xlabel("end of the portion, %", fontsize=8)
-
-
-def _by_frequencies(rows: Sequence[Row]) -> float:
-    """Compression of a code that knows the frequencies of a task's labels alone."""
-    row = _of(rows, "model")[0]
-    return row["uniform_bits"] / row["frequency_bits"]
 
 
 def codes_in_words(rows: Sequence[Row], scores: Sequence[Row]) -> list[str]:
@@ -203,9 +352,9 @@ def codes_in_words(rows: Sequence[Row], scores: Sequence[Row]) -> list[str]:
     """
     tasks = []
     for (model, task), own in grouped(rows, "model", "task").items():
-        read = [row for row in _of(own, "model") if row["site"] is not None]
+        read = [row for row in where(own, **CODES["model"]) if row["site"] is not None]
         best = max(read, key=lambda row: row["compression"])
-        control = next((row["compression"] for row in _of(own, "control task") if row["site"] == best["site"]), None)
+        control = next((row["compression"] for row in where(own, **CODES["control task"], site=best["site"])), None)
         known = {row["site"]: row["score"] for row in where(scores, model=model, task=task, source="model")}
         both = [(row["site"], row["compression"], known[row["site"]]) for row in read
                 if known.get(row["site"]) is not None]  # fmt: skip

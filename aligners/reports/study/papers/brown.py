@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pandas as pd
 import torch
 
 from aligners.injection.scoring.pair_intervals import over_pairs
-from aligners.reports.names import site_name
 from aligners.reports.report import Row
-from aligners.reports.study.frames import (
-    BoxPanel,
-    Cell,
-    Figure,
-    Frames,
-    LinePanel,
-    Missing,
-    Series,
-    Table,
-    by,
-    place_words,
-    stage_words,
-)
+from aligners.reports.study.contents import Figure, Meaning, Table, box_panel, line_panels
+from aligners.reports.study.frames import Frames, Missing, by, place_words
 from aligners.reports.study.papers import shared
-from aligners.reports.study.statistics import Difference, Estimate, group_test, over_models, pair_means
+from aligners.reports.study.statistics import Difference, group_test, over_models, pair_means
 from aligners.similarity.functional.summaries import angular_distance
 
 CKAS = ("minibatch_cka", "cka")  # the paper's, or what there is
@@ -33,17 +23,12 @@ LEVEL = 0.05  # of p, from which on groups are not told apart
 def cka_by_layer(frames: Frames, name: str) -> Figure:
     """Figure 2 right: CKA at each layer, within and between groups of models."""
     frame, measure = _cka(frames, CKAS)
-    panels, values = [], list[Row]()
-    for (task, stage), own in by(frame, "task", "stage"):
-        layers, series = sorted(int(layer) for layer in own["layer_x"].unique()), []
-        for (pair,), line in by(own, "groups"):
-            kinds = _kinds(line, frames.groups)
-            each = [over_models(line[line["layer_x"] == layer], "value", kinds) for layer in layers]
-            series.append(shared.series_of(str(pair), ("group", str(pair)), each))
-            place = {"task": task, "stage": stage, "groups": pair}
-            means = dict(zip(layers, each, strict=True))
-            values += [{**place, "layer": layer, **mean._asdict()} for layer, mean in means.items() if mean]
-        panels.append(LinePanel(place_words(task, stage), [str(layer) for layer in layers], series))
+    values = [
+        {**place, **mean._asdict()}
+        for place, own in by(frame.rename(columns={"layer_x": "layer"}), "task", "stage", "groups", "layer")
+        if (mean := over_models(own, "value", _kinds(own, frames.groups)))
+    ]
+    panels = line_panels(values, ["task", "stage"], "groups", "layer", _look)
     return shared.figure(name, panels, values, measure=measure)
 
 
@@ -51,43 +36,33 @@ def stitching_by_layer(frames: Frames, name: str) -> Figure:
     """Figure 2 left: what stitching costs at each site, within and between groups of models."""
     frame = frames.of("stitching", "penalty")
     frame = frame[frame["site_x"].notna() & (frame["site_x"] == frame["site_y"])]
-    panels, values = [], list[Row]()
-    for (task, stage, method), own in by(frame, "task", "stage", "method"):
-        kinds = _kinds(own, frames.groups)
-        members: dict[str, list[str]] | None = None
-        if kinds is not None:
-            members = {group: [model for model in kinds if kinds[model] == group] for group in kinds.values()}
-        means = over_pairs(own.to_dict("records"), members)
-        sites = sorted({(int(row["site_x"]), int(row["site_y"])) for row in means})
-        series = []
-        for group in dict.fromkeys(row["group"] for row in means):
-            rows = [row for row in means if row["group"] == group]
-            ends = [Estimate(row["penalty"], None, row["penalty_low"], row["penalty_high"]) for row in rows]
-            at = {(int(row["site_x"]), int(row["site_y"])): end for row, end in zip(rows, ends, strict=True)}
-            meaning = ("group", group.replace("-to-", " and "))
-            series.append(shared.series_of(group.replace("-to-", " → "), meaning, [at.get(site) for site in sites]))
-        panels.append(LinePanel(place_words(task, stage, method), [site_name(site) for site in sites], series))
-        values += [{"task": task, "stage": stage, **row} for row in means]
+    if frame.empty:
+        raise Missing("nothing was stitched from a site to the same site")
+    values = list[Row]()
+    for place, own in by(frame, "task", "stage", "method"):
+        kinds = _kinds(own, frames.groups) or {}
+        members = {group: [model for model in kinds if kinds[model] == group] for group in kinds.values()}
+        means = over_pairs(own.to_dict("records"), members or None)
+        values += [{"task": place["task"], "stage": place["stage"], **row} for row in means]
+    names = {"penalty": "mean", "penalty_low": "low", "penalty_high": "high"}
+    drawn = pd.DataFrame(values).astype({"site_x": int}).rename(columns=names).to_dict("records")
+    panels = line_panels(drawn, ["task", "stage", "method"], "group", "site_x", _look)
     return shared.figure(name, panels, values, untrained=shared.untrained_said(frame))
+
+
+def _look(groups: str) -> tuple[str, Meaning]:
+    """Name and meaning of a pair of groups, or of the routes from one group into another."""
+    return groups.replace("-to-", " → "), ("group", groups.replace("-to-", " and "))
 
 
 def angles(frames: Frames, name: str) -> Figure:
     """Figure 8: angular distances between whole models, a box for each pair of groups."""
     distances = _distances(frames)
-    panels = [_angle_boxes(own, place_words(*place)) for place, own in by(distances, "task", "stage")]
+    panels = [
+        box_panel(place_words(*place.values()), own, "groups", "groups", list(dict.fromkeys(own["groups"])), _look)
+        for place, own in by(distances.assign(value=distances["distance"]), "task", "stage")
+    ]
     return shared.figure(name, panels, distances.to_dict("records"), _angles(frames)[1])
-
-
-def _angle_boxes(own: pd.DataFrame, title: str) -> BoxPanel:
-    names = list(dict.fromkeys(own["groups"]))
-    series = []
-    for place, name in enumerate(names):
-        line = own[own["groups"] == name]
-        points = [f"{a} and {b}" for a, b in zip(line["model_x"], line["model_y"], strict=True)]
-        own_place = [at == place for at in range(len(names))]
-        distances = [line["distance"].tolist() if here else [] for here in own_place]
-        series.append(Series(name, ("group", name), distances, [points if here else [] for here in own_place]))
-    return BoxPanel(title, names, series)
 
 
 def angles_table(frames: Frames, name: str) -> Table:
@@ -95,17 +70,16 @@ def angles_table(frames: Frames, name: str) -> Table:
     return shared.table(name, *_angles(frames))
 
 
-def _angles(frames: Frames) -> tuple[list[dict[str, Cell]], list[str]]:
+def _angles(frames: Frames) -> tuple[list[Row], list[str]]:
     """Rows of the table of angular distances, and what they say."""
-    rows: list[dict[str, Cell]] = []
-    said: list[str] = []
-    for (task, stage), own in by(_distances(frames), "task", "stage"):
+    rows, said = list[Row](), list[str]()
+    for place, own in by(_distances(frames), "task", "stage"):
         test = group_test(pair_means(own, "distance"), frames.groups) if own["grouped"].all() else None
         tested = {"difference": test.difference, "p": test.p, "least": test.least} if test else {}
-        said += [_apart(test, place_words(task, stage))] if test else []
-        for (pair,), line in by(own, "groups"):
-            place: dict[str, Cell] = {"task": task, "stage": stage_words(stage), "groups": pair}
-            rows.append({**place, **shared.estimates(line, ["distance"], _kinds(line, frames.groups)), **tested})
+        said += [_apart(test, place_words(*place.values()))] if test else []
+        for pair, line in by(own, "groups"):
+            means = shared.estimates(line, ["distance"], _kinds(line, frames.groups))
+            rows.append({**place, **pair, **means, **tested})
     return rows, said
 
 
@@ -120,7 +94,7 @@ def _apart(test: Difference, where: str) -> str:
     )
 
 
-def _cka(frames: Frames, measures: tuple[str, ...]) -> tuple[pd.DataFrame, str]:
+def _cka(frames: Frames, measures: Sequence[str]) -> tuple[pd.DataFrame, str]:
     """Matching layers of different models of one depth, with the column `groups`, by the first measure there is."""
     frame = shared.similarities(frames, measures)
     measure = next(name for name in measures if name in set(frame["measure"]))
@@ -136,14 +110,13 @@ def _distances(frames: Frames) -> pd.DataFrame:
     frame, _ = _cka(frames, CKAS[::-1])
     ends = [frame[[f"model_{side}", f"layer_{side}"]].set_axis(["model", "layer"], axis=1) for side in "xy"]
     depths = pd.concat(ends).groupby("model")["layer"].nunique()
-    rows: list[Row] = []
-    for (task, stage, x, y), own in by(frame, "task", "stage", "model_x", "model_y"):
-        if depths[x] == depths[y] == own["layer_x"].nunique():
-            values = own.groupby("layer_x")["value"].mean().to_numpy()
-            distance = float(angular_distance(torch.diag(torch.tensor(values, dtype=torch.float64))))
+    rows = []
+    for place, own in by(frame, "task", "stage", "model_x", "model_y"):
+        if depths[place["model_x"]] == depths[place["model_y"]] == own["layer_x"].nunique():
+            values = torch.tensor(own.groupby("layer_x")["value"].mean().to_numpy(), dtype=torch.float64)
             pair = own["groups"].iloc[0]
-            rows.append({"task": task, "stage": stage, "model_x": x, "model_y": y, "groups": pair,
-                         "grouped": pair != ALL, "distance": distance})  # fmt: skip
+            distance = float(angular_distance(torch.diag(values)))
+            rows.append({**place, "groups": pair, "grouped": pair != ALL, "distance": distance})
     if not rows:
         raise Missing("no two models of one depth were compared")
     return pd.DataFrame(rows)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -13,133 +11,83 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import squareform
 
 from aligners.reports.report import Row
-from aligners.reports.study.frames import (
-    Cell,
-    Figure,
-    Frames,
-    HeatPanel,
-    LinePanel,
-    Missing,
-    Series,
-    Table,
-    by,
-    kind_words,
-    place_words,
-)
-from aligners.reports.study.papers.shared import figure, heat_panel, mean_line, similarities, table, without_copy
+from aligners.reports.study.contents import Figure, HeatPanel, Series, Table, heat_panel, line_panels, model_rows
+from aligners.reports.study.frames import Frames, Missing, by, kind_words, place_words
+from aligners.reports.study.papers.shared import figure, models_in, similarities, table, without_copy
 
+PLACE = ("task", "base")
 LEAST_LAYERS = 4  # of a map in which clusters mean something
 MOST_BASES = 4  # of which each has maps of its own; of more, maps are means
 AND = " and "
 HEADS = {"untuned": "untuned", "tuned": "tuned", "tuned_orig": "tuned, original model"}
 MAJORITY = "majority class"
+# The paper's comparisons, of models before (ORIG) and after fine-tuning (FT): layers of the first go up.
+COMPARISONS = _, FT_ORIG, FT, _ = ("ORIG–ORIG", "FT–ORIG", "FT–FT", "FT[1]–FT[2]")
+TWO_BASES = "FT of two bases"
+SENTENCE = "{panel}: layers {clusters}, CKA {within:.2f} within the clusters and {between:.2f} between them."
 Grid = NDArray[np.float64]
-ORIG, FT, BOTH = frozenset(["pretrained"]), frozenset(["finetuned"]), frozenset(["pretrained", "finetuned"])
-
-
-class Comparison(NamedTuple):
-    """One of the paper's maps.
-
-    Attributes:
-        name: as the paper has it.
-        stages: of the two models.
-        models: "one and the same", or "of one base" (fine-tuned twice, or fine-tuned and not).
-        up: whose layers go up.
-        across: whose go across.
-    """
-
-    name: str
-    stages: frozenset[str]
-    models: str
-    up: str
-    across: str
-
-
-class LayerMap(NamedTuple):
-    """A map of CKA: what it compares, the mean of (L, L) layers, and of how many models it is."""
-
-    comparison: Comparison
-    panel: HeatPanel
-    layers: list[int]
-    models: int
-
-
-COMPARISONS = (
-    Comparison("ORIG–ORIG", ORIG, "one and the same", "ORIG", "ORIG"),
-    Comparison("FT–ORIG", BOTH, "of one base", "FT", "ORIG"),
-    Comparison("FT–FT", FT, "one and the same", "FT", "FT"),
-    Comparison("FT[1]–FT[2]", FT, "of one base", "FT[1]", "FT[2]"),
-)
 
 
 def layer_maps(frames: Frames, name: str) -> Figure:
     """Figures 1, 2, 5 and 6: CKA of all layers, before and after fine-tuning, task by task."""
     maps = _maps(frames)
-    values = [{**row, "models": each.models} for each in maps for row in _values(each.panel)]
-    return figure(name, [each.panel for each in maps], values, _clusters_said(maps))
+    values = [{**row, "models": models} for _, panel, models in maps for row in _values(panel)]
+    return figure(name, [panel for _, panel, _ in maps], values, _clusters(maps)[1])
 
 
 def between_bases(frames: Frames, name: str) -> Figure:
     """Figure 7: CKA of all layers of fine-tuned models of two bases, task by task."""
     frame = _ckas(frames)
-    frame = frame[(frame["models"] == "of two bases") & (frame["stages"] == FT)]
+    frame = frame[frame["comparison"] == TWO_BASES]
     if frame.empty:
         raise Missing("no CKA between fine-tuned models of two bases")
     panels = []
-    for (task, kind, pair), own in by(frame, "task", "rows", "base"):
-        up, across = str(pair).split(AND) if AND in str(pair) else ["one", "another"]
-        title = place_words(task, kind_words(kind), pair)
+    for place, own in by(frame, "task", "rows", "base"):
+        up, _, across = (place["base"] or f"one{AND}another").partition(AND)
+        title = place_words(place["task"], kind_words(place["rows"]), place["base"])
         panels.append(heat_panel(title, _means(own), f"layer, {up}", f"layer, {across}"))
-    values = [row for panel in panels for row in _values(panel)]
-    return figure(name, panels, values, models=len(set(frame["model_x"]) | set(frame["model_y"])))
+    return figure(name, panels, [row for panel in panels for row in _values(panel)], models=models_in(frame))
 
 
 def clusters(frames: Frames, name: str) -> Table:
     """§3: where the layers fall into two clusters, and how distinct these are."""
-    maps = _maps(frames)
-    rows: list[dict[str, Cell]] = [
-        {"panel": each.panel.title, **_contrast(each), "models": each.models}
-        for each in maps
-        if each.comparison.stages != BOTH and len(each.layers) >= LEAST_LAYERS
-    ]
+    rows, said = _clusters(_maps(frames))
     if not rows:
         raise Missing(f"no map of at least {LEAST_LAYERS} layers against themselves")
-    return table(name, rows, _clusters_said(maps))
+    return table(name, rows, said)
 
 
 def truncation(frames: Frames, name: str) -> Figure:
     """Figure 3: the score of a head on the state of every layer, model by model and task by task."""
-    panels, values = [], list[Row]()
-    for title, own, place in _operated(frames, list(HEADS)):
-        sites = sorted(int(site) for site in own["site"].unique())
+    frame = _operated(frames, list(HEADS)).sort_values("condition", key=_order, kind="stable")
+    means = model_rows(frame, PLACE, "condition", "site", "score", 100)
+    lines = line_panels(means, PLACE, "condition", "site", lambda head: (HEADS[head], ("head", HEADS[head])))
+    panels = []
+    for panel, (_, own) in zip(lines, by(frame, *PLACE), strict=True):
         floor = 100 * float(own["majority_score"].iloc[0])
-        series = [Series(MAJORITY, ("head", MAJORITY), [[floor]] * len(sites))]
-        for kind, head in HEADS.items():
-            line = own[own["condition"] == kind]
-            if len(line):
-                series.append(mean_line(head, ("head", head), line, ("site", sites), "score", 100))
-                values += [{**place, "head": kind, "site": site, "score": value[0]}
-                           for site, value in zip(sites, series[-1].values, strict=True)]  # fmt: skip
-        panels.append(LinePanel(title, [str(site) for site in sites], series))
-    return figure(name, panels, values)
+        majority = Series(MAJORITY, ("head", MAJORITY), [[floor]] * len(panel.across))
+        panels.append(replace(panel, series=[majority, *panel.series]))
+    columns = {"task": "task", "base": "model", "condition": "head", "site": "site", "mean": "score"}
+    return figure(name, panels, [{new: row[old] for old, new in columns.items()} for row in means])
 
 
 def skipping(frames: Frames, name: str) -> Figure:
     """Figure 4: the score without each span of layers, model by model and task by task."""
     panels, values = [], list[Row]()
-    for title, own, place in _operated(frames, ["skip", "native"]):
+    for place, own in by(_operated(frames, ["skip", "native"]), *PLACE):
         spans = own[own["condition"] == "skip"].astype({"first": int, "last": int})
         blocks = range(1, spans["last"].max() + 1)
         means = 100 * spans.groupby(["first", "last"])["score"].mean()
         whole = 100 * own.loc[own["condition"] == "native", "score"].mean()
-        ends = "first block skipped", "last block skipped"
-        panels.append(heat_panel(f"{title} (whole: {whole:.1f})", means, *ends, (blocks, blocks)))
-        values += [{**place, "first": i, "last": j, "score": value} for (i, j), value in means.items()]
+        title = f"{place_words(*place.values())} (whole: {whole:.1f})"
+        panels.append(heat_panel(title, means, "first block skipped", "last block skipped", (blocks, blocks)))
+        about = {"task": place["task"], "model": place["base"]}
+        values += [{**about, "first": i, "last": j, "score": value} for (i, j), value in means.items()]
     return figure(name, panels, values)
 
 
-def _operated(frames: Frames, kinds: list[str]) -> Iterator[tuple[str, pd.DataFrame, Row]]:
-    """Title, rows and place of each task and model, all of its fine-tunings together.
+def _operated(frames: Frames, kinds: list[str]) -> pd.DataFrame:
+    """Rows of surgery of some kinds, with the column `base`: all fine-tunings of a model together.
 
     Raises:
         Missing: there are no such rows.
@@ -148,25 +96,29 @@ def _operated(frames: Frames, kinds: list[str]) -> Iterator[tuple[str, pd.DataFr
     frame = frame[frame["condition"].isin(kinds) & frame["stage"].notna()]  # without means over models
     if frame.empty:
         raise Missing(f"the rows of kind `surgery` have none of {', '.join(kinds)}")
-    for (task, base), own in by(frame.assign(base=without_copy(frame["model"])), "task", "base"):
-        yield place_words(task, base), own, {"task": task, "model": base}
+    return frame.assign(base=without_copy(frame["model"]))
+
+
+def _order(heads: pd.Series) -> pd.Series:
+    return heads.map(list(HEADS).index)
 
 
 # ---------------------------------------------------------------------- CKA of all layers
 
 
 def _ckas(frames: Frames) -> pd.DataFrame:
-    """CKA of all layers, with the columns `stages`, `models` (see `Comparison`), and `base`: none, if many or equal."""
+    """CKA of all layers, with the columns `comparison`, see `COMPARISONS`, and `base`: none, if many or equal."""
     frame = similarities(frames)
     frame = frame[frame["measure"] == "cka"]
-    stages = [frozenset(ends) for ends in zip(frame["stage_x"], frame["stage_y"], strict=True)]
-    bases = [without_copy(frame[f"model_{side}"]) for side in "xy"]
-    crossed = np.array([ends == BOTH for ends in stages], dtype=bool)  # stages of one model are two of one base
-    same = (frame["model_x"] == frame["model_y"]) & ~crossed
-    models = np.where(bases[0] != bases[1], "of two bases", np.where(same, "one and the same", "of one base"))
-    named = bases[0].where(bases[0] == bases[1], bases[0] + AND + bases[1])
+    stages, bases = frame[["stage_x", "stage_y"]], [without_copy(frame[f"model_{side}"]) for side in "xy"]
+    before, after = ((stages == stage).all(axis=1) for stage in ("pretrained", "finetuned"))
+    both = stages.isin(("pretrained", "finetuned")).all(axis=1) & ~before & ~after
+    same, of_one_base = frame["model_x"] == frame["model_y"], bases[0] == bases[1]
+    held = [before & same, both & of_one_base, after & same, after & of_one_base, after]
+    comparison = np.select(held, [*COMPARISONS, TWO_BASES], "")
     several = 1 < len(set(bases[0]) | set(bases[1])) <= MOST_BASES
-    return frame.assign(stages=stages, models=models, base=named if several else None)
+    named = bases[0].where(of_one_base, bases[0] + AND + bases[1])
+    return frame.assign(comparison=comparison, base=named if several else None)
 
 
 def _means(chosen: pd.DataFrame) -> pd.Series:
@@ -177,30 +129,31 @@ def _means(chosen: pd.DataFrame) -> pd.Series:
     return chosen["value"].groupby([up.rename("up"), across.rename("across")]).mean()
 
 
-def _maps(frames: Frames) -> list[LayerMap]:
-    """Every map that there is."""
+def _maps(frames: Frames) -> list[tuple[str, HeatPanel, int]]:
+    """Every map that there is: which comparison it shows, its panel, and of how many models it is."""
     maps = []
-    for (task, kind, base), own in by(_ckas(frames), "task", "rows", "base"):
+    for place, own in by(_ckas(frames), "task", "rows", "base"):
         for comparison in COMPARISONS:
-            chosen = own[(own["models"] == comparison.models) & (own["stages"] == comparison.stages)]
-            layers = sorted({int(layer) for layer in set(chosen["layer_x"]) & set(chosen["layer_y"])})
+            chosen = own[own["comparison"] == comparison]
+            layers = sorted(int(layer) for layer in set(chosen["layer_x"]) & set(chosen["layer_y"]))
             if layers:
-                models = len(set(chosen["model_x"]) | set(chosen["model_y"]))
-                title = place_words(task, kind_words(kind), base, comparison.name)
-                ends = f"layer, {comparison.up}", f"layer, {comparison.across}"
-                panel = heat_panel(title, _means(chosen), *ends, (layers, layers))
-                if comparison.stages != BOTH:
+                title = place_words(place["task"], kind_words(place["rows"]), place["base"], comparison)
+                up, across = (f"layer, {models}" for models in comparison.split("–"))
+                panel = heat_panel(title, _means(chosen), up, across, (layers, layers))
+                if comparison != FT_ORIG:
                     panel = replace(panel, cuts=two_clusters(panel.values))
-                maps.append(LayerMap(comparison, panel, layers, models))
+                maps.append((comparison, panel, models_in(chosen)))
     if not maps:
         raise Missing("no CKA of pretrained or fine-tuned models: the maps need cells of these stages")
     return maps
 
 
-def _values(panel: HeatPanel) -> Iterator[Row]:
-    for (i, j), value in np.ndenumerate(panel.values):
-        layers = {"layer_up": int(panel.rows[i]), "layer_across": int(panel.columns[j])}
-        yield {"panel": panel.title, **layers, "cka": float(value)}
+def _values(panel: HeatPanel) -> list[Row]:
+    return [
+        {"panel": panel.title, "layer_up": int(up), "layer_across": int(across), "cka": float(panel.values[i, j])}
+        for i, up in enumerate(panel.rows)
+        for j, across in enumerate(panel.columns)
+    ]
 
 
 def two_clusters(grid: Grid) -> list[int]:
@@ -223,26 +176,23 @@ def _labels(grid: Grid) -> NDArray[np.int64]:
     return np.asarray(fcluster(linkage(squareform(distance, checks=False), "average"), 2, "maxclust"))
 
 
-def _contrast(found: LayerMap) -> dict[str, Cell]:
-    """The clusters of a map, and CKA within and between them."""
-    grid, labels = found.panel.values, _labels(found.panel.values)
-    same = labels[:, None] == labels[None]
-    within, between = grid[same & ~np.eye(len(grid), dtype=bool)].mean(), grid[~same].mean()
-    parts = [np.array(found.layers)[labels == one].tolist() for one in dict.fromkeys(labels)]
-    return {"clusters": " | ".join(map(_part, parts)), "within": float(within), "between": float(between),
-            "contrast": float(within - between)}  # fmt: skip
+def _clusters(maps: list[tuple[str, HeatPanel, int]]) -> tuple[list[Row], list[str]]:
+    """The clusters of each map of layers against themselves, CKA within and between them; and what is said of it."""
+    rows, said = list[Row](), list[str]()
+    for comparison, panel, models in maps:
+        if comparison != FT_ORIG and len(panel.rows) >= LEAST_LAYERS:
+            grid, labels = panel.values, _labels(panel.values)
+            same = labels[:, None] == labels[None]
+            within, between = float(grid[same & ~np.eye(len(grid), dtype=bool)].mean()), float(grid[~same].mean())
+            layers = np.array(panel.rows, dtype=int)
+            parts = " | ".join(_part(layers[labels == label].tolist()) for label in dict.fromkeys(labels))
+            means = {"within": within, "between": between, "contrast": within - between}
+            rows.append({"panel": panel.title, "clusters": parts, **means, "models": models})
+            said += [SENTENCE.format(**rows[-1])] if comparison == FT else []
+    return rows, said
 
 
 def _part(layers: list[int]) -> str:
     """`0–2`, or `0, 2, 3` where they are not neighbours."""
     run = len(layers) > 1 and layers[-1] - layers[0] == len(layers) - 1
     return f"{layers[0]}–{layers[-1]}" if run else ", ".join(map(str, layers))
-
-
-def _clusters_said(maps: list[LayerMap]) -> list[str]:
-    sentence = "{0}: layers {clusters}, CKA {within:.2f} within the clusters and {between:.2f} between them."
-    return [
-        sentence.format(each.panel.title, **_contrast(each))
-        for each in maps
-        if each.comparison.name == "FT–FT" and len(each.layers) >= LEAST_LAYERS
-    ]

@@ -1,34 +1,21 @@
-"""What the tables and figures of all papers share: their descriptions, the papers' numbers, and the choice of rows."""
+"""What the tables and figures of all papers share: their descriptions, the papers' numbers, rows and panels."""
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import yaml
 from jinja2 import Environment, StrictUndefined
 
 from aligners.fitting.outcomes import MARK, is_trained
 from aligners.reports.report import Row
-from aligners.reports.study.frames import (
-    LEAST_SITE,
-    Cell,
-    Column,
-    Figure,
-    Frames,
-    HeatPanel,
-    Meaning,
-    Missing,
-    Panel,
-    Series,
-    Table,
-)
+from aligners.reports.study.contents import Column, Figure, Panel, Table
+from aligners.reports.study.frames import LEAST_SITE, Frames, Missing, stage_words
 from aligners.reports.study.statistics import WHAT_INTERVALS_ARE, Estimate, over_models
 from aligners.similarity.controls import matching_layers
 
@@ -46,8 +33,8 @@ def described() -> dict[str, dict[str, Any]]:
     return _read("papers.yaml")
 
 
-def table(name: str, rows: Sequence[dict[str, Cell]], findings: Sequence[str] = (), **words: Any) -> Table:
-    """Make a table as it is described, with the columns that have a value in some row.
+def table(name: str, rows: Sequence[Row], findings: Sequence[str] = (), **words: Any) -> Table:
+    """Make a table as it is described, with the columns that have a value in some row, and stages in words.
 
     Args:
         name: of its description.
@@ -55,6 +42,7 @@ def table(name: str, rows: Sequence[dict[str, Cell]], findings: Sequence[str] = 
         findings: what it says, in words.
         words: what the description's templates ask for, besides `known`, the keys of the columns.
     """
+    rows = [{**row, "stage": stage_words(row["stage"])} if "stage" in row else row for row in rows]
     known = {key for row in rows for key, cell in row.items() if cell is not None}
     texts = _texts(name, {**words, "known": known, "findings": findings})
     about = {key: [said] if isinstance(said, str) else said for key, said in texts.pop("columns").items()}
@@ -89,7 +77,9 @@ def paper_value(table: str, quantity: str, present: Collection[str] = (), **wher
     """
     for entry in _read("numbers.yaml")[table]["values"]:
         if all(_agrees(entry[key], value, present) for key, value in where.items()):
-            printed = entry[quantity]
+            printed = entry.get(quantity)
+            if printed is None:
+                return None
             return Estimate(*printed) if isinstance(printed, list) else Estimate(printed)
     return None
 
@@ -100,11 +90,9 @@ def plain(name: str) -> str:
 
 
 def _agrees(printed: str | list[str], ours: str | None, present: Collection[str]) -> bool:
-    if ours is None:
-        return False
     if isinstance(printed, list):
-        return ours == next((name for name in printed if name in present), None)
-    return plain(printed) == plain(ours)
+        return ours == next((name for name in printed if name in present), "")
+    return ours is not None and plain(printed) == plain(ours)
 
 
 def _texts(name: str, words: dict[str, Any]) -> dict[str, Any]:
@@ -129,6 +117,9 @@ def _filled(field: Any, words: dict[str, Any]) -> Any:
 def _read(name: str) -> dict[str, Any]:
     entries: dict[str, Any] = yaml.safe_load(Path(__file__).with_name(name).read_text(encoding="utf-8"))
     return entries
+
+
+# ---------------------------------------------------------------------- rows that are chosen
 
 
 def similarities(frames: Frames, measures: Sequence[str] = ()) -> pd.DataFrame:
@@ -163,6 +154,11 @@ def between_models(frame: pd.DataFrame) -> pd.DataFrame:
     return pairs
 
 
+def models_in(frame: pd.DataFrame) -> int:
+    """Number of models among the rows."""
+    return len(set(frame["model_x"]) | set(frame["model_y"]))
+
+
 def blocks(frame: pd.DataFrame) -> pd.DataFrame:
     """Rows of one and the same site of both models: blocks, or whatever there is; rows without a site stay."""
     sited = frame["site_x"].notna()
@@ -175,20 +171,20 @@ def blocks(frame: pd.DataFrame) -> pd.DataFrame:
 
 def matching(frame: pd.DataFrame) -> pd.DataFrame:
     """Rows of matching layers of each pair, without the embeddings where there are blocks."""
-    kept = []
-    for _, own in frame.groupby(["model_x", "model_y"], sort=False):
-        layers = [sorted(layer for layer in own[f"layer_{side}"].unique() if layer >= LEAST_SITE) for side in "xy"]
+    matched = []
+    for _, rows in frame.groupby(["model_x", "model_y"], sort=False):
+        layers = [sorted(layer for layer in rows[f"layer_{side}"].unique() if layer >= LEAST_SITE) for side in "xy"]
         if all(layers):
             pairs = set(matching_layers(*layers))
-            own = own[[place in pairs for place in zip(own["layer_x"], own["layer_y"], strict=True)]]
-        kept.append(own)
-    return pd.concat(kept) if kept else frame
+            rows = rows[[place in pairs for place in zip(rows["layer_x"], rows["layer_y"], strict=True)]]
+        matched.append(rows)
+    return pd.concat(matched) if matched else frame
 
 
-def is_last(own: pd.DataFrame) -> pd.Series:
+def is_last(rows: pd.DataFrame) -> pd.Series:
     """The last site of every pair, or rows without a site."""
-    last = own.groupby(["model_x", "model_y"])["site_y"].transform("max")
-    return own["site_y"].isna() | (own["site_y"] == last)
+    last = rows.groupby(["model_x", "model_y"])["site_y"].transform("max")
+    return rows["site_y"].isna() | (rows["site_y"] == last)
 
 
 def without_copy(models: pd.Series) -> pd.Series:
@@ -211,78 +207,29 @@ def untrained_said(frame: pd.DataFrame) -> str:
     return f"{said}{counted}." if counted else ""
 
 
-def held_out(errors: pd.DataFrame) -> str:
-    """Whether errors are on held-out texts, in words."""
-    return HELD_OUT[bool(errors["held_out"].all())]
+def about_maps(errors: pd.DataFrame) -> dict[str, str]:
+    """Whether errors are on held-out texts, and which maps are not trained, in words."""
+    held_out = "held_out" not in errors or bool(errors["held_out"].all())
+    return {"held_out": HELD_OUT[held_out], "untrained": untrained_said(errors)}
 
 
-# ---------------------------------------------------------------------- what rows and panels are made of
+# ---------------------------------------------------------------------- rows that are made
 
 
-def map_cells(method: str | None, own: pd.DataFrame) -> dict[str, Cell]:
+def map_cells(method: str | None, rows: pd.DataFrame) -> Row:
     """The cells of a map: its name, marked where it is not trained everywhere, and whether findings may compare it."""
-    sound = bool(trained(own).all())
+    sound = bool(trained(rows).all())
     return {"method": f"{method}{'' if sound else MARK}", "compared": sound}
 
 
-def estimates(
-    frame: pd.DataFrame, quantities: Iterable[str], groups: Mapping[str, str] | None = None
-) -> dict[str, Cell]:
+def estimates(rows: pd.DataFrame, quantities: Iterable[str], groups: Mapping[str, str] | None = None) -> Row:
     """The means of quantities over pairs of models, and of how many pairs and models the first of them is.
 
     Args:
-        frame: rows of one line of a table.
+        rows: of one line of a table.
         quantities: its columns, as far as the rows have them.
         groups: model -> group, of pairs between two groups.
     """
-    means = {name: over_models(frame, name, groups) for name in quantities if name in frame}
-    first = next(iter(means.values()))
+    means = {name: over_models(rows, name, groups) for name in quantities if name in rows}
+    first = next(iter(means.values()), None)
     return {**means, "pairs": first.pairs if first else 0, "models": first.models if first else 0}
-
-
-def series_of(name: str, meaning: Meaning, each: Sequence[Estimate | None]) -> Series:
-    """A line of estimates with their intervals; NaN where there is none."""
-    ends: dict[str, list[float]] = {
-        part: [math.nan if one is None or getattr(one, part) is None else getattr(one, part) for one in each]
-        for part in ("mean", "low", "high")
-    }
-    return Series(name, meaning, [[value] for value in ends["mean"]], low=ends["low"], high=ends["high"])
-
-
-def mean_line(
-    name: str, meaning: Meaning, line: pd.DataFrame, across: tuple[str, Sequence[int]], value: str, scale: float = 1
-) -> Series:
-    """A line of means over models with their range; of one model, with its interval if it has one.
-
-    Args:
-        name: of the line.
-        meaning: of its colour.
-        line: rows of one or several models.
-        across: a column, and its values in order.
-        value: the column that is averaged.
-        scale: factor for all values.
-    """
-    at = line.groupby(across[0])
-    interval = line["model"].nunique() == 1 and f"{value}_low" in line.columns
-    parts = {"mean": at[value].mean()}
-    for how, end in (("min", "low"), ("max", "high")):
-        parts[end] = at[f"{value}_{end}"].mean() if interval else at[value].agg(how)
-    middle, low, high = (scale * part.reindex(across[1]) for part in parts.values())
-    return Series(name, meaning, [[one] for one in middle], low=low.tolist(), high=high.tolist())
-
-
-def heat_panel(
-    title: str, means: pd.Series, up: str, across: str, layers: tuple[Sequence[int], Sequence[int]] | None = None
-) -> HeatPanel:
-    """A map of means by (row, column), sorted by both unless `layers` says in which order.
-
-    Args:
-        title: of the panel.
-        means: indexed by row and column.
-        up: label of the vertical axis.
-        across: label of the horizontal axis.
-        layers: rows and columns to show.
-    """
-    rows, columns = layers or [sorted(set(means.index.get_level_values(level))) for level in (0, 1)]
-    grid = means.unstack().reindex(index=rows, columns=columns).to_numpy(dtype=np.float64)
-    return HeatPanel(title, grid, list(map(str, rows)), list(map(str, columns)), up=up, across=across)

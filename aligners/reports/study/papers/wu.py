@@ -5,28 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import pandas as pd
 
 from aligners.reports.report import Row
-from aligners.reports.study.frames import (
-    STAGES,
-    Cell,
-    Figure,
-    Frames,
-    HeatPanel,
-    LinePanel,
-    Missing,
-    Series,
-    Table,
-    by,
-    in_order,
-    place_words,
-    stage_words,
-)
+from aligners.reports.study.contents import Figure, HeatPanel, Meaning, Table, line_panels, look_of_stage, model_rows
+from aligners.reports.study.frames import STAGES, Frames, Missing, by, in_order, place_words, stage_words
 from aligners.reports.study.papers import shared
 
-TASKS = ("sst2", "mnli", "qnli", "qqp")
 BASES = re.compile(r"(?:^|/)(bert|xlnet)-base(?:-|$)")  # the paper's two models, and no RoBERTa
 TUNING = ("pretrained", "finetuned")
 MOST_LINES = 8  # models with a line each; of more, groups have one
@@ -49,18 +36,16 @@ def block_map(frames: Frames, name: str, measures: Sequence[str], stages: Sequen
     """
     frame = _of_stages(frames, measures, stages)
     panels, values = [], list[Row]()
-    for (task, measure), own in by(frame, "task", "measure"):
+    for place, own in by(frame, "task", "measure"):
         crossed = len(shared.of_one_stage(own)) < len(own)  # stages were compared with each other
         for part in [own] if crossed else [part for _, part in by(own, "stage_x")]:
             stages_of = {stage for side in "xy" for stage in part[f"stage_{side}"].dropna()}
-            where = place_words(measure, task, *(stages_of if len(stages_of) == 1 else []))
-            panels.append(block_panel(part, where, frames.groups))
-            values += [{"task": task, "measure": measure, **row} for row in block_values(part)]
-    return shared.figure(
-        name, panels, values, _families_said(values, frames.groups),
-        models=len(set(frame["model_x"]) | set(frame["model_y"])), most_models=MOST_MODELS,
-        families=", ".join(dict.fromkeys(frames.groups.values())), measured=", ".join(dict.fromkeys(frame["measure"])),
-    )  # fmt: skip
+            title = place_words(place["measure"], place["task"], *(stages_of if len(stages_of) == 1 else []))
+            panels.append(block_panel(part, title, frames.groups))
+            values += [{**place, **row} for row in block_values(part)]
+    families, measured = (", ".join(dict.fromkeys(names)) for names in (frames.groups.values(), frame["measure"]))
+    about = {"models": shared.models_in(frame), "most_models": MOST_MODELS, "families": families, "measured": measured}
+    return shared.figure(name, panels, values, _families_said(values, frames.groups), **about)
 
 
 def untrained_map(frames: Frames, name: str) -> Figure:
@@ -73,9 +58,10 @@ def untrained_map(frames: Frames, name: str) -> Figure:
         return block_map(frames, name, ["cka"], ("random", "pretrained"))
     frames.of("similarity", "untrained")
     panels = []
-    for (task, stage), own in by(shared.of_one_stage(frame), "task", "stage"):
-        for column, said in (("value", stage_words(stage) or "trained"), ("untrained", "untrained twins")):
-            panels.append(block_panel(own.assign(value=own[column]), place_words(task, said), frames.groups))
+    for place, own in by(shared.of_one_stage(frame), "task", "stage"):
+        for column, said in (("value", stage_words(place["stage"]) or "trained"), ("untrained", "untrained twins")):
+            title = place_words(place["task"], said)
+            panels.append(block_panel(own.assign(value=own[column]), title, frames.groups))
     return replace(shared.figure(f"{name}_twins", panels), name=name)
 
 
@@ -86,24 +72,28 @@ def tuned_map(frames: Frames, name: str, measure: str) -> Figure:
         Missing: no model was compared with its own fine-tunings.
     """
     panels, values = [], list[Row]()
-    for (task, base), own in by(_of_one_base(frames, measure), "task", "base"):
-        panels.append(block_panel(own, place_words(base, f"texts of {task}"), {}))
-        values += [{"texts": task, "model": base, "measure": measure, **row} for row in block_values(own)]
+    for place, own in by(_of_one_base(frames, measure), "task", "base"):
+        panels.append(block_panel(own, place_words(place["base"], f"texts of {place['task']}"), {}))
+        about = {"texts": place["task"], "model": place["base"], "measure": measure}
+        values += [{**about, **row} for row in block_values(own)]
     return shared.figure(name, panels, values, measure=measure)
 
 
 def localization(frames: Frames, name: str, *, staged: bool) -> Figure:
     """Figures 3 and 7: localization by layer, a line for each model, or (`staged`) for each stage."""
-    scores = _localizations(frames)
+    scores, groups = _localizations(frames), frames.groups
     if staged:
         scores = scores[scores["stage"].isin(TUNING)]
         if scores["stage"].nunique() < len(TUNING):
             raise Missing("the study has not both pretrained and fine-tuned models")
-    panels = []
-    for place, own in by(scores, "task") if staged else by(scores, "task", "stage"):
-        layers = sorted(own["layer"].unique())
-        series = _stage_lines(own, layers) if staged else _model_lines(own, layers, frames.groups)
-        panels.append(LinePanel(place_words(*place), [str(layer) for layer in layers], series))
+        means = model_rows(scores, ["task"], "stage", "layer", "localization")
+        panels = line_panels(means, ["task"], "stage", "layer", look_of_stage)
+    else:
+        models = scores.groupby(["task", "stage"], dropna=False)["model"].transform("nunique")
+        families = scores["model"].map(lambda model: groups.get(model, model))
+        lines = scores.assign(line=scores["model"].where(models <= MOST_LINES, families))
+        means = model_rows(lines, ["task", "stage"], "line", "layer", "localization")
+        panels = line_panels(means, ["task", "stage"], "line", "layer", partial(_look, groups))
     return shared.figure(name, panels, scores.to_dict("records"), staged=staged)
 
 
@@ -111,15 +101,14 @@ def freezing(frames: Frames, name: str) -> Table:
     """Table 1: the score after fine-tuning with the top or bottom layers frozen."""
     frame = frames.of("finetune", "score", "variant")
     frozen = set(frame["variant"]) != {"none"}
-    rows: list[dict[str, Cell]] = []
-    for (base, variant, task), own in by(frame, "base", "variant", "task"):
-        scores, family = 100 * own["score"].dropna(), BASES.search(str(base).lower())
-        printed = None
-        if family and task is not None and shared.plain(task) in TASKS:  # the same model, variant and task
-            printed = shared.paper_value(name, shared.plain(task), model=family[1], variant=variant)
+    rows = []
+    for place, own in by(frame, "base", "variant", "task"):
+        scores, family = 100 * own["score"].dropna(), BASES.search(str(place["base"]).lower())
+        same = {"model": family and family[1], "variant": place["variant"]}
+        printed = shared.paper_value(name, shared.plain(place["task"] or ""), **same)
         cells = {"score": scores.mean(), "sd": scores.std() if len(scores) > 1 else None, "seeds": len(scores)}
-        place = {"base": base, "variant": variant if frozen else None, "task": task}
-        rows.append({**place, **cells, "paper": printed and printed.mean})
+        frozen_layers = {"variant": place["variant"] if frozen else None}
+        rows.append({**place, **frozen_layers, **cells, "paper": printed and printed.mean})
     return shared.table(name, rows, frozen=frozen)
 
 
@@ -134,17 +123,16 @@ def _of_stages(frames: Frames, measures: Sequence[str], stages: Sequence[str]) -
 
 def _families_said(values: Sequence[Row], groups: dict[str, str]) -> list[str]:
     """Compare models of one family with those of different families."""
-    pairs = [row for row in values if row["model_a"] != row["model_b"] and row["stage_a"] == row["stage_b"]
-             and {row["model_a"], row["model_b"]} <= set(groups)]  # fmt: skip
+    frame = pd.DataFrame(values)
+    families = [frame[f"model_{side}"].map(groups) for side in "ab"]
+    other = (frame["model_a"] != frame["model_b"]) & (frame["stage_a"] == frame["stage_b"])
+    pairs = frame.assign(alike=families[0] == families[1])[other & families[0].notna() & families[1].notna()]
     said = []
-    for measure in dict.fromkeys(row["measure"] for row in values):
-        of_one, of_two = (
-            pd.Series([row["value"] for row in pairs if row["measure"] == measure
-                       and (groups[row["model_a"]] == groups[row["model_b"]]) == one]).mean()
-            for one in (True, False)
-        )  # fmt: skip
-        if of_one == of_one and of_two == of_two:
-            said.append(f"{measure}: {of_one:.3f} between models of one family, {of_two:.3f} between families.")
+    for place, own in by(pairs, "measure"):
+        means = own.groupby("alike")["value"].mean().dropna()
+        if len(means) == 2:
+            within = f"{place['measure']}: {means[True]:.3f} between models of one family"
+            said.append(f"{within}, {means[False]:.3f} between families.")
     return said
 
 
@@ -157,16 +145,12 @@ def _of_one_base(frames: Frames, measure: str) -> pd.DataFrame:
     frame = frame.assign(base=bases[0])[bases[0] == bases[1]]
     if not (frame["stage_x"] != frame["stage_y"]).any():
         raise Missing(f"no {measure} between a model and its fine-tunings: `similarity.across_stages` compares them")
-    ends = {side: zip(*(frame[f"{key}_{side}"] for key in ("model", "stage", "tuned")), strict=True) for side in "xy"}
-    named = {f"model_{side}": [_tuned_name(*end) for end in each] for side, each in ends.items()}
+    named = {}
+    for side in "xy":
+        number = frame[f"model_{side}"].str.extract("(#.*)", expand=False).fillna("")  # of a further fine-tuning
+        tuned = frame[f"tuned_{side}"].fillna("fine-tuned").astype(str) + number
+        named[f"model_{side}"] = tuned.where(frame[f"stage_{side}"] == "finetuned", "base")
     return frame.assign(**named, stage_x=None, stage_y=None)
-
-
-def _tuned_name(model: str, stage: str, task: str | None) -> str:
-    """`base`, or the task, with the number of a further fine-tuning."""
-    if stage == "pretrained":
-        return "base"
-    return f"{'fine-tuned' if pd.isna(task) else task}{''.join(model.partition('#')[1:])}"
 
 
 # ---------------------------------------------------------------------- a block for each pair of models
@@ -233,8 +217,9 @@ def block_values(frame: pd.DataFrame) -> list[Row]:
 def _localizations(frames: Frames) -> pd.DataFrame:
     """Task, stage, model, layer and localization score of every layer."""
     frame = shared.of_one_stage(_of_stages(frames, ["neuronsim", "svcca"], STAGES))
-    parts = [_localization(own).assign(task=task, stage=stage) for (task, stage), own in by(frame, "task", "stage")]
-    scores = pd.concat(parts, ignore_index=True)
+    scores = pd.concat(
+        [_localization(own).assign(**place) for place, own in by(frame, "task", "stage")], ignore_index=True
+    )
     if scores.empty:
         raise Missing("localization needs both `neuronsim` and `svcca` of the same pairs of models")
     return scores
@@ -250,22 +235,7 @@ def _localization(frame: pd.DataFrame) -> pd.DataFrame:
     return means.rename(columns={"model_a": "model", "layer_a": "layer"})
 
 
-def _stage_lines(own: pd.DataFrame, layers: Sequence[int]) -> list[Series]:
-    return [
-        shared.mean_line(stage_words(stage), ("stage", str(stage)), line, ("layer", layers), "localization")
-        for (stage,), line in by(own, "stage")
-    ]
-
-
-def _model_lines(own: pd.DataFrame, layers: Sequence[int], groups: dict[str, str]) -> list[Series]:
-    """A line for each model, coloured by family, or for each family of many."""
-    many = own["model"].nunique() > MOST_LINES and bool(groups)
-    series: list[Series] = []
-    names = own["model"].map(lambda model: groups.get(model, model) if many else model)
-    for name, line in own.groupby(names, sort=False):
-        first = line["model"].iloc[0]
-        meaning = ("group", groups[first]) if first in groups else ("model", str(name))
-        number = sum(other.meaning == meaning for other in series)
-        line_of = shared.mean_line(str(name), meaning, line, ("layer", layers), "localization")
-        series.append(replace(line_of, number=number))
-    return series
+def _look(groups: Mapping[str, str], name: str) -> tuple[str, Meaning]:
+    """Name and meaning of the line of a model, which has the colour of its family, or of a family."""
+    family = name if name in groups.values() else groups.get(name)
+    return name, ("model", name) if family is None else ("group", family)

@@ -225,7 +225,7 @@ def test_models_that_differ_in_width_or_depth_or_not_at_all_are_refused(
     wide, deep = (str(tiny_folder(tmp_path / name, **{name: size})) for name, size in (("width", 8), ("layers", 2)))
     with pytest.raises(ValueError, match=r"`models` of one width, but .* has 16 and .* 8: there is no bijection"):
         _ = states(world, [*models[:2], wide]).reader
-    with pytest.raises(ValueError, match=r"the same `sites` in all models, but .* has 3 blocks and .* 2"):
+    with pytest.raises(ValueError, match=r"the same `sites` of one depth in all models, but .* has 3 blocks, .* has 2"):
         _ = states(world, [*models[:2], deep], sites="blocks").reader
     with pytest.raises(ValueError, match=r"different `models`, but got .* more than once"):
         states(world, [*models, models[0]])

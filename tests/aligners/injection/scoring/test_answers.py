@@ -18,7 +18,7 @@ from aligners.models.loading.models import load_frozen
 from aligners.reports.finished import make_report
 from callbacks.checkpoint import SaveAligners
 from datamodules.text.sources import TextSource
-from tests.datamodules.test_labelled import labelled
+from tests.datamodules.test_model_texts import labelled
 from tests.runs import activations, quiet_trainer
 from tests.stitches import evaluate as stitch
 from tests.tiny import tiny_model, tiny_tokenizer

@@ -33,7 +33,7 @@ from tests.world import World
 
 Row = dict[str, Any]
 SITES, PAIRS = ["0", "1:2", "2:2"], [(0, 0), (1, 2), (2, 2)]
-QUICK = ProbeTraining(max_epochs=4, batch=16, learning_rate=5e-3)
+QUICK = ProbeTraining(max_epochs=3, batch=16, learning_rate=5e-3, least_steps=20)
 TASKS = ["pos", "distance", "depth"]
 
 
@@ -75,6 +75,8 @@ def test_a_swap_of_all_dimensions_is_that_of_the_state() -> None:
     torch.testing.assert_close(swapped(own, other, one) @ one, other @ one)  # inside
     rest = torch.eye(5) - one @ one.mT
     torch.testing.assert_close(swapped(own, other, one) @ rest, own @ rest)  # and outside
+    states = torch.randn(1, 400, 6, generator=torch.Generator().manual_seed(0)) * torch.tensor([1, 5, 1, 1, 10, 1])
+    assert principal_subspaces(states + 100, 2)[0][[1, 4]].square().sum() > 1.98  # where they vary most
 
 
 def test_every_draw_of_a_subspace_counts_alike() -> None:
@@ -91,14 +93,6 @@ def test_every_draw_of_a_subspace_counts_alike() -> None:
     assert found.keys() == set(BEHAVIOUR)
     for value in found.values():
         torch.testing.assert_close(value, each.mean(0))
-
-
-def test_principal_dimensions_hold_most_variance() -> None:
-    states = torch.randn(1, 400, 6, generator=torch.Generator().manual_seed(0))
-    states[..., 4] *= 10
-    states[..., 1] *= 5
-    found = principal_subspaces(states + 100, 2)[0]
-    assert found[[1, 4]].square().sum() > 1.98
 
 
 # ---------------------------------------------------------------------- the experiment
@@ -147,14 +141,14 @@ def test_every_map_is_read_at_every_site_pair(found: ProbesAcrossMaps) -> None:
 def test_the_score_is_that_of_ys_probe_on_mapped_words(found: ProbesAcrossMaps, stored: StoredBank) -> None:
     held: PairedWords = found.held
     _, y = found.fitted[0]
-    targets = targets_of(y.task.labels, held.y, y.task.seed)
+    targets = targets_of(y.labels, held.y, y.seed)
     linear = stored.maps["0_1"]["linear"]
     for s, (i, j) in enumerate(PAIRS):
         source = held.x.read([place for place in held.x.places if place.layer == i], range(len(held.x.sentences)))
         mapped = linear(source.expand(len(PAIRS), -1, -1))[s]
         words = made_words(held.y.sentences, *[mapped] * (j + 1))
-        arm = [arm.layer for arm in y.bank.arms].index(j)
-        expected = f1(counts(y.bank.only([arm]), Examples(words, targets)).sum(1)).item()
+        arm = [arm.layer for arm in y.arms].index(j)
+        expected = f1(counts(y.banks[0].only([arm]), Examples(words, targets)).sum(1)).item()
         (row,) = of(found.rows, task="pos", method="linear", site_x=i, site_y=j)
         (own,) = of(found.rows, task="pos", method="native_y", site_x=i, site_y=j)
         (least,) = of(found.rows, task="pos", method="mean", site_x=i, site_y=j)
@@ -217,38 +211,28 @@ def test_sentences_that_a_map_was_fitted_on_are_left_out(
     seen, fresh = Path(treebank.source).read_text().split("\n\n"), Path(str(treebank.held_out)).read_text()
     mixed = Path(treebank.source).with_name("mixed.conllu")
     mixed.write_text("\n\n".join([*seen[:10], fresh]))
-    others = TextSource(
-        write_treebank(mixed.with_name("others.conllu"), sentences_of_words(60, 2)), held_out=str(mixed)
-    )
-    found = across(
-        world, stored, others, model_x=masked[0], model_y=masked[1], sites=SITES, tasks=["pos"], dimensions=0
-    )
+    fit = write_treebank(mixed.with_name("others.conllu"), sentences_of_words(60, 2))
+    pair = {"model_x": masked[0], "model_y": masked[1], "sites": SITES}
+    found = across(world, stored, TextSource(fit, held_out=str(mixed)), tasks=["pos"], dimensions=0, **pair)
     dropped = found.meta["text"]["left_out"]
     assert dropped["texts"] == 10
     assert found.rows[0]["n_sentences"] == dropped["of"] - 10
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [({"rows": "tokens"}, "`data.rows`"), ({"held_out_types": 0.3}, "`data.held_out_types`")],
-)
-def test_all_words_are_needed(
-    options: Row, said: str, masked: list[str], world: World, treebank: TextSource, stored: StoredBank
+def test_annotated_sentences_of_whole_words_and_options_within_range_are_needed(
+    masked: list[str], world: World, treebank: TextSource, stored: StoredBank, tmp_path: Path
 ) -> None:
-    with pytest.raises(ValueError, match=said):
-        across(world, stored, treebank, model_x=masked[0], model_y=masked[1], sites=SITES, **options)
-
-
-def test_texts_without_annotations_are_refused(masked: list[str], world: World, stored: StoredBank) -> None:
-    plain = TextSource(world.fit, held_out=world.test)
+    pair = {"model_x": masked[0], "model_y": masked[1], "sites": SITES}
+    for options, said in (({"rows": "tokens"}, "`data.rows`"), ({"held_out_types": 0.3}, "`data.held_out_types`")):
+        with pytest.raises(ValueError, match=said):
+            across(world, stored, treebank, **pair, **options)
     with pytest.raises(ValueError, match="annotated"):
-        across(world, stored, plain, model_x=masked[0], model_y=masked[1], sites=SITES)
-
-
-@pytest.mark.parametrize("options", [{"dimensions": -1}, {"tasks": []}, {"draws": 0}])
-def test_options_out_of_range_are_refused(options: Row, stored: StoredBank) -> None:
-    with pytest.raises(ValueError, match=f"`{next(iter(options))}`"):
-        ProbesAcrossMaps([stored], **options)
+        across(world, stored, TextSource(world.fit, held_out=world.test), **pair)
+    for wrong in ({"dimensions": -1}, {"tasks": []}, {"draws": 0}):
+        with pytest.raises(ValueError, match=f"`{next(iter(wrong))}`"):
+            ProbesAcrossMaps([stored], **wrong)
+    with pytest.raises(ValueError, match="`checkpoints`"):
+        evaluate(["probe", "--checkpoints=[]", f"--run={tmp_path / 'run'}"])
 
 
 # ---------------------------------------------------------------------- the report and the command
@@ -275,9 +259,9 @@ def test_no_share_is_kept_of_what_ys_own_probe_does_not_read() -> None:
 def test_a_baseline_stands_beside_every_probe_and_is_not_beaten_by_itself(found: ProbesAcrossMaps) -> None:
     held = found.held.y
     for _, y in found.fitted:
-        least = y.task.measures(None, held, 0)
+        least = y.measures(None, held, 0)
         for name, each in least.items():
-            for row in of(found.rows, task=y.task.name, measure=name, method="baseline"):
+            for row in of(found.rows, task=y.name, measure=name, method="baseline"):
                 assert row["score"] == pytest.approx(float(each[0, 0]))
                 place = {key: row[key] for key in ("task", "measure", "site_x", "site_y")}
                 (own,), (floor,) = (of(found.rows, **place, method=method) for method in ("native_y", "mean"))
@@ -306,11 +290,6 @@ def test_the_command_reads_the_words_of_a_checkpoint_of_tokens(
     assert (tmp_path / "run" / "probes_across.json").exists()
     assert "rows: words\n" in (tmp_path / "run" / "config.yaml").read_text()
     assert "Erasing what the pos probe reads" in capsys.readouterr().out
-
-
-def test_a_checkpoint_is_needed(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="`checkpoints`"):
-        evaluate(["probe", "--checkpoints=[]", f"--run={tmp_path / 'run'}"])
 
 
 def test_a_map_that_is_not_trained_is_compared_with_none(found: ProbesAcrossMaps) -> None:

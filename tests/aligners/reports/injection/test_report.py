@@ -3,7 +3,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,6 @@ from aligners.reports.finished import make_report
 from aligners.reports.page.run import write_page
 from aligners.reports.publishing import write
 from aligners.reports.runs.injection import (
-    FIGURES,
     below_chance,
     console_tables,
     fvu_figure,
@@ -33,37 +34,16 @@ Row = dict[str, Any]
 
 def row(method: str, site: int | None, fvu: float | None, accuracy: float | None, **changes: Any) -> Row:
     role = "ceiling" if method.startswith("native") else "floor" if site is None or method == "identity" else "method"
+    ends = {"": 0.0, "_low": -0.05, "_high": 0.05}
+    behaviour = {f"{name}{end}": None if accuracy is None else accuracy + far
+                 for name in ("accuracy", "score") for end, far in ends.items()}  # fmt: skip
     return {
-        "model_x": "first",
-        "model_y": "second",
-        "direction": "forward",
-        "rows": "tokens",
-        "n_texts": 10,
-        "n_rows": 100,
-        "seed": 0,
-        "method": method,
-        "role": role,
-        "site_x": site,
-        "site_y": site,
-        "parameters": None,
-        "fit": None,
-        "bijective": None,
-        "fitted_on": None,
-        "training": None,
-        **dict.fromkeys(BEHAVIOUR_COLUMNS),
-        "accuracy": accuracy,
-        "accuracy_low": None if accuracy is None else accuracy - 0.05,
-        "accuracy_high": None if accuracy is None else accuracy + 0.05,
-        "score": accuracy,
-        "score_low": None if accuracy is None else accuracy - 0.05,
-        "score_high": None if accuracy is None else accuracy + 0.05,
-        "score_name": "accuracy",
-        "loss": 0.5,
-        **dict.fromkeys(("penalty", "penalty_low", "penalty_high", "perplexity")),
-        "agreement": 0.9,
-        **dict.fromkeys(ERROR_COLUMNS),
-        "fvu": fvu,
-    } | changes
+        "model_x": "first", "model_y": "second", "direction": "forward", "rows": "tokens", "n_texts": 10, "n_rows": 100,
+        "seed": 0, "method": method, "role": role, "site_x": site, "site_y": site,
+        **dict.fromkeys(("parameters", "fit", "bijective", "fitted_on", "training", *BEHAVIOUR_COLUMNS)),
+        **behaviour, "score_name": "accuracy", "loss": 0.5, "agreement": 0.9,
+        **dict.fromkeys(("penalty", "penalty_low", "penalty_high", "perplexity", *ERROR_COLUMNS)), "fvu": fvu,
+    } | changes  # fmt: skip
 
 
 def forward() -> list[Row]:
@@ -142,29 +122,23 @@ def test_files_hold_every_row_and_every_number(tmp_path: Path) -> None:
     assert not [path for path in folder.iterdir() if ".part" in path.name]
 
 
-def test_rows_of_several_pairs_of_models_and_uneven_sites_are_drawn(tmp_path: Path) -> None:
+def test_files_name_models_in_full_and_show_them_shortly(tmp_path: Path) -> None:
+    """Also with several pairs of models and uneven sites."""
+    long = "/tmp/" + "folder/" * 40
     other = [
         r | {"model_y": "third", "site_y": None if r["site_y"] is None else r["site_y"] + 4}
         for r in forward()
         if r["method"] != "identity"
     ]
-    write(report({}, forward() + other), tmp_path)
-    assert "| 1→5 |" in (tmp_path / "report.md").read_text()
-    assert (tmp_path / "fvu.png").exists()
-
-
-def test_files_name_models_in_full_and_show_them_shortly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    long = "/tmp/" + "folder/" * 40
-    rows = [r | {side: long + r[side] for side in ("model_x", "model_y")} for r in forward()]
-    drawn: list[str] = []
-    for name, draw in FIGURES.items():
-        monkeypatch.setitem(FIGURES, name, lambda rows, draw=draw: drawn.append(rows[0]["model_x"]) or draw(rows))
-    write(report({}, rows), tmp_path)
+    rows = [r | {side: long + r[side] for side in ("model_x", "model_y")} for r in forward() + other]
+    made = report({}, rows)
+    write(made, tmp_path)
+    assert [draw.args[0][0]["model_x"] for draw in made.figures.values()] == ["first"] * 2
     assert (tmp_path / "report.csv").read_text().count(long) == 2 * len(rows)
-    assert drawn == ["first"] * 2
     text = (tmp_path / "report.md").read_text()
-    assert text.count("| first | second |") == len(rows)
-    assert text.endswith(f"\n\n- first: `{long}first`\n- second: `{long}second`\n")
+    assert text.count("| first | second |") == len(forward())
+    assert "| 1→5 |" in text
+    assert text.endswith(f"\n\n- first: `{long}first`\n- second: `{long}second`\n- third: `{long}third`\n")
 
 
 @pytest.mark.parametrize("sites", [2, 12])
@@ -219,47 +193,38 @@ def test_a_gain_is_not_said_to_be_kept_within_a_margin() -> None:
     assert "the best site gains 5.0 points with linear" in said
 
 
-@pytest.mark.parametrize("outcome", ["untrained start (linear)", "diverged at step 3, set back to step 2"])
-def test_a_map_that_is_not_trained_is_marked_and_compared_with_none(outcome: str, tmp_path: Path) -> None:
+def test_a_map_that_is_not_trained_is_marked_and_compared_with_none(tmp_path: Path) -> None:
     """The MLPs, which are closest, and at one site only."""
+    outcome = "diverged at step 3, set back to step 2"
     rows = [r | {"training": outcome} if r["method"].startswith("mlp") and r["site_x"] == 2 else r for r in forward()]
     assert not price_of_bijectivity([r for r in rows if r["site_x"] == 2])
     headline, *marks = reading(rows).splitlines()
     assert "The closest map, inn, leaves 25.0% to 30.0%" in headline
     assert headline.count("mlp") == 1  # the price at site 1, where both are trained
     assert marks[1:] == [f"* {name} at site 2: {outcome}." for name in ("mlp", "mlp_wide")]
-    write(report({}, rows), tmp_path)
+    made = report({}, rows)
+    write(replace(made, figures={}), tmp_path)
     text = (tmp_path / "report.md").read_text()
     assert text.count(f"| {outcome} |") == 2
     assert f"- \\* mlp at site 2: {outcome}." in text  # no list within a list
-    cells = [cell for table in console_tables(rows) for column in table.columns for cell in column.cells]
+    cells = [cell for table in made.screen for column in table.columns for cell in column.cells]
     assert "0.200*" in cells
     assert "*" not in cells
-    page = write_page(report({}, rows), tmp_path).read_text()
-    assert "*: untrained start, or diverged (see the findings)." in page
-    for draw in FIGURES.values():
-        if draw is not FIGURES["penalty"]:
-            assert any(line.get_markerfacecolor() == "white" for axis in draw(rows).axes for line in axis.lines)
+    assert "*: untrained start, or diverged (see the findings)." in write_page(made, tmp_path).read_text()
+    for draw in made.figures.values():
+        assert any(line.get_markerfacecolor() == "white" for axis in draw().axes for line in axis.lines)
 
 
-def test_ticks_are_plain_numbers_and_reach_above_the_floors() -> None:
-    for top in (1.06, 1.8, 2.3, 9.0):
-        rows = [r | {"fvu": top} if r["method"] == "identity" else r for r in forward()]
-        (axis,) = fvu_figure(rows).axes
-        ticks, (_, end) = list(axis.get_yticks()), axis.get_ylim()
-        assert len(ticks) >= 4
-        assert any(tick > 1 and tick >= top for tick in ticks if tick <= end)
-        assert [label.get_text() for label in axis.get_yticklabels()] == [f"{tick:g}" for tick in ticks]
-        assert not axis.get_yticklabels(minor=True)
-
-
-@pytest.mark.parametrize(("low", "high"), [(0.713, 0.714), (0.65, 1.06), (1e-9, 2.0), (1.0, 1.0)])
-def test_ticks_cover_any_range(low: float, high: float) -> None:
+@pytest.mark.parametrize(("low", "high"), [(0.2, 1.06), (0.713, 0.714), (0.65, 9.0), (1e-9, 2.0), (1.0, 1.0)])
+def test_ticks_are_plain_numbers_and_cover_any_range(low: float, high: float) -> None:
     rows = [row("linear", 1, low, 0.7, fit=CLOSED), row("procrustes", 1, high, 0.7, fit=CLOSED)]
     (axis,) = fvu_figure(rows).axes
-    bottom, top = axis.get_ylim()
+    ticks, (bottom, top) = list(axis.get_yticks()), axis.get_ylim()
     assert bottom <= low <= high <= top
-    assert 3 <= sum(bottom <= tick <= top for tick in axis.get_yticks()) <= 13
+    assert 3 <= sum(bottom <= tick <= top for tick in ticks) <= 13
+    assert any(tick >= high for tick in ticks if tick <= top)
+    assert [label.get_text() for label in axis.get_yticklabels()] == [f"{tick:g}" for tick in ticks]
+    assert not axis.get_yticklabels(minor=True)
 
 
 def test_unseen_types_and_other_text_are_shown_where_they_are_known() -> None:
@@ -281,22 +246,14 @@ def test_unseen_types_and_other_text_are_shown_where_they_are_known() -> None:
     assert {"unseen", "other", "0.900", "0.700"} <= set(screen.getvalue().split())
 
 
-def test_a_method_looks_the_same_in_every_panel() -> None:
-    backward = [row("inn", 1, 0.3, 0.7), row("procrustes", 1, 0.8, 0.7), row("linear", 1, 0.5, 0.7)]
-    rows = forward() + [entry | {"direction": "backward"} for entry in backward]
-    left, right = fvu_figure(rows).axes
-    colours = {line.get_label(): line.get_color() for line in left.lines}
-    for line in right.lines[: len(backward)]:
-        assert line.get_color() == colours[line.get_label()], line.get_label()
-
-
-def test_a_method_looks_the_same_in_every_figure_whatever_else_is_drawn() -> None:
-    each = [fvu_figure([entry for entry in forward() if entry["method"] not in left_out]).axes[0]
-            for left_out in ((), ("procrustes", "mlp"))]  # fmt: skip
-    all_lines, fewer = ({line.get_label(): line for line in axis.lines} for axis in each)
-    for name in ("linear", "inn", "identity"):
-        for look in ("get_color", "get_marker", "get_linestyle"):
-            assert getattr(fewer[name], look)() == getattr(all_lines[name], look)(), (name, look)
+def test_a_method_looks_the_same_in_every_panel_and_figure_whatever_else_is_drawn() -> None:
+    backward = [row("inn", 1, 0.3, 0.7), row("identity", 1, 0.8, 0.7), row("linear", 1, 0.5, 0.7)]
+    rows = [r for r in forward() if r["method"] not in ("procrustes", "mlp")]
+    fewer = fvu_figure(rows + [r | {"direction": "backward"} for r in backward]).axes
+    every, *others = ({line.get_label(): line for line in axis.lines} for axis in [*fvu_figure(forward()).axes, *fewer])
+    for other, name in product(others, ("linear", "inn", "identity")):
+        for look in ("get_color", "get_marker"):
+            assert getattr(other[name], look)() == getattr(every[name], look)(), (name, look)
 
 
 def test_methods_and_floors_can_be_told_apart() -> None:

@@ -1,8 +1,10 @@
+"""Heat maps, lines along matching layers, and tables of a comparison of models."""
+
 from __future__ import annotations
 
 import csv
 import json
-from itertools import product
+from itertools import combinations_with_replacement, product
 from pathlib import Path
 from typing import Any
 
@@ -11,69 +13,102 @@ from matplotlib import image
 from rich.console import Console
 
 from aligners.reports.publishing import write
-from aligners.reports.runs.similarity import report, similarity_tables
+from aligners.reports.runs.similarity import block_map, layer_lines, pair_map, report, similarity_tables
 
 CONTROLS = ("low", "high", "held_out", "null", "null_high", "untrained", "ceiling")
+PAIR = [("X", "Y")]
 
 
-def rows(pairs: list[tuple[str, str]], controls: bool) -> list[dict[str, Any]]:
+def rows(pairs: list[tuple[str, str]], *layers: int, controls: bool = False) -> list[dict[str, Any]]:
+    """Two measures over all layer pairs; the value is ten times X's layer and Y's layer, in hundredths."""
     found = []
-    for (x, y), label, i, j in product(pairs, ("cka", "r2 of X"), (0, 1, 2), (0, 1, 2)):
-        found.append(
-            {
-                "model_x": x,
-                "model_y": y,
-                "measure": label.split()[0],
-                "label": label,
-                "direction": "both" if label == "cka" else "forward",
-                "features": "raw",
-                "layer_x": i,
-                "layer_y": j,
-                "value": 0.1 * i + 0.25 * j,
-                **dict.fromkeys(CONTROLS, 0.125 if controls else None),
-            }
-        )
+    for (x, y), label, features in product(pairs, ("cka", "r2 of X"), ("raw", "standardised")):
+        direction = "both" if label == "cka" else "forward"
+        about = {"model_x": x, "model_y": y, "measure": label.split()[0], "label": label, "direction": direction}
+        for i, j in product(*map(range, layers or (3, 3))):
+            value = (10 * i + j) / 100
+            place = {"features": features, "layer_x": i, "layer_y": j, "value": value}
+            found.append(about | place | dict.fromkeys(CONTROLS, value / 2 if controls else None))
     return found
 
 
-def test_more_than_two_models_get_a_figure_for_each_measure(tmp_path: Path) -> None:
-    every = rows([("a", "b"), ("a", "c"), ("b", "c")], False)
-    names = {figure.name for figure in write(report({}, every, [], []), tmp_path)}
-    assert {"all_cka.png", "all_r2.png"} < names
-    assert image.imread(tmp_path / "all_cka.png").std() > 0
-
-
-def test_models_in_deep_folders_make_files_that_a_disk_takes(tmp_path: Path) -> None:
-    long = "/tmp/" + "folder/" * 40
-    every = rows([(f"{long}a/x", f"{long}b/x")], False)
-    names = [figure.name for figure in write(report({}, every, [], []), tmp_path)]
-    assert names == ["layers_a-x_b-x.png", "diagonal_a-x_b-x.png"]
-    assert json.loads((tmp_path / "similarity.json").read_text())["rows"] == every
+def test_a_heat_map_shows_each_value_at_its_layers_on_one_scale() -> None:
+    figure = pair_map([row for row in rows(PAIR, 2, 3) if row["features"] == "raw"])
+    panels = [axis for axis in figure.axes if axis.images]
+    assert [axis.get_title() for axis in panels] == ["cka", "r2 of X"]
+    for axis in panels:
+        assert axis.images[0].get_clim() == (0, 1)
+        assert axis.images[0].get_array().tolist() == [[0.0, 0.01, 0.02], [0.1, 0.11, 0.12]]
+        cells = {(round(t.get_position()[1]), round(t.get_position()[0])): t.get_text() for t in axis.texts}
+        assert cells[1, 2] == ".12"
+        assert [tick.get_text() for tick in axis.get_xticklabels()] == ["0", "1", "2"]
+        assert [tick.get_text() for tick in axis.get_yticklabels()] == ["0", "1"]
 
 
 @pytest.mark.parametrize("controls", [False, True])
-def test_files_hold_every_row_and_figures_can_be_read(tmp_path: Path, controls: bool) -> None:
-    every = rows([("a/x", "b"), ("b", "b")], controls)
+def test_lines_follow_the_matching_layers_and_show_the_controls_there_are(controls: bool) -> None:
+    figure = layer_lines(rows(PAIR, controls=controls))
+    panel = next(axis for axis in figure.axes if axis.get_title() == "cka")
+    assert [0.0, 0.11, 0.22] in [list(line.get_ydata()) for line in panel.lines if len(line.get_xdata()) == 3]
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names[0] == "value" + ", 95 % interval" * controls
+    assert ("null: texts permuted" in names) == controls
+    assert "features standardised" in names
+    assert bool(panel.collections) == controls  # the band of the interval
+
+
+def test_blocks_of_all_models_hold_both_directions() -> None:
+    found = []
+    for (x, y), direction in product([("A", "A"), ("A", "B"), ("B", "B")], ("forward", "backward")):
+        for i, j in product(range(2), repeat=2):
+            value = (ord(x) - 64 + 0.1 * i if direction == "forward" else ord(y) - 64 + 0.1 * j) / 10
+            about = {"model_x": x, "model_y": y, "measure": "r2", "direction": direction}
+            found.append({**about, "layer_x": i, "layer_y": j, "value": value})
+    axis = block_map(found).axes[0]
+    # every entry says of which model and layer its row is
+    expected = [[0.1 * model + 0.01 * layer] * 4 for model in (1, 2) for layer in (0, 1)]
+    assert axis.images[0].get_array().tolist() == [pytest.approx(row) for row in expected]
+    assert axis.images[0].get_clim() == (0, 1)
+    assert [tick.get_text() for tick in axis.get_xticklabels()] == ["0", "1", "0", "1"]
+
+
+def test_many_pairs_share_one_figure_and_each_has_its_own_where_that_is_asked_for() -> None:
+    pairs = combinations_with_replacement([f"m{number}" for number in range(6)], 2)  # 15 of different models
+    found = [row for pair in pairs for row in rows([pair], *([3, 3] if "m5" not in pair else [2, 2]))]
+    few, many = (report({}, found, [], [], each_pair=wanted) for wanted in (None, True))
+    assert set(few.figures) == {"diagonal_all", "all_cka", "all_r2"}
+    assert few.screen == []
+    assert "15 pairs of models" in few.sentences[0]
+    assert len(many.figures) == 21 + 15 + 2
+    assert len(many.screen) == 15
+    panel = few.figures["diagonal_all"]().axes[0]
+    heights = [line.get_ydata() for line in panel.lines if len(line.get_xdata()) == 3]
+    assert len(heights) == 16
+    assert heights[-1].tolist() == pytest.approx([0.0, 0.11, 0.22])  # the median
+    assert any(one.tolist() == pytest.approx([0.0, 0.055, 0.11]) for one in heights)  # two layers, stretched
+
+
+def test_files_hold_every_row_and_figures_can_be_read(tmp_path: Path) -> None:
+    long = "/tmp/" + "folder/" * 40
+    every = rows([(f"{long}a/x", f"{long}b/x"), (f"{long}b/x", f"{long}b/x")], controls=True)
     layers = [{"model": "b", "layer": 0, "nuclear_norm": 2.5, "localization": None}]
-    figures = write(report({"seed": 3}, every, layers, []), tmp_path / "new")
-    found = json.loads((tmp_path / "new" / "similarity.json").read_text())
-    assert found["rows"] == every
-    assert found["layers"] == layers
-    assert found["meta"] == {"seed": 3}
-    with (tmp_path / "new" / "similarity.csv").open() as file:
+    figures = write(report({"seed": 3}, every, layers, []), tmp_path)
+    found = json.loads((tmp_path / "similarity.json").read_text())
+    assert (found["rows"], found["layers"], found["meta"]) == (every, layers, {"seed": 3})
+    with (tmp_path / "similarity.csv").open() as file:
         assert len(list(csv.DictReader(file))) == len(every)
-    assert [figure.name for figure in figures] == ["layers_x_b.png", "diagonal_x_b.png", "layers_b_b.png"]
-    assert all(image.imread(figure).std() > 0 for figure in figures)
-    assert not list(tmp_path.rglob("*.part*"))
+    # models in deep folders make files that a disk takes
+    assert [path.name for path in figures] == ["layers_a-x_b-x.png", "diagonal_a-x_b-x.png", "layers_b-x_b-x.png"]
+    assert all(image.imread(path).std() > 0 for path in figures)
 
 
 def test_the_table_shows_matching_layers_of_different_models(capsys: pytest.CaptureFixture[str]) -> None:
-    (table,) = similarity_tables(rows([("a", "b"), ("b", "b")], True))
+    (table,) = similarity_tables(rows([("a", "b"), ("b", "b")], controls=True))
     Console(width=120).print(table)
     screen = capsys.readouterr().out
     assert "a and b, matching layers" in screen
-    assert "0.350" in screen  # layer 1 with layer 1
-    assert "0.600" not in screen  # layer 1 with layer 2
+    assert "0.110" in screen  # layer 1 with layer 1
+    assert "0.120" not in screen  # layer 1 with layer 2
     assert "null" in screen
-    (plain,) = similarity_tables(rows([("a", "b")], False))
+    (plain,) = similarity_tables(rows(PAIR))
     assert plain.row_count == 2

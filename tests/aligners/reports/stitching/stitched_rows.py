@@ -15,39 +15,19 @@ def row(model_x: str, model_y: str, method: str, pair: tuple[int, int] | None, p
     """One row; accuracy falls by a tenth of the penalty."""
     same, role = model_x == model_y, "ceiling" if pair is None else METHODS[method][0]
     accuracy = max(NATIVE - penalty / 10, 0.5)
+    places = dict(zip(("site_x", "site_y"), pair or (None, None), strict=True))
+    trained = method == "affine_norm"
+    ends = {"": 0.0, "_low": -0.02, "_high": 0.02}
     return {
-        "model_x": model_x,
-        "model_y": model_y,
-        "same_model": same,
-        "method": method,
-        "role": role,
-        "site_x": pair[0] if pair else None,
-        "site_y": pair[1] if pair else None,
-        "parameters": 1000 if method == "affine_norm" else None,
-        "fit": "task loss" if method == "affine_norm" else None,
-        "n_texts": 100,
-        "n_units": 100,
-        "loss": 0.5 + penalty,
-        "penalty": penalty,
-        "penalty_low": penalty - 0.1 * abs(penalty) - 0.001,
-        "penalty_high": penalty + 0.1 * abs(penalty) + 0.001,
-        "accuracy": accuracy,
-        "accuracy_low": accuracy - 0.02,
-        "accuracy_high": accuracy + 0.02,
-        "accuracy_penalty": NATIVE - accuracy,
-        "score": accuracy,
-        "score_low": accuracy - 0.02,
-        "score_high": accuracy + 0.02,
-        "score_penalty": NATIVE - accuracy,
-        "score_name": "accuracy",
-        "perplexity": None,
-        "bits_per_byte": None,
-        "agreement": 0.9,
-        "fvu": None,
-        "overflow": False,
-        "seed": 0,
+        "model_x": model_x, "model_y": model_y, "same_model": same, "method": method, "role": role, **places,
+        "parameters": 1000 if trained else None, "fit": "task loss" if trained else None,
+        "n_texts": 100, "n_units": 100, "loss": 0.5 + penalty, "penalty": penalty,
+        "penalty_low": penalty - 0.1 * abs(penalty) - 0.001, "penalty_high": penalty + 0.1 * abs(penalty) + 0.001,
+        **{f"{name}{end}": accuracy + far for name in ("accuracy", "score") for end, far in ends.items()},
+        "accuracy_penalty": NATIVE - accuracy, "score_penalty": NATIVE - accuracy, "score_name": "accuracy",
+        **dict.fromkeys(("perplexity", "bits_per_byte", "fvu")), "agreement": 0.9, "overflow": False, "seed": 0,
         **changes,
-    }
+    }  # fmt: skip
 
 
 def stitched(models: Sequence[str] = ("gelu", "solu"), sites: Sequence[Any] = (1, 2, 3)) -> list[Row]:

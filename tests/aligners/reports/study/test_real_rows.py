@@ -19,18 +19,26 @@ from tests.world import World
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory, world: World) -> ReportContents:
-    """Of three models: `inject` of each pair, `similarity` and `stitch` of all, with columns as `collect` adds them."""
+    """Of three models: `inject` of a pair, `similarity` and `stitch` of all, with columns as `collect` adds them."""
     folder = tmp_path_factory.mktemp("cells")
     models = [str(tiny_folder(folder / name, seed=seed)) for seed, name in enumerate(("one", "two", "three"))]
     quiet = ["--trainer.accelerator", "cpu", "--trainer.logger", "false", "--trainer.enable_progress_bar", "false"]
     texts = ["--data.text.source", world.fit, "--data.text.held_out", world.test, "--data.max_length", "60", *quiet]
     found: dict[str, list[dict[str, Any]]] = {"inject": [], "similarity": [], "similarity_layers": [], "stitching": []}
-    for x, y in combinations(models, 2):
-        run = folder / f"inject-{Path(x).name}-{Path(y).name}"
-        pair = ["--data.model_x", x, "--data.model_y", y, "--data.sites", "blocks", "--fitting_errors", "true"]
-        more = ["--closed_form", "[linear, procrustes]", "--data.held_out_types", "0", "--run", str(run)]
-        evaluate(["inject", *pair, *more, *texts])
-        found["inject"] += rows(run / "report.json")
+    pair = [
+        "--data.model_x",
+        models[0],
+        "--data.model_y",
+        models[1],
+        "--data.sites",
+        "blocks",
+        "--fitting_errors",
+        "true",
+    ]
+    more = ["--closed_form", "[linear, procrustes]", "--data.held_out_types", "0", "--run", str(folder / "inject")]
+    evaluate(["inject", *pair, *more, *texts])
+    for x, y in combinations(models, 2):  # the others as if they were the first
+        found["inject"] += [row | {"model_x": x, "model_y": y} for row in rows(folder / "inject" / "report.json")]
     every = ["--data.models", json.dumps(models), *texts]
     evaluate(["similarity", *every, "--measures", "[cka, svcca, neuronsim]", "--run", str(folder / "similarity")])
     evaluate(["stitch", *every, "--data.sites", "blocks", "--run", str(folder / "stitch")])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import re
@@ -11,19 +10,18 @@ import subprocess
 import tempfile
 from html.parser import HTMLParser
 from pathlib import Path
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 
+from aligners.reports.drawing import short
 from aligners.reports.study import drawing
+from aligners.reports.study.contents import Column, Table
 from aligners.reports.study.drawing import Palette
-from aligners.reports.study.frames import Column, Frames, Table
-from aligners.reports.study.registry import make
 from aligners.reports.study.report import report
 from aligners.reports.study.statistics import RANGE_OF_PAIRS, Estimate
-from aligners.reports.study.writing import latex, markdown, plain_cell, provenance_of
-from tests.aligners.reports.study.rows import MODELS, collected
+from aligners.reports.study.writing import latex, markdown, plain_cell, provenance
+from tests.aligners.reports.study.rows import MODELS, Collected, collected, items
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 NAMES = ["ren_table_4", "ren_table_5", "ren_figure_2", "wu_figure_1", "wu_figure_3", "ren_table_3", "ren_figure_4"]
@@ -47,12 +45,12 @@ document.title = JSON.stringify({least, most, sorted: heads[place].getAttribute(
 
 
 @pytest.fixture(scope="module")
-def frames() -> dict[str, pd.DataFrame]:
+def frames() -> Collected:
     return collected(models=MODELS[:5])
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory, frames: dict[str, pd.DataFrame]) -> Path:
+def study(tmp_path_factory: pytest.TempPathFactory, frames: Collected) -> Path:
     """The folder of a study with a report: two cells that finished, one that failed, two that are no longer in it."""
     folder = tmp_path_factory.mktemp("study")
     for name in ("one", "two", "three", "gone", "failed-and-gone"):
@@ -62,7 +60,7 @@ def study(tmp_path_factory: pytest.TempPathFactory, frames: dict[str, pd.DataFra
         "versions": {"torch": "2.13.0"}, "device": "cpu (x86_64)", "ranks": 1,
     }  # fmt: skip
     for name in ("one", "two", "gone"):
-        result = {"kind": "inject", "seconds": 1800, "meta": meta, "rows": []}
+        result = {"kind": "inject", "seconds": 1800, "versions": {}, "meta": meta, "rows": []}
         (folder / "cells" / name / "result.json").write_text(json.dumps(result))
     for name in ("three", "failed-and-gone"):
         (folder / "cells" / name / "error.txt").write_text("Traceback ...\nValueError: <no head>\n")
@@ -90,9 +88,8 @@ class Elements(HTMLParser):
 def test_the_page_needs_nothing_else_and_can_be_heard(study: Path) -> None:
     text = (study / "report" / "report.html").read_text()
     page = Elements(text)
-    assert not [
-        each for tag in ("script", "link", "img") for each in page.named(tag) if each.get("src") or each.get("href")
-    ]
+    loading = [each for tag in ("script", "link", "img") for each in page.named(tag)]
+    assert not [each for each in loading if each.get("src") or each.get("href")]
     assert len(page.named("caption")) == len(page.named("table"))
     plots = [each for each in page.named("div") if each.get("class") == "plot"]
     assert len(plots) == 3
@@ -136,10 +133,10 @@ def test_a_reader_sorts_and_filters_in_a_real_browser_without_network(study: Pat
 
 
 def test_without_plotly_the_page_holds_images(
-    tmp_path: Path, frames: dict[str, pd.DataFrame], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, frames: Collected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(drawing, "PLOTLY", False)
-    (page, *_) = report(tmp_path, frames, SimpleNamespace(name="plain", report="wu_figure_3"))
+    page = report(tmp_path, frames, {"name": "plain", "report": ["wu_figure_3"]})
     (image,) = Elements(page.read_text()).named("img")
     assert str(image["src"]).startswith("data:image/png;base64,iVBOR")
     assert image["alt"]
@@ -147,18 +144,14 @@ def test_without_plotly_the_page_holds_images(
 
 
 def test_tables_are_files_of_every_kind(study: Path) -> None:
-    tables = study / "report" / "tables"
-    assert {path.name for path in tables.iterdir()} == {
-        f"ren_table_{n}.{end}" for n in (3, 4, 5) for end in ("md", "tex", "csv")
-    }
-    with (tables / "ren_table_4.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert float(rows[0]["mse_low"]) < float(rows[0]["mse"]) < float(rows[0]["mse_high"])
-    assert rows[0]["mse_interval"] == "95 % interval over models"
-    figures = {path.name for path in (study / "report" / "figures").iterdir()}
-    assert figures == {
-        f"{name}.{end}" for name in ("ren_figure_2", "wu_figure_1", "wu_figure_3") for end in ("png", "csv")
-    }
+    tables, figures = study / "report" / "tables", study / "report" / "figures"
+    names = {f"ren_table_{number}.{end}" for number in (3, 4, 5) for end in ("md", "tex", "csv")}
+    assert {path.name for path in tables.iterdir()} == names
+    row = pd.read_csv(tables / "ren_table_4.csv").iloc[0]
+    assert row["mse_low"] < row["mse"] < row["mse_high"]
+    assert row["mse_interval"] == "95 % interval over models"
+    names = {f"{name}.{end}" for name in ("ren_figure_2", "wu_figure_1", "wu_figure_3") for end in ("png", "csv")}
+    assert {path.name for path in figures.iterdir()} == names
 
 
 def test_the_report_is_one_run_of_the_studys_group(study: Path) -> None:
@@ -170,7 +163,7 @@ def test_the_report_is_one_run_of_the_studys_group(study: Path) -> None:
     assert b"study report" in logged
 
 
-def test_nothing_collected_and_unknown_names_are_refused(tmp_path: Path, frames: dict[str, pd.DataFrame]) -> None:
+def test_nothing_collected_and_unknown_names_are_refused(tmp_path: Path, frames: Collected) -> None:
     with pytest.raises(ValueError, match="no cell has finished"):
         report(tmp_path, {"inject": pd.DataFrame()}, {"name": "empty", "report": None})
     with pytest.raises(ValueError, match="ren_table_9"):
@@ -230,8 +223,8 @@ def test_a_mere_range_stands_in_braces() -> None:
     assert plain_cell(few, Column("v", "v", ".1f", 100)) == "50.0 ± 10.0 {40.0, 60.0}"
 
 
-def test_a_colour_has_one_meaning_in_all_figures(frames: dict[str, pd.DataFrame]) -> None:
-    figures = make(Frames(frames), ["ren_figure_2", "wu_figure_3", "brown_figure_2_cka"]).figures
+def test_a_colour_has_one_meaning_in_all_figures(frames: Collected) -> None:
+    figures = items(frames, "ren_figure_2", "wu_figure_3", "brown_figure_2_cka").values()
     palette = Palette(figures)
     meanings = {series.meaning for item in figures for panel in item.panels for series in getattr(panel, "series", ())}
     assert {("stage", "pretrained"), ("stage", "finetuned"), ("group", "a and b")} <= meanings
@@ -239,9 +232,9 @@ def test_a_colour_has_one_meaning_in_all_figures(frames: dict[str, pd.DataFrame]
     assert len(set(looks)) == len(looks)
 
 
-def test_models_of_one_family_have_its_colour_and_lines_of_their_own(frames: dict[str, pd.DataFrame]) -> None:
-    (found,) = make(Frames(frames), ["wu_figure_3"]).figures
-    series = [each for each in found.panels[0].series if each.meaning == ("group", "a")]  # type: ignore[union-attr]
+def test_models_of_one_family_have_its_colour_and_lines_of_their_own(frames: Collected) -> None:
+    (found,) = items(frames, "wu_figure_3").values()
+    series = [each for each in found.panels[0].series if each.meaning == ("group", "a")]
     looks = [Palette([found]).look(each.meaning, each.number) for each in series]
     assert len(series) == 4
     assert len({look.colour for look in looks}) == 1
@@ -250,11 +243,10 @@ def test_models_of_one_family_have_its_colour_and_lines_of_their_own(frames: dic
 
 @pytest.mark.skipif(not drawing.PLOTLY, reason="no plotly: install the extra `report`")
 def test_boxes_stand_above_their_names_and_beside_each_other_only_where_a_name_has_several(
-    frames: dict[str, pd.DataFrame],
+    frames: Collected,
 ) -> None:
-    figures = {figure.name: figure for figure in make(Frames(frames), ["ren_figure_2", "brown_figure_8"]).figures}
-    palette = Palette(figures.values())
-    of_stages, of_groups = (drawing.fragment(figures[name], palette)[0] for name in figures)
+    figures = items(frames, "ren_figure_2", "brown_figure_8").values()
+    of_stages, of_groups = (drawing.fragment(figure, Palette(figures))[0] for figure in figures)
     assert '"boxmode":"group"' in of_stages
     assert '"boxmode":"overlay"' in of_groups
     assert '"showlegend":true' in of_stages
@@ -263,5 +255,13 @@ def test_boxes_stand_above_their_names_and_beside_each_other_only_where_a_name_h
 
 def test_short_studies_are_counted_in_minutes(tmp_path: Path) -> None:
     (tmp_path / "cells" / "one").mkdir(parents=True)
-    (tmp_path / "cells" / "one" / "result.json").write_text(json.dumps({"kind": "fit", "seconds": 66}))
-    assert provenance_of(tmp_path, {}).said() == "1 cell, 1 minute of computing in all."
+    (tmp_path / "cells" / "one" / "result.json").write_text(
+        json.dumps({"kind": "fit", "seconds": 66, "versions": {}, "meta": {}})
+    )
+    (tmp_path / "plan.json").write_text(json.dumps(["one"]))
+    assert provenance(tmp_path)["about"] == "1 cell, 1 minute of computing in all."
+
+
+def test_values_are_written_as_they_are() -> None:
+    shown = [short(value) for value in (0.48, 0.999, 50.0, 100.0, 5e3, -0.5)]
+    assert shown == [".48", "1.0", "50.0", "100", "5e+03", "-.50"]

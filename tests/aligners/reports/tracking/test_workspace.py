@@ -44,7 +44,7 @@ def test_the_view_is_what_wandb_takes() -> None:
 
 
 def test_without_the_package_or_a_key_it_is_said_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "workspace", lambda *_: None)
+    monkeypatch.setattr(command, "view_of", lambda *_: None)
     monkeypatch.setattr(command, "logged_in", lambda: False)
     with pytest.raises(ValueError, match="Run `wandb login`"):
         study(["workspace", "me"])

@@ -1,0 +1,82 @@
+"""The commands for a study's folder: how far it is, its results as tables, and its report."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+from rich.table import Table
+
+from aligners.cli.run import Run, command
+from aligners.reports.screen import screen, site_table
+from aligners.reports.study.report import report as write_report
+from aligners.studies.collecting import collect as write_tables
+from aligners.studies.collecting import tables
+from aligners.studies.folder import ERROR, STATES, StudyFolder
+
+# Makes a command for a study's folder of the function that does its work.
+for_folder = partial(command, usage="FOLDER [options]")
+
+
+@for_folder()
+def status(_: Run, folder: Path) -> None:
+    """Count a study's cells by kind and state, and list those that failed.
+
+    Args:
+        folder: Of the study, such as runs/NAME.
+    """
+    study = StudyFolder(folder)
+    screen().print(status_table(study))
+    for line in failures(study):
+        print(line)
+
+
+@for_folder()
+def collect(_: Run, folder: Path) -> None:
+    """Write the results of all finished cells into one table of each kind, Parquet and CSV.
+
+    Args:
+        folder: Of the study, such as runs/NAME.
+    """
+    for file in write_tables(StudyFolder(folder)).values():
+        print(file)
+
+
+@for_folder()
+def report(_: Run, folder: Path) -> None:
+    """Collect the results of a study's cells, and make its tables and figures.
+
+    Args:
+        folder: Of the study, such as runs/NAME.
+    """
+    collect_and_report(StudyFolder(folder))
+
+
+def collect_and_report(folder: StudyFolder) -> None:
+    """Collect the results, and make the report if there is anything to report on."""
+    write_tables(folder)
+    collected = tables(folder)
+    if collected:
+        write_report(folder.path, collected, folder.study)
+
+
+def status_table(folder: StudyFolder) -> Table:
+    """Count the cells by kind and state."""
+    counts = Counter((folder.described(number)["kind"], folder.state(number)) for number in folder.cells)
+    table = site_table(f"{folder.name}: {len(folder.cells)} cells in {folder.path}", ["cells"], list(STATES), {})
+    for kind in dict.fromkeys(kind for kind, _ in counts):
+        table.add_row(kind, *(str(counts[kind, state] or "") for state in STATES))
+    return table
+
+
+def failures(folder: StudyFolder) -> list[str]:
+    """One line for each failed cell: what it is, the last line of its traceback, and where to read all of it."""
+    lines = []
+    for number in folder.cells:
+        if folder.state(number) == "failed":
+            cell, file = folder.described(number), folder.cell(number) / ERROR
+            names = " – ".join(model["name"] for model in cell["models"][:4])
+            last = file.read_text(encoding="utf-8").strip().splitlines()[-1]
+            lines.append(f"{cell['kind']} {names}, {cell['task']}: {last}\n  {file}")
+    return lines

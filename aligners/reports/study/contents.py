@@ -1,0 +1,258 @@
+"""What a study's report is made of: tables and figures, as values that any format can show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from aligners.reports.report import Row
+from aligners.reports.study.frames import by, place_words, stage_words
+
+Meaning = tuple[str, str]  # what a colour stands for: (kind, name), such as ("stage", "finetuned")
+Look = Callable[[Any], tuple[str, Meaning]]  # from what tells series apart to a series' name and meaning
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        key: of the rows.
+        heading: for readers.
+        form: how a number is written, as `format` takes it.
+        scale: factor for numbers, such as 100 for a score in hundredths.
+    """
+
+    key: str
+    heading: str
+    form: str = ".4f"
+    scale: float = 1
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a study's report.
+
+    Attributes:
+        name: in the study file, and of its files.
+        title: with the paper's number of the table.
+        caption: what is measured, on what, and what an interval is.
+        columns: in order.
+        rows: column's key -> cell.
+        notes: lines below the table: the papers' settings, what was left out.
+        findings: what it says, in words.
+    """
+
+    name: str
+    title: str
+    caption: str
+    columns: Sequence[Column]
+    rows: Sequence[Row]
+    notes: Sequence[str] = ()
+    findings: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Series:
+    """One colour of a panel: values at places across.
+
+    Attributes:
+        name: in the legend.
+        meaning: what its colour stands for.
+        values: at each place, every value (boxes), or one (lines).
+        points: what each value is of, for the reader who points at it.
+        low, high: ends of the interval of a line at each place; NaN where there is none.
+        number: among the series of this meaning in its panel, whose colour is one: they differ in marker and dash.
+    """
+
+    name: str
+    meaning: Meaning
+    values: Sequence[Sequence[float]]
+    points: Sequence[Sequence[str]] = ()
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+    number: int = 0
+
+
+@dataclass(frozen=True)
+class SeriesPanel:
+    """Values at places across, a colour for each series.
+
+    Attributes:
+        title: above it.
+        across: names of the places.
+        series: with values of the same length as `across`.
+    """
+
+    title: str
+    across: Sequence[str]
+    series: Sequence[Series]
+
+
+class BoxPanel(SeriesPanel):
+    """Box plots at places across: the series have every value."""
+
+
+class LinePanel(SeriesPanel):
+    """Lines over places across, with their intervals: the series have one value at each place."""
+
+
+@dataclass(frozen=True)
+class HeatPanel:
+    """A value for each pair of layers; the first row is at the bottom.
+
+    Attributes:
+        title: above it.
+        values: (rows, columns); NaN where nothing was measured.
+        rows: names of the rows, such as layers.
+        columns: names of the columns.
+        row_blocks: (name, size) of groups of neighbouring rows, such as models; none: no blocks.
+        column_blocks: of the columns.
+        cuts: numbers of rows and columns before which a cluster ends, drawn as lines.
+        up: label of the vertical axis.
+        across: label of the horizontal axis.
+    """
+
+    title: str
+    values: NDArray[np.float64]
+    rows: Sequence[str]
+    columns: Sequence[str]
+    row_blocks: Sequence[tuple[str, int]] = ()
+    column_blocks: Sequence[tuple[str, int]] = ()
+    cuts: Sequence[int] = ()
+    up: str = "layer"
+    across: str = "layer"
+
+
+Panel = SeriesPanel | HeatPanel
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of a study's report: panels of one kind.
+
+    Attributes:
+        name: in the study file, and of its files.
+        title: with the paper's number of the figure.
+        caption: what is shown, and of how many pairs and models.
+        alt: what there is to see, for who cannot see it.
+        panels: all of one kind.
+        scale: what the values are: label of the colour scale or of the vertical axes.
+        across: label of the horizontal axes of boxes and lines.
+        limits: ends of the scale; None: those of the values.
+        values: the values as rows of a table.
+        notes: lines below the figure.
+        findings: what it says, in words.
+    """
+
+    name: str
+    title: str
+    caption: str
+    alt: str
+    panels: Sequence[Panel]
+    scale: str
+    across: str = "layer"
+    limits: tuple[float, float] | None = None
+    values: Sequence[Row] = ()
+    notes: Sequence[str] = ()
+    findings: Sequence[str] = ()
+
+
+# ---------------------------------------------------------------------- panels of rows
+
+
+def look_of_stage(stage: str | None, of_none: str = "all pairs") -> tuple[str, Meaning]:
+    """Name and meaning of what is drawn for a stage."""
+    return stage_words(stage) or of_none, ("stage", str(stage))
+
+
+def model_rows(
+    frame: pd.DataFrame, places: Sequence[str], line: str, across: str, value: str, scale: float = 1
+) -> list[Row]:
+    """Means over models with the models' range, for `line_panels`; of one model, with its interval if it has one.
+
+    Args:
+        frame: rows with `model`.
+        places: columns that tell panels apart.
+        line: the column that tells lines apart.
+        across: a column of numbers; a line has a row for each that its panel has.
+        value: the column that is averaged.
+        scale: factor for all values.
+    """
+    rows = []
+    for place, own in by(frame, *places):
+        ticks = sorted(int(tick) for tick in own[across].unique())
+        for name, part in by(own, line):
+            at = part.groupby(across)
+            ends = {"low": at[value].min(), "high": at[value].max()}
+            if part["model"].nunique() == 1 and f"{value}_low" in part.columns:
+                ends = {end: at[f"{value}_{end}"].mean() for end in ends}
+            means = scale * pd.DataFrame({"mean": at[value].mean(), **ends}).reindex(ticks)
+            rows += [{**place, **name, across: tick, **mean} for tick, mean in means.to_dict("index").items()]
+    return rows
+
+
+def line_panels(rows: Sequence[Row], places: Sequence[str], line: str, across: str, look: Look) -> list[LinePanel]:
+    """Make a panel for each place, and in it lines over numbers.
+
+    Args:
+        rows: with `mean`, and with `low` and `high`, the ends of its interval or None.
+        places: columns that tell panels apart.
+        line: the column that tells lines apart.
+        across: the column of the numbers.
+        look: from a value of `line` to the line's name and meaning.
+    """
+    panels = []
+    for place, own in by(pd.DataFrame(rows), *places):
+        ticks, lines = sorted(own[across].unique()), list[Series]()
+        for name, part in by(own, line):
+            at = part.set_index(across)[["mean", "low", "high"]].astype(float).reindex(ticks)
+            title, meaning = look(name[line])
+            number = sum(other.meaning == meaning for other in lines)
+            means = at[["mean"]].to_numpy().tolist()
+            lines.append(Series(title, meaning, means, (), at["low"].tolist(), at["high"].tolist(), number))
+        panels.append(LinePanel(place_words(*place.values()), [str(tick) for tick in ticks], lines))
+    return panels
+
+
+def box_panel(
+    title: str, boxes: pd.DataFrame, line: str, across: str, names: Sequence[str], look: Look = look_of_stage
+) -> BoxPanel:
+    """Make a panel of boxes over pairs of models.
+
+    Args:
+        title: of the panel.
+        boxes: a row for each pair of models, with model_x, model_y and `value`.
+        line: the column that tells colours apart.
+        across: the column of places across.
+        names: of these, in order.
+        look: from a value of `line` to its name and meaning.
+    """
+    series = []
+    for name, part in by(boxes, line):
+        at = [part[part[across] == place] for place in names]
+        pairs = [[f"{x} and {y}" for x, y in zip(box["model_x"], box["model_y"], strict=True)] for box in at]
+        series.append(Series(*look(name[line]), [box["value"].tolist() for box in at], pairs))
+    return BoxPanel(title, names, series)
+
+
+def heat_panel(
+    title: str, means: pd.Series, up: str, across: str, layers: tuple[Sequence[int], Sequence[int]] | None = None
+) -> HeatPanel:
+    """Make a map of means by (row, column), sorted by both unless `layers` says in which order.
+
+    Args:
+        title: of the panel.
+        means: indexed by row and column.
+        up: label of the vertical axis.
+        across: label of the horizontal axis.
+        layers: rows and columns to show.
+    """
+    rows, columns = layers or [sorted(set(means.index.get_level_values(level))) for level in (0, 1)]
+    grid = means.unstack().reindex(index=rows, columns=columns).to_numpy(dtype=np.float64)
+    return HeatPanel(title, grid, list(map(str, rows)), list(map(str, columns)), up=up, across=across)

@@ -1,0 +1,246 @@
+"""Online codes: their lengths, how labels are sent, and what the report says of them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from aligners.injection.scoring.scores import percentile_interval, resampled_counts
+from aligners.probing.bank import Arm, Examples
+from aligners.probing.codes import (
+    OnlineCode,
+    code_rows,
+    compressions,
+    frequency_bits,
+    portion_ends,
+    send,
+    uniform_bits,
+)
+from aligners.probing.edges import EdgeTask
+from aligners.probing.evaluation import ProbeExperiment
+from aligners.probing.training import ProbeTraining, train_bank
+from aligners.reports.publishing import write
+from aligners.reports.runs.probing.report import codes_in_words, report
+from datamodules.layers import LayerActivations
+from datamodules.text.sources import TextSource
+from tests.aligners.probing.made import kinds_of_words, made_words
+from tests.runs import quiet_trainer
+
+Row = dict[str, Any]
+SEEDS, KINDS = 2, 4
+
+
+def test_portions_are_those_of_the_paper() -> None:
+    assert portion_ends(10_000) == [10, 20, 40, 80, 160, 320, 625, 1250, 2500, 5000, 10_000]
+    assert portion_ends(8) == [1, 2, 4, 8]  # what rounds to nothing is left out
+    assert portion_ends(100, [0.5, 1.0]) == [50, 100]
+
+
+def test_portions_ascend_to_the_whole_and_are_two_or_more() -> None:
+    for shares in ([], [0.5], [0.5, 0.1, 1.0], [0.0, 1.0], [0.5, 0.5, 1.0]):
+        with pytest.raises(ValueError, match="`portions`"):
+            portion_ends(100, shares)
+    with pytest.raises(ValueError, match="`portions`"):
+        ProbeExperiment(portions=[0.5, 0.2, 1.0])
+    with pytest.raises(ValueError, match="at least two portions"):
+        portion_ends(1)
+
+
+def test_a_code_of_known_probabilities_has_its_length_in_closed_form() -> None:
+    # probes that give the right label of every target of portion p the probability (p + 1) / (p + 2)
+    ends, classes = portion_ends(2000), 5
+    targets = torch.arange(2000) % 3 + 1
+    starts = [0, *ends]
+    sent = [
+        -targets[first:end].double() * math.log2((p + 1) / (p + 2))
+        for p, (first, end) in enumerate(pairwise(ends), start=1)
+    ]
+    uniform = targets * uniform_bits(classes, several=False)
+    found = OnlineCode(ends, torch.arange(2000), [bits[None] for bits in sent], uniform.double(), targets)
+
+    counts = [sum(u % 3 + 1 for u in range(first, end)) for first, end in zip(starts, ends, strict=False)]
+    expected = counts[0] * math.log2(5) + sum(
+        n * (math.log2(p + 2) - math.log2(p + 1)) for p, n in enumerate(counts[1:], start=1)
+    )
+    assert found.codelength.item() == pytest.approx(expected, abs=1e-6)
+    assert found.compression.item() == pytest.approx(sum(counts) * math.log2(5) / expected, abs=1e-6)
+    losses = [math.log2(5), *(math.log2((p + 2) / (p + 1)) for p in range(1, len(ends)))]
+    torch.testing.assert_close(found.losses()[0], torch.tensor(losses, dtype=torch.float64))
+
+
+def test_what_nobody_can_predict_is_not_compressed() -> None:
+    units = torch.ones(64)
+    found = OnlineCode([1, 64], torch.arange(64), [torch.full((2, 63), 2.0)], 2 * units.double(), units)
+    torch.testing.assert_close(found.compression, torch.ones(2, dtype=torch.float64))
+
+
+def test_codes_of_several_seeds_are_added_unit_by_unit() -> None:
+    draw = torch.Generator().manual_seed(0)
+    targets = torch.randint(1, 4, (30,), generator=draw)
+    codes = []
+    for _ in range(2):
+        order = torch.randperm(30, generator=draw)
+        sent = torch.rand(2, 20, generator=draw, dtype=torch.float64)
+        codes.append(OnlineCode([10, 30], order, [sent], 2.0 * targets[order].double(), targets[order]))
+    expected = 2 * codes[0].uniform.sum() / (codes[0].codelength + codes[1].codelength)
+    torch.testing.assert_close(compressions(codes), expected)
+    weights = torch.randint(3, (5, 30), generator=draw).double()
+    for r, own in enumerate(weights):
+        bits = sum((code.bits * own[code.units]).sum(1) for code in codes)
+        uniform = sum((code.uniform * own[code.units]).sum() for code in codes)
+        torch.testing.assert_close(compressions(codes, weights)[:, r], uniform / bits)
+
+
+def test_frequencies_are_counted_as_they_come() -> None:
+    draw = torch.Generator().manual_seed(0)
+    kinds = torch.randint(0, 3, (40,), generator=draw).clamp(max=1)  # the third label never comes
+    probability, seen = Fraction(1), [0, 0, 0]
+    for kind in kinds.tolist():
+        probability *= (seen[kind] + Fraction(1, 2)) / (sum(seen) + Fraction(3, 2))
+        seen[kind] += 1
+    expected = math.log2(probability.denominator) - math.log2(probability.numerator)
+    found = frequency_bits(torch.nn.functional.one_hot(kinds, 3).bool(), several=False)
+    assert found == pytest.approx(expected, abs=1e-9)
+    assert found < 40 * uniform_bits(3, several=False)
+
+
+def test_labels_that_stand_together_are_sent_one_by_one() -> None:
+    labels = torch.tensor([[1, 0, 1], [0, 0, 1], [1, 0, 1]]).bool()
+    each = sum(frequency_bits(torch.nn.functional.one_hot(own.long(), 2).bool(), several=False) for own in labels.T)
+    assert frequency_bits(labels, several=True) == pytest.approx(each)
+    assert uniform_bits(3, several=True) == 3
+
+
+QUICK = ProbeTraining(max_epochs=5, batch=16, learning_rate=5e-3, least_steps=20)
+SIZES = {"projection": 16, "hidden": 16}
+ARMS = [*(Arm("model", layer) for layer in range(3)), Arm("model", 2, control=True)]
+
+
+@pytest.fixture(scope="module")
+def task() -> EdgeTask:
+    """Layer 0 is noise, layer 1 half says the kind, layer 2 says it whole."""
+    sentences, kinds = kinds_of_words(340, KINDS, forms=40)
+    draw = torch.Generator().manual_seed(1)
+    noise = torch.randn(3, len(kinds), 8, generator=draw)
+    told = torch.nn.functional.one_hot(kinds, 8).float()
+    states = (noise[0], noise[1] + 2 * told, 0.1 * noise[2] + told)
+    words = made_words(sentences[:300], *(own[: 6 * 300] for own in states))
+    return EdgeTask("kind", words, made_words(sentences[300:], *(own[6 * 300 :] for own in states)), ARMS, 0, SIZES)
+
+
+@pytest.fixture(scope="module")
+def sent(task: EdgeTask) -> OnlineCode:
+    return send(task, QUICK, 0)
+
+
+def test_what_states_tell_shortens_the_code_and_noise_compresses_nothing(sent: OnlineCode) -> None:
+    low, high = percentile_interval(compressions([sent], resampled_counts(300, 0)))
+    assert low[0] <= 1
+    assert sent.compression[0] > 0.8  # and not because the probe is far too sure of itself
+    assert high[0] < low[1] < high[1] < low[2]
+    assert low[2] > 2
+    assert sent.codelength[3] > 1.5 * sent.codelength[2]  # a random control task
+
+
+def test_every_target_is_sent_once(sent: OnlineCode) -> None:
+    assert int(sent.targets.sum()) == 6 * 300
+    assert sent.uniform.sum() == pytest.approx(6 * 300 * math.log2(KINDS))
+    assert list(sent.ends) == portion_ends(300)
+    torch.testing.assert_close(sent.losses()[:, 0], torch.full((4,), 2.0, dtype=torch.float64))
+
+
+def test_a_portion_is_sent_by_probes_of_the_portions_before(task: EdgeTask) -> None:
+    task = replace(task, arms=ARMS[1:2])
+    found = send(task, QUICK, 3, [0.1, 0.5, 1.0])
+    order = torch.randperm(300, generator=torch.Generator().manual_seed(3)).tolist()
+    bank, targets = task.fresh(3), task.annotations(task.words)
+    train_bank(bank, Examples(task.words, targets, sorted(order[:150])), task.validation(), QUICK, 3)
+    last = order[299]
+    part = targets.part(task.words, [last])
+    logits = bank(task.words.read(bank.places, [last]), part)[0].log_softmax(-1)
+    expected = -logits[torch.arange(6), part.labels[0].int().argmax(-1)].sum() / math.log(2)
+    assert found.bits[0, 299].item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_more_than_the_frequencies_is_needed_of_equal_kinds(task: EdgeTask, sent: OnlineCode) -> None:
+    uniform = 6 * 300 * math.log2(KINDS)
+    assert uniform < next(code_rows(task, [sent]))["frequency_bits"] < 1.02 * uniform
+
+
+@pytest.fixture(scope="module")
+def found(masked: list[str], treebank: TextSource) -> ProbeExperiment:
+    quick = ProbeTraining(max_epochs=2, batch=16)
+    made = ProbeExperiment(
+        ["pos", "distance"], seeds=SEEDS, projection=4, hidden=4, training=quick, drawn=0, portions=[0.1, 0.4, 1.0]
+    )
+    data = LayerActivations([masked[0]], text=treebank, max_length=64, batch_size=32, rows="words")
+    quiet_trainer().test(made, datamodule=data, verbose=False)
+    made.train_probes()
+    return made
+
+
+def test_labels_are_sent_by_every_edge_probe_and_control(found: ProbeExperiment) -> None:
+    rows = found.report_tables["codelengths"]
+    sites = {*range(len(found._data.reader.layers[0])), None}
+    assert {(row["task"], row["source"], row["site"], row["control"]) for row in rows} == {
+        *(("pos", "model", site, control) for site in sites for control in (False, True)),
+        *(("pos", "untrained", site, False) for site in sites - {None}),
+    }
+    words = found.words[0, "fit"].sentences
+    assert {row["n_targets"] for row in rows} == {sum(len(each.words) for each in words)}
+    for row in rows:
+        assert row["compression"] == pytest.approx(row["uniform_bits"] / row["bits"], rel=0.02)  # a mean over seeds
+        assert row["compression_low"] <= row["compression"] <= row["compression_high"]
+        assert row["compression_seeds_low"] <= row["compression"] <= row["compression_seeds_high"]
+
+
+def test_the_portions_add_up_to_the_code(found: ProbeExperiment) -> None:
+    portions = found.report_tables["portions"]
+    assert Counter(row["seed"] for row in portions) == dict.fromkeys(range(SEEDS), len(portions) // SEEDS)
+    shares = sorted({row["share"] for row in portions})
+    assert shares == pytest.approx([0.1, 0.4, 1.0], abs=0.01)
+    first = [row["bits_a_target"] for row in portions if row["share"] == shares[0]]
+    torch.testing.assert_close(torch.tensor(first), torch.full((len(first),), torch.tensor(3.0).log2().item()))
+
+
+def test_the_report_has_the_codes(found: ProbeExperiment, tmp_path: Path) -> None:
+    made = report(found.meta, found.rows, **found.report_tables)
+    write(made, tmp_path)
+    assert (tmp_path / "probing_codes.png").exists()
+    assert (tmp_path / "codelengths.csv").exists()
+    assert any("pos: labels are compressed most at site" in said for said in made.sentences)
+
+
+def code(site: int, compression: float, *, control: bool = False) -> Row:
+    return {
+        "model": "m", "task": "pos", "source": "model", "site": site, "control": control, "compression": compression,
+        "uniform_bits": 300.0, "frequency_bits": 200.0,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("scores", "said"),
+    [
+        ([0.5, 0.6, 0.9], "pos: codelengths order the sites as F1 does."),
+        (
+            [0.5, 0.9, 0.6],
+            "pos: sites from best to worst by codelength 2, 1, 0, by F1 1, 2, 0 (rank correlation 0.50).",
+        ),
+    ],
+)
+def test_it_is_said_whether_codes_order_sites_as_scores_do(scores: list[float], said: str) -> None:
+    codes = [code(site, 1.0 + site) for site in range(3)] + [code(2, 1.1, control=True)]
+    rows = [{"model": "m", "task": "pos", "source": "model", "site": site, "score": s} for site, s in enumerate(scores)]
+    assert list(codes_in_words(codes, rows)) == [
+        "pos: labels are compressed most at site 2, 3.00 times (control task 1.10); a code that knows their "
+        "frequencies alone has 1.50.",
+        said,
+    ]
