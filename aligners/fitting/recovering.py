@@ -13,7 +13,7 @@ from torch import nn
 
 from aligners.errors import UserError
 from aligners.maps.inn import INN
-from aligners.maps.invertible import AffineCoupling, Conditioner
+from aligners.maps.invertible import Conditioner
 from aligners.models.architectures import Component
 from aligners.similarity.algebra.moments import Moments, merge_moments, moments_of
 from datamodules.rows.reading import Link, PairedBatch, read_rows
@@ -42,7 +42,7 @@ def random_inns(moments: Moments, strengths: Sequence[float], seeds: Sequence[in
     for place, (strength, seed) in enumerate(zip(strengths, seeds, strict=True)):
         draw = torch.Generator().manual_seed(seed)
         for coupling in bank.couplings:
-            _draw(cast(AffineCoupling, coupling).conditioner, place, strength, draw)
+            _draw(coupling.conditioner, place, strength, draw)
     return bank.requires_grad_(False).eval()
 
 
