@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from aligners.maps.baselines import GaussianStates, random_labels
-from aligners.maps.linear import STRENGTHS, Identity, Linear, Mean, Procrustes, Ridge
+from aligners.maps.linear import STRENGTHS, Identity, Linear, Procrustes, Ridge
 from aligners.similarity.algebra.moments import Moments, moments_of
-from tests.references.maps import fvu, procrustes, ridge_regression
+from tests.references.maps import procrustes, ridge_regression
 from tests.rows import fitted
 from tests.runs import related_rows
 
@@ -105,15 +105,6 @@ def test_procrustes_is_scipys(d_x: int, d_y: int, scale: bool) -> None:
     assert aligner.bijective == (d_x == d_y)
     if d_x <= d_y:
         torch.testing.assert_close(aligner.inverse(aligner(x)), x)
-
-
-def test_mean_has_an_fvu_of_one_and_identity_changes_nothing() -> None:
-    x, y = related_rows(SITES, 100, 6, 6)
-    mean, identity = fitted(Mean(SITES, 6, 6), x, y), Identity(SITES, 6, 6)
-    for site, (_, b) in enumerate(numpy_rows(x, y)):
-        assert fvu(mean(x)[site].numpy(), b, b.mean(0)) == pytest.approx(1)
-    assert identity(x) is x
-    assert identity.inverse(y) is y
 
 
 def test_what_cannot_be_solved_is_refused() -> None:
