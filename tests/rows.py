@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from aligners.maps.base import Aligner
+from aligners.similarity.algebra.moments import moments_of
+
+AlignerT = TypeVar("AlignerT", bound=Aligner)
 LAYERS_X, LAYERS_Y, D_X, D_Y = 3, 2, 6, 5
 CASES = ("tall", "many", "square", "deficient", "scaled", "far", "scaled and far", "barely", "few")
 
@@ -37,6 +42,12 @@ def rows_of(case: str) -> tuple[Tensor, Tensor]:
     if "far" in case:
         x, y = x + 1000 * x.std(1, keepdim=True), y - 1000 * y.std(1, keepdim=True)
     return x, y
+
+
+def fitted(aligner: AlignerT, x: Tensor, y: Tensor) -> AlignerT:
+    """An aligner in float64, fitted on rows (S, N, d_x) and (S, N, d_y)."""
+    aligner.double().fit(moments_of(x, y))
+    return aligner
 
 
 def grid(reference: Callable[..., float], x: Tensor, y: Tensor, *more: Tensor) -> Tensor:

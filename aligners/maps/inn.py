@@ -175,17 +175,6 @@ class INN(Aligner):
         """(R_1 ... R_K)ᵀ A for a matrix A: the transpose of Aᵀ R_1 ... R_K."""
         return self._turned(matrix.mT).mT
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Load checkpoints that lack what the class has gained since.
-
-        Without `started`, the start is the one in the options. Without triangular pairs, they are the identity.
-        """
-        if f"{prefix}started" not in state_dict:
-            state_dict[f"{prefix}started"] = torch.full_like(self.started, START_NAMES.index(self.start))
-        for k, pair in enumerate(self.pairs):
-            state_dict.setdefault(f"{prefix}pairs.{k}.entries", torch.zeros_like(pair.entries))
-        super()._load_from_state_dict(state_dict, prefix, *args)
-
     def in_a_row(self, name: str) -> int:
         """All matrices between the couplings: each is the identity at the start, or turns the states."""
         return {"pairs": len(self.pairs), "matrices": len(self.couplings) + 1}.get(name.partition(".")[0], 1)

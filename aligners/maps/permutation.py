@@ -53,7 +53,8 @@ class Permutation(Affine):
         Raises:
             ValueError: a neuron is constant over the fitting rows, or not finite.
         """
-        correlations = neuron_correlations(moments)
+        x, y = deviations(moments)
+        correlations = moments.xy / moments.n / (x[:, :, None] * y[:, None, :])  # Pearson's, (S, d_x, d_y)
         ones = torch.ones_like(correlations)
         signs = ones.copysign(correlations) if self.signed else ones
         weight = torch.zeros_like(correlations)
@@ -66,13 +67,3 @@ class Permutation(Affine):
     def findings(self) -> dict[str, Any]:
         """How well partners correlate at each site, on the fitting rows."""
         return {"mean_correlation": self.correlation.tolist()}
-
-
-def neuron_correlations(moments: Moments) -> Tensor:
-    """Pearson correlation of every neuron of X with every neuron of Y: (S, d_x, d_y).
-
-    Raises:
-        ValueError: a neuron is constant over the rows, or not finite.
-    """
-    x, y = deviations(moments)
-    return moments.xy / moments.n / (x[:, :, None] * y[:, None, :])

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
-from aligners.similarity.functional.attention import AttentionSums, attnsim
+from aligners.similarity.functional.attention import attnsim
 from aligners.similarity.functional.canonical import canonical_chance, regression_chance
 from aligners.similarity.functional.cca import SharedMoments, cca, cca_held_out, r2_cca
 from aligners.similarity.functional.cka import cka_from_hsic, linear_cka, unbiased_cka
@@ -58,6 +58,7 @@ def catalogue(share: float = 0.99) -> dict[str, Measure]:
         share: of the variance that SVCCA and PWCCA keep.
     """
     whole, canonical = _on(canonical_chance), _on(partial(canonical_chance, share=share))
+    regression, mixed_held_out = _on(regression_chance), _on(mixedsim_held_out)
 
     def svcca(moments: SharedMoments, held_out: SharedMoments | None = None) -> Tensor:
         return moments.correlations("SVCCA", share, held_out).mean()
@@ -78,32 +79,24 @@ def catalogue(share: float = 0.99) -> dict[str, Measure]:
         Measure("r2_cca", "moments", _on(r2_cca), chance=whole),
         Measure("r2_svcca", "moments", r2_svcca, chance=canonical),
         Measure("pwcca", "moments", pwcca, symmetric=False, held_out=pwcca, chance=canonical),
-        Measure("r2", "moments", _on(r2), symmetric=False, held_out=_on(r2_held_out), chance=_on(regression_chance)),
+        Measure("r2", "moments", _on(r2), symmetric=False, held_out=_on(r2_held_out), chance=regression),
         Measure("neuronsim", "moments", _on(neuronsim), symmetric=False),
-        Measure(
-            "mixedsim", "moments", _on(mixedsim), symmetric=False,
-            held_out=_on(mixedsim_held_out), chance=_on(regression_chance),
-        ),
+        Measure("mixedsim", "moments", _on(mixedsim), symmetric=False, held_out=mixed_held_out, chance=regression),
         Measure("rsa", "rows", lambda sample: rsa(sample.x, sample.y), budget=5000),
         *(
-            Measure(name, "heads", _heads(name), symmetric=False)
-            for name in ("attnsim_norm", "attnsim_pearson", "attnsim_js")
+            Measure(f"attnsim_{kind}", "heads", partial(attnsim, kind=kind), symmetric=False)
+            for kind in ("norm", "pearson", "js")
         ),
         Measure("attention_cka", "head_moments", _on(linear_cka)),
         Measure("attention_svcca", "head_moments", svcca, held_out=svcca, chance=canonical),
         Measure("attention_pwcca", "head_moments", pwcca, symmetric=False, held_out=pwcca, chance=canonical),
-    )  # fmt: skip
+    )
     return {measure.name: measure for measure in measures} | _FURTHER
 
 
 def _on(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A measure that shares nothing with others: a formula of the moments, or of fitted and held-out ones."""
     return lambda *contents: formula(*(content.moments for content in contents))
-
-
-def _heads(name: str) -> Callable[[AttentionSums], Tensor]:
-    """One of the similarities of attention heads."""
-    return lambda sums: attnsim(sums)[name]
 
 
 ON_REQUEST = ("r2_cca", "r2_svcca")  # say what `cca` and `svcca` say, as Ren et al. define them

@@ -132,7 +132,6 @@ class Draw:
         self.seed = seed
         self.key = torch.full((budget,), FREE, device=device)
         self.text = torch.zeros(budget, dtype=torch.int64, device=device)
-        self.order = torch.empty(0, dtype=torch.int64, device=device)
 
     def admit(self, text: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
         """Let rows with the smallest keys into the sample, in the places of those with the largest.

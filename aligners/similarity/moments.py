@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import reduce, wraps
+from types import SimpleNamespace
 from typing import Any, Self
 
 import torch
@@ -13,13 +14,6 @@ from torchmetrics import Metric
 from torchmetrics.utilities.distributed import gather_all_tensors
 
 from aligners.similarity.algebra.moments import Moments, merge_moments, moments_of
-
-
-class _Box:
-    """Hides a value from torchmetrics, which would look into it."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
 
 
 class DoubleMetric(Metric):
@@ -35,7 +29,7 @@ class DoubleMetric(Metric):
 
     def _wrap_compute(self, compute: Callable) -> Callable:
         """Keep the answer's shape, and do not copy it."""
-        boxed = super()._wrap_compute(lambda: _Box(compute()))
+        boxed = super()._wrap_compute(lambda: SimpleNamespace(value=compute()))  # torchmetrics looks into collections
 
         @wraps(compute)
         def unboxed() -> Any:

@@ -126,21 +126,14 @@ def rows_of(
         controls: what stands beside the values, by name.
     """
     rows = []
+    names = ("layer_x", "layer_y", "value", *CONTROLS)
     for direction, grid in values.items():
-        grids = {"value": grid, **{name: controls.get(name, {}).get(direction) for name in CONTROLS}}
-        columns = {name: _numbers(figure, grid) for name, figure in grids.items()}
-        for (a, layer_x), (b, layer_y) in product(*(enumerate(numbers) for numbers in layers)):
-            rows.append(
-                {
-                    **head,
-                    "direction": direction,
-                    "label": head["measure"] + SIDES[direction],
-                    "features": features,
-                    "layer_x": layer_x,
-                    "layer_y": layer_y,
-                    **{name: numbers[a][b] for name, numbers in columns.items()},
-                }
-            )
+        about = {**head, "direction": direction, "label": head["measure"] + SIDES[direction], "features": features}
+        missing = torch.full_like(grid, torch.nan)
+        grids = [grid, *(controls.get(name, {}).get(direction, missing) for name in CONTROLS)]
+        for pair, *figures in zip(product(*layers), *(figure.flatten().tolist() for figure in grids), strict=True):
+            numbers = (None if figure != figure else figure for figure in figures)
+            rows.append({**about, **dict(zip(names, (*pair, *numbers), strict=True))})
     return rows
 
 
@@ -188,12 +181,6 @@ def _localization(m: int, values: Values) -> Tensor | None:
         subspaces.append(svcca["both"].mT if turned else svcca["both"])
         own.append((torch.eye if i == j else torch.zeros)(*neurons[-1].shape).bool())
     return localization(*(torch.cat(grids, 1) for grids in (neurons, subspaces, own)))
-
-
-def _numbers(grid: Tensor | None, like: Tensor) -> list[list[float | None]]:
-    """The values of a grid, None where there is none."""
-    given = torch.full_like(like, torch.nan) if grid is None else grid
-    return [[value if value == value else None for value in row] for row in given.tolist()]
 
 
 def _ceiling(measure: Measure, within_x: Grids, within_y: Grids) -> Grids:

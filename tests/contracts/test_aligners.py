@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import aligners
+import aligners.fitting.universe.universe  # which registers ThroughSpace before any test begins
 from aligners.fitting.bank import build_aligner, describe_aligner
 from aligners.fitting.training import clip_per_site
 from aligners.maps.base import Aligner

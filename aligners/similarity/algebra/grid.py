@@ -131,17 +131,12 @@ class CrossSums(NamedTuple):
     quartic_xy: Tensor
 
     @classmethod
-    def zeros(
-        cls, layers_x: int, d_x: int, layers_y: int, d_y: int, device: torch.device | str | None = None
-    ) -> CrossSums:
-        """The sums of no rows."""
-        shapes = (
-            (layers_x * d_x, layers_y * d_y),
-            (layers_x, layers_y, d_y),
-            (layers_y, layers_x, d_x),
-            (layers_x, layers_y),
-        )
-        return cls(*(torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes))
+    def zeros(cls, x: SideSums, y: SideSums) -> CrossSums:
+        """The sums of no rows, of models within which these are summed."""
+        (layers_x, d_x), (layers_y, d_y) = x.shift.shape, y.shift.shape
+        of_pairs = ((layers_x, layers_y, d_y), (layers_y, layers_x, d_x), (layers_x, layers_y))
+        shapes = ((layers_x * d_x, layers_y * d_y), *of_pairs)
+        return cls(*(torch.zeros(shape, dtype=torch.float64, device=x.n.device) for shape in shapes))
 
     def add_(self, x: Tensor, y: Tensor, products: torch.dtype = torch.float64) -> None:
         """Add paired rows about their shifts in place, without a temporary of the grid's size.
@@ -220,7 +215,7 @@ class GridSums(NamedTuple):
     ) -> GridSums:
         """The sums of no rows."""
         x, y = SideSums.zeros(layers_x, d_x, device), SideSums.zeros(layers_y, d_y, device)
-        return cls(x, y, CrossSums.zeros(layers_x, d_x, layers_y, d_y, device))
+        return cls(x, y, CrossSums.zeros(x, y))
 
     def add_(self, x: Tensor, y: Tensor, products: torch.dtype = torch.float64) -> GridSums:
         """Add paired rows in place: x (L_x, N, d_x), y (L_y, N, d_y); `products` as in `CrossSums.add_`."""
@@ -229,11 +224,12 @@ class GridSums(NamedTuple):
 
     def about(self, to_x: Tensor, to_y: Tensor) -> GridSums:
         """The same sums about other shifts, (L_x, d_x) and (L_y, d_y)."""
-        x, y, cross = copy = GridSums(*(type(sums)(*(value.clone() for value in sums)) for sums in self))
+        x, y = (SideSums(*(value.clone() for value in side)) for side in self[:2])
+        cross = CrossSums(*(value.clone() for value in self.cross))
         cross.move_(x, y, to_x, to_y)
         x.move_(to_x)
         y.move_(to_y)
-        return copy
+        return GridSums(x, y, cross)
 
     def moments(self) -> GridMoments:
         """The centred moments of all rows added."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -59,15 +59,15 @@ class AttentionSums(NamedTuple):
         return AttentionSums(*turned)
 
 
-def attnsim(sums: AttentionSums) -> dict[str, Tensor]:
-    """Three similarities of the heads of two models, each (L_x, L_y), from X to Y; not symmetric.
+def attnsim(sums: AttentionSums, kind: Literal["norm", "pearson", "js"]) -> Tensor:
+    """How alike the heads of two models are, (L_x, L_y), from X to Y; not symmetric.
 
     With ē the mean over texts or words, k a head of X at l and k' one of Y at l':
 
-    - `attnsim_norm`: mean_k max_k' (1 − ē‖A_k − B_k'‖), Frobenius, over texts. 1 at most; negative for heads that
-      look at different single words, since the distance grows with the length of a text.
-    - `attnsim_pearson`: mean_k max_k' ē r(a_k, b_k'), over words, r over the words of the text.
-    - `attnsim_js`: mean_k max_k' (1 − ē JS(a_k, b_k')), over words, natural logarithm; at least 1 − ln 2.
+    - `norm`: mean_k max_k' (1 − ē‖A_k − B_k'‖), Frobenius, over texts. 1 at most; negative for heads that look at
+      different single words, since the distance grows with the length of a text.
+    - `pearson`: mean_k max_k' ē r(a_k, b_k'), over words, r over the words of the text.
+    - `js`: mean_k max_k' (1 − ē JS(a_k, b_k')), over words, natural logarithm; at least 1 − ln 2.
 
     Invariant to the order of heads, of texts, and of the words of a text.
 
@@ -86,11 +86,12 @@ def attnsim(sums: AttentionSums) -> dict[str, Tensor]:
             f"correlation between head {head_x} of block {block_x} of X and head {head_y} of block {block_y} of Y: "
             "at every word one of them spreads its attention evenly. Leave that block out, or use more text."
         )
-    return {
-        "attnsim_norm": _best(1 - sums.distance / sums.texts),
-        "attnsim_pearson": _best(sums.correlation / sums.correlated),
-        "attnsim_js": _best(1 - sums.divergence / sums.words),
+    similarity = {
+        "norm": 1 - sums.distance / sums.texts,
+        "pearson": sums.correlation / sums.correlated,
+        "js": 1 - sums.divergence / sums.words,
     }
+    return similarity[kind].amax(3).mean(1)
 
 
 def attention_sums(a: Tensor, b: Tensor, words: Tensor) -> AttentionSums:
@@ -196,11 +197,6 @@ def word_pairs(weights: Tensor, words: Tensor) -> Tensor:
         (L, N, H), N the sum of the squared numbers of words; rows by text, then from-word, then to-word.
     """
     return weights[..., real_pairs(words, weights.shape[-1])].mT
-
-
-def _best(similarity: Tensor) -> Tensor:
-    """(L_x, H_x, L_y, H_y) -> (L_x, L_y)."""
-    return similarity.amax(3).mean(1)
 
 
 def _distances(a: Tensor, b: Tensor) -> Tensor:

@@ -90,12 +90,12 @@ def rbf_cka(x: Tensor, y: Tensor, width: float = 0.5) -> Tensor:
     kernels = [_rbf(width**2 * _median_squares(rows, name)) for name, rows in (("x", rows_x), ("y", rows_y))]
     sums = kernel_pair_sums(rows_x, rows_y, *kernels)
     # HSICs of kernels with ones on the diagonal; a factor of (N − 1)² falls out of their ratio
-    n, rows_x, rows_y = sums.n, sums.rows_x + 1, sums.rows_y + 1
-    total_x, total_y = rows_x.sum(1), rows_y.sum(1)
+    n, a, b = sums.n, sums.rows_x + 1, sums.rows_y + 1
+    total_a, total_b = a.sum(1), b.sum(1)
     hsic = HSIC(
-        sums.xy + n - 2 / n * rows_x @ rows_y.mT + total_x[:, None] * total_y / n**2,
-        sums.xx + n - 2 / n * (rows_x**2).sum(1) + total_x**2 / n**2,
-        sums.yy + n - 2 / n * (rows_y**2).sum(1) + total_y**2 / n**2,
+        sums.xy + n - 2 / n * a @ b.mT + total_a[:, None] * total_b / n**2,
+        sums.xx + n - 2 / n * (a**2).sum(1) + total_a**2 / n**2,
+        sums.yy + n - 2 / n * (b**2).sum(1) + total_b**2 / n**2,
     )
     return cka_from_hsic(hsic)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -91,9 +91,9 @@ class PassRun:
             stream.end()
 
     def mine(self, rank: int) -> Iterator[tuple[Tile, dict[str, TileSums]]]:
-        """The tiles that a rank measures, each with its sums by stream, once the pass has ended."""
+        """The tiles that a rank measures, each with its sums by stream, once the pass has ended; it gives them away."""
         for tile in self.this.tiles[rank :: ranks()]:
-            yield tile, {name: sums.tiles[tile] for name, sums in self.streams.items() if tile in sums.tiles}
+            yield tile, {name: sums.tiles.pop(tile) for name, sums in self.streams.items() if tile in sums.tiles}
 
     def scatters(self) -> Iterator[tuple[Span, Tensor]]:
         """The spans of the pass with their centred scatter matrices (L, d, d), once the pass has ended."""
@@ -105,7 +105,7 @@ class PassRun:
 
     def _rows(self, batch: LayerBatch, split: Split) -> Iterator[tuple[str, Rows]]:
         """The rows of every stream that reads this split."""
-        attention = batch.attention or [None] * len(batch.states)
+        attention: Sequence[Any] = batch.attention or [None] * len(batch.states)
         own = self._folded(batch, {m: (batch.states[m], attention[m]) for m in self.this.models})
         for name, sums in self.streams.items():
             if sums.stream.split != split or not sums.tiles:

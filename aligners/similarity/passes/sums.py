@@ -297,7 +297,7 @@ class TileSums:
         family, place, pair = key
         a, b = _slices(pair)
         x, y = self.x.moments[family][place].of(a), self.y.moments[family][place].of(b)
-        return GridSums(x, y, CrossSums.zeros(*x.shift.shape, *y.shift.shape, self.x.device))
+        return GridSums(x, y, CrossSums.zeros(x, y))
 
 
 def joined(groups: Sequence[Any]) -> Any:

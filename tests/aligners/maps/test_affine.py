@@ -16,6 +16,7 @@ from aligners.maps.linear import Affine, Identity, Linear, Procrustes
 from aligners.maps.mlp import MLP
 from aligners.maps.permutation import Permutation
 from aligners.similarity.algebra.moments import Moments, moments_of
+from tests.rows import fitted
 from tests.runs import related_rows
 
 SITES, ROWS, WIDTH = 2, 400, 12
@@ -23,12 +24,6 @@ SITES, ROWS, WIDTH = 2, 400, 12
 
 def rows(d_x: int = WIDTH, d_y: int = WIDTH) -> tuple[Tensor, Tensor]:
     return related_rows(SITES, ROWS, d_x, d_y)
-
-
-def started(aligner: Aligner, x: Tensor, y: Tensor) -> Aligner:
-    aligner = aligner.double()
-    aligner.fit(moments_of(x, y))
-    return aligner
 
 
 def fvu(mapped: Tensor, y: Tensor) -> Tensor:
@@ -52,15 +47,15 @@ STARTS: list[tuple[Any, type[Aligner]]] = [("linear", Linear), ("procrustes", Pr
 )
 def test_a_start_is_the_closed_form_of_its_name(start: Any, like: type[Aligner], kind: type[Any]) -> None:
     x, y = rows()
-    layer = started(kind(SITES, WIDTH, WIDTH, start=start), x, y)
-    torch.testing.assert_close(layer(x), started(like(SITES, WIDTH, WIDTH), x, y)(x))
+    layer = fitted(kind(SITES, WIDTH, WIDTH, start=start), x, y)
+    torch.testing.assert_close(layer(x), fitted(like(SITES, WIDTH, WIDTH), x, y)(x))
 
 
 def test_unequal_widths_start_too_and_without_moments_the_identity_is_exact() -> None:
     x, y = rows(WIDTH, 7)
     for start, like in STARTS[:2]:
-        layer = started(AffineLayer(SITES, WIDTH, 7, start=start), x, y)
-        torch.testing.assert_close(layer(x), started(like(SITES, WIDTH, 7), x, y)(x))
+        layer = fitted(AffineLayer(SITES, WIDTH, 7, start=start), x, y)
+        torch.testing.assert_close(layer(x), fitted(like(SITES, WIDTH, 7), x, y)(x))
     for kind in (AffineLayer, Orthogonal):
         assert torch.equal(kind(SITES, WIDTH, WIDTH, start="identity")(x.float()), x.float())  # type: ignore[operator]
 
@@ -97,8 +92,8 @@ def test_random_rotations_turn_both_ways() -> None:
 def test_behind_a_norm_a_start_is_nearly_the_closed_form(start: Any, like: type[Aligner]) -> None:
     """What is lost: two directions out of 48, of little variance in Y, and rows of unusual length."""
     x, y = related_rows(SITES, 600, 48, 48)
-    closed = started(like(SITES, 48, 48), x, y)(x)
-    layer = started(AffineLayer(SITES, 48, 48, start=start, norm=True), x, y)
+    closed = fitted(like(SITES, 48, 48), x, y)(x)
+    layer = fitted(AffineLayer(SITES, 48, 48, start=start, norm=True), x, y)
     assert (fvu(layer(x), closed) < 0.07).all()
     level = layer.affine.bias[:, 0]  # type: ignore[union-attr, index]
     torch.testing.assert_close(level.amax(-1), level.abs().amax(-1))  # an eigenvector's sign is not left to chance
@@ -108,7 +103,7 @@ def test_states_of_a_layer_norm_are_copied_almost_exactly() -> None:
     x, _ = related_rows(SITES, 600, 48, 48)
     gain, shift = torch.linspace(0.5, 2, 48).double(), torch.linspace(-1, 1, 48).double()
     x = layer_norm(x, (48,)) * gain + shift
-    layer = started(AffineLayer(SITES, 48, 48, start="identity", norm=True), x, x)
+    layer = fitted(AffineLayer(SITES, 48, 48, start="identity", norm=True), x, x)
     assert (fvu(layer(x), x) < 0.02).all()
     # and the family holds them exactly, as it holds nothing whose rows differ in length
     with torch.no_grad():
@@ -124,7 +119,7 @@ def test_rows_of_other_lengths_pass_a_norm_at_the_start() -> None:
     x, _ = related_rows(SITES, 600, 48, 48)
     x = x - x.mean(1, keepdim=True)
     x = x * torch.exp(0.5 * torch.randn(1, 600, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64))
-    layer = started(AffineLayer(SITES, 48, 48, start="identity", norm=True), x, x)
+    layer = fitted(AffineLayer(SITES, 48, 48, start="identity", norm=True), x, x)
     alone = layer_norm(x, (48,))
     alone = alone * (x * alone).sum((1, 2), keepdim=True) / alone.square().sum((1, 2), keepdim=True)
     assert (fvu(layer(x), x) < 0.3 * fvu(alone, x)).all()
@@ -133,10 +128,10 @@ def test_rows_of_other_lengths_pass_a_norm_at_the_start() -> None:
 def test_a_feature_that_never_varies_is_no_obstacle_to_a_norm() -> None:
     x, y = rows()
     y[..., 3] = 2.0
-    layer = started(AffineLayer(SITES, WIDTH, WIDTH, norm=True), x, y)
+    layer = fitted(AffineLayer(SITES, WIDTH, WIDTH, norm=True), x, y)
     assert layer(x).isfinite().all()
     assert (layer(x)[..., 3] - 2).abs().max() < 0.05
-    plain = started(AffineLayer(SITES, WIDTH, WIDTH), x, y)
+    plain = fitted(AffineLayer(SITES, WIDTH, WIDTH), x, y)
     torch.testing.assert_close(plain(x)[..., 3], y[..., 3])
 
 
@@ -154,14 +149,14 @@ def numpy_reduced_rank(x: Tensor, y: Tensor, rank: int) -> np.ndarray:
 @pytest.mark.parametrize(("d_y", "rank"), [(WIDTH, 1), (WIDTH, 5), (7, 3), (7, 7), (15, 12)])
 def test_a_linear_start_of_low_rank_is_reduced_rank_regression(d_y: int, rank: int) -> None:
     x, y = rows(WIDTH, d_y)
-    layer = started(LowRank(SITES, WIDTH, d_y, rank=rank, ridge=0.0), x, y)
+    layer = fitted(LowRank(SITES, WIDTH, d_y, rank=rank, ridge=0.0), x, y)
     for site, mapped in enumerate(layer(x).detach().numpy()):
         np.testing.assert_allclose(mapped, numpy_reduced_rank(x[site], y[site], rank), atol=1e-6)
 
 
 def test_the_identity_of_low_rank_projects_on_the_leading_components() -> None:
     x, y = rows()
-    layer = started(LowRank(SITES, WIDTH, WIDTH, rank=4, start="identity"), x, y)
+    layer = fitted(LowRank(SITES, WIDTH, WIDTH, rank=4, start="identity"), x, y)
     for site in range(SITES):
         np.testing.assert_allclose(layer(x)[site].detach(), numpy_reduced_rank(x[site], x[site], 4), atol=1e-6)
 
@@ -200,7 +195,7 @@ def test_training_finds_the_rotation_that_procrustes_finds() -> None:
     drawn = torch.linalg.qr(torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(1)).double()).Q
     drawn[:, 0] *= torch.linalg.det(drawn).sign()  # a rotation, as the start is one
     y = x @ drawn + 1
-    layer = trained(started(Orthogonal(SITES, WIDTH, WIDTH, start="identity"), x, y), x, y, 400, rate=0.1)
+    layer = trained(fitted(Orthogonal(SITES, WIDTH, WIDTH, start="identity"), x, y), x, y, 400, rate=0.1)
     assert sum(p.numel() for p in layer.parameters()) == SITES * (WIDTH * (WIDTH - 1) // 2 + WIDTH)
     assert (fvu(layer(x), y) < 0.01).all()
 
@@ -212,32 +207,32 @@ def test_training_finds_the_rotation_that_procrustes_finds() -> None:
 @pytest.mark.parametrize("d_y", [WIDTH, 7])
 def test_a_fitted_map_is_taken_over(kind: type[Affine], d_y: int) -> None:
     x, y = rows(WIDTH, d_y)
-    fitted = started(kind(SITES, WIDTH, d_y), x, y)
+    closed_form = fitted(kind(SITES, WIDTH, d_y), x, y)
     others = moments_of(x[:, :200] + 0.5, y[:, :200] * 2)  # of rows with other means and scales
     layer = AffineLayer(SITES, WIDTH, d_y, start="random").double()
-    layer.adopt(fitted, others)
-    torch.testing.assert_close(layer(x), fitted(x))
+    layer.adopt(closed_form, others)
+    torch.testing.assert_close(layer(x), closed_form(x))
     if kind in (Procrustes, Permutation) and d_y == WIDTH:
         rotation = Orthogonal(SITES, WIDTH, WIDTH).double()
-        rotation.adopt(fitted, others)
-        torch.testing.assert_close(rotation(x), fitted(x))
-        torch.testing.assert_close(rotation.inverse(y), fitted.inverse(y))
+        rotation.adopt(closed_form, others)
+        torch.testing.assert_close(rotation(x), closed_form(x))
+        torch.testing.assert_close(rotation.inverse(y), closed_form.inverse(y))
 
 
 def test_what_is_taken_over_with_a_loss_is_what_a_start_gives() -> None:
     x, y = rows()
     moments = moments_of(x, y)
-    fitted = started(Linear(SITES, WIDTH, WIDTH), x, y)
+    closed_form = fitted(Linear(SITES, WIDTH, WIDTH), x, y)
     for make in (lambda: LowRank(SITES, WIDTH, WIDTH, rank=5), lambda: AffineLayer(SITES, WIDTH, WIDTH, norm=True)):
-        layer, adopted = started(make(), x, y), make().double()
-        adopted.adopt(fitted, moments)
+        layer, adopted = fitted(make(), x, y), make().double()
+        adopted.adopt(closed_form, moments)
         torch.testing.assert_close(adopted(x), layer(x))
         torch.testing.assert_close(adopted.loss(x, y), layer.loss(x, y))
 
 
 def test_what_cannot_be_taken_over_is_refused() -> None:
     x, y = rows()
-    linear = started(Linear(SITES, WIDTH, WIDTH), x, y)
+    linear = fitted(Linear(SITES, WIDTH, WIDTH), x, y)
     for layer, aligner, says in (
         (AffineLayer(SITES, WIDTH, WIDTH), MLP(SITES, WIDTH, WIDTH), r"`aligner`.*closed form.*but got MLP with"),
         (AffineLayer(SITES, WIDTH, WIDTH), Identity(SITES, WIDTH, WIDTH), r"but got Identity.*set `start`"),

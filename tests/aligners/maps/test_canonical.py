@@ -9,17 +9,12 @@ from torch import Tensor
 
 from aligners.maps.canonical import CCA, PWCCA, SVCCA
 from aligners.maps.linear import Affine, Linear
-from aligners.similarity.algebra.moments import moments_of
 from tests.references.maps import Canonical, canonical, canonical_map, carrying, components, fvu, mse
+from tests.rows import fitted
 from tests.runs import related_rows
 
 SITES = 2
 SHAPES = [(6, 6), (4, 7), (7, 4)]
-
-
-def fitted(aligner: Affine, x: Tensor, y: Tensor) -> Affine:
-    aligner.double().fit(moments_of(x, y))
-    return aligner
 
 
 def uneven_rows(d_x: int, d_y: int, n: int = 200) -> tuple[Tensor, Tensor]:

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from aligners.maps.baselines import GaussianStates, random_labels
-from aligners.maps.linear import STRENGTHS, Identity, Linear, Mean, Procrustes, Ridge
+from aligners.maps.linear import STRENGTHS, Identity, Linear, Procrustes, Ridge
 from aligners.similarity.algebra.moments import Moments, moments_of
-from tests.references.maps import fvu, procrustes, ridge_regression
+from tests.references.maps import procrustes, ridge_regression
+from tests.rows import fitted
 from tests.runs import related_rows
 
 SITES = 2
@@ -31,8 +32,7 @@ def numpy_rows(x: Tensor, y: Tensor) -> list[tuple[np.ndarray, np.ndarray]]:
 )
 def test_linear_is_ridge_regression(n: int, d_x: int, d_y: int, ridge: float) -> None:
     x, y = related_rows(SITES, n, d_x, d_y)
-    aligner = Linear(SITES, d_x, d_y, ridge=ridge).double()
-    aligner.fit(moments_of(x, y))
+    aligner = fitted(Linear(SITES, d_x, d_y, ridge=ridge), x, y)
     mapped = aligner(x).numpy()
     for site, (a, b) in enumerate(numpy_rows(x, y)):
         weight, bias = ridge_regression(a, b, ridge)
@@ -65,8 +65,7 @@ def test_linear_on_a_hyperplane_maps_as_the_smallest_solution_does() -> None:
     """Behind a LayerNorm, rows sum to zero: XᵀX has an exact null direction."""
     x, y = related_rows(SITES, 500, 12, 12)
     x = torch.nn.functional.layer_norm(x, (12,))
-    aligner = Linear(SITES, 12, 12, ridge=1e-9).double()
-    aligner.fit(moments_of(x, y))
+    aligner = fitted(Linear(SITES, 12, 12, ridge=1e-9), x, y)
     for site, (a, b) in enumerate(numpy_rows(x, y)):
         weight = np.linalg.pinv(a - a.mean(0), rcond=1e-8) @ (b - b.mean(0))
         np.testing.assert_allclose(aligner(x)[site].numpy(), (a - a.mean(0)) @ weight + b.mean(0), atol=1e-5)
@@ -76,8 +75,7 @@ def test_linear_on_a_hyperplane_maps_as_the_smallest_solution_does() -> None:
 
 def test_linear_inverse_undoes_it_where_it_can() -> None:
     x, y = related_rows(SITES, 300, 8, 8)
-    aligner = Linear(SITES, 8, 8).double()
-    aligner.fit(moments_of(x, y))
+    aligner = fitted(Linear(SITES, 8, 8), x, y)
     assert aligner.invertible
     assert not aligner.bijective
     torch.testing.assert_close(aligner.inverse(aligner(x)), x)
@@ -90,8 +88,7 @@ def test_linear_inverse_undoes_it_where_it_can() -> None:
 @pytest.mark.parametrize("scale", [False, True])
 def test_procrustes_is_scipys(d_x: int, d_y: int, scale: bool) -> None:
     x, y = related_rows(SITES, 300, d_x, d_y)
-    aligner = Procrustes(SITES, d_x, d_y, scale=scale).double()
-    aligner.fit(moments_of(x, y))
+    aligner = fitted(Procrustes(SITES, d_x, d_y, scale=scale), x, y)
     for site, (a, b) in enumerate(numpy_rows(x, y)):
         if d_x == d_y:
             rotation, factor = procrustes(a, b)
@@ -108,16 +105,6 @@ def test_procrustes_is_scipys(d_x: int, d_y: int, scale: bool) -> None:
     assert aligner.bijective == (d_x == d_y)
     if d_x <= d_y:
         torch.testing.assert_close(aligner.inverse(aligner(x)), x)
-
-
-def test_mean_has_an_fvu_of_one_and_identity_changes_nothing() -> None:
-    x, y = related_rows(SITES, 100, 6, 6)
-    mean, identity = Mean(SITES, 6, 6).double(), Identity(SITES, 6, 6)
-    mean.fit(moments_of(x, y))
-    for site, (_, b) in enumerate(numpy_rows(x, y)):
-        assert fvu(mean(x)[site].numpy(), b, b.mean(0)) == pytest.approx(1)
-    assert identity(x) is x
-    assert identity.inverse(y) is y
 
 
 def test_what_cannot_be_solved_is_refused() -> None:

@@ -8,6 +8,7 @@ from torch import Tensor
 from aligners.maps.permutation import Permutation
 from aligners.similarity.algebra.moments import moments_of
 from tests.references.maps import best_matching
+from tests.rows import fitted
 from tests.runs import related_rows
 
 SITES = 2
@@ -28,8 +29,7 @@ def shuffled(d: int, signed: bool) -> tuple[Tensor, Tensor, Tensor]:
 @pytest.mark.parametrize("signed", [False, True])
 def test_the_matching_is_the_best_of_all(d_x: int, d_y: int, signed: bool) -> None:
     x, y = related_rows(SITES, 50, d_x, d_y)
-    aligner = Permutation(SITES, d_x, d_y, signed=signed).double()
-    aligner.fit(moments_of(x, y))
+    aligner = fitted(Permutation(SITES, d_x, d_y, signed=signed), x, y)
     for site in range(SITES):
         a, b = x[site].numpy(), y[site].numpy()
         weight = best_matching(a, b, signed)
@@ -46,8 +46,7 @@ def test_the_matching_is_the_best_of_all(d_x: int, d_y: int, signed: bool) -> No
 def test_neurons_in_another_order_are_recovered_exactly(signed: bool) -> None:
     x, y, weight = shuffled(12, signed)
     for states, target in ((x, y), (x.float(), y.float())):
-        aligner = Permutation(SITES, 12, 12, signed=signed).double()
-        aligner.fit(moments_of(states, target))
+        aligner = fitted(Permutation(SITES, 12, 12, signed=signed), states, target)
         assert torch.equal(aligner.weight, weight)
         torch.testing.assert_close(aligner(x), y, atol=1e-5 if target.dtype == torch.float32 else 1e-12, rtol=0)
         assert aligner.findings()["mean_correlation"] == pytest.approx([1, 1])
@@ -55,18 +54,15 @@ def test_neurons_in_another_order_are_recovered_exactly(signed: bool) -> None:
 
 def test_scale_and_offset_of_a_neuron_do_not_change_the_matching() -> None:
     x, y = related_rows(SITES, 60, 7, 7)
-    one, other = Permutation(SITES, 7, 7).double(), Permutation(SITES, 7, 7).double()
-    one.fit(moments_of(x, y))
     factors = torch.logspace(-3, 3, 7).double()
-    other.fit(moments_of(x * factors + 1000 * factors, y / factors - 5))
+    one = fitted(Permutation(SITES, 7, 7), x, y)
+    other = fitted(Permutation(SITES, 7, 7), x * factors + 1000 * factors, y / factors - 5)
     assert torch.equal(one.weight, other.weight)
 
 
 def test_neurons_without_a_partner_get_their_mean() -> None:
     x, y = related_rows(SITES, 50, 4, 6)
-    up, down = Permutation(SITES, 4, 6).double(), Permutation(SITES, 6, 4).double()
-    up.fit(moments_of(x, y))
-    down.fit(moments_of(y, x))
+    up, down = fitted(Permutation(SITES, 4, 6), x, y), fitted(Permutation(SITES, 6, 4), y, x)
     for site in range(SITES):
         alone = up.weight[site].sum(0) == 0
         assert alone.sum() == 2

@@ -31,19 +31,12 @@ def test_whitened_rows_have_unit_uncorrelated_columns(case: str, share: float) -
         assert not found.weight[layer, :, k:].any()
 
 
-def test_a_deficient_direction_is_dropped_and_no_other() -> None:
-    x, y = rows_of("deficient")
-    moments = grid_moments(x, y)
+def test_ranks_drop_deficient_directions_alone_whatever_the_scale_and_shares_are_of_the_variance() -> None:
+    moments = grid_moments(*rows_of("deficient"))
     assert whitening(moments.xx).rank.tolist() == [5, 5, 5]
     assert whitening(moments.yy).rank.tolist() == [5, 5]
-
-
-def test_the_rank_does_not_depend_on_the_scale_of_single_features() -> None:
     x, y = rows_of("scaled")
     assert whitening(grid_moments(1e6 * x, y).xx).rank.tolist() == [6, 6, 6]
-
-
-def test_a_share_is_of_the_variance() -> None:
     scatter = torch.diag(torch.tensor([90.0, 9.0, 0.9, 0.1], dtype=torch.float64))
     ranks = {share: int(whitening(scatter, share=share).rank) for share in (0.5, 0.9, 0.91, 0.99, 0.995, 1.0)}
     assert ranks == {0.5: 1, 0.9: 1, 0.91: 2, 0.99: 2, 0.995: 3, 1.0: 4}

@@ -166,13 +166,6 @@ def test_the_null_of_attention_sets_different_texts_against_each_other() -> None
     torch.testing.assert_close(null.of(1, "y")[1], weights[:, :, [2, 3, 0, 1]])
 
 
-def test_a_model_is_its_own_ceiling(world: World, models: list[str]) -> None:
-    found = evaluated(stream(world, [models[0]]), measures=["cka", "unbiased_cka", "cca", "neuronsim", "rsa"])
-    diagonal = [row for row in found.rows if row["layer_x"] == row["layer_y"]]
-    assert diagonal
-    assert all(row["value"] == pytest.approx(1, abs=1e-10) for row in diagonal)
-
-
 def test_models_of_one_depth_have_an_angular_distance(world: World) -> None:
     found = evaluated(stream(world, [world.model_x, world.model_y]), measures=["cka", "neuronsim", "svcca"])
     (distance,) = found.report_tables["distances"]
