@@ -9,6 +9,9 @@ from aligners.similarity.algebra.moments import Moments
 from aligners.similarity.functional.canonical import MOST_BY_CHANCE
 
 TRAINED_WELL = "trained"
+# How a map was fitted, in the column `fit` of reports.
+CLOSED, TRAINED, BOTH_WAYS = "closed form", "trained", "trained both ways"
+INVERSE_OF_ONE_WAY = "inverse of a map trained one way"
 MARK = "*"
 MEANING = f"{MARK}: a map that kept its untrained start or diverged. It is compared with no other."
 MOST_ROUTES = 3  # that are named; of more, their number is

@@ -13,7 +13,7 @@ from aligners.errors import UserError, check_known
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.bank import BACKWARD, FORWARD, StoredBank
 from aligners.fitting.fits import fit_map
-from aligners.fitting.outcomes import outcomes
+from aligners.fitting.outcomes import BOTH_WAYS, CLOSED, INVERSE_OF_ONE_WAY, TRAINED, outcomes
 from aligners.injection.behaviour import OF_LABELS, OF_TOKENS
 from aligners.injection.forward import mapped_rows
 from aligners.injection.routes import Route
@@ -29,8 +29,6 @@ from datamodules.rows.types import SeenTypes
 CLOSED_FORMS: dict[str, type[Aligner]] = {
     kind.__name__.lower(): kind for kind in (Linear, Ridge, Procrustes, Permutation, CCA, SVCCA, PWCCA)
 }
-CLOSED, TRAINED, BOTH_WAYS = "closed form", "trained", "trained both ways"
-INVERSE_OF_ONE_WAY = "inverse of a map trained one way"
 FLOORS = ("mean", "identity", "random_embedding")
 
 

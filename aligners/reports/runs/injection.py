@@ -11,8 +11,15 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from aligners.fitting.outcomes import is_trained, mark, no_better_than_the_mean, trained_methods, what_did_not_train
-from aligners.injection.methods import BOTH_WAYS, TRAINED
+from aligners.fitting.outcomes import (
+    BOTH_WAYS,
+    TRAINED,
+    is_trained,
+    mark,
+    no_better_than_the_mean,
+    trained_methods,
+    what_did_not_train,
+)
 from aligners.reports import drawing
 from aligners.reports.names import WORDS, score_heading, score_words, site_name, with_short_names
 from aligners.reports.report import Report, Row, by_sites, grouped, is_known, number, site_pairs, where

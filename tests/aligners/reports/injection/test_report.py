@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from aligners.fitting.outcomes import BOTH_WAYS, CLOSED, TRAINED
 from aligners.injection.behaviour import BEHAVIOUR_COLUMNS
-from aligners.injection.methods import BOTH_WAYS, CLOSED, TRAINED
 from aligners.injection.panels import ERROR_COLUMNS
 from aligners.reports.drawing import FLOORS, METHODS, method_looks
 from aligners.reports.finished import make_report
