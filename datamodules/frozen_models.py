@@ -15,7 +15,7 @@ from filelock import FileLock
 from transformers import PreTrainedTokenizerBase
 
 from aligners.errors import UserError
-from aligners.models.embedded.recipes import EMBEDDED, Recipe, embedded_model, embedded_recipe
+from aligners.models.embedded import EMBEDDED, Recipe, embedded_model, embedded_recipe
 from aligners.models.loading.files import read_config
 from aligners.models.loading.known import KnownModels
 from aligners.models.loading.models import load_frozen

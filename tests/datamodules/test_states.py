@@ -15,7 +15,7 @@ from aligners.injection.injecting import InjectionEvaluation
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP
 from aligners.models import FrozenModel
-from aligners.models.embedded.recipes import Recipe, embedded_model
+from aligners.models.embedded import Recipe, embedded_model
 from aligners.reports.finished import make_report
 from callbacks.best import BestPerSite
 from callbacks.checkpoint import SaveAligners

@@ -17,7 +17,7 @@ from aligners.errors import UserError
 from aligners.files.shared import CONFIG, FORMAT, LIBRARY, MODEL, fetch, is_hub_name, is_shared, read_config, sha256
 from aligners.files.whole import check_new_folder, whole_folder
 from aligners.fitting.bank import StoredBank, for_others, load_bank, save_bank
-from aligners.models.embedded.recipes import Recipe
+from aligners.models.embedded import Recipe
 from aligners.models.model import FrozenModel
 from aligners.probing.bank import Bank
 from aligners.probing.storing import PROBES, load_banks, save_banks

@@ -15,18 +15,19 @@ from safetensors.torch import load_file
 from transformers import BertForSequenceClassification
 from transformers.activations import ACT2FN
 
-from aligners.models import FrozenModel, load_frozen
-from aligners.models.embedded import recipes
-from aligners.models.embedded.kinds import END_OF_TEXT, byte_pairs, word_pieces
-from aligners.models.embedded.recipes import (
+from aligners.models import FrozenModel, embedded, load_frozen
+from aligners.models.embedded import (
+    END_OF_TEXT,
     AnyRecipe,
     GPTRecipe,
     MaskedRecipe,
     Recipe,
     SentenceRecipe,
+    byte_pairs,
     cache_folder,
     embedded_model,
     embedded_recipe,
+    word_pieces,
 )
 
 RECIPE = Recipe(vocabulary=200, layers=1, width=16, max_length=24, epochs=1, batch=20)
@@ -177,7 +178,7 @@ def test_what_is_there_is_not_made_again(cache: Path, monkeypatch: pytest.Monkey
     assert len({folder.parent, shorter.parent, make(cache, replace(RECIPE, width=8)).parent}) == 3
     monkeypatch.setattr(Recipe, "tokenizer", None)
     assert make(cache, seed=7).parent == folder.parent  # shares the tokenizer
-    monkeypatch.setattr(recipes, "train", None)
+    monkeypatch.setattr(embedded, "train", None)
     assert make(cache) == folder
 
 
@@ -203,13 +204,13 @@ def test_ranks_at_once_make_one_model_on_one_thread(tmp_path: Path, monkeypatch:
     world = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1"}
     for name, value in world.items():
         monkeypatch.setenv(name, str(value))
-    threads, train, before = [], recipes.train, torch.get_num_threads()
+    threads, train, before = [], embedded.train, torch.get_num_threads()
 
     def counted(*given: Any) -> None:
         threads.append(torch.get_num_threads())
         train(*given)
 
-    monkeypatch.setattr(recipes, "train", counted)
+    monkeypatch.setattr(embedded, "train", counted)
     torch.set_num_threads(2)
     try:
         # Threads stand for processes: the lock is on the file, and each asks for it anew.

@@ -1,1 +1,0 @@
-"""Embedded models: small ones, trained from a seed on first use."""
