@@ -1,10 +1,11 @@
-"""Errors that a user can mend, and checks of numbers and names that raise them."""
+"""Errors that a user can mend, checks of numbers and names that raise them, and numbers that JSON can hold."""
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, SupportsFloat
 
 
 class UserError(ValueError):
@@ -63,3 +64,8 @@ def check_known(known: Iterable[str], **given: str | Iterable[str] | None) -> No
         unknown = [] if isinstance(value, str) else [each for each in value or () if each not in known]
         if unknown:
             raise UserError(f"Expected `{name}` out of {', '.join(known) or 'none'}, but got {', '.join(unknown)}.")
+
+
+def finite(value: SupportsFloat | None) -> float | None:
+    """A number as JSON can hold it; None if there is none, or it is not finite."""
+    return None if value is None or not math.isfinite(float(value)) else float(value)

@@ -10,9 +10,9 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import RichProgressBar
 
+from aligners.errors import finite
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.outcomes import few_rows, outcomes
-from aligners.numbers import finite
 from aligners.progress import Lines, in_terminal
 from aligners.reports.finished import make_report
 from aligners.reports.publishing import environment, publish

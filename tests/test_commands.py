@@ -107,7 +107,7 @@ def test_inject_leaves_a_report(injected: Path, fitted: Path, world: World) -> N
     assert all(row["fvu_other"] is not None and row["n_texts_other"] > 0 for row in sited)
     assert meta["models"]["x"]["name"] == world.model_x
     assert meta["text"]["source"] == world.fit  # the checkpoint's data, without naming them again
-    assert meta["methods"]["0_1.mlp"]["checkpoint"] == str(fitted / "aligners.ckpt")
+    assert meta["methods"]["forward.mlp"]["checkpoint"] == str(fitted / "aligners.ckpt")
     assert meta["versions"]["torch"] == torch.__version__
     assert (meta["ranks"], meta["split"], meta["seed"]) == (1, "test", 0)
     with (injected / "report.csv").open() as file:

@@ -13,12 +13,11 @@ import lightning.pytorch as pl
 from lightning.pytorch.utilities import rank_zero_only
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from aligners.errors import UserError
+from aligners.errors import UserError, finite
 from aligners.files.whole import whole_folder
 from aligners.finetuning.training import Finetuning, FinetuningRecipe, measured_columns
 from aligners.models.loading.files import save_model
 from aligners.models.truncation import Kept, check_count, freeze, shortened
-from aligners.numbers import finite
 from datamodules.identity import identity, refuse_other_run
 from datamodules.model_texts import ModelTexts
 from datamodules.text.sources import Score

@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from aligners.errors import UserError
+from aligners.errors import UserError, finite
 from aligners.finetuning.training import FinetuningRecipe, mean_loss, measured_columns, optimisation
 from aligners.fitting.training import mean_over_ranks
 from aligners.injection.injecting import Evaluation
@@ -27,7 +27,6 @@ from aligners.models.calling import FiniteCheck
 from aligners.models.classifiers import head_parts, with_head
 from aligners.models.loading.models import check_precision
 from aligners.models.model import FrozenModel
-from aligners.numbers import finite
 from datamodules.asking import classification_targets
 from datamodules.batches import TextBatch
 from datamodules.model_texts import ModelTexts

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from aligners.errors import finite
 from aligners.maps.base import Aligner
-from aligners.numbers import finite
 from aligners.similarity.moments import DoubleMetric
 from datamodules.rows.reading import Place
 

@@ -11,7 +11,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
-from aligners.errors import UserError, check_known, check_range
+from aligners.errors import UserError, check_known, check_range, finite
 from aligners.files.room import free_memory, in_words
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.errors import Way, columns_of, parameters_of, squared_errors
@@ -21,7 +21,6 @@ from aligners.fitting.training import describe_optimizer
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP, FreeForm
-from aligners.numbers import finite
 from aligners.progress import track
 from aligners.similarity.algebra.moments import moments_of
 from datamodules.module import stream_of

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from aligners.errors import finite
 from aligners.fitting.errors import squared_errors
 from aligners.injection.behaviour import BEHAVIOUR, BEHAVIOUR_COLUMNS, Behaviour, Natives, behaviour_columns
 from aligners.injection.methods import Method
 from aligners.injection.routes import Route
 from aligners.injection.scoring.scores import TextScores, UnitMeans, bootstrap_interval, of_unseen, per_text_sums
 from aligners.maps.canonical import reduced_mse
-from aligners.numbers import finite
 from datamodules.asking import TaskBatch
 from datamodules.rows.policies import Rows
 

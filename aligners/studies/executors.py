@@ -20,7 +20,7 @@ from aligners.errors import UserError, check_known
 
 PATIENCE = 20.0  # seconds that a worker has to end by itself
 THREADS = "OMP_NUM_THREADS"
-CODE = str(Path(__file__).resolve().parents[1])
+CODE = str(Path(__file__).resolve().parents[2])
 
 
 class Processes(Executor):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from aligners.cli.table import evaluate
-from aligners.fitting import alignment
+from aligners.fitting import moments
 from aligners.fitting.moments import Reading
 from tests.tiny import tiny_folder
 from tests.world import World, sentences, write_texts
@@ -23,7 +23,7 @@ def _stop_at_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*_: Any) -> None:
         raise Begun
 
-    monkeypatch.setattr(alignment, "read_moments", read)
+    monkeypatch.setattr(moments, "read_moments", read)
 
 
 def inject(world: World, run: Path, **changes: str) -> None:
@@ -61,7 +61,7 @@ def test_an_evaluation_that_is_stopped_keeps_nothing_to_go_on_from(
         next(each for each in given if isinstance(each, Reading)).batches = 1
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(alignment, "read_moments", stop)
+    monkeypatch.setattr(moments, "read_moments", stop)
     with pytest.raises(SystemExit):
         inject(world, tmp_path / "run")
     assert not (tmp_path / "run" / "last.ckpt").exists()

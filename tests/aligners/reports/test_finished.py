@@ -118,6 +118,6 @@ def test_a_damaged_report_is_refused(run: Path) -> None:
     path.write_text('{"rows": []}')
     with pytest.raises(ValueError, match="to be a report with meta, findings, rows, but it is something else"):
         finished_run(run)
-    path.write_text(whole.replace('"fvu_unseen"', '"fvu_elsewhere"'))
-    with pytest.raises(ValueError, match="its rows have no 'fvu_unseen': another version wrote it"):
+    path.write_text(whole.replace('"fvu"', '"fvu_elsewhere"'))
+    with pytest.raises(ValueError, match="its rows have no 'fvu': another version wrote it"):
         finished_run(run)
