@@ -124,8 +124,9 @@ class _Save(pl.Callback):
             self._save(trainer)
 
     def _save(self, trainer: pl.Trainer, *, announce: bool = False) -> None:
-        if not cast(BankTraining, trainer.lightning_module).has_begun():
-            return
+        module = trainer.lightning_module
+        if not isinstance(module, BankTraining) or not module.has_begun():
+            return  # an evaluation has nothing to go on from
         path = self._path(trainer)
         trainer.save_checkpoint(path)
         self._saved_at = time.monotonic()

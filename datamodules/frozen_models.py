@@ -228,12 +228,13 @@ class FrozenModels:
 def _check_classes(name: str, texts: Texts) -> None:
     """Raise unless an embedded classifier can be trained on the fitting texts."""
     who, source = f"The embedded model {name}, which is trained as a classifier,", texts.origin["source"]
-    check_labelled(torch.tensor(texts.fit["label"][:]) if "label" in texts.fit.column_names else None, who, source)
     if texts.regression:
         raise UserError(
             f"{who} needs classes, but the labels of {source!r} are numbers to predict. Write classes as whole "
             "numbers, or give your own models."
         )
+    labels = torch.tensor(texts.fit["label"][:]) if "label" in texts.fit.column_names else None
+    check_labelled(labels, who, source, "give your own models")
     _ = texts.classes_to_learn
 
 

@@ -66,8 +66,10 @@ def nothing_else(installed: Path) -> Iterator[None]:
     sys.path[:] = [str(installed), *(path for path in sys.path if Path(path).resolve() != ROOT)]
     sys.meta_path[:] = [found for found in sys.meta_path if "editable" not in getattr(found, "__module__", "")]
     with forked_workers():
-        yield
-    assert Path(sys.modules["aligners"].__file__ or "").is_relative_to(installed)
+        try:
+            yield
+        finally:  # a command ends by SystemExit
+            assert Path(sys.modules["aligners"].__file__ or "").is_relative_to(installed)
 
 
 def test_it_runs_from_an_empty_folder(installed: Path, world: World, tmp_path: Path) -> None:

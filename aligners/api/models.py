@@ -233,8 +233,9 @@ def _batches(
         ValueError: there are no texts or a string instead, no tokenizer, not one label for each, or `size` is 0.
     """
     if isinstance(texts, str) or not len(texts) or not all(isinstance(text, str) for text in texts):
-        kinds = "a single string" if isinstance(texts, str) else ", ".join({type(text).__name__ for text in texts})
-        raise UserError(f"Expected `texts` as a list of one or more strings, but got {kinds or 'none'}.")
+        other = next((f"one that holds a {type(text).__name__}" for text in texts if not isinstance(text, str)), "none")
+        got = "a single string" if isinstance(texts, str) else other
+        raise UserError(f"Expected `texts` as a list of one or more strings, but got {got}.")
     if labels is not None and len(labels) != len(texts):
         raise UserError(f"Expected one of `labels` for each of {len(texts)} texts, but got {len(labels)}.")
     check_range(least=1, batch_size=size)

@@ -25,10 +25,10 @@ class Imported(str):
 
     def __new__(cls, name: str) -> Self:
         """Import it."""
+        if name.endswith(".py"):
+            _check_file(Path(name))
         try:
             _import_file(Path(name)) if name.endswith(".py") else import_module(name)
-        except UserError:
-            raise
         except Exception as error:
             missing = error.name if isinstance(error, ModuleNotFoundError) else None
             if missing is None or not f"{name}.".startswith(f"{missing}."):
@@ -40,10 +40,19 @@ class Imported(str):
         return super().__new__(cls, name)
 
 
-def _import_file(path: Path) -> None:
-    name = path.stem
+def _check_file(path: Path) -> None:
     if not path.is_file():
         raise UserError(f"Expected `imports` to name Python files or modules, but there is no file {path}.")
+    other = sys.modules.get(path.stem)
+    if other is not None and Path(getattr(other, "__file__", None) or "").resolve() != path.resolve():
+        raise UserError(
+            f"Expected a file in `imports` whose name no other module has, but {path.stem!r} is one already. Rename "
+            f"{path}."
+        )
+
+
+def _import_file(path: Path) -> None:
+    name = path.stem
     if name not in sys.modules:
         spec: Any = spec_from_file_location(name, path)
         module = sys.modules[name] = module_from_spec(spec)
@@ -52,10 +61,6 @@ def _import_file(path: Path) -> None:
         except Exception:
             del sys.modules[name]
             raise
-    elif Path(getattr(sys.modules[name], "__file__", None) or "").resolve() != path.resolve():
-        raise UserError(
-            f"Expected a file in `imports` whose name no other module has, but {name!r} is one already. Rename {path}."
-        )
 
 
 register_type(Imported, str, Imported, fail_already_registered=False)

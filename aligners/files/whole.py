@@ -9,7 +9,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from aligners.errors import UserError
@@ -60,7 +60,8 @@ def _taking_place(unfinished: Path, path: Path) -> Iterator[Path]:
         _blame_disk(files[-1] if files else more, path, error)
         raise
     finally:
-        remove(unfinished)
+        with suppress(OSError):  # which would hide the error that matters
+            remove(unfinished)
 
 
 def write_text(path: Path, text: str) -> None:

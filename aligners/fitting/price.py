@@ -317,7 +317,8 @@ class BijectionPrice(pl.LightningModule):
         if size > free / 2:
             raise UserError(
                 f"Expected `most_rows` rows at {sites} site pairs to fit in half of the free memory, "
-                f"{in_words(free / 2)}, but {self.most_rows:,} take {in_words(size)}. Give fewer, or fewer sites."
+                f"{in_words(free / 2)}, but {self.most_rows:,} take {in_words(size)}. Give fewer, or fewer "
+                "`data.sites`."
             )
 
     def test_step(self, batch: PairedBatch, batch_idx: int, dataloader_idx: int = 0) -> None:

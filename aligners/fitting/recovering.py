@@ -91,7 +91,7 @@ def target_states(
     """
     check_range(least=0, target_seed=target_seed)
     check_range(least=1, targets=targets)
-    check_range(least=2, couplings=couplings)  # to change every dimension
+    check_range(least=2, couplings=couplings)  # one alone leaves half of the dimensions as they are
     if not strengths or min(strengths) < 0 or len(set(strengths)) < len(strengths):
         raise UserError(f"Expected `strengths` to be different numbers of at least 0, but got {strengths}.")
     seeds = range(target_seed, target_seed + targets)

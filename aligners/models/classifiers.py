@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -116,7 +117,9 @@ def new_classifier(
         if label_names is not None:
             config.id2label = dict(enumerate(label_names))
             config.label2id = {label: number for number, label in enumerate(label_names)}
-        options = {**source, "dtype": dtype_of(dtype), "config": config, "attn_implementation": attn_implementation}
+        options: dict[str, Any] = {**source, "dtype": dtype_of(dtype), "config": config}
+        if attn_implementation is not None:
+            options["attn_implementation"] = attn_implementation
         model, unfit = read_weights(str(name), AutoModelForSequenceClassification, options)
         tokenizer = read_tokenizer(str(name), source, config)
     _check_body(model, unfit, str(name))

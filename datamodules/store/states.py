@@ -119,7 +119,7 @@ class Manifest:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(
                 f"Expected {path} to be the manifest of the store of states that its folder is named after, in format "
-                f"{FORMAT}, but it cannot be read: {error}. Remove the folder {folder}: what is needed of it is then "
+                f"{FORMAT}, but it cannot be read: {error!r}. Remove the folder {folder}: what is needed of it is then "
                 "computed again."
             ) from error
 

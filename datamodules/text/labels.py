@@ -101,26 +101,30 @@ def known_labels(labels: Tensor) -> Tensor:
     return ~labels.isnan() if labels.is_floating_point() else labels != MISSING
 
 
-def check_labelled(labels: Tensor | None, who: str, source: str) -> Tensor:
+def check_labelled(
+    labels: Tensor | None, who: str, source: str, instead: str = "choose another split with `held_out`"
+) -> Tensor:
     """Return labels of which none is missing.
 
     Args:
         labels: of texts, (n,); None: they have none.
         who: needs them, for the message: "The task".
         source: where the texts come from, likewise.
+        instead: what else a user may do, likewise.
 
     Raises:
         ValueError: some texts have none.
     """
     if labels is None:
         raise UserError(
-            f"{who} needs labels, but the texts of {source!r} have none. Name a `label_column`, or another source."
+            f"{who} needs labels, but the texts of {source!r} have none. Name a `label_column` or another source, or "
+            f"{instead}."
         )
     missing = int((~known_labels(labels)).sum())
     if missing:
         raise UserError(
             f"{who} needs a label for every text, but {missing} of {len(labels)} texts of {source!r} have none (-1, or "
-            "nothing). Leave these texts out, or choose another split with `held_out`."
+            f"nothing). Leave these texts out, or {instead}."
         )
     return labels
 

@@ -10,6 +10,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.bank import ALIGNMENT, load_bank
@@ -118,6 +119,15 @@ def test_a_run_of_the_version_before_goes_on(world: World, whole: Path, tmp_path
     torch.save(content, tmp_path / "last.ckpt")
     run(world, tmp_path, resume=tmp_path / "last.ckpt")
     same_end(tmp_path, whole)
+
+
+def test_worker_processes_resume_too(world: World, whole: Path, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit):
+        run(world, tmp_path, Interrupt("on_train_batch_end", BATCHES + 2))
+    run(world, tmp_path, resume=tmp_path / "last.ckpt", workers=1)
+    expected, found = (load_file(folder / "aligners.ckpt") for folder in (whole, tmp_path))
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6, msg=name)
 
 
 def test_a_run_of_so_many_steps_is_completed_from_its_last_one(world: World, tmp_path: Path) -> None:

@@ -45,14 +45,15 @@ def biased_cka(k: Array, l: Array) -> float:  # noqa: E741
     return float(hsic[0] / np.sqrt(hsic[1] * hsic[2]))
 
 
-def rbf_cka(x: Array, y: Array, width: float) -> float:
+def rbf_cka(x: Array, y: Array, width: float, unbiased: bool = False) -> float:
     """Kernels from all distances and their median."""
     grams = []
     for rows in (x, y):
         distances = pdist(rows)
         sigma = width * np.median(distances)
         grams.append(np.exp(-(squareform(distances) ** 2) / (2 * sigma**2)))
-    return biased_cka(grams[0], grams[1])
+    k, l = grams  # noqa: E741
+    return float(hsic_1(k, l) / np.sqrt(hsic_1(k, k) * hsic_1(l, l))) if unbiased else biased_cka(k, l)
 
 
 def rsa(x: Array, y: Array, kernel: str) -> float:

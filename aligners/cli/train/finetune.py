@@ -34,7 +34,7 @@ from datamodules.model_texts import ModelTexts, labelled_texts
     },
     check=check_trains,
 )
-def finetune(run: Run, seeds: int | list[int] = 1, variants: Sequence[str] = ("none",)) -> None:
+def finetune(run: Run, seeds: int | list[int] = 1, variants: list[str] = ["none"]) -> None:  # noqa: B006  (copied)
     """Fine-tune classifiers: every base model, seed and variant.
 
     Each ends as a model folder VARIANT/seed-SEED of the run, written whole, with its figures in finetuned.json. The

@@ -45,10 +45,15 @@ def begin(run: Run) -> pl.Trainer:
 
 def start_fit(run: Run) -> None:
     """Start a run, unless its `ckpt_path` is of another kind."""
+    check_resumed(run)
+    run.start()
+
+
+def check_resumed(run: Run) -> None:
+    """Raise if `ckpt_path` is of another kind of run."""
     path = run.options.ckpt_path
     if path is None or not (run.command.kind == "fit" and Path(path).is_dir()):  # a folder is that of a fit in parts
         check_goes_on(path, run.command.kind, ALIGNMENT)
-    run.start()
 
 
 def check_widths(run: Run) -> None:

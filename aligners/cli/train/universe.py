@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from aligners.cli.run import Run
-from aligners.cli.train.fit import fits, start_fit
+from aligners.cli.train.fit import check_resumed, fits, start_fit
 from aligners.errors import UserError
 from aligners.fitting.bank import StoredBank, load_bank
 from aligners.fitting.universe.evaluation import UniverseEvaluation, between_members
@@ -29,6 +29,7 @@ def universe(run: Run, against: Sequence[Path] = ()) -> None:
         run: of the command.
         against: Files aligners.ckpt of `fit` or `fit_pairs` between models of the universe, to measure beside it.
     """
+    check_resumed(run)
     beside = [load_bank(path) for path in against]
     _check_members(run, beside)
     model = run.made.model
@@ -53,6 +54,7 @@ def join(run: Run, universe: Path | None = None, against: Sequence[Path] = ()) -
     """
     if universe is None:
         raise UserError("Expected `universe` to name a file universe.ckpt, but got nothing.")
+    check_resumed(run)
     stored, beside = load_universe(universe), [load_bank(path) for path in against]
     run.use_data_of({**stored.data_config, "models": []})
     _add_members(run, stored)

@@ -27,8 +27,9 @@ def untrained(run: Run, seed: int = 0) -> None:
     """
     if len(run.options.data.models) != 1:
         raise UserError(f"Expected `data.models` to name one model, but got {run.options.data.models}.")
-    (frozen,) = run.made.data.frozen
+    data = run.made.data  # options are checked, nothing is loaded
     run.claim()
+    (frozen,) = data.frozen
     twin = frozen.untrained(seed)
     with whole_folder(run.folder / "model") as unfinished:
         save_model(unfinished, twin.model, cast(PreTrainedTokenizerBase, twin.tokenizer))

@@ -61,7 +61,8 @@ class UniverseEvaluation(pl.LightningModule):
         self.stream.plan(Plan(measured=self.stored.seen))
         self.errors = nn.ModuleDict()
         width = next(iter(self._universes().values())).d_x
-        self.embedded = MomentsMetric(len(all_pairs(self.models)) * len(self.stored.data["sites"]), width, width)
+        places = len(all_pairs(self.models)) * len(self.stored.data["sites"])
+        self.embedded = MomentsMetric(places, width, width).to(self.device)
 
     def on_test_start(self) -> None:
         """Read the moments that the universe lacks after a model has joined it."""

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from aligners.errors import UserError
 from aligners.models.architectures import register_solu
+
+# What damaged files and missing packages raise; any other error is a fault of the code.
+_UNREADABLE = (
+    OSError, ValueError, RuntimeError, KeyError, EOFError, ImportError, SafetensorError, pickle.UnpicklingError,
+)  # fmt: skip
 
 
 def dtype_of(dtype: str | torch.dtype) -> torch.dtype:
@@ -97,7 +104,7 @@ def _refusing(what: str, advice: str = "") -> Iterator[None]:
     """Say what is wrong, and the first line of whatever transformers raises of damaged files or missing packages."""
     try:
         yield
-    except Exception as error:
+    except _UNREADABLE as error:
         reason = next(iter(str(error).strip().splitlines()), "no message")
         raise UserError(f"{what} ({type(error).__name__}: {reason}). {advice}".strip()) from error
 

@@ -94,16 +94,16 @@ def load_frozen(
             than the model, or the device map splits a block or leaves weights where they are not used.
     """
     source = {"revision": revision, "trust_remote_code": trust_remote_code}
-    options: dict[str, Any] = {
-        "trust_remote_code": trust_remote_code, "dtype": dtype_of(dtype), "attn_implementation": attn_implementation,
-    }  # fmt: skip
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "dtype": dtype_of(dtype)}
+    if attn_implementation is not None:  # transformers takes None for a wish of its own
+        options["attn_implementation"] = attn_implementation
     named: dict[str, Any] = {"name": known_as or str(name), "revision": revision}
     with quiet():
         config = read_config(str(name), source)
         architecture = architecture_of(config.model_type)
         task = next((task for task in map(architecture.task, config.architectures or ()) if task), None)
         if device_map is not None:
-            empty = _skeleton(config, task, architecture, options)
+            empty = _skeleton(config, task, architecture, {"trust_remote_code": trust_remote_code})
             check_device_map(device_map, empty, blocks_of(empty))
         placed = {**options, "revision": revision, "device_map": device_map}
         read = quiet()(partial(_model, str(name), task, architecture, placed))

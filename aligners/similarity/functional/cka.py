@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from aligners.errors import UserError
 from aligners.similarity.algebra.checks import check_moments, refuse_layers
 from aligners.similarity.algebra.grid import of_moments
 from aligners.similarity.algebra.moments import GridMoments, by_tile, squares
@@ -175,6 +176,12 @@ def minibatch_cka(x: Tensor, y: Tensor, batch: int) -> Tensor:
     Raises:
         ValueError: a batch has fewer than 4 rows, or `unbiased_hsic` or `cka_from_hsic` refuse.
     """
+    left = x.shape[1] % batch if batch >= LEAST_ROWS else batch
+    if 0 < left < LEAST_ROWS or batch < 1:
+        raise UserError(
+            f"Expected batches of at least {LEAST_ROWS} rows, but `batch` = {batch} leaves one of {left} of the "
+            f"{x.shape[1]} rows. Choose another `batch`, or leave out the last rows."
+        )
     batches = [unbiased_hsic(a, b) for a, b in zip(x.split(batch, 1), y.split(batch, 1), strict=True)]
     return cka_from_hsic(HSIC(*(torch.stack(parts).sum(0) for parts in zip(*batches, strict=True))))
 

@@ -21,7 +21,7 @@ from aligners.similarity.algebra.pairs import (
     linear_pair_sums,
     upper_blocks,
 )
-from aligners.similarity.functional.cka import HSIC, LEAST_ROWS, cka_from_hsic
+from aligners.similarity.functional.cka import HSIC, LEAST_ROWS, cka_from_hsic, unbiased_hsic_from_sums
 
 Kernel = Literal["cosine", "linear", "euclidean"]
 # Variances below these shares, of the mean square and of the square of a row's similarity with itself, are rounding.
@@ -64,7 +64,7 @@ def rsa(x: Tensor, y: Tensor, kernel: Kernel = "cosine") -> Tensor:
     return _correlation(sums, rows_x.squares, rows_y.squares)
 
 
-def rbf_cka(x: Tensor, y: Tensor, width: float = 0.5) -> Tensor:
+def rbf_cka(x: Tensor, y: Tensor, width: float = 0.5, unbiased: bool = False) -> Tensor:
     """CKA with the kernel exp(−‖x_i − x_j‖² / 2σ²), for all layer pairs (Kornblith et al. 2019, §2.3).
 
     σ is `width` times the median distance of rows i < j, for each layer its own. (The code released with the paper
@@ -79,6 +79,7 @@ def rbf_cka(x: Tensor, y: Tensor, width: float = 0.5) -> Tensor:
         x: (L_x, N, d_x) rows of X.
         y: (L_y, N, d_y) rows of Y, row by row the partners of `x`.
         width: σ in units of the median distance.
+        unbiased: HSIC_1 instead of the biased HSIC.
 
     Raises:
         ValueError: `width` is not positive, fewer than 4 rows, rows that are not paired or not finite, a median
@@ -89,6 +90,8 @@ def rbf_cka(x: Tensor, y: Tensor, width: float = 0.5) -> Tensor:
     rows_x, rows_y = CentredRows(x), CentredRows(y)
     kernels = [_rbf(width**2 * _median_squares(rows, name)) for name, rows in (("x", rows_x), ("y", rows_y))]
     sums = kernel_pair_sums(rows_x, rows_y, *kernels)
+    if unbiased:
+        return cka_from_hsic(unbiased_hsic_from_sums(sums))
     # HSICs of kernels with ones on the diagonal; a factor of (N − 1)² falls out of their ratio
     n, a, b = sums.n, sums.rows_x + 1, sums.rows_y + 1
     total_a, total_b = a.sum(1), b.sum(1)

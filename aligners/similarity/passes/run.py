@@ -183,7 +183,9 @@ class _StreamSums:
         states, weights = rows.of(span.model, name)
         given = {"moments": states[self.this.of(span)]}
         if weights is not None and len(rows.words):
-            given |= {"heads": weights, "words": rows.words, "head_moments": word_pairs(weights, rows.words)}
+            given |= {"heads": weights, "words": rows.words}
+            if "head_moments" in self.stream.families:
+                given["head_moments"] = word_pairs(weights, rows.words)
         return given
 
     def end(self) -> None:

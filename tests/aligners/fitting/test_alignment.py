@@ -340,3 +340,26 @@ def test_aligners_stay_in_full_precision(world: World) -> None:
         quiet_trainer(max_epochs=1, precision="bf16-mixed").fit(
             Alignment({"linear": Linear}), datamodule=activations(world)
         )
+
+
+def test_a_last_validation_batch_of_no_meaning_is_not_passed_over(world: World, bank: Alignment) -> None:
+    data = activations(world, sites=SITES)
+
+    class Spoilt(Alignment):
+        def validation_step(self, batch: PairedBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
+            super().validation_step(batch, batch_idx, dataloader_idx)
+            data.reader.model_x.blocks[2].output.dense.weight[0, 0] = torch.nan  # type: ignore[union-attr, index]
+
+    spoilt = Spoilt({"linear": Linear})
+    spoilt.moments = bank.moments
+    trainer = quiet_trainer(limit_val_batches=1)  # one batch of each loader: nothing comes after the second
+    with pytest.raises(ValueError, match=r"finite states.*batch 1.*site 3 of X"):
+        trainer.validate(spoilt, datamodule=data, verbose=False)
+
+
+def test_a_backward_map_trains_as_that_of_the_turned_pair(world: World) -> None:
+    mlp, turned = {"mlp": TRAINED["mlp"]}, {"model_x": world.model_y, "model_y": world.model_x}
+    backward = fit(world, mlp, both_directions=True, **FAST).banks_of("1_0")["mlp"].state_dict()
+    forward = fit(world, mlp, sites=[0, "2:1", 3], **turned, **FAST).banks_of("0_1")["mlp"].state_dict()
+    for name, value in forward.items():
+        torch.testing.assert_close(backward[name], value, rtol=1e-3, atol=1e-4)

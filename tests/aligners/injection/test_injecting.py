@@ -63,10 +63,10 @@ def stored(world: World, tmp_path_factory: pytest.TempPathFactory) -> StoredBank
 
 def evaluate(
     world: World, stored: list[StoredBank], *, closed_form: Sequence[str] = tuple(CLOSED_FORMS),
-    both: bool = False, other: TextSource | None = None, fitting: bool = False, **options: Any,
+    both: bool = False, other: TextSource | None = None, fitting: bool = False, seed: int = 0, **options: Any,
 ) -> InjectionEvaluation:  # fmt: skip
     """Inject maps at the sites of their fit, unless other data are asked for."""
-    module = InjectionEvaluation(stored, closed_form, both, other_text=other, fitting_errors=fitting)
+    module = InjectionEvaluation(stored, closed_form, both, seed, other_text=other, fitting_errors=fitting)
     data = activations(world, **{"sites": stored[0].data_config["sites"]} | options)
     quiet_trainer().test(module, datamodule=data, verbose=False)
     return module
@@ -268,6 +268,15 @@ def test_the_batch_size_changes_nothing(world: World, both: InjectionEvaluation,
                 assert value == pytest.approx(b[name], rel=1e-4), (a["method"], name)
             else:
                 assert value == b[name], (a["method"], name)
+
+
+def test_seeds_move_the_random_floors_alone(world: World, both: InjectionEvaluation, stored: StoredBank) -> None:
+    other = evaluate(world, [stored], seed=2, closed_form=(), batch_size=8)
+    for b in other.rows:
+        (a,) = (a for a in rows_of(both, b["method"]) if (a["site_x"], a["site_y"]) == (b["site_x"], b["site_y"]))
+        assert b["seed"] == 2
+        moved = any(a[name] != b[name] for name in ("accuracy", "loss", "agreement"))
+        assert moved == b["method"].startswith("random"), b["method"]
 
 
 def test_several_checkpoints_stand_side_by_side(world: World, stored: StoredBank, tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ D_X, D_Y = 6, 4
 KERNELS = get_args(Kernel)
 MEASURES = {kernel: (partial(rsa, kernel=kernel), partial(reference.rsa, kernel=kernel)) for kernel in KERNELS}
 MEASURES["rbf"] = partial(rbf_cka, width=0.7), partial(reference.rbf_cka, width=0.7)
+UNBIASED = {"width": 0.7, "unbiased": True}
+MEASURES["rbf_unbiased"] = partial(rbf_cka, **UNBIASED), partial(reference.rbf_cka, **UNBIASED)
 every_measure = pytest.mark.parametrize("name", MEASURES)
 
 
@@ -50,7 +52,7 @@ def test_they_are_what_the_definitions_say(name: str, n: int) -> None:
 @every_measure
 def test_rank_deficient_badly_scaled_and_repeated_rows(name: str) -> None:
     x, y = rows(80)
-    if name in ("euclidean", "rbf"):
+    if name in ("euclidean", "rbf", "rbf_unbiased"):
         is_its_definition(name, 1000 * x[:, torch.arange(80) // 2], y)
     x[:, :, 3:] = x[:, :, :3] @ rotation(3)
     x[:, :, 0] *= 1e6
@@ -76,7 +78,7 @@ def test_invariances(name: str, seed: int, scale: float, shift: float) -> None:
     torch.testing.assert_close(measure(turned, y), value, rtol=0, atol=1e-9)
     torch.testing.assert_close(measure(y, x), value.mT, rtol=0, atol=1e-12)
     torch.testing.assert_close(measure(x, x).diag(), torch.ones(3, dtype=torch.float64), rtol=0, atol=1e-12)
-    if name in ("euclidean", "rbf"):
+    if name in ("euclidean", "rbf", "rbf_unbiased"):
         torch.testing.assert_close(measure(turned + shift * scale, y), value, rtol=0, atol=1e-7)
     else:  # the mean counts
         assert (measure(x - x.mean(1, keepdim=True), y) - value).abs().max() > 1e-3

@@ -52,7 +52,8 @@ def scores_by_layer(frames: Frames, name: str) -> Figure:
     """Figure 1: the score at every layer, before and after fine-tuning, a panel for each task."""
     frame = _probed(frames)
     twins = (frame["source"] == "untrained") & (frame["stage"] == BASE)
-    drawn = frame[frame["site"].notna() & ((frame["source"] == "model") | twins)]
+    own = (frame["source"] == "model") & frame["stage"].isin((BASE, TUNED))
+    drawn = frame[frame["site"].notna() & (own | twins)]
     drawn = drawn.assign(stage=drawn["stage"].where(~twins, "random"), layer=drawn["site"])
     means = model_rows(drawn, ["task", "probed"], "stage", "layer", "score")
     panels = line_panels(means, ["task", "probed"], "stage", "layer", look_of_stage)

@@ -40,12 +40,12 @@ def table(name: str, rows: Sequence[Row], **words: Any) -> Table:
         rows: column's key -> cell.
         words: what the description's templates ask for, besides `rows` and `known`, the keys of the columns.
     """
-    known = {key for row in rows for key, cell in row.items() if cell is not None}
+    shown = [{**row, "stage": stage_words(row["stage"])} if "stage" in row else row for row in rows]
+    known = {key for row in shown for key, cell in row.items() if cell is not None}
     texts = _texts(name, {**words, "known": known, "rows": rows})
-    rows = [{**row, "stage": stage_words(row["stage"])} if "stage" in row else row for row in rows]
     about = {key: [said] if isinstance(said, str) else said for key, said in texts.pop("columns").items()}
     columns = [Column(key, *said) for key, said in about.items() if key in known]
-    return Table(name=name, columns=columns, rows=rows, **texts)
+    return Table(name=name, columns=columns, rows=shown, **texts)
 
 
 def figure(name: str, panels: Sequence[Panel], values: Sequence[Row] = (), **words: Any) -> Figure:

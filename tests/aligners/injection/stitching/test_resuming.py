@@ -95,6 +95,21 @@ def test_a_signal_anywhere_changes_nothing(
     same_end(tmp_path, whole)
 
 
+def test_it_goes_on_from_the_last_validation_too(world: World, whole: Path, tmp_path: Path) -> None:
+    """As after a crash, when nothing could be written any more."""
+
+    class Break(pl.Callback):
+        def on_train_batch_end(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
+            if trainer.global_step == 6:
+                raise ValueError("broken on purpose")
+
+    with pytest.raises(ValueError, match="broken on purpose"):
+        run(world, tmp_path, Break())
+    assert state(tmp_path / "last.ckpt")["global_step"] == 4
+    run(world, tmp_path, resume=tmp_path / "last.ckpt")
+    same_end(tmp_path, whole)
+
+
 def test_masks_and_worker_processes_resume_too(world: World, tmp_path: Path) -> None:
     models = [masking_folder(tmp_path / str(seed), seed=seed) for seed in range(2)]
     layers = {"norm": MIXED["norm"]}

@@ -380,3 +380,21 @@ def test_without_start_batches_nothing_is_read_before_training(world: World) -> 
     course = penalties(module)
     measured = evaluate(world, data={"text": validation(world)}, routes="forward")
     assert course[0] == pytest.approx([row["penalty"] for row in rows_of(measured, "identity")], abs=2e-5)
+
+
+def test_each_site_is_clipped(world: World) -> None:
+    norms: dict[float, list[Tensor]] = {0.0: [], 0.01: []}
+
+    class Watching(Stitching):
+        def step(self) -> None:
+            for layer in self.banks().values():
+                squares = [w.grad.flatten(1).square().sum(1) for w in layer.parameters()]  # type: ignore[union-attr]
+                norms[self.gradient_clip].append(torch.stack(squares).sum(0).sqrt())
+            super().step()
+
+    for largest in norms:
+        module = Watching(LAYERS, gradient_clip=largest, start_batches=2)
+        quiet_trainer(max_steps=1, max_epochs=-1, limit_val_batches=0).fit(module, datamodule=model_texts(world))
+    free, clipped = (torch.cat(norms[largest]) for largest in norms)
+    assert (free > 0.01).any()
+    torch.testing.assert_close(clipped, free.clamp(max=0.01))
