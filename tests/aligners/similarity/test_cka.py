@@ -159,8 +159,8 @@ def test_refusals() -> None:
         (unbiased_hsic, (x[:, :3], y[:, :3]), "expects at least 4 rows, but `x` and `y` have 3"),
         (unbiased_hsic, (x, y[:, 1:]), "same rows"),
         (unbiased_hsic, (broken, y), r"`x` holds NaN or infinite values in layers \[1\]"),
-        (minibatch_cka, (x, y, 38), "at least 4 rows, but `x` and `y` have 2.*last batch"),
-        (minibatch_cka, (x, y, 3), "at least 4 rows, but `x` and `y` have 3"),
+        (minibatch_cka, (x, y, 38), "`batch` = 38 leaves one of 2 of the 40 rows"),
+        (minibatch_cka, (x, y, 3), "`batch` = 3 leaves one of 3"),
     ):
         with pytest.raises(ValueError, match=says):
             measure(*rows)  # type: ignore[operator]
