@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from aligners.studies import executors
 from aligners.studies.executors import Processes, make_executor
+from tests.processes import ROOT
 
 if TYPE_CHECKING:
     from tests.world import World
@@ -170,3 +172,8 @@ def test_a_package_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: p
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     with pytest.raises(ValueError, match=r"'ray' needs the package ray, which is not installed. Run: pip install ray"):
         make_executor("ray", 1, 0, tmp_path, {})
+
+
+def test_jobs_find_the_packages_in_the_folder_they_are_given() -> None:
+    assert Path(executors.CODE) == ROOT
+    assert (Path(executors.CODE) / "aligners" / "studies").is_dir()

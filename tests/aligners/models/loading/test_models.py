@@ -11,7 +11,9 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel, T5ForConditionalGeneration, T5ForSequenceClassification, T5Model
 from transformers.utils import logging
 
+from aligners.errors import UserError
 from aligners.models import load_frozen
+from aligners.models.loading.files import _refusing
 from aligners.models.loading.known import KnownModels, SleepingModel
 from datamodules.store.states import BESIDE
 from tests.tiny import ARCHITECTURES, CLASSIFIERS, LANGUAGE_HEADS, tiny_folder, tiny_frozen, tiny_model, tokenised
@@ -195,3 +197,10 @@ def test_a_bad_option_is_refused(folder: Path) -> None:
     if find_spec("flash_attn") is None:
         with pytest.raises(ValueError, match=r"cannot be loaded \(ImportError: FlashAttention2"):
             load_frozen(folder, attn_implementation="flash_attention_2")
+
+
+def test_only_what_damaged_files_raise_is_called_damage() -> None:
+    with pytest.raises(MemoryError), _refusing("The model is damaged"):
+        raise MemoryError
+    with pytest.raises(UserError, match=r"The model is damaged.*KeyError"), _refusing("The model is damaged"):
+        raise KeyError("a tensor")
