@@ -21,7 +21,7 @@ from transformers import BertModel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
-from aligners.models.embedded import word_pieces
+from aligners.models.tokenizers import word_pieces
 from aligners.similarity.catalogue import DEFAULT
 from aligners.similarity.evaluation import SimilarityEvaluation
 from benchmarks.harness import Figures, parser

@@ -31,7 +31,7 @@ from transformers import BertModel, PreTrainedTokenizerBase
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
-from aligners.models.embedded import word_pieces
+from aligners.models.tokenizers import word_pieces
 from benchmarks.harness import Figures, parser, ratio
 from benchmarks.parts import bert_config
 from datamodules.pairings import pair_states

@@ -15,12 +15,13 @@ from filelock import FileLock
 from transformers import PreTrainedTokenizerBase
 
 from aligners.errors import UserError
-from aligners.models.embedded import EMBEDDED, Recipe, embedded_model, embedded_recipe
+from aligners.models.embedded import embedded_model
 from aligners.models.loading.files import read_config
 from aligners.models.loading.known import KnownModels
 from aligners.models.loading.models import load_frozen
 from aligners.models.loading.placement import DeviceMap, check_device
 from aligners.models.model import FrozenModel
+from aligners.models.recipes import EMBEDDED, Recipe, embedded_recipe
 from datamodules.text.labels import check_labelled
 from datamodules.text.texts import FITTED, FittedTexts, Texts
 from datamodules.tokens.tokenised import same_tokenizer

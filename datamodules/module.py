@@ -16,9 +16,9 @@ from torch.utils.data import DataLoader
 
 from aligners.errors import UserError, check_range
 from aligners.models.architectures import Component, first_site
-from aligners.models.embedded import Recipe
 from aligners.models.loading.known import KnownModels
 from aligners.models.model import FrozenModel
+from aligners.models.recipes import Recipe
 from datamodules.batches import LengthBatches, go_on_after_last_batch, limited
 from datamodules.frozen_models import FrozenModels
 from datamodules.store.reading import StoredLoader

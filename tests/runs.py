@@ -11,7 +11,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
-from aligners.models.embedded import Recipe
+from aligners.models.recipes import Recipe
 from datamodules.pairings import pair_states
 from datamodules.states import States
 from datamodules.text.sources import TextSource

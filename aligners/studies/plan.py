@@ -15,8 +15,8 @@ from torch.utils.benchmark import Timer
 
 from aligners.files.room import in_words
 from aligners.models.architectures import architecture_of
-from aligners.models.embedded import EMBEDDED, Recipe, embedded_recipe
 from aligners.models.loading.files import read_config
+from aligners.models.recipes import EMBEDDED, Recipe, embedded_recipe
 from aligners.reports.screen import site_table
 from aligners.studies.cells import Cell
 from aligners.studies.spec import Assumed

@@ -15,7 +15,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from aligners.errors import UserError
-from aligners.models.embedded import ended_texts
+from aligners.models.tokenizers import ended_texts
 from datamodules.text.texts import Texts
 from datamodules.tokens.tokenised import TokenisedTexts, describe_tokenizer, flatten_column, same_tokenizer, tokenise
 

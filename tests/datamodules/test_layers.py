@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from aligners.models.embedded import Recipe
+from aligners.models.recipes import Recipe
 from datamodules.layers import LayerActivations, LayerBatch
 from datamodules.rows.sites import parse_layers
 from datamodules.text.sources import TextSource

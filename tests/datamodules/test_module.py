@@ -12,7 +12,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
-from aligners.models.embedded import Recipe, embedded_recipe
+from aligners.models.recipes import Recipe, embedded_recipe
 from datamodules.layers import LayerActivations
 from datamodules.model_texts import ModelTexts, labelled_texts, stitched_texts
 from datamodules.module import stream_of

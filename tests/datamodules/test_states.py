@@ -15,7 +15,8 @@ from aligners.injection.injecting import InjectionEvaluation
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP
 from aligners.models import FrozenModel
-from aligners.models.embedded import Recipe, embedded_model
+from aligners.models.embedded import embedded_model
+from aligners.models.recipes import Recipe
 from aligners.reports.finished import make_report
 from callbacks.best import BestPerSite
 from callbacks.checkpoint import SaveAligners

@@ -12,7 +12,7 @@ from aligners.reports.finished import finished_run
 from aligners.reports.page.run import PAGE, write_page
 from aligners.reports.publishing import show as show_report
 from aligners.reports.screen import WhenToOpen, open_where_there_is_a_desktop
-from aligners.reports.sharing.pretrained import shared_from_run
+from aligners.reports.sharing.run import shared_from_run
 
 
 @command(usage="RUN [options]")

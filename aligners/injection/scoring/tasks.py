@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div
 
 from aligners.errors import UserError
-from aligners.models.embedded import EMBEDDED
+from aligners.models.recipes import EMBEDDED
 from datamodules.asking import Targets
 from datamodules.text.labels import ClassMap, GivenMap, by_number, check_labelled, class_map, in_words, numbered
 

@@ -17,7 +17,7 @@ from aligners.injection.panels import Panel, PanelBatch
 from aligners.injection.routes import Route, Routes, build_routes, check_routes
 from aligners.injection.scoring.task_scores import ScoredTask
 from aligners.injection.scoring.tasks import match_heads
-from aligners.injection.stitching.training import fitted_maps
+from aligners.injection.stitching.fitted import fitted_maps
 from aligners.maps.base import Aligner
 from aligners.maps.linear import Identity
 from aligners.models.loading.models import check_precision

@@ -1,4 +1,4 @@
-"""The LightningModule that trains stitching layers through frozen tails: on which loss, and from which maps.
+"""The LightningModule that trains stitching layers through frozen tails.
 
 Sites never meet: each is run through its own tail and its graph is dropped before the next is built, so a bank needs
 the memory of one site.
@@ -6,9 +6,7 @@ the memory of one site.
 
 from __future__ import annotations
 
-import copy
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -20,13 +18,11 @@ from torch import Tensor, nn
 
 from aligners.errors import UserError, check_range
 from aligners.fitting.bank import (
-    FORWARD,
     STITCHING,
     StoredBank,
     check_names,
     describe_aligner,
     load_bank,
-    refuse_other_bank,
     refuse_other_models,
 )
 from aligners.fitting.fits import AlignerFactory, fit_map, seeded
@@ -44,68 +40,18 @@ from aligners.injection.forward import bank_logits, mapped_rows, own_logits, pai
 from aligners.injection.routes import Route, Routes, build_routes, check_routes
 from aligners.injection.scoring.scores import UnitMeans
 from aligners.injection.scoring.tasks import divergence, match_heads, unit_losses
+from aligners.injection.stitching.fitted import fitted_layers
 from aligners.maps.affine import AffineLayer
 from aligners.maps.base import Aligner
-from aligners.maps.linear import Affine
 from aligners.models.calling import FiniteCheck
 from aligners.models.loading.models import check_precision
 from aligners.models.model import FrozenModel
-from aligners.similarity.algebra.moments import Moments
 from datamodules.asking import TaskBatch
 from datamodules.batches import TextBatch
 from datamodules.identity import identity, refuse_other_run, trainer_identity
 from datamodules.model_texts import ModelTexts
 from datamodules.module import stream_of
 from datamodules.text.texts import FittedTexts
-
-logger = logging.getLogger(__name__)
-
-
-def fitted_maps(
-    bank: StoredBank, routes: Sequence[Route], models: Sequence[FrozenModel]
-) -> dict[str, dict[str, Aligner]]:
-    """The maps of a finished run on the routes of this one, as they are: route key -> name -> bank.
-
-    Maps that `train.py fit` fitted belong to the routes between the first two models.
-
-    Raises:
-        ValueError: they were fitted on other models, at other sites, or no route of the run has any.
-    """
-    known = [model.identity() for model in models[: len(bank.data["models"])]]
-    pairs = {route.key: route.pairs for route in routes if bank.maps.get(route.key)}
-    refuse_other_bank(bank, known, routes[0].component, pairs)
-    if not pairs:
-        raise UserError(
-            f"{bank.path} holds maps between its first two models, but no route of this run leads from one to the "
-            "other. Choose other `routes`, or leave `fitted` out."
-        )
-    return {key: bank.maps[key] for key in pairs}
-
-
-def fitted_layers(
-    bank: StoredBank, routes: Sequence[Route], models: Sequence[FrozenModel]
-) -> dict[str, dict[str, Aligner]]:
-    """Copies of a finished run's maps that can be trained on: a linear closed form goes on as an affine layer.
-
-    Maps that neither have parameters nor are linear are left out, and that is said in the log.
-
-    Raises:
-        ValueError: as in `fitted_maps`.
-    """
-    found: dict[str, dict[str, Aligner]] = {}
-    for key, maps in fitted_maps(bank, routes, models).items():
-        found[key] = {}
-        for name, aligner in maps.items():
-            if not aligner.closed_form:
-                found[key][f"{name}_stitched"] = copy.deepcopy(aligner).requires_grad_(True).train()
-            elif isinstance(aligner, Affine):
-                moments = cast(Moments, bank.moments)
-                layer = AffineLayer(aligner.sites, aligner.d_x, aligner.d_y, start="linear")
-                layer.adopt(aligner, moments if key == FORWARD else moments.swap())
-                found[key][f"{name}_stitched"] = layer
-            else:
-                logger.warning("%s holds %s, which has nothing to train and is left out.", bank.path, name)
-    return found
 
 
 @dataclass(frozen=True)

@@ -16,19 +16,9 @@ from transformers import BertForSequenceClassification
 from transformers.activations import ACT2FN
 
 from aligners.models import FrozenModel, embedded, load_frozen
-from aligners.models.embedded import (
-    END_OF_TEXT,
-    AnyRecipe,
-    GPTRecipe,
-    MaskedRecipe,
-    Recipe,
-    SentenceRecipe,
-    byte_pairs,
-    cache_folder,
-    embedded_model,
-    embedded_recipe,
-    word_pieces,
-)
+from aligners.models.embedded import cache_folder, embedded_model
+from aligners.models.recipes import AnyRecipe, GPTRecipe, MaskedRecipe, Recipe, SentenceRecipe, embedded_recipe
+from aligners.models.tokenizers import END_OF_TEXT, byte_pairs, word_pieces
 
 RECIPE = Recipe(vocabulary=200, layers=1, width=16, max_length=24, epochs=1, batch=20)
 GPT = GPTRecipe(vocabulary=300, layers=2, width=16, max_length=16, steps=30, batch=8)

@@ -22,7 +22,7 @@ from aligners.probing.bank import Arm, Bank, Place
 from aligners.probing.edges import EdgeProbes
 from aligners.probing.storing import load_banks, save_banks
 from aligners.reports.finished import finished_run
-from aligners.reports.sharing.pretrained import shared_from_run
+from aligners.reports.sharing.run import shared_from_run
 from tests.tiny import tiny_folder
 from tests.world import TEST_TEXTS, World
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
-from aligners.models.embedded import Recipe
+from aligners.models.recipes import Recipe
 from aligners.reports.finished import make_report
 from datamodules.layers import LayerActivations
 from datamodules.model_texts import labelled_texts

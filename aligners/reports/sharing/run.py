@@ -1,0 +1,105 @@
+"""Takes what a run has trained out of its folder, with a card from its report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from aligners.errors import UserError
+from aligners.files.shared import MODEL, fetch, is_hub_name, is_shared, read_config
+from aligners.reports.finished import FinishedRun, finished_run, has_report
+from aligners.reports.page.run import models_of
+from aligners.reports.sharing.models import last_parts, public_names, renamed
+from aligners.reports.sharing.pretrained import FIGURES, KEPT, KINDS, REPORT, Shared, SharedMaps
+
+
+def shared_from_run(
+    run: Path | str,
+    report: Path | str | None = None,
+    *,
+    names: Sequence[str] | None = None,
+    license: str | None = None,
+) -> Shared:
+    """What a run has trained, with the card that its report makes.
+
+    Args:
+        run: the folder of a finished run, or its file; or a shared folder, or its name on the Hub.
+        report: the run whose report the numbers come from; default: `run`, where it has one.
+        names: of the models, as others find them, in their order; default: as they were named.
+        license: as the Hub names it, such as `mit`.
+
+    Raises:
+        ValueError: the run keeps nothing that can be shared, or the report is about other models.
+    """
+    path = Path(run)
+    on_hub = is_hub_name(path) and not path.is_dir()
+    if is_shared(path) and (on_hub or (path / MODEL).is_file()):
+        return _read_again(path)
+    file = _kept(path)
+    shared: Shared = KEPT[file.name].of_run(file)
+    folder = Path(report) if report is not None else path if path.is_dir() else path.parent
+    finished = finished_run(folder) if report is not None or has_report(folder) else None
+    models = [str(model["name"]) for model in shared.models]
+    public = {**last_parts(shared.data), **public_names(models, names)}
+    if finished is not None:
+        _refuse_report_on_others(shared, file, finished)
+        shared.files = _files(finished, public)
+        parts = {name: renamed(getattr(finished.report, name), public) for name in ("meta", "rows", "sentences")}
+        finished = finished._replace(report=replace(finished.report, **parts))
+    shared.rename(public)
+    shared.write_card(finished, license)
+    return shared
+
+
+def _read_again(place: Path) -> Shared:
+    folder = fetch(place)
+    kind = read_config(folder).get("kind")
+    return next((known for known in KINDS if known.kind == kind), SharedMaps).from_pretrained(folder)
+
+
+def _kept(path: Path) -> Path:
+    """The file that a run has kept, or this file.
+
+    Raises:
+        ValueError: there is none.
+    """
+    found = [file for file in ([path] if path.is_file() else [path / name for name in KEPT]) if file.is_file()]
+    if not found or found[0].name not in KEPT:
+        raise UserError(
+            f"Expected `run` to hold something to share, one of {', '.join(KEPT)}, but {path} "
+            f"{'holds none' if path.is_dir() else 'is no such file or folder'}. `train.py fit`, `universe`, `stitch` "
+            "and `probe` leave one when they are finished, `fit_pairs` one in each folder of pairs/."
+        )
+    return found[0]
+
+
+def _refuse_report_on_others(shared: Shared, file: Path, run: FinishedRun) -> None:
+    """Raise unless a report is about the models of what is shared and, as far as is known, about its file.
+
+    Raises:
+        ValueError: it is not; says what it is about.
+    """
+    options = run.options
+    named = [*(options.get("checkpoints") or ()), options.get("checkpoint")]  # of a training, the latter is no file
+    there = [Path(name) for name in named if isinstance(name, str) and Path(name).is_file()]
+    if there and not any(name.samefile(file) for name in there):
+        raise UserError(
+            f"Expected `report` to be about {file}, but {run.folder} measured {', '.join(map(str, there))}."
+        )
+    present = models_of(run.report.meta)
+    known = {model.get("fingerprint") for model in present}
+    missing = [model["name"] for model in shared.models if model["fingerprint"] not in known]
+    if missing:
+        raise UserError(
+            f"Expected `report` to be about the models that this belongs to, but {run.folder} is not about "
+            f"{', '.join(map(str, missing))}: it is about {', '.join(str(model.get('name')) for model in present)}. "
+            "Name a run that measured it."
+        )
+
+
+def _files(run: FinishedRun, names: dict[str, str]) -> dict[str, bytes]:
+    """The report's numbers and figures, with the names that others find models by."""
+    content = json.dumps(renamed(run.report.content, names), indent=1)
+    return {REPORT: content.encode()} | {f"{FIGURES}/{path.name}": path.read_bytes() for path in run.figures}
