@@ -363,3 +363,19 @@ def test_a_backward_map_trains_as_that_of_the_turned_pair(world: World) -> None:
     forward = fit(world, mlp, sites=[0, "2:1", 3], **turned, **FAST).banks_of("0_1")["mlp"].state_dict()
     for name, value in forward.items():
         torch.testing.assert_close(backward[name], value, rtol=1e-3, atol=1e-4)
+
+
+def test_a_last_training_batch_of_no_meaning_is_not_passed_over(world: World) -> None:
+    data = activations(world, sites=SITES)
+
+    class Spoilt(Alignment):
+        def training_step(self, batch: PairedBatch, batch_idx: int) -> None:
+            if batch_idx == 0:
+                data.reader.model_x.blocks[2].output.dense.weight[0, 0] = torch.nan  # type: ignore[union-attr, index]
+            super().training_step(batch, batch_idx)
+
+    trainer = quiet_trainer(
+        max_epochs=1, limit_train_batches=2, limit_val_batches=0
+    )  # two for the moments, two to train on
+    with pytest.raises(ValueError, match=r"finite states.*batch 3.*site 3 of X"):
+        trainer.fit(Spoilt({"mlp": TRAINED["mlp"]}), datamodule=data)

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from scipy.linalg import sqrtm
+from torch import Tensor
 
 from aligners.cli.table import evaluate
 from aligners.fitting.alignment import Alignment
@@ -108,6 +110,26 @@ def test_training_in_memory_leads_somewhere_and_the_seed_decides() -> None:
     one, again, other = (trained(seed)(x) for seed in (0, 0, 1))
     assert torch.equal(one, again)
     assert not torch.equal(one, other)
+
+
+def test_training_in_memory_is_clipped_site_by_site() -> None:
+    x, y = (rows[:, :, :6].float() for rows in related_rows(2, 400, 6, 6))
+    norms: list[Tensor] = []
+
+    class Watched(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            gradients = [weight.grad for group in self.param_groups for weight in group["params"]]
+            norms.append(torch.stack([each.flatten(1).square().sum(1) for each in gradients]).sum(0).sqrt())
+            return super().step(closure)
+
+    for clip in (0.0, 1e-3):
+        torch.manual_seed(0)
+        bank = MLP(2, 6, 6)
+        bank.fit(moments_of(x, y))
+        Alignment(optimizer=partial(Watched, lr=1e-3), gradient_clip=clip).train_on_rows(bank, x, y, 1, 64, 0)
+    free, clipped = norms
+    assert (free > 1e-3).all()
+    torch.testing.assert_close(clipped, torch.full((2,), 1e-3))
 
 
 def test_a_site_that_diverges_is_named() -> None:

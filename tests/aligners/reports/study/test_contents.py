@@ -424,6 +424,13 @@ def test_lines_of_one_model_and_of_several(made: dict[str, Any]) -> None:
     assert "Mean over 2 models" in several.caption
 
 
+def test_probes_of_random_models_are_no_line_of_their_twins(made: dict[str, Any]) -> None:
+    rows = [*given.probing()]
+    random = [{**row, "stage": "random", "score": 0.99} for row in rows if row["stage"] == "pretrained"]
+    name = "merchant_figure_1"
+    assert items({"probing": pd.DataFrame([*rows, *random])}, name)[name].values == made[name].values
+
+
 def test_models_that_are_not_fine_tuned_have_no_such_table() -> None:
     frame = pd.DataFrame([row for row in given.probing() if row["stage"] == "pretrained"])
     missing = make(Frames({"probing": frame})).missing
