@@ -1,7 +1,5 @@
 """Errors that a user can mend, checks of numbers and names that raise them, and numbers that JSON can hold."""
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Iterable

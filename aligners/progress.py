@@ -1,7 +1,5 @@
 """How far something is: a bar in a terminal, and a line now and then where the output goes to a file."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Iterator
 from operator import length_hint

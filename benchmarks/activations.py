@@ -5,8 +5,6 @@ the two models themselves need. Padding to one length is what an extraction loop
 `output_hidden_states=True` does. Texts are random tokens with the lengths of sentences.
 """
 
-from __future__ import annotations
-
 import statistics
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What all benchmarks share: arguments, interleaved timing, figures with their bars, a JSON file."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

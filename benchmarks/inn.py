@@ -15,8 +15,6 @@ The default, trained both ways: a step of its loss against its own matrix produc
 triangular pairs (a triangular system counts as the product with its matrix), forward and backward, in both directions.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from importlib.util import find_spec

@@ -5,8 +5,6 @@ texts. `aligners.similarity.controls.jackknife_interval` leaves one of ten group
 bootstraps draw texts, or groups, with replacement and take percentiles. Not a timing: it prints shares of trials.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

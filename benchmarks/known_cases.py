@@ -6,8 +6,6 @@ from X to Y with their defaults, minibatch CKA on quarters of the rows; values a
 refusal, and its reason is printed. The second table has independent rows alone, more and more of them. Not a timing.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -5,8 +5,6 @@ nothing with what is read, once with the default measures, their computation at 
 them that live on moments. The embedded models are trained first if they are not in the cache.
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 import warnings

@@ -6,8 +6,6 @@ each site is read by a pass of its own, no further up than it must be, as the pr
 are read in one pass.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Sequence

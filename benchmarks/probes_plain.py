@@ -10,8 +10,6 @@ below (UPOS accuracy, Spearman, UUAS, roots), its online code at most 2 % longer
         --train en_ewt-ud-train.conllu --held_out en_ewt-ud-test.conllu --json FILE
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import sys

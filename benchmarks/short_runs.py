@@ -6,8 +6,6 @@ clipping of `train.py fit`; nothing is chosen by width or by steps. It is judged
 FVU plus that of the inverse, on the held-out rows.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

@@ -20,8 +20,6 @@ rates, on a GPU: minibatch CKA of bfloat16 rows, 13 x 13 layers of width 768, as
 products, and moments as share of the float64 rate.
 """
 
-from __future__ import annotations
-
 import resource
 import subprocess
 import sys

@@ -5,8 +5,6 @@ held-out sentences. "used" is the largest resident size less that at the moment 
 loaded.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import resource

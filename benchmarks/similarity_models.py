@@ -6,8 +6,6 @@ because memory does not depend on them (`benchmarks/similarity.py`). "used" is t
 the moment of the announcement. A case is a name, the measures, the number of rows and the numbers of models.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import resource

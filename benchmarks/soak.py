@@ -9,8 +9,6 @@ Memory is noted twice: what the process holds of the machine's (resident), and w
 first also has what was freed and lies scattered between, which goes up and down by some per cent; a leak is in both.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import sys

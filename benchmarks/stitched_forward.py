@@ -1,7 +1,5 @@
 """Front of X and tail of Y against one full forward, and against running both models in full under hooks."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

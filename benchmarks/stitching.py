@@ -10,8 +10,6 @@ bank: every block of X into the same block of Y, X's front run once, against one
 memory: peak memory of a process that does nothing but three steps of either way.
 """
 
-from __future__ import annotations
-
 import resource
 import subprocess
 import sys

@@ -12,8 +12,6 @@ The first epoch, which compares every text's checksum and uses memory for the fi
 no other process can change stands beside the seconds: processor seconds, page faults, bytes asked of the system.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import resource

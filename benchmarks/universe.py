@@ -8,8 +8,6 @@ Injection is that of `evaluate.py inject`, on all held-out texts: means over all
 models, and how often the universe's figure lies within the pair's own interval over texts.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

@@ -6,8 +6,6 @@ Rows are those of `benchmarks.widths`: BERTs of random weights, 2 blocks, read o
 tenth of the texts held out. FVU is the mean over all directions, at the start and after the last step.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -11,8 +11,6 @@ The maps and the optimiser are the defaults of `train.py fit`, with the loss, th
 of `aligners.fitting.alignment`; nothing is chosen by width. "start" is the untrained map.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

@@ -1,7 +1,5 @@
 """Early stopping and best-so-far snapshots, site by site."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Checkpoints: the state to resume from, and the maps of a finished run."""
 
-from __future__ import annotations
-
 import time
 from copy import copy
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Ctrl-C and SIGTERM during training: noted at once, obeyed where the state of the run is whole."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """The progress of a run: a bar in a terminal, lines in a file, and the last validation figures of a fit."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any, cast

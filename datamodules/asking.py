@@ -1,7 +1,5 @@
 """What frozen models are asked about a batch of texts: a class, a number, masked tokens or next tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast

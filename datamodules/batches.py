@@ -1,7 +1,5 @@
 """Batches of tokenised text: what a batch holds, which texts it is made of, and where a resumed fit goes on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self

@@ -1,7 +1,5 @@
 """The frozen models of a data module: which they are, how they are loaded, and where they go."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The LightningDataModule that streams all layers of any number of frozen models over the same text."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

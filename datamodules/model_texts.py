@@ -1,7 +1,5 @@
 """The LightningDataModule of texts for whole models, which it does not run, and the options that users give it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, cast
 

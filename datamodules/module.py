@@ -1,7 +1,5 @@
 """What all data modules share: texts read, split, tokenised and batched for frozen models, and Lightning's hooks."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """The options by which users name the states that are paired, each a function that makes a `States` of them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import combinations, permutations
 from typing import Any

@@ -1,7 +1,5 @@
 """Studies of nothing: cells that no command runs, and executors that run them at once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Commands that begin runs at once, each in a process that imports no more than it needs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What one pass keeps of two models, from their rows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """A signal that arrives in the middle of a method, and Ctrl-C in a hook."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

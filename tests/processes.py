@@ -1,7 +1,5 @@
 """Processes that tests start: split off one that has imported what takes long, and has done nothing else."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import runpy

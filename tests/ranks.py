@@ -1,7 +1,5 @@
 """Two real processes of one job, as a machine with two devices runs them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Paired rows of every shape that a measure has to bear: few, many, deficient, badly scaled, far from the origin."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TypeVar
 

@@ -1,7 +1,5 @@
 """Short ways to what the tests of a run need: a data module on the tiny world, a quiet Trainer, paired rows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The project's commands as a user types them, in processes of their own."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -1,7 +1,5 @@
 """Short ways to stitch tiny models in tests: the data module, a training run, an evaluation."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@
 it found; a test kills a few.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The examples of `docs/how_it_works.md`, "Adding things", as somebody would follow them."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

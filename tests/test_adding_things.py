@@ -1,7 +1,5 @@
 """The examples of docs/how_it_works.md for what can be added: each does what the page says."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The command lines as users type them, in one process and in two."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

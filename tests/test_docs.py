@@ -1,7 +1,5 @@
 """The documentation names files that are there."""
 
-from __future__ import annotations
-
 import os
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """Which module needs which: no circle, whether an import runs or is there for its types alone."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What `make` shows of an installation, with a pip that only talks."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

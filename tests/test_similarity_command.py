@@ -1,7 +1,5 @@
 """`evaluate.py similarity` as users type it."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`train.py stitch` and `evaluate.py stitch` as users type them."""
 
-from __future__ import annotations
-
 import csv
 import json
 from pathlib import Path

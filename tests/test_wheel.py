@@ -1,7 +1,5 @@
 """What is built is enough: installed into a folder of its own, it runs from an empty one."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Tiny random models of every supported architecture, with a tokenizer, from explicit configs."""
 
-from __future__ import annotations
-
 import functools
 import io
 import pickle

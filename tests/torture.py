@@ -5,8 +5,6 @@ The commands are the real ones on tiny models, each in a process of its own that
 what takes long, so that signals meet the work and not the imports.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import itertools

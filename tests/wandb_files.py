@@ -1,7 +1,5 @@
 """What an offline W&B run has written. The package has no reader of its own: a file is a log in LevelDB's format."""
 
-from __future__ import annotations
-
 import signal
 import struct
 import time

@@ -1,7 +1,5 @@
 """Two tiny models with one tokenizer, and labelled texts: the world that most tests live in."""
 
-from __future__ import annotations
-
 import csv
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Drawings: SVG files that become part of the page, so that they have its colours in light and dark."""
 
-from __future__ import annotations
-
 import re
 from html import escape
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The table of model families: what is supported, and which of it the tests try."""
 
-from __future__ import annotations
-
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from aligners.models.architectures import architecture_of, known_architectures

@@ -1,7 +1,5 @@
 """What mkdocs calls: pages that are generated from the code join those of docs/."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

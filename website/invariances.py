@@ -1,7 +1,5 @@
 """The table of measures: what each is computed from, and what it does not change under, tried on random rows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

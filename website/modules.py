@@ -1,7 +1,5 @@
 """The reference from docstrings: a page for each package."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 from typing import Any

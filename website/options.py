@@ -1,7 +1,5 @@
 """The options of every command, from the parsers that the commands use."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

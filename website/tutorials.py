@@ -1,7 +1,5 @@
 """Tutorials: scripts in jupytext's percent format, run and turned into pages with their figures."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

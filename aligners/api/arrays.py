@@ -1,7 +1,5 @@
 """From arrays (N, d) to the tensors that banks and measures work on, and back."""
 
-from __future__ import annotations
-
 from typing import Any, TypeVar
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Maps on arrays: fit, transform, inverse and score, for one site. What they compute is in `aligners.maps`."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any, Self
 

@@ -4,8 +4,6 @@
 take NumPy arrays or tensors, and raise a `ValueError` for rows that are not paired, not finite or too few.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

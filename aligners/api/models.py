@@ -1,7 +1,5 @@
 """States of models as arrays, and injection: from names, folders or loaded models, and texts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace

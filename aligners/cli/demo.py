@@ -1,7 +1,5 @@
 """`make demo`: three commands one after another, with the time that is left, and their findings in plain words."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

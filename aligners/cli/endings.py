@@ -1,7 +1,5 @@
 """How a command ends early: with one message and an exit status, or with a traceback."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

@@ -1,7 +1,5 @@
 """A run's folder: it belongs to one command, and config.yaml is the first file in it."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """A user's own modules, which define maps and measures outside this package, imported before they are named."""
 
-from __future__ import annotations
-
 import sys
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location

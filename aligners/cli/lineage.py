@@ -1,7 +1,5 @@
 """What the runs of a command are logged to, and what W&B is told of what they used and left."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 from pathlib import Path

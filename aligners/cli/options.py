@@ -1,7 +1,5 @@
 """Options that commands share, checks of them, and how those of an earlier run are compared."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

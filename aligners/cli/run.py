@@ -1,7 +1,5 @@
 """A command, and a run of it: its options, folder, loggers and Trainer."""
 
-from __future__ import annotations
-
 from argparse import SUPPRESS
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy

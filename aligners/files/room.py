@@ -1,7 +1,5 @@
 """How much room there is: in memory, and on a disk."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Shared folders: weights as safetensors and what they are as JSON, on this machine or on the Hugging Face Hub."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Writes a file or a folder whole or not at all, on any filesystem."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

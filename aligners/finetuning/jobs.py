@@ -1,7 +1,5 @@
 """Trains and measures one classifier of a run, in each variant: the blocks that are frozen or left out."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The LightningModule that fine-tunes a classifier on labelled text."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """The LightningModule that measures truncated and skipping classifiers: Phang et al. 2021, Figures 3 and 4."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The LightningModule that fits any set of aligners on one stream of paired rows."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Iterator, Sequence

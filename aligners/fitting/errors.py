@@ -1,7 +1,5 @@
 """Errors of maps on held-out and on fitting rows, site by site, and the rows of a report that say them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 

@@ -1,7 +1,5 @@
 """The maps of a run: how they are built and fitted from moments, and the direction in which each maps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Reads the moments of the fitting texts, which every map needs before it is used or trained."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice

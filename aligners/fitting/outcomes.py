@@ -1,7 +1,5 @@
 """The outcome of training at each site, in words, and cautions about maps that had few rows or learned nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Training a bank that does not fit in memory in parts: ordinary runs of a few sites each, joined at the end."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

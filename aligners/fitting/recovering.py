@@ -1,7 +1,5 @@
 """Recovering a known map: states paired with random bijections of themselves."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Gradient steps: how fast and with which clipping, what stops a site that diverges, and figures over ranks."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping

@@ -1,7 +1,5 @@
 """What Y does with states that are put into it, text by text, and the columns that a report makes of it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from typing import cast

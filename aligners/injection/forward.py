@@ -1,7 +1,5 @@
 """The stitched forward g_{>m} ∘ φ ∘ f_{≤l} of a whole bank: X's front is run once, Y's tail once for each site pair."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch

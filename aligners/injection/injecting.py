@@ -1,7 +1,5 @@
 """The evaluation of maps: how far g(X's state) is from Y's own, and whether Y still does its task with it in place."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, cast

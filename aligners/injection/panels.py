@@ -1,7 +1,5 @@
 """A panel of a report: one route, one kind of rows, every method at every site, with its errors text by text."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial

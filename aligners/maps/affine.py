@@ -1,7 +1,5 @@
 """Stitching layers: affine maps whose parameters are trained on activations or through a frozen tail."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar, Literal, get_args

@@ -1,7 +1,5 @@
 """Floors of an injection: what can be achieved without any information about the text."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -15,8 +15,6 @@ Whitening needs no ridge: directions in which the states do not vary (behind a L
 dropped, by the option `tolerance`. Signs, and the choice of basis among equal correlations, cancel in the product.
 """
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import torch

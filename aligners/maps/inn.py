@@ -1,7 +1,5 @@
 """The invertible network: the hypothesis of a bijection, as a map."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, get_args
 

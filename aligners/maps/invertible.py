@@ -1,7 +1,5 @@
 """What invertible networks are built of: couplings, rotations, matrices cheap to invert, and their starting points."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Maps with a closed form: identity, mean, least squares, ridge regression, orthogonal Procrustes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """The comparisons without bijectivity: a multi-layer perceptron, and two that are asked to be each other's inverse."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import pairwise

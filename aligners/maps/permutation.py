@@ -1,7 +1,5 @@
 """The best matching of neurons, one to one."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 import torch

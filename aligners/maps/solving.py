@@ -1,7 +1,5 @@
 """Matrices: precision of products during training, and inverses and determinants correct on every build of PyTorch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar

@@ -1,7 +1,5 @@
 """The table of model families: what reading and replacing their states requires."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Classifiers to be trained: a base model with a new head, and models drawn anew by their own recipe."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

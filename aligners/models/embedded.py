@@ -3,8 +3,6 @@
 A model is an ordinary folder of `transformers`, loaded like any other.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

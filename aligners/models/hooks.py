@@ -1,7 +1,5 @@
 """Reads and replaces the states between the blocks of a model; the only module that touches its modules."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any

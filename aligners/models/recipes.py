@@ -1,7 +1,5 @@
 """Kinds of embedded models: how large each is, its tokenizer, what it reads, and what it learns."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial

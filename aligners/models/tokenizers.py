@@ -1,7 +1,5 @@
 """Tokenizers of embedded models, learned from their texts and the same in every process."""
 
-from __future__ import annotations
-
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE, WordPiece
 from tokenizers.normalizers import BertNormalizer

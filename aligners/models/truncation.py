@@ -3,8 +3,6 @@
 Merchant et al. 2020, section 5.2; Wu et al. 2020, Table 1.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from typing import Literal

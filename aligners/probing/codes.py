@@ -1,7 +1,5 @@
 """Lengths of codes, in bits: online, uniform, and that of a code which knows the labels' frequencies alone."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

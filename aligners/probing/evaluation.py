@@ -1,7 +1,5 @@
 """The experiment: every probe of every model and its controls, trained on fitting words, measured on held-out words."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Reads annotated sentences with models, for every experiment with probes: the states of all words, kept in memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import torch

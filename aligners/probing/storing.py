@@ -1,7 +1,5 @@
 """Trained probes in a file."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Trains a bank of probes on words in memory."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Structural probes: whether a linear map of the states lays out a sentence's tree, by distances or depths."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

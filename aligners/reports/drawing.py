@@ -1,7 +1,5 @@
 """What all figures share: colours, panels, lines by site, heat maps, legends."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every kind of report, as `kinds.yaml` lists them, and a finished run read back: its report, options and figures."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Names of models, sites and scores for readers, and numbers and lists in words."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path

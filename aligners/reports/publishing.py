@@ -1,7 +1,5 @@
 """Publishes a report: as files, on screen, and at W&B."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """The findings of a run, ready to be written and shown, and what reports do with rows: choose, group, average."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The terminal and the desktop: tables and lines of text on screen, and files opened in the browser."""
 
-from __future__ import annotations
-
 import os
 import sys
 import webbrowser

@@ -1,7 +1,5 @@
 """Templates: of the pages of reports, with style and script inlined, and of what reports say in words."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Runs at W&B: how they begin and go on, what they were made from and leave, and a view of them all."""
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

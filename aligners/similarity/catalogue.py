@@ -1,7 +1,5 @@
 """The table of measures by name: what each is computed from, and how."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple

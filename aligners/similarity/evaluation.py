@@ -1,7 +1,5 @@
 """Compares two or more models: all measures of all layer pairs within a limit of memory, with controls."""
 
-from __future__ import annotations
-
 import logging
 from itertools import combinations_with_replacement
 from math import inf

@@ -1,7 +1,5 @@
 """Accumulators over batches and ranks: of moments, shared by closed-form maps and measures, and of sums in float64."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import reduce, wraps
 from types import SimpleNamespace

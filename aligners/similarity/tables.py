@@ -1,7 +1,5 @@
 """Joins the figures of tiles, and makes the tables of a comparison's report: layer pairs, layers, pairs of models."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any

@@ -1,7 +1,5 @@
 """The cells of a study: each one call of a command, of a kind, named after everything that decides its result."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence

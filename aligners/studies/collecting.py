@@ -1,7 +1,5 @@
 """One table of each kind, from the results of all cells."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

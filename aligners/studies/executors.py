@@ -3,8 +3,6 @@
 A future's exception means that its worker was lost: what goes wrong within a cell is the cell's result.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import queue

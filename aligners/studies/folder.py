@@ -1,7 +1,5 @@
 """A study's folder: what the study is, and one folder for each cell."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections import Counter

@@ -1,7 +1,5 @@
 """Runs the cells of a study: each once those that it needs are done, as many at a time as there are workers."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """What a study file says."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, is_dataclass

@@ -1,7 +1,5 @@
 """Parses what a user writes for sites and layers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from aligners.errors import UserError

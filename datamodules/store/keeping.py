@@ -1,7 +1,5 @@
 """Looks after a folder of stores: what is there, whether it is whole, what can go, and tensors computed from states."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import zlib

@@ -1,7 +1,5 @@
 """Reads the stored rows of many batches at once, ahead of their use: sorted by place in the files, by threads."""
 
-from __future__ import annotations
-
 import errno
 import json
 import weakref

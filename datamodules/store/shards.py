@@ -5,8 +5,6 @@ Its tensors are `lengths` (n,) int32, rows of each text; `crc32` (n,) uint32, of
 before the rows: it says that lengths and CRCs are those that were written, and they say the same of every text.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import zlib

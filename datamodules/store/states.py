@@ -1,7 +1,5 @@
 """The stored states of one model on one set of texts: whose they are, a manifest, and shards of each site."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Sources of text: a package, files, the Hub."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Callable, Sized

@@ -1,7 +1,5 @@
 """Benchmarks at sizes at which their times mean nothing, but their comparisons do."""
 
-from __future__ import annotations
-
 import io
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """What every aligner must keep, whatever it is: one suite over the registry."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import json

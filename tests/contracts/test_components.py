@@ -1,7 +1,5 @@
 """Sub-layers through the whole chain: read as rows, fitted, stored, injected, compared."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Everything that adds up over ranks, in two real processes: the same rows give the same figures."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Stitching in two real processes: the same layers, the same learning curves, the same rows as in one."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The examples of docs/how_it_works.md for a source of text, a row policy and a pairing do what the page says."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What heads are asked: classes, next tokens, and masked tokens by BERT's recipe."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

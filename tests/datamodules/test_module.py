@@ -1,7 +1,5 @@
 """What all data modules share: their options, the batches of a Trainer, and refusals before anything is made."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """States paired: of two models, of many pairs at once, and their attention weights."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

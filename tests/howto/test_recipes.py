@@ -1,7 +1,5 @@
 """The recipes of docs/howto: the commands of each page run as they stand, with smaller models, texts and trainings."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Attention measures as Wu et al. 2020, A.4, define them: loops over texts, words and heads, in NumPy and SciPy."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.distance import jensenshannon

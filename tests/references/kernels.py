@@ -1,7 +1,5 @@
 """HSIC, CKA of kernels and RSA as their definitions read, one layer pair at a time, in NumPy and SciPy float64."""
 
-from __future__ import annotations
-
 from itertools import permutations
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Maps and their errors as their definitions read, one site at a time, in NumPy and SciPy float64."""
 
-from __future__ import annotations
-
 import itertools
 from typing import NamedTuple
 

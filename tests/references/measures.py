@@ -4,8 +4,6 @@ Gram matrices where the code has moments, orthonormal bases from an SVD of the r
 squares on the rows where it projects.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -3,8 +3,6 @@
 They run in one process, so that models that several of them use are made once; each finds them by itself.
 """
 
-from __future__ import annotations
-
 import runpy
 import warnings
 from collections.abc import Callable

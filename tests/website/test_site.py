@@ -1,7 +1,5 @@
 """The documentation site: its navigation, its links, and what is generated."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

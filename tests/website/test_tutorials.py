@@ -1,7 +1,5 @@
 """How a tutorial becomes a page of the site."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What can be said of a study's cells before any of them runs: refusals, and what will not be measured."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What the cells of a study will cost: formulas over sizes of models, options and assumed lengths of texts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations

@@ -1,7 +1,5 @@
 """What the commands say of the options of a study's cells, before any cell runs."""
 
-from __future__ import annotations
-
 import json
 from argparse import ArgumentError
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Runs one cell of a study, in whatever process."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os

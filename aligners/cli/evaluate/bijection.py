@@ -1,7 +1,5 @@
 """`evaluate.py bijection`: what being a bijection costs."""
 
-from __future__ import annotations
-
 from aligners.cli.run import Run, command
 from aligners.fitting.price import BijectionPrice
 from aligners.reports.publishing import write_report

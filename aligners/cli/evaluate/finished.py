@@ -1,7 +1,5 @@
 """The commands for finished runs: `evaluate.py show` and `evaluate.py share`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from aligners.cli.run import Run, command

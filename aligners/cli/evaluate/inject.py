@@ -1,7 +1,5 @@
 """`evaluate.py inject`: errors of maps, and what a model does with mapped states."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial

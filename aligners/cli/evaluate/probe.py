@@ -1,7 +1,5 @@
 """`evaluate.py probe`: whether probes of one model read the mapped states of another."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`evaluate.py similarity`: how similar layers are."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from aligners.cli.endings import goes_on_with

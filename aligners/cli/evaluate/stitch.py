@@ -1,7 +1,5 @@
 """`evaluate.py stitch`: what stitching models together costs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from aligners.cli.run import Run, can_build, command

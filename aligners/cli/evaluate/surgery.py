@@ -1,7 +1,5 @@
 """`evaluate.py surgery`: classifiers that are truncated, or of which spans of layers are skipped."""
 
-from __future__ import annotations
-
 import warnings
 
 from aligners.cli.run import Run, command, of_trainer

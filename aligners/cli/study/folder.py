@@ -1,7 +1,5 @@
 """The commands for a study's folder: how far it is, its results as tables, and its report."""
 
-from __future__ import annotations
-
 from collections import Counter
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The commands that run the cells of a study: `study.py run` and `study.py retry`."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass, field
 from functools import partial

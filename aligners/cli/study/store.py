@@ -1,7 +1,5 @@
 """`study.py store`: the states that `--data.store` has kept in a folder."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`study.py workspace`: a view of all runs at W&B."""
 
-from __future__ import annotations
-
 from aligners.cli.run import Run, command
 from aligners.errors import UserError
 from aligners.reports.tracking import CURVES, PROJECT, logged_in

@@ -1,7 +1,5 @@
 """`train.py finetune`: classifiers of every base model, seed and variant."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path

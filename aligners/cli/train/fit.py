@@ -1,7 +1,5 @@
 """The commands that fit maps between states of two models or of many pairs, and show or measure their errors."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`train.py probe`: what is encoded in the states of models."""
 
-from __future__ import annotations
-
 from aligners.cli.run import Run, can_build, command
 from aligners.probing.evaluation import ProbeExperiment
 from aligners.probing.reading import check_annotated

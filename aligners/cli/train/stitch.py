@@ -1,7 +1,5 @@
 """`train.py stitch`: stitching layers through frozen tails."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from aligners.cli.options import check_goes_on

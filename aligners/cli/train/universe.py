@@ -1,7 +1,5 @@
 """The commands that fit models to one shared space: k models at once, or one more."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`train.py untrained`: a model's untrained twin."""
 
-from __future__ import annotations
-
 from typing import cast
 
 from transformers import PreTrainedTokenizerBase

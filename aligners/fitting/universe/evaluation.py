@@ -1,7 +1,5 @@
 """Every map of a universe measured on held-out texts, beside maps fitted pair by pair."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """The LightningModules that fit a universe, and one more model to a universe."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, cast

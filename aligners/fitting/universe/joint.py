@@ -1,7 +1,5 @@
 """Moments of k models on the same rows, and what they alone tell: linear universes, and the directions of a space."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import combinations
 from typing import NamedTuple, Self

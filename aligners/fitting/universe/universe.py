@@ -1,7 +1,5 @@
 """k models and the bijections that take their states into one space, in memory and in files."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Means over pairs of models, with intervals that allow for pairs sharing models."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any

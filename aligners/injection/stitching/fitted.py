@@ -1,7 +1,5 @@
 """Maps of an earlier run in a stitching run: measured as they are, or trained on."""
 
-from __future__ import annotations
-
 import copy
 import logging
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """How well models do when they are stitched together, on held-out text: every route, method and site pair."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast

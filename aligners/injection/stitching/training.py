@@ -4,8 +4,6 @@ Sites never meet: each is run through its own tail and its graph is dropped befo
 the memory of one site.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """Reads the parts of a pretrained model from the Hub or a folder, with errors that say what is wrong with them."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """What is known of models whose weights were read before: which they are, without reading them again."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from hashlib import blake2b

@@ -1,7 +1,5 @@
 """Placement of a model's weights: on one device, or block by block on several."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from typing import Any

@@ -1,7 +1,5 @@
 """The evaluation of maps by probes: whether a probe of Y reads g(X), and whether Y uses what the probe reads."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, cast

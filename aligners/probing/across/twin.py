@@ -1,7 +1,5 @@
 """The causal twin of a probe: what Y answers when the subspace that the probe reads is swapped through a map."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple, cast

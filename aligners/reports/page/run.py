@@ -1,7 +1,5 @@
 """The report of one run as an HTML file that needs nothing else: its findings, figures, tables and settings."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json

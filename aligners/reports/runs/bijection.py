@@ -1,7 +1,5 @@
 """The report of what being a bijection costs: learning curves beside the floor, and the price in the end."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from functools import partial
 

@@ -1,7 +1,5 @@
 """What the demo says at its end, in plain words with its own numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from aligners.fitting.outcomes import mark, what_did_not_train, worst_of

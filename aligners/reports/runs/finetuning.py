@@ -1,7 +1,5 @@
 """The report of a fine-tuning: every classifier, and a summary by variant."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from statistics import mean, stdev

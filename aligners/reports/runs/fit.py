@@ -1,7 +1,5 @@
 """The report of a fit: the validation figures of every aligner."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from statistics import median

@@ -1,7 +1,5 @@
 """The report of an injection: errors, what the model does with mapped states, and the price of bijectivity."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import partial

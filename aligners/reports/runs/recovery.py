@@ -1,7 +1,5 @@
 """The report of how well maps recover a known bijection."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

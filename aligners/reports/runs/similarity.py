@@ -1,7 +1,5 @@
 """The report of a comparison of representations: heat maps, lines along matching layers, a table."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """The report of stitching: penalties and scores by route, method and site pair, and the findings in words."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import permutations, product

@@ -1,7 +1,5 @@
 """The report of surgery: the score of every truncation and every skipped span."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

@@ -1,7 +1,5 @@
 """The report of a universe: every map i -> j, and what the directions of the shared space are."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 

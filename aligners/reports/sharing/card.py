@@ -1,7 +1,5 @@
 """The card of what is shared: what it is, what was measured and how, what it was fitted on, what it is not good for."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Names of models and paths, as others know them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a run has trained, as others get it: saved to a folder, loaded from one, and uploaded to the Hub."""
 
-from __future__ import annotations
-
 import json
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence

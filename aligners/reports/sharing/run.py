@@ -1,7 +1,5 @@
 """Takes what a run has trained out of its folder, with a card from its report."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace

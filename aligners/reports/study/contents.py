@@ -1,7 +1,5 @@
 """What a study's report is made of: tables and figures, as values that any format can show."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

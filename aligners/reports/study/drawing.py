@@ -1,7 +1,5 @@
 """Figures of a study drawn from their values: as images by matplotlib, and with values under the pointer by plotly."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from itertools import count

@@ -1,7 +1,5 @@
 """What a study has collected, and how tables and figures choose from it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every table and figure of a study's report by name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from difflib import get_close_matches

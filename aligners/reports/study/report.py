@@ -1,7 +1,5 @@
 """The report of a study: every table and figure that its rows allow, in all formats."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Means over pairs of models with intervals over models, and tests of differences by permutation of models."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from itertools import combinations, product

@@ -1,7 +1,5 @@
 """Tables and figures of a study as files: one HTML page, LaTeX, Markdown, CSV, and what W&B gets."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

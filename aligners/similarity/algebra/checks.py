@@ -1,7 +1,5 @@
 """Input checks of the measures: a number without meaning is an error with a reason, never a score."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, Literal
 

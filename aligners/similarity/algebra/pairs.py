@@ -1,7 +1,5 @@
 """Centred rows, and sums over all pairs of different rows, of two kernels at once: what HSIC and RSA are made of."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -3,8 +3,6 @@
 They are not additive over rows: memory and time grow with the square of the sample. Everything is in float64.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Literal, get_args
 

@@ -1,7 +1,5 @@
 """How much of X's neurons Y's say, one by one or by linear regression, on fitting rows and on held-out rows."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Numbers about a layer or about two whole models, drawn from moments or from measures of all layer pairs."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

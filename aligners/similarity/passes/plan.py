@@ -1,7 +1,5 @@
 """Plans the passes over the texts: which pairs of models are summed in each, so that all fit in the memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

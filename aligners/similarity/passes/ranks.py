@@ -1,7 +1,5 @@
 """Adds up what several processes have summed, one tensor at a time and in its own memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar

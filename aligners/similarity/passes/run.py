@@ -1,7 +1,5 @@
 """One pass over the texts: sums batches for its tiles, and ends with what their measures are computed from."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 

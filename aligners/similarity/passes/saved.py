@@ -1,7 +1,5 @@
 """Figures of finished passes, kept in files until the comparison has ended, so that another run can go on from them."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Maps on arrays: the banks of one site, with NumPy or tensors in and out, and errors that say what to do."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Measures on arrays are those of the catalogue."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

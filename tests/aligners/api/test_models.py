@@ -1,7 +1,5 @@
 """States and injection by name, folder or loaded model say what the runs say."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer

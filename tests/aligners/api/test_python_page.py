@@ -1,7 +1,5 @@
 """Every example of docs/python.md gives what the page says."""
 
-from __future__ import annotations
-
 import doctest
 
 from aligners.api import load

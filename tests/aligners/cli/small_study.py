@@ -1,7 +1,5 @@
 """A study of two tiny models that tests change and run."""
 
-from __future__ import annotations
-
 import multiprocessing
 import signal
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The demo says what it will do, how long is left, and what it has found, in few words."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """One command at a time has a run's folder."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`--imports`: maps and measures from a file of the user's own."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What `evaluate.py inject` says before it fits or reads anything."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

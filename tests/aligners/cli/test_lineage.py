@@ -1,7 +1,5 @@
 """W&B learns what a run used and left, gets no file unasked, and has one run for an interrupted command."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """`train.py probe` as it is configured."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Every command that trains or evaluates ends within a step of SIGTERM; each in a process of its own."""
 
-from __future__ import annotations
-
 import json
 import signal
 from contextlib import AbstractContextManager

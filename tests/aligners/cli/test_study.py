@@ -1,7 +1,5 @@
 """Studies as users run them: cells of real commands, on tiny models."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Studies that are stopped, politely or by SIGKILL, whole or in part: they go on, and end with the same bits."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

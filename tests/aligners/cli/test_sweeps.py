@@ -1,7 +1,5 @@
 """The sweeps: every parameter is an option of its command, and a trial runs as W&B's agent would start it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Scores by task and labels that are numbers or missing, through the command lines."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Variants of fine-tuning, and the folders of finished classifiers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

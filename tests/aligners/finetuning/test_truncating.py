@@ -1,7 +1,5 @@
 """Heads in a bank, and classifiers that are truncated or skip layers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Maps fitted from moments, their errors on held-out rows, and the outcome of their training in words."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

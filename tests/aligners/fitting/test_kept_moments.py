@@ -1,7 +1,5 @@
 """With a store, the moments of a pass are kept beside it and not read again; what changes them makes another pass."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

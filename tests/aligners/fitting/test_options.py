@@ -1,7 +1,5 @@
 """Options out of their range are refused where they are given, by their names."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rates, schedules, clipping, and what stops a site that diverges."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from itertools import pairwise

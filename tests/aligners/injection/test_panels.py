@@ -1,7 +1,5 @@
 """What an evaluation says where maps cannot be fitted, were fitted on other rows, or leave the range of numbers."""
 
-from __future__ import annotations
-
 import copy
 from functools import partial
 from pathlib import Path

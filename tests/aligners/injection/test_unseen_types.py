@@ -1,7 +1,5 @@
 """What an injection and a fit say of rows whose types no map was fitted on."""
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import permutations
 from pathlib import Path

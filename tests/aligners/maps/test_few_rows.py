@@ -1,7 +1,5 @@
 """Fewer rows than directions: what the rows leave open is a fixed choice, not that of the last digit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -1,7 +1,5 @@
 """What attention and feed-forward sub-layers add to the residual stream: read, replaced, and what it means."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

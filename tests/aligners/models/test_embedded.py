@@ -1,7 +1,5 @@
 """Models that are trained on first use: the same from the same seed, ordinary folders, and made once."""
 
-from __future__ import annotations
-
 import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace

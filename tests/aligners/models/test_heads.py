@@ -1,7 +1,5 @@
 """Heads other than classifiers, one in another's place, and what single families need beyond the table."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Words with states that are made up: drawn anew for each, or such that it is known what can be read off them."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from pathlib import Path

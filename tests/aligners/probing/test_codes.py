@@ -1,7 +1,5 @@
 """Online codes: their lengths, how labels are sent, and what the report says of them."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from dataclasses import replace

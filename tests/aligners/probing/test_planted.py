@@ -1,7 +1,5 @@
 """Trees that are planted into states, and found there by structural probes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """How long each probe of a bank is trained, and at what rate."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Finished runs, read back, and what is said of folders that are none."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The figure of a fit: a panel for each pair of models, as long as there are few."""
 
-from __future__ import annotations
-
 from itertools import combinations
 from typing import Any
 

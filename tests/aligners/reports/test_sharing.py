@@ -1,7 +1,5 @@
 """What runs have trained, shared: folders, the Hub, the command, and the card."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Linear CKA from moments, and unbiased HSIC and minibatch CKA from batches of rows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

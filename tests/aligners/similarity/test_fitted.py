@@ -1,7 +1,5 @@
 """CCA, SVCCA, PWCCA, regression and neurons: measures from moments beside their definitions, and on held-out rows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -1,7 +1,5 @@
 """What measures share: one copy of what is accumulated, computed from tile by tile, and one decomposition."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Held-out and unseen types of rows, against what plain strings say."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

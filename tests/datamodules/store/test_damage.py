@@ -1,7 +1,5 @@
 """What is damaged, foreign or has no room is refused under its name; nothing half-written is taken for whole."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """A model whose states are all in the store is not read."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Memory that is used again is never memory that somebody holds."""
 
-from __future__ import annotations
-
 import random
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

@@ -1,7 +1,5 @@
 """With a store, every data module yields what it yields without: the same rows in the same order."""
 
-from __future__ import annotations
-
 import shutil
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a model was fitted on travels with it, and nobody measures it on that."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tokenizers that divide text in the ways that are about: word pieces, bytes with the space before, metaspace."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from string import ascii_lowercase
 

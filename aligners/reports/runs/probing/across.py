@@ -1,7 +1,5 @@
 """The report of probes across a map: what Y's probes read in g(X), and what Y makes of what they read."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import partial
 

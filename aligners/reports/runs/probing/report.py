@@ -1,7 +1,5 @@
 """The report on probes: each score beside its controls by layer, and how far probes compress labels."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple

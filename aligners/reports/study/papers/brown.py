@@ -1,7 +1,5 @@
 """Brown et al. 2023: CKA, stitching and angular distance between groups of models."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pandas as pd

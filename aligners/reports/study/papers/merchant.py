@@ -1,7 +1,5 @@
 """Probes before and after fine-tuning: Merchant et al. 2020, Table 1 and Figure 1."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pandas as pd

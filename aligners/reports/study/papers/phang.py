@@ -1,7 +1,5 @@
 """Phang et al. 2021: CKA maps before and after fine-tuning and their clusters; models truncated and without spans."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

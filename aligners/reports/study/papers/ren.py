@@ -1,7 +1,5 @@
 """Ren et al. 2023: similarity, recovery of a random network, alignment, injection; errors and complexity by layer."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

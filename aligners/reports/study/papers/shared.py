@@ -1,7 +1,5 @@
 """What the tables and figures of all papers share: their descriptions, the papers' numbers, rows and panels."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache

@@ -1,7 +1,5 @@
 """Wu et al. 2020: block heat maps over models, localization, fine-tuned models beside their bases, freezing."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

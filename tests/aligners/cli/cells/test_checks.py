@@ -1,7 +1,5 @@
 """What is refused, or said, before any cell of a study runs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

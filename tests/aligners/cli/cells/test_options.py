@@ -1,7 +1,5 @@
 """What the commands say of a study's cells before any of them runs."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Generalised Procrustes and MAXVAR: planted truths, noise, null directions, too few rows."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

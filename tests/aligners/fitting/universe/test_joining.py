@@ -1,7 +1,5 @@
 """A model that joins a universe later."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

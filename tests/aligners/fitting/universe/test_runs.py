@@ -1,7 +1,5 @@
 """Runs of a universe: interrupted, on two ranks, from a store, and of embedded models that another one joins."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

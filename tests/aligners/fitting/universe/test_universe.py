@@ -1,7 +1,5 @@
 """A universe fitted on the tiny world: its maps, its files, its report, and who may not be in it."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

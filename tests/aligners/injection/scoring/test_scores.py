@@ -1,7 +1,5 @@
 """Losses and scores of answers, their intervals, and who can be asked."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from typing import Any

@@ -5,8 +5,6 @@ weights on the CPU show that nothing changes in what is computed. Tensors withou
 show that everything arrives where it is used: torch computes their shapes, and refuses to mix devices as ever.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

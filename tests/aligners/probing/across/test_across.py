@@ -1,7 +1,5 @@
 """Probes across a map, on tiny models and a treebank of made-up trees."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Heat maps, lines along matching layers, and tables of a comparison of models."""
 
-from __future__ import annotations
-
 import csv
 import json
 from itertools import combinations_with_replacement, product

@@ -1,7 +1,5 @@
 """Rows of a stitching evaluation as the report gets them, made up: routes, methods, sites, models."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The report of stitching: files, figures, tables, and what it says of the numbers."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Rows of a study as `collect` gives them, of models in two groups, whose effects are known, and what they make."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import combinations_with_replacement, product
 from typing import Any

@@ -1,7 +1,5 @@
 """Every table and figure of a study: what it says on rows whose effects are known, and why it cannot be made."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

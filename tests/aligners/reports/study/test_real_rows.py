@@ -1,7 +1,5 @@
 """Tables and figures of what the commands really write: no column is guessed."""
 
-from __future__ import annotations
-
 import json
 from itertools import combinations
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The files of a study's report: the page in a real browser, LaTeX, Markdown, CSV, W&B."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

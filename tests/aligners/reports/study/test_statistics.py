@@ -1,7 +1,5 @@
 """Means over pairs and their intervals over models; tests by permutation of models and their rate of false alarms."""
 
-from __future__ import annotations
-
 from itertools import combinations, product
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The view of all runs at W&B: what is built, as nothing can be saved here."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

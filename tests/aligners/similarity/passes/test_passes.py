@@ -1,7 +1,5 @@
 """Whatever the passes, tiles, ranks and interruptions, a comparison finds the same."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

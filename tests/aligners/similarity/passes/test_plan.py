@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from collections.abc import Hashable
 from itertools import combinations_with_replacement
 

@@ -1,7 +1,5 @@
 """Treebanks, labelled spans and the grammar, read from files and opened as sources of text."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import replace
