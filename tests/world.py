@@ -48,3 +48,10 @@ def write_texts(path: Path, texts: list[str], labels: list[int] | None = None) -
         writer.writerow(["text", "label"])
         writer.writerows(zip(texts, labels, strict=True))
     return str(path)
+
+
+def read_texts(path: str) -> tuple[list[str], list[str]]:
+    """The texts and labels of such a file."""
+    with Path(path).open(newline="") as file:
+        texts, labels = zip(*list(csv.reader(file))[1:], strict=True)
+    return list(texts), list(labels)

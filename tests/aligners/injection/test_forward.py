@@ -1,11 +1,7 @@
-from __future__ import annotations
-
 import copy
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
-from itertools import pairwise
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -17,10 +13,10 @@ from aligners.injection.scoring.tasks import chosen, unit_losses
 from aligners.injection.stitching.training import bank_gradients
 from aligners.maps.affine import AffineLayer
 from aligners.models import FrozenModel
-from datamodules.asking import Targets, TaskBatch, classification_targets, masked_targets, next_token_targets
+from datamodules.asking import TaskBatch, classification_targets, masked_targets, next_token_targets
 from datamodules.batches import TextBatch
 from datamodules.rows.policies import select_rows
-from tests.tiny import reference, tiny_frozen, tokenised
+from tests.tiny import TEXTS, reference, tiny_frozen, tokenised
 
 PAIRS = ((2, 1), (0, 2), (1, 0), (3, 1), (2, 2))
 # What is read (3 blocks of width 16), and what goes on from there (2 blocks of width 24).
@@ -40,20 +36,18 @@ def make_route(source: str, target: str, task: str, pairs: Any = PAIRS) -> Route
     return Route("0_1", x, tiny_frozen(target, seed=1, layers=2, width=24, task=task), tuple(pairs))
 
 
-def make_batch(task: str | None, side: str = "right") -> TaskBatch:
-    inputs = tokenised(side=side)
-    mask = inputs["attention_mask"].bool()
-    texts = TextBatch((inputs, inputs), (~mask, ~mask), torch.arange(len(mask)))
-    return TaskBatch(texts, select_rows(inputs["attention_mask"], ~mask, "tokens"), make_targets(task, inputs))
-
-
-def make_targets(task: str | None, inputs: dict[str, Tensor]) -> Targets:
+def make_batch(task: str, texts: tuple[str, ...] = TEXTS) -> TaskBatch:
+    inputs = tokenised(texts)
+    padding = inputs["attention_mask"] == 0
+    batch = TextBatch((inputs, inputs), (padding, padding), torch.arange(len(padding)))
     if task == "classification":
-        return classification_targets(torch.tensor([0, 1, 1, 0, 1]))
-    if task == "causal":
-        return next_token_targets(inputs)
-    asked = inputs["attention_mask"].bool() & (inputs["input_ids"] % 3 == 0)
-    return masked_targets(torch.where(asked, inputs["input_ids"], -100))
+        targets = classification_targets(torch.arange(len(texts)) % 2)
+    elif task == "causal":
+        targets = next_token_targets(inputs)
+    else:
+        asked = ~padding & (inputs["input_ids"] % 3 == 0)
+        targets = masked_targets(torch.where(asked, inputs["input_ids"], -100))
+    return TaskBatch(batch, select_rows(inputs["attention_mask"], padding, "tokens"), targets)
 
 
 def plainly(target: FrozenModel, batch: TaskBatch, site: int, mapped: Tensor) -> Tensor:
@@ -105,8 +99,8 @@ def trained(route: Route, batch: TaskBatch) -> tuple[AffineLayer, Tensor]:
 @pytest.mark.parametrize(("source", "target", "task"), KINDS)
 def test_gradients_are_those_of_the_straightforward_way(source: str, target: str, task: str) -> None:
     route = make_route(source, target, task)
-    # XLNet wants its padding on the left; plainly run, nobody turns it.
-    batch = without_padding(task) if "xlnet" in (source, target) else make_batch(task)
+    # XLNet wants its padding on the left; plainly run, nobody turns it: two texts of one length have none.
+    batch = make_batch(task, ("the film is good", "a dull plot never") if "xlnet" in (source, target) else TEXTS)
     layer, losses = trained(route, batch)
     plain = copy.deepcopy(layer)
     plain.zero_grad()
@@ -124,59 +118,33 @@ def test_gradients_are_those_of_the_straightforward_way(source: str, target: str
         torch.testing.assert_close(found.grad, expected.grad, rtol=1e-5, atol=1e-5 * float(expected.grad.abs().max()))
 
 
-def without_padding(task: str) -> TaskBatch:
-    """Two texts of one length: models that pad on other sides see the very same tokens."""
-    inputs = tokenised(("the film is good", "a dull plot never"))
-    special = torch.zeros_like(inputs["input_ids"], dtype=torch.bool)
-    texts = TextBatch((inputs, inputs), (special, special), torch.arange(2))
-    rows = select_rows(inputs["attention_mask"], special, "tokens")
-    targets = classification_targets(torch.tensor([0, 1])) if task == "classification" else make_targets(task, inputs)
-    return TaskBatch(texts, rows, targets)
-
-
-class Kept:
+@dataclass(eq=False)
+class Saved:
     """A tensor that autograd keeps for the way back."""
 
-    alive: ClassVar[weakref.WeakSet[Kept]] = weakref.WeakSet()
-    made = 0
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
-        Kept.alive.add(self)
-        Kept.made += 1
-
-
-@contextmanager
-def counting() -> Iterator[type[Kept]]:
-    Kept.alive, Kept.made = weakref.WeakSet(), 0
-    with torch.autograd.graph.saved_tensors_hooks(Kept, lambda kept: kept.tensor):
-        yield Kept
+    tensor: Tensor
 
 
 def test_nothing_is_kept_of_heads_and_of_one_tail_at_a_time() -> None:
-    pairs = [(3, site) for site in range(3)]
-    route, batch = make_route("bert", "bert", "classification", pairs), make_batch("classification")
-    kept_by: list[int] = []
-    with counting() as kept:
+    route, batch = make_route("bert", "bert", "classification"), make_batch("classification")
+    alive: weakref.WeakSet[Saved] = weakref.WeakSet()
+
+    def pack(tensor: Tensor) -> Saved:
+        alive.add(saved := Saved(tensor))
+        return saved
+
+    def watched(pair: int, leaf: Tensor) -> Tensor:
+        assert not alive  # the graph of the site before is gone
+        value = task_loss(route, batch)(pair, leaf)
+        assert alive
+        return value
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved.tensor):
         rows = read_all([route], batch, targets=True).sources(route)
         own_logits(route.target, batch)
-        assert kept.made == 0
-        mapped = rows[..., :1].expand(-1, -1, 24).clone().requires_grad_()
-        loss = task_loss(route, batch)
-
-        def watched(pair: int, leaf: Tensor) -> Tensor:
-            assert not len(kept.alive)  # the graph of the site before is gone
-            before = kept.made
-            value = loss(pair, leaf)
-            kept_by.append(kept.made - before)
-            return value
-
-        bank_gradients(mapped, watched)
-        assert not len(kept.alive)
-    # Every block that is not run keeps nothing: the same less for each.
-    steps = [a - b for a, b in pairwise(kept_by)]
-    assert steps[0] > 5
-    assert steps[0] == steps[1]
+        assert not alive
+        bank_gradients(rows[..., :1].expand(-1, -1, 24).clone().requires_grad_(), watched)
+        assert not alive
 
 
 def calls_of(model: FrozenModel) -> list[int]:
@@ -190,7 +158,7 @@ def calls_of(model: FrozenModel) -> list[int]:
 @pytest.mark.parametrize("architecture", ["bert", "gpt2", "albert"])
 def test_only_the_blocks_that_matter_are_run(architecture: str) -> None:
     batch = make_batch("classification")
-    for pairs, below, above in ((((2, 1),), 2, 1), ((((0, 2),)), 0, 0), (((1, 0), (2, 1), (3, 2)), 3, 2 + 1 + 0)):
+    for pairs, below, above in ((((2, 1),), 2, 1), (((0, 2),), 0, 0), (((1, 0), (2, 1), (3, 2)), 3, 2 + 1 + 0)):
         route = make_route(architecture, architecture, "classification", pairs)
         x, y = calls_of(route.source), calls_of(route.target)
         trained(route, batch)

@@ -3,6 +3,7 @@ import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -28,8 +29,8 @@ from callbacks.checkpoint import SaveAligners
 from datamodules.text.sources import TextSource
 from tests.references.maps import cosine, fvu, mse
 from tests.runs import activations, quiet_trainer
-from tests.tiny import tiny_folder, tiny_tokenizer
-from tests.world import TEST_TEXTS, World, sentences, write_texts
+from tests.tiny import tiny_folder, tiny_tokenizer, tokenised
+from tests.world import TEST_TEXTS, World, read_texts, sentences, write_texts
 
 report = partial(make_report, "injection")
 
@@ -61,10 +62,11 @@ def stored(world: World, tmp_path_factory: pytest.TempPathFactory) -> StoredBank
 
 def evaluate(
     world: World, stored: list[StoredBank], *, closed_form: Sequence[str] = tuple(CLOSED_FORMS),
-    both: bool = False, other: TextSource | None = None, fitting: bool = False, seed: int = 0, **options: Any,
+    both: bool = False, other: TextSource | None = None, fitting: bool = False, seed: int = 0,
+    masked_share: float = 0.15, **options: Any,
 ) -> InjectionEvaluation:  # fmt: skip
     """Inject maps at the sites of their fit, unless other data are asked for."""
-    module = InjectionEvaluation(stored, closed_form, both, seed, other_text=other, fitting_errors=fitting)
+    module = InjectionEvaluation(stored, closed_form, both, seed, other, masked_share, fitting)
     data = activations(world, **{"sites": stored[0].data_config["sites"]} | options)
     quiet_trainer().test(module, datamodule=data, verbose=False)
     return module
@@ -84,10 +86,8 @@ class Directly:
 
     def __init__(self, world: World) -> None:
         self.x, self.y = load_frozen(world.model_x), load_frozen(world.model_y)
-        lines = [line.rsplit(",", 1) for line in Path(world.test).read_text().splitlines()[1:]]
-        self.labels = torch.tensor([int(label) for _, label in lines])
-        encoded = [self.x.tokenizer(text, return_tensors="pt") for text, _ in lines]  # type: ignore[misc]
-        self.inputs = [{name: one[name] for name in ("input_ids", "attention_mask")} for one in encoded]
+        texts, labels = read_texts(world.test)
+        self.labels, self.inputs = torch.tensor([*map(int, labels)]), [tokenised((text,)) for text in texts]
 
     def states(self, model: FrozenModel, site: int) -> list[Tensor]:
         """(1, T, d) of each text."""
@@ -149,9 +149,7 @@ def test_every_row_has_every_column_and_every_site_every_method(both: InjectionE
             for row in found:
                 assert row["accuracy_low"] <= row["accuracy"] <= row["accuracy_high"]
                 assert row["fvu_low"] <= row["fvu"] <= row["fvu_high"]
-                inverse = method in {"identity", *CLOSED_FORMS, "inn"} - {
-                    "ridge"
-                }  # a regression: the way back is another
+                inverse = method in {"identity", *CLOSED_FORMS, "inn"} - {"ridge"}  # the way back is another regression
                 assert (row["fvu_inverse"] is not None) == (row["round_trip"] is not None) == inverse, method
 
 
@@ -238,15 +236,15 @@ def test_ceilings_and_floors_are_what_they_say(
     assert rows_of(both, "native_x", "backward")[0]["accuracy"] == rows_of(both, "native_y")[0]["accuracy"]
     (chance,) = rows_of(both, "random_label")
     drawn = random_labels(TEST_TEXTS, 2, 0)
-    most = round(sum(int(line[-1]) for line in Path(world.fit).read_text().splitlines()[1:]) / 175)
+    most = round(mean(map(int, read_texts(world.fit)[1])))
     assert chance["accuracy"] == pytest.approx((drawn == directly.labels).double().mean().item())
     assert chance["loss"] is None
     (constant,) = rows_of(both, "constant_label")
     assert constant["accuracy"] == pytest.approx(float((directly.labels == most).double().mean()))
     for site, pair in enumerate(PAIRS):
         target = torch.cat([state[0] for state in directly.states(directly.y, pair[1])]).double()
-        mean, variance = stored.moments.mean_y[site], stored.moments.yy[site].diagonal().sum() / stored.moments.n
-        total = (target - mean).square().sum(-1).mean()
+        centre, variance = stored.moments.mean_y[site], stored.moments.yy[site].diagonal().sum() / stored.moments.n
+        total = (target - centre).square().sum(-1).mean()
         floors = {name: rows_of(both, name)[site] for name in SITED}
         assert floors["mean"]["fvu"] == pytest.approx(1, rel=1e-5)
         # two independent draws differ by the sum of their variances
@@ -257,7 +255,6 @@ def test_ceilings_and_floors_are_what_they_say(
 
 def test_the_batch_size_changes_nothing(world: World, both: InjectionEvaluation, stored: StoredBank) -> None:
     other = evaluate(world, [stored], both=True, batch_size=64)
-    assert len(other.rows) == len(both.rows)
     for a, b in zip(both.rows, other.rows, strict=True):
         for name, value in a.items():
             if name == "round_trip" and value is not None:
@@ -285,44 +282,36 @@ def test_several_checkpoints_stand_side_by_side(world: World, stored: StoredBank
     assert about["forward.linear"]["fitted_on"] == "tokens"
     assert about["forward.linear_2"]["fitted_on"] == "mean"
     assert about["forward.linear_2"]["checkpoint"].endswith("aligners.ckpt")
-    assert rows_of(evaluation, "linear_2")[0]["fitted_on"] == "mean"
     assert rows_of(evaluation, "linear_2")[0]["fvu"] > rows_of(evaluation, "linear")[0]["fvu"]
     assert not rows_of(evaluation, "procrustes")
     names = [(row["rows"], row["method"], row["site_x"]) for row in evaluation.rows]
     assert len(set(names)) == len(names)  # also where an aligner bears a floor's name
 
 
-@pytest.mark.parametrize("kind", ["mean", "words"])
+@pytest.mark.parametrize(("kind", "given"), [("mean", "tokens"), ("words", "words")])
 def test_errors_are_measured_on_the_rows_of_the_fit_and_states_injected_beside(
-    world: World, directly: Directly, tmp_path: Path, kind: str
+    world: World, directly: Directly, tmp_path: Path, kind: str, given: str
 ) -> None:
+    """Whatever rows the data module says."""
     stored = fit(world, tmp_path, {"linear": Linear}, rows=kind, sites=[1, 3])
-    own, both = (evaluate(world, [stored], rows=rows, sites=[1, 3]) for rows in (kind, "tokens"))
-    assert {str(row["rows"]) for row in own.rows} == {kind, "tokens"}
-    key = ("rows", "method", "site_x")
-    assert {tuple(row[name] for name in key): row for row in own.rows} == {
-        tuple(row[name] for name in key): row for row in both.rows
-    }  # whatever rows the data module says
-    assert list(own.rows[0]) == list(own.rows[-1])
+    rows = evaluate(world, [stored], rows=given, sites=[1, 3]).rows
+    assert {row["rows"] for row in rows} == {kind, "tokens"}
+    assert list(rows[0]) == list(rows[-1])
+    for row in rows:
+        assert (row["accuracy"] is None) == (row["agreement"] is None) == (row["rows"] != "tokens")
     means = stored.moments.mean_x, stored.moments.mean_y
-    for row in own.rows:
-        if row["rows"] == "tokens":
-            assert row["accuracy"] is not None
-        else:
-            assert (row["accuracy"], row["loss"], row["agreement"]) == (None, None, None)
     for site, at in enumerate((1, 3)):
         x, y = (
             torch.cat([_row(states[0], kind) for states in directly.states(model, at)])
             for model in (directly.x, directly.y)
         )
-        found = {row["method"]: row for row in own.rows if row["rows"] == kind and row["site_x"] == at}
+        found = {row["method"]: row for row in rows if row["rows"] == kind and row["site_x"] == at}
         same(found["linear"], errors_directly(stored.maps["0_1"]["linear"], x, y, means, site), 1e-4)
         assert found["linear"]["n_rows"] == len(x)
         assert found["linear"]["fvu_low"] <= found["linear"]["fvu"] <= found["linear"]["fvu_high"]
         assert found["mean"]["fvu"] == pytest.approx(1, rel=0.2)  # held-out rows vary about another mean
         assert {found[name]["fitted_on"] for name in (*SITED, *CLOSED_FORMS)} == {kind}
-    write(report({}, own.rows), tmp_path)
-    assert f"x → {world.model_y}, rows: {kind}: The closest map" in reading(own.rows)
+    assert f"x → {world.model_y}, rows: {kind}: The closest map" in reading(rows)
 
 
 def _row(states: Tensor, kind: str) -> Tensor:
@@ -338,29 +327,23 @@ def test_without_a_head_or_labels_the_errors_are_the_same(
     headless.data["models"]["y"]["fingerprint"] = load_frozen(str(bare)).fingerprint
     plain = [tmp_path / "fit.csv", tmp_path / "test.csv"]
     for path, labelled in zip(plain, (world.fit, world.test), strict=True):
-        path.write_text("\n".join(line.rsplit(",", 1)[0] for line in Path(labelled).read_text().splitlines()))
+        path.write_text("\n".join(["text", *read_texts(labelled)[0]]))
     unlabelled = TextSource(str(plain[0]), held_out=str(plain[1]))
-    for found, why in (
-        (
-            evaluate(world, [headless], both=True, model_y=str(bare)),
-            {"forward": f"{bare} has no classification head and none for language modelling"},
-        ),
-        (
-            evaluate(world, [stored], both=True, text=unlabelled),
-            dict.fromkeys(("forward", "backward"), f"the texts of {str(plain[0])!r} have no labels"),
-        ),
+    no_labels, no_head = f"the texts of {str(plain[0])!r} have no labels", f"{bare} has no classification head and none"
+    for checkpoint, options, why, figures in (
+        (headless, {"model_y": str(bare)}, {"forward": no_head}, ["fvu.png", "accuracy.png"]),
+        (stored, {"text": unlabelled}, {"forward": no_labels, "backward": no_labels}, ["fvu.png"]),
     ):
-        assert found.meta["not_injected"] == why
-        for direction in why:
+        found = evaluate(world, [checkpoint], both=True, **options)
+        assert list(found.meta["not_injected"]) == list(why)
+        for direction, reason in why.items():
+            assert found.meta["not_injected"][direction].startswith(reason)
             rows = [row for row in found.rows if row["direction"] == direction]
             expected = [row for row in both.rows if row["direction"] == direction and row["site_x"] is not None]
-            assert len(rows) == len(expected)
             for a, b in zip(rows, expected, strict=True):
                 assert a["accuracy"] is a["loss"] is a["agreement"] is None
                 same(a, {name: b[name] for name in ("mse", "l2", "fvu", "cosine") if b[name] is not None}, 1e-4)
-        folder = tmp_path / str(len(why))
-        written = write(report({}, found.rows), folder)
-        assert [path.name for path in written] == ["fvu.png"] + ["accuracy.png"] * ("backward" not in why)
+        assert [path.name for path in write(report({}, found.rows), tmp_path / str(len(why)))] == figures
         assert "The closest map" in reading(found.rows)
 
 

@@ -41,12 +41,8 @@ def test_floors_are_of_the_rows_that_are_injected(world: World, means: StoredBan
     assert found.meta["rows"] == "tokens"
     for direction in ("forward", "backward"):
         for name in ("mean", "random_embedding", "identity"):
-            pairs = [
-                [row for row in rows_of(evaluation, name, direction) if row["rows"] == "tokens"]
-                for evaluation in (found, expected)
-            ]
-            assert [len(rows) for rows in pairs] == [2, 2]
-            for a, b in zip(*pairs, strict=True):
+            rows = [row for row in rows_of(found, name, direction) if row["rows"] == "tokens"]
+            for a, b in zip(rows, rows_of(expected, name, direction), strict=True):
                 assert a["fitted_on"] == "tokens"
                 for column in ("fvu", "mse", "loss", "cosine"):
                     assert a[column] == pytest.approx(b[column], rel=1e-4), (name, column)
@@ -59,26 +55,25 @@ def test_a_closed_form_that_few_rows_do_not_determine_costs_its_own_rows(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     few = write_texts(tmp_path / "few.csv", sentences(TEST_TEXTS + 3 * FEW)[TEST_TEXTS:])
-    source = {"source": few, "held_out": world.test, "validation_share": 0.66}
-    data = activations(world, rows="mean", sites=SITES, text=TextSource(**source))  # type: ignore[arg-type]
-    rows = len(data.split("fit"))
+    source: dict[str, Any] = {"source": few, "held_out": world.test, "validation_share": 0.66}
+    given: dict[str, Any] = {"rows": "mean", "sites": SITES, "text": TextSource(**source)}
+    rows = len(activations(world, **given).split("fit"))
     assert 2 < rows < WIDTH + 1
-    stored = fit(world, tmp_path, {"procrustes": Procrustes}, rows="mean", sites=SITES, text=TextSource(**source))  # type: ignore[arg-type]
-    evaluation = evaluate(world, [stored], both=True, sites=SITES, rows="mean", text=TextSource(**source))  # type: ignore[arg-type]
+    stored = fit(world, tmp_path, {"procrustes": Procrustes}, **given)
+    evaluation = evaluate(world, [stored], both=True, **given)
     options = [*(f"--data.text.{name}={value}" for name, value in source.items()), "--data.sites", "1,3"]
     models = ["--data.model_x", world.model_x, "--data.model_y", world.model_y, "--data.max_length", "64"]
     run = ["--data.rows", "mean", "--trainer.logger", "false", "--trainer.accelerator", "cpu", "--run", "spot"]
     main(["inject", *models, *options, *run])
     shown = " ".join(capsys.readouterr().out.split())
     assert f"Left out, forward.linear: linear expects at least {WIDTH + 1} fitting rows" in shown
-    assert set(load_bank(tmp_path / "spot" / "aligners.ckpt").maps["0_1"]) == {"ridge", "procrustes", "permutation"}
-    for direction in ("forward", "backward"):
-        methods = {
-            row["method"] for row in evaluation.rows if row["role"] == "method" and row["direction"] == direction
-        }
-        assert methods == {"ridge", "procrustes", "permutation"}
-    refused = {name for name in CLOSED_FORMS if name not in methods}
-    assert set(evaluation.meta["refusals"]) == {f"{way}.{name}" for way in ("forward", "backward") for name in refused}
+    kept = {"ridge", "procrustes", "permutation"}
+    assert set(load_bank(tmp_path / "spot" / "aligners.ckpt").maps["0_1"]) == kept
+    methods = {(row["direction"], row["method"]) for row in evaluation.rows if row["role"] == "method"}
+    assert methods == {(way, name) for way in ("forward", "backward") for name in kept}
+    assert set(evaluation.meta["refusals"]) == {
+        f"{way}.{name}" for way in ("forward", "backward") for name in CLOSED_FORMS if name not in kept
+    }
     assert f"but got {rows}" in evaluation.meta["refusals"]["backward.linear"]
     assert any("backward.linear" in line for line in left_out(evaluation.meta))
 
@@ -103,16 +98,12 @@ def test_an_inverse_that_is_no_number_is_an_overflow(world: World, means: Stored
 def test_a_report_of_answers_that_are_no_numbers_is_shown(world: World, means: StoredBank, tmp_path: Path) -> None:
     rows, evaluation = exploding(world, means, weight=torch.nan)
     assert [row["accuracy"] is None for row in rows] == [False, True]
-    everything = evaluation.rows + [
-        row | {"direction": "backward", "accuracy": None, "score": None, "score_low": None, "score_high": None}
-        for row in evaluation.rows
-        if row["rows"] == "tokens"
-    ]  # not even the models' own answers, or those to their states as they are
-    lost = [dict(row) for row in evaluation.rows]
-    for row in lost:
-        if row["method"] in ("native_y", "identity"):
-            row.update(dict.fromkeys(("accuracy", "score", "score_low", "score_high", "fvu")))
-    for shown in (evaluation.rows, everything, lost):
+    nothing = dict.fromkeys(("accuracy", "score", "score_low", "score_high"))
+    lost = [  # not even the models' own answers, or those to their states as they are
+        row | ({**nothing, "fvu": None} if row["method"] in ("native_y", "identity") else {}) for row in evaluation.rows
+    ]
+    backward = [row | {"direction": "backward", **nothing} for row in evaluation.rows if row["rows"] == "tokens"]
+    for shown in (evaluation.rows, lost + backward):
         write(report({}, shown), tmp_path)
         assert console_tables(shown)
         assert reading(shown)

@@ -1,3 +1,4 @@
+from itertools import product
 from typing import Any
 
 import pytest
@@ -5,7 +6,6 @@ import torch
 
 from aligners.injection.routes import build_routes, check_routes
 from aligners.models import FrozenModel
-from datamodules.rows.sites import route_sites
 from tests.tiny import tiny_frozen
 
 LABELS = torch.tensor([0, 1])
@@ -31,26 +31,32 @@ def test_every_ordered_pair_and_the_baselines_last() -> None:
     assert [route.key for route in build_routes([a, b, c], [1], "forward")] == ["0_1", "0_2"]
 
 
-def test_pairs_are_turned_on_the_way_back_and_a_baseline_has_its_own_ends() -> None:
-    pairs = {route.key: route.pairs for route in build_routes(models(3, 2), ["1:2", "3:2", "0:1"], "all")}
-    assert pairs["0_1"] == ((1, 2), (3, 2), (0, 1))
-    assert pairs["1_0"] == ((2, 1), (2, 3), (1, 0))
-    assert pairs["0_0"] == ((1, 1), (3, 3), (0, 0))
-    assert pairs["1_1"] == ((2, 2), (1, 1))
-
-
-def test_a_baseline_takes_the_end_that_the_model_has_with_the_first_of_the_others() -> None:
-    depths = [3, 3, 3]
-    assert route_sites("1:2", depths, 0, 0) == [(1, 1)]
-    assert route_sites("1:2", depths, 2, 2) == [(2, 2)]
-    assert route_sites("1:2", depths, 1, 2) == [(1, 2)]
-    assert route_sites("1:2", depths, 2, 1) == [(2, 1)]
-
-
-def test_a_grid_is_every_block_with_every_block() -> None:
-    pairs = {route.key: route.pairs for route in build_routes(models(3, 2), "grid", "all")}
-    assert {key: len(each) for key, each in pairs.items()} == {"0_1": 6, "1_0": 6, "0_0": 9, "1_1": 4}
-    assert set(pairs["1_0"]) == {(i, j) for i in (1, 2) for j in (1, 2, 3)}
+@pytest.mark.parametrize(
+    ("depths", "sites", "expected"),
+    [
+        (  # turned on the way back; a baseline has the ends that are the model's own
+            (3, 2),
+            ["1:2", "3:2", "0:1"],
+            {
+                "0_1": ((1, 2), (3, 2), (0, 1)),
+                "1_0": ((2, 1), (2, 3), (1, 0)),
+                "0_0": ((1, 1), (3, 3), (0, 0)),
+                "1_1": ((2, 2), (1, 1)),
+            },
+        ),
+        # of several models, the end that it has with the first of the others
+        (
+            (3, 3, 3),
+            ["1:2"],
+            {"0_0": ((1, 1),), "1_1": ((2, 2),), "2_2": ((2, 2),), "1_2": ((1, 2),), "2_1": ((2, 1),)},
+        ),
+        ((3, 2), "grid", {"1_0": tuple(product((1, 2), (1, 2, 3))), "1_1": tuple(product((1, 2), repeat=2))}),
+    ],
+)
+def test_sites_are_those_of_the_route(depths: tuple[int, ...], sites: Any, expected: dict[str, Any]) -> None:
+    pairs = {route.key: route.pairs for route in build_routes(models(*depths), sites, "all")}
+    assert pairs | expected == pairs
+    assert len(pairs) == len(depths) ** 2
 
 
 def test_a_model_that_is_named_twice_is_one_and_no_route_comes_twice() -> None:
@@ -64,18 +70,14 @@ def test_a_model_that_is_named_twice_is_one_and_no_route_comes_twice() -> None:
     assert len(set(everywhere)) == len(everywhere)
 
 
-def test_unknown_routes_are_refused() -> None:
-    wrong: Any = "backward"
-    with pytest.raises(ValueError, match="`routes` to be one of all, different, forward, but got 'backward'"):
-        build_routes(models(3, 3), "blocks", wrong)
-
-
 def test_what_can_be_stitched_is_not_refused() -> None:
     bare, classifier = tiny_frozen(n_labels=None), tiny_frozen(seed=1)
-    causal = tiny_frozen("gpt2", task="causal")
+    causal, reader = tiny_frozen("gpt2", task="causal"), tiny_frozen("gpt2")
     check(bare, classifier)
     check(causal, causal, labels=None, routes="all")
     check(causal, tiny_frozen(task="masked"), labels=None)
+    check(classifier, reader, allow_mixed=True)
+    check(reader, classifier)
 
 
 @pytest.mark.parametrize(
@@ -88,6 +90,7 @@ def test_what_can_be_stitched_is_not_refused() -> None:
             {"architecture": "gpt2", "task": "causal"}, {"task": "masked"}, {"labels": None, "routes": "all"},
             r"same task.*tiny-bert: masked, tiny-gpt2: causal.*`routes` 'forward'",
         ),
+        ({}, {}, {"routes": "backward"}, "`routes` to be one of all, different, forward, but got 'backward'"),
         ({}, {"architecture": "gpt2"}, {}, r"tiny-bert sees the whole text and tiny-gpt2 only.*`allow_mixed` to true"),
     ],
 )  # fmt: skip
@@ -96,12 +99,6 @@ def test_what_cannot_be_stitched_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=says):
         check(tiny_frozen(**source), tiny_frozen(**target), **options)
-
-
-def test_a_causal_tail_behind_a_bidirectional_head_can_be_asked_for() -> None:
-    both_ways, causal = tiny_frozen(), tiny_frozen("gpt2")
-    check(both_ways, causal, allow_mixed=True)
-    check(causal, both_ways)
 
 
 def test_quantised_weights_are_refused_where_gradients_must_pass() -> None:

@@ -9,7 +9,7 @@ import torch
 
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.bank import StoredBank
-from aligners.injection.scoring.scores import bootstrap_interval
+from aligners.injection.injecting import InjectionEvaluation
 from aligners.maps.linear import Linear, Procrustes
 from aligners.maps.mlp import MLP
 from aligners.models.loading.models import load_frozen
@@ -20,8 +20,8 @@ from tests.aligners.injection.test_injecting import fit as fit_anything
 from tests.aligners.injection.test_injecting import rows_of
 from tests.references.maps import fvu
 from tests.runs import activations, quiet_trainer
-from tests.tiny import WORDS
-from tests.world import World, sentences, write_texts
+from tests.tiny import WORDS, tokenised
+from tests.world import TEST_TEXTS, World, read_texts, sentences, write_texts
 
 SHARE = 0.25
 HELD = {word for word in WORDS if is_held_out(word, SHARE, 0)}
@@ -37,20 +37,23 @@ def stored(world: World, tmp_path_factory: pytest.TempPathFactory) -> StoredBank
     return fit(world, tmp_path_factory.mktemp("stored"), {"linear": Linear, "procrustes": Procrustes})
 
 
-def test_seen_and_unseen_rows_are_told_apart(world: World, stored: StoredBank) -> None:
+@pytest.fixture(scope="module")
+def plain(world: World, stored: StoredBank) -> InjectionEvaluation:
+    return evaluate(world, [stored], held_out_types=SHARE)
+
+
+def test_seen_and_unseen_rows_are_told_apart(world: World, stored: StoredBank, plain: InjectionEvaluation) -> None:
     """Text by text, without batches or padding, by the words themselves."""
-    evaluation = evaluate(world, [stored], held_out_types=SHARE)
     x, y = load_frozen(world.model_x), load_frozen(world.model_y)
-    texts = [line.rsplit(",", 1)[0] for line in Path(world.test).read_text().splitlines()[1:]]
+    texts, _ = read_texts(world.test)
+    inputs = [tokenised((text,)) for text in texts]
     unseen = torch.tensor([word in HELD for text in texts for word in ["<s>", *text.split(), "</s>"]])
-    encoded = [x.tokenizer(text, return_tensors="pt") for text in texts]  # type: ignore[misc]
-    inputs = [{name: one[name] for name in ("input_ids", "attention_mask")} for one in encoded]
     for place, (i, j) in enumerate(((1, 1), (2, 3))):
         source = torch.cat([x.front(one, [i])[0][0] for one in inputs])
         target = torch.cat([y.front(one, [j])[0][0] for one in inputs]).double().numpy()
         mapped = stored.maps["0_1"]["linear"](torch.stack([source] * 2))[place].double().numpy()
         mean = stored.moments.mean_y[place].numpy()
-        row = rows_of(evaluation, "linear")[place]
+        row = rows_of(plain, "linear")[place]
         for name, rows in (("fvu_unseen", unseen.numpy()), ("fvu_seen", ~unseen.numpy())):
             assert row[name] == pytest.approx(fvu(mapped[rows], target[rows], mean), rel=1e-4)
             assert row[f"{name}_low"] < row[name] < row[f"{name}_high"]
@@ -59,14 +62,12 @@ def test_seen_and_unseen_rows_are_told_apart(world: World, stored: StoredBank) -
 
 
 def test_the_types_of_a_checkpoint_count_whatever_text_is_evaluated(
-    world: World, stored: StoredBank, tmp_path: Path
+    world: World, stored: StoredBank, plain: InjectionEvaluation, tmp_path: Path
 ) -> None:
     other = write_texts(tmp_path / "other.csv", [" ".join(words) for words in permutations(WORDS[:8], 2)])
     text = TextSource(other, held_out=world.test)  # fitting on it would see fewer types
-    expected = evaluate(world, [stored]).rows
-    assert [row["fvu_unseen"] for row in evaluate(world, [stored], text=text).rows] == [
-        row["fvu_unseen"] for row in expected
-    ]
+    rows = evaluate(world, [stored], text=text).rows
+    assert [row["fvu_unseen"] for row in rows] == [row["fvu_unseen"] for row in plain.rows]
 
 
 def test_unseen_is_what_none_of_several_checkpoints_has_seen(world: World, stored: StoredBank, tmp_path: Path) -> None:
@@ -77,19 +78,16 @@ def test_unseen_is_what_none_of_several_checkpoints_has_seen(world: World, store
 
 
 def test_where_types_are_not_known_nothing_is_said_of_them(world: World, stored: StoredBank, tmp_path: Path) -> None:
-    for number, rows in enumerate(("mean", "words")):
-        other = fit(world, tmp_path / str(number), {"linear": Linear}, rows=rows)
-        for checkpoints in ([other], [stored, other]):
-            for row in evaluate(world, checkpoints).rows:
-                if row["rows"] == "words" and len(checkpoints) == 1:  # the rows that it was fitted on
-                    assert row["n_unseen"] > 0
-                    assert row["fvu_unseen"] is not None
-                else:
-                    assert (row["fvu_seen"], row["fvu_unseen"], row["n_unseen"]) == (None, None, None)
+    means, words = (fit(world, tmp_path / rows, {"linear": Linear}, rows=rows) for rows in ("mean", "words"))
+    for checkpoints in ([means], [words], [stored, words]):
+        for row in evaluate(world, checkpoints).rows:
+            known = checkpoints == [words] and row["rows"] == "words"  # the rows that it was fitted on
+            for name in ("fvu_seen", "fvu_unseen", "n_unseen"):
+                assert (row[name] is not None) == known
 
 
 def test_another_source_is_measured_without_the_texts_that_maps_were_fitted_on(
-    world: World, stored: StoredBank, tmp_path: Path
+    world: World, stored: StoredBank, plain: InjectionEvaluation, tmp_path: Path
 ) -> None:
     fresh = [" ".join(words) for words in permutations(WORDS[8:12], 3)]
     known = activations(world).texts.fit["text"][:5]
@@ -98,15 +96,14 @@ def test_another_source_is_measured_without_the_texts_that_maps_were_fitted_on(
     split = TextSource(rest, held_out=other)
     module = evaluate(world, [stored], other=split)
     assert module.meta["other_text"]["dropped_as_fitted_on"] == 5
-    plain = evaluate(world, [stored], text=TextSource(world.fit, held_out=write_texts(tmp_path / "fresh.csv", fresh)))
-    for row, alone in zip(module.rows, plain.rows, strict=True):
+    only = evaluate(world, [stored], text=TextSource(world.fit, held_out=write_texts(tmp_path / "fresh.csv", fresh)))
+    for row, alone in zip(module.rows, only.rows, strict=True):
         assert row["n_texts_other"] == len(fresh)
-        assert (row["n_texts"], alone["n_texts_other"], alone["fvu_other"]) == (25, None, None)
+        assert (row["n_texts"], alone["n_texts_other"], alone["fvu_other"]) == (TEST_TEXTS, None, None)
         for end in ("", "_low", "_high") if row["site_x"] is not None else ():
             assert row[f"fvu_other{end}"] == pytest.approx(alone[f"fvu{end}"], rel=1e-3), row["method"]
-    first = evaluate(world, [stored])
     for name in ("fvu", "fvu_unseen", "accuracy", "cosine"):
-        assert [row[name] for row in module.rows] == pytest.approx([row[name] for row in first.rows], nan_ok=True)
+        assert [row[name] for row in module.rows] == pytest.approx([row[name] for row in plain.rows], nan_ok=True)
     again = write_texts(tmp_path / "again.csv", known)
     with pytest.raises(ValueError, match=r"maps were fitted on all 5 held-out texts"):
         evaluate(world, [stored], other=TextSource(split.source, held_out=again))
@@ -129,38 +126,25 @@ def test_validation_watches_unseen_types_beside_the_criterion(world: World) -> N
     assert torch.equal(module.criteria()["0_1.mlp"], module.validation_figures[module.trained()[0]]["fvu"])
 
 
-def test_intervals_do_not_need_a_row_in_every_resample() -> None:
-    values, weights = torch.zeros(1, 20), torch.zeros(1, 20)
-    values[0, :2], weights[0, :2] = torch.tensor([1.0, 3.0]), 2.0  # absent from an eighth of the resamples
-    low, high = bootstrap_interval(values, weights, seed=0)
-    assert (low.item(), high.item()) == (0.5, 1.5)
-    values[0, 0] = torch.inf
-    assert all(end.isnan().all() for end in bootstrap_interval(values, weights, seed=0))
-
-
 def test_maps_are_not_measured_on_texts_that_they_were_fitted_on(
     world: World, stored: StoredBank, tmp_path: Path
 ) -> None:
-    fitted = activations(world).texts
-    again = activations(world, text=TextSource(world.fit, test_share=0.5, seed=1)).texts.test["text"]
-    known = {*fitted.fit["text"], *fitted.validation["text"]}  # those of validation chose the best step
-    assert known.issuperset(again)
-    with pytest.raises(ValueError, match=rf"models or maps were fitted on all {len(again)} held-out texts.*aligners"):
-        evaluate(world, [stored], text=TextSource(world.fit, test_share=0.5, seed=1))
-    half = TextSource(
-        world.test, held_out=write_texts(Path(world.test).parent / "both.csv", [*again[:9], *sentences(6)])
-    )
-    module = evaluate(world, [stored], text=half)
+    texts = activations(world).texts
+    known = [*texts.fit["text"][:5], *texts.validation["text"][:4]]  # those of validation chose the best step
+    mixed = TextSource(world.test, held_out=write_texts(tmp_path / "mixed.csv", [*known, *sentences(6)]))
+    module = evaluate(world, [stored], text=mixed)
     assert {row["n_texts"] for row in module.rows} == {6}
     assert module.meta["text"]["left_out"] == {"texts": 9, "of": 15, "fitted_on_them": {str(stored.path): 9}}
 
 
-def test_errors_on_fitting_texts_are_of_their_rows_without_held_out_types(world: World, stored: StoredBank) -> None:
+def test_errors_on_fitting_texts_are_of_their_rows_without_held_out_types(
+    world: World, stored: StoredBank, plain: InjectionEvaluation
+) -> None:
     data = activations(world, sites=SITES, held_out_types=SHARE, batch_size=8)
     module = evaluate(world, [stored], closed_form=("linear",), fitting=True, held_out_types=SHARE)
-    found, held_out = rows_of(module, "linear"), evaluate(world, [stored], held_out_types=SHARE)
-    assert [row["fvu"] for row in found] == [row["fvu"] for row in rows_of(held_out, "linear")]
-    assert rows_of(held_out, "linear")[0]["mse_fit"] is None
+    found, held_out = rows_of(module, "linear"), rows_of(plain, "linear")
+    assert [row["fvu"] for row in found] == [row["fvu"] for row in held_out]
+    assert held_out[0]["mse_fit"] is None
     batches = list(data.paired("fit", only=len(data.split("test"))))
     x, y = (torch.cat([getattr(batch, side) for batch in batches], 1) for side in "xy")
     with torch.no_grad():

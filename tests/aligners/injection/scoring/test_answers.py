@@ -17,7 +17,7 @@ from tests.datamodules.test_model_texts import labelled
 from tests.runs import activations, quiet_trainer
 from tests.stitches import evaluate as stitch
 from tests.tiny import tiny_model, tiny_tokenizer
-from tests.world import GOOD, TEST_TEXTS, World, sentences, write_texts
+from tests.world import GOOD, TEST_TEXTS, World, read_texts, sentences, write_texts
 
 NAMES = ["negative", "positive"]
 NLI = ["entailment", "neutral", "contradiction"]
@@ -30,10 +30,7 @@ def test_probabilities_of_several_classes_are_added() -> None:
     torch.testing.assert_close(found, torch.stack([own[..., 1], own[..., 0] + own[..., 2]], -1))
     assert torch.equal(in_data_order(logits, ((2,), (0,), (1,))), logits[..., [2, 0, 1]])
     assert in_data_order(logits, None) is logits
-
-
-def test_a_new_head_has_groups_of_the_same_sizes() -> None:
-    assert one_after_another(((2,), (0, 1))) == ((0,), (1, 2))
+    assert one_after_another(((2,), (0, 1))) == ((0,), (1, 2))  # of a new head, groups of the same sizes
     assert one_after_another(((1,), (0,))) is None
     assert one_after_another(None) is None
 
@@ -53,10 +50,9 @@ def named_world(folder: Path, names: list[str], swapped: bool = False) -> World:
         model.save_pretrained(folder / side)
         tiny_tokenizer().save_pretrained(folder / side)
     texts = sentences(200)
-    fit, test = texts[TEST_TEXTS:], texts[:TEST_TEXTS]
     written = [
         write_texts(folder / name, own, [NAMES[bool(GOOD & set(text.split()))] for text in own])  # type: ignore[misc]
-        for name, own in (("fit.csv", fit), ("test.csv", test))
+        for name, own in (("fit.csv", texts[TEST_TEXTS:]), ("test.csv", texts[:TEST_TEXTS]))
     ]
     return World(str(folder / "x"), str(folder / "y"), *written)
 
@@ -94,14 +90,12 @@ def test_classes_in_another_order_change_nothing_in_stitching_and_surgery(worlds
     assert without_names(rows[0]) == without_names(rows[1])
     tables = []
     for world in worlds:
-        surgery = SurgeryEvaluation()
+        surgery, trainer = SurgeryEvaluation(), quiet_trainer(max_epochs=1)
         data = labelled(world, models=[world.model_y], bases=[world.model_x])
-        trainer = quiet_trainer(max_epochs=1)
         trainer.fit(surgery, datamodule=data)
         trainer.test(surgery, datamodule=data, verbose=False)
-        tables.append([{name: row[name] for name in ("accuracy", "accuracy_low", "loss")} for row in surgery.rows])
-    for a, b in zip(*tables, strict=True):
-        assert a == pytest.approx(b, rel=1e-5)
+        tables.append([row[name] for row in surgery.rows for name in ("accuracy", "accuracy_low", "loss")])
+    assert tables[0] == pytest.approx(tables[1], rel=1e-5)
 
 
 def test_a_head_of_three_classes_answers_texts_of_two(tmp_path: Path) -> None:
@@ -118,7 +112,9 @@ def test_a_head_of_three_classes_answers_texts_of_two(tmp_path: Path) -> None:
     assert drawn["agreement"] > 0  # of two classes, not three
 
 
-def test_unknown_names_are_refused_before_anything_is_measured(tmp_path: Path, worlds: tuple[World, World]) -> None:
+def test_unknown_names_are_refused_before_anything_is_measured(
+    tmp_path: Path, worlds: tuple[World, World], caplog: pytest.LogCaptureFixture
+) -> None:
     world = named_world(tmp_path / "other", ["bad", "good"])
     for run in (
         lambda: inject(world, tmp_path / "maps"),
@@ -127,20 +123,16 @@ def test_unknown_names_are_refused_before_anything_is_measured(tmp_path: Path, w
     ):
         with pytest.raises(ValueError, match=r"0: negative, 1: positive, but it has 0: bad, 1: good.*--data\.labels"):
             run()
-    each = [{"negative": "bad", "positive": "good"}, None]
-    mixed = World(world.model_x, worlds[0].model_y, world.fit, world.test)
-    data = activations(mixed, labels=each)
+    given = [{"negative": "bad", "positive": "good"}, None]
+    mixed = World(world.model_x, *worlds[0][1:])
+    data = activations(mixed, labels=given)
     assert len(match_heads(data, data.frozen)) == 2
     with pytest.raises(ValueError, match=r"a list of one for each of the 2 models .* but got 1"):
-        match_heads(activations(mixed, labels=each[:1]), data.frozen)
-
-
-def test_a_source_of_another_task_is_not_asked(tmp_path: Path, worlds: tuple[World, World], caplog: Any) -> None:
-    other = named_world(tmp_path / "other", ["bad", "good"])
-    data = activations(World(other.model_x, *worlds[0][1:]))
+        match_heads(activations(mixed, labels=given[:1]), data.frozen)
+    data = activations(mixed)
     x, y = data.frozen
-    assert list(match_heads(data, [y], [x])) == [y]
-    assert f"{other.model_x} only supplies states" in caplog.text
+    assert list(match_heads(data, [y], [x])) == [y]  # a source of another task is not asked
+    assert f"{world.model_x} only supplies states" in caplog.text
 
 
 def test_heads_that_differ_need_texts_with_names(tmp_path: Path, worlds: tuple[World, World], world: World) -> None:
@@ -154,14 +146,13 @@ def test_heads_that_differ_need_texts_with_names(tmp_path: Path, worlds: tuple[W
     assert [model.class_map for model in swapped.frozen] == [None, ((1,), (0,))]
 
 
-@pytest.mark.parametrize("names", [NAMES, NLI])
 def test_named_heads_on_numbered_texts_are_a_caution_in_every_report(
-    tmp_path: Path, names: list[str], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    world = named_world(tmp_path / "named", names)
+    world = named_world(tmp_path / "named", NLI)
     for path in (world.fit, world.test):
-        texts = [line.rsplit(",", 1)[0] for line in Path(path).read_text().splitlines()[1:]]
-        write_texts(Path(path), texts, [k % len(names) for k in range(len(texts))])
+        texts, _ = read_texts(path)
+        write_texts(Path(path), texts, [k % len(NLI) for k in range(len(texts))])
     surgery = SurgeryEvaluation(heads=False)
     quiet_trainer().test(surgery, datamodule=labelled(world))
     kinds = {"injection": inject(world, tmp_path / "maps"), "stitching": stitch(world), "surgery": surgery}
@@ -169,8 +160,8 @@ def test_named_heads_on_numbered_texts_are_a_caution_in_every_report(
         said = [line for line in make_report(kind, found.meta, found.rows).sentences if "matched by number" in line]
         assert len(said) == len(found.meta["labels"])
         assert all(any(f"the head of {model} " in line for line in said) for model in found.meta["labels"])
-        assert all(f"0 is {names[0]}, 1 is {names[1]}" in line and line in caplog.text for line in said)
+        assert all("0 is entailment, 1 is neutral" in line and line in caplog.text for line in said)
     caplog.clear()
-    data = activations(world, labels={str(k): name for k, name in enumerate(names)})
+    data = activations(world, labels={str(k): name for k, name in enumerate(NLI)})
     assert len(match_heads(data, data.frozen)) == 2
     assert "by number" not in caplog.text
