@@ -60,10 +60,7 @@ class Route:
 
 
 def build_routes(
-    models: Sequence[FrozenModel],
-    sites: str | Sequence[str | int],
-    wanted: Routes,
-    component: Component = "residual",
+    models: Sequence[FrozenModel], sites: str | Sequence[str | int], wanted: Routes, component: Component = "residual"
 ) -> list[Route]:
     """The routes between models, none of them twice.
 

@@ -235,10 +235,7 @@ _LLAMA = Architecture("layers", causal=True, attention=SubLayer("self_attn.o_pro
 
 # A norm on what a sub-layer answers, before it is added.
 _GEMMA = Architecture(
-    "layers",
-    causal=True,
-    attention=SubLayer("post_attention_layernorm"),
-    mlp=SubLayer("post_feedforward_layernorm"),
+    "layers", causal=True, attention=SubLayer("post_attention_layernorm"), mlp=SubLayer("post_feedforward_layernorm")
 )
 
 

@@ -173,17 +173,11 @@ class Layout:
     Args:
         inputs: the batch; without an `attention_mask` nothing counts as padding.
         padding: the side on which the model wants padding.
-        device: where the model wants the batch; None: where the batch is.
+        device: where the model wants the batch.
     """
 
-    def __init__(
-        self,
-        inputs: Mapping[str, Tensor],
-        padding: Literal["left", "right"] = "right",
-        device: torch.device | None = None,
-    ) -> None:
-        self._there = device
-        self._home = None if device is None else inputs["input_ids"].device
+    def __init__(self, inputs: Mapping[str, Tensor], padding: Literal["left", "right"], device: torch.device) -> None:
+        self._there, self._home = device, inputs["input_ids"].device
         self._rows: Tensor | None = None
         mask = inputs.get("attention_mask")
         if mask is None:

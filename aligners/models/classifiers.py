@@ -33,15 +33,13 @@ def drawn(model: PreTrainedModel, names: Iterable[str], seed: int) -> dict[str, 
         # A copied weight has lost transformers' mark of a loaded one, which would keep it as it is.
         for part in fresh.values():
             part.apply(model._init_weights)
-    for name, part in fresh.items():
-        pairs = zip(_tensors(part), _tensors(own[name]), strict=True)
-        for mine, theirs in pairs:
-            mine.data = mine.data.to(theirs.device)
+    for mine, theirs in zip(_tensors(fresh), _tensors(own), strict=True):
+        mine.data = mine.data.to(theirs.device)
     return fresh
 
 
-def _tensors(part: nn.Module) -> Iterator[Tensor]:
-    return chain(part.parameters(), part.buffers())
+def _tensors(parts: Mapping[str, nn.Module]) -> Iterator[Tensor]:
+    return chain.from_iterable(chain(part.parameters(), part.buffers()) for part in parts.values())
 
 
 def outside(model: PreTrainedModel) -> dict[str, nn.Module]:

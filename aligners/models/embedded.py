@@ -17,10 +17,7 @@ from filelock import FileLock
 from lightning.pytorch.utilities.seed import isolate_rng
 from rich.progress import track
 from torch.nn.utils import clip_grad_norm_
-from transformers import (
-    AutoTokenizer,
-    get_linear_schedule_with_warmup,
-)
+from transformers import AutoTokenizer, get_linear_schedule_with_warmup
 
 from aligners.errors import UserError
 from aligners.files.whole import check_folder, whole_folder

@@ -36,10 +36,9 @@ def shortened(model: PreTrainedModel, layers: int) -> PreTrainedModel:
     if not architecture_of(model.config.model_type).shared:
         del blocks_of(short).listed[layers:]
     with torch.device("meta"):
-        expected = type(short)(copy.deepcopy(short.config)).state_dict()
-    if {name: value.shape for name, value in expected.items()} != {
-        name: value.shape for name, value in short.state_dict().items()
-    }:
+        expected = type(short)(copy.deepcopy(short.config))
+    shapes = [{name: value.shape for name, value in kind.state_dict().items()} for kind in (expected, short)]
+    if shapes[0] != shapes[1]:
         raise UserError(
             f"A config of {layers} layers does not describe a {type(model).__name__} whose upper blocks are left out: "
             "saved, it could not be loaded again. `evaluate.py surgery` truncates models without a config."
@@ -80,11 +79,10 @@ def freeze_unused(model: PreTrainedModel, logits: Tensor) -> None:
         model: the model.
         logits: its output, with gradients, for a batch like those of the training.
     """
-    weights = [weight for weight in model.parameters() if weight.requires_grad]
-    used = {id(weight) for weight in _reached(logits, weights)}
-    for weight in weights:
-        if id(weight) not in used:
-            weight.requires_grad_(False)
+    used = _reached(logits, [weight for weight in model.parameters() if weight.requires_grad])
+    model.requires_grad_(False)
+    for weight in used:
+        weight.requires_grad_(True)
 
 
 def check_count(model: PreTrainedModel, kind: Kept, count: int) -> None:

@@ -53,7 +53,9 @@ def over_pairs(
     kinds = check_groups(groups, (row[f"model_{side}"] for row in sited for side in "xy"))
     found: dict[tuple[Any, ...], list[Row]] = {}
     for row in sited:
-        group = _group(kinds[row["model_x"]], kinds[row["model_y"]], row["model_x"] == row["model_y"])
+        x, y = row["model_x"], row["model_y"]
+        different = f"{kinds[x]}-to-{kinds[y]}" if kinds[x] else "different models"
+        group = "same model" if x == y else different
         found.setdefault((group, *(row[name] for name in by)), []).append(row)
     return [
         {**dict(zip(("group", *by), place, strict=True)), **_summary(own, kinds, quantities)}
@@ -83,12 +85,6 @@ def check_groups(groups: Mapping[str, Sequence[str]] | None, models: Iterable[st
             "leave `groups` out."
         )
     return {model: name for name, own in groups.items() for model in own}
-
-
-def _group(kind_x: str, kind_y: str, same: bool) -> str:
-    if same:
-        return "same model"
-    return f"{kind_x}-to-{kind_y}" if kind_x else "different models"
 
 
 def _summary(rows: list[Row], kinds: Mapping[str, str], quantities: Sequence[str]) -> Row:

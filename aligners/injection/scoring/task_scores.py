@@ -23,14 +23,7 @@ if TYPE_CHECKING:
     from datamodules.module import TextModule
 
 OF_CLASSES: tuple[Score, ...] = ("accuracy", "mcc", "f1")
-
-
 OF_NUMBERS: tuple[Score, ...] = ("pearson", "spearman")
-
-
-OF_TWO: tuple[Score, ...] = ("mcc", "f1")
-
-
 CELLS = 2**17  # answers resampled at a time: as many as fit in a processor's cache
 
 

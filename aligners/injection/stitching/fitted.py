@@ -6,11 +6,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from aligners.errors import UserError
-from aligners.fitting.bank import (
-    FORWARD,
-    StoredBank,
-    refuse_other_bank,
-)
+from aligners.fitting.bank import FORWARD, StoredBank, refuse_other_bank
 from aligners.injection.routes import Route
 from aligners.maps.affine import AffineLayer
 from aligners.maps.base import Aligner

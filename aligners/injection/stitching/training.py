@@ -15,14 +15,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
 from aligners.errors import UserError, check_range
-from aligners.fitting.bank import (
-    STITCHING,
-    StoredBank,
-    check_names,
-    describe_aligner,
-    load_bank,
-    refuse_other_models,
-)
+from aligners.fitting.bank import STITCHING, StoredBank, check_names, describe_aligner, load_bank, refuse_other_models
 from aligners.fitting.fits import AlignerFactory, fit_map, seeded
 from aligners.fitting.moments import read_moments
 from aligners.fitting.training import (

@@ -22,12 +22,12 @@ def check_device(name: str | int | torch.device, argument: str) -> torch.device:
         ValueError: it is not a device, weights cannot be read there, or this machine lacks it. Names `argument`.
     """
     try:
-        device = torch.device(name)
+        device = torch.device("meta" if name == "disk" else name)  # neither computes
     except (RuntimeError, TypeError) as error:
         raise UserError(
             f"Expected `{argument}` to name devices such as cpu or cuda:1, but got {name!r}. Correct the name."
         ) from error
-    if device.type in ("meta", "disk"):
+    if device.type == "meta":
         raise UserError(_not_there(argument, str(name)))
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UserError(
@@ -57,8 +57,6 @@ def check_device_map(device_map: DeviceMap, model: PreTrainedModel, blocks: Bloc
         if device_map not in _CHOSEN:
             check_device(device_map, "device_map")
         return
-    if "disk" in device_map.values():
-        raise UserError(_not_there("device_map", "disk"))
     devices = {module: check_device(name, "device_map") for module, name in device_map.items()}
     kinds = {device.type for device in devices.values()}
     if "cpu" in kinds and len(kinds) > 1:
@@ -101,10 +99,7 @@ def place_like(fresh: PreTrainedModel, model: PreTrainedModel) -> PreTrainedMode
     from accelerate import dispatch_model  # an extra: only what is sharded needs it
 
     return dispatch_model(
-        fresh,
-        device_map=model.hf_device_map,
-        skip_keys=model._skip_keys_device_placement,
-        force_hooks=True,
+        fresh, device_map=model.hf_device_map, skip_keys=model._skip_keys_device_placement, force_hooks=True
     )
 
 
