@@ -3,33 +3,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from aligners.models import FrozenModel, load_frozen
-from tests.tiny import (
-    ARCHITECTURES,
-    TEXTS,
-    VARIED,
-    hooks_of,
-    reference,
-    tiny_folder,
-    tiny_model,
-    tiny_tokenizer,
-    tokenised,
-)
+from tests.tiny import ARCHITECTURES, TEXTS, VARIED, reference, tiny_folder, tiny_frozen, tokenised
 
 SITES = (3, 0, 1)
 
 
 def eager(architecture: str = "bert", **options: int | None) -> FrozenModel:
-    model = tiny_model(architecture, **options)
-    model.set_attn_implementation("eager")
-    return FrozenModel(model, tiny_tokenizer(), name=f"tiny-{architecture}")
-
-
-@pytest.fixture(params=(*VARIED, "t5"))
-def frozen(request: pytest.FixtureRequest) -> FrozenModel:
-    return eager(request.param)
+    frozen = tiny_frozen(architecture, **options)
+    frozen.model.set_attn_implementation("eager")
+    return frozen
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -50,7 +34,9 @@ def test_weights_and_states_are_what_the_plain_model_computes(architecture: str)
     assert not torch.allclose(weights[0], weights[1], atol=0.1)
 
 
-def test_rows_are_distributions_over_the_tokens_of_their_text_wherever_it_is_padded(frozen: FrozenModel) -> None:
+@pytest.mark.parametrize("architecture", [*VARIED, "t5"])
+def test_rows_are_distributions_over_the_tokens_of_their_text_wherever_it_is_padded(architecture: str) -> None:
+    frozen = eager(architecture)
     right, left = tokenised(), tokenised(side="left")
     lengths, mask = right["attention_mask"].sum(1).tolist(), left["attention_mask"].bool()
     frozen.model.train()  # nothing is dropped all the same
@@ -62,34 +48,11 @@ def test_rows_are_distributions_over_the_tokens_of_their_text_wherever_it_is_pad
             torch.testing.assert_close(weights[text, :, -n:, -n:], other[text, :, :n, :n], atol=1e-5, rtol=0)
 
 
-def test_own_hooks_are_gone_also_after_an_exception(frozen: FrozenModel) -> None:
-    inputs = tokenised()
-    frozen.attention(inputs)  # transformers puts its own in
-    expected = frozen.front(inputs, [3])[0]
-
-    def fail(module: nn.Module, args: object) -> None:
-        raise ZeroDivisionError
-
-    before = hooks_of(frozen)
-    frozen.attention(inputs, SITES)
-    assert hooks_of(frozen) == before
-    with frozen.blocks[2].register_forward_pre_hook(fail), pytest.raises(ZeroDivisionError):
-        frozen.attention(inputs, SITES)
-    assert hooks_of(frozen) == before
-    assert torch.equal(frozen.front(inputs, [3])[0], expected)
-
-
-def test_another_implementation_is_refused_before_the_forward() -> None:
-    frozen = FrozenModel(tiny_model("bert"), name="sdpa")
-    calls: list[int] = []
-    frozen.blocks[0].register_forward_hook(lambda block, args, output: calls.append(1))
-    with pytest.raises(ValueError, match=r"got sdpa with 'sdpa'.*attn_implementation=\"eager\""):
-        frozen.attention(tokenised())
-    assert not calls
-
-
-def test_a_model_that_keeps_its_weights_to_itself_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    frozen = eager()
+def test_weights_that_a_model_does_not_form_or_hand_out_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    other, frozen = tiny_frozen(), eager()
+    other.blocks[0].register_forward_pre_hook(lambda block, args: pytest.fail("a block was run"))
+    with pytest.raises(ValueError, match=r"got tiny-bert with 'sdpa'.*attn_implementation=\"eager\""):
+        other.attention(tokenised())
     monkeypatch.setattr(frozen.model.bert, "forward", lambda **arguments: SimpleNamespace(attentions=()))
     with pytest.raises(ValueError, match="weights of 3 blocks, but got those of 0 from tiny-bert"):
         frozen.attention(tokenised())
@@ -100,31 +63,19 @@ def test_a_model_that_keeps_its_weights_to_itself_is_refused(monkeypatch: pytest
 )
 def test_untrained_is_drawn_from_its_seed_alone(architecture: str, n_labels: int | None) -> None:
     frozen, inputs = eager(architecture, n_labels=n_labels), tokenised()
-    before = frozen.fingerprint
-    torch.manual_seed(5)
-    expected_draw = torch.rand(3)
-    torch.manual_seed(5)
+    before, state = frozen.fingerprint, torch.get_rng_state()
     first, again, other = (frozen.untrained(seed) for seed in (1, 1, 2))
-    assert torch.equal(torch.rand(3), expected_draw)
+    assert torch.equal(torch.get_rng_state(), state)
     assert first.fingerprint == again.fingerprint
     assert len({before, first.fingerprint, other.fingerprint}) == 3
     assert first.name == f"tiny-{architecture} (untrained, seed 1)"
     assert (first.depth, first.width, first.n_labels) == (frozen.depth, frozen.width, frozen.n_labels)
     assert first.tokenizer is frozen.tokenizer
-    for (name, a), (_, b) in zip(weights_of(first), weights_of(frozen), strict=True):
-        constant = bool((b == b.flatten()[0]).all())  # biases at 0 and gains at 1, by the recipe
-        assert torch.equal(a, b) == constant, name
+    if n_labels is not None and architecture != "openai-gpt":  # of a scale that its recipe does not know
+        assert first.fingerprint == eager(architecture, seed=1).fingerprint
     a, b = (model.attention(inputs)[0][0] for model in (first, frozen))  # eager, like the original
     assert not torch.allclose(a, b, atol=0.1)
     assert type(frozen)(frozen.model, name="again").fingerprint == before
-
-
-def weights_of(frozen: FrozenModel) -> list[tuple[str, Tensor]]:
-    return [(name, weight) for name, weight in frozen.model.named_parameters() if "pooler" not in name]
-
-
-def test_untrained_is_what_the_recipe_gives_before_training() -> None:
-    assert eager(seed=0).untrained(7).fingerprint == eager(seed=7).fingerprint
 
 
 def test_untrained_keeps_how_a_loaded_model_computes(tmp_path: Path) -> None:

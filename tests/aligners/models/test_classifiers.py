@@ -5,10 +5,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers.activations import ACT2FN
 
 from aligners.models import FrozenModel, load_frozen
-from aligners.models.architectures import SoLU, register_solu
 from aligners.models.classifiers import head_parts, new_classifier
 from tests.tiny import CLASSIFIERS, TEXTS, tiny_folder, tiny_model, tokenised
 
@@ -37,25 +35,20 @@ def test_a_bare_model_gets_a_head_and_keeps_its_body(architecture: str, tmp_path
     assert frozen.fingerprint != FrozenModel(new_classifier(folder, 3, 6)[0], name="other").fingerprint
 
 
-@pytest.mark.parametrize(("architecture", "task"), [("bert", "masked"), ("mpnet", "masked"), ("gpt2", "causal")])
-def test_a_language_model_is_a_base_as_well(architecture: str, task: str, tmp_path: Path) -> None:
-    folder = tiny_folder(tmp_path / "base", architecture, task=task)
-    model, _ = new_classifier(folder, 2, 0)
-    written = load_file(folder / "model.safetensors")
-    prefix = f"{model.base_model_prefix}."
-    for name, value in body(model).items():
-        assert torch.equal(written[prefix + name], value), name
-
-
-@pytest.mark.parametrize("architecture", ["bert", "distilbert", "llama"])
-def test_another_classifier_loses_its_head_and_nothing_else(architecture: str, tmp_path: Path) -> None:
-    folder = tiny_folder(tmp_path / "base", architecture, n_labels=2)
-    old = tiny_model(architecture)
+@pytest.mark.parametrize(
+    ("architecture", "options"),
+    [("mpnet", {"task": "masked"}), ("gpt2", {"task": "causal"}), ("bert", {}), ("distilbert", {}), ("llama", {})],
+)
+def test_another_model_loses_its_head_and_nothing_else(
+    architecture: str, options: dict[str, str], tmp_path: Path
+) -> None:
+    old = tiny_model(architecture, **options)
+    folder = tiny_folder(tmp_path / "base", architecture, **options)
     for n_labels in (2, 4):
         model, _ = new_classifier(folder, n_labels, 0)
         for name, value in body(old).items():
             assert torch.equal(model.base_model.state_dict()[name], value), name
-        for name, part in head_parts(model).items():
+        for name, part in head_parts(model).items() if not options else ():
             kept = name.startswith(model.base_model_prefix)  # the pooler, which this checkpoint has
             for weight, before in zip(part.parameters(), old.get_submodule(name).parameters(), strict=True):
                 if weight.ndim > 1:  # biases are zero before and after
@@ -82,21 +75,19 @@ def test_it_is_saved_and_loaded_as_any_model_with_its_classes(tmp_path: Path) ->
     assert torch.equal(loaded.logits(tokenised()), FrozenModel(model, name="new").logits(tokenised()))
 
 
-def without_padding(folder: Path, ends: bool) -> Path:
-    lacking = {"pad_token": None, "eos_token": "</s>" if ends else None}
+@pytest.mark.parametrize("end", ["</s>", None])
+def test_a_causal_model_without_padding_token_ends_texts_with_one(end: str | None, tmp_path: Path) -> None:
+    folder = tiny_folder(tmp_path, "gpt2", task="causal")
+    lacking = {"pad_token": None, "eos_token": end}
     for name, changes in (("config.json", {"pad_token_id": None}), ("tokenizer_config.json", lacking)):
         (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | changes))
-    return folder
-
-
-def test_a_causal_model_without_padding_token_ends_texts_with_one(tmp_path: Path) -> None:
-    folder = without_padding(tiny_folder(tmp_path / "base", "gpt2", task="causal"), ends=True)
+    if end is None:
+        with pytest.raises(ValueError, match="padding or an end-of-text token"):
+            new_classifier(folder, 2, 0)
+        return
     model, tokenizer = new_classifier(folder, 2, 0)
-    assert tokenizer.pad_token == "</s>"
+    assert tokenizer.pad_token == end
     assert model.config.pad_token_id == tokenizer.pad_token_id == 2
-    bare = without_padding(tiny_folder(tmp_path / "none", "gpt2", task="causal"), ends=False)
-    with pytest.raises(ValueError, match="padding or an end-of-text token"):
-        new_classifier(bare, 2, 0)
 
 
 def test_a_missing_weight_of_the_body_is_an_error(tmp_path: Path) -> None:
@@ -115,11 +106,3 @@ def test_bases_and_classes_that_there_are_not_are_refused(tmp_path: Path) -> Non
         new_classifier(tmp_path, 0, 0)
     with pytest.raises(ValueError, match="`label_names` to be 3 different names, but got a, b"):
         new_classifier(tmp_path, 3, 0, label_names=["a", "b"])
-
-
-def test_a_base_with_an_activation_of_our_own(tmp_path: Path) -> None:
-    register_solu()
-    folder = tiny_folder(tmp_path / "base", "gpt2", task="causal", activation_function="solu")
-    ACT2FN.pop("solu")  # as in a new process
-    model, _ = new_classifier(folder, 2, 0)
-    assert any(isinstance(part, SoLU) for part in model.modules())

@@ -3,7 +3,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from aligners.models import FrozenModel, load_frozen
@@ -28,18 +27,14 @@ def without(model: PreTrainedModel, first: int, last: int) -> FrozenModel:
     return FrozenModel(operated, name="operated")
 
 
-def skipped(model: FrozenModel, batch: dict[str, Tensor], first: int, last: int) -> Tensor:
-    (states,) = model.front(batch, [first - 1])
-    return model.tail(batch, last, states)
-
-
 @pytest.mark.parametrize("architecture", CLASSIFIERS)
 def test_the_state_below_a_span_injected_above_it_is_a_model_without_these_blocks(architecture: str) -> None:
     frozen, batch = tiny_frozen(architecture), tokenised()
     before, native = frozen.fingerprint, frozen.logits(batch)
     for first, last in SPANS:
         expected = without(frozen.model, first, last).logits(batch)
-        assert torch.equal(skipped(frozen, batch, first, last), expected), (first, last)
+        (states,) = frozen.front(batch, [first - 1])
+        assert torch.equal(frozen.tail(batch, last, states), expected), (first, last)
         assert not torch.equal(expected, native)
     assert torch.equal(frozen.logits(batch), native)
     del frozen.fingerprint
@@ -52,11 +47,10 @@ def test_a_shortened_model_is_a_real_one(architecture: str, tmp_path: Path) -> N
     whole = FrozenModel(copy.deepcopy(model), name="whole")
     short = shortened(model, 2)
     assert not short.training
-    expected = skipped(whole, batch, 3, 3)
     short.save_pretrained(tmp_path)
     loaded = load_frozen(tmp_path, tokenizer=False)
     assert loaded.depth == 2
-    assert torch.equal(loaded.logits(batch), expected)
+    assert torch.equal(loaded.logits(batch), whole.tail(batch, 3, *whole.front(batch, [2])))
     assert model.config.num_hidden_layers == 3
     assert torch.equal(FrozenModel(model, name="model").logits(batch), whole.logits(batch))
 
@@ -76,18 +70,6 @@ def test_blocks_that_a_model_has_not_cannot_be_left_or_frozen() -> None:
         shortened(model, 2)
 
 
-def states_after_training(model: PreTrainedModel, batch: dict[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """All states before and after one step on all parameters that train."""
-    frozen = FrozenModel(copy.deepcopy(model), name="before")
-    before = frozen.front(batch, range(frozen.depth + 1))
-    weights = [weight for weight in model.parameters() if weight.requires_grad]
-    loss = torch.nn.functional.cross_entropy(model(**batch).logits, torch.tensor([0, 1, 0, 1, 1]))
-    loss.backward()
-    torch.optim.SGD(weights, lr=1.0).step()
-    after = FrozenModel(copy.deepcopy(model), name="after").front(batch, range(frozen.depth + 1))
-    return before, after
-
-
 @pytest.mark.parametrize(
     ("architecture", "bottom"),
     [(name, 2) for name in VARIED if name != "albert"] + [("bert", 0), ("opt", 0)],  # 0: the embeddings alone
@@ -96,7 +78,10 @@ def test_what_is_frozen_at_the_bottom_stays_and_the_rest_moves(architecture: str
     model, batch = tiny_model(architecture), tokenised()
     model.requires_grad_(True)
     freeze(model, bottom=bottom)
-    before, after = states_after_training(model, batch)
+    before = FrozenModel(copy.deepcopy(model), name="before").front(batch, range(4))
+    torch.nn.functional.cross_entropy(model(**batch).logits, torch.tensor([0, 1, 0, 1, 1])).backward()
+    torch.optim.SGD([weight for weight in model.parameters() if weight.requires_grad], lr=1.0).step()
+    after = FrozenModel(model, name="after").front(batch, range(4))
     assert [torch.equal(a, b) for a, b in zip(before, after, strict=True)] == [site <= bottom for site in range(4)]
 
 
@@ -119,9 +104,5 @@ def test_shared_blocks_freeze_all_or_none() -> None:
     freeze(model, top=3)
     assert not any(weight.requires_grad for weight in model.albert.encoder.albert_layer_groups.parameters())
     freeze(model, bottom=3)
-    assert {name for name, weight in model.named_parameters() if weight.requires_grad} == {
-        "albert.pooler.weight",
-        "albert.pooler.bias",
-        "classifier.weight",
-        "classifier.bias",
-    }
+    trains = {name.rsplit(".", 1)[0] for name, weight in model.named_parameters() if weight.requires_grad}
+    assert trains == {"albert.pooler", "classifier"}

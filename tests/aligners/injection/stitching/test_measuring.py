@@ -29,9 +29,6 @@ def measured(world: World, stored: StoredBank) -> StitchingEvaluation:
     return evaluate(world, stored, data={"batch_size": 4})
 
 
-# ---------------------------------------------------------------------- identity, into the model itself
-
-
 @pytest.mark.parametrize("task", ["classification", "causal", "packed", "masked"])
 def test_a_model_stitched_to_itself_costs_exactly_nothing(
     world: World, causal: list[str], masked: list[str], task: str
@@ -46,9 +43,6 @@ def test_a_model_stitched_to_itself_costs_exactly_nothing(
         assert (row["penalty"], row["accuracy_penalty"], row["agreement"]) == (0, 0, 1)
         assert (row["penalty_low"], row["penalty_high"]) == (0, 0)
         assert row["same_model"]
-
-
-# ---------------------------------------------------------------------- the target by itself
 
 
 def asked_plainly(data: ModelTexts, kind: str) -> list[tuple[dict[str, Tensor], Tensor]]:
@@ -102,9 +96,6 @@ def test_a_model_by_itself_is_the_plain_model(world: World, causal: list[str], m
         assert module.meta["packed"]["test"]["dropped"] == tokens % 20
     else:
         assert native["n_texts"] == TEST_TEXTS
-
-
-# ---------------------------------------------------------------------- stitched
 
 
 def test_figures_are_those_of_the_stitched_model(
@@ -169,9 +160,6 @@ def test_half_precision_is_close_and_keeps_its_sums(
     assert 1e-4 < max(gaps) < 0.05
     with pytest.raises(ValueError, match=r"`trainer\.precision` 32-true or bf16-mixed, but got bf16-true"):
         evaluate(world, stored, trainer=quiet_trainer(precision="bf16-true"))
-
-
-# ---------------------------------------------------------------------- what is measured
 
 
 def test_unequal_widths_have_no_identity(world: World, tmp_path: Path) -> None:

@@ -44,31 +44,15 @@ def together(world: World) -> Stitching:
     return train(world, gradient_clip=0.05, trainer={"max_steps": 6, "log_every_n_steps": 2})
 
 
-# ---------------------------------------------------------------------- each site by itself
-
-
-@pytest.mark.parametrize(
-    ("layers", "given", "keys"),
-    [
-        (LAYERS, {"sites": ["1:2"]}, ["0_1", "1_0", "0_0", "1_1"]),
-        ({"affine_norm": LAYERS["affine_norm"]}, {"routes": "forward"}, ["0_1"]),
-    ],
-    ids=["one site", "one route and layer"],
-)
-def test_a_bank_gives_each_site_what_it_would_get_alone(
-    world: World, together: Stitching, layers: Any, given: dict[str, Any], keys: list[str]
-) -> None:
+def test_a_bank_gives_each_site_what_it_would_get_alone(world: World, together: Stitching) -> None:
     torch.manual_seed(7)  # the run's own seed decides, not the global one
-    alone = train(world, layers, gradient_clip=0.05, trainer={"max_steps": 6}, **given)
-    assert list(alone.maps) == keys
-    for route in alone.routes:
-        for name, layer in alone.banks_of(route.key).items():
-            many = together.maps[route.key][name].state_dict()  # type: ignore[index]
-            for key, value in layer.state_dict().items():
-                torch.testing.assert_close(many[key][: len(value)], value, rtol=1e-4, atol=1e-5, msg=f"{name} {key}")
-
-
-# ---------------------------------------------------------------------- what training does
+    layers = {"affine_norm": LAYERS["affine_norm"]}
+    alone = train(world, layers, gradient_clip=0.05, trainer={"max_steps": 6}, sites=["1:2"], routes="different")
+    assert list(alone.maps) == ["0_1", "1_0"]
+    for route in alone.maps:
+        many = together.maps[route]["affine_norm"].state_dict()  # type: ignore[index]
+        for key, value in alone.maps[route]["affine_norm"].state_dict().items():  # type: ignore[index]
+            torch.testing.assert_close(many[key][: len(value)], value, rtol=1e-4, atol=1e-5, msg=key)
 
 
 def test_training_lowers_the_loss_and_is_watched(world: World, together: Stitching) -> None:
@@ -107,9 +91,6 @@ def test_what_is_kept_is_the_best_of_each_site(world: World) -> None:
     quiet_trainer().validate(module, datamodule=model_texts(world), verbose=False)
     again = [point["penalty"] for point in module.curves[-len(best) :]]
     assert again == pytest.approx(best, abs=1e-6)
-
-
-# ---------------------------------------------------------------------- the loss
 
 
 def first_losses(world: World, layers: Any, **given: Any) -> dict[str, Tensor]:
@@ -156,9 +137,6 @@ def test_the_activation_loss_is_the_fvu_of_the_rows(world: World) -> None:
         assert loss.tolist() == pytest.approx([1.0] * len(loss), abs=1e-4)
 
 
-# ---------------------------------------------------------------------- precision
-
-
 def test_layers_stay_in_full_precision_while_models_run_in_half(world: World) -> None:
     dtypes: list[torch.dtype] = []
 
@@ -169,16 +147,9 @@ def test_layers_stay_in_full_precision_while_models_run_in_half(world: World) ->
             for layer in self.banks().values():
                 dtypes.extend(d for p in layer.parameters() for d in (p.dtype, p.grad.dtype))  # type: ignore[union-attr]
 
-    half, full = Watching(LAYERS, start_batches=2), Stitching(LAYERS, start_batches=2)
-    for module, precision in ((half, "bf16-mixed"), (full, "32-true")):
-        trainer = quiet_trainer(max_steps=2, max_epochs=-1, precision=precision)
-        trainer.fit(module, datamodule=model_texts(world))
+    trainer = quiet_trainer(max_steps=2, max_epochs=-1, precision="bf16-mixed")
+    trainer.fit(Watching(LAYERS, start_batches=2), datamodule=model_texts(world))
     assert set(dtypes) == {torch.float32}
-    for name, layer in half.banks().items():
-        other = full.banks()[name].state_dict()
-        assert any(not torch.equal(other[key], value) for key, value in layer.state_dict().items())
-        for key, value in layer.state_dict().items():
-            torch.testing.assert_close(value, other[key], rtol=0.1, atol=0.02)
 
 
 @pytest.mark.parametrize("kind", ["classification", "masked", "packed"])
@@ -191,9 +162,6 @@ def test_through_the_task_a_random_layer_learns_it(
     steps = {"max_steps": 30, "val_check_interval": 30}
     course = penalties(train(world, random, models=models, sites=["1:2"], routes="forward", trainer=steps, **packed))
     assert all(end < start - 0.01 for start, end in zip(course[0], course[30], strict=True))
-
-
-# ---------------------------------------------------------------------- fitted maps
 
 
 @pytest.fixture(scope="module")
@@ -264,9 +232,6 @@ def test_fitted_maps_of_something_else_are_refused(world: World, fitted: Path, t
         train(world, {}, fitted=tmp_path / "aligners.ckpt")
 
 
-# ---------------------------------------------------------------------- refusals
-
-
 def test_runs_that_cannot_be_are_refused_before_a_model_runs(
     world: World, causal: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,9 +267,6 @@ def test_too_few_rows_to_start_from_are_refused(world: World, tmp_path: Path) ->
     few = TextSource(write_texts(tmp_path / "few.csv", sentences(30)), held_out=world.test, validation_share=0.3)
     with pytest.raises(ValueError, match=r"affine from .*x → .*y expects at least 17 fitting.*but got \d+\. Give more"):
         train(world, {"affine": AffineLayer}, text=few, batch_size=1, start_batches=1)
-
-
-# ---------------------------------------------------------------------- the module and the models
 
 
 class Explodes(AffineLayer):
@@ -347,18 +309,15 @@ def test_without_start_batches_nothing_is_read_before_training(world: World) -> 
 
 
 def test_each_site_is_clipped(world: World) -> None:
-    norms: dict[float, list[Tensor]] = {0.0: [], 0.01: []}
+    norms: list[Tensor] = []
 
     class Watching(Stitching):
         def step(self) -> None:
             for layer in self.banks().values():
                 squares = [w.grad.flatten(1).square().sum(1) for w in layer.parameters()]  # type: ignore[union-attr]
-                norms[self.gradient_clip].append(torch.stack(squares).sum(0).sqrt())
+                norms.append(torch.stack(squares).sum(0).sqrt())
             super().step()
 
-    for largest in norms:
-        module = Watching(LAYERS, gradient_clip=largest, start_batches=2)
-        quiet_trainer(max_steps=1, max_epochs=-1, limit_val_batches=0).fit(module, datamodule=model_texts(world))
-    free, clipped = (torch.cat(norms[largest]) for largest in norms)
-    assert (free > 0.01).any()
-    torch.testing.assert_close(clipped, free.clamp(max=0.01))
+    module = Watching(LAYERS, gradient_clip=0.01, start_batches=2)
+    quiet_trainer(max_steps=1, max_epochs=-1, limit_val_batches=0).fit(module, datamodule=model_texts(world))
+    assert torch.cat(norms).max() == pytest.approx(0.01, rel=1e-4)

@@ -28,7 +28,8 @@ FIRST, SECOND, ELSEWHERE = "lazy:0", "lazy:1", "lazy:2"  # a device type that ev
 def device_map(model: PreTrainedModel, later: str = "cpu") -> dict[str, str]:
     """Every block by itself, those from the second on `later`; all else on the CPU."""
     blocks = blocks_of(model)
-    paths = {name: blocks.order.index(list(blocks.listed).index(part)) for name, part in listed(model)}
+    paths = {name: blocks.order.index([*blocks.listed].index(part)) for name, part in model.named_modules()
+             if any(part is block for block in blocks.listed)}  # fmt: skip
     found: dict[str, str] = {}
 
     def cover(name: str, part: nn.Module) -> None:
@@ -45,11 +46,6 @@ def device_map(model: PreTrainedModel, later: str = "cpu") -> dict[str, str]:
     return found
 
 
-def listed(model: PreTrainedModel) -> list[tuple[str, nn.Module]]:
-    blocks = blocks_of(model)
-    return [(name, part) for name, part in model.named_modules() if any(part is block for block in blocks.listed)]
-
-
 def sharded(architecture: str, **options: Any) -> FrozenModel:
     model = tiny_model(architecture, **options)
     keys = model._skip_keys_device_placement
@@ -62,9 +58,7 @@ def sharded(architecture: str, **options: Any) -> FrozenModel:
 def test_hooks_of_accelerate_change_nothing(architecture: str) -> None:
     parted, whole, inputs = sharded(architecture), tiny_frozen(architecture), tokenised(side="left")
     assert (parted.sharded, whole.sharded) == (True, False)
-    with pytest.raises(
-        ValueError, match=rf"one device to move to `device` cpu, but got tiny-{architecture}.*keeps where"
-    ):
+    with pytest.raises(ValueError, match=rf"one device to move to `device` cpu, but got tiny-{architecture}.*keeps"):
         parted.to("cpu")
     for component in ("residual", "attention", "mlp"):
         parted.self_test(inputs, component)
@@ -115,10 +109,7 @@ def pretended(frozen: FrozenModel, later: str = SECOND, first: str = FIRST) -> I
 
 def test_pretended_devices_do_not_mix() -> None:
     frozen = tiny_frozen("bert")
-    with (
-        pretended(frozen) as inputs,
-        pytest.raises(RuntimeError, match="found at least two devices, lazy:0 and lazy:1"),
-    ):
+    with pretended(frozen) as inputs, pytest.raises(RuntimeError, match="at least two devices, lazy:0 and lazy:1"):
         frozen.front(inputs, [2])
 
 
@@ -126,6 +117,7 @@ def test_pretended_devices_do_not_mix() -> None:
 @pytest.mark.parametrize("architecture", VARIED)
 def test_everything_arrives_where_it_is_used(architecture: str) -> None:
     frozen, home = sharded(architecture), torch.device(ELSEWHERE)
+    frozen.model.set_attn_implementation("eager")
     ran: list[torch.device] = []
     for block in set(frozen.blocks):
         block.register_forward_hook(
@@ -134,13 +126,14 @@ def test_everything_arrives_where_it_is_used(architecture: str) -> None:
     places = [FIRST] * 3 if len(set(frozen.blocks)) == 1 else [FIRST, SECOND, SECOND]
     with pretended(frozen) as inputs:
         assert frozen.device == torch.device(FIRST)
-        for component, sites in (("residual", range(4)), ("attention", [3]), ("mlp", [2])):
+        for component, sites in (("residual", [0, 2]), ("attention", [3]), ("mlp", [2])):
             for site, states in zip(sites, frozen.front(inputs, sites, component), strict=True):
                 assert (states.device, states.shape) == (home, (5, 14, 16))
                 ran.clear()
                 assert frozen.tail(inputs, site, states.to("lazy:3"), component).device == home
                 assert ran == [torch.device(place) for place in places[site if component == "residual" else 0 :]]
-        assert frozen.logits(inputs).device == home
+        weights, states = frozen.attention(inputs, [1])
+        assert {tensor.device for tensor in (frozen.logits(inputs), *weights, *states)} == {home}
 
 
 def test_t5_encoder_hands_its_position_bias_to_another_device() -> None:
@@ -149,15 +142,6 @@ def test_t5_encoder_hands_its_position_bias_to_another_device() -> None:
         for site, states in enumerate(frozen.front(inputs, SITES)):
             with inject(frozen.blocks, frozen.architecture, site, states):
                 frozen.model(**inputs)
-
-
-@pytest.mark.parametrize("architecture", [*VARIED, "t5"])
-def test_inputs_of_a_whole_model_come_from_any_device(architecture: str) -> None:
-    frozen = tiny_frozen(architecture)
-    frozen.model.set_attn_implementation("eager")
-    with pretended(frozen, FIRST) as inputs:
-        weights, states = frozen.attention(inputs, [1])
-        assert {tensor.device for tensor in (*weights, *states)} == {torch.device(ELSEWHERE)}
 
 
 def test_autocast_is_that_of_the_models_device() -> None:
@@ -172,18 +156,6 @@ def test_autocast_is_that_of_the_models_device() -> None:
     assert received == [torch.float32, torch.bfloat16]
 
 
-def test_on_one_device_nothing_is_copied() -> None:
-    frozen, inputs = tiny_frozen(), tokenised()
-    layout = frozen._layout(inputs)
-    states = torch.zeros(5, 14, 16)
-    assert layout.turn(states) is states
-    assert layout.turn_back(states) is states
-    assert layout.bring_back(states) is states
-
-
-# ------------------------------------------------------------------ loading
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tiny_folder(tmp_path / "model")
@@ -196,22 +168,22 @@ def test_a_device_map_is_handed_on(folder: Path, placed: Any) -> None:
     assert frozen.fingerprint == tiny_frozen().fingerprint
 
 
-REFUSED = {
-    "disk": ({"bert": "cpu", "classifier": "disk"}, "every weight on a device that computes with it, but got disk"),
-    "offloaded": ({"bert": "lazy:0", "classifier": "cpu"}, "got cpu beside lazy"),
-    "meta": ({"": "meta"}, "got meta"),
-    "no device": ({"": "gpu7"}, "`device_map` to name devices such as cpu or cuda:1, but got 'gpu7'"),
-    "no choice": ("automatic", "to name devices such as cpu or cuda:1, but got 'automatic'"),
-    "too few": ({"": "cuda:99"}, r"got 'cuda:99': it has \d+ CUDA devices"),
-    "a hole": ({"bert": "cpu"}, "a place for every weight, but got none for classifier.weight"),
-    "a split block": (
-        {"": "lazy:0", "bert.encoder.layer.1.output": "lazy:1"},
-        r"splits block 2: attention.self.query.weight is on lazy:0, output.dense.weight on lazy:1",
-    ),
-}
-
-
-@pytest.mark.parametrize(("placed", "message"), REFUSED.values(), ids=REFUSED.keys())
+@pytest.mark.parametrize(
+    ("placed", "message"),
+    [
+        ({"bert": "cpu", "classifier": "disk"}, "every weight on a device that computes with it, but got disk"),
+        ({"bert": "lazy:0", "classifier": "cpu"}, "got cpu beside lazy"),
+        ({"": torch.device("meta")}, "got meta"),
+        ({"": "gpu7"}, "`device_map` to name devices such as cpu or cuda:1, but got 'gpu7'"),
+        ("automatic", "to name devices such as cpu or cuda:1, but got 'automatic'"),
+        ({"": "cuda:99"}, r"got 'cuda:99': it has \d+ CUDA devices"),
+        ({"bert": "cpu"}, "a place for every weight, but got none for classifier.weight"),
+        (
+            {"": "lazy:0", "bert.encoder.layer.1.output": "lazy:1"},
+            r"splits block 2: attention.self.query.weight is on lazy:0, output.dense.weight on lazy:1",
+        ),
+    ],
+)
 def test_a_map_that_cannot_be_followed_is_refused_before_weights_are_read(
     folder: Path, placed: Any, message: str
 ) -> None:
@@ -248,28 +220,25 @@ def test_says_how_weights_are_quantised() -> None:
         assert FrozenModel(model, name="quantised").quantised == method
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("gpus", [1, 2])
 @pytest.mark.parametrize("architecture", CLASSIFIERS)
-def test_a_model_on_a_gpu_takes_inputs_and_states_of_the_cpu(architecture: str) -> None:
-    there, here, inputs = tiny_frozen(architecture).to("cuda"), tiny_frozen(architecture), tokenised(side="left")
+def test_a_model_on_gpus_takes_inputs_and_states_of_the_cpu(architecture: str, gpus: int) -> None:
+    if torch.cuda.device_count() < gpus:
+        pytest.skip("needs CUDA devices")
+    there, here, inputs = tiny_frozen(architecture), tiny_frozen(architecture), tokenised(side="left")
+    if gpus == 1:
+        there.to("cuda")
+    else:
+        model = tiny_model(architecture)
+        placed = {name: "cuda:0" if where == "cpu" else where for name, where in device_map(model, "cuda:1").items()}
+        dispatch_model(model, placed, skip_keys=model._skip_keys_device_placement)
+        there = FrozenModel(model, name="two")
     for component in ("residual", "attention", "mlp"):
         there.self_test(inputs, component)
     torch.testing.assert_close(there.logits(inputs), here.logits(inputs), atol=1e-3, rtol=1e-3)
     states = here.front(inputs, [1])[0].requires_grad_()
     logits = there.tail(inputs, 1, states)
     assert logits.device == torch.device("cpu")
-    logits.square().sum().backward()
-    assert states.grad is not None
+    (gradient,) = torch.autograd.grad(logits.square().sum(), states)
+    assert gradient.abs().sum() > 0
     torch.testing.assert_close(logits, here.logits(inputs), atol=1e-3, rtol=1e-3)
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-@pytest.mark.parametrize("architecture", CLASSIFIERS)
-def test_a_model_on_two_gpus_passes_the_self_test(architecture: str) -> None:
-    model, inputs = tiny_model(architecture), tokenised()
-    placed = {name: "cuda:0" if where == "cpu" else where for name, where in device_map(model, "cuda:1").items()}
-    dispatch_model(model, placed, skip_keys=model._skip_keys_device_placement)
-    frozen = FrozenModel(model, name="two")
-    for component in ("residual", "attention", "mlp"):
-        frozen.self_test(inputs, component)
-    torch.testing.assert_close(frozen.logits(inputs), tiny_frozen(architecture).logits(inputs), atol=1e-3, rtol=1e-3)
