@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -116,8 +116,7 @@ class Caller:
     @property
     def device(self) -> torch.device:
         """Where the inputs are taken: the device of the weights, or of the embeddings where they are sharded."""
-        embeddings: Any = self.model.get_input_embeddings()
-        return embeddings.weight.device
+        return cast(Any, self.model.get_input_embeddings()).weight.device
 
     def layout(self, inputs: Mapping[str, Tensor]) -> Layout:
         """The layout that turns this batch as the model wants it, and its output back.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -94,8 +94,7 @@ def is_sharded(model: nn.Module) -> bool:
 def place_like(fresh: PreTrainedModel, model: PreTrainedModel) -> PreTrainedModel:
     """Place a model like another one of the same structure."""
     if not is_sharded(model):
-        moved: Any = fresh
-        return moved.to(model.device)
+        return cast(Any, fresh).to(model.device)
     from accelerate import dispatch_model  # an extra: only what is sharded needs it
 
     return dispatch_model(

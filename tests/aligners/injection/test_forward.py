@@ -102,6 +102,7 @@ def test_gradients_are_those_of_the_straightforward_way(source: str, target: str
     # XLNet wants its padding on the left; plainly run, nobody turns it: two texts of one length have none.
     batch = make_batch(task, ("the film is good", "a dull plot never") if "xlnet" in (source, target) else TEXTS)
     layer, losses = trained(route, batch)
+    assert not losses.requires_grad
     plain = copy.deepcopy(layer)
     plain.zero_grad()
     states, _ = reference(route.source, batch.inputs)

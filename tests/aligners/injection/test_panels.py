@@ -1,6 +1,7 @@
 """What an evaluation says where maps cannot be fitted, were fitted on other rows, or leave the range of numbers."""
 
 import copy
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,18 +9,17 @@ from typing import Any
 import pytest
 import torch
 
-from aligners.cli.table import evaluate as main
-from aligners.fitting.bank import StoredBank, load_bank
+from aligners.fitting.bank import DIRECTIONS, StoredBank
 from aligners.injection.injecting import InjectionEvaluation
-from aligners.injection.methods import CLOSED_FORMS
-from aligners.maps.linear import Linear, Procrustes
+from aligners.injection.methods import CLOSED_FORMS, ClosedForms
+from aligners.maps.linear import Linear
 from aligners.reports.finished import make_report
 from aligners.reports.publishing import write
 from aligners.reports.runs.injection import console_tables, left_out, reading
 from datamodules.rows.reading import PairedBatch
 from datamodules.text.sources import TextSource
 from tests.aligners.injection.test_injecting import evaluate, fit, rows_of
-from tests.runs import activations
+from tests.runs import activations, quiet_trainer
 from tests.world import TEST_TEXTS, World, sentences, write_texts
 
 report = partial(make_report, "injection")
@@ -35,9 +35,8 @@ def means(world: World, tmp_path_factory: pytest.TempPathFactory) -> StoredBank:
 
 
 def test_floors_are_of_the_rows_that_are_injected(world: World, means: StoredBank, tmp_path: Path) -> None:
-    found = evaluate(world, [means], both=True, sites=SITES)
     on_tokens = fit(world, tmp_path, {"linear": Linear}, sites=SITES)
-    expected = evaluate(world, [on_tokens], both=True, sites=SITES)
+    found, expected = (evaluate(world, [stored], both=True, closed_form=()) for stored in (means, on_tokens))
     assert found.meta["rows"] == "tokens"
     for direction in ("forward", "backward"):
         for name in ("mean", "random_embedding", "identity"):
@@ -50,32 +49,27 @@ def test_floors_are_of_the_rows_that_are_injected(world: World, means: StoredBan
                     assert a["fvu"] > 1.5
 
 
-def test_a_closed_form_that_few_rows_do_not_determine_costs_its_own_rows(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_closed_form_that_few_rows_do_not_determine_costs_its_own_rows(world: World, tmp_path: Path) -> None:
     few = write_texts(tmp_path / "few.csv", sentences(TEST_TEXTS + 3 * FEW)[TEST_TEXTS:])
-    source: dict[str, Any] = {"source": few, "held_out": world.test, "validation_share": 0.66}
-    given: dict[str, Any] = {"rows": "mean", "sites": SITES, "text": TextSource(**source)}
-    rows = len(activations(world, **given).split("fit"))
+    text = TextSource(few, held_out=world.test, validation_share=0.66)
+    data = activations(world, rows="mean", sites=SITES, text=text)
+    rows = len(data.split("fit"))
     assert 2 < rows < WIDTH + 1
-    stored = fit(world, tmp_path, {"procrustes": Procrustes}, **given)
-    evaluation = evaluate(world, [stored], both=True, **given)
-    options = [*(f"--data.text.{name}={value}" for name, value in source.items()), "--data.sites", "1,3"]
-    models = ["--data.model_x", world.model_x, "--data.model_y", world.model_y, "--data.max_length", "64"]
-    run = ["--data.rows", "mean", "--trainer.logger", "false", "--trainer.accelerator", "cpu", "--run", "spot"]
-    main(["inject", *models, *options, *run])
-    shown = " ".join(capsys.readouterr().out.split())
-    assert f"Left out, forward.linear: linear expects at least {WIDTH + 1} fitting rows" in shown
+    module = ClosedForms(dict(CLOSED_FORMS), both_directions=True)
+    quiet_trainer(max_epochs=-1, limit_val_batches=0).fit(module, datamodule=data)
+    stored = replace(module.stored().freeze(), path=tmp_path / "aligners.ckpt")
+    evaluation = evaluate(world, [stored], both=True, rows="mean", text=text)
     kept = {"ridge", "procrustes", "permutation"}
-    assert set(load_bank(tmp_path / "spot" / "aligners.ckpt").maps["0_1"]) == kept
+    assert set(stored.maps["0_1"]) == kept
     methods = {(row["direction"], row["method"]) for row in evaluation.rows if row["role"] == "method"}
     assert methods == {(way, name) for way in ("forward", "backward") for name in kept}
-    assert set(evaluation.meta["refusals"]) == {
-        f"{way}.{name}" for way in ("forward", "backward") for name in CLOSED_FORMS if name not in kept
+    refusals = evaluation.meta["refusals"]
+    assert set(refusals) == {
+        f"{way}.{name}" for way in DIRECTIONS.values() for name in CLOSED_FORMS if name not in kept
     }
-    assert f"but got {rows}" in evaluation.meta["refusals"]["backward.linear"]
-    assert any("backward.linear" in line for line in left_out(evaluation.meta))
+    assert f"linear expects at least {WIDTH + 1} fitting rows" in refusals["forward.linear"]
+    assert f"but got {rows}" in refusals["backward.linear"]
+    assert any("Left out, backward.linear: linear expects" in line for line in left_out(evaluation.meta))
 
 
 def exploding(world: World, means: StoredBank, **changes: Any) -> tuple[list[dict[str, Any]], InjectionEvaluation]:
@@ -83,7 +77,7 @@ def exploding(world: World, means: StoredBank, **changes: Any) -> tuple[list[dic
     broken = copy.deepcopy(means)
     for name, value in changes.items():
         getattr(broken.maps["0_1"]["linear"], name)[1] = value
-    evaluation = evaluate(world, [broken], closed_form=(), sites=SITES)
+    evaluation = evaluate(world, [broken], closed_form=())
     return [row for row in rows_of(evaluation, "linear") if row["rows"] == "tokens"], evaluation
 
 
@@ -118,6 +112,6 @@ def test_random_states_ask_the_device_for_nothing(world: World, means: StoredBan
     assert rows.counts == tuple(texts.inputs_x["attention_mask"].sum(1).tolist())
     there = PairedBatch(torch.empty(2, len(rows), WIDTH, device="meta"), *([torch.empty(0)] * 2), texts.to("meta"))  # type: ignore[arg-type]
     there.rows = rows.to("meta")  # nothing can be copied from there
-    (panel, *_) = evaluate(world, [means], sites=SITES).panels
+    (panel, *_) = evaluate(world, [means], closed_form=()).panels
     (drawn,) = (method for method in panel.methods if method.name == "random_embedding")  # type: ignore[union-attr]
     assert drawn.map(there.x, there).shape == (2, len(rows), WIDTH)

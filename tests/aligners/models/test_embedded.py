@@ -126,6 +126,14 @@ def test_each_kind_learns_its_task(tmp_path: Path) -> None:
         assert logits.softmax(-1)[0, tokenizer.convert_tokens_to_ids("very")] > 0.5
 
 
+def test_the_padding_of_sentences_is_not_read() -> None:
+    model, batches, loss, _ = SENTENCES.plan(0, CHAINS, [], word_pieces(CHAINS, 100, 24))
+    batch = next(iter(batches))
+    fill = {"input_ids": 5, "attention_mask": 0, "labels": -100}
+    wider = {name: torch.nn.functional.pad(batch[name], (0, 3), value=value) for name, value in fill.items()}
+    torch.testing.assert_close(loss(model, wider), loss(model, batch))
+
+
 def test_solu_is_the_normalised_product_of_the_paper() -> None:
     x = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 3
     product = x.numpy() * softmax(x.numpy(), axis=-1)

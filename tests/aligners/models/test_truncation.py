@@ -78,6 +78,7 @@ def test_what_is_frozen_at_the_bottom_stays_and_the_rest_moves(architecture: str
     model, batch = tiny_model(architecture), tokenised()
     model.requires_grad_(True)
     freeze(model, bottom=bottom)
+    assert not any(weight.requires_grad for block in blocks_of(model)[:bottom] for weight in block.parameters())
     before = FrozenModel(copy.deepcopy(model), name="before").front(batch, range(4))
     torch.nn.functional.cross_entropy(model(**batch).logits, torch.tensor([0, 1, 0, 1, 1])).backward()
     torch.optim.SGD([weight for weight in model.parameters() if weight.requires_grad], lr=1.0).step()

@@ -104,34 +104,31 @@ def test_figures_are_those_of_the_stitched_model(
     """Text by text, each alone: front of X, layer, tail of Y."""
     x, y = (load_frozen(name) for name in (world.model_x, world.model_y))
     texts, labels = read_texts(world.test)
+    label, inputs = torch.tensor([*map(int, labels)]), [tokenised((text,)) for text in texts]
+    own = torch.cat([y.logits(one) for one in inputs])
     for name, place, (i, j) in ((n, s, pair) for n in LAYERS for s, pair in enumerate(stored.pairs["0_1"])):
-        layer, losses, native, right, agree, squares, total = stored.maps["0_1"][name], [], [], [], [], 0.0, 0.0
-        mean = stored.spread["0_1"]["mean"][place]
-        for one, label in zip((tokenised((text,)) for text in texts), torch.tensor([*map(int, labels)]), strict=True):
-            with torch.no_grad():
-                mapped = layer(x.front(one, [i])[0].expand(2, -1, -1))[place]
-                answer, own = y.tail(one, j, mapped[None])[0], y.logits(one)[0]
-            losses.append(float(cross_entropy(answer, label)))
-            native.append(float(cross_entropy(own, label)))
-            right.append(float(answer.argmax() == label))
-            agree.append(float(answer.argmax() == own.argmax()))
-            states = y.front(one, [j])[0][0]
-            squares += float((mapped - states).double().square().sum())
-            total += float((states - mean).double().square().sum())
-        (row,) = rows_of(measured, name, model_x=world.model_x, model_y=world.model_y, site_x=i, site_y=j)
-        gap = torch.tensor(losses).double() - torch.tensor(native).double()
-        low, high = bootstrap_interval(gap, seed=0)
+        layer, mean = stored.maps["0_1"][name], stored.spread["0_1"]["mean"][place]
+        with torch.no_grad():
+            mapped = [layer(x.front(one, [i])[0].expand(2, -1, -1))[place] for one in inputs]
+            answers = torch.cat([y.tail(one, j, rows[None]) for one, rows in zip(inputs, mapped, strict=True)])
+        states = torch.cat([y.front(one, [j])[0][0] for one in inputs])
+        loss, native = (cross_entropy(logits, label, reduction="none").double() for logits in (answers, own))
+        right, own_right = ((logits.argmax(-1) == label).double() for logits in (answers, own))
+        squares, total = ((states - other).double().square().sum() for other in (torch.cat(mapped), mean))
         expected = {
-            "loss": sum(losses) / TEST_TEXTS,
-            "penalty": float(gap.mean()),
-            "penalty_low": float(low),
-            "penalty_high": float(high),
-            "accuracy": sum(right) / TEST_TEXTS,
-            "agreement": sum(agree) / TEST_TEXTS,
+            "loss": loss.mean(),
+            "penalty": (loss - native).mean(),
+            **dict(zip(("penalty_low", "penalty_high"), bootstrap_interval(loss - native, seed=0), strict=True)),
+            "accuracy": right.mean(),
+            **dict(zip(("accuracy_low", "accuracy_high"), bootstrap_interval(right, seed=0), strict=True)),
+            "accuracy_penalty": (own_right - right).mean(),
+            "score_penalty": (own_right - right).mean(),
+            "agreement": (answers.argmax(-1) == own.argmax(-1)).double().mean(),
             "fvu": squares / total,
         }
+        (row,) = rows_of(measured, name, model_x=world.model_x, model_y=world.model_y, site_x=i, site_y=j)
         for figure, value in expected.items():
-            assert row[figure] == pytest.approx(value, rel=1e-4, abs=1e-6), (name, figure)
+            assert row[figure] == pytest.approx(value.item(), rel=1e-4, abs=1e-6), (name, figure)
         assert row["n_texts"] == TEST_TEXTS
         assert row["parameters"] == sum(p.numel() for p in layer.parameters()) / 2
         assert (row["role"], row["fit"], row["overflow"]) == ("method", "task loss", False)
