@@ -62,8 +62,12 @@ def test_a_language_model_without_its_head_is_loaded_bare_and_that_is_said(
     tiny_folder(tmp_path, "mpnet", task="masked")
     assert load_frozen(tmp_path).task == "masked"
     keep_weights(tmp_path, lambda name: "lm_head" not in name)
-    frozen = load_frozen(tmp_path)
+    known = KnownModels(tmp_path / "known")
+    frozen = load_frozen(tmp_path, known=known)
+    known.save()
     assert (frozen.task, type(frozen.model).__name__) == (None, "MPNetModel")
+    asleep = load_frozen(tmp_path, known=known)
+    assert (asleep.task, type(asleep)) == (None, SleepingModel)
     assert [record.message for record in caplog.records if record.name == "aligners.models.loading.models"] == [
         f"{tmp_path} has no weights for the head of a MPNetForMaskedLM: it is loaded without."
     ]
