@@ -34,8 +34,7 @@ class Processes(Executor):
         self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
         for place in range(workers):
             self._free.put(place)
-        self._pools: dict[int, ProcessPoolExecutor] = {}
-        self._processes: dict[int, int] = {}
+        self._pools: dict[int, tuple[ProcessPoolExecutor, int]] = {}  # with the process of each
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Run a function in the next free process; wait until there is one."""
@@ -53,10 +52,10 @@ class Processes(Executor):
         if cancel_futures:
             self._end(signal.SIGTERM)
             for process in multiprocessing.active_children():
-                if process.pid in self._processes.values():
+                if process.pid in [number for _, number in list(self._pools.values())]:
                     process.join(PATIENCE)
             self._end(signal.SIGKILL)
-        for pool in list(self._pools.values()):  # those of workers that were ended are dropped meanwhile
+        for pool, _ in list(self._pools.values()):  # those of workers that were ended are dropped meanwhile
             pool.shutdown(wait, cancel_futures=cancel_futures)
 
     def _pool(self, place: int) -> ProcessPoolExecutor:
@@ -65,13 +64,12 @@ class Processes(Executor):
             threads = max(1, len(os.sched_getaffinity(0)) // self.workers)
             threads = min(threads, int(os.environ.get(THREADS) or threads))  # the user may have asked for fewer
             spawn = multiprocessing.get_context("spawn")
-            self._pools[place] = ProcessPoolExecutor(1, spawn, _begin_worker, (gpu, threads))
-            self._processes[place] = self._pools[place].submit(os.getpid).result()
-        return self._pools[place]
+            pool = ProcessPoolExecutor(1, spawn, _begin_worker, (gpu, threads))
+            self._pools[place] = pool, pool.submit(os.getpid).result()
+        return self._pools[place][0]
 
     def _drop(self, place: int) -> None:
-        self._pools.pop(place).shutdown(wait=False)
-        self._processes.pop(place)
+        self._pools.pop(place)[0].shutdown(wait=False)
 
     def _release(self, place: int, done: Future[Any]) -> None:
         if not done.cancelled() and isinstance(done.exception(), BrokenExecutor):
@@ -79,7 +77,7 @@ class Processes(Executor):
         self._free.put(place)
 
     def _end(self, number: int) -> None:
-        for process in list(self._processes.values()):
+        for _, process in list(self._pools.values()):
             with suppress(ProcessLookupError):
                 os.kill(process, number)
 
@@ -94,7 +92,7 @@ def _begin_worker(gpu: int | None, threads: int) -> None:
 
 
 def _in_worker(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call a function in a process of a pool; if it is stopped, so is the process, which would wait for another."""
+    """Call a function in a process that would wait for another; if it is stopped, so is the process."""
     try:
         return fn(*args, **kwargs)
     except SystemExit as end:
@@ -165,7 +163,7 @@ class RayTasks(Executor):
         self._own = not ray.is_initialized()
         if self._own:
             ray.init(address=address, log_to_driver=False, include_dashboard=None if address else False)
-        self._remote = ray.remote(max_retries=0, **options)(_call)
+        self._remote = ray.remote(max_retries=0, **options)(_in_worker)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Submit a task."""
@@ -189,10 +187,6 @@ def _let_jobs_import() -> None:
     """Name the folder of this code in $PYTHONPATH, which jobs inherit: they may start in another folder."""
     known = [CODE, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, known)))
-
-
-def _call(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    return fn(*args, **kwargs)
 
 
 # Name -> the package that it needs.

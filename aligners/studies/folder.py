@@ -91,6 +91,11 @@ class StudyFolder:
         result: dict[str, Any] = json.loads((self.cell(number) / RESULT).read_text(encoding="utf-8"))
         return result
 
+    def failed(self) -> dict[str, str]:
+        """The last line of the traceback of each cell that failed."""
+        errors = {number: self.cell(number) / ERROR for number in self.cells if self.state(number) == "failed"}
+        return {number: file.read_text(encoding="utf-8").splitlines()[-1].strip() for number, file in errors.items()}
+
     def leaves(self, cell: Cell) -> bool:
         """Whether a cell is done, and what other cells need of it is there."""
         place = self.path / cell.folder
