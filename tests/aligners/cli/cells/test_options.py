@@ -28,13 +28,9 @@ def study_of(world: World, **changes: Any) -> Study:
     return read_study({**usual, **changes})
 
 
-def cells_of(world: World, **changes: Any) -> list[Cell]:
-    return expand(study_of(world, **changes), COMMANDS)
-
-
 def test_what_changes_no_result_changes_no_id(world: World) -> None:
     def ids(**changes: Any) -> dict[str, str]:
-        return {cell.kind: cell.id for cell in cells_of(world, **changes)}
+        return {cell.kind: cell.id for cell in expand(study_of(world, **changes), COMMANDS)}
 
     usual = ids()
     for same in (
@@ -63,7 +59,7 @@ def test_what_changes_no_result_changes_no_id(world: World) -> None:
 )
 def test_wrong_options_are_refused_before_any_cell_runs(world: World, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        cells_of(world, **changes)
+        expand(study_of(world, **changes), COMMANDS)
 
 
 def test_a_model_that_cannot_be_reached_is_refused_or_assumed(world: World) -> None:
