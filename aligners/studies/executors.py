@@ -10,7 +10,7 @@ import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import suppress
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ class Processes(Executor):
         self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
         for place in range(workers):
             self._free.put(place)
-        self._pools: dict[int, tuple[ProcessPoolExecutor, int]] = {}  # with the process of each
+        self._pools: dict[int, tuple[ProcessPoolExecutor, BaseProcess]] = {}  # each with its process
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Run a function in the next free process; wait until there is one."""
@@ -50,11 +50,12 @@ class Processes(Executor):
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End all processes, at once with `cancel_futures`."""
         if cancel_futures:
-            self._end(signal.SIGTERM)
-            for process in multiprocessing.active_children():
-                if process.pid in [number for _, number in list(self._pools.values())]:
-                    process.join(PATIENCE)
-            self._end(signal.SIGKILL)
+            processes = [process for _, process in list(self._pools.values())]
+            for process in processes:
+                process.terminate()
+            for process in processes:
+                process.join(PATIENCE)
+                process.kill()
         for pool, _ in list(self._pools.values()):  # those of workers that were ended are dropped meanwhile
             pool.shutdown(wait, cancel_futures=cancel_futures)
 
@@ -65,7 +66,8 @@ class Processes(Executor):
             threads = min(threads, int(os.environ.get(THREADS) or threads))  # the user may have asked for fewer
             spawn = multiprocessing.get_context("spawn")
             pool = ProcessPoolExecutor(1, spawn, _begin_worker, (gpu, threads))
-            self._pools[place] = pool, pool.submit(os.getpid).result()
+            number = pool.submit(os.getpid).result()
+            self._pools[place] = pool, next(each for each in multiprocessing.active_children() if each.pid == number)
         return self._pools[place][0]
 
     def _drop(self, place: int) -> None:
@@ -75,11 +77,6 @@ class Processes(Executor):
         if not done.cancelled() and isinstance(done.exception(), BrokenExecutor):
             self._drop(place)
         self._free.put(place)
-
-    def _end(self, number: int) -> None:
-        for _, process in list(self._pools.values()):
-            with suppress(ProcessLookupError):
-                os.kill(process, number)
 
 
 def _begin_worker(gpu: int | None, threads: int) -> None:

@@ -94,7 +94,8 @@ class StudyFolder:
     def failed(self) -> dict[str, str]:
         """The last line of the traceback of each cell that failed."""
         errors = {number: self.cell(number) / ERROR for number in self.cells if self.state(number) == "failed"}
-        return {number: file.read_text(encoding="utf-8").splitlines()[-1].strip() for number, file in errors.items()}
+        texts = {number: file.read_text(encoding="utf-8").strip() for number, file in errors.items()}
+        return {number: text.splitlines()[-1].strip() for number, text in texts.items()}
 
     def leaves(self, cell: Cell) -> bool:
         """Whether a cell is done, and what other cells need of it is there."""

@@ -144,7 +144,7 @@ def test_status_counts_and_names_what_failed(tmp_path: Path) -> None:
     folder, cells = begun(tmp_path)
     finish(str(tmp_path), cells[0].id)
     failed = next(cell for cell in cells if cell.kind == "inject")
-    (folder.cell(failed.id) / "error.txt").write_text("Traceback\n  ...\nValueError: no room\n")
+    (folder.cell(failed.id) / "error.txt").write_text("Traceback\n  ...\nValueError: no room\n\n")
     (line,) = failures(folder)
     assert line.startswith("inject m0 – m1, t: ValueError: no room\n")
     assert failed.id in line
