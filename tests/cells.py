@@ -12,9 +12,13 @@ from aligners.studies.spec import Study, read_study
 
 
 class Inline(Executor):
-    """Runs what is submitted in this process, at once."""
+    """Runs what is submitted in this process, at once, and keeps with what it was called."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        self.calls.append(args)
         future: Future[Any] = Future()
         try:
             future.set_result(fn(*args, **kwargs))

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from aligners.errors import UserError
+from aligners.models.recipes import EMBEDDED
 from aligners.reports.names import file_names
 from aligners.studies.spec import Model, Stage, Study
 
 PAIR = ("model_x", "model_y")
 FOLDER = "{study}"  # stands for the study's folder in the options of a cell
-EMBEDDED = "embedded"
 Options = dict[str, Any]
 
 
@@ -184,11 +184,9 @@ class _Expansion:
             fitted = self._fits(task, stage, pairs, at_once) | self._fits(task, stage, with_itself, 1)
         for pair in [*pairs, *with_itself] if any(wants.values()) else []:
             both = self._instances(pair, stage, task)
-            if wants["inject"] and pair in fitted:
-                fit, maps = fitted[pair]
-                self._add("inject", task, both, {"checkpoints": [maps]}, fit)
-            elif wants["inject"]:
-                self._add("inject", task, both)
+            if wants["inject"]:
+                fit, maps = fitted.get(pair, (None, None))
+                self._add("inject", task, both, {"checkpoints": [maps]} if maps else {}, fit)
             for kind in ("stitch", "attention"):
                 if wants[kind] and pair[0] != pair[1]:
                     self._add(kind, task, both)
@@ -211,10 +209,9 @@ class _Expansion:
             instances = self._instances(models, stage, task)
             numbers = [[models.index(x), models.index(y)] for x, y in part]
             cell = self._add("fit_pairs", task, instances, {"data": {"pairs": numbers}})
-            short = file_names([model.path for model in instances])
-            for pair in part:
-                x, y = (short[instances[models.index(model)].path] for model in pair)
-                found[pair] = cell, f"{FOLDER}/{cell.folder}/run/pairs/{x}--{y}/aligners.ckpt"
+            names = list(file_names([model.path for model in instances]).values())
+            for pair, (x, y) in zip(part, numbers, strict=True):
+                found[pair] = cell, f"{FOLDER}/{cell.folder}/run/pairs/{names[x]}--{names[y]}/aligners.ckpt"
         return found
 
     def _models(self, task: str, stage: Stage) -> None:

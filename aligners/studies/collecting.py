@@ -1,7 +1,6 @@
 """One table of each kind, from the results of all cells."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -43,17 +42,15 @@ def tables(folder: StudyFolder) -> dict[str, pd.DataFrame]:
     return {name: pd.DataFrame(rows) for name, rows in found.items() if rows}
 
 
-def collect(folder: StudyFolder) -> dict[str, Path]:
-    """Write the tables, each as Parquet and as CSV, whole or not at all; return the Parquet files by their names."""
-    place, files = folder.path / TABLES, {}
-    place.mkdir(exist_ok=True)
-    for name, table in tables(folder).items():
-        files[name] = place / f"{name}.parquet"
-        with whole_file(files[name]) as unfinished:
-            table.to_parquet(unfinished, index=False)
-        with whole_file(place / f"{name}.csv") as unfinished:
-            table.to_csv(unfinished, index=False)
-    return files
+def collect(folder: StudyFolder) -> dict[str, pd.DataFrame]:
+    """Write the tables, each as Parquet and as CSV, whole or not at all, and return them by their names."""
+    collected = tables(folder)
+    (folder.path / TABLES).mkdir(exist_ok=True)
+    for name, table in collected.items():
+        for end, write in (("parquet", table.to_parquet), ("csv", table.to_csv)):
+            with whole_file(folder.path / TABLES / f"{name}.{end}") as unfinished:
+                write(unfinished, index=False)
+    return collected
 
 
 def _about(row: Row, meta: Row, cell: Row, models: Mapping[str, Row], groups: Models) -> dict[str, Any]:

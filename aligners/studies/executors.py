@@ -10,7 +10,7 @@ import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import suppress
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,7 @@ class Processes(Executor):
         self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
         for place in range(workers):
             self._free.put(place)
-        self._pools: dict[int, ProcessPoolExecutor] = {}
-        self._processes: dict[int, int] = {}
+        self._pools: dict[int, tuple[ProcessPoolExecutor, BaseProcess]] = {}  # each with its process
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Run a function in the next free process; wait until there is one."""
@@ -51,12 +50,13 @@ class Processes(Executor):
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End all processes, at once with `cancel_futures`."""
         if cancel_futures:
-            self._end(signal.SIGTERM)
-            for process in multiprocessing.active_children():
-                if process.pid in self._processes.values():
-                    process.join(PATIENCE)
-            self._end(signal.SIGKILL)
-        for pool in list(self._pools.values()):  # those of workers that were ended are dropped meanwhile
+            processes = [process for _, process in list(self._pools.values())]
+            for process in processes:
+                process.terminate()
+            for process in processes:
+                process.join(PATIENCE)
+                process.kill()
+        for pool, _ in list(self._pools.values()):  # those of workers that were ended are dropped meanwhile
             pool.shutdown(wait, cancel_futures=cancel_futures)
 
     def _pool(self, place: int) -> ProcessPoolExecutor:
@@ -65,23 +65,18 @@ class Processes(Executor):
             threads = max(1, len(os.sched_getaffinity(0)) // self.workers)
             threads = min(threads, int(os.environ.get(THREADS) or threads))  # the user may have asked for fewer
             spawn = multiprocessing.get_context("spawn")
-            self._pools[place] = ProcessPoolExecutor(1, spawn, _begin_worker, (gpu, threads))
-            self._processes[place] = self._pools[place].submit(os.getpid).result()
-        return self._pools[place]
+            pool = ProcessPoolExecutor(1, spawn, _begin_worker, (gpu, threads))
+            number = pool.submit(os.getpid).result()
+            self._pools[place] = pool, next(each for each in multiprocessing.active_children() if each.pid == number)
+        return self._pools[place][0]
 
     def _drop(self, place: int) -> None:
-        self._pools.pop(place).shutdown(wait=False)
-        self._processes.pop(place)
+        self._pools.pop(place)[0].shutdown(wait=False)
 
     def _release(self, place: int, done: Future[Any]) -> None:
         if not done.cancelled() and isinstance(done.exception(), BrokenExecutor):
             self._drop(place)
         self._free.put(place)
-
-    def _end(self, number: int) -> None:
-        for process in list(self._processes.values()):
-            with suppress(ProcessLookupError):
-                os.kill(process, number)
 
 
 def _begin_worker(gpu: int | None, threads: int) -> None:
@@ -94,7 +89,7 @@ def _begin_worker(gpu: int | None, threads: int) -> None:
 
 
 def _in_worker(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call a function in a process of a pool; if it is stopped, so is the process, which would wait for another."""
+    """Call a function in a process that would wait for another; if it is stopped, so is the process."""
     try:
         return fn(*args, **kwargs)
     except SystemExit as end:
@@ -165,7 +160,7 @@ class RayTasks(Executor):
         self._own = not ray.is_initialized()
         if self._own:
             ray.init(address=address, log_to_driver=False, include_dashboard=None if address else False)
-        self._remote = ray.remote(max_retries=0, **options)(_call)
+        self._remote = ray.remote(max_retries=0, **options)(_in_worker)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Submit a task."""
@@ -189,10 +184,6 @@ def _let_jobs_import() -> None:
     """Name the folder of this code in $PYTHONPATH, which jobs inherit: they may start in another folder."""
     known = [CODE, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, known)))
-
-
-def _call(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    return fn(*args, **kwargs)
 
 
 # Name -> the package that it needs.

@@ -91,6 +91,12 @@ class StudyFolder:
         result: dict[str, Any] = json.loads((self.cell(number) / RESULT).read_text(encoding="utf-8"))
         return result
 
+    def failed(self) -> dict[str, str]:
+        """The last line of the traceback of each cell that failed."""
+        errors = {number: self.cell(number) / ERROR for number in self.cells if self.state(number) == "failed"}
+        texts = {number: file.read_text(encoding="utf-8").strip() for number, file in errors.items()}
+        return {number: text.splitlines()[-1].strip() for number, text in texts.items()}
+
     def leaves(self, cell: Cell) -> bool:
         """Whether a cell is done, and what other cells need of it is there."""
         place = self.path / cell.folder

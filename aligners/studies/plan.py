@@ -1,12 +1,10 @@
 """What a study will cost, from the sizes of models, stated formulas and a stated rate."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Self
 
 import torch
 from rich.table import Table
@@ -52,7 +50,7 @@ class Size:
         return 2.0 * self.layers * 12 * self.width**2 * tokens
 
     @classmethod
-    def assumed(cls, assumed: Assumed) -> Size:
+    def assumed(cls, assumed: Assumed) -> Self:
         """The size that a study file gives models which cannot be reached."""
         return cls(assumed.layers, assumed.width, assumed.vocabulary, known=False)
 
@@ -85,14 +83,8 @@ A pass: one model reads the fitting or the held-out texts of one task once: 2 ×
 Time, an estimate: FLOP ÷ (rate × workers), and 5 s a cell to begin and to report; at least that of the longest
   chain of cells. The rate, unless `--rate` gives it, is what this machine reaches in a block of the widest model; the
   time that is left, said as cells finish, is measured."""
-
-
 START = 5.0  # seconds
-
-
 MEASURING, TEXTS = 0.8, 10  # seconds of measuring a rate; texts in a batch
-
-
 WIDEST = 4096  # block that is measured: wider ones are as fast
 
 

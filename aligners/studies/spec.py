@@ -269,8 +269,7 @@ class Study:
 
     def work(self) -> dict[str, Work]:
         """The kinds of cells that are asked for, fine-tuning apart."""
-        kinds = ("fit", "inject", "similarity", "stitch", "identity", "attention", "recover", "probe", "surgery")
-        return {kind: getattr(self, kind) for kind in kinds if getattr(self, kind) is not None}
+        return {kind: work for kind, work in vars(self).items() if isinstance(work, Work)}
 
     def wants(self, kind: str, stage: Stage, task: str) -> bool:
         """Whether there are cells of this kind at a stage, on a task."""

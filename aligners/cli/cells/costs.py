@@ -11,7 +11,6 @@ from jsonargparse import Namespace
 from aligners.cli.cells.options import CellOptions
 from aligners.files.room import in_words
 from aligners.fitting.parts import bytes_a_site, pairs_within
-from aligners.maps.base import Aligner
 from aligners.probing.trees import USUAL_RANK
 from aligners.similarity.catalogue import catalogue
 from aligners.studies.cells import Cell, expand
@@ -131,9 +130,11 @@ def _fit(load: Load) -> Cost:
     data = load.parsed.data
     read, step = load.rows(load.texts), load.rows(data.batch_size)
     maps = [fit.aligner for fit in load.made.model.made(1, x.width, y.width)]
-    weights = sum(_weights(each) * (2 if each.both_ways else 1) for each in maps if not each.closed_form)
+    trainable = {each: sum(weight.numel() for weight in each.parameters()) for each in maps if not each.closed_form}
+    weights = sum(count * (2 if each.both_ways else 1) for each, count in trainable.items())
     closed = sum(each.closed_form for each in maps)
-    stored = DOUBLE * (x.width**2 + y.width**2 + x.width * y.width) + sum(map(_bytes, maps))
+    moments = DOUBLE * (x.width**2 + y.width**2 + x.width * y.width)
+    stored = moments + sum(value.nbytes for each in maps for value in each.state_dict().values())
     trained = load.trained(read, step)
     passes = 1 + (trained / read if weights else 0.0)
     places = len(parse_sites(data.get("sites", "all"), x.layers, y.layers)) * load.pairs
@@ -266,14 +267,6 @@ def formulas() -> str:
 def _decomposed(x: Size, y: Size) -> float:
     """FLOP of what is solved between two widths."""
     return DECOMPOSED * max(x.width, y.width) ** 3
-
-
-def _weights(aligner: Aligner) -> int:
-    return sum(weight.numel() for weight in aligner.parameters())
-
-
-def _bytes(aligner: Aligner) -> int:
-    return sum(value.numel() * value.element_size() for value in aligner.state_dict().values())
 
 
 # ---------------------------------------------------------------------- the whole study

@@ -9,8 +9,8 @@ from rich.table import Table
 from aligners.cli.run import Run, command
 from aligners.reports.screen import screen, site_table
 from aligners.reports.study.report import report as write_report
+from aligners.studies.collecting import TABLES
 from aligners.studies.collecting import collect as write_tables
-from aligners.studies.collecting import tables
 from aligners.studies.folder import ERROR, STATES, StudyFolder
 
 # Makes a command for a study's folder of the function that does its work.
@@ -37,8 +37,8 @@ def collect(_: Run, folder: Path) -> None:
     Args:
         folder: Of the study, such as runs/NAME.
     """
-    for file in write_tables(StudyFolder(folder)).values():
-        print(file)
+    for name in write_tables(StudyFolder(folder)):
+        print(folder / TABLES / f"{name}.parquet")
 
 
 @for_folder()
@@ -53,10 +53,10 @@ def report(_: Run, folder: Path) -> None:
 
 def collect_and_report(folder: StudyFolder) -> None:
     """Collect the results, and make the report if there is anything to report on."""
-    write_tables(folder)
-    collected = tables(folder)
+    collected = write_tables(folder)
     if collected:
-        write_report(folder.path, collected, folder.study)
+        results = [folder.result(number) for number in sorted(folder.cells) if folder.state(number) == "done"]
+        write_report(folder.path, collected, folder.study, results, folder.failed())
 
 
 def status_table(folder: StudyFolder) -> Table:
@@ -71,10 +71,8 @@ def status_table(folder: StudyFolder) -> Table:
 def failures(folder: StudyFolder) -> list[str]:
     """One line for each failed cell: what it is, the last line of its traceback, and where to read all of it."""
     lines = []
-    for number in folder.cells:
-        if folder.state(number) == "failed":
-            cell, file = folder.described(number), folder.cell(number) / ERROR
-            names = " – ".join(model["name"] for model in cell["models"][:4])
-            last = file.read_text(encoding="utf-8").strip().splitlines()[-1]
-            lines.append(f"{cell['kind']} {names}, {cell['task']}: {last}\n  {file}")
+    for number, said in folder.failed().items():
+        cell = folder.described(number)
+        names = " – ".join(model["name"] for model in cell["models"][:4])
+        lines.append(f"{cell['kind']} {names}, {cell['task']}: {said}\n  {folder.cell(number) / ERROR}")
     return lines

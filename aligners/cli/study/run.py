@@ -140,8 +140,7 @@ def _end(folder: StudyFolder) -> None:
     screen().print(status_table(folder))
     failed = failures(folder)
     if failed:
-        print("\n".join(failed))
-        print(f"`study.py retry {folder.path}` runs them once more.")
+        print(*failed, f"`study.py retry {folder.path}` runs them once more.", sep="\n")
     written = folder.path / "report" / "report.html"
     if written.is_file():
         print(f"Report: {written}")

@@ -169,10 +169,10 @@ def look_of_stage(stage: str | None, of_none: str = "all pairs") -> tuple[str, M
     return stage_words(stage) or of_none, ("stage", str(stage))
 
 
-def model_rows(
-    frame: pd.DataFrame, places: Sequence[str], line: str, across: str, value: str, scale: float = 1
-) -> list[Row]:
-    """Means over models with the models' range, for `line_panels`; of one model, with its interval if it has one.
+def model_lines(
+    frame: pd.DataFrame, places: Sequence[str], line: str, across: str, value: str, look: Look, scale: float = 1
+) -> tuple[list[Row], list[LinePanel]]:
+    """Means over models with the models' range; of one model, with its interval if it has one.
 
     Args:
         frame: rows with `model`.
@@ -180,7 +180,11 @@ def model_rows(
         line: the column that tells lines apart.
         across: a column of numbers; a line has a row for each that its panel has.
         value: the column that is averaged.
+        look: from a value of `line` to the line's name and meaning.
         scale: factor for all values.
+
+    Returns:
+        A row for each mean, and the panels of them.
     """
     rows = []
     for place, own in by(frame, *places):
@@ -192,7 +196,7 @@ def model_rows(
                 ends = {end: at[f"{value}_{end}"].mean() for end in ends}
             means = scale * pd.DataFrame({"mean": at[value].mean(), **ends}).reindex(ticks)
             rows += [{**place, **name, across: tick, **mean} for tick, mean in means.to_dict("index").items()]
-    return rows
+    return rows, line_panels(rows, places, line, across, look)
 
 
 def line_panels(rows: Sequence[Row], places: Sequence[str], line: str, across: str, look: Look) -> list[LinePanel]:

@@ -1,7 +1,7 @@
 """The report of a study: every table and figure that its rows allow, in all formats."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,13 @@ FOLDER = "report"
 FORMATS = {"md": markdown, "tex": latex, "csv": lambda table: csv_text(numbers(table))}  # of tables
 
 
-def report(folder: Path, frames: Mapping[str, pd.DataFrame], study: Row) -> Path:
+def report(
+    folder: Path,
+    frames: Mapping[str, pd.DataFrame],
+    study: Row,
+    results: Sequence[Row],
+    failures: Mapping[str, str],
+) -> Path:
     """Write a study's report under `folder/report/`, and log it to W&B as one run of the study's group.
 
     Tables are written as LaTeX, Markdown and CSV under `tables/`, figures as PNG and CSV under `figures/`, and
@@ -32,6 +38,8 @@ def report(folder: Path, frames: Mapping[str, pd.DataFrame], study: Row) -> Path
         frames: kind -> the collected rows.
         study: its `name`, and `report`, names of tables and figures out of `aligners.reports.study.registry.CONTENTS`;
             None for all that can be made.
+        results: of the finished cells.
+        failures: id of a cell that failed -> what it said.
 
     Returns:
         The page.
@@ -49,9 +57,10 @@ def report(folder: Path, frames: Mapping[str, pd.DataFrame], study: Row) -> Path
         images[figure.name] = place / "figures" / f"{figure.name}.png"
         with whole_file(images[figure.name]) as unfinished:
             draw(figure, palette).savefig(unfinished, dpi=130, format="png")
+    about = provenance((folder / "study.yaml").read_text(encoding="utf-8"), results, failures)
     said = ("\n- ".join([f"## {item.title}\n", *item.findings]) + "\n" for item in made.findings())
     texts = {
-        "report.html": page(study["name"], made, provenance(folder), images, palette),
+        "report.html": page(study["name"], made, about, images, palette),
         "findings.md": "\n".join(said),
         "missing.json": json.dumps(made.missing, indent=1),
         **{f"figures/{figure.name}.csv": csv_text(figure.values) for figure in made.figures if figure.values},

@@ -41,11 +41,6 @@ class Estimate(NamedTuple):
     models: int = 1
     lost: int = 0
 
-    @property
-    def over_models(self) -> bool:
-        """Whether the interval is one over models, and not a mere range."""
-        return self.interval == OVER_MODELS
-
 
 def over_models(frame: pd.DataFrame, column: str, groups: Mapping[str, str] | None = None) -> Estimate | None:
     """Average a column over pairs of models.
@@ -147,9 +142,9 @@ def group_test(values: pd.Series, groups: Mapping[str, str], seed: int = 0) -> D
     """
     known = values.dropna()
     models = list(dict.fromkeys(model for pair in known.index for model in pair))
-    first = np.array([groups[model] == groups[models[0]] for model in models]) if models else np.zeros(0, bool)
     if len({groups[model] for model in models}) != 2:
         return None
+    first = np.array([groups[model] == groups[models[0]] for model in models])
     ends = np.array([[models.index(model) for model in pair] for pair in known.index])
     ways, exact = _deals(len(models), int(first.sum()), seed)
     numbers = known.to_numpy(dtype=float)
@@ -171,11 +166,8 @@ def holm(ps: Sequence[float]) -> list[float]:
 def _deals(count: int, size: int, seed: int) -> tuple[NDArray[np.bool_], bool]:
     """All ways to choose the first group, (ways, models), or as many draws as are allowed; and whether it is all."""
     exact, draw = math.comb(count, size) <= MOST_EXACT, np.random.default_rng(seed)
-    chosen = (
-        [*combinations(range(count), size)]
-        if exact
-        else [draw.choice(count, size, replace=False) for _ in range(DRAWS)]
-    )
+    drawn = (draw.choice(count, size, replace=False) for _ in range(DRAWS))
+    chosen = [*(combinations(range(count), size) if exact else drawn)]
     ways = np.zeros((len(chosen), count), dtype=bool)
     np.put_along_axis(ways, np.array(chosen), True, axis=1)
     return ways, exact

@@ -1,9 +1,9 @@
 """Tables and figures of a study as files: one HTML page, LaTeX, Markdown, CSV, and what W&B gets."""
 
 import base64
-import json
 import re
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from aligners.reports.study.contents import Column, Table
 from aligners.reports.study.drawing import Palette
 from aligners.reports.study.frames import counted
 from aligners.reports.study.registry import ReportContents
-from aligners.reports.study.statistics import Estimate
+from aligners.reports.study.statistics import RANGE_OF_PAIRS, Estimate
 from aligners.reports.templates import page as rendered
 
 MODEL = ("name", "revision", "fingerprint")
@@ -42,18 +42,14 @@ LATEX = r"""\begin{table}
 """
 
 
-def provenance(folder: Path) -> Row:
+def provenance(config: str, results: Sequence[Row], failures: Mapping[str, str]) -> Row:
     """What a study ran, for its page: `about` (a sentence), `config`, `cells`, `models`, `versions`, `failures`.
 
     Args:
-        folder: of the study: `study.yaml`, `plan.json` with the ids of its cells, `cells/ID/result.json`,
-            `cells/ID/error.txt`; what is not there is left out, and so are cells that are not in the plan.
+        config: the study file.
+        results: of the finished cells.
+        failures: id of a cell that failed -> what it said.
     """
-    config, plan = folder / "study.yaml", folder / "plan.json"
-    places = [folder / "cells" / number for number in sorted(_read(plan))] if plan.exists() else []
-    results = [_read(place / "result.json") for place in places if (place / "result.json").exists()]
-    errors = [place / "error.txt" for place in places if not (place / "result.json").exists()]
-    failures = {file.parent.name: _last_line(file) for file in errors if file.exists()}
     times = pd.DataFrame(results, columns=["kind", "seconds"]).groupby("kind", sort=False)["seconds"]
     cells = [{"kind": kind, "cells": len(seconds), "hours": seconds.sum() / 3600} for kind, seconds in times]
     hours, failed = sum(row["hours"] for row in cells), f", {len(failures)} of them failed" if failures else ""
@@ -64,16 +60,12 @@ def provenance(folder: Path) -> Row:
     versions = Counter(map(_versions, metas)).items()
     return {
         "about": f"{counted(len(results) + len(failures), 'cell')}{failed}, {time} of computing in all.",
-        "config": config.read_text(encoding="utf-8") if config.exists() else "",
+        "config": config,
         "cells": cells,
         "models": sorted(named, key=itemgetter("name")),
         "versions": [f"{said} ({counted(count, 'cell')})" for said, count in versions if said],
-        "failures": failures,
+        "failures": dict(sorted(failures.items())),
     }
-
-
-def _read(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _versions(meta: Row) -> str:
@@ -81,11 +73,6 @@ def _versions(meta: Row) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in (meta.get("versions") or {}).items())
     device = f"; {meta['device']}, {counted(meta.get('ranks', 1), 'rank')}" if meta.get("device") else ""
     return versions and versions + device
-
-
-def _last_line(path: Path) -> str:
-    lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return lines[-1].strip() if lines else "no traceback"
 
 
 class CellText(NamedTuple):
@@ -118,7 +105,7 @@ def written(cell: Any, column: Column) -> CellText:
         return CellText(number(cell), key=float(cell))
     interval = ""
     if cell.low is not None and cell.high is not None:
-        left, right = "[]" if cell.over_models else "{}"
+        left, right = "{}" if cell.interval == RANGE_OF_PAIRS else "[]"
         interval = f"{left}{number(cell.low)}, {number(cell.high)}{right}"
     sd = "" if cell.sd is None else f"± {number(cell.sd)}"
     lost = f"({cell.lost} of {cell.pairs + cell.lost} pairs lost)" if cell.lost else ""

@@ -5,8 +5,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from lightning.fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from aligners.cli import table
@@ -15,7 +17,7 @@ from aligners.cli.train import fit
 from aligners.errors import UserError
 from datamodules import frozen_models, module
 from tests.processes import ROOT, Started
-from tests.shell import TWO_RANKS, options
+from tests.shell import options
 from tests.world import World
 
 Fails = Callable[..., int]
@@ -64,15 +66,9 @@ def test_our_own_faults_keep_their_traceback(error: Exception, fails: Fails) -> 
         fails(error)
 
 
-@pytest.mark.parametrize(("error", "status", "said"), [
-    (KeyboardInterrupt(), 130, "Stopped by Ctrl-C.\n"),
-    (SIGTERMException(), 143, "Stopped by SIGTERM.\n"),
-])  # fmt: skip
-def test_a_signal_ends_with_a_line_and_its_status(
-    error: BaseException, status: int, said: str, fails: Fails, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert fails(error) == status
-    assert capsys.readouterr().err == said
+def test_a_signal_ends_with_a_line_and_its_status(fails: Fails, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (fails(KeyboardInterrupt()), fails(SIGTERMException())) == (130, 143)
+    assert capsys.readouterr().err == "Stopped by Ctrl-C.\nStopped by SIGTERM.\n"
 
 
 def test_an_exit_that_hangs_is_cut_off() -> None:
@@ -85,9 +81,16 @@ def test_an_exit_that_hangs_is_cut_off() -> None:
     assert (ended.returncode, ended.stdout) == (130, "")
 
 
-def test_a_further_rank_is_silent_where_the_first_has_ended(
+def test_several_ranks_give_one_message(
     fails: Fails, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The first ends those that Lightning started; a further one is silent where the first has ended."""
+    child = Mock(returncode=None)
+    child.kill.side_effect = lambda: setattr(child, "returncode", 0)
+    _ChildProcessObserver(os.getpid(), [child], sleep_period=0.1).start()
+    assert fails(UserError("Of all.")) == 2
+    assert child.kill.called
+    assert capsys.readouterr().err == "error: Of all.\n"
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setattr("aligners.cli.endings.PATIENCE", 0.2)
     assert fails(UserError("Mine alone.")) == 2
@@ -102,7 +105,6 @@ MISSPELT = '{"linear": {"class_path": "Linear", "init_args": {"rigde": 1}}}'
 WRONG = [
     ("train fit", ["--data.site", "all"], "--data.site"),
     ("train fit", ["--data.rows", "sentences"], "rows"),
-    ("train fit", ["--data.batch_size", "0"], "batch_size"),
     ("train fit", ["--model.aligners", '{"linear": "Nonlinear"}'], "aligners"),
     ("train fit", ["--model.aligners", MISSPELT], "aligners"),
     ("train fit", ["--trainer.max_epochs", "0"], "`trainer.max_epochs` to be at least 1, but got 0"),
@@ -149,23 +151,13 @@ def test_a_wrong_option_is_one_message_before_anything_is_loaded(
     assert list(tmp_path.iterdir()) == []
 
 
-def fit_options(world: World, **more: Any) -> list[str]:
-    return ["fit", *options(
-        data__model_x=world.model_x, data__model_y=world.model_y, data__text__source=world.fit,
-        data__text__held_out=world.test, data__max_length=64, trainer__accelerator="cpu", trainer__logger=False, **more,
-    )]  # fmt: skip
-
-
-def test_several_ranks_give_one_message(world: World, tmp_path: Path) -> None:
-    """Lightning starts the second one."""
-    done = Started(tmp_path, "train", *fit_options(world, data__sites="9:9"), *TWO_RANKS)
-    assert done.end() == 2
-    assert done.said().count("Expected `sites` between 0 and 3, but got 9") == 1
-    assert "Traceback" not in done.said()
-
-
 def test_ctrl_c_while_a_fit_runs(world: World, tmp_path: Path) -> None:
-    running = Started(tmp_path, "train", *fit_options(world, trainer__max_epochs=100000))
+    given = options(
+        data__model_x=world.model_x, data__model_y=world.model_y, data__text__source=world.fit,
+        data__text__held_out=world.test, data__max_length=64, trainer__accelerator="cpu", trainer__logger=False,
+        trainer__max_epochs=100000,
+    )  # fmt: skip
+    running = Started(tmp_path, "train", "fit", *given)
     running.wait_until(lambda: list(tmp_path.glob("runs/*/last.ckpt")))
     running.signal(signal.SIGINT)
     assert running.end() == 130

@@ -8,21 +8,15 @@ import pandas as pd
 import pytest
 import yaml
 
-from aligners.cli.study import run as running
 from aligners.cli.table import CONFIGS, study
+from aligners.reports.study.frames import Frames
+from aligners.reports.study.registry import make
+from aligners.studies.collecting import tables
 from aligners.studies.folder import ERROR, RESULT, StudyFolder
 from tests.aligners.cli.small_study import study_file
-from tests.cells import Inline
 from tests.world import TEST_TEXTS, World
 
-
-@pytest.fixture(autouse=True)
-def _in_this_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Cells run here, one after another."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("WANDB_MODE", "disabled")
-    monkeypatch.setenv("WANDB_RUN_GROUP", "another")
-    monkeypatch.setattr(running, "make_executor", lambda *_: Inline())
+pytestmark = pytest.mark.usefixtures("cells_here")
 
 
 def kinds(folder: Path) -> list[str]:
@@ -33,7 +27,7 @@ def test_the_papers_study_on_tiny_models(world: World, tmp_path: Path, capsys: p
     """Ren et al.'s own file, cells of every stage, with other models and texts, and shorter training."""
     config = yaml.safe_load((CONFIGS / "study" / "ren_small.yaml").read_text())
     short = {"max_epochs": 1, "limit_train_batches": 2}
-    config["models"] = {"names": [world.model_x, world.model_y], "groups": {"one": [world.model_x]}}
+    config["models"] = {"names": [*world[:2]], "groups": {"one": [world.model_x], "two": [world.model_y]}}
     config["tasks"] = {"t": {"text": {"source": world.fit, "held_out": world.test}}}
     config["pairs"] = {"random": 1}
     config["finetune"]["options"]["trainer"] = {"max_epochs": 1}
@@ -46,14 +40,16 @@ def test_the_papers_study_on_tiny_models(world: World, tmp_path: Path, capsys: p
         config[kind]["options"]["data"]["sites"] = [1]
     config["similarity"] |= {"across_stages": True}
     config["similarity"]["options"]["data"]["layers"] = [1, 3]
+    config["similarity"]["options"]["measures"].append("neuronsim")
+    config["identity"] = {"stages": ["finetuned"]}
     config["data"] |= {"max_length": 60, "sites": [1]}
     config["rate"] = 1e12
-    config["report"] = ["ren_table_2", "ren_table_3", "ren_table_4", "ren_table_5", "ren_figure_4"]
+    config["report"] = ["ren_table_2", "ren_table_3", "ren_table_4", "ren_table_5"]
     (tmp_path / "ren.yaml").write_text(yaml.safe_dump(config))
     study(["run", "ren.yaml"])
     folder = tmp_path / "runs" / "ren_small"
-    made = ["attention", "finetune", "finetune", "fit", "inject", "recover", "recover"]
-    assert [kind for kind in kinds(folder) if kind not in ("similarity", "untrained")] == made
+    cells = ["attention", "finetune", "finetune", "fit", "identity", "inject", "recover", "recover"]
+    assert [kind for kind in kinds(folder) if kind not in ("similarity", "untrained")] == cells
     injected = pd.read_parquet(folder / "tables" / "inject.parquet")
     assert {"linear", "cca", "svcca", "pwcca", "mlp_paper", "inn_paper", "inn", "native_y"} <= set(injected["method"])
     assert set(injected["stage"]) == {"finetuned"}
@@ -67,16 +63,24 @@ def test_the_papers_study_on_tiny_models(world: World, tmp_path: Path, capsys: p
     kept = {path.parts[-3] for path in folder.glob("cells/*/run/aligners.ckpt")}
     assert {StudyFolder(folder).described(number)["kind"] for number in kept} == {"attention", "recover"}  # not "fit"
     assert os.environ["WANDB_RUN_GROUP"] == "ren_small"
-    tables = {path.stem for path in (folder / "report" / "tables").glob("*.md")}
-    assert tables == set(config["report"][:4])
-    assert (folder / "report" / "figures" / "ren_figure_4.png").is_file()
-    shown, cells = capsys.readouterr().out, len(kinds(folder))
-    assert "What it will cost" in shown
-    assert f"0 of {cells} cells are done" in shown
-    study(["run", "ren.yaml"])
+    assert {path.stem for path in (folder / "report" / "tables").glob("*.md")} == set(config["report"])
     shown = capsys.readouterr().out
-    assert f"{cells} of {cells} cells are done" in shown
+    assert "What it will cost" in shown
+    assert f"0 of {len(kinds(folder))} cells are done" in shown
     assert shown.splitlines()[-1] == f"Report: {Path('runs', 'ren_small', 'report', 'report.html')}"
+    made = make(Frames(tables(StudyFolder(folder))))
+    assert set(made.missing) == {
+        *("phang_figure_3", "phang_figure_4", "phang_clusters"),  # fine-tuned models operated on, maps of four layers
+        *("merchant_table_1", "merchant_layers", "merchant_figure_1"),  # probes
+        *("ren_table_4_tests", "ren_figure_3", "ren_figure_6"),  # three models, pairs of layers
+        *("wu_figure_4", "wu_figure_6", "brown_figure_3"),  # other measures
+    }, made.missing
+    (table,) = [table for table in made.tables if table.name == "ren_table_4"]
+    linear = next(row for row in table.rows if (row["method"], row["rows"]) == ("linear", "mean"))
+    assert (linear["pairs"], linear["models"]) == (1, 2)
+    assert linear["fvu_fit"].mean < linear["fvu"].mean
+    (errors,) = [figure for figure in made.figures if figure.name == "ren_figure_2"]
+    assert errors.panels[0].series[0].points == [["x and y"]]
 
 
 def test_several_pairs_in_a_bank(world: World, tmp_path: Path) -> None:
@@ -113,6 +117,9 @@ def test_cells_that_fail_are_shown_and_tried_again_and_interrupted_ones_go_on(
     assert f"runs/small/cells/{error.parent.name}/{ERROR}" in shown
     study(["status", str(folder.path)])
     assert "The jackknife leaves out `groups` = 99" in capsys.readouterr().out
+    page = (folder.path / "report" / "report.html").read_text()
+    assert "2 cells, 1 of them failed, " in page
+    assert "The jackknife leaves out" in page
     first, place = json.loads(result.read_text()), result.parent
     assert not (place / "run" / "last.ckpt").exists()  # of no use any more
     result.unlink()
@@ -125,8 +132,12 @@ def test_cells_that_fail_are_shown_and_tried_again_and_interrupted_ones_go_on(
         study(["retry", str(folder.path), "--rate", "1e12"])
     assert "0 of 2 cells are done" in capsys.readouterr().out
     assert json.loads(result.read_text())["rows"] == first["rows"]  # from its beginning
+    for table in (folder.path / "tables").iterdir():
+        table.unlink()
     study(["collect", str(folder.path)])
     assert "fit.parquet" in capsys.readouterr().out
+    fit = pd.read_parquet(folder.path / "tables" / "fit.parquet")
+    assert list(pd.read_csv(folder.path / "tables" / "fit.csv")["fvu"]) == pytest.approx(list(fit["fvu"]))
 
 
 def test_the_plan_alone_writes_nothing(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,18 +150,17 @@ def test_the_plan_alone_writes_nothing(world: World, tmp_path: Path, capsys: pyt
 
 
 def test_wrong_files_and_options(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = study_file(world, tmp_path)
     for wrong, said in (("nothing.yaml", "nothing.yaml"), (study_file(world, tmp_path, modles=[]), "'modles'")):
         with pytest.raises(SystemExit):
             study(["run", wrong])
         assert said in capsys.readouterr().err.splitlines()[-1]
-    with pytest.raises(ValueError, match=r"got ren_tabel_4\. Did you mean ren_table_4"):
-        study(["run", study_file(world, tmp_path, report=["ren_tabel_4"])])
-    with pytest.raises(ValueError, match="`layers` names 9"):
-        study(["run", study_file(world, tmp_path, similarity={"options": {"data": {"layers": [9]}}})])
-    with pytest.raises(ValueError, match="`workers` to be at least 1"):
-        study(["run", study_file(world, tmp_path), "--workers", "-1"])
+    for changes, words, said in (
+        ({"report": ["ren_tabel_4"]}, [], r"got ren_tabel_4\. Did you mean ren_table_4"),
+        ({"similarity": {"options": {"data": {"layers": [9]}}}}, [], "`layers` names 9"),
+        ({}, ["--workers", "-1"], "`workers` to be at least 1"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            study(["run", study_file(world, tmp_path, **changes), *words])
     with pytest.raises(ValueError, match="the folder of a study"):
         study(["status", str(tmp_path)])
     assert not (tmp_path / "runs").exists()
-    assert file

@@ -17,11 +17,6 @@ from tests.world import World
 SWEEPS = sorted((ROOT / "aligners" / "configs" / "sweeps").glob("*.yaml"))
 
 
-def sweep_of(path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = yaml.safe_load(path.read_text())
-    return content
-
-
 def ends_of(parameter: dict[str, Any]) -> list[Any]:
     """The first and the last value that a parameter can take."""
     if "value" in parameter:
@@ -45,7 +40,7 @@ def words_of(sweep: dict[str, Any], end: int) -> list[str]:
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
 def test_every_value_of_a_parameter_is_understood(path: Path, end: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    sweep = sweep_of(path)
+    sweep = yaml.safe_load(path.read_text())
     command, *words = words_of(sweep, end)
     parser = find("train", command).parser()
     given = flat(yaml.safe_load(parser.dump(parser.parse_args(words))))
@@ -58,7 +53,7 @@ def test_a_trial_logs_what_the_sweep_compares(
     path: Path, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
-    sweep = sweep_of(path)
+    sweep = yaml.safe_load(path.read_text())
     command, *words = words_of(sweep, 0)
     models = [f"--data.model_x={world.model_x}", f"--data.model_y={world.model_y}", "--data.held_out_types=0"]
     if command == "stitch":

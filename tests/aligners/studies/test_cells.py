@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 
 from aligners.studies.cells import Cell, expand
+from aligners.studies.spec import Models, Pairs
 from tests.cells import NoCommands, study_of
 
 
@@ -116,11 +117,6 @@ def test_surgery_is_of_all_fine_tunings_of_a_model_with_the_model_beside_them() 
     assert len(cell.needs) == 2
 
 
-def test_a_model_with_itself_is_fitted_where_asked_for() -> None:
-    cells = cells_of(pairs={"same": True}, inject=None)
-    assert [cell.models[0] == cell.models[1] for cell in cells] == [False] * 3 + [True] * 3
-
-
 def test_several_pairs_share_a_cell_and_each_has_maps_of_its_own() -> None:
     cells = cells_of(models={"names": "m{seed}", "seeds": 4}, fit={"pairs_at_once": 4}, pairs={"same": True})
     first, second = (cell for cell in cells if cell.kind == "fit_pairs")
@@ -142,16 +138,12 @@ def test_a_data_option_that_no_command_has_is_refused(place: dict[str, Any]) -> 
         cells_of(**place)
 
 
-def test_probes_of_one_text_are_the_same_whatever_the_task() -> None:
-    own = cells_of(tasks=TASKS, **NO_FIT, probe={"options": {"data": {"text": "trees"}}})
-    assert counts(own) == {"probe": 3}
-    assert [cell.options["data"] for cell in own] == [{"text": "trees", "models": [f"m{n}"]} for n in range(3)]
-
-
-def test_a_text_of_a_works_own_takes_nothing_of_the_tasks() -> None:
-    tasks = {"t": {"text": {"source": "a.csv", "label_column": "kind"}}}
-    (cell, *_) = cells_of(tasks=tasks, **NO_FIT, probe={"options": {"data": {"text": {"source": "trees.conllu"}}}})
-    assert cell.options["data"]["text"] == {"source": "trees.conllu"}
+def test_a_text_of_a_works_own_takes_nothing_of_the_tasks_and_is_read_once() -> None:
+    tasks = {name: {"text": {"source": f"{name}.csv", "label_column": "kind"}} for name in "tu"}
+    own = cells_of(tasks=tasks, **NO_FIT, probe={"options": {"data": {"text": {"source": "trees"}}}})
+    assert [cell.options["data"] for cell in own] == [
+        {"text": {"source": "trees"}, "models": [f"m{n}"]} for n in range(3)
+    ]
 
 
 def test_embedded_models_are_the_same_before_and_after_fine_tuning() -> None:
@@ -161,3 +153,61 @@ def test_embedded_models_are_the_same_before_and_after_fine_tuning() -> None:
         cells_of(tasks={"t": {"text": {"source": "rotten_tomatoes"}}}, **changes)
     assert counts(cells_of(tasks={"t": {"text": {"source": "grammar"}}}, **changes))["probe"] == 2
     assert cells_of(**{**changes, "stages": ["pretrained"], "finetune": None})  # each text has models of its own
+
+
+# ---------------------------------------------------------------------- study files
+
+
+def test_seeds_are_filled_in() -> None:
+    assert Models("m-{seed}", 3).listed() == ["m-0", "m-1", "m-2"]
+    assert Models(["a{seed}", "b{seed}"], [4, 7]).listed() == ["a4", "a7", "b4", "b7"]
+    assert Models(["a", "b"]).listed() == ["a", "b"]
+
+
+def test_pairs() -> None:
+    names = ["a", "b", "c", "d"]
+    assert len(Pairs().of(names)) == 6
+    drawn = Pairs(random=3, seed=1).of(names)
+    assert drawn == Pairs(random=3, seed=1).of(names)
+    assert len(set(drawn)) == 3
+    assert len({tuple(Pairs(random=3, seed=seed).of(names)) for seed in range(8)}) > 1
+    assert Pairs(given=[["c", "a"]]).of(names) == [("c", "a")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"models": {"names": "m", "seeds": 2}}, "`models.seeds` with a name"),
+        ({"models": {"names": "m{seed}"}}, "`models.seeds` with a name"),
+        ({"models": {"names": ["a", "a"]}}, "got a twice"),
+        ({"pairs": {"random": 4}}, "`pairs.random` to be at least 1 and at most 3, but got 4"),
+        ({"pairs": {"given": [["m0", "m9"]]}}, r"two of the models m0, m1, m2, but got \['m0', 'm9'\]"),
+        ({"pairs": {"given": [["m0"]]}}, r"but got \['m0'\]"),
+        ({"name": "a/b"}, "`name` to be the name of a folder"),
+        ({"tasks": {}}, "`tasks` to name at least one"),
+        ({"stages": ["finetuned"]}, "`finetune` to say how"),
+        ({"fit": {"stages": ["random"]}}, "`fit.stages` out of pretrained, but got random"),
+        ({"inject": {"tasks": ["u"]}}, "`inject.tasks` out of t, .* got u"),
+        ({"models": {"names": ["a"], "groups": {"g": ["b"]}}}, "`models.groups.g` out of a, but got b"),
+        ({"finetune": {"copies": 0}}, "`finetune.copies` to be at least 1"),
+        ({"fit": {"memory": 0}}, "`fit.memory` to be above 0"),
+        ({"surgery": {}}, "`stages` to have finetuned, as `surgery`"),
+        ({"modles": []}, "keys of a study file out of name, models, tasks.*but got modles"),
+        ({"pairs": {"randm": 3}}, "keys of `pairs` out of random, seed, given, same, but got randm"),
+        ({"similarity": {"across": True}}, "keys of `similarity` out of .*across_stages, across_tasks, but got across"),
+        ({"models": {"name": "a"}}, "keys of `models` out of names, seeds, groups"),
+    ],
+    ids=str,
+)
+def test_a_study_that_cannot_be_is_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        study_of(**changes)
+
+
+def test_copies_are_models_of_the_fine_tuned_stage_alone() -> None:
+    study = study_of(stages=["pretrained", "finetuned"], finetune={"copies": 2})
+    assert [model.name for model in study.models_at("pretrained")] == ["m0", "m1", "m2"]
+    names = [model.name for model in study.models_at("finetuned")]
+    assert names == ["m0", "m0#2", "m1", "m1#2", "m2", "m2#2"]
+    assert len(study.pairs_at("finetuned")) == 15
+    assert Models(["m0"], groups={"g": ["m0"]}).group("m0#2") == "g"

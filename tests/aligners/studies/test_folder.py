@@ -1,8 +1,12 @@
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from aligners.studies.cells import expand
+from aligners.cli.study.folder import failures, status_table
+from aligners.studies.cells import Cell, expand
+from aligners.studies.collecting import tables
 from aligners.studies.folder import ERROR, StudyFolder, locked
 from tests.cells import NoCommands, begun, finish, study_of
 
@@ -12,14 +16,9 @@ def again(folder: StudyFolder, *, changed: bool = False, **changes: object) -> l
     return folder.begin(study, expand(study, NoCommands()), changed=changed)
 
 
-def test_a_study_that_has_not_changed_goes_on_in_silence(tmp_path: Path) -> None:
-    folder, _ = begun(tmp_path)
-    assert again(folder) == []
-    assert again(folder, keep="results", report=["wu"]) == []
-
-
-def test_more_cells_are_said_and_done(tmp_path: Path) -> None:
+def test_a_study_that_has_not_changed_goes_on_in_silence_and_more_cells_are_said(tmp_path: Path) -> None:
     folder, cells = begun(tmp_path)
+    assert again(folder) == again(folder, keep="results", report=["wu"]) == []
     finish(str(tmp_path), cells[0].id)
     said = again(folder, tasks={"t": {}, "u": {"text": 1}})
     assert said == ['The study has changed: `tasks.u` was null and is {"text": 1}.', "New: 3 fit, 3 inject."]
@@ -39,15 +38,12 @@ def test_a_change_that_sets_results_aside_is_refused_until_it_is_confirmed(tmp_p
     assert folder.state(cells[0].id) == "done"
 
 
-def test_another_study_is_refused(tmp_path: Path) -> None:
+def test_another_study_and_none_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"the folder of a study, with its study.yaml"):
+        _ = StudyFolder(tmp_path).cells
     folder, _ = begun(tmp_path)
     with pytest.raises(ValueError, match="to hold the study other, but it holds small"):
         again(folder, name="other")
-
-
-def test_no_folder_of_a_study(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"the folder of a study, with its study.yaml"):
-        _ = StudyFolder(tmp_path).cells
 
 
 def test_two_commands_do_not_run_one_study(tmp_path: Path) -> None:
@@ -92,3 +88,65 @@ def test_a_studys_folder_can_be_moved(tmp_path: Path) -> None:
     moved = StudyFolder(tmp_path / "there")
     (file,) = moved.described(inject.id)["options"]["checkpoints"]
     assert file == str(tmp_path / "there" / "cells" / inject.needs[0] / "run" / "aligners.ckpt")
+
+
+# ---------------------------------------------------------------------- what is collected from it
+
+
+KEYS = ["cell", "kind", "task", "stage", "model_x", "model_y", "stage_x", "stage_y"]
+KEYS += ["tuned_x", "tuned_y", "group_x", "group_y"]
+MODELS = {"names": ["a", "b", "c"], "groups": {"first": ["a"], "second": ["b", "c"]}}
+
+
+def leave(folder: StudyFolder, cell: Cell, **content: Any) -> None:
+    finish(str(folder.path), cell.id, json.dumps({"kind": cell.kind, "meta": {}, **content}))
+
+
+def test_rows_say_what_they_are_about_in_the_studys_words(tmp_path: Path) -> None:
+    folder, cells = begun(tmp_path, models=MODELS, stages=["finetuned"], finetune={}, inject=None)
+    fit = next(cell for cell in cells if cell.kind == "fit")
+    x, y = (model["path"] for model in folder.described(fit.id)["models"])
+    assert x != y
+    rows = [{"model_x": x, "model_y": y, "fvu": 0.5}, {"model_x": y, "model_y": x, "fvu": 0.25}]
+    leave(folder, fit, rows=rows)
+    tuned = next(cell for cell in cells if cell.kind == "finetune")
+    leave(folder, tuned, rows=[{"base": "a", "score": 0.9, "kind": "none"}], meta={"majority_score": 0.5})
+    found = tables(folder)
+    assert list(found["fit"].columns) == [*KEYS, "fvu"]
+    first, second = found["fit"].to_dict("records")
+    ends = ["finetuned", "a", "b", "finetuned", "finetuned", "t", "t", "first", "second"]
+    assert [*first.values()] == [fit.id, "fit", "t", *ends, 0.5]
+    assert (second["model_x"], second["model_y"], second["group_x"]) == ("b", "a", "second")
+    (row,) = found["finetune"].to_dict("records")
+    assert (row["model_x"], row["model_y"], row["stage"]) == ("a", None, "pretrained")
+    assert (row["kind"], row["condition"], row["majority_score"]) == ("finetune", "none", 0.5)
+
+
+def test_rows_across_stages_have_none_of_their_own(tmp_path: Path) -> None:
+    stages = {"stages": ["pretrained", "finetuned"], "finetune": {}, "similarity": {"across_stages": True}}
+    folder, cells = begun(tmp_path, models=MODELS, fit=None, inject=None, **stages)
+    cell = next(cell for cell in cells if cell.kind == "similarity")
+    models = folder.described(cell.id)["models"]
+    old, new = (model["path"] for model in models if model["name"] == "a")
+    rows = [{"model_x": old, "model_y": new, "value": 1.0}]
+    layers = [{"model": new, "layer": 1, "nuclear_norm": 2.0}]
+    leave(folder, cell, rows=rows, layers=layers, findings=["words"], meta={"rows": "cls"})
+    found = tables(folder)
+    assert set(found) == {"similarity", "similarity_layers"}
+    (row,) = found["similarity"].to_dict("records")
+    assert (row["stage"], row["stage_x"], row["stage_y"], row["rows"]) == (None, "pretrained", "finetuned", "cls")
+    assert (row["model_x"], row["model_y"]) == ("a", "a")
+    (layer,) = found["similarity_layers"].to_dict("records")
+    assert (layer["model"], layer["stage"], layer["group"]) == ("a", "finetuned", "first")
+
+
+def test_status_counts_and_names_what_failed(tmp_path: Path) -> None:
+    folder, cells = begun(tmp_path)
+    finish(str(tmp_path), cells[0].id)
+    failed = next(cell for cell in cells if cell.kind == "inject")
+    (folder.cell(failed.id) / "error.txt").write_text("Traceback\n  ...\nValueError: no room\n\n")
+    (line,) = failures(folder)
+    assert line.startswith("inject m0 – m1, t: ValueError: no room\n")
+    assert failed.id in line
+    counts = [list(column.cells) for column in status_table(folder).columns]
+    assert counts == [["fit", "inject"], ["1", ""], ["", ""], ["2", "2"], ["", "1"]]

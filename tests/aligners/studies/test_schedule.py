@@ -1,3 +1,4 @@
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -56,9 +57,18 @@ def test_each_cell_runs_once_and_after_those_that_it_needs(tmp_path: Path) -> No
 
 
 def test_as_many_at_a_time_as_there_are_workers(tmp_path: Path) -> None:
-    folder, cells = begun(tmp_path)
-    with ThreadPoolExecutor(2) as threads:
-        Schedule(folder, cells, finish, print).run(threads, 2)
+    folder, cells = begun(tmp_path, models={"names": "m{seed}", "seeds": 4}, inject=None)
+    running, two = list[str](), threading.Barrier(2)
+
+    def run(study: str, number: str) -> str:
+        running.append(number)
+        assert len(running) <= 2
+        two.wait(60)
+        running.remove(number)
+        return finish(study, number)
+
+    with ThreadPoolExecutor(9) as threads:
+        Schedule(folder, cells, run, print).run(threads, 2)
     assert missing(folder, cells) == {}
 
 
@@ -82,18 +92,22 @@ def test_a_failed_cell_stops_only_what_needs_it_until_it_is_tried_again(
     assert kinds(folder, cells) == []
 
 
-def test_a_lost_worker_costs_its_cell_a_second_attempt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_lost_worker_costs_its_cell_a_second_attempt_and_one_that_finds_it_taken_does_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder, cells = begun(tmp_path)
-    lost = {cells[0].id: 1, cells[2].id: 5}  # times that its worker is lost
+    one, two, three = (cell.id for cell in cells[:5:2])
+    ends = {one: ["lost"], two: ["lost"] * 2, three: ["busy"]}  # "busy": locked when the job began
 
-    def kill(number: str) -> None:
-        if lost.get(number, 0):
-            lost[number] -= 1
+    def end(number: str) -> str | None:
+        state = ends[number].pop() if ends.get(number) else None
+        if state == "lost":
             raise RuntimeError("killed")
+        return state
 
-    go(folder, cells, kill)
-    assert (folder.state(cells[0].id), folder.state(cells[2].id)) == ("done", "failed")
-    assert "lost 2 times" in (folder.cell(cells[2].id) / ERROR).read_text()
+    go(folder, cells, end)
+    assert [folder.state(number) for number in (one, two, three)] == ["done", "failed", "done"]
+    assert "lost 2 times" in (folder.cell(two) / ERROR).read_text()
     assert "It is run once more" in capsys.readouterr().out
 
 
@@ -116,17 +130,6 @@ def test_a_cell_that_is_being_made_elsewhere_is_waited_for(tmp_path: Path, finis
     assert (number in ran) is not finished
     assert len(ran) == len(cells) - finished
     assert any("by another process" in line for line in said) is finished
-    assert missing(folder, cells) == {}
-
-
-def test_a_job_that_finds_its_cell_taken_is_no_failure(tmp_path: Path) -> None:
-    folder, cells = begun(tmp_path)
-    taken = [cells[0].id]  # locked when the job began
-
-    def busy(number: str) -> str | None:
-        return "busy" if number in taken and not taken.remove(number) else None
-
-    go(folder, cells, busy)
     assert missing(folder, cells) == {}
 
 
@@ -157,23 +160,19 @@ def test_what_a_cell_needs_is_made_again_if_it_is_gone(tmp_path: Path) -> None:
 
 def test_where_only_results_are_kept_maps_go_once_nothing_needs_them(tmp_path: Path) -> None:
     folder, cells = begun(tmp_path, keep="results")
+    inject, fits = first(cells, "inject"), [cell for cell in cells if cell.kind == "fit"]
+    for cell in [*fits, inject]:
+        finish(str(tmp_path), cell.id)  # the last one by a job of a command that was killed: its maps were left
+    Schedule(folder, cells, finish, print).forget()
+    assert [cell.id for cell in fits if not folder.leaves(cell)] == [*inject.needs]
     needs = {cell.id: cell.needs for cell in cells}
 
     def maps_are_there(number: str) -> None:
         assert all((folder.cell(need) / "run" / "aligners.ckpt").exists() for need in needs[number])
 
     go(folder, cells, maps_are_there)
-    assert not [cell for cell in cells if cell.kind == "fit" and folder.leaves(cell)]
+    assert not any(folder.leaves(cell) for cell in fits)
     assert missing(folder, cells) == {}
-
-
-def test_maps_that_a_killed_command_has_left_go(tmp_path: Path) -> None:
-    folder, cells = begun(tmp_path, keep="results")
-    inject, fits = first(cells, "inject"), [cell for cell in cells if cell.kind == "fit"]
-    for cell in [*fits, inject]:
-        finish(str(tmp_path), cell.id)  # the last one by a job: nobody was there to remove its maps
-    Schedule(folder, cells, finish, print).forget()
-    assert [cell.id for cell in fits if not folder.leaves(cell)] == [*inject.needs]
 
 
 def test_the_time_left_is_that_of_the_kinds_so_far(tmp_path: Path) -> None:

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from aligners.errors import finite
 from aligners.reports.report import Row
-from aligners.reports.study.contents import Figure, Table, line_panels, look_of_stage, model_rows
+from aligners.reports.study.contents import Figure, Table, look_of_stage, model_lines
 from aligners.reports.study.frames import Frames, Missing, by
 from aligners.reports.study.papers.shared import figure, paper_value, plain, table, without_copy
 from aligners.reports.study.statistics import Estimate
@@ -24,7 +25,7 @@ def mixed_layers(frames: Frames, name: str) -> Table:
         base = own[(own["stage"] == BASE) & own["site"].notna()]
         lexical = base[(base["source"] == "model") & (base["site"] == 0)]["score"].mean()
         twins = base[base["source"] == "untrained"].groupby("site")["score"].mean()
-        beside = {"lexical": _known(lexical), "untrained": _known(twins.max())}
+        beside = {"lexical": finite(lexical), "untrained": finite(twins.max())}
         rows.append({**place, **_compared(own[own["site"].isna()]), **beside, **_printed(name, own, place)})
     ends = ["mean", "min", "max"]
     changes = [{**place, **own["change"].agg(ends), "models": len(own)} for place, own in _changed(rows)]
@@ -37,7 +38,7 @@ def scores_by_site(frames: Frames, name: str) -> Table:
     for place, own in by(_probed(frames), *PLACE):
         for site, line in own[own["site"].notna() & (own["source"] == "model")].groupby("site"):
             twin = own[(own["source"] == "untrained") & (own["stage"] == BASE) & (own["site"] == site)]["score"].mean()
-            rows.append({**place, **_compared(line), "site": int(site), "untrained": _known(twin)})
+            rows.append({**place, **_compared(line), "site": int(site), "untrained": finite(twin)})
     changes = []
     for place, own in _changed(rows):
         means = own.groupby("site")["change"].mean()
@@ -53,8 +54,7 @@ def scores_by_layer(frames: Frames, name: str) -> Figure:
     own = (frame["source"] == "model") & frame["stage"].isin((BASE, TUNED))
     drawn = frame[frame["site"].notna() & (own | twins)]
     drawn = drawn.assign(stage=drawn["stage"].where(~twins, "random"), layer=drawn["site"])
-    means = model_rows(drawn, ["task", "probed"], "stage", "layer", "score")
-    panels = line_panels(means, ["task", "probed"], "stage", "layer", look_of_stage)
+    means, panels = model_lines(drawn, ["task", "probed"], "stage", "layer", "score", look_of_stage)
     values = [
         {**{key: row[key] for key in ("task", "probed", "stage", "layer")}, "score": row["mean"]} for row in means
     ]
@@ -80,17 +80,12 @@ def _probed(frames: Frames) -> pd.DataFrame:
     return frame.assign(probed=frame["probed"] + ranks.where(several, ""), **ends)
 
 
-def _known(mean: float) -> float | None:
-    """A mean; None of nothing."""
-    return None if pd.isna(mean) else float(mean)
-
-
 def _compared(line: pd.DataFrame) -> Row:
     """Scores before and after fine-tuning, and what it changed."""
     own = line[line["source"] == "model"]
     before, after = (own[own["stage"] == stage]["score"] for stage in (BASE, TUNED))
-    tuned = Estimate(float(after.mean()), _known(after.std()), pairs=len(after)) if len(after) else None
-    return {"before": _known(before.mean()), "after": tuned, "change": _known(after.mean() - before.mean())}
+    tuned = Estimate(float(after.mean()), finite(after.std()), pairs=len(after)) if len(after) else None
+    return {"before": finite(before.mean()), "after": tuned, "change": finite(after.mean() - before.mean())}
 
 
 def _printed(name: str, own: pd.DataFrame, place: Row) -> Row:

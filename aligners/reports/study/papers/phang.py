@@ -9,7 +9,7 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import squareform
 
 from aligners.reports.report import Row
-from aligners.reports.study.contents import Figure, HeatPanel, Series, Table, heat_panel, line_panels, model_rows
+from aligners.reports.study.contents import Figure, HeatPanel, Series, Table, heat_panel, model_lines
 from aligners.reports.study.frames import Frames, Missing, by, kind_words, place_words
 from aligners.reports.study.papers.shared import figure, models_in, similarities, table, without_copy
 
@@ -56,9 +56,10 @@ def clusters(frames: Frames, name: str) -> Table:
 
 def truncation(frames: Frames, name: str) -> Figure:
     """Figure 3: the score of a head on the state of every layer, model by model and task by task."""
-    frame = _operated(frames, list(HEADS)).sort_values("condition", key=_order, kind="stable")
-    means = model_rows(frame, PLACE, "condition", "site", "score", 100)
-    lines = line_panels(means, PLACE, "condition", "site", lambda head: (HEADS[head], ("head", HEADS[head])))
+    frame = _operated(frames, list(HEADS))
+    frame = frame.sort_values("condition", key=lambda heads: heads.map([*HEADS].index), kind="stable")
+    look = {head: (name, ("head", name)) for head, name in HEADS.items()}
+    means, lines = model_lines(frame, PLACE, "condition", "site", "score", look.__getitem__, 100)
     panels = []
     for panel, (_, own) in zip(lines, by(frame, *PLACE), strict=True):
         floor = 100 * float(own["majority_score"].iloc[0])
@@ -94,10 +95,6 @@ def _operated(frames: Frames, kinds: list[str]) -> pd.DataFrame:
     if frame.empty:
         raise Missing(f"the rows of kind `surgery` have none of {', '.join(kinds)}")
     return frame.assign(base=without_copy(frame["model"]))
-
-
-def _order(heads: pd.Series) -> pd.Series:
-    return heads.map(list(HEADS).index)
 
 
 # ---------------------------------------------------------------------- CKA of all layers

@@ -24,7 +24,6 @@ TEMPLATES.filters |= {"form": format, "listed": listed}
 COPY = r"#\d+$"  # ends the name of a further fine-tuning of a model
 
 
-@cache
 def described() -> dict[str, dict[str, Any]]:
     """Name of a table or figure -> its description, in the order of reports."""
     return _read("papers.yaml")

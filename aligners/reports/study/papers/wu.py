@@ -8,7 +8,7 @@ from functools import partial
 import pandas as pd
 
 from aligners.reports.report import Row
-from aligners.reports.study.contents import Figure, HeatPanel, Meaning, Table, line_panels, look_of_stage, model_rows
+from aligners.reports.study.contents import Figure, HeatPanel, Meaning, Table, look_of_stage, model_lines
 from aligners.reports.study.frames import STAGES, Frames, Missing, by, in_order, place_words, stage_words
 from aligners.reports.study.papers import shared
 
@@ -84,14 +84,13 @@ def localization(frames: Frames, name: str, *, staged: bool) -> Figure:
         scores = scores[scores["stage"].isin(TUNING)]
         if scores["stage"].nunique() < len(TUNING):
             raise Missing("the study has not both pretrained and fine-tuned models")
-        means = model_rows(scores, ["task"], "stage", "layer", "localization")
-        panels = line_panels(means, ["task"], "stage", "layer", look_of_stage)
+        _, panels = model_lines(scores, ["task"], "stage", "layer", "localization", look_of_stage)
     else:
         models = scores.groupby(["task", "stage"], dropna=False)["model"].transform("nunique")
         families = scores["model"].map(lambda model: groups.get(model, model))
         lines = scores.assign(line=scores["model"].where(models <= MOST_LINES, families))
-        means = model_rows(lines, ["task", "stage"], "line", "layer", "localization")
-        panels = line_panels(means, ["task", "stage"], "line", "layer", partial(_look, groups))
+        look = partial(_look, groups)
+        _, panels = model_lines(lines, ["task", "stage"], "line", "layer", "localization", look)
     return shared.figure(name, panels, scores.to_dict("records"), staged=staged)
 
 

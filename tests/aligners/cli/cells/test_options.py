@@ -1,4 +1,4 @@
-"""What the commands say of a study's cells before any of them runs."""
+"""What the commands say of a study's cells, and what is refused, before any of them runs."""
 
 from collections import Counter
 from pathlib import Path
@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 import yaml
 
-from aligners.cli.cells.checks import model_sizes
+from aligners.cli.cells.checks import check_cells, model_sizes, not_injected
 from aligners.cli.cells.costs import Costs, choose_banks, plan_study
 from aligners.cli.cells.options import CellOptions
 from aligners.studies.cells import Cell, expand
 from aligners.studies.plan import START, Plan
 from aligners.studies.spec import Study, read_study
 from tests.processes import ROOT
+from tests.tiny import tiny_folder
 from tests.world import World
 
 COMMANDS = CellOptions()
@@ -21,62 +22,35 @@ CONFIGS = sorted((ROOT / "aligners" / "configs" / "study").glob("*.yaml"))
 
 
 def study_of(world: World, **changes: Any) -> Study:
-    usual = {
-        "name": "small",
-        "models": {"names": [world.model_x, world.model_y]},
-        "tasks": {"t": {"text": {"source": world.fit}}},
-        "fit": {"options": {"model": {"aligners": {"linear": "Linear"}}}},
-        "inject": {},
-        "similarity": {},
-    }
+    usual = {"name": "small", "models": {"names": [world.model_x, world.model_y]}, "inject": {}, "similarity": {}}
+    usual |= {"tasks": {"t": {"text": {"source": world.fit}}}}
+    usual |= {"fit": {"options": {"model": {"aligners": {"linear": "Linear"}}}}}
     return read_study({**usual, **changes})
 
 
-def cells_of(world: World, **changes: Any) -> list[Cell]:
-    return expand(study_of(world, **changes), COMMANDS)
-
-
-def test_options_are_parsed_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    parsed = CellOptions.parsed
-    monkeypatch.setattr(
-        CellOptions, "parsed", lambda self, kind, given: asked.append(kind) or parsed(self, kind, given)
-    )
-    study, commands = study_of(world, models={"names": [f"embedded:{seed}" for seed in range(5)]}), CellOptions()
-    for _ in range(2):
-        expand(study, commands)
-    assert asked == ["fit", "inject", "similarity"]
-
-
-def ids(world: World, **changes: Any) -> dict[str, str]:
-    return {cell.kind: cell.id for cell in cells_of(world, **changes)}
-
-
 def test_what_changes_no_result_changes_no_id(world: World) -> None:
-    usual = ids(world)
+    def ids(**changes: Any) -> dict[str, str]:
+        return {cell.kind: cell.id for cell in expand(study_of(world, **changes), COMMANDS)}
+
+    usual = ids()
     for same in (
         {"data": {"workers": 2, "cache": "elsewhere", "trust_remote_code": True}},
         {"data": {"max_length": 128}},  # the default
         {"fit": {"options": {"model": {"aligners": {"linear": {"class_path": "Linear"}}}, "sites_at_once": 1}}},
         {"similarity": {"options": {"trainer": {"accelerator": "cpu"}}}},
     ):
-        assert ids(world, **same) == usual, same
-    assert ids(world, similarity={"options": {"groups": 5}})["similarity"] != usual["similarity"]
-    assert ids(world, data={"max_length": 64})["fit"] != usual["fit"]
+        assert ids(**same) == usual, same
+    assert ids(similarity={"options": {"groups": 5}})["similarity"] != usual["similarity"]
+    assert ids(data={"max_length": 64})["fit"] != usual["fit"]
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        (
-            {"fit": {"options": {"model": {"aligners": {"l": "Nonlinear"}}}}},
-            r"`fit` and `data`[\s\S]*`train.py fit`[\s\S]*Nonline",
-        ),
-        ({"fit": {"options": {"modle": 1}}}, "`train.py fit --help` lists, but: .*modle"),
+        ({"fit": {"options": {"modle": 1}}}, "`fit` and `data`.*`train.py fit --help` lists, but: .*modle"),
         ({"fit": {"options": {"trainer": {"max_epochs": 0}}}}, "`fit` of the study: Expected `trainer.max_epochs`"),
         ({"inject": {"options": {"closed_form": ["no"]}}}, "`inject` of the study: Expected `closed_form` out of"),
         ({"similarity": {"options": {"measures": ["no"]}}}, "`similarity` of the study: Expected `measures` out of"),
-        ({"data": {"rws": "mean"}}, "data options of fit, inject, similarity, but none of them has rws"),
         ({"data": {"rows": "sentences"}}, "sentences"),
         ({"data": {"batch_size": 0}}, "`batch_size` to be at least 1"),
         ({"tasks": {"t": {"text": {"test_share": 2}}}}, "test_share"),
@@ -85,7 +59,7 @@ def test_what_changes_no_result_changes_no_id(world: World) -> None:
 )
 def test_wrong_options_are_refused_before_any_cell_runs(world: World, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        cells_of(world, **changes)
+        expand(study_of(world, **changes), COMMANDS)
 
 
 def test_a_model_that_cannot_be_reached_is_refused_or_assumed(world: World) -> None:
@@ -118,16 +92,17 @@ def test_the_plan_counts_passes(world: World) -> None:
     _, plan = planned(study_of(world, data={"rows": "mean"}, fit={"options": trained}))
     assert {cell.kind: cost for cell, cost in plan.costs}["fit"].passes == 2 * 4
     assert plan.seconds(1) > plan.seconds(2) >= plan.seconds(100) > 0
+    _, plan = planned(study_of(world, fit=None, inject=None, similarity=None, attention={}))  # no store has its weights
+    assert plan.store == 0
+    assert plan.stored_passes == round(sum(cost.passes for _, cost in plan.costs)) > 0
 
 
 def test_the_plan_counts_what_controls_and_decompositions_take(world: World) -> None:
     """Untrained twins, the fitting texts, five times the products, and 30 d³ for each fitted measure and layer pair."""
     costs = {}
     for name, options in {"alone": {}, "controls": {"controls": True}, "cca": {"measures": ["cka", "cca"]}}.items():
-        study = study_of(
-            world, models={"names": [world.model_x, world.model_y]}, fit=None, inject=None,
-            similarity={"options": {"measures": ["cka"], **options}}, assume={"texts": 320, "held_out": 100},
-        )  # fmt: skip
+        similarity = {"options": {"measures": ["cka"], **options}}
+        study = study_of(world, fit=None, inject=None, similarity=similarity, assume={"texts": 320, "held_out": 100})
         ((_, costs[name]),) = planned(study)[1].costs
     alone, controls, cca = costs.values()
     assert controls.passes == 3 * alone.passes
@@ -145,7 +120,8 @@ def test_an_epoch_has_no_more_rows_than_the_texts(world: World) -> None:
     assert flops[0] == flops[1]
 
 
-def test_the_rate_is_that_of_this_machine_unless_it_is_given(world: World) -> None:
+def test_the_rate_is_that_of_this_machine_unless_it_is_given(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aligners.studies.plan.MEASURING", 0.01)
     study = study_of(world)
     cells, given = planned(study)
     costs = Costs(study, COMMANDS, model_sizes(study, assume=True))
@@ -157,7 +133,7 @@ def test_the_rate_is_that_of_this_machine_unless_it_is_given(world: World) -> No
 
 
 def chosen(world: World, **fit: Any) -> tuple[int | None, str]:
-    study = study_of(world, models={"names": [world.model_x, world.model_y]}, data={"rows": "mean"}, fit=fit)
+    study = study_of(world, data={"rows": "mean"}, fit=fit)
     study, said = choose_banks(study, COMMANDS, model_sizes(study, assume=False))
     assert study.fit is not None
     return study.fit.pairs_at_once, " ".join(said)
@@ -174,18 +150,11 @@ def test_pairs_share_a_bank_as_far_as_the_studys_memory_goes(world: World) -> No
     assert chosen(world, pairs_at_once=3, memory=1e-4) == (3, "")
 
 
-def test_the_plan_stores_no_attention_weights(world: World) -> None:
-    attention = study_of(world, fit=None, inject=None, similarity=None, attention={})
-    _, plan = planned(attention)
-    assert plan.store == 0
-    assert plan.stored_passes == round(sum(cost.passes for _, cost in plan.costs)) > 0
-
-
 NUMBERS = {
     "embedded": {"fit": 10, "inject": 10, "similarity": 1},
     "embedded_probes": {"finetune": 3, "probe": 6, "similarity": 1},
-    "ren": dict(untrained=5, finetune=10, fit=40, inject=40, similarity=6, recover=5, attention=20),
-    "ren_small": dict(untrained=13, finetune=26, fit=32, inject=32, similarity=48, recover=25, attention=16),
+    "ren": dict(untrained=3, finetune=6, fit=12, inject=12, similarity=6, recover=3, attention=6),
+    "ren_small": dict(untrained=3, finetune=6, fit=12, inject=12, similarity=6, recover=3, attention=6),
     "wu": {"untrained": 7, "similarity": 2},
     "wu_tuned": {"finetune": 8, "similarity": 1},
     "phang": {"finetune": 15 * 2, "similarity": 5, "surgery": 15},
@@ -197,10 +166,12 @@ NUMBERS = {
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
 def test_every_study_is_expanded_and_planned_without_a_network(config: Path) -> None:
     spec = yaml.safe_load(config.read_text())
-    if config.stem == "ren":
-        spec["models"]["seeds"] = 5  # of 25, with 300 pairs
     if config.stem.startswith("ren"):
-        spec["tasks"] = dict(list(spec["tasks"].items())[:2])
+        whole = read_study(spec)
+        sizes = len(whole.models.listed()), len(whole.pairs_at("pretrained")), len(whole.tasks)
+        assert sizes == ((25, 300, 7) if config.stem == "ren" else (25, 8, 3))
+        spec["models"]["seeds"], spec["tasks"] = 3, dict(list(spec["tasks"].items())[:2])
+        spec["pairs"] = {}
     study = read_study(spec)
     cells, plan = planned(study, workers=8)
     assert study.name == config.stem
@@ -212,9 +183,77 @@ def test_every_study_is_expanded_and_planned_without_a_network(config: Path) -> 
     assert all(cost.flops > 0 and cost.memory > 0 for cell, cost in plan.costs if cell.kind != "untrained")
 
 
-def test_ren_is_what_the_paper_wished_for() -> None:
-    study = read_study(yaml.safe_load((ROOT / "aligners" / "configs" / "study" / "ren.yaml").read_text()))
-    assert len(study.models.listed()) == 25
-    assert study.models.listed()[-1] == "google/multiberts-seed_24"
-    assert len(study.pairs_at("pretrained")) == 300
-    assert len(study.tasks) == 7
+# ---------------------------------------------------------------------- what cells can do with their models
+
+
+WIDE, DEEP = "embedded:0:width=96,layers=3", "embedded:0:width=16,layers=4"
+HEADS = "embedded:0:width=16,layers=3,heads=4"
+INN: dict[str, Any] = {"options": {"model": {"aligners": {"inn": "INN"}}}}
+STITCHING_INN: dict[str, Any] = {"options": {"model": {"layers": {"inn": "INN"}}}}
+
+
+def bare_study(world: World, *more: str, **work: Any) -> Study:
+    """Of two tiny models (3 blocks, width 16, 2 heads), or of the first of them and others; nothing but `work`."""
+    models = {"names": [world.model_x, *(more or [world.model_y])]}
+    return study_of(world, **{"models": models, "fit": None, "inject": None, "similarity": None, **work})
+
+
+def check(study: Study) -> None:
+    check_cells(expand(study, COMMANDS), COMMANDS, model_sizes(study, assume=False))
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory, causal: list[str]) -> dict[str, str]:
+    """Models of the same size: one without a head, and one that predicts the next token."""
+    return {"bare": str(tiny_folder(tmp_path_factory.mktemp("bare") / "model", n_labels=None)), "causal": causal[1]}
+
+
+@pytest.mark.parametrize(
+    ("other", "work", "said"),
+    [
+        (WIDE, {"fit": INN}, f"`fit` .* fit {{x}} – {WIDE}, t, pretrained: .*equal widths"),
+        (WIDE, {"stitch": STITCHING_INN}, f"stitch {{x}} – {WIDE}.*equal widths"),
+        (WIDE, {"identity": {}}, f"identity {{x}} – {WIDE}.* widths 16 of {{x}} and 96 of {WIDE} differ"),
+        (DEEP, {"identity": {}}, "`sites` 'blocks' pairs equal layers, but X has 3 blocks and Y has 4"),
+        (DEEP, {"fit": {}, "data": {"sites": "all"}}, "`sites` 'all' pairs equal layers, but X has 3 blocks"),
+        (DEEP, {"fit": {}, "data": {"sites": "4"}}, r"`sites` names 4, but {x} has L = 3 blocks: from 0 to 3"),
+        (DEEP, {"attention": {}, "data": {"sites": "0"}}, r"`sites` names 0, but {x} has L = 3 blocks: from 1 to 3"),
+        (HEADS, {"attention": INN}, f"attention {{x}} – {HEADS}.*equal widths"),
+        (DEEP, {"similarity": {"options": {"data": {"layers": [4]}}}}, "`layers` names 4, but {x} has L = 3"),
+        ("bare", {"identity": {}}, "identity {x} – {bare}, t, pretrained: there is no head to stitch into in {bare}"),
+        ("bare", {"stitch": {}}, "stitch {x} – {bare}, t, pretrained: there is no head to stitch into in {bare}"),
+        ("causal", {"identity": {}}, "heads are of different tasks.*{causal}: causal, {x}: classification"),
+    ],
+    ids=str,
+)
+def test_what_a_cell_cannot_do_with_its_models_is_refused_with_the_cell(
+    world: World, others: dict[str, str], other: str, work: dict[str, Any], said: str
+) -> None:
+    study = bare_study(world, others.get(other, other), **work)
+    with pytest.raises(ValueError, match=said.format(x=world.model_x, **others) + r"[\s\S]*`pairs.given`"):
+        check(study)
+    check(bare_study(world, **{**work, "data": {}, **({"similarity": {}} if "similarity" in work else {})}))
+
+
+def test_a_bank_needs_equal_widths_and_pairs_that_are_given_may_leave_such_models_out(world: World) -> None:
+    models = {"names": [world.model_x, world.model_y, WIDE]}
+    with pytest.raises(ValueError, match=r"one bank.* but theirs are 16, 16, 96\. Set it to 1"):
+        check(bare_study(world, models=models, fit={"pairs_at_once": 3}))
+    check(bare_study(world, models=models, fit=INN, identity={}, pairs={"given": [[world.model_x, world.model_y]]}))
+
+
+def test_only_what_is_stitched_into_needs_a_head(world: World, others: dict[str, str]) -> None:
+    models = {"names": [others["bare"], world.model_y]}
+    check(bare_study(world, models=models, identity={"options": {"routes": "forward"}}))
+    tuned = {"stages": ["finetuned"], "finetune": {}}  # which gives every model a head
+    check(bare_study(world, models=models, identity={}, **tuned))
+
+
+def test_a_model_without_a_head_is_said_at_the_start(world: World, others: dict[str, str]) -> None:
+    models = {"names": [world.model_x, world.model_y, others["bare"]]}
+    for stages, count in ((["pretrained"], 2), (["random", "pretrained", "finetuned"], 4)):
+        study = bare_study(world, models=models, fit={}, inject={}, stages=stages, finetune={})
+        (said,) = not_injected(expand(study, COMMANDS), model_sizes(study, assume=False))
+        assert said == (
+            f"Nothing will be injected into {others['bare']}, which has no head: {count} cells with errors alone."
+        )

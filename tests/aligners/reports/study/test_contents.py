@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -45,15 +46,19 @@ def test_everything_is_made_but_what_the_rows_do_not_hold(report: ReportContents
     assert report.missing["ren_figure_4"] == missing
 
 
-def test_without_rows_everything_says_why_it_cannot_be_made() -> None:
+def test_what_cannot_be_made_says_why(frames: Collected) -> None:
     missing = make(Frames({})).missing
     assert set(missing) == set(CONTENTS)
     assert missing["ren_table_3"] == "the study has no rows of kind `recover`"
-
-
-def test_a_name_that_there_is_not_is_refused_with_one_like_it() -> None:
-    with pytest.raises(ValueError, match=r"got ren_tabel_4\. Did you mean .*ren_table_4"):
-        make(Frames({}), ["ren_tabel_4"])
+    not_compared = pd.DataFrame(row for row in given.across_tasks() if row["stage"] is not None)
+    untrained = frames["similarity"].replace({"stage": {"finetuned": "random"}})
+    not_tuned = frames["probing"][frames["probing"]["stage"] == "pretrained"]
+    for name, kind, rows, said in (
+        ("wu_figure_5", "similarity", not_compared, "`similarity.across_stages`"),
+        ("wu_figure_7", "similarity", untrained, "the study has not both pretrained and fine-tuned models"),
+        ("merchant_table_1", "probing", not_tuned, "no model was probed both before and after fine-tuning"),
+    ):
+        assert said in make(Frames({kind: rows}), [name]).missing[name]
 
 
 def test_the_page_of_the_docs_lists_every_name() -> None:
@@ -80,11 +85,10 @@ def test_alignment_is_the_mean_over_blocks_and_pairs_beside_the_papers_number(
 
 
 def test_the_papers_numbers_stand_beside_the_same_task_only() -> None:
-    other, same = (
-        items(given.collected([task], given.MODELS[:3]), "ren_table_4") for task in ("rotten_tomatoes", "SST-2")
-    )
-    assert "paper_test" not in [column.key for column in other["ren_table_4"].columns]
-    assert row(same["ren_table_4"], stage="pretrained", method="linear")["paper_test"].mean == 0.0896
+    for task, printed in (("rotten_tomatoes", False), ("SST-2", True)):
+        (table,) = items(given.collected([task], given.MODELS[:3]), "ren_table_4").values()
+        assert ("paper_test" in [column.key for column in table.columns]) is printed
+    assert row(table, stage="pretrained", method="linear")["paper_test"].mean == 0.0896
 
 
 def test_validation_errors_of_a_fit_are_not_called_held_out(frames: Collected) -> None:
@@ -165,17 +169,13 @@ def test_a_pair_that_overflowed_is_counted_as_lost(frames: Collected) -> None:
         assert (cell.pairs, cell.lost) == (27, 1)
 
 
-def test_boxes_hold_every_pair_at_every_block(made: dict[str, Any]) -> None:
+def test_boxes_and_maps_hold_every_pair_at_every_block(made: dict[str, Any]) -> None:
     (tokens,) = [panel for panel in made["ren_figure_2"].panels if panel.title.endswith("inn")]
     assert [series.name for series in tokens.series] == ["pretrained", "fine-tuned"]
     assert list(tokens.across) == ["1", "2", "3"]
     assert all(len(values) == 28 for values in tokens.series[0].values)
-
-
-@pytest.mark.parametrize("name", ["ren_figure_3", "ren_figure_6"])
-def test_layer_maps_are_brightest_on_the_diagonal(made: dict[str, Any], name: str) -> None:
-    values = made[name].panels[0].values
-    assert values.argmin(1).tolist() == list(given.LAYERS)
+    for name in ("ren_figure_3", "ren_figure_6"):
+        assert made[name].panels[0].values.argmin(1).tolist() == list(given.LAYERS)  # brightest on the diagonal
 
 
 def test_recovery_is_shown_by_strength_and_over_models(made: dict[str, Any]) -> None:
@@ -237,27 +237,23 @@ def test_the_blocks_of_many_models_are_those_of_their_families() -> None:
     assert panel.values[0, 4] == pytest.approx(0.75)
 
 
-def test_localization_is_over_all_other_layers(made: dict[str, Any]) -> None:
-    assert all(entry["localization"] == pytest.approx(0) for entry in made["wu_figure_3"].values)
-
-
-def test_untrained_models_are_not_before_fine_tuning(frames: Collected) -> None:
-    rows = frames["similarity"].replace({"stage": {"finetuned": "random"}})
-    missing = make(Frames({"similarity": rows}), ["wu_figure_7"]).missing
-    assert missing == {"wu_figure_7": "the study has not both pretrained and fine-tuned models"}
-
-
-def test_freezing_has_the_papers_accuracy_of_the_same_variant(made: dict[str, Any]) -> None:
-    found = row(made["wu_table_1"], variant="bottom-4")
-    assert (found["score"], found["paper"], found["seeds"]) == (pytest.approx(93.5), 92.43, 2)
+def test_localization_is_over_all_other_layers(frames: Collected) -> None:
+    rows = frames["similarity"].copy()
+    to_layer_0 = rows["layer_y"].where(rows["direction"] == "forward", rows["layer_x"]) == 0
+    rows.loc[(rows["measure"] == "neuronsim") & to_layer_0, "value"] += 0.31
+    (figure,) = items({"similarity": rows}, "wu_figure_3").values()
+    for entry in figure.values:  # 4 layers of 8 models, without the layer itself
+        assert entry["localization"] == pytest.approx(0.07 if entry["layer"] == 0 else 0.08)
 
 
 @pytest.mark.parametrize(
     ("base", "printed"), [("google-bert/bert-base-cased", 92.43), ("roberta-base", None), ("bert-large-cased", None)]
 )
-def test_the_papers_accuracy_stands_beside_its_own_models_alone(
-    frames: Collected, base: str, printed: float | None
+def test_the_papers_accuracy_stands_beside_its_own_models_and_variants_alone(
+    made: dict[str, Any], frames: Collected, base: str, printed: float | None
 ) -> None:
+    found = row(made["wu_table_1"], variant="bottom-4")
+    assert (found["score"], found["paper"], found["seeds"]) == (pytest.approx(93.5), 92.43, 2)
     rows = frames["finetune"][frames["finetune"]["variant"] == "none"].assign(base=base, model_x=base)
     (table,) = items({"finetune": rows}, "wu_table_1").values()
     assert table.title == "Scores after fine-tuning"  # as no layers were frozen
@@ -275,22 +271,15 @@ def test_a_model_stands_beside_its_fine_tunings_on_all_tasks() -> None:
     assert set(report.missing) == {"wu_figure_6"}  # no attention was compared
 
 
-def test_without_stages_compared_it_says_what_is_missing() -> None:
-    rows = pd.DataFrame(row for row in given.across_tasks() if row["stage"] is not None)
-    missing = make(Frames({"similarity": rows}), ["wu_figure_5"]).missing
-    assert "`similarity.across_stages`" in missing["wu_figure_5"]
-
-
 def test_everything_else_is_of_models_tuned_on_the_task_of_the_texts() -> None:
     frames = Frames({"similarity": pd.DataFrame(given.across_tasks())})
     assert len(frames.of("similarity", other_tasks=True)) == 2 * 6 * (given.DEPTH + 1) ** 2
-    kept = frames.of("similarity")
-    assert set(zip(kept["task"], kept["tuned_x"].fillna(""), kept["tuned_y"].fillna(""), strict=True)) == {
-        (task, *ends) for task in given.TASKS for ends in (("", ""), ("", task), (task, task))
-    }
+    kept = frames.of("similarity")[["task", "tuned_x", "tuned_y"]].fillna("").drop_duplicates()
+    of_own = ((task, *ends) for task in given.TASKS for ends in (("", ""), ("", task), (task, task)))
+    assert {*kept.itertuples(index=False, name=None)} == {*of_own}
     (figure,) = make(frames, ["phang_figure_1"]).figures
-    titles = [panel.title for panel in figure.panels]
-    assert titles == [f"{task}, {which}" for task in given.TASKS for which in ("ORIG–ORIG", "FT–ORIG", "FT–FT")]
+    shown = product(given.TASKS, ("ORIG–ORIG", "FT–ORIG", "FT–FT"))
+    assert [panel.title for panel in figure.panels] == [", ".join(names) for names in shown]
 
 
 # ---------------------------------------------------------------------- Phang et al.
@@ -320,16 +309,15 @@ def test_fine_tunings_of_one_model_and_of_two_are_not_mixed(frames: Collected) -
     rows = rows[rows["model_x"].isin(names) & rows["model_y"].isin(names) & (rows["stage"] == "finetuned")]
     rows = rows.assign(model_x=rows["model_x"].map(names), model_y=rows["model_y"].map(names))
     made = items({"similarity": rows}, "phang_figure_1", "phang_figure_7")
-    assert {panel.title for panel in made["phang_figure_1"].panels} == {
-        f"sst2, {base}, {which}" for base in ("roberta", "electra") for which in ("FT–FT", "FT[1]–FT[2]")
-    }
+    shown = product(["sst2"], ("roberta", "electra"), ("FT–FT", "FT[1]–FT[2]"))
+    assert {panel.title for panel in made["phang_figure_1"].panels} == {", ".join(names) for names in shown}
     (between,) = made["phang_figure_7"].panels
     ends = ("sst2, roberta and electra", "layer, roberta", "layer, electra")
     assert isinstance(between, HeatPanel)
     assert (between.title, between.up, between.across) == ends
 
 
-def test_truncation_is_the_mean_of_a_models_fine_tunings_with_their_range(made: dict[str, Any]) -> None:
+def test_surgery_is_the_mean_of_a_models_fine_tunings_with_their_range(made: dict[str, Any]) -> None:
     first, second = made["phang_figure_3"].panels
     assert (first.title, second.title) == ("mnli, bert", "sst2, bert")
     assert [series.name for series in first.series] == ["majority class", "untuned", "tuned"]  # no base model here
@@ -339,13 +327,10 @@ def test_truncation_is_the_mean_of_a_models_fine_tunings_with_their_range(made: 
     assert majority.values == [[40.0]] * 4
     (one,) = items({"surgery": pd.DataFrame(given.surgery(["bert"]))}, "phang_figure_3").values()
     assert one.panels[0].series[1].low[0] == pytest.approx(45)  # of a single one, over texts
-
-
-def test_skipping_is_a_map_of_first_and_last_block(made: dict[str, Any]) -> None:
-    panel = made["phang_figure_4"].panels[0]
-    assert panel.title == "mnli, bert (whole: 81.0)"
-    assert panel.values[0].tolist() == pytest.approx([70, 60, 50])
-    assert np.isnan(panel.values[1, 0])  # the last block is not before the first
+    skipped = made["phang_figure_4"].panels[0]
+    assert skipped.title == "mnli, bert (whole: 81.0)"
+    assert skipped.values[0].tolist() == pytest.approx([70, 60, 50])  # by first and last block
+    assert np.isnan(skipped.values[1, 0])  # the last block is not before the first
 
 
 # ---------------------------------------------------------------------- Brown et al.
@@ -384,30 +369,26 @@ def test_the_mix_stands_beside_the_papers(made: dict[str, Any]) -> None:
     assert found.findings == ["Fine-tuning on mnli changes what edge probes read of dependencies by -2.0 points."]
 
 
-@pytest.mark.parametrize("other", [{"model": "roberta-base"}, {"corpus": "grammar"}])
-def test_the_paper_is_not_beside_another_model_or_corpus(other: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("other", "before"), [({"model": "roberta-base"}, None), ({"corpus": "grammar"}, None), ({"task": "sst2"}, 95.5)]
+)
+def test_the_paper_is_beside_its_own_models_corpora_and_fine_tunings_alone(
+    other: dict[str, str], before: float | None
+) -> None:
     (found,) = items({"probing": pd.DataFrame(given.probing(**other))}, "merchant_table_1").values()
-    assert found.rows[0]["paper_before"] is None
-    assert not any(column.key.startswith("paper") for column in found.columns)
-    assert not any("Merchant" in note for note in found.notes)
-
-
-def test_a_fine_tuning_that_the_paper_lacks_has_no_change_of_its() -> None:
-    (found,) = items({"probing": pd.DataFrame(given.probing(task="sst2"))}, "merchant_table_1").values()
-    assert [(row["paper_before"], row["paper_change"]) for row in found.rows] == [(95.5, None)]
+    assert [(row["paper_before"], row["paper_change"]) for row in found.rows] == [(before, None)]
+    assert [c.key for c in found.columns if c.key.startswith("paper")] == (["paper_before"] if before else [])
+    assert any("Merchant" in note for note in found.notes) is (before is not None)
 
 
 def test_every_layer_before_and_after(made: dict[str, Any]) -> None:
-    layers = made["merchant_layers"]
-    found = layers.rows
-    assert "Of depth, fine-tuning on mnli changes most at layer" in layers.findings[1]
-    assert layers.findings[1].endswith(": -2.0 points.")
-    assert [(row["probed"], row["site"]) for row in found] == [
-        (probed, site) for probed in ("dependencies", "depth") for site in (0, 1, 2)
-    ]
-    assert [row["before"] for row in found] == pytest.approx(2 * [60, 70, 80])
-    assert [row["change"] for row in found] == pytest.approx(6 * [-2])
-    assert [row["untrained"] for row in found] == pytest.approx(6 * [30])
+    found = made["merchant_layers"].rows
+    said = made["merchant_layers"].findings[1]
+    assert said.startswith("Of depth, fine-tuning on mnli changes most at layer")
+    assert said.endswith(": -2.0 points.")
+    assert [(row["probed"], row["site"]) for row in found] == [*product(("dependencies", "depth"), (0, 1, 2))]
+    for key, values in (("before", 2 * [60, 70, 80]), ("change", 6 * [-2]), ("untrained", 6 * [30])):
+        assert [row[key] for row in found] == pytest.approx(values)
 
 
 def test_lines_of_one_model_and_of_several(made: dict[str, Any]) -> None:
@@ -422,17 +403,11 @@ def test_lines_of_one_model_and_of_several(made: dict[str, Any]) -> None:
     assert "Mean over 2 models" in several.caption
 
 
-def test_probes_of_random_models_are_no_line_of_their_twins(made: dict[str, Any]) -> None:
-    rows = [*given.probing()]
-    random = [{**row, "stage": "random", "score": 0.99} for row in rows if row["stage"] == "pretrained"]
-    name = "merchant_figure_1"
-    assert items({"probing": pd.DataFrame([*rows, *random])}, name)[name].values == made[name].values
-
-
-def test_models_that_are_not_fine_tuned_have_no_such_table() -> None:
-    frame = pd.DataFrame([row for row in given.probing() if row["stage"] == "pretrained"])
-    missing = make(Frames({"probing": frame})).missing
-    assert "no model was probed both before and after" in missing["merchant_table_1"]
+def test_probes_of_random_models_are_no_line_of_their_twins(made: dict[str, Any], frames: Collected) -> None:
+    rows = frames["probing"]
+    random = rows[rows["stage"] == "pretrained"].assign(stage="random", score=0.99)
+    (figure,) = items({"probing": pd.concat([rows, random])}, "merchant_figure_1").values()
+    assert figure.values == made["merchant_figure_1"].values
 
 
 def test_names_say_the_rank_where_there_are_several() -> None:

@@ -1,0 +1,29 @@
+"""What several tests of commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.cells import Inline
+
+
+@pytest.fixture
+def cells_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Inline:
+    """Studies run in the test's folder, and their cells in this process, one after another; nothing is drawn."""
+    from PIL import Image
+
+    from aligners.cli.study import run
+    from aligners.reports import publishing
+    from tests.cells import Inline
+
+    executor = Inline()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    monkeypatch.setenv("WANDB_RUN_GROUP", "another")
+    monkeypatch.setattr(run, "make_executor", lambda *_: executor)
+    monkeypatch.setattr(publishing, "save_figure", lambda _, path: Image.new("L", (1, 1)).save(path, "png"))
+    return executor
