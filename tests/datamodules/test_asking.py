@@ -21,10 +21,13 @@ def listed(targets: Targets) -> list[tuple[int, int, int]]:
     return [(*place, answer) for place, answer in zip(places, targets.answer.tolist(), strict=True)]
 
 
-def test_a_text_is_one_unit_of_its_class() -> None:
+def test_a_text_is_one_unit_of_its_class_and_a_masked_position_of_its_token() -> None:
     targets = classification_targets(torch.tensor([2, 0, 1]))
     found = [part.tolist() for part in (targets.index, targets.answer, targets.owner)]
     assert (found, len(targets), targets.texts) == ([[0, 1, 2], [2, 0, 1], [0, 1, 2]], 3, 3)
+    answers = torch.full_like(IDS, -100)
+    answers[0, 3], answers[2, 0], answers[0, 1] = 7, 0, 5
+    assert listed(masked_targets(answers)) == [(0, 1, 5), (0, 3, 7), (2, 0, 0)]
 
 
 @pytest.mark.parametrize(
@@ -39,17 +42,8 @@ def test_a_position_is_asked_for_the_next_token_where_there_is_one(
     ids: Tensor, mask: Tensor | None, expected: list[tuple[int, int, int]]
 ) -> None:
     inputs = {"input_ids": ids} if mask is None else {"input_ids": ids, "attention_mask": mask}
-    targets = next_token_targets(inputs)
-    assert listed(targets) == expected
-    moved = targets.to("meta", non_blocking=True)
-    assert all(part.device.type == "meta" for part in (moved.index, moved.answer, moved.owner))
+    assert listed(next_token_targets(inputs)) == expected
     assert len(next_token_targets({"input_ids": ids[:, :1]})) == 0
-
-
-def test_masked_positions_are_the_units() -> None:
-    answers = torch.full_like(IDS, -100)
-    answers[0, 3], answers[2, 0], answers[0, 1] = 7, 0, 5
-    assert listed(masked_targets(answers)) == [(0, 1, 5), (0, 3, 7), (2, 0, 0)]
 
 
 # ---------------------------------------------------------------------- masks
@@ -85,7 +79,6 @@ def masked(texts: list[int], side: str = "right", **options: Any) -> dict[int, t
     """For each text its tokens after masking, and its answers; what was given stays as it was."""
     inputs, special, numbers = batch(texts, side)
     found, answers = mask_tokens(inputs, special, numbers, **OPTIONS | options)
-    assert found["input_ids"].dtype == answers.dtype == torch.int64
     assert (answers[special] == -100).all()
     assert torch.equal(inputs["input_ids"], batch(texts, side)[0]["input_ids"])
     assert torch.equal(found["input_ids"][special], inputs["input_ids"][special])
@@ -102,7 +95,7 @@ def test_a_text_draws_the_same_in_any_batch_padded_on_either_side() -> None:
     assert all(masked([text]) == {text: together[text]} for text in range(6))
 
 
-@pytest.mark.parametrize("share", [0.15, 0.5, 1.0])
+@pytest.mark.parametrize("share", [0.15, 1.0])
 def test_of_each_text_the_share_is_chosen_and_at_least_one(share: float) -> None:
     for text, (tokens, answers) in masked(list(range(6)), share=share).items():
         asked = [place for place, answer in enumerate(answers) if answer != -100]
@@ -111,11 +104,8 @@ def test_of_each_text_the_share_is_chosen_and_at_least_one(share: float) -> None
             own = 100 * (text % 9 + 1) + place
             assert answer == (own if place in asked else -100)
             assert place in asked or token == own
-
-
-def test_a_text_without_a_token_of_its_own_is_asked_nothing() -> None:
     _, answers = mask_tokens(*batch([0, 1], lengths=(0, 4)), **OPTIONS)
-    assert (answers != -100).sum(1).tolist() == [0, 1]
+    assert (answers != -100).sum(1).tolist() == [0, 1]  # where there is none to choose, none is
 
 
 def test_chosen_tokens_are_masked_replaced_and_left_as_often_as_the_recipe_says() -> None:
@@ -135,12 +125,11 @@ def test_chosen_tokens_are_masked_replaced_and_left_as_often_as_the_recipe_says(
 def test_seed_epoch_and_text_each_change_the_draw() -> None:
     draws = [masked([3]), masked([3], seed=1), masked([3], epoch=1)]
     assert all(a != b for a, b in zip(draws, draws[1:] + draws[:1], strict=True))
-    inputs, special, _ = batch([3, 3])
-    _, answers = mask_tokens(inputs, special, torch.tensor([3, 12]), **OPTIONS)
+    _, answers = mask_tokens(*batch([3, 3])[:2], torch.tensor([3, 12]), **OPTIONS)
     assert (answers[0] != answers[1]).any()
 
 
-@pytest.mark.parametrize("share", [0.0, 1.5])
-def test_a_share_that_cannot_be_is_refused(share: float) -> None:
-    with pytest.raises(ValueError, match=rf"`share`.*above 0 and at most 1.*got {share}"):
-        masked([0], share=share)
+def test_a_share_that_cannot_be_is_refused() -> None:
+    for share in (0.0, 1.5):
+        with pytest.raises(ValueError, match=rf"`share`.*above 0 and at most 1.*got {share}"):
+            masked([0], share=share)

@@ -14,8 +14,8 @@ from tests.world import World
 
 def test_each_model_has_its_place() -> None:
     assert check_places(["x", "y"], None, None) == [(None, None)] * 2
-    found = check_places(["x", "y", "x"], ["cpu", None, "cpu"], [None, "auto", None])
-    assert found == [("cpu", None), (None, "auto"), ("cpu", None)]
+    places = [("cpu", None), (None, "auto"), ("cpu", None)]
+    assert check_places(["x", "y", "x"], ["cpu", None, "cpu"], [None, "auto", None]) == places
 
 
 @pytest.mark.parametrize(
@@ -33,38 +33,47 @@ def test_places_that_contradict_each_other_are_refused(devices: Any, maps: Any, 
         check_places(["x", "y", "x"], devices, maps)
 
 
-@pytest.mark.parametrize("name", ["gpu", "cuda:99", "meta"])
-def test_devices_that_are_not_there_are_refused_at_once(world: World, name: str) -> None:
-    activations(world, devices=["cpu", None])
-    with pytest.raises(ValueError, match=f"Expected `devices` .*{name}"):
-        activations(world, devices=["cpu", name])
+def test_devices_that_are_not_there_are_refused_at_once(world: World) -> None:
+    for name in ("gpu", "cuda:99", "meta"):
+        with pytest.raises(ValueError, match=f"Expected `devices` .*{name}"):
+            activations(world, devices=["cpu", name])
 
 
-def test_models_are_where_they_are_told_to_be(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    moved: list[tuple[str, Any]] = []
-    monkeypatch.setattr(FrozenModel, "to", lambda model, device: moved.append((model.name, device)))
-    monkeypatch.setattr(frozen_models, "load_frozen", _loaded_to_stay(frozen_models.load_frozen))
-    data = activations(world, devices=["cpu:0", None])
-    data.setup("test")
-    assert moved == [(world.model_x, "cpu:0"), (world.model_y, "cpu")]
-    moved.clear()
-    data = activations(world, device_map=[None, {"": "cpu"}])
-    data.setup("test")
-    assert moved == [(world.model_x, "cpu")]
+@pytest.fixture
+def moves(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
+    """Which models are moved, and where to."""
+    found: list[tuple[str, Any]] = []
+
+    def to(model: FrozenModel, device: Any) -> FrozenModel:
+        found.append((model.name, device))
+        return model
+
+    monkeypatch.setattr(FrozenModel, "to", to)
+    return found
 
 
-def _loaded_to_stay(load: Any) -> Any:
-    """`load_frozen` without its own call of `to`."""
+def test_models_are_where_they_are_told_to_be(world: World, moves: list[tuple[str, Any]]) -> None:
+    for options, expected in (
+        ({"devices": ["cpu:0", None]}, [(world.model_x, "cpu:0"), (world.model_y, "cpu")]),
+        ({"device_map": [None, {"": "cpu"}]}, [(world.model_x, "cpu")]),
+    ):
+        data = activations(world, **options)
+        _ = data.frozen
+        moves.clear()
+        data.setup("test")
+        assert moves == expected
 
-    def loaded(name: str, **options: Any) -> FrozenModel:
-        options.pop("device_map")
-        return load(name, device_map="cpu", **options)
 
-    return loaded
+def test_models_that_are_not_needed_make_room_first(world: World, moves: list[tuple[str, Any]]) -> None:
+    models = activations(world).frozen_models
+    _ = models.loaded
+    moves.clear()
+    models.place("cuda:7", [0])
+    assert moves == [(world.model_y, "cpu"), (world.model_x, "cuda:7")]
 
 
 def test_a_sharded_model_is_read_like_a_whole_one(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = next(iter(_batches(activations(world))))
+    expected = next(activations(world).paired("test"))
     load = frozen_models.load_frozen
 
     def sharded(name: str, **options: Any) -> FrozenModel:
@@ -77,15 +86,10 @@ def test_a_sharded_model_is_read_like_a_whole_one(world: World, monkeypatch: pyt
 
     monkeypatch.setattr(frozen_models, "load_frozen", sharded)
     data = activations(world, device_map=[None, "auto"])
-    found = next(iter(_batches(data)))
+    found = next(data.paired("test"))
     assert [model.sharded for model in data.frozen] == [False, True]
     assert torch.equal(found.x, expected.x)
     assert torch.equal(found.y, expected.y)
-
-
-def _batches(data: Any) -> Any:
-    data.setup("test")
-    return (data.reader.read(data.reader.prepare(texts)) for texts in data.loader("test"))
 
 
 def test_several_ranks_do_not_share_devices(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,11 +105,3 @@ def test_places_are_no_part_of_the_options_that_a_checkpoint_keeps(world: World)
     config = data.config()
     assert not {"devices", "device_map"} & config.keys()
     assert made_again(pair_states, config).frozen_models.places == [(None, None)] * 2
-
-
-def test_models_that_are_not_needed_make_room_first(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    models, moves = activations(world).frozen_models, list[tuple[str, str]]()
-    _ = models.loaded
-    monkeypatch.setattr(FrozenModel, "to", lambda self, device: moves.append((self.name, device)))
-    models.place("cuda:7", [0])
-    assert moves == [(world.model_y, "cpu"), (world.model_x, "cuda:7")]

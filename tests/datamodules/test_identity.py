@@ -22,7 +22,7 @@ MAPS = {"linear": Linear, "mlp": partial(MLP, hidden=[8])}
 
 
 def fit(world: World, folder: Path, resume: Path | None = None, *, maps: Any = MAPS, **given: Any) -> None:
-    own = ("both_directions", "most_steps", "schedule", "warmup", "optimizer", "seed")
+    own = ("both_directions", "most_steps", "schedule", "optimizer", "seed")
     options = {"optimizer": partial(torch.optim.AdamW, lr=1e-2)} | {n: given.pop(n) for n in own if n in given}
     trainer = quiet_trainer(**{"max_epochs": 1} | given.pop("trainer", {}), callbacks=[SaveAligners(folder)])
     data = activations(world, **{"sites": [1, 3]} | given)

@@ -8,7 +8,6 @@ import torch
 from datamodules.asking import TaskBatch
 from datamodules.model_texts import ModelTexts, labelled_texts
 from datamodules.text.sources import TextSource
-from tests.datamodules.tokens.splitters import splitter_folder, word_piece
 from tests.runs import quiet_trainer
 from tests.stitches import model_texts
 from tests.tiny import tiny_folder
@@ -23,13 +22,12 @@ def asked(found: list[TaskBatch]) -> dict[int, tuple[list[int], list[int]]]:
     """Text -> where in it something is asked, counted without padding, and what."""
     units: dict[int, tuple[list[int], list[int]]] = {}
     for batch in found:
-        mask = batch.inputs["attention_mask"]
-        first = mask.argmax(1)
-        targets = (getattr(batch.targets, name).tolist() for name in ("index", "answer", "owner"))
-        for index, answer, owner in zip(*targets, strict=True):
-            places, answers = units.setdefault(int(batch.texts.text[owner]), ([], []))
-            places.append(index - owner * mask.shape[1] - int(first[owner]))
-            answers.append(answer)
+        mask, targets = batch.inputs["attention_mask"], batch.targets
+        within = targets.index - targets.owner * mask.shape[1] - mask.argmax(1)[targets.owner]
+        for text, place, answer in zip(batch.texts.text[targets.owner], within, targets.answer, strict=True):
+            places, answers = units.setdefault(int(text), ([], []))
+            places.append(int(place))
+            answers.append(int(answer))
     return units
 
 
@@ -88,25 +86,18 @@ def test_training_texts_are_masked_anew_in_every_epoch_and_others_never(world: W
     assert seen(0, training=False) == seen(1, training=False) == asked(plain) != asked(first)
 
 
-def test_sites_that_a_model_does_not_have_are_refused(world: World) -> None:
-    for sites, says in (([4], "between 0 and 3, but got 4"), (["1:4"], "got 4"), ([-1], "got -1")):
+def test_models_that_cannot_be_stitched_are_refused(world: World, folders: list[str], tmp_path: Path) -> None:
+    x, y, unmasked = world.model_x, world.model_y, str(tiny_folder(tmp_path, task="masked"))
+    for models, sites, says in (
+        ([x, y], [4], "between 0 and 3, but got 4"),
+        ([x, y], ["1:4"], "got 4"),
+        ([x, y], [-1], "got -1"),
+        ([x, y, x], ["5:1"], "got 5"),
+        ([x, folders[0]], [1], r"Stitching puts the state of a token.*tokenizers of .*choose models of one"),
+        ([unmasked, unmasked], [1], r"tokenizer with a mask token.*has none. Set its `mask_token`"),
+    ):
         with pytest.raises(ValueError, match=says):
-            model_texts(world, sites=sites).check_models()
-    third = [world.model_x, world.model_y, world.model_x]
-    with pytest.raises(ValueError, match="got 5"):
-        model_texts(world, models=third, sites=["5:1"]).check_models()
-
-
-def test_models_of_other_tokenizers_are_refused(world: World, tmp_path: Path) -> None:
-    pieces = splitter_folder(tmp_path, word_piece(), seed=0, layers=3)
-    with pytest.raises(ValueError, match=r"Stitching puts the state of a token.*tokenizers of .*choose models of one"):
-        model_texts(world, models=[world.model_x, pieces]).check_models()
-
-
-def test_a_tokenizer_that_cannot_mask_is_refused(world: World, tmp_path: Path) -> None:
-    folder = str(tiny_folder(tmp_path, task="masked"))
-    with pytest.raises(ValueError, match=r"tokenizer with a mask token.*has none. Set its `mask_token`"):
-        model_texts(world, models=[folder, folder]).check_models()
+            model_texts(world, models=models, sites=sites).check_models()
 
 
 def test_a_classification_without_labels_is_refused(world: World, tmp_path: Path) -> None:
@@ -122,8 +113,8 @@ def test_a_classification_without_labels_is_refused(world: World, tmp_path: Path
 
 
 def labelled(world: World, **options: Any) -> ModelTexts:
-    text = options.pop("text", TextSource(world.fit, held_out=world.test))
-    return labelled_texts(**{"models": world.model_x, "text": text, "batch_size": 16, "max_length": 60} | options)
+    given = {"models": world.model_x, "text": world.text, "batch_size": 16, "max_length": 60}
+    return labelled_texts(**given | options)
 
 
 def test_every_text_comes_once_with_its_class(world: World) -> None:
@@ -159,16 +150,13 @@ def test_the_order_of_training_follows_from_its_seed(world: World) -> None:
 
 def test_the_majority_is_that_of_the_fitting_texts(tmp_path: Path, world: World) -> None:
     texts = sentences(80)
-    text = TextSource(
-        write_texts(tmp_path / "fit.csv", texts[20:], [0, 1, 1] * 20),
-        held_out=write_texts(tmp_path / "test.csv", texts[:20], [0] * 15 + [1] * 5),
-    )
-    data = labelled(world, text=text)
+    fit = write_texts(tmp_path / "fit.csv", texts[20:], [0, 1, 1] * 20)
+    held_out = write_texts(tmp_path / "test.csv", texts[:20], [0] * 15 + [1] * 5)
+    data = labelled(world, text=TextSource(fit, held_out=held_out))
     assert data.constant_answers().tolist() == [1] * 20
     assert data.texts.constant_label(regression=False) == 1
-    assert data.texts.constant_label(regression=True) == pytest.approx(
-        sum(data.texts.fit["label"]) / len(data.texts.fit)
-    )
+    mean = sum(data.texts.fit["label"]) / len(data.texts.fit)
+    assert data.texts.constant_label(regression=True) == pytest.approx(mean)
 
 
 def test_a_base_needs_a_classifier_to_answer_like(tmp_path: Path, world: World) -> None:

@@ -7,12 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from datamodules.rows.reading import PairedBatch, Plan
+from datamodules.rows.reading import Plan
 from datamodules.rows.types import SeenTypes, is_held_out
 from datamodules.states import States
 from datamodules.text.sources import TextSource
-from datamodules.tokens.tokenised import Marks
-from tests.datamodules.tokens.splitters import byte_level, splitter_folder, word_piece
 from tests.runs import activations, rank_of
 from tests.tiny import SPECIAL, WORDS
 from tests.world import World, sentences, write_texts
@@ -26,8 +24,8 @@ def prepared(data: States, split: str, **options: Any) -> list[Any]:
     return [data.reader.prepare(texts) for texts in data.loader(split, **options)]  # type: ignore[arg-type]
 
 
-def token_names(data: States, split: str) -> list[str]:
-    """The token of every row of a split."""
+def names_of(data: States, split: str) -> list[str]:
+    """The token of every row of a split, which is the word, too."""
     tokenizer = data.reader.model_x.tokenizer
     assert tokenizer is not None
     found: list[str] = []
@@ -48,23 +46,26 @@ def test_a_keyed_hash_of_the_name_chooses_types() -> None:
     assert 3 < len(HELD) < 20
 
 
-@pytest.mark.parametrize("special", [True, False])
-def test_rows_of_held_out_tokens_are_left_out_of_fitting_and_of_nothing_else(world: World, special: bool) -> None:
-    every = activations(world, special_tokens=special)
-    data = activations(world, special_tokens=special, held_out_types=SHARE)
-    expected = Counter(name for name in token_names(every, "fit") if name not in HELD)
-    assert Counter(token_names(data, "fit")) == expected
-    assert data.seen == SeenTypes("tokens", frozenset(expected)) == SeenTypes.from_state(data.seen.state())
-    assert (data.describe()["held_out_types"], data.describe()["types"]) == (SHARE, "tokens")
+@pytest.mark.parametrize(("rows", "special"), [("tokens", True), ("tokens", False), ("words_mean", False)])
+def test_rows_of_held_out_types_are_left_out_of_fitting_and_of_nothing_else(
+    world: World, rows: str, special: bool
+) -> None:
+    every = activations(world, rows=rows, special_tokens=special)
+    data = activations(world, rows=rows, special_tokens=special, held_out_types=SHARE)
+    expected = Counter(name for name in names_of(every, "fit") if name not in HELD)
+    assert Counter(names_of(data, "fit")) == expected
+    kind = rows.removesuffix("_mean")
+    assert data.seen == SeenTypes(kind, frozenset(expected)) == SeenTypes.from_state(data.seen.state())  # type: ignore[arg-type]
+    assert (data.describe()["held_out_types"], data.describe()["types"]) == (SHARE, kind)
     assert set(SPECIAL[::2]) <= set(expected) or not special  # <s> and </s>
     for split in ("validation", "test"):
-        assert token_names(data, split) == token_names(every, split)
+        assert names_of(data, split) == names_of(every, split)
 
 
 def test_rows_of_unseen_tokens_are_marked(world: World, tmp_path: Path) -> None:
     rare = write_texts(tmp_path / "rare.csv", ["wonderful film", *sentences(30)])  # <unk>, which no fit has seen
     data = activations(world, held_out_types=SHARE, text=TextSource(world.fit, held_out=rare))
-    names = token_names(data, "test")
+    names = names_of(data, "test")
     marked = torch.cat([ready.rows[0].unseen for ready in prepared(data, "test")])
     assert [name for name, mark in zip(names, marked.tolist(), strict=True) if mark] == [
         name for name in names if name in HELD or name == "<unk>"
@@ -77,72 +78,33 @@ def test_rows_of_unseen_tokens_are_marked(world: World, tmp_path: Path) -> None:
     assert all(ready.rows[0].unseen is None for ready in prepared(data, "test"))
 
 
-def test_rows_of_held_out_words_are_left_out(world: World, tmp_path: Path) -> None:
-    models = [splitter_folder(tmp_path / name, make()) for name, make in (("x", word_piece), ("y", byte_level))]
-    options = {"model_x": models[0], "model_y": models[1], "rows": "words_mean", "max_length": 60, "sites": [2]}
-    every, data = activations(world, **options), activations(world, **options, held_out_types=SHARE)
-    kept, seen = fitted_rows(every), fitted_rows(data)
-    words = {text: words_with_rows(every, text) for text in kept}
-    for text, (x, y) in kept.items():
-        fine = torch.tensor([word not in HELD for word in words[text]])
-        if not fine.any():
-            assert text not in seen
-            continue
-        torch.testing.assert_close(seen[text][0], x[:, fine], rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(seen[text][1], y[:, fine], rtol=1e-5, atol=1e-5)
-    assert data.seen.kind == "words"
-    assert data.seen.names == {word for found in words.values() for word in found} - HELD
-    unseen = [int(ready.rows[0].unseen.sum()) for ready in prepared(data, "test")]
-    assert sum(unseen) > 0
-
-
-def fitted_rows(data: States) -> dict[int, tuple[torch.Tensor, torch.Tensor]]:
-    found = {}
-    for ready in prepared(data, "fit"):
-        batch: PairedBatch = data.reader.read(ready)
-        for text in batch.texts.text.tolist():
-            mine = batch.text == text
-            found[text] = batch.x[:, mine], batch.y[:, mine]
-    return found
-
-
-def words_with_rows(data: States, text: int) -> list[str]:
-    """The words of a fitting text that both models have in full."""
-    split = data.split("fit")
-    before = sum(len(other.split()) for other in data.texts.fit["text"][:text])
-    words = data.texts.fit["text"][text].casefold().split()
-    assert split.words_in_common is not None
-    return [word for place, word in enumerate(words) if split.words_in_common[before + place]]
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_every_rank_keeps_a_row_in_every_batch(world: World, tmp_path: Path, world_size: int) -> None:
+def test_every_rank_keeps_a_row_in_every_batch(world: World, tmp_path: Path) -> None:
     """Texts of nothing but held-out words, in a row, are not read at all."""
     held, free = sorted(HELD), sorted(set(WORDS) - HELD)
     texts = [f"{a} {b}" for a in held for b in held] + [f"{a} {b}" for a in free[:4] for b in free[:3]]
     source = TextSource(write_texts(tmp_path / "fit.csv", texts), held_out=world.test)
     data = activations(world, text=source, special_tokens=False, held_out_types=SHARE, batch_size=4)
-
-    found = []
-    for rank in range(world_size):
-        data.trainer = rank_of(rank, world_size)
-        found.append(prepared(data, "fit", shuffle=True))
-    assert len({len(batches) for batches in found}) == 1
-    assert all(len(ready.rows[0]) > 0 for batches in found for ready in batches)
-    read = [int(text) for batches in found for ready in batches for text in ready.texts.text]
     fit = data.texts.fit["text"][:]
-    assert sorted(read) == [number for number, text in enumerate(fit) if not set(text.split()) <= HELD]
-    assert len(read) < len(fit)
+    kept = [number for number, text in enumerate(fit) if not set(text.split()) <= HELD]
+    assert len(kept) < len(fit)
+    for world_size in (1, 2, 3):
+        found = []
+        for rank in range(world_size):
+            data.trainer = rank_of(rank, world_size)
+            found.append(prepared(data, "fit", shuffle=True))
+        assert len({len(batches) for batches in found}) == 1
+        assert all(len(ready.rows[0]) > 0 for batches in found for ready in batches)
+        assert sorted(int(text) for batches in found for ready in batches for text in ready.texts.text) == kept
 
 
-def test_means_and_first_tokens_have_no_types(world: World) -> None:
-    for rows in ("mean", "cls"):
-        data = activations(world, rows=rows, held_out_types=0.5)
-        assert data.seen == SeenTypes(None, frozenset())
-        assert all(ready.rows[0].unseen is None for ready in prepared(data, "test"))
-        assert data.describe()["held_out_types"] == 0
-        assert "none are held out" in data.describe()["types"]
-        assert sum(len(ready.rows[0]) for ready in prepared(data, "fit")) == len(data.split("fit"))
+@pytest.mark.parametrize("rows", ["mean", "cls"])
+def test_means_and_first_tokens_have_no_types(world: World, rows: str) -> None:
+    data = activations(world, rows=rows, held_out_types=0.5)
+    assert data.seen == SeenTypes(None, frozenset())
+    assert all(ready.rows[0].unseen is None for ready in prepared(data, "test"))
+    assert data.describe()["held_out_types"] == 0
+    assert "none are held out" in data.describe()["types"]
+    assert sum(len(ready.rows[0]) for ready in prepared(data, "fit")) == len(data.split("fit"))
 
 
 def test_shares_that_leave_nothing_are_refused(world: World, tmp_path: Path) -> None:
@@ -153,10 +115,3 @@ def test_shares_that_leave_nothing_are_refused(world: World, tmp_path: Path) -> 
     data = activations(world, text=text, special_tokens=False, held_out_types=SHARE)
     with pytest.raises(ValueError, match="`held_out_types` to leave rows to fit on"):
         data.loader("fit")
-
-
-def test_marks_follow_the_texts() -> None:
-    marks = Marks(torch.tensor([True, False, True, True, False, True]), torch.tensor([1, 2, 0, 3]))
-    assert marks.of(torch.tensor([3, 0, 2, 1])).tolist() == [True, False, True, True, False, True]
-    assert marks.of(torch.tensor([1])).tolist() == [False, True]
-    assert marks.texts_with_rows().tolist() == [1, 3]

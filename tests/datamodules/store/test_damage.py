@@ -20,9 +20,11 @@ from tests.store_kills import everything
 from tests.world import TEST_TEXTS, World
 
 
-@pytest.fixture(autouse=True)
-def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(states, "SHARD", 4_000)
+@pytest.fixture(scope="module", autouse=True)
+def _small() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(states, "SHARD", 4_000)
+        yield
 
 
 def written(world: World, store: Path, **options: Any) -> States:
@@ -34,11 +36,7 @@ def written(world: World, store: Path, **options: Any) -> States:
 
 @pytest.fixture(scope="module")
 def sound(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sound")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(states, "SHARD", 4_000)
-        written(world, folder)
-    return folder
+    return written(world, tmp_path_factory.mktemp("sound")).stored[0].parent
 
 
 @pytest.fixture
@@ -195,7 +193,6 @@ def test_a_full_disk_stops_under_the_files_name_and_the_rest_is_written_later(
         written(world, tmp_path / "other")
     assert str(tmp_path / "other") in raised.value.filename
     monkeypatch.undo()
-    monkeypatch.setattr(states, "SHARD", 4_000)
     assert not [path for path in everything(tmp_path / "other") if ".unfinished" in path]
     written(world, tmp_path / "other")
     assert everything(tmp_path / "other") == expected

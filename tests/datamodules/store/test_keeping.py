@@ -15,23 +15,19 @@ from tests.world import World
 @pytest.fixture(scope="module")
 def three(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three stores: of X, of Y, and of X's sub-layers; the first was used last, the last first."""
-    tmp_path = tmp_path_factory.mktemp("three")
-    for component, models in (("residual", "xy"), ("mlp", "xx")):
-        names = {f"model_{side}": getattr(world, f"model_{m}") for side, m in zip("xy", models, strict=True)}
-        activations(world, **names, sites=[1], component=component, store=tmp_path).loader("test")
-    for age, kept in enumerate(sorted(kept_in(tmp_path), key=lambda kept: _order(world, kept.manifest)), start=1):
-        for path in (kept.folder / "manifest.json", kept.folder / "used"):
+    folder = tmp_path_factory.mktemp("three")
+    for age, (model, component) in enumerate([("x", "residual"), ("y", "residual"), ("x", "mlp")]):
+        name = getattr(world, f"model_{model}")
+        data = activations(world, model_x=name, model_y=name, sites=[1], component=component, store=folder)
+        data.loader("test")
+        for path in (data.stored[0] / "manifest.json", data.stored[0] / "used"):
             os.utime(path, (1e9 - age, 1e9 - age))
-    return tmp_path
+    return folder
 
 
 @pytest.fixture
 def folder(three: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(three, tmp_path / "stores"))
-
-
-def _order(world: World, manifest: object) -> tuple[bool, bool]:
-    return manifest.identity.component == "mlp", manifest.about["model"] == world.model_y  # type: ignore[attr-defined]
 
 
 def say(folder: Path, *words: str) -> None:

@@ -1,6 +1,7 @@
 """With a store, every data module yields what it yields without: the same rows in the same order."""
 
 import shutil
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,6 @@ from callbacks.checkpoint import SaveAligners
 from datamodules.layers import LayerActivations
 from datamodules.model_texts import stitched_texts
 from datamodules.store import reading, states
-from datamodules.text.sources import TextSource
-from tests import stitches
-from tests.datamodules.tokens.splitters import byte_level, splitter_folder, word_piece
 from tests.interrupting import strike
 from tests.runs import activations, quiet_trainer, rank_of
 from tests.world import World
@@ -49,9 +47,9 @@ def test_paired_rows_are_those_of_streaming(
 ) -> None:
     rows, split = rows.split()
     options = {"rows": rows, "sites": ["1:3", 2, "2:0"], "special_tokens": False, "held_out_types": 0.3}
-    text = TextSource(world.fit, held_out=world.test, seed=1)
-    expected = list(activations(world, **options, text=text, max_length=60).paired(split, shuffle=True))
-    data = activations(world, **options, text=text, max_length=60, store=tmp_path)
+    options |= {"text": replace(world.text, seed=1), "max_length": 60}
+    expected = list(activations(world, **options).paired(split, shuffle=True))
+    data = activations(world, **options, store=tmp_path)
     for _ in range(2):
         found = list(data.paired(split, shuffle=True))
         for a, b in zip(found, expected, strict=True):
@@ -64,13 +62,11 @@ def test_paired_rows_are_those_of_streaming(
         forbid_running(monkeypatch)
 
 
-def test_layers_of_models_with_other_tokenizers_are_those_of_streaming(world: World, tmp_path: Path) -> None:
-    folders = [
-        splitter_folder(tmp_path / "pieces", word_piece(), seed=0, layers=2),
-        splitter_folder(tmp_path / "bytes", byte_level("left"), seed=1, layers=3, width=24),
-    ]
-    models = [*folders, folders[0]]
-    given: dict[str, Any] = {"text": TextSource(world.fit, held_out=world.test), "batch_size": 8, "max_length": 60}
+def test_layers_of_models_with_other_tokenizers_are_those_of_streaming(
+    world: World, folders: list[str], tmp_path: Path
+) -> None:
+    models = [*folders[:2], folders[0]]
+    given: dict[str, Any] = {"text": world.text, "batch_size": 8, "max_length": 60}
     data = LayerActivations(models, **given, store=tmp_path / "store")
     for a, b in zip(data.batches("test"), LayerActivations(models, **given).batches("test"), strict=True):
         assert (a.texts.number, len(a.texts.stored)) == (b.texts.number, 2)
@@ -83,19 +79,16 @@ def test_layers_of_models_with_other_tokenizers_are_those_of_streaming(world: Wo
 
 
 def test_attention_is_not_kept(world: World, tmp_path: Path) -> None:
-    text = TextSource(world.fit, held_out=world.test)
-    data = LayerActivations([world.model_x], text=text, max_length=60, attention=True, store=tmp_path / "store")
-    batch = next(data.batches("test"))
-    assert not batch.texts.stored
-    assert batch.attention is not None
-    assert not (tmp_path / "store").exists()
+    store = tmp_path / "store"
+    data = LayerActivations([world.model_x], text=world.text, max_length=60, attention=True, store=store)
+    assert not next(data.batches("test")).texts.stored
+    assert not store.exists()
 
 
 def test_a_language_model_is_read_from_the_store_unless_its_texts_are_masked(
     world: World, causal: list[str], masked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = TextSource(world.fit, held_out=world.test)
-    given: dict[str, Any] = {"sites": "1:2", "text": text, "max_length": 32, "packed": True}
+    given: dict[str, Any] = {"sites": "1:2", "text": world.text, "max_length": 32, "packed": True}
     data = stitched_texts(causal, **given, store=tmp_path / "store")
     x, y = data.frozen
     batch, plain = (each.prepare(next(iter(each.loader("test")))) for each in (data, stitched_texts(causal, **given)))
@@ -105,7 +98,7 @@ def test_a_language_model_is_read_from_the_store_unless_its_texts_are_masked(
     found = read_all([route], batch, targets=True)
     torch.testing.assert_close(found.sources(route), expected.sources(route), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(found.targets(route), expected.targets(route), rtol=1e-5, atol=1e-5)
-    other = stitched_texts(masked, sites="1:2", text=text, max_length=32, store=tmp_path / "masked")
+    other = stitched_texts(masked, **given | {"packed": False}, store=tmp_path / "masked")
     assert not next(iter(other.loader("test"))).stored
     assert not (tmp_path / "masked").exists()
 
@@ -115,17 +108,12 @@ def test_a_stored_value_is_the_nearest_of_its_type(world: World, tmp_path: Path,
     data = activations(world, sites=[2], store=tmp_path, store_dtype=stored_as)
     for found, expected in zip(data.paired("test"), activations(world, sites=[2]).paired("test"), strict=True):
         torch.testing.assert_close(found.x, expected.x, rtol=2.0**-bits + 1e-5, atol=1e-5)
-    described = data.describe()
-    assert described.get("stored_as") == (None if stored_as == "float32" else stored_as)
-
-
-def test_models_in_half_precision_are_stored_as_they_are(world: World, tmp_path: Path) -> None:
-    data = activations(world, sites=[1], dtype="bfloat16", store=tmp_path)
-    batch = next(data.paired("test"))
-    (states, _), *_ = data.test_dataloader()[0].stored
-    assert states.dtype == torch.bfloat16
-    assert batch.x.dtype == torch.float32
-    assert "stored_as" not in data.describe()
+    assert data.describe().get("stored_as") == (None if stored_as == "float32" else stored_as)
+    half = activations(world, sites=[2], dtype=stored_as, store=tmp_path)  # models are stored as they are
+    (states, _), *_ = half.test_dataloader()[0].stored
+    assert str(states.dtype) == f"torch.{stored_as}"
+    assert next(half.paired("test")).x.dtype == torch.float32
+    assert "stored_as" not in half.describe()
 
 
 def test_what_a_loader_does_not_need_is_not_read(world: World, tmp_path: Path) -> None:
@@ -138,12 +126,11 @@ def test_what_a_loader_does_not_need_is_not_read(world: World, tmp_path: Path) -
 
 
 def test_a_pass_reads_what_is_planned_for_it(world: World, tmp_path: Path) -> None:
-    text = TextSource(world.fit, held_out=world.test)
     models = [world.model_x, world.model_y]
-    data = LayerActivations(models, layers=[0, 1, 3], text=text, max_length=60, store=tmp_path)
+    data = LayerActivations(models, layers=[0, 1, 3], text=world.text, max_length=60, store=tmp_path)
     data.plan(("test", "test"), [[[1, 3], [0]], [[], [3]]])
-    first, second = data.test_dataloader()
-    stored = [{model.name: rows.sites for model, rows in next(iter(each)).stored.items()} for each in (first, second)]
+    batches = [next(iter(loader)) for loader in data.test_dataloader()]
+    stored = [{model.name: rows.sites for model, rows in batch.stored.items()} for batch in batches]
     assert stored == [{models[0]: (1, 3), models[1]: (0,)}, {models[1]: (3,)}]
     assert {site.name for site in tmp_path.glob("*/sites/*")} == {"00", "01", "03"}
 
@@ -161,41 +148,25 @@ def test_models_of_equal_weights_share_a_store(world: World, tmp_path: Path) -> 
 
 def fit(world: World, folder: Path, resume: Path | None = None, **options: Any) -> Alignment:
     module = Alignment({"linear": Linear, "mlp": partial(MLP, hidden=[8])})
+    data = activations(world, sites=[1, 3], batch_size=29, **options)
     trainer = quiet_trainer(max_epochs=2, callbacks=[SaveAligners(folder)])
-    trainer.fit(
-        module,
-        datamodule=activations(world, **{"sites": [1, 3], "batch_size": 29} | options),
-        ckpt_path=resume,
-        weights_only=True,
-    )
+    trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
     return module
 
 
 def test_a_fit_gives_the_same_with_a_store_and_resumes_in_an_epoch(world: World, tmp_path: Path) -> None:
-    plain = fit(world, tmp_path / "plain")
+    plain, store, begun = fit(world, tmp_path / "plain"), tmp_path / "store", tmp_path / "begun" / "last.ckpt"
     with strike(Alignment, "training_step", 9), pytest.raises(SystemExit):
-        fit(world, tmp_path / "begun", store=tmp_path / "store", workers=1)
-    resumed = fit(world, tmp_path / "ended", tmp_path / "begun" / "last.ckpt", store=tmp_path / "store")
-    whole = fit(world, tmp_path / "whole", store=tmp_path / "store", workers=1)
+        fit(world, begun.parent, store=store, workers=1)
+    resumed = fit(world, tmp_path / "ended", begun, store=store)
+    whole = fit(world, tmp_path / "whole", store=store, workers=1)
     for name, value in whole.state_dict().items():
         assert torch.equal(resumed.state_dict()[name], value), name
     for a, b in zip(plain.validation_figures.values(), whole.validation_figures.values(), strict=True):
         assert set(a) == set(b) > {"fvu"}
         torch.testing.assert_close(a["fvu"], b["fvu"], rtol=1e-3, atol=1e-4)
     with pytest.raises(ValueError, match=r'`data\.stored_as` was null and is "bfloat16"'):
-        fit(
-            world, tmp_path / "else", tmp_path / "begun" / "last.ckpt", store=tmp_path / "store", store_dtype="bfloat16"
-        )
-
-
-def test_stitching_layers_train_without_running_a_front(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = stitches.train(world, store=tmp_path)
-    forbid_running(monkeypatch)
-    again = stitches.train(world, store=tmp_path)
-    for name, value in first.state_dict().items():
-        assert torch.equal(again.state_dict()[name], value), name
+        fit(world, tmp_path / "else", begun, store=store, store_dtype="bfloat16")
 
 
 def test_ranks_read_their_parts(world: World, tmp_path: Path) -> None:

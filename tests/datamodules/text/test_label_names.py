@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from datamodules.text.labels import by_number, class_map, in_words, numbered
+from datamodules.text.labels import by_number, class_map, in_words
 
 NLI = ["entailment", "neutral", "contradiction"]
 
@@ -96,10 +96,7 @@ def test_unknown_names_are_refused_with_both_sets_and_the_option(
         ({"entailment": 0}, "every class of the texts once, 0: entailment, 1: not_entailment, but got"),
         ({"entailment": 0, "not_entailment": 1, "0": 2}, "every class of the texts once"),
         ({"entailment": 0, "neutral": 1}, "every class of the texts once"),
-        (
-            {"entailment": 0, "not_entailment": [0, 1]},
-            "1: neutral, 2: contradiction, none of them twice",
-        ),
+        ({"entailment": 0, "not_entailment": [0, 1]}, "1: neutral, 2: contradiction, none of them twice"),
         ({"entailment": 0, "not_entailment": 3}, "the head of a model"),
         ({"entailment": 0, "not_entailment": []}, "one or more classes"),
         ({"entailment": 0, "not_entailment": "no"}, "one or more classes"),
@@ -108,13 +105,6 @@ def test_unknown_names_are_refused_with_both_sets_and_the_option(
 def test_a_map_that_does_not_fit_is_refused(given: Any, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         matched(NLI, ["entailment", "not_entailment"], given=given)
-
-
-def test_names_that_are_mere_numbers_say_which() -> None:
-    assert numbered(["LABEL_1", "label 0"], 2) == [1, 0]
-    assert numbered(None, 2) == [0, 1]
-    assert numbered(["1", "2"], 2) is None
-    assert numbered(["a", "1"], 2) is None
 
 
 def test_a_map_in_words() -> None:

@@ -1,7 +1,6 @@
 import logging
 import math
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import datasets
@@ -9,20 +8,16 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from datamodules.layers import LayerActivations
 from datamodules.pairings import pair_states
-from datamodules.states import States
-from datamodules.text.sources import TextSource
 from datamodules.tokens.splits import bytes_per_token, end_of_text, pack
 from datamodules.tokens.tokenised import tokenise
-from tests.datamodules.tokens.splitters import byte_level, splitter_folder, word_piece
+from tests.datamodules.tokens.splitters import byte_level, word_piece
 from tests.runs import activations, made_again
 from tests.tiny import tiny_tokenizer
-from tests.world import World, sentences
+from tests.world import World
 
 TEXTS = ["the film is good", "a dull plot", "not funny", "this very long scene feels cold", "good"]
 END = 2  # </s>
-SHORT = "embedded-gpt:0:max_length=32"
 
 
 def split_of(texts: list[str], **columns: list[Any]) -> datasets.Dataset:
@@ -33,17 +28,16 @@ def plain_ids(tokenizer: PreTrainedTokenizerFast, texts: list[str]) -> list[int]
     return [i for text in texts for i in [*tokenizer(text, add_special_tokens=False)["input_ids"], END]]
 
 
-@pytest.mark.parametrize("length", [2, 3, 7, 21])
+@pytest.mark.parametrize("length", [2, 7, 21])
 def test_sequences_are_the_documents_end_to_end(length: int) -> None:
     tokenizer = tiny_tokenizer()
     expected = plain_ids(tokenizer, TEXTS)
     table, packed = pack(split_of(TEXTS, label=[0] * 5), tokenizer, length)
     assert len(expected) == packed["tokens"] == 21
-    assert packed["dropped"] == 21 % length
     assert list(chain(*table["input_ids"][:])) == expected[: 21 - packed["dropped"]]
     assert all(len(row["input_ids"]) == len(row["special_tokens_mask"]) == row["length"] == length for row in table)
-    marks = torch.tensor(table["special_tokens_mask"][:]).flatten()
-    assert (marks == (torch.tensor(table["input_ids"][:]).flatten() == END)).all()
+    ids, marks = (torch.tensor(table[name][:]) for name in ("input_ids", "special_tokens_mask"))
+    assert torch.equal(marks == 1, ids == END)
     assert table["id"][:] == list(range(21 // length))
     assert set(table.column_names) == {"input_ids", "special_tokens_mask", "length", "id"}
 
@@ -58,19 +52,6 @@ def test_long_texts_are_whole_and_their_bytes_are_counted() -> None:
         "sequences": len(expected) // 16, "documents": 2, "tokens": len(expected),
         "bytes": len("".join(texts).encode()), "dropped": len(expected) % 16, "end_of_text": "</s>",
     }  # fmt: skip
-
-
-def test_documents_are_tokenised_once_for_all_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = datasets.Dataset.from_dict({"text": [f"{text} film" for text in TEXTS]})
-    folder = Path(datasets.config.HF_DATASETS_CACHE) / "packing"
-    folder.mkdir(parents=True, exist_ok=True)
-    texts.to_parquet(folder / "texts.parquet")
-    texts = datasets.load_dataset("parquet", data_files=str(folder / "texts.parquet"), split="train")
-    first, packed = pack(texts, tiny_tokenizer(), 8)
-    monkeypatch.setattr("datamodules.tokens.splits._whole_texts", None)
-    again, (_, longer) = pack(texts, tiny_tokenizer(), 8)[0], pack(texts, tiny_tokenizer(), 13)
-    assert again["input_ids"][:] == first["input_ids"][:]
-    assert longer["tokens"] == packed["tokens"]
 
 
 def test_end_of_text_is_eos_else_sep() -> None:
@@ -125,27 +106,24 @@ def test_bytes_of_cut_pairs_are_those_of_both_parts() -> None:
 # ---------------------------------------------------------------------- as an option of a stream
 
 
-@pytest.fixture
-def packed_stream(world: World) -> States:
-    return activations(world, packed=True, max_length=16, model_y=world.model_x)
-
-
-def test_a_packed_stream_reads_full_sequences(packed_stream: States) -> None:
-    data = packed_stream.split("test")
-    texts = list(packed_stream.texts.test["text"])
+def test_a_packed_stream_reads_full_sequences(world: World) -> None:
+    stream = activations(world, packed=True, max_length=16, model_y=world.model_x)
+    texts = list(stream.texts.test["text"])
     expected = plain_ids(tiny_tokenizer(), texts)
-    assert len(data) == len(expected) // 16
-    assert data.labels is None
-    batches = list(packed_stream.paired("test"))
+    count = len(expected) // 16
+    batches = list(stream.paired("test"))
     assert all(batch.texts.inputs_x["attention_mask"].all() for batch in batches)
-    ids = {int(i): row for batch in batches for i, row in zip(batch.texts.text, batch.texts.inputs_x["input_ids"],
-                                                              strict=True)}  # fmt: skip
-    assert torch.cat([ids[i] for i in range(len(data))]).tolist() == expected[: 16 * len(data)]
-    assert sum(batch.x.shape[1] for batch in batches) == 16 * len(data)
-    assert packed_stream.bytes_per_token("test") == sum(map(len, texts)) / len(expected)
-    said = packed_stream.describe()["packed"]["test"]
-    assert (said["dropped"], said["sequences"]) == (len(expected) % 16, len(expected) // 16)
-    again = made_again(pair_states, packed_stream.config())
+    order, ids = (
+        torch.cat([part(batch.texts) for batch in batches])
+        for part in (lambda texts: texts.text, lambda texts: texts.inputs_x["input_ids"])
+    )
+    assert ids[order.argsort()].flatten().tolist() == expected[: 16 * count]
+    assert stream.split("test").labels is None
+    assert sum(batch.x.shape[1] for batch in batches) == 16 * count
+    assert stream.bytes_per_token("test") == sum(map(len, texts)) / len(expected)
+    said = stream.describe()["packed"]["test"]
+    assert (said["dropped"], said["sequences"]) == (len(expected) % 16, count)
+    again = made_again(pair_states, stream.config())
     assert (again.packed, again.describe()["packed"]) == (True, {})
 
 
@@ -157,40 +135,7 @@ def test_a_stream_that_is_not_packed_counts_bytes_of_what_it_reads(world: World)
     assert "packed" not in stream.describe()
 
 
-def test_embedded_language_models_read_packed_text_without_labels(world: World, tmp_path: Path) -> None:
-    size = "vocabulary=270,layers=1,width=8,heads=1,steps=4,batch=4,max_length=32"
-    models = {"model_x": f"embedded-gpt:0:{size}", "model_y": f"embedded-gpt:0:activation=solu,{size}"}
-    path = tmp_path / "plain.csv"
-    path.write_text("\n".join(["text", *sentences(200)]))
-    stream = activations(
-        world, **models, text=TextSource(str(path)), packed=True, max_length=32, sites="all", cache=tmp_path / "cache"
-    )
-    stream.prepare_data()
-    batch = next(stream.paired("test"))
-    assert batch.x.shape == batch.y.shape
-    assert batch.texts.inputs_x["input_ids"].shape[1] == 32
-    assert not torch.allclose(batch.x, batch.y)
-
-
-def test_packed_sequences_of_two_tokenizers_are_refused(world: World, tmp_path: Path) -> None:
-    other = str(splitter_folder(tmp_path / "other", byte_level()))
-    stream = activations(world, packed=True, rows="mean", model_y=other, max_length=16)
+def test_packed_sequences_of_two_tokenizers_are_refused(world: World, folders: list[str]) -> None:
+    stream = activations(world, packed=True, rows="mean", model_y=folders[1], max_length=16)
     with pytest.raises(ValueError, match=r"`packed`.*tokenizers.*differ"):
         stream.split("test")
-
-
-@pytest.mark.parametrize(
-    ("kind", "options", "says"),
-    [
-        (pair_states, {"rows": "cls"}, r"`packed`.*`rows` 'tokens' or 'mean'.*'cls'"),
-        (pair_states, {"rows": "words_mean"}, r"`packed`.*`rows` 'tokens' or 'mean'.*'words_mean'"),
-        (LayerActivations, {"rows": "tokens", "attention": True}, r"`attention`.*`packed`"),
-        (pair_states, {"model_x": SHORT, "model_y": SHORT, "max_length": 64}, r"`max_length` of at most 32.*gpt.*64"),
-    ],
-)
-def test_what_packed_sequences_do_not_have_is_refused_at_once(
-    kind: Any, options: dict[str, Any], says: str, tmp_path: Path
-) -> None:
-    with pytest.raises(ValueError, match=says):
-        kind(packed=True, cache=tmp_path, **options).prepare_data()
-    assert not list(tmp_path.iterdir())

@@ -4,7 +4,6 @@ from typing import Any
 
 import datasets
 import pytest
-import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
@@ -68,11 +67,8 @@ def test_a_piece_of_no_characters_belongs_to_no_word() -> None:
     assert number_words([("good film",)], one, one) == ([[0, -1, 0, -1, -1, -1, 1]], [2])  # type: ignore[arg-type]
 
 
-def tokenised(
-    text: list[str], tokenizers: list[PreTrainedTokenizerFast], limit: int = 60, pair: list[str] | None = None
-) -> TokenisedTexts:
-    columns = {"text": text, "id": list(range(len(text)))}
-    split = datasets.Dataset.from_dict(columns if pair is None else {**columns, "text_pair": pair})
+def tokenised(text: list[str], tokenizers: list[PreTrainedTokenizerFast], limit: int = 60) -> TokenisedTexts:
+    split = datasets.Dataset.from_dict({"text": text, "id": list(range(len(text)))})
     return TokenisedTexts([tokenise(split, one, limit, words=True) for one in tokenizers], tokenizers)
 
 
@@ -127,19 +123,6 @@ def test_words_between_are_numbered_anew() -> None:
     data = tokenised(["a of the film", "of a"], tokenizers)
     assert pieces(data, tokenizers, [0, 1])[1] == [["a", "film"], ["of", "a"]]
     assert (data.words, data.words_used) == (6, 4)
-
-
-def test_equal_tokenizers_share_their_words_and_moving_keeps_them() -> None:
-    tokenizer = word_piece()
-    split = datasets.Dataset.from_dict({"text": SENTENCES, "id": list(range(4))})
-    tokens = tokenise(split, tokenizer, 60, words=True)
-    batch = TokenisedTexts([tokens, tokens], [tokenizer] * 2)[[0, 1]].to("meta")
-    assert batch.words is not None
-    assert batch.words[0] is batch.words[1]
-    assert batch.words[0].device.type == "meta"
-    plain = TokenisedTexts([tokenise(split, tokenizer, 60)], [tokenizer])
-    assert plain.words is plain.words_used is plain[[0]].words is plain[[0]].word_count is None
-    torch.testing.assert_close(plain[[0, 1]].inputs_x, TokenisedTexts([tokens], [tokenizer])[[0, 1]].inputs_x)
 
 
 def test_a_tokenizer_that_does_not_know_places_is_refused() -> None:

@@ -1,4 +1,5 @@
 from collections import Counter
+from hashlib import blake2b
 
 import pytest
 
@@ -61,22 +62,10 @@ def path(sentence: Sentence, word: int) -> list[int]:
     return found
 
 
-def test_a_word_does_not_tell_its_part_of_speech_and_many_words_are_rare(drawn: list[Sentence]) -> None:
-    kinds: dict[str, Counter[str]] = {}
-    for sentence in drawn:
-        for (word, _), (label,) in of(sentence, "pos").items():
-            kinds.setdefault(sentence.words[word], Counter())[label] += 1
-    total = sum(found.total() for found in kinds.values())
-    assert sum(max(found.values()) for found in kinds.values()) < 0.985 * total
-    assert sum(found.total() == 1 for found in kinds.values()) > 0.3 * len(kinds)
-
-
 def test_the_sentences_are_the_same_in_every_process(drawn: list[Sentence]) -> None:
-    assert [sentence.text for sentence in drawn[:2]] == [
-        "every kubalt noneeds this greex",
-        "this dand briplabs doasimly that some naps stited every medolt",
-    ]
-    assert list(sentences(2)) == drawn[:2]
+    assert drawn[0].text == "every kubalt noneeds this greex"
+    every = "".join(sentence.text + sentence.annotation() for sentence in drawn)
+    assert blake2b(every.encode(), digest_size=8).hexdigest() == "fbf72ed4966eec51"
     assert next(sentences(1, seed=1)) != drawn[0]
 
 
@@ -89,8 +78,7 @@ def test_the_label_is_the_tense_of_the_main_verb_not_of_the_first(drawn: list[Se
         auxiliaries = [span[0] for span, label in arcs if label == ("aux:pass",) and span[2] == root]
         finite = auxiliaries[0] if auxiliaries else root
         assert said[sentence.label] in features[(finite, finite + 1)]
-        first = next(set(features[(n, n + 1)]) & set(said.values()) for n in range(len(sentence.words))
-                     if set(features[(n, n + 1)]) & set(said.values()))  # fmt: skip
+        (first, *_) = filter(None, (set(features[n, n + 1]) & {PAST, PRESENT} for n in range(len(sentence.words))))
         others += said[sentence.label] not in first
     shares = Counter(sentence.label for sentence in drawn)
     assert min(shares.values()) > 0.4 * len(drawn)
