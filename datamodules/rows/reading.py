@@ -15,10 +15,9 @@ from aligners.models.architectures import Component
 from aligners.models.calling import FiniteCheck
 from aligners.models.model import FrozenModel
 from datamodules.batches import Movable, StoredRows, TextBatch
-from datamodules.rows.policies import RowKind, Rows, rows_of_each
+from datamodules.rows.policies import RowKind, Rows, TokenPairs, rows_of_each
 
 if TYPE_CHECKING:
-    from datamodules.rows.policies import TokenPairs
     from datamodules.rows.types import SeenTypes
     from datamodules.text.sources import TextSource
 

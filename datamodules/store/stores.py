@@ -30,7 +30,7 @@ from datamodules.rows.policies import select_rows
 from datamodules.rows.reading import read_rows
 from datamodules.store.reading import Ring, StatesAtSites
 from datamodules.store.shards import ShardWriter
-from datamodules.store.states import DTYPES, StoredStates, name_of, shard_path
+from datamodules.store.states import DTYPES, USED, StoredStates, name_of, shard_path
 from datamodules.tokens.tokenised import TokenisedTexts
 
 if TYPE_CHECKING:
@@ -80,7 +80,9 @@ def _write(states: StoredStates, shard: int, sites: Sequence[int], progress: Cal
         writers = [files.enter_context(_writer(states, site, shard)) for site in missing]
         for chosen in _batches(states, texts):
             rows = _read(states, chosen, missing)
-            _put(writers, rows, (chosen - texts.start).tolist(), states.lengths[chosen].tolist())
+            for writer, at_site in zip(writers, rows.view(torch.uint8), strict=True):
+                for text, of_text in zip(chosen, at_site.split(states.lengths[chosen].tolist()), strict=True):
+                    writer.write(text - texts.start, of_text.numpy())
             progress(rows.shape[1])
         checksums = dict(zip(missing, [writer.finish() for writer in writers], strict=True))
     states.record(shard, checksums)
@@ -127,12 +129,6 @@ def _read(states: StoredStates, chosen: np.ndarray, sites: Sequence[int]) -> Ten
             "texts, or use float32 as `dtype` and `store_dtype`."
         )
     return found.cpu()
-
-
-def _put(writers: Sequence[ShardWriter], rows: Tensor, texts: Sequence[int], lengths: Sequence[int]) -> None:
-    for writer, at_site in zip(writers, rows.view(torch.uint8), strict=True):
-        for text, of_text in zip(texts, at_site.split(lengths), strict=True):
-            writer.write(text, of_text.numpy())
 
 
 def check_store(folder: Path | None, dtype: str | None) -> None:
@@ -205,7 +201,8 @@ class Stores:
                     with models.running(states.model, device):
                         write_missing(states, of_model, advance)
         for states, _ in every:
-            states.note_use()
+            if os.access(states.folder, os.W_OK):
+                (states.folder / USED).touch()
         if models.known is not None and os.access(self.folder, os.W_OK):
             models.known.save()
         return read

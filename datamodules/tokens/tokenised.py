@@ -283,7 +283,10 @@ class TokenisedTexts(Dataset):
             self.words, self.words_used = int(every.sum()), int(self.word_counts.sum())
         self.lengths = torch.stack([laid.lengths for laid in self._laid.values()]).amax(0)
         self.ids = torch.as_tensor(tokens[0]["id"][:], dtype=torch.int64)
-        self.labels = _labels(tokens[0])
+        self.labels: Tensor | None = None
+        if "label" in tokens[0].column_names:  # classes, or numbers to predict
+            dtype = torch.int64 if tokens[0].features["label"].dtype == "int64" else torch.float32
+            self.labels = torch.as_tensor(tokens[0]["label"][:], dtype=dtype)
 
     def __len__(self) -> int:
         """Number of texts."""
@@ -335,16 +338,7 @@ class TokenisedTexts(Dataset):
             unseen={kind: marks.of(index) for kind, marks in self.marks.items()},
             leave_out=self.leave_out,
             number=getattr(rows, "number", 0),
-            places=tuple(index.tolist()),
         )
-
-
-def _labels(table: datasets.Dataset) -> Tensor | None:
-    """The labels of a split, (n,): classes as int64, numbers to predict as float32; None for plain text."""
-    if "label" not in table.column_names:
-        return None
-    whole = table.features["label"].dtype == "int64"
-    return torch.as_tensor(table["label"][:], dtype=torch.int64 if whole else torch.float32)
 
 
 def _number_common_words(laid: Sequence[_Tokens], counts: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,16 +6,15 @@ from accelerate import dispatch_model
 
 from aligners.models import FrozenModel
 from datamodules import frozen_models
-from datamodules.frozen_models import check_places
+from datamodules.frozen_models import FrozenModels
 from datamodules.pairings import pair_states
-from tests.runs import activations, made_again, quiet_trainer
+from tests.runs import activations, made_again, rank_of
 from tests.world import World
 
 
-def test_each_model_has_its_place() -> None:
-    assert check_places(["x", "y"], None, None) == [(None, None)] * 2
-    places = [("cpu", None), (None, "auto"), ("cpu", None)]
-    assert check_places(["x", "y", "x"], ["cpu", None, "cpu"], [None, "auto", None]) == places
+def places(devices: Any, maps: Any) -> list[Any]:
+    named = [("x", None), ("y", None), ("x", None)]
+    return FrozenModels(named, None, NotImplemented, 8, devices=devices, device_map=maps).places
 
 
 @pytest.mark.parametrize(
@@ -24,13 +23,15 @@ def test_each_model_has_its_place() -> None:
         (["cpu"], None, "`devices` to have one entry for each of 3 models, but got 1"),
         (None, ["auto"] * 4, "`device_map` to have one entry for each of 3 models, but got 4"),
         (["cpu", None, "cpu"], ["auto", None, None], "model 1 has both: cpu and auto"),
-        (["cpu", "cpu", "cuda:0"], None, "models 1 and 3 are the same"),
+        (["cpu", "cpu", "cpu:0"], None, "models 1 and 3 are the same"),
         (None, [None, "auto", "auto"], "models 1 and 3 are the same"),
     ],
 )
-def test_places_that_contradict_each_other_are_refused(devices: Any, maps: Any, message: str) -> None:
+def test_each_model_has_one_place(devices: Any, maps: Any, message: str) -> None:
+    assert places(None, None) == [(None, None)] * 3
+    assert places(["cpu", None, "cpu"], [None, "auto", None]) == [("cpu", None), (None, "auto"), ("cpu", None)]
     with pytest.raises(ValueError, match=message):
-        check_places(["x", "y", "x"], devices, maps)
+        places(devices, maps)
 
 
 def test_devices_that_are_not_there_are_refused_at_once(world: World) -> None:
@@ -92,10 +93,9 @@ def test_a_sharded_model_is_read_like_a_whole_one(world: World, monkeypatch: pyt
     assert torch.equal(found.y, expected.y)
 
 
-def test_several_ranks_do_not_share_devices(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_ranks_do_not_share_devices(world: World) -> None:
     data = activations(world, devices=["cpu", "cpu"])
-    data.trainer = quiet_trainer()
-    monkeypatch.setattr(type(data.trainer), "world_size", 2)
+    data.trainer = rank_of(0, 2)
     with pytest.raises(ValueError, match=r"one process where `devices` or `device_map` .*but got 2.*`trainer.devices`"):
         data.setup("fit")
 

@@ -52,11 +52,10 @@ def test_rows_are_those_of_each_text_alone(world: World, folders: list[str], odd
     for m, model in enumerate(data.frozen):
         expected = []
         for text in texts:
-            inputs = dict(model.tokenizer(text, return_tensors="pt"))  # type: ignore[misc]
-            inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
-            offsets = model.tokenizer(text, return_offsets_mapping=True, return_special_tokens_mask=True)  # type: ignore[misc]
+            encoded = model.tokenizer(text, return_offsets_mapping=True, return_special_tokens_mask=True)  # type: ignore[misc]
+            inputs = {name: torch.tensor([encoded[name]]) for name in ("input_ids", "attention_mask")}
             states = torch.stack(model.front(inputs, range(model.depth + 1)))[:, 0]
-            real = [s for s, special in enumerate(offsets["special_tokens_mask"]) if not special]
+            real = [s for s, special in enumerate(encoded["special_tokens_mask"]) if not special]
             if rows in ("mean", "cls"):
                 expected.append(states[:, real].mean(1) if rows == "mean" else states[:, 0])
                 continue
@@ -64,7 +63,7 @@ def test_rows_are_those_of_each_text_alone(world: World, folders: list[str], odd
             for word in text.split():
                 start = text.index(word, end)
                 end = start + len(word)
-                own = [s for s in real if start < offsets["offset_mapping"][s][1] <= end]
+                own = [s for s in real if start < encoded["offset_mapping"][s][1] <= end]
                 picks = {"words": own[-1:], "words_first": own[:1], "words_mean": own}[rows]
                 expected.append(states[:, picks].mean(1))
         torch.testing.assert_close(sorted_rows(batches, m), torch.stack(expected, 1), rtol=1e-5, atol=1e-5)

@@ -1,5 +1,6 @@
 """States paired: of two models, of many pairs at once, and their attention weights."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,33 +12,29 @@ from aligners.fitting.alignment import Alignment
 from aligners.fitting.bank import load_bank
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP
+from aligners.models import FrozenModel
 from aligners.models.embedded import embedded_model
 from aligners.models.recipes import Recipe
 from callbacks.best import BestPerSite
 from callbacks.checkpoint import SaveAligners
 from datamodules import frozen_models
 from datamodules.pairings import attention_states, pairs_states
-from datamodules.rows.reading import PairedBatch
 from datamodules.states import States
 from datamodules.text.sources import TextSource
 from tests.runs import activations, quiet_trainer
 from tests.world import TEST_TEXTS, World, sentences
 
 
-def batches(data: States, split: str = "test", **options: int) -> list[PairedBatch]:
-    return list(data.paired(split, **options))  # type: ignore[arg-type]
-
-
 def test_nothing_is_trained_without_validation_texts_but_evaluations_need_none(world: World) -> None:
-    data = activations(world, text=TextSource(world.fit, held_out=world.test, validation_share=0))
-    assert len(batches(data)) > 0
+    data = activations(world, text=replace(world.text, validation_share=0))
+    assert list(data.paired("test"))
     with pytest.raises(ValueError, match=r"`text\.validation_share` is 0\. Set it above 0"):
         data.split("validation")
 
 
 def test_every_text_comes_once_with_both_models_states(world: World) -> None:
     data = activations(world, sites=["3:1"])
-    found = batches(data)
+    found = list(data.paired("test"))
     assert sorted(torch.cat([batch.texts.text for batch in found]).tolist()) == list(range(TEST_TEXTS))
     texts = found[0].texts
     direct = [
@@ -46,7 +43,7 @@ def test_every_text_comes_once_with_both_models_states(world: World) -> None:
     ]
     torch.testing.assert_close(found[0].x[0], direct[0])
     torch.testing.assert_close(found[0].y[0], direct[1])
-    some = torch.cat([batch.texts.text for batch in batches(data, only=7)])
+    some = torch.cat([batch.texts.text for batch in data.paired("test", only=7)])
     assert sorted(some.tolist()) == list(range(7))
 
 
@@ -55,7 +52,7 @@ def test_plain_text_can_be_read_and_trains_embedded_language_models_but_no_class
 ) -> None:
     (tmp_path / "plain.csv").write_text("\n".join(["text", *sentences(60)]))
     plain_text = TextSource(str(tmp_path / "plain.csv"))
-    assert batches(activations(world, text=plain_text, sites=[1]))[0].texts.labels is None
+    assert next(activations(world, text=plain_text, sites=[1]).paired("test")).texts.labels is None
     with pytest.raises(ValueError, match=r"embedded:0.*needs labels.*`label_column`"):
         _ = activations(world, text=plain_text, model_x="embedded:0").reader
     size = "vocabulary=270,layers=1,width=8,heads=1,steps=4,batch=4,max_length=32"
@@ -128,24 +125,23 @@ def test_a_pair_gets_what_it_would_get_alone(world: World, tmp_path: Path) -> No
 def test_every_model_is_read_once_a_batch(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     data = many(world, models=[world.model_x, world.model_y], pairs=[[0, 1], [1, 0]])
     data.setup("fit")
-    calls = []
-    for model in data.frozen:
+    calls, front = [], FrozenModel.front
 
-        def front(*given: Any, name: str = model.name, own: Any = model.front) -> Any:
-            calls.append(name)
-            return own(*given)
+    def counted(model: FrozenModel, *given: Any) -> Any:
+        calls.append(model.name)
+        return front(model, *given)
 
-        monkeypatch.setattr(model, "front", front)
+    monkeypatch.setattr(FrozenModel, "front", counted)
     batch = next(data.paired("fit"))
     assert sorted(calls) == sorted([world.model_x, world.model_y])
     assert torch.equal(batch.x[:1], batch.y[2:3])  # X's site 1, as X of the first pair and as Y of the second
     assert [place.name for place in data.reader.places()] == ["0-1/1-1", "0-1/2-3", "1-0/1-1", "1-0/2-3"]
 
 
-@pytest.mark.parametrize("pairs", [[[0, 0]], [[0, 3]], [[0, 1], [0, 1]], [], [[0, 1, 2]]])
-def test_pairs_that_are_none_are_refused(world: World, pairs: list[list[int]]) -> None:
-    with pytest.raises(ValueError, match=r"`pairs` to name two different ones of the 3 `models`"):
-        many(world, pairs=pairs)
+def test_pairs_that_are_none_are_refused(world: World) -> None:
+    for pairs in ([[0, 0]], [[0, 3]], [[0, 1], [0, 1]], [], [[0, 1, 2]]):
+        with pytest.raises(ValueError, match=r"`pairs` to name two different ones of the 3 `models`"):
+            many(world, pairs=pairs)
 
 
 # ---------------------------------------------------------------------- attention weights
@@ -188,8 +184,5 @@ def test_the_rows_that_are_drawn_do_not_depend_on_the_batches(world: World) -> N
         torch.testing.assert_close(each, found[1][text])
     every = sum(batch.x.shape[1] for batch in attention(world, share=1.0).paired("test"))
     assert 0.2 < sum(map(len, found[0].values())) / every < 0.4
-
-
-def test_what_has_no_attention_is_refused(world: World) -> None:
-    with pytest.raises(ValueError, match=r"Expected `sites` of blocks, from 1 on"):
+    with pytest.raises(ValueError, match="Expected `sites` of blocks, from 1 on"):
         attention(world, sites="all").check_models()

