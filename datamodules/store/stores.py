@@ -4,15 +4,13 @@ What is written does not depend on who writes it, or on how often the writing wa
 batches every time. Whoever has a shard's lock writes it; ranks and other processes meanwhile take the next.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import lightning.pytorch as pl
 import numpy as np
 import torch
 from filelock import Timeout
@@ -32,9 +30,6 @@ from datamodules.store.reading import Ring, StatesAtSites
 from datamodules.store.shards import ShardWriter
 from datamodules.store.states import DTYPES, USED, StoredStates, name_of, shard_path
 from datamodules.tokens.tokenised import TokenisedTexts
-
-if TYPE_CHECKING:
-    import lightning.pytorch as pl
 
 MOST_TOKENS = 8192  # of a batch, padding included
 MOST_BYTES = 2**28  # of the states of a batch at all sites, in float32

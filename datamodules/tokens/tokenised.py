@@ -195,11 +195,9 @@ class _Tokens:
         self.lengths = torch.as_tensor(np.asarray(tokens["length"][:], dtype=np.int64))
         self.starts = self.lengths.cumsum(0) - self.lengths
         table = tokens.with_format("arrow")[:]
-        self.padding = {"input_ids": padding, "special_tokens_mask": 1}
-        if "token_type_ids" in tokens.column_names:
-            self.padding["token_type_ids"] = tokenizer.pad_token_type_id
-        if "words" in tokens.column_names:
-            self.padding["words"] = -1
+        values = {"input_ids": padding, "special_tokens_mask": 1, "words": -1}
+        values["token_type_ids"] = tokenizer.pad_token_type_id
+        self.padding = {name: value for name, value in values.items() if name in tokens.column_names}
         self.flat = {name: flatten_column(table.column(name)) for name in self.padding}
 
     def batch(self, rows: Tensor) -> tuple[dict[str, Tensor], Tensor, Tensor | None]:

@@ -86,10 +86,8 @@ def test_options_make_an_equal_data_module_whose_batches_are_those_of_a_trainer(
 
 
 def test_names_of_embedded_models() -> None:
-    recipe = Recipe(width=32)
-    assert embedded_recipe("embedded:12", recipe) == (12, recipe)
     expected = Recipe(width=96, layers=6, learning_rate=1e-3)
-    assert embedded_recipe("embedded:0:layers=6, width=96,learning_rate=1e-3", recipe) == (0, expected)
+    assert embedded_recipe("embedded:0:layers=6, width=96,learning_rate=1e-3", Recipe(width=32)) == (0, expected)
     for wrong in (":", ":-1", ":a", ":0:", ":0:depth=3", ":0:layers=two", ":0:layers", ":0:layers=2,layers=2",
                   ":0:layers=2=3", ":0:layers=1.5"):  # fmt: skip
         with pytest.raises(ValueError, match=rf"`embedded:SEED:layers=6,width=96`.*width, .*got 'embedded{wrong}'"):

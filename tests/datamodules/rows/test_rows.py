@@ -235,6 +235,7 @@ def test_rows_of_unseen_tokens_are_marked(world: World, tmp_path: Path) -> None:
     assert marked.tolist() == [name not in ("<s>", "film") for name in names]
     data.plan(Plan(measured=SeenTypes("words", frozenset({"film"}))))  # types that rows of tokens do not have
     assert all(ready.rows[0].unseen is None for ready in prepared(data, "test"))
+    assert activations(world, held_out_types=0.999).seen.names == set(SPECIAL[::2])  # which are never held out
 
 
 def test_every_rank_keeps_a_row_in_every_batch(world: World, tmp_path: Path) -> None:

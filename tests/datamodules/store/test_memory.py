@@ -19,7 +19,9 @@ def test_what_is_held_is_never_given_out_again() -> None:
     draw, ring = random.Random(0), Ring(1_000)
     held: list[tuple[int, torch.Tensor]] = []
     for number in range(2_000):
-        array = ring.take(draw.randint(1, 300))
+        size = draw.randint(1, 300)
+        array = ring.take(size)
+        assert array.shape == (size,)
         array[:] = number % 251
         held.append((number % 251, torch.from_numpy(array).view(-1, 1)))  # what shares the memory keeps it
         while len(held) > draw.randint(0, 4):
