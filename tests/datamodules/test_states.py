@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from datamodules import frozen_models
 from datamodules.pairings import attention_states, pairs_states
 from datamodules.states import States
 from datamodules.text.sources import TextSource
-from tests.runs import activations, quiet_trainer
+from tests.runs import activations, quiet_trainer, rank_of
 from tests.world import TEST_TEXTS, World, sentences
 
 
@@ -45,6 +46,11 @@ def test_every_text_comes_once_with_both_models_states(world: World) -> None:
     torch.testing.assert_close(found[0].y[0], direct[1])
     some = torch.cat([batch.texts.text for batch in data.paired("test", only=7)])
     assert sorted(some.tolist()) == list(range(7))
+    second = data.loader("fit", shuffle=True).sampler
+    second.set_epoch(1)  # in the order of epoch 0 moments were read
+    data.trainer = rank_of(0, 1)
+    data.trainer.fit_loop = SimpleNamespace(restarting=False)  # type: ignore[union-attr, assignment]
+    assert list(data.train_dataloader().sampler) == list(second)
 
 
 def test_plain_text_can_be_read_and_trains_embedded_language_models_but_no_classifier(
@@ -152,7 +158,7 @@ def attention(world: World, **options: Any) -> States:
     return attention_states(world.model_x, world.model_y, text=world.text, **given)
 
 
-def test_rows_are_what_each_head_gives_to_a_pair_of_tokens(world: World) -> None:
+def test_rows_are_what_each_head_gives_to_a_pair_of_tokens(world: World, causal: list[str]) -> None:
     data = attention(world, share=1.0, batch_size=4)
     batch = next(data.paired("fit"))
     model_x, model_y = data.frozen
@@ -168,6 +174,9 @@ def test_rows_are_what_each_head_gives_to_a_pair_of_tokens(world: World) -> None
             torch.testing.assert_close(found[place : place + count], weights[0].movedim(0, -1).flatten(0, 1))
         place += count
     assert place == batch.x.shape[1]
+    batch = next(attention_states(*causal, text=world.text, sites=[1], share=1.0, max_length=60).paired("test"))
+    lengths = batch.texts.inputs_x["attention_mask"].sum(1)  # what lies ahead is not looked at
+    assert batch.x.shape[1] == int((lengths * (lengths + 1) // 2).sum())
 
 
 def test_the_rows_that_are_drawn_do_not_depend_on_the_batches(world: World) -> None:
