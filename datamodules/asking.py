@@ -95,16 +95,11 @@ def mask_tokens(
         if len(places):
             draw = np.random.default_rng([seed, epoch, number])
             places = draw.permutation(places)[: max(1, round(share * len(places)))]
-            answers[row, places] = own = ids[row, places]
-            ids[row, places] = _replaced(own, draw, tokenizer.mask_token_id, len(tokenizer))
+            answers[row, places] = chosen = ids[row, places]
+            fate, others = draw.random(len(chosen)), draw.integers(len(tokenizer), size=len(chosen))
+            replaced = np.where(fate < _MASKED + _RANDOM, others, chosen)
+            ids[row, places] = torch.from_numpy(np.where(fate < _MASKED, tokenizer.mask_token_id, replaced))
     return {**inputs, "input_ids": ids}, answers
-
-
-def _replaced(own: Tensor, draw: np.random.Generator, mask_token: int, vocabulary: int) -> Tensor:
-    """What stands in the place of the chosen tokens (n,)."""
-    fate, others = draw.random(len(own)), draw.integers(vocabulary, size=len(own))
-    kept = np.where(fate < _MASKED + _RANDOM, others, own)
-    return torch.from_numpy(np.where(fate < _MASKED, mask_token, kept))
 
 
 @dataclass

@@ -85,7 +85,6 @@ class TextBatch(Movable):
         unseen: kind of rows -> (N,) bool, text by text: which rows have a type that fitting does not see; of the kinds
             whose types are known.
         leave_out: whether these rows are to be left out: this is a batch to fit on.
-        places: row number of each text in its split.
         stored: the states that were read from a store, of each model that need not be run for them.
     """
 
@@ -99,7 +98,6 @@ class TextBatch(Movable):
     text_numbers: tuple[int, ...] = ()
     unseen: dict[Any, Tensor] = field(default_factory=dict)
     leave_out: bool = False
-    places: tuple[int, ...] = ()
     stored: dict[Any, StoredRows] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 from filelock import FileLock
@@ -80,7 +80,11 @@ class FrozenModels:
         """
         loaded = {named: self._load(*named, parts) for named, (_, parts) in zip(self.named, self.places, strict=True)}
         models = [loaded[named] for named in self.named]
-        self._check_tokenizers(models)
+        for model in models if self.one_tokenizer else ():
+            first = models[0]
+            if not same_tokenizer(*(cast(PreTrainedTokenizerBase, each.tokenizer) for each in (first, model))):
+                why, instead = cast(tuple[str, str], self.one_tokenizer)
+                raise UserError(f"{why}, but the tokenizers of {first.name} and {model.name} differ. {instead}.")
         return models + (self.under_heads(models[0]) if self.bases else [])
 
     @property
@@ -95,7 +99,28 @@ class FrozenModels:
         Raises:
             ValueError: `devices` and `device_map` do not say that of every model, or contradict each other.
         """
-        return check_places(self.named, self.devices, self.device_map)
+        count = len(self.named)
+        for option, given in (("devices", self.devices), ("device_map", self.device_map)):
+            if given is not None and len(given) != count:
+                raise UserError(
+                    f"Expected `{option}` to have one entry for each of {count} models, but got {len(given)}. "
+                    "Write null for a model that goes where the run is."
+                )
+        nothing = [None] * count
+        places = list(zip(self.devices or nothing, self.device_map or nothing, strict=True))
+        for number, (device, parts) in enumerate(places, start=1):
+            if device is not None and parts is not None:
+                raise UserError(
+                    f"Expected `devices` or `device_map` for a model, but model {number} has both: {device} and "
+                    f"{parts}. Write null in one of them."
+                )
+            first = self.named.index(self.named[number - 1])
+            if places[number - 1] != places[first]:
+                raise UserError(
+                    f"Expected `devices` and `device_map` to put a model in one place, but models {first + 1} and "
+                    f"{number} are the same. Give both entries the same place."
+                )
+        return places
 
     def check_ranks(self, ranks: int) -> None:
         """Raise if several processes would put their models on the same devices."""
@@ -216,13 +241,6 @@ class FrozenModels:
                 f"but got {self.max_length}."
             )
 
-    def _check_tokenizers(self, models: Sequence[FrozenModel]) -> None:
-        first = models[0]
-        for model in models if self.one_tokenizer else ():
-            if not same_tokenizer(*(cast(PreTrainedTokenizerBase, each.tokenizer) for each in (first, model))):
-                why, instead = cast(tuple[str, str], self.one_tokenizer)
-                raise UserError(f"{why}, but the tokenizers of {first.name} and {model.name} differ. {instead}.")
-
 
 def _check_classes(name: str, texts: Texts) -> None:
     """Raise unless an embedded classifier can be trained on the fitting texts."""
@@ -251,39 +269,3 @@ def with_revisions(models: Sequence[str], revisions: Sequence[str | None] | None
             "for the main one."
         )
     return list(zip(models, revisions or [None] * len(models), strict=True))
-
-
-def check_places(
-    named: Sequence[Any], devices: Sequence[str | None] | None, device_maps: Sequence[DeviceMap | None] | None
-) -> list[Place]:
-    """Where each model goes.
-
-    Args:
-        named: what says which models are one and the same, one entry for each.
-        devices: one for each, or nothing.
-        device_maps: one for each, or nothing.
-
-    Raises:
-        ValueError: there is not one entry for each model, two for a model, or different ones for the same model.
-    """
-    for option, given in (("devices", devices), ("device_map", device_maps)):
-        if given is not None and len(given) != len(named):
-            raise UserError(
-                f"Expected `{option}` to have one entry for each of {len(named)} models, but got {len(given)}. "
-                "Write null for a model that goes where the run is."
-            )
-    nothing = [None] * len(named)
-    places = list(zip(devices or nothing, device_maps or nothing, strict=True))
-    for number, (device, parts) in enumerate(places, start=1):
-        if device is not None and parts is not None:
-            raise UserError(
-                f"Expected `devices` or `device_map` for a model, but model {number} has both: {device} and {parts}. "
-                "Write null in one of them."
-            )
-        first = named.index(named[number - 1])
-        if places[number - 1] != places[first]:
-            raise UserError(
-                f"Expected `devices` and `device_map` to put a model in one place, but models {first + 1} and {number} "
-                "are the same. Give both entries the same place."
-            )
-    return places

@@ -96,12 +96,10 @@ def differences(then: Any, now: Any, name: str) -> list[str]:
 def _other_texts(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """The splits whose texts differ; those of a run that kept no hashes, by their numbers."""
     lines = []
-    for split, said in {"fit": "fitting", "validation": "validation", "test": "held-out"}.items():
-        a, b = ([text["n_texts"][split], text["hashes"][split] if "hashes" in then else ""] for text in (then, now))
-        if a != b:
-            lines.append(f"the {said} texts were {_counted(*a)} and are {_counted(*b)}")
+    for split, name in {"fit": "fitting", "validation": "validation", "test": "held-out"}.items():
+        before, after = (str(texts["n_texts"][split]) for texts in (then, now))
+        if "hashes" in then:
+            before, after = (f"{texts['n_texts'][split]} (hash {texts['hashes'][split]})" for texts in (then, now))
+        if before != after:
+            lines.append(f"the {name} texts were {before} and are {after}")
     return lines
-
-
-def _counted(count: int, digest: str) -> str:
-    return f"{count} (hash {digest})" if digest else str(count)

@@ -193,11 +193,6 @@ class TextModule(pl.LightningDataModule):
         tokenizers = self.frozen_models.tokenizers
         return TokenisedSplits(texts, tokenizers, self.max_length, words=self._words, packed=self.packed)
 
-    def read_words(self, words: bool) -> None:
-        """Set whether the words of the texts are needed from now on."""
-        if words != self._words:
-            self._words, self._tokenised = words, None
-
     def split(self, name: Split) -> TokenisedTexts:
         """A split, tokenised for all models."""
         return self.tokenised[name]

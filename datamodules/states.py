@@ -136,7 +136,9 @@ class States(TextModule):
         """
         self._plan = replace(plan, kinds=[kind for kind in plan.kinds if kind != self.reader.kind])
         kinds = (self.reader.kind, *self._plan.kinds)
-        self.read_words(any(kind.types == "words" for kind in kinds))
+        words = any(kind.types == "words" for kind in kinds)
+        if words != self._words:
+            self._words, self._tokenised = words, None
         self._other = None
         if plan.other is not None:
             other = self.other_texts(plan.other)

@@ -86,9 +86,9 @@ class Kills:
         self.counts["bit-identical to the undisturbed store" if same else "DIFFERENT"] += 1
 
 
-def kill_writers(folder: Path, kills: int, seed: int = 0) -> Counter[str]:
+def kill_writers(made: Kills, kills: int) -> Counter[str]:
     """Kill so many writers, each of a store of its own; what came of it."""
-    made, number = Kills(folder, seed), 0
+    number = 0
     while made.counts["killed while writing"] < kills:
         made.kill(number)
         number += 1
@@ -104,7 +104,7 @@ def main(words: Sequence[str] | None = None) -> None:
     arguments.add_argument("--json", type=Path, metavar="FILE", help="write the counts there too")
     options = arguments.parse_args(words)
     with tempfile.TemporaryDirectory(prefix="aligners-store-") as folder:
-        counts = kill_writers(Path(folder), options.kills, options.seed)
+        counts = kill_writers(Kills(Path(folder), options.seed), options.kills)
     print(json.dumps(counts, indent=2))
     if options.json is not None:
         options.json.write_text(json.dumps(counts, indent=2) + "\n")

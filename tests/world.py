@@ -5,6 +5,7 @@ import random
 from pathlib import Path
 from typing import NamedTuple
 
+from datamodules.text.sources import TextSource
 from tests.tiny import WORDS, tiny_folder
 
 GOOD = {"good", "great", "fine", "funny", "warm"}
@@ -18,6 +19,11 @@ class World(NamedTuple):
     model_y: str
     fit: str
     test: str
+
+    @property
+    def text(self) -> TextSource:
+        """What there is to fit and to test on."""
+        return TextSource(self.fit, held_out=self.test)
 
 
 def make_world(folder: Path) -> World:

@@ -277,7 +277,7 @@ def check_component(component: Component) -> None:
     check_known(get_args(Component), component=component)
 
 
-FURTHEST, LARGEST = 2**31, torch.iinfo(torch.int64).max
+FURTHEST = 2**31
 
 
 @dataclass(frozen=True)
@@ -307,7 +307,7 @@ class TokenPairs:
             pairs = pairs & (place[:, None] >= place[None])
         owner, query, key = pairs.nonzero(as_tuple=True)
         drawn = row_keys(self.seed, texts.text[owner], query * FURTHEST + key)
-        taken = drawn <= min(int(self.share * LARGEST), LARGEST)
+        taken = drawn <= min(int(self.share * FREE), FREE)
         owner, query, key = owner[taken], query[taken], key[taken]
         first, at = (counts.cumsum(0) - counts)[owner], tokens.index % length  # where each token stands in its text
         return Rows((owner * length + at[first + query]) * length + at[first + key], owner, len(counts))

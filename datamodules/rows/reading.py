@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,12 +15,9 @@ from aligners.models.architectures import Component
 from aligners.models.calling import FiniteCheck
 from aligners.models.model import FrozenModel
 from datamodules.batches import Movable, StoredRows, TextBatch
-from datamodules.rows.policies import RowKind, Rows, rows_of_each
-
-if TYPE_CHECKING:
-    from datamodules.rows.policies import TokenPairs
-    from datamodules.rows.types import SeenTypes
-    from datamodules.text.sources import TextSource
+from datamodules.rows.policies import RowKind, Rows, TokenPairs, rows_of_each
+from datamodules.rows.types import SeenTypes
+from datamodules.text.sources import TextSource
 
 
 def read_rows(
@@ -56,11 +53,11 @@ def read_each(
     if stored is not None:
         states = {site: at_site[None] for site, at_site in zip(stored.sites, stored.states, strict=True)}
         packed = inputs["attention_mask"].flatten().cumsum(0) - 1  # place of each position among the real tokens
-        places = [replace(rows, index=packed[rows.index]) for rows in each]
-        return [gather_rows(states, sites, rows, model.width) for rows in places]
-    wanted = sorted(set(sites))
-    with torch.inference_mode():
-        states = dict(zip(wanted, model.front(inputs, wanted, component), strict=True))
+        each = [replace(rows, index=packed[rows.index]) for rows in each]
+    else:
+        wanted = sorted(set(sites))
+        with torch.inference_mode():
+            states = dict(zip(wanted, model.front(inputs, wanted, component), strict=True))
     return [gather_rows(states, sites, rows, model.width) for rows in each]
 
 

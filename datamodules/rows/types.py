@@ -70,8 +70,8 @@ class RowTypes:
 
     def seen(self, share: float, seed: int) -> SeenTypes:
         """Return the types that occur here and are not held out."""
-        found = [self.names[i] for i in self.number.bincount().nonzero()[:, 0].tolist()]
-        kept = (name for name in found if name in self.always or not is_held_out(name, share, seed))
+        names = [self.names[i] for i in self.number.bincount().nonzero()[:, 0].tolist()]
+        kept = (name for name in names if name in self.always or not is_held_out(name, share, seed))
         return SeenTypes(self.kind, frozenset(kept))
 
     def unseen(self, seen: SeenTypes) -> Marks:
@@ -83,49 +83,28 @@ class RowTypes:
 def types_of(
     kind: RowKind, data: TokenisedTexts, texts: datasets.Dataset, tokenizer: PreTrainedTokenizerBase
 ) -> RowTypes | None:
-    """Find the types of a split's rows; None if rows of this kind have no types.
+    """Find the types of a split's rows, words case folded; None if rows of this kind have no types.
 
     Args:
         kind: of the rows.
-        data: a split.
+        data: a split, tokenised with its words if rows are words.
         texts: the same as text.
         tokenizer: of the first model.
     """
-    types = kind.types
-    if types is None:
+    if kind.types is None:
         return None
-    return word_types(data, texts) if types == "words" else token_types(data, tokenizer, kind.special_tokens)
-
-
-def token_types(data: TokenisedTexts, tokenizer: PreTrainedTokenizerBase, special_tokens: bool) -> RowTypes:
-    """Find the type of each row, for rows that are tokens.
-
-    Args:
-        data: a split.
-        tokenizer: of its first model.
-        special_tokens: whether special tokens count as rows.
-    """
-    vocabulary = tokenizer.get_vocab()
-    names = [""] * (max(vocabulary.values()) + 1)
-    for name, number in vocabulary.items():
-        names[number] = name
+    if kind.types == "words":
+        parts = [texts[name][:] for name in ("text", "text_pair") if name in texts.column_names]
+        words = chain.from_iterable(part.casefold().split() for text in zip(*parts, strict=True) for part in text)
+        first: dict[str, int] = {}  # a number for each word, by its first appearance
+        number = torch.from_numpy(np.fromiter((first.setdefault(word, len(first)) for word in words), dtype=np.int64))
+        common, counts = cast(tuple[Tensor, Tensor], (data.words_in_common, data.word_counts))
+        return RowTypes("words", list(first), number[common], counts)
+    names = {number: name for name, number in tokenizer.get_vocab().items()}
     ids, special, lengths = data.first_tokens()
-    rows = torch.ones_like(special) if special_tokens else ~special
+    rows = torch.ones_like(special) if kind.special_tokens else ~special
     before = torch.cat([torch.zeros(1, dtype=torch.int64), rows.cumsum(0)])
     ends = lengths.cumsum(0)
+    counts = before[ends] - before[ends - lengths]
     always = {str(token) for token in tokenizer.convert_ids_to_tokens(tokenizer.all_special_ids)}
-    return RowTypes("tokens", names, ids[rows], before[ends] - before[ends - lengths], always)
-
-
-def word_types(data: TokenisedTexts, texts: datasets.Dataset) -> RowTypes:
-    """Find the type of each row, for rows that are words: the word, case folded.
-
-    Args:
-        data: a split, tokenised with its words.
-        texts: the same as text.
-    """
-    parts = [texts[name][:] for name in ("text", "text_pair") if name in texts.column_names]
-    words = chain.from_iterable(part.casefold().split() for text in zip(*parts, strict=True) for part in text)
-    found: dict[str, int] = {}  # a number for each word, by its first appearance
-    number = torch.from_numpy(np.fromiter((found.setdefault(word, len(found)) for word in words), dtype=np.int64))
-    return RowTypes("words", list(found), number[cast(Tensor, data.words_in_common)], cast(Tensor, data.word_counts))
+    return RowTypes("tokens", [names.get(n, "") for n in range(max(names) + 1)], ids[rows], counts, always)

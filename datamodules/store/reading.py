@@ -6,7 +6,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from hashlib import blake2b
 from itertools import groupby
 from operator import itemgetter
@@ -75,18 +75,6 @@ class Ring:
         return start if start + size <= oldest else None
 
 
-@contextmanager
-def lent(rings: list[Ring], size: int) -> Iterator[Ring]:
-    """One of the rings, of at least so many bytes, which is not among them for the time of the context."""
-    ring = rings.pop() if rings else None
-    if ring is None or ring.size < size:
-        ring = Ring(size)
-    try:
-        yield ring
-    finally:
-        rings.append(ring)
-
-
 class Part(NamedTuple):
     """Where the rows of a text belong.
 
@@ -127,7 +115,7 @@ def start_reading(
 
 def _attach(states: StoredStates, sites: tuple[int, ...], batch: TextBatch, ring: Ring | None) -> Iterator[Part]:
     """Give a batch memory for its rows, and say where those of each text belong."""
-    ends = np.cumsum(states.lengths[list(batch.places)]) * states.row_bytes
+    ends = np.cumsum(states.lengths[list(batch.text_numbers)]) * states.row_bytes
     shape = (len(sites), int(ends[-1]))
     if ring is None:
         memory = torch.empty(shape, dtype=torch.uint8, pin_memory=True)
@@ -135,7 +123,7 @@ def _attach(states: StoredStates, sites: tuple[int, ...], batch: TextBatch, ring
         memory = torch.from_numpy(ring.take(shape[0] * shape[1])).view(shape)
     batch.stored[states.model] = StoredRows(sites, memory.view(states.dtype).unflatten(1, (-1, states.manifest.width)))
     into, start = memory.numpy(), 0
-    for text, end in zip(batch.places, ends.tolist(), strict=True):
+    for text, end in zip(batch.text_numbers, ends.tolist(), strict=True):
         yield Part(text, into, start, end)
         start = end
 
@@ -220,7 +208,9 @@ class StoredLoader(DataLoader):
         with ExitStack() as stack:
             pool = stack.enter_context(ThreadPoolExecutor(THREADS, thread_name_prefix="store"))
             stack.callback(pool.shutdown, cancel_futures=True)
-            ring = None if self.pin_memory else stack.enter_context(lent(self._rings, row * self._room(most)))
+            ring = None if self.pin_memory else self._ring(row * self._room(most))
+            if ring is not None:
+                stack.callback(self._rings.append, ring)
             reading: deque[tuple[list[TextBatch], list[Future]]] = deque()
             for window in self._windows(batches, most):
                 reading.append((window, start_reading(pool, self.stored, window, ring)))
@@ -228,6 +218,11 @@ class StoredLoader(DataLoader):
                     yield from _finished(*reading.popleft())
             while reading:
                 yield from _finished(*reading.popleft())
+
+    def _ring(self, size: int) -> Ring:
+        """One of the rings, of at least so many bytes, which is not among them until it is given back."""
+        ring = self._rings.pop() if self._rings else None
+        return ring if ring is not None and ring.size >= size else Ring(size)
 
     def _room(self, most: int) -> int:
         """Rows for which there is memory: two windows of so many, and what is there beside them."""
@@ -240,7 +235,7 @@ class StoredLoader(DataLoader):
         lengths, window, rows = self.stored[0][0].lengths, [], 0
         for batch in batches:
             window.append(batch)
-            rows += int(lengths[list(batch.places)].sum())
+            rows += int(lengths[list(batch.text_numbers)].sum())
             if rows >= most:
                 yield window
                 window, rows = [], 0

@@ -1,7 +1,6 @@
 """The stored states of one model on one set of texts: whose they are, a manifest, and shards of each site."""
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
@@ -204,8 +203,9 @@ class StoredStates:
 
     def lacking(self, sites: Sequence[int], shard: int) -> list[int]:
         """Those of some sites whose shard of this number is not there."""
-        written = [site for site in sites if shard in self.manifest.sites.get(site, {})]
-        return [site for site in sites if site not in written or not shard_path(self.folder, site, shard).exists()]
+        written = self.manifest.sites
+        paths = {site: shard_path(self.folder, site, shard) for site in sites}
+        return [site for site, path in paths.items() if shard not in written.get(site, {}) or not path.exists()]
 
     def size(self, shard: int) -> int:
         """Bytes of a shard at one site."""
@@ -231,11 +231,6 @@ class StoredStates:
     def checked(self, site: int) -> np.ndarray:
         """Which texts' rows at a site have been compared with their checksums, (n,)."""
         return self._checked.setdefault(site, np.zeros(len(self.lengths), dtype=bool))
-
-    def note_use(self) -> None:
-        """Note that the states are read now, if anything can be written there."""
-        if os.access(self.folder, os.W_OK):
-            (self.folder / USED).touch()
 
     # ------------------------------------------------------------------ what is written
 

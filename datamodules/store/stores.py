@@ -4,15 +4,13 @@ What is written does not depend on who writes it, or on how often the writing wa
 batches every time. Whoever has a shard's lock writes it; ranks and other processes meanwhile take the next.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import lightning.pytorch as pl
 import numpy as np
 import torch
 from filelock import Timeout
@@ -30,11 +28,8 @@ from datamodules.rows.policies import select_rows
 from datamodules.rows.reading import read_rows
 from datamodules.store.reading import Ring, StatesAtSites
 from datamodules.store.shards import ShardWriter
-from datamodules.store.states import DTYPES, StoredStates, name_of, shard_path
+from datamodules.store.states import DTYPES, USED, StoredStates, name_of, shard_path
 from datamodules.tokens.tokenised import TokenisedTexts
-
-if TYPE_CHECKING:
-    import lightning.pytorch as pl
 
 MOST_TOKENS = 8192  # of a batch, padding included
 MOST_BYTES = 2**28  # of the states of a batch at all sites, in float32
@@ -80,7 +75,9 @@ def _write(states: StoredStates, shard: int, sites: Sequence[int], progress: Cal
         writers = [files.enter_context(_writer(states, site, shard)) for site in missing]
         for chosen in _batches(states, texts):
             rows = _read(states, chosen, missing)
-            _put(writers, rows, (chosen - texts.start).tolist(), states.lengths[chosen].tolist())
+            for writer, at_site in zip(writers, rows.view(torch.uint8), strict=True):
+                for text, of_text in zip(chosen, at_site.split(states.lengths[chosen].tolist()), strict=True):
+                    writer.write(text - texts.start, of_text.numpy())
             progress(rows.shape[1])
         checksums = dict(zip(missing, [writer.finish() for writer in writers], strict=True))
     states.record(shard, checksums)
@@ -127,12 +124,6 @@ def _read(states: StoredStates, chosen: np.ndarray, sites: Sequence[int]) -> Ten
             "texts, or use float32 as `dtype` and `store_dtype`."
         )
     return found.cpu()
-
-
-def _put(writers: Sequence[ShardWriter], rows: Tensor, texts: Sequence[int], lengths: Sequence[int]) -> None:
-    for writer, at_site in zip(writers, rows.view(torch.uint8), strict=True):
-        for text, of_text in zip(texts, at_site.split(lengths), strict=True):
-            writer.write(text, of_text.numpy())
 
 
 def check_store(folder: Path | None, dtype: str | None) -> None:
@@ -205,7 +196,8 @@ class Stores:
                     with models.running(states.model, device):
                         write_missing(states, of_model, advance)
         for states, _ in every:
-            states.note_use()
+            if os.access(states.folder, os.W_OK):
+                (states.folder / USED).touch()
         if models.known is not None and os.access(self.folder, os.W_OK):
             models.known.save()
         return read

@@ -204,7 +204,12 @@ def class_map(
     else:
         order = _order(head, names, classes)
         if order is None:
-            raise UserError(_unknown(head, names, classes, model, source))
+            raise UserError(
+                f"Expected the head of {model} to have the classes of the texts of {source!r}, "
+                f"{_listed(names, classes)}, but it has {_listed(head, len(head))}. Name a model of this task, or say "
+                "which of the head's classes answer each class of the texts, such as --data.labels "
+                f"'{json.dumps(_example(head, names, classes))}' (lists add)."
+            )
         groups = tuple((place,) for place in order)
     return None if groups == tuple((k,) for k in range(len(head))) else groups
 
@@ -289,14 +294,6 @@ def _number(written: int | str, names: Sequence[str] | None, classes: int) -> in
 
 def _listed(names: Sequence[str] | None, classes: int) -> str:
     return ", ".join(f"{k}: {names[k]}" if names else str(k) for k in range(classes))
-
-
-def _unknown(head: Sequence[str], names: Sequence[str] | None, classes: int, model: str, source: str) -> str:
-    return (
-        f"Expected the head of {model} to have the classes of the texts of {source!r}, {_listed(names, classes)}, but "
-        f"it has {_listed(head, len(head))}. Name a model of this task, or say which of the head's classes answer each "
-        f"class of the texts, such as --data.labels '{json.dumps(_example(head, names, classes))}' (lists add)."
-    )
 
 
 def _example(head: Sequence[str], names: Sequence[str] | None, classes: int) -> dict[str, int | list[int]]:

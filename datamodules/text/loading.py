@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from hashlib import blake2b
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from aligners.errors import UserError
@@ -37,12 +38,7 @@ def split_of(key: int, shares: dict[str, float]) -> str:
     return "test" if place < test else "validation" if place < test + shares["validation"] else "fit"
 
 
-PEEKED = 100  # rows that show which columns there are and what they hold
-
-
-def first_rows(stream: IterableDataset, source: TextSource) -> Dataset:
-    """Read a few rows from the beginning of a stream, with all columns."""
-    return _table([row for _, row in zip(range(PEEKED), _streamed(stream, source), strict=False)], stream)
+PEEKED = 100  # rows that show which columns a stream has and what they hold
 
 
 def first_texts(
@@ -133,7 +129,7 @@ def load_texts(source: TextSource) -> Texts:
         rows = _some(name, rows, keys[place], source, held if not place else set())
         chosen[name] = _normalised(tables[place].select(rows), columns, labels)
     origin |= {
-        **({"annotated": [table.info.description for table in tables]} if _is_annotated(tables[0]) else {}),
+        **({"annotated": [table.info.description for table in tables]} if ANNOTATION in tables[0].column_names else {}),
         "deduplicate": source.deduplicate,
         "rows_read": list(map(len, keys)),
         "copies": [len(of_table) - len(set(of_table)) for of_table in keys],
@@ -158,11 +154,15 @@ def _read(source: TextSource) -> tuple[list[Dataset], list[str], str | None, dic
     tables = [fitting_split(splits, source)]
     if held_out is not None:
         tables.append(held_out_split(splits, held_out, source))
-    begun = [first_rows(table, source) if source.streaming else table for table in tables]
+    begun = tables
+    if source.streaming:
+        begun = [_table(list(islice(_streamed(stream, source), PEEKED)), stream) for stream in tables]
     for beginning, name in zip(begun, (source.source, held_out), strict=False):
         if len(beginning) == 0:
             raise UserError(f"Expected texts in {name!r} (`source` or `held_out`), but it has none.")
-    columns, label = _text_columns(begun[0], source), _label_column(begun[0], source)
+    usual = "label" if "label" in begun[0].column_names else None
+    label = usual if source.label_column is None else source.label_column
+    columns = _text_columns(begun[0], label, source)
     drawn = held_out is None
     origin: dict[str, Any] = {
         "source": source.source,
@@ -221,14 +221,12 @@ def _some(name: str, rows: list[int], keys: list[int], source: TextSource, held:
     return rows if most is None else sorted(sorted(rows, key=keys.__getitem__)[:most])
 
 
-def _text_columns(table: Dataset, source: TextSource) -> list[str]:
+def _text_columns(table: Dataset, label: str | None, source: TextSource) -> list[str]:
     """Find the columns of text: as the user says, as is known, or the only one that holds text."""
     columns = source.text_columns or known_source(source).text_columns
     if columns is not None:
         return list(columns)
-    label = _label_column(table, source)
-    other = {label, ANNOTATION} if _is_annotated(table) else {label}
-    found = [name for name in table.column_names if name not in other and _is_text(table, name)]
+    found = [name for name in table.column_names if name not in (label, ANNOTATION) and _is_text(table, name)]
     if len(found) != 1:
         raise UserError(
             f"Expected one column of text in `source` {source.source!r}, but {len(found)} of its columns "
@@ -236,12 +234,6 @@ def _text_columns(table: Dataset, source: TextSource) -> list[str]:
             f"{', '.join(table.column_names)}."
         )
     return found
-
-
-def _label_column(table: Dataset, source: TextSource) -> str | None:
-    if source.label_column is None and "label" in table.column_names:
-        return "label"
-    return source.label_column
 
 
 def _is_text(table: Dataset, name: str) -> bool:
@@ -290,7 +282,7 @@ def _normalised(table: Dataset, columns: list[str], labels: LabelColumn | None) 
     features = {"text": Value("string"), "id": Value("int64")}
     if len(columns) == 2:
         features["text_pair"] = Value("string")
-    kept = [ANNOTATION] if _is_annotated(table) else []
+    kept = [ANNOTATION] if ANNOTATION in table.column_names else []
     features |= {name: table.features[name] for name in kept}
     if len(table):
         renamed = table.map(
@@ -307,10 +299,6 @@ def _normalised(table: Dataset, columns: list[str], labels: LabelColumn | None) 
     if labels is None:
         return renamed
     return renamed.add_column("label", labels.labels(table[labels.column][:]), feature=Value(labels.dtype))
-
-
-def _is_annotated(table: Dataset) -> bool:
-    return ANNOTATION in table.column_names
 
 
 def _hash(split: Dataset) -> str:

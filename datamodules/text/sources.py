@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Callable, Sized
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -177,19 +177,12 @@ def _local(path: Path, streaming: bool, like: Path | None = None) -> dict[str, A
                     raise UserError(f"Expected texts in {parts[0]}, but it is empty.") from error
             raise UserError(f"{parts[0]} cannot be read as {kind}: {error.__cause__ or error}") from error
         if kind == "text":
-            splits[split] = _without_blank_lines(splits[split], parts[0])
+            lines = splits[split]
+            splits[split] = lines.filter(lambda row: bool(row["text"].strip()))
+            blank = 0 if streaming else len(lines) - len(splits[split])
+            if blank:
+                logger.warning("%d blank lines of %s are skipped.", blank, parts[0])
     return splits
-
-
-def _without_blank_lines(lines: Any, path: Path) -> Any:
-    kept = lines.filter(_has_text)
-    if isinstance(lines, Sized) and len(kept) < len(lines):  # a stream has no length
-        logger.warning("%d blank lines of %s are skipped.", len(lines) - len(kept), path)
-    return kept
-
-
-def _has_text(row: dict[str, str]) -> bool:
-    return bool(row["text"].strip())
 
 
 def _split_of(name: str) -> str:

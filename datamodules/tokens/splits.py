@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from transformers import PreTrainedTokenizerBase
 
 from aligners.errors import UserError
 from aligners.models.tokenizers import ended_texts

@@ -195,11 +195,9 @@ class _Tokens:
         self.lengths = torch.as_tensor(np.asarray(tokens["length"][:], dtype=np.int64))
         self.starts = self.lengths.cumsum(0) - self.lengths
         table = tokens.with_format("arrow")[:]
-        self.padding = {"input_ids": padding, "special_tokens_mask": 1}
-        if "token_type_ids" in tokens.column_names:
-            self.padding["token_type_ids"] = tokenizer.pad_token_type_id
-        if "words" in tokens.column_names:
-            self.padding["words"] = -1
+        values = {"input_ids": padding, "special_tokens_mask": 1, "words": -1}
+        values["token_type_ids"] = tokenizer.pad_token_type_id
+        self.padding = {name: value for name, value in values.items() if name in tokens.column_names}
         self.flat = {name: flatten_column(table.column(name)) for name in self.padding}
 
     def batch(self, rows: Tensor) -> tuple[dict[str, Tensor], Tensor, Tensor | None]:
@@ -283,7 +281,10 @@ class TokenisedTexts(Dataset):
             self.words, self.words_used = int(every.sum()), int(self.word_counts.sum())
         self.lengths = torch.stack([laid.lengths for laid in self._laid.values()]).amax(0)
         self.ids = torch.as_tensor(tokens[0]["id"][:], dtype=torch.int64)
-        self.labels = _labels(tokens[0])
+        self.labels: Tensor | None = None
+        if "label" in tokens[0].column_names:  # classes, or numbers to predict
+            dtype = torch.int64 if tokens[0].features["label"].dtype == "int64" else torch.float32
+            self.labels = torch.as_tensor(tokens[0]["label"][:], dtype=dtype)
 
     def __len__(self) -> int:
         """Number of texts."""
@@ -335,16 +336,7 @@ class TokenisedTexts(Dataset):
             unseen={kind: marks.of(index) for kind, marks in self.marks.items()},
             leave_out=self.leave_out,
             number=getattr(rows, "number", 0),
-            places=tuple(index.tolist()),
         )
-
-
-def _labels(table: datasets.Dataset) -> Tensor | None:
-    """The labels of a split, (n,): classes as int64, numbers to predict as float32; None for plain text."""
-    if "label" not in table.column_names:
-        return None
-    whole = table.features["label"].dtype == "int64"
-    return torch.as_tensor(table["label"][:], dtype=torch.int64 if whole else torch.float32)
 
 
 def _number_common_words(laid: Sequence[_Tokens], counts: Tensor) -> tuple[Tensor, Tensor]:

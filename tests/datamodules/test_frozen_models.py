@@ -6,16 +6,15 @@ from accelerate import dispatch_model
 
 from aligners.models import FrozenModel
 from datamodules import frozen_models
-from datamodules.frozen_models import check_places
+from datamodules.frozen_models import FrozenModels
 from datamodules.pairings import pair_states
-from tests.runs import activations, made_again, quiet_trainer
+from tests.runs import activations, made_again, rank_of
 from tests.world import World
 
 
-def test_each_model_has_its_place() -> None:
-    assert check_places(["x", "y"], None, None) == [(None, None)] * 2
-    found = check_places(["x", "y", "x"], ["cpu", None, "cpu"], [None, "auto", None])
-    assert found == [("cpu", None), (None, "auto"), ("cpu", None)]
+def places(devices: Any, maps: Any) -> list[Any]:
+    named = [("x", None), ("y", None), ("x", None)]
+    return FrozenModels(named, None, NotImplemented, 8, devices=devices, device_map=maps).places
 
 
 @pytest.mark.parametrize(
@@ -24,47 +23,58 @@ def test_each_model_has_its_place() -> None:
         (["cpu"], None, "`devices` to have one entry for each of 3 models, but got 1"),
         (None, ["auto"] * 4, "`device_map` to have one entry for each of 3 models, but got 4"),
         (["cpu", None, "cpu"], ["auto", None, None], "model 1 has both: cpu and auto"),
-        (["cpu", "cpu", "cuda:0"], None, "models 1 and 3 are the same"),
+        (["cpu", "cpu", "cpu:0"], None, "models 1 and 3 are the same"),
         (None, [None, "auto", "auto"], "models 1 and 3 are the same"),
     ],
 )
-def test_places_that_contradict_each_other_are_refused(devices: Any, maps: Any, message: str) -> None:
+def test_each_model_has_one_place(devices: Any, maps: Any, message: str) -> None:
+    assert places(None, None) == [(None, None)] * 3
+    assert places(["cpu", None, "cpu"], [None, "auto", None]) == [("cpu", None), (None, "auto"), ("cpu", None)]
     with pytest.raises(ValueError, match=message):
-        check_places(["x", "y", "x"], devices, maps)
+        places(devices, maps)
 
 
-@pytest.mark.parametrize("name", ["gpu", "cuda:99", "meta"])
-def test_devices_that_are_not_there_are_refused_at_once(world: World, name: str) -> None:
-    activations(world, devices=["cpu", None])
-    with pytest.raises(ValueError, match=f"Expected `devices` .*{name}"):
-        activations(world, devices=["cpu", name])
+def test_devices_that_are_not_there_are_refused_at_once(world: World) -> None:
+    for name in ("gpu", "cuda:99", "meta"):
+        with pytest.raises(ValueError, match=f"Expected `devices` .*{name}"):
+            activations(world, devices=["cpu", name])
 
 
-def test_models_are_where_they_are_told_to_be(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    moved: list[tuple[str, Any]] = []
-    monkeypatch.setattr(FrozenModel, "to", lambda model, device: moved.append((model.name, device)))
-    monkeypatch.setattr(frozen_models, "load_frozen", _loaded_to_stay(frozen_models.load_frozen))
-    data = activations(world, devices=["cpu:0", None])
-    data.setup("test")
-    assert moved == [(world.model_x, "cpu:0"), (world.model_y, "cpu")]
-    moved.clear()
-    data = activations(world, device_map=[None, {"": "cpu"}])
-    data.setup("test")
-    assert moved == [(world.model_x, "cpu")]
+@pytest.fixture
+def moves(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
+    """Which models are moved, and where to."""
+    found: list[tuple[str, Any]] = []
+
+    def to(model: FrozenModel, device: Any) -> FrozenModel:
+        found.append((model.name, device))
+        return model
+
+    monkeypatch.setattr(FrozenModel, "to", to)
+    return found
 
 
-def _loaded_to_stay(load: Any) -> Any:
-    """`load_frozen` without its own call of `to`."""
+def test_models_are_where_they_are_told_to_be(world: World, moves: list[tuple[str, Any]]) -> None:
+    for options, expected in (
+        ({"devices": ["cpu:0", None]}, [(world.model_x, "cpu:0"), (world.model_y, "cpu")]),
+        ({"device_map": [None, {"": "cpu"}]}, [(world.model_x, "cpu")]),
+    ):
+        data = activations(world, **options)
+        _ = data.frozen
+        moves.clear()
+        data.setup("test")
+        assert moves == expected
 
-    def loaded(name: str, **options: Any) -> FrozenModel:
-        options.pop("device_map")
-        return load(name, device_map="cpu", **options)
 
-    return loaded
+def test_models_that_are_not_needed_make_room_first(world: World, moves: list[tuple[str, Any]]) -> None:
+    models = activations(world).frozen_models
+    _ = models.loaded
+    moves.clear()
+    models.place("cuda:7", [0])
+    assert moves == [(world.model_y, "cpu"), (world.model_x, "cuda:7")]
 
 
 def test_a_sharded_model_is_read_like_a_whole_one(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = next(iter(_batches(activations(world))))
+    expected = next(activations(world).paired("test"))
     load = frozen_models.load_frozen
 
     def sharded(name: str, **options: Any) -> FrozenModel:
@@ -77,21 +87,15 @@ def test_a_sharded_model_is_read_like_a_whole_one(world: World, monkeypatch: pyt
 
     monkeypatch.setattr(frozen_models, "load_frozen", sharded)
     data = activations(world, device_map=[None, "auto"])
-    found = next(iter(_batches(data)))
+    found = next(data.paired("test"))
     assert [model.sharded for model in data.frozen] == [False, True]
     assert torch.equal(found.x, expected.x)
     assert torch.equal(found.y, expected.y)
 
 
-def _batches(data: Any) -> Any:
-    data.setup("test")
-    return (data.reader.read(data.reader.prepare(texts)) for texts in data.loader("test"))
-
-
-def test_several_ranks_do_not_share_devices(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_ranks_do_not_share_devices(world: World) -> None:
     data = activations(world, devices=["cpu", "cpu"])
-    data.trainer = quiet_trainer()
-    monkeypatch.setattr(type(data.trainer), "world_size", 2)
+    data.trainer = rank_of(0, 2)
     with pytest.raises(ValueError, match=r"one process where `devices` or `device_map` .*but got 2.*`trainer.devices`"):
         data.setup("fit")
 
@@ -101,11 +105,3 @@ def test_places_are_no_part_of_the_options_that_a_checkpoint_keeps(world: World)
     config = data.config()
     assert not {"devices", "device_map"} & config.keys()
     assert made_again(pair_states, config).frozen_models.places == [(None, None)] * 2
-
-
-def test_models_that_are_not_needed_make_room_first(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    models, moves = activations(world).frozen_models, list[tuple[str, str]]()
-    _ = models.loaded
-    monkeypatch.setattr(FrozenModel, "to", lambda self, device: moves.append((self.name, device)))
-    models.place("cuda:7", [0])
-    assert moves == [(world.model_y, "cpu"), (world.model_x, "cuda:7")]

@@ -1,6 +1,7 @@
 import copy
 import re
 import shutil
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,22 +22,19 @@ from tests.world import World, sentences, write_texts
 MAPS = {"linear": Linear, "mlp": partial(MLP, hidden=[8])}
 
 
-def fit(world: World, folder: Path, resume: Path | None = None, *, maps: Any = MAPS, **given: Any) -> None:
-    own = ("both_directions", "most_steps", "schedule", "warmup", "optimizer", "seed")
+def fit(world: World, folder: Path, resume: Path | None = None, *, maps: Any = MAPS, **given: Any) -> Alignment:
+    own = ("both_directions", "most_steps", "schedule", "optimizer", "seed")
     options = {"optimizer": partial(torch.optim.AdamW, lr=1e-2)} | {n: given.pop(n) for n in own if n in given}
     trainer = quiet_trainer(**{"max_epochs": 1} | given.pop("trainer", {}), callbacks=[SaveAligners(folder)])
-    data = activations(world, **{"sites": [1, 3]} | given)
-    trainer.fit(Alignment(maps, **options), datamodule=data, ckpt_path=resume, weights_only=True)
+    data, module = activations(world, **{"sites": [1, 3]} | given), Alignment(maps, **options)
+    trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
+    return module
 
 
 @pytest.fixture(scope="module")
 def last(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     fit(world, folder := tmp_path_factory.mktemp("begun"))
     return folder / "last.ckpt"
-
-
-def seeded(world: World, **options: Any) -> TextSource:
-    return TextSource(world.fit, held_out=world.test, **options)
 
 
 OTHER_DATA = {"batch_size": 15, "sites": [1, 2], "rows": "mean", "max_length": 60, "component": "mlp"}
@@ -48,7 +46,7 @@ OTHER_TRAINING = {"seed": 1, "most_steps": 3, "optimizer": torch.optim.SGD, "sch
     [
         (lambda w: {"held_out_types": 0.1}, [r": `data\.held_out_types` was 0\.0 and is 0\.1\. To go on"]),
         (
-            lambda w: {"text": seeded(w, seed=7, validation_share=0.2), **OTHER_DATA},
+            lambda w: {"text": replace(w.text, seed=7, validation_share=0.2), **OTHER_DATA},
             [
                 r"`data\.text\.seed` was 0 and is 7; .*fitting texts were 1\d\d ",
                 r"`data\.text\.validation_share` was 0\.05 and is 0\.2",

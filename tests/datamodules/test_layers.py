@@ -1,32 +1,18 @@
 import logging
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from aligners.models.recipes import Recipe
 from datamodules.layers import LayerActivations, LayerBatch
 from datamodules.rows.sites import parse_layers
 from datamodules.text.sources import TextSource
-from tests.datamodules.tokens.splitters import byte_level, splitter_folder, word_piece
 from tests.runs import rank_of
-from tests.tiny import tiny_folder, tiny_frozen
+from tests.tiny import tiny_frozen
 from tests.world import World, write_texts
 
 POLICIES = ("words", "words_first", "words_mean", "mean", "cls")
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Models of other widths, depths, tokenizers and sides of padding."""
-    folder = tmp_path_factory.mktemp("models")
-    return [
-        splitter_folder(folder / "pieces", word_piece(), seed=0, layers=2),
-        splitter_folder(folder / "bytes", byte_level("left"), seed=1, layers=3, width=24),
-        str(tiny_folder(folder / "whole", seed=2, layers=1)),
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +27,7 @@ def odd_text(tmp_path_factory: pytest.TempPathFactory) -> TextSource:
 
 
 def stream(world: World, models: list[str], **options: Any) -> LayerActivations:
-    text = options.pop("text", TextSource(world.fit, held_out=world.test))
-    return LayerActivations(models, text=text, **{"batch_size": 8, "max_length": 60, **options})
+    return LayerActivations(models, **{"text": world.text, "batch_size": 8, "max_length": 60, **options})
 
 
 def read(data: LayerActivations, **options: Any) -> list[LayerBatch]:
@@ -67,11 +52,10 @@ def test_rows_are_those_of_each_text_alone(world: World, folders: list[str], odd
     for m, model in enumerate(data.frozen):
         expected = []
         for text in texts:
-            inputs = dict(model.tokenizer(text, return_tensors="pt"))  # type: ignore[misc]
-            inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
-            offsets = model.tokenizer(text, return_offsets_mapping=True, return_special_tokens_mask=True)  # type: ignore[misc]
+            encoded = model.tokenizer(text, return_offsets_mapping=True, return_special_tokens_mask=True)  # type: ignore[misc]
+            inputs = {name: torch.tensor([encoded[name]]) for name in ("input_ids", "attention_mask")}
             states = torch.stack(model.front(inputs, range(model.depth + 1)))[:, 0]
-            real = [s for s, special in enumerate(offsets["special_tokens_mask"]) if not special]
+            real = [s for s, special in enumerate(encoded["special_tokens_mask"]) if not special]
             if rows in ("mean", "cls"):
                 expected.append(states[:, real].mean(1) if rows == "mean" else states[:, 0])
                 continue
@@ -79,7 +63,7 @@ def test_rows_are_those_of_each_text_alone(world: World, folders: list[str], odd
             for word in text.split():
                 start = text.index(word, end)
                 end = start + len(word)
-                own = [s for s in real if start < offsets["offset_mapping"][s][1] <= end]
+                own = [s for s in real if start < encoded["offset_mapping"][s][1] <= end]
                 picks = {"words": own[-1:], "words_first": own[:1], "words_mean": own}[rows]
                 expected.append(states[:, picks].mean(1))
         torch.testing.assert_close(sorted_rows(batches, m), torch.stack(expected, 1), rtol=1e-5, atol=1e-5)
@@ -87,22 +71,16 @@ def test_rows_are_those_of_each_text_alone(world: World, folders: list[str], odd
     assert not batches[0].states[1].is_inference()
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_ranks_read_whole_batches_of_the_same_rows(world: World, folders: list[str], world_size: int) -> None:
-    data = stream(world, folders)
-    alone = {batch.texts.number: batch for batch in read(data)}
-    found: list[LayerBatch] = []
-    for rank in range(world_size):
-        data.trainer = rank_of(rank, world_size)
-        mine = read(data)
-        assert [batch.texts.number for batch in mine] == list(range(rank, len(alone), world_size))
-        found += mine
-    assert sorted(batch.texts.number for batch in found) == sorted(alone)
-    for batch in found:
-        assert torch.equal(batch.text, alone[batch.texts.number].text)
-        assert torch.equal(batch.token, alone[batch.texts.number].token)
-        for a, b in zip(batch.states, alone[batch.texts.number].states, strict=True):
-            assert torch.equal(a, b)
+def test_ranks_read_whole_batches_of_the_same_rows(world: World, folders: list[str]) -> None:
+    data = stream(world, [*folders, folders[0]])
+    alone = read(data)
+    assert alone[0].states[0] is alone[0].states[3]  # a model that is named twice is read once
+    for rank in range(3):
+        data.trainer = rank_of(rank, 3)
+        for batch, expected in zip(read(data), alone[rank::3], strict=True):
+            assert batch.texts.number == expected.texts.number
+            assert all(map(torch.equal, (batch.text, batch.token), (expected.text, expected.token)))
+            assert all(map(torch.equal, batch.states, expected.states))
 
 
 def test_words_that_a_model_cuts_are_left_out_and_counted(
@@ -116,44 +94,26 @@ def test_words_that_a_model_cuts_are_left_out_and_counted(
     words = sum(len(text.split()) for text in data.texts.test["text"][:])
     assert rows < words
     assert data.describe()["words"] == {"test": {"words": words, "used": rows}}
-    said = [record.message for record in caplog.records if record.name == "datamodules.tokens.splits"]
-    assert len(said) == 1
-    assert f"{rows} of {words} words of the test texts" in said[0]
+    (said,) = [record.message for record in caplog.records if record.name == "datamodules.tokens.splits"]
+    assert f"{rows} of {words} words of the test texts" in said
     assert "words" not in stream(world, folders[2:], rows="mean").describe()
 
 
 def test_attention_comes_with_words_to_fold_it_to(world: World, folders: list[str]) -> None:
-    data = stream(world, [*folders, folders[0]], rows="mean", attention=True)
-    plain = read(stream(world, folders, rows="mean"))
-    for batch, other in zip(read(data), plain, strict=True):
-        assert batch.attention is not None
-        assert batch.texts.words is not None
-        assert batch.texts.word_count is not None
-        torch.testing.assert_close(batch.states[0], other.states[0], rtol=1e-5, atol=1e-5)
-        assert other.texts.words is other.attention is None
-        for model, weights, words, inputs in zip(
-            data.frozen, batch.attention, batch.texts.words, batch.texts.inputs, strict=True
-        ):
-            length = inputs["input_ids"].shape
-            assert [each.shape for each in weights] == [(length[0], 2, length[1], length[1])] * model.depth
-            assert words.shape == length
-            assert torch.equal(words.amax(1) + 1, batch.texts.word_count)
-            real = inputs["attention_mask"].bool()
-            torch.testing.assert_close(weights[0].sum(-1)[:, 0][real], torch.ones(int(real.sum())))
+    data = stream(world, folders, rows="mean", attention=True)
+    batch, other = next(data.batches("test")), next(stream(world, folders, rows="mean").batches("test"))
+    torch.testing.assert_close(batch.states[0], other.states[0], rtol=1e-5, atol=1e-5)
+    assert other.texts.words is other.attention is None
+    for model, weights, words, inputs in zip(
+        data.frozen, batch.attention or [], batch.texts.words or [], batch.texts.inputs, strict=True
+    ):
+        texts, length = inputs["input_ids"].shape
+        assert [each.shape for each in weights] == [(texts, 2, length, length)] * model.depth
+        assert torch.equal(words.amax(1) + 1, batch.texts.word_count)
+        real = inputs["attention_mask"].bool()
+        torch.testing.assert_close(weights[0].sum(-1)[:, 0][real], torch.ones(int(real.sum())))
     with pytest.raises(ValueError, match=r"`attn_implementation` 'eager'.*'sdpa'"):
         stream(world, folders, attention=True, attn_implementation="sdpa")
-
-
-def test_a_model_that_is_named_twice_is_read_once(
-    world: World, folders: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data, runs = stream(world, [folders[0], folders[1], folders[0]]), []
-    for model in {id(model): model for model in data.frozen}.values():
-        front = model.front
-        monkeypatch.setattr(model, "front", lambda *args, front=front: runs.append(1) or front(*args))
-    batch = next(data.batches("test"))
-    assert len(runs) == 2
-    assert batch.states[0] is batch.states[2]
 
 
 @pytest.mark.parametrize("attention", [False, True])
@@ -198,18 +158,6 @@ def test_states_that_are_not_finite_stop_under_their_name(world: World, folders:
     data.frozen[1].name = "broken"
     with pytest.raises(ValueError, match=r"batch 0 holds .* at layer 2 of broken, layer 3 of broken\."):
         read(data)
-
-
-def test_embedded_models_of_two_sizes_share_their_tokenizer(world: World, tmp_path: Path) -> None:
-    recipe = Recipe(vocabulary=100, layers=1, width=8, epochs=1, max_length=64)
-    data = stream(
-        world, ["embedded:0", "embedded:0:layers=2,width=12"], recipe=recipe, cache=tmp_path, rows="tokens"
-    )  # refused if the tokenizers differed
-    data.prepare_data()
-    assert [(model.depth, model.width) for model in data.frozen] == [(1, 8), (2, 12)]
-    batch = read(data)[0]
-    assert batch.texts.inputs[0] is batch.texts.inputs[1]
-    assert [states.shape[::2] for states in batch.states] == [(2, 8), (3, 12)]
 
 
 @pytest.mark.parametrize(

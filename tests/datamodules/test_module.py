@@ -16,7 +16,6 @@ from datamodules.model_texts import ModelTexts, labelled_texts, stitched_texts
 from datamodules.module import stream_of
 from datamodules.pairings import attention_states, pair_states, pairs_states, universe_states
 from datamodules.states import States
-from datamodules.text.sources import TextSource
 from tests.runs import made_again, quiet_trainer
 from tests.world import TEST_TEXTS, World
 
@@ -46,6 +45,7 @@ def test_options_are_kept_under_the_names_that_checkpoints_know(kind: Callable[.
         kind(sed=3)
 
 
+SHORT = "embedded-gpt:0:max_length=32"
 PAIRED = {"rows": "mean", "special_tokens": False, "sites": [1, "2:3"], "dtype": "bfloat16"}
 LAYERED = {"rows": "words_mean", "layers": [0, 2], "attention": True}
 
@@ -68,8 +68,7 @@ def test_options_make_an_equal_data_module_whose_batches_are_those_of_a_trainer(
     kept: list[Any] = []
     names = [world.model_x, world.model_y]
     named = dict(zip(("model_x", "model_y"), names, strict=True)) if kind is pair_states else {"models": names}
-    text = TextSource(world.fit, held_out=world.test)
-    data = kind(**named, text=text, batch_size=16, max_length=60, **options)
+    data = kind(**named, text=world.text, batch_size=16, max_length=60, **options)
     quiet_trainer().test(Keep(), datamodule=data, verbose=False)
     again = made_again(kind, json.loads(json.dumps(data.config())))
     for mine, given in zip(again.batches("test"), kept, strict=True):
@@ -86,36 +85,9 @@ def test_options_make_an_equal_data_module_whose_batches_are_those_of_a_trainer(
     assert (described["text"]["n_texts"]["test"], described["text"]["source"]) == (TEST_TEXTS, world.fit)
 
 
-@pytest.mark.parametrize(
-    ("made", "says"),
-    [
-        (
-            lambda cache: pair_states(sites="7", cache=cache),
-            r"`sites` between 0 and L = 4, the blocks of embedded:0.*7",
-        ),
-        (
-            lambda cache: LayerActivations(["embedded:0:layers=6", "embedded:1"], layers=[5], cache=cache),
-            r"`layers` between 0 and L = 4, the blocks of embedded:1, got 5",
-        ),
-        (
-            lambda cache: stitched_texts(
-                ["embedded-gpt:0", "embedded-gpt:0:activation=solu"], sites="9:1", cache=cache
-            ),
-            r"`sites` between 0 and L = \d+, the blocks of embedded-gpt:0, got 9",
-        ),
-    ],
-)
-def test_a_wrong_site_is_refused_before_embedded_models_are_made(made: Any, says: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=says):
-        made(tmp_path).prepare_data()
-    assert not list(tmp_path.iterdir())
-
-
 def test_names_of_embedded_models() -> None:
-    recipe = Recipe(width=32)
-    assert embedded_recipe("embedded:12", recipe) == (12, recipe)
     expected = Recipe(width=96, layers=6, learning_rate=1e-3)
-    assert embedded_recipe("embedded:0:layers=6, width=96,learning_rate=1e-3", recipe) == (0, expected)
+    assert embedded_recipe("embedded:0:layers=6, width=96,learning_rate=1e-3", Recipe(width=32)) == (0, expected)
     for wrong in (":", ":-1", ":a", ":0:", ":0:depth=3", ":0:layers=two", ":0:layers", ":0:layers=2,layers=2",
                   ":0:layers=2=3", ":0:layers=1.5"):  # fmt: skip
         with pytest.raises(ValueError, match=rf"`embedded:SEED:layers=6,width=96`.*width, .*got 'embedded{wrong}'"):
@@ -131,22 +103,41 @@ def test_names_of_embedded_models() -> None:
         (pair_states, {"seed": -1}, "`seed` to be at least 0"),
         (pair_states, {"component": "neck"}, "`component` to be one of residual, attention, mlp, but got 'neck'"),
         (pair_states, {"model_x": "embedded:first"}, "`embedded:SEED`.*'embedded:first'"),
-        (
-            pair_states,
-            {"store_dtype": "float16"},
-            "`store_dtype` 'float16' says how states are stored, but there is no",
-        ),
+        (pair_states, {"store_dtype": "float16"}, "`store_dtype` 'float16' .* but there is no `store`"),
         (pair_states, {"store_dtype": "int8", "store": Path("here")}, "`store_dtype` to be one of float32, .* but"),
         (LayerActivations, {"rows": "sentences"}, r"`rows`.*words_mean.*'sentences'"),
         (LayerActivations, {"models": []}, "`models` to name at least one model, but got none"),
         (labelled_texts, {"models": ["a", "b"], "revisions": ["main"]}, "`revisions` for each of the 2 .* but got 1"),
         (stitched_texts, {"models": ["one"]}, r"`models` to name at least two models, but got \['one'\]"),
         (stitched_texts, {"masked_share": 1.0}, r"`masked_share` to be above 0 and below 1, but got 1\.0"),
+        (attention_states, {"share": 0}, "`share` to be above 0 and at most 1, but got 0"),
+        (pair_states, {"sites": "7"}, "`sites` between 0 and L = 4, the blocks of embedded:0.*7"),
+        (
+            LayerActivations,
+            {"models": ["embedded:0:layers=6", "embedded:1"], "layers": [5]},
+            "`layers` between 0 and L = 4, the blocks of embedded:1, got 5",
+        ),
+        (
+            stitched_texts,
+            {"models": ["embedded-gpt:0", "embedded-gpt:0:activation=solu"], "sites": "9:1"},
+            r"`sites` between 0 and L = \d+, the blocks of embedded-gpt:0, got 9",
+        ),
+        (pair_states, {"packed": True, "rows": "cls"}, "`packed`.*`rows` 'tokens' or 'mean'.*'cls'"),
+        (pair_states, {"packed": True, "rows": "words_mean"}, "`packed`.*`rows` 'tokens' or 'mean'.*'words_mean'"),
+        (LayerActivations, {"packed": True, "rows": "tokens", "attention": True}, "`attention`.*`packed`"),
+        (
+            pair_states,
+            {"packed": True, "model_x": SHORT, "model_y": SHORT, "max_length": 64},
+            "`max_length` of at most 32.*gpt.*64",
+        ),
     ],
 )
-def test_bad_options_are_refused_at_once(kind: Callable[..., Any], wrong: dict[str, Any], says: str) -> None:
+def test_bad_options_are_refused_before_anything_is_made(
+    kind: Callable[..., Any], wrong: dict[str, Any], says: str, tmp_path: Path
+) -> None:
     with pytest.raises(ValueError, match=says):
-        kind(**wrong).prepare_data()
+        kind(cache=tmp_path, **wrong).prepare_data()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_run_without_what_is_needed_is_refused() -> None:

@@ -176,7 +176,8 @@ def read_spans(path: Path, counts: Counter[str] | None = None, like: Path | None
                     raise UserError(f"expected words in `text` and a named `task`, but got {row['text']!r}, {task!r}.")
                 targets = tuple(_target(task, entry, len(words)) for entry in row["targets"])
             except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise UserError(f"{path}:{number} cannot be read as a sentence with spans: {_said(error)}") from error
+                what = f"there is no {error}." if isinstance(error, KeyError) else error
+                raise UserError(f"{path}:{number} cannot be read as a sentence with spans: {what}") from error
             counts["sentences"] += 1
             counts["words"] += len(words)
             counts["spans"] += len(targets)
@@ -199,10 +200,6 @@ def _span(span: Any, name: str, words: int) -> tuple[int, int]:
     if not 0 <= first < end <= words:
         raise UserError(f"expected `{name}` to be within the {words} words, but got {span}.")
     return first, end
-
-
-def _said(error: Exception) -> str:
-    return f"there is no {error}." if isinstance(error, KeyError) else str(error)
 
 
 TREEBANK = ".conllu"

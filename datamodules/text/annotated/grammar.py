@@ -209,14 +209,9 @@ def _flat(root: Node) -> Sentence:
             if below.role:
                 own = [place[id(each)] for each in _in_order(below)]
                 targets.append(Target("roles", span, (min(own), max(own) + 1), (below.role,)))
+    verb = {feature for node in (root, *root.before) for feature in node.features}  # an auxiliary stands before it
     words, ordered = (node.word for node in nodes), (heads[id(node)] for node in nodes)
-    return Sentence(tuple(words), tuple(ordered), tuple(targets), _tense(root))
-
-
-def _tense(root: Node) -> str:
-    """The tense of a clause: that of its verb, or of the auxiliary that a participle has before it."""
-    features = {feature for node in (root, *root.before) for feature in node.features}
-    return "past" if PAST in features else "present"
+    return Sentence(tuple(words), tuple(ordered), tuple(targets), "past" if PAST in verb else "present")
 
 
 def _in_order(node: Node) -> Iterator[Node]:

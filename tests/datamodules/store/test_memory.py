@@ -5,12 +5,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
+from datamodules.states import States
 from datamodules.store import reading
-from datamodules.store.reading import Ring, lent
+from datamodules.store.reading import Ring
 from tests.runs import activations
 from tests.world import World
 
@@ -19,7 +19,9 @@ def test_what_is_held_is_never_given_out_again() -> None:
     draw, ring = random.Random(0), Ring(1_000)
     held: list[tuple[int, torch.Tensor]] = []
     for number in range(2_000):
-        array = ring.take(draw.randint(1, 300))
+        size = draw.randint(1, 300)
+        array = ring.take(size)
+        assert array.shape == (size,)
         array[:] = number % 251
         held.append((number % 251, torch.from_numpy(array).view(-1, 1)))  # what shares the memory keeps it
         while len(held) > draw.randint(0, 4):
@@ -29,57 +31,34 @@ def test_what_is_held_is_never_given_out_again() -> None:
     assert 0 < ring.fresh < 2_000 * 150 / 4
 
 
-def test_memory_is_used_in_turn_and_again_from_the_beginning() -> None:
-    ring = Ring(256)
-    first, second = ring.take(100), ring.take(100)
-    assert ring.take(100).base is not first.base  # no room
-    assert ring.fresh == 100
-    del first
-    third = ring.take(60)
-    assert third.base is second.base
-    assert not np.shares_memory(third, second)
-    assert ring.fresh == 100
-
-
-def test_a_ring_is_kept_for_the_next_epoch_and_lent_to_one_at_a_time() -> None:
-    rings: list[Ring] = []
-    with lent(rings, 100) as one, lent(rings, 100) as other:
-        assert one is not other
-    with lent(rings, 80) as again:
-        assert again is one
-    with lent(rings, 500) as larger:
-        assert larger.size >= 500
-
-
-def test_epochs_after_the_first_take_no_fresh_memory_and_batches_that_are_kept_stay_as_they_are(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def data(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> States:
+    """States in a store, read a few batches at a time."""
     monkeypatch.setattr(reading, "ROWS", 250)
-    made: list[Ring] = []
+    return activations(world, sites=[1, 2], store=tmp_path, batch_size=4)
 
-    class Counted(Ring):
-        def __init__(self, size: int) -> None:
-            super().__init__(size)
-            made.append(self)
 
-    monkeypatch.setattr(reading, "Ring", Counted)
-    data = activations(world, sites=[1, 2], store=tmp_path, batch_size=4)
+def test_epochs_after_the_first_take_no_fresh_memory_and_batches_that_are_kept_stay_as_they_are(data: States) -> None:
     for _ in range(3):
         for batch in data.loader("fit", shuffle=True):
             assert batch.stored
-    assert [ring.fresh for ring in made] == [0]
+    rings = data._stores.rings  # type: ignore[union-attr]
+    (ring,) = rings
+    assert ring.fresh == 0
     kept = list(data.loader("fit", shuffle=True))  # more than the ring holds
     alone = [_values(batch) for batch in kept]
-    for again, expected in zip(data.loader("fit", shuffle=True), alone, strict=True):
-        for one, other in zip(_values(again), expected, strict=True):
-            assert torch.equal(one, other)
-    assert made[0].fresh > 0
+    for batch, expected in zip(data.loader("fit", shuffle=True), alone, strict=True):
+        assert all(map(torch.equal, _values(batch), expected))
+    assert ring.fresh > 0
     for batch, expected in zip(kept, alone, strict=True):
-        assert all(torch.equal(one, other) for one, other in zip(_values(batch), expected, strict=True))
+        assert all(map(torch.equal, _values(batch), expected))
+    for batch, other in zip(*(data.loader("fit", shuffle=True) for _ in range(2)), strict=True):  # each with its own
+        assert all(map(torch.equal, _values(batch), _values(other)))
+    assert rings[0] is not rings[1]
 
 
 def test_memory_is_free_once_read_though_a_thread_has_not_let_go_of_its_task(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data: States, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: list[Any] = []
 
@@ -89,8 +68,6 @@ def test_memory_is_free_once_read_though_a_thread_has_not_let_go_of_its_task(
             return super().submit(function, *arguments)
 
     monkeypatch.setattr(reading, "ThreadPoolExecutor", Slow)
-    monkeypatch.setattr(reading, "ROWS", 250)
-    data = activations(world, sites=[1, 2], store=tmp_path, batch_size=4)
     rows = data.loader("fit")
     for _ in range(2):
         for batch in rows:
@@ -101,10 +78,7 @@ def test_memory_is_free_once_read_though_a_thread_has_not_let_go_of_its_task(
 
 
 @pytest.mark.filterwarnings("ignore:.*pin_memory.*")  # torch itself pins nothing without a GPU
-def test_for_a_gpu_rows_are_read_into_page_locked_memory(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data = activations(world, sites=[1], store=tmp_path)
+def test_for_a_gpu_rows_are_read_into_page_locked_memory(data: States, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = [_values(batch) for batch in data.loader("test")]
     pinned, empty = [], torch.empty
 
@@ -126,10 +100,7 @@ def _values(batch: Any) -> list[torch.Tensor]:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_batches_that_are_copied_to_a_gpu_while_others_are_read_are_those_of_the_store(
-    world: World, tmp_path: Path
-) -> None:
-    data = activations(world, sites=[1, 2], store=tmp_path, batch_size=4)
+def test_batches_that_are_copied_to_a_gpu_while_others_are_read_are_those_of_the_store(data: States) -> None:
     expected = [_values(batch) for batch in data.loader("fit", shuffle=True)]
     rows = data.loader("fit", shuffle=True)
     rows.pin_memory = True
@@ -137,5 +108,5 @@ def test_batches_that_are_copied_to_a_gpu_while_others_are_read_are_those_of_the
     for batch in rows:
         assert all(stored.states.is_pinned() for stored in batch.stored.values())
         found.append(batch.to("cuda", non_blocking=True))
-    for one, other in zip(map(_values, found), expected, strict=True):
-        assert all(torch.equal(a.cpu(), b) for a, b in zip(one, other, strict=True))
+    for batch, other in zip(found, expected, strict=True):
+        assert all(torch.equal(a.cpu(), b) for a, b in zip(_values(batch), other, strict=True))

@@ -1,26 +1,28 @@
-"""With a store, every data module yields what it yields without: the same rows in the same order."""
+"""With a store, data modules yield what they yield without, and models whose states are there are not read."""
 
+import os
 import shutil
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from aligners.fitting.alignment import Alignment
 from aligners.injection.forward import read_all
 from aligners.injection.routes import Route
-from aligners.maps.linear import Linear
-from aligners.maps.mlp import MLP
+from aligners.models.loading import models
+from aligners.models.loading.known import SleepingModel
+from aligners.models.loading.models import load_frozen
 from aligners.models.model import FrozenModel
-from callbacks.checkpoint import SaveAligners
+from aligners.similarity.evaluation import SimilarityEvaluation
 from datamodules.layers import LayerActivations
 from datamodules.model_texts import stitched_texts
-from datamodules.store import reading, states
-from datamodules.text.sources import TextSource
-from tests import stitches
-from tests.datamodules.tokens.splitters import byte_level, splitter_folder, word_piece
+from datamodules.store import reading, states, stores
+from tests.datamodules.test_identity import fit
 from tests.interrupting import strike
 from tests.runs import activations, quiet_trainer, rank_of
 from tests.world import World
@@ -28,30 +30,22 @@ from tests.world import World
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many shards, windows and pieces."""
+    """Many shards, windows, pieces and batches."""
     monkeypatch.setattr(states, "SHARD", 50_000)
     monkeypatch.setattr(reading, "ROWS", 250)
     monkeypatch.setattr(reading, "PIECE", 3_000)
+    monkeypatch.setattr(stores, "MOST_TOKENS", 100)
 
 
-def forbid_running(monkeypatch: pytest.MonkeyPatch) -> None:
-    def front(*_: Any) -> None:
-        raise AssertionError("the model was run")
-
-    monkeypatch.setattr(FrozenModel, "front", front)
-
-
-@pytest.mark.parametrize(
-    "rows", ["tokens fit", "words test", "words_first test", "words_mean fit", "mean fit", "cls test"]
-)
+@pytest.mark.parametrize("rows", ["tokens fit", "words test", "words_mean fit", "mean test"])
 def test_paired_rows_are_those_of_streaming(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: Any
 ) -> None:
     rows, split = rows.split()
     options = {"rows": rows, "sites": ["1:3", 2, "2:0"], "special_tokens": False, "held_out_types": 0.3}
-    text = TextSource(world.fit, held_out=world.test, seed=1)
-    expected = list(activations(world, **options, text=text, max_length=60).paired(split, shuffle=True))
-    data = activations(world, **options, text=text, max_length=60, store=tmp_path)
+    options |= {"text": replace(world.text, seed=1), "max_length": 60}
+    expected = list(activations(world, **options).paired(split, shuffle=True))
+    data = activations(world, **options, store=tmp_path)
     for _ in range(2):
         found = list(data.paired(split, shuffle=True))
         for a, b in zip(found, expected, strict=True):
@@ -61,16 +55,14 @@ def test_paired_rows_are_those_of_streaming(
             assert torch.equal(a.rows.place, b.rows.place)
             torch.testing.assert_close(a.x, b.x, rtol=1e-5, atol=1e-5)
             torch.testing.assert_close(a.y, b.y, rtol=1e-5, atol=1e-5)
-        forbid_running(monkeypatch)
+        monkeypatch.setattr(FrozenModel, "front", None)  # not to be called
 
 
-def test_layers_of_models_with_other_tokenizers_are_those_of_streaming(world: World, tmp_path: Path) -> None:
-    folders = [
-        splitter_folder(tmp_path / "pieces", word_piece(), seed=0, layers=2),
-        splitter_folder(tmp_path / "bytes", byte_level("left"), seed=1, layers=3, width=24),
-    ]
-    models = [*folders, folders[0]]
-    given: dict[str, Any] = {"text": TextSource(world.fit, held_out=world.test), "batch_size": 8, "max_length": 60}
+def test_layers_of_models_with_other_tokenizers_are_those_of_streaming(
+    world: World, folders: list[str], tmp_path: Path
+) -> None:
+    models = [*folders[:2], folders[0]]
+    given: dict[str, Any] = {"text": world.text, "batch_size": 8, "max_length": 60}
     data = LayerActivations(models, **given, store=tmp_path / "store")
     for a, b in zip(data.batches("test"), LayerActivations(models, **given).batches("test"), strict=True):
         assert (a.texts.number, len(a.texts.stored)) == (b.texts.number, 2)
@@ -83,67 +75,49 @@ def test_layers_of_models_with_other_tokenizers_are_those_of_streaming(world: Wo
 
 
 def test_attention_is_not_kept(world: World, tmp_path: Path) -> None:
-    text = TextSource(world.fit, held_out=world.test)
-    data = LayerActivations([world.model_x], text=text, max_length=60, attention=True, store=tmp_path / "store")
-    batch = next(data.batches("test"))
-    assert not batch.texts.stored
-    assert batch.attention is not None
-    assert not (tmp_path / "store").exists()
+    store = tmp_path / "store"
+    data = LayerActivations([world.model_x], text=world.text, max_length=60, attention=True, store=store)
+    assert not next(data.batches("test")).texts.stored
+    assert not store.exists()
 
 
 def test_a_language_model_is_read_from_the_store_unless_its_texts_are_masked(
     world: World, causal: list[str], masked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = TextSource(world.fit, held_out=world.test)
-    given: dict[str, Any] = {"sites": "1:2", "text": text, "max_length": 32, "packed": True}
+    given: dict[str, Any] = {"sites": "1:2", "text": world.text, "max_length": 32, "packed": True}
     data = stitched_texts(causal, **given, store=tmp_path / "store")
     x, y = data.frozen
     batch, plain = (each.prepare(next(iter(each.loader("test")))) for each in (data, stitched_texts(causal, **given)))
     route = Route("0_1", x, y, ((1, 2),))
     expected = read_all([route], plain, targets=True)
-    forbid_running(monkeypatch)
+    monkeypatch.setattr(FrozenModel, "front", None)  # not to be called
     found = read_all([route], batch, targets=True)
     torch.testing.assert_close(found.sources(route), expected.sources(route), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(found.targets(route), expected.targets(route), rtol=1e-5, atol=1e-5)
-    other = stitched_texts(masked, sites="1:2", text=text, max_length=32, store=tmp_path / "masked")
+    other = stitched_texts(masked, **given | {"packed": False}, store=tmp_path / "masked")
     assert not next(iter(other.loader("test"))).stored
     assert not (tmp_path / "masked").exists()
 
 
-@pytest.mark.parametrize(("stored_as", "bits"), [("float32", 24), ("float16", 11), ("bfloat16", 8)])
+@pytest.mark.parametrize(("stored_as", "bits"), [("float16", 11), ("bfloat16", 8)])
 def test_a_stored_value_is_the_nearest_of_its_type(world: World, tmp_path: Path, stored_as: str, bits: int) -> None:
     data = activations(world, sites=[2], store=tmp_path, store_dtype=stored_as)
     for found, expected in zip(data.paired("test"), activations(world, sites=[2]).paired("test"), strict=True):
         torch.testing.assert_close(found.x, expected.x, rtol=2.0**-bits + 1e-5, atol=1e-5)
-    described = data.describe()
-    assert described.get("stored_as") == (None if stored_as == "float32" else stored_as)
-
-
-def test_models_in_half_precision_are_stored_as_they_are(world: World, tmp_path: Path) -> None:
-    data = activations(world, sites=[1], dtype="bfloat16", store=tmp_path)
-    batch = next(data.paired("test"))
-    (states, _), *_ = data.test_dataloader()[0].stored
-    assert states.dtype == torch.bfloat16
-    assert batch.x.dtype == torch.float32
-    assert "stored_as" not in data.describe()
-
-
-def test_what_a_loader_does_not_need_is_not_read(world: World, tmp_path: Path) -> None:
-    data = activations(world, sites=[2], store=tmp_path)
-    assert len(list(data.paired("test", only=3))) == 1
-    batches = iter(data.loader("test"))
-    next(batches)
-    del batches  # its threads end
-    assert {site.name for site in tmp_path.glob("*/sites/*")} == {"02"}
+    assert data.describe()["stored_as"] == stored_as
+    half = activations(world, sites=[2], dtype=stored_as, store=tmp_path)  # models are stored as they are
+    (states, _), *_ = half.test_dataloader()[0].stored
+    assert str(states.dtype) == f"torch.{stored_as}"
+    assert next(half.paired("test")).x.dtype == torch.float32
+    assert "stored_as" not in half.describe()
 
 
 def test_a_pass_reads_what_is_planned_for_it(world: World, tmp_path: Path) -> None:
-    text = TextSource(world.fit, held_out=world.test)
     models = [world.model_x, world.model_y]
-    data = LayerActivations(models, layers=[0, 1, 3], text=text, max_length=60, store=tmp_path)
+    data = LayerActivations(models, layers=[0, 1, 3], text=world.text, max_length=60, store=tmp_path)
     data.plan(("test", "test"), [[[1, 3], [0]], [[], [3]]])
-    first, second = data.test_dataloader()
-    stored = [{model.name: rows.sites for model, rows in next(iter(each)).stored.items()} for each in (first, second)]
+    batches = [next(iter(loader)) for loader in data.test_dataloader()]
+    stored = [{model.name: rows.sites for model, rows in batch.stored.items()} for batch in batches]
     assert stored == [{models[0]: (1, 3), models[1]: (0,)}, {models[1]: (3,)}]
     assert {site.name for site in tmp_path.glob("*/sites/*")} == {"00", "01", "03"}
 
@@ -159,43 +133,20 @@ def test_models_of_equal_weights_share_a_store(world: World, tmp_path: Path) -> 
 # ---------------------------------------------------------------------- a whole fit
 
 
-def fit(world: World, folder: Path, resume: Path | None = None, **options: Any) -> Alignment:
-    module = Alignment({"linear": Linear, "mlp": partial(MLP, hidden=[8])})
-    trainer = quiet_trainer(max_epochs=2, callbacks=[SaveAligners(folder)])
-    trainer.fit(
-        module,
-        datamodule=activations(world, **{"sites": [1, 3], "batch_size": 29} | options),
-        ckpt_path=resume,
-        weights_only=True,
-    )
-    return module
-
-
 def test_a_fit_gives_the_same_with_a_store_and_resumes_in_an_epoch(world: World, tmp_path: Path) -> None:
-    plain = fit(world, tmp_path / "plain")
+    fitted = partial(fit, world, batch_size=29, trainer={"max_epochs": 2})
+    plain, store, begun = fitted(tmp_path / "plain"), tmp_path / "store", tmp_path / "begun" / "last.ckpt"
     with strike(Alignment, "training_step", 9), pytest.raises(SystemExit):
-        fit(world, tmp_path / "begun", store=tmp_path / "store", workers=1)
-    resumed = fit(world, tmp_path / "ended", tmp_path / "begun" / "last.ckpt", store=tmp_path / "store")
-    whole = fit(world, tmp_path / "whole", store=tmp_path / "store", workers=1)
+        fitted(begun.parent, store=store, workers=1)
+    resumed = fitted(tmp_path / "ended", begun, store=store)
+    whole = fitted(tmp_path / "whole", store=store, workers=1)
     for name, value in whole.state_dict().items():
         assert torch.equal(resumed.state_dict()[name], value), name
     for a, b in zip(plain.validation_figures.values(), whole.validation_figures.values(), strict=True):
         assert set(a) == set(b) > {"fvu"}
         torch.testing.assert_close(a["fvu"], b["fvu"], rtol=1e-3, atol=1e-4)
     with pytest.raises(ValueError, match=r'`data\.stored_as` was null and is "bfloat16"'):
-        fit(
-            world, tmp_path / "else", tmp_path / "begun" / "last.ckpt", store=tmp_path / "store", store_dtype="bfloat16"
-        )
-
-
-def test_stitching_layers_train_without_running_a_front(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = stitches.train(world, store=tmp_path)
-    forbid_running(monkeypatch)
-    again = stitches.train(world, store=tmp_path)
-    for name, value in first.state_dict().items():
-        assert torch.equal(again.state_dict()[name], value), name
+        fitted(tmp_path / "else", begun, store=store, store_dtype="bfloat16")
 
 
 def test_ranks_read_their_parts(world: World, tmp_path: Path) -> None:
@@ -207,3 +158,73 @@ def test_ranks_read_their_parts(world: World, tmp_path: Path) -> None:
     for rank in range(2):
         for found, expected in zip(read(rank, tmp_path), read(rank, None), strict=True):
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The models that were read."""
+    found, read = [], models.read_weights
+
+    def counted(name: str, *rest: Any) -> Any:
+        found.append(name)
+        return read(name, *rest)
+
+    monkeypatch.setattr(models, "read_weights", counted)
+    return found
+
+
+def compared(world: World, names: list[str], store: Path) -> SimilarityEvaluation:
+    evaluation = SimilarityEvaluation(["cka"])
+    data = LayerActivations(names, text=world.text, max_length=60, store=store)
+    quiet_trainer().test(evaluation, data, verbose=False)
+    return evaluation
+
+
+def test_a_model_is_read_once_to_write_its_states_and_again_only_where_it_runs(
+    world: World, tmp_path: Path, loads: list[str]
+) -> None:
+    pair = [world.model_x, world.model_y]
+    first = compared(world, pair, tmp_path)
+    assert sorted(loads) == sorted(pair)
+    loads.clear()
+    second = compared(world, pair, tmp_path)
+    assert not loads
+    assert (second.rows, second.meta["models"]) == (first.rows, first.meta["models"])
+    for _ in range(2):  # at first the fitting texts are missing: both run
+        assert len(list(activations(world, sites=[1], store=tmp_path, max_length=60).paired("fit")))
+    assert sorted(loads) == sorted(pair)
+
+
+def test_a_sleeping_model_is_the_model(world: World, tmp_path: Path, loads: list[str]) -> None:
+    known = models.KnownModels(tmp_path)
+    plain = load_frozen(world.model_x, known=known)
+    known.save()
+    asleep = load_frozen(world.model_x, known=known)
+    assert isinstance(asleep, SleepingModel)
+    assert len(loads) == 1
+    for name in ("depth", "width", "heads", "task", "n_labels", "label_names", "regression", "causal", "nbytes"):
+        assert getattr(asleep, name) == getattr(plain, name)
+    assert (asleep.identity(), asleep.dtype, asleep.device) == (plain.identity(), plain.dtype, plain.device)
+    assert not asleep.to("cpu").awake
+    inputs = {"input_ids": torch.tensor([[2, 5, 6, 3]]), "attention_mask": torch.ones(1, 4, dtype=torch.int64)}
+    assert torch.equal(asleep.logits(inputs), plain.logits(inputs))
+    assert asleep.awake
+    assert len(loads) == 2
+    (path,) = (path for path in tmp_path.iterdir() if path.suffix == ".json")
+    os.truncate(path, 9)  # what is written down of it is damaged: it is read again
+    assert not isinstance(load_frozen(world.model_x, known=known), SleepingModel)
+
+
+def test_weights_that_were_written_again_are_read_again(world: World, tmp_path: Path, loads: list[str]) -> None:
+    copy, known = Path(shutil.copytree(world.model_x, tmp_path / "copy")), models.KnownModels(tmp_path / "known")
+    before = load_frozen(copy, known=known)
+    known.save()
+    asleep = load_frozen(copy, known=known)
+    weights = load_file(copy / "model.safetensors")
+    save_file({name: value + 1 for name, value in weights.items()}, copy / "model.safetensors", {"format": "pt"})
+    again = load_frozen(copy, known=known)
+    assert not isinstance(again, SleepingModel)
+    assert again.fingerprint != before.fingerprint
+    with pytest.raises(ValueError, match="hold others"):  # it was not read in time
+        asleep.self_test({})
+    assert len(loads) == 3

@@ -10,10 +10,8 @@ from datasets import Dataset
 
 from aligners.models.recipes import Recipe
 from aligners.reports.finished import make_report
-from datamodules.layers import LayerActivations
 from datamodules.model_texts import labelled_texts
 from datamodules.pairings import pair_states
-from datamodules.text import texts as read
 from datamodules.text.loading import load_texts
 from datamodules.text.sources import TextSource
 from datamodules.text.texts import FITTED, FittedTexts, hash_texts, words_on_left_out
@@ -47,14 +45,11 @@ def test_texts_are_known_again_whatever_their_case_and_white_space(tmp_path: Pat
 
 
 def test_a_sentence_of_a_fitted_pair_was_fitted_on_but_not_another_pair_of_it() -> None:
+    assert FittedTexts.of({}, table("a film")).keys.tolist() == [6653181471160607921]  # and tomorrow
     known = FittedTexts.of({}, table("a film", text_pair=["a plot"]))
     assert known.among(hash_texts(table("a film", "a plot", "a joke"))).tolist() == [True, True, False]
     pairs = table("a film", "a film", text_pair=["a plot", "a joke"])
     assert known.among(hash_texts(pairs)).tolist() == [True, False]
-
-
-def test_the_hashes_are_the_same_tomorrow() -> None:
-    assert FittedTexts.of({}, table("a film")).keys.tolist() == [6653181471160607921]
 
 
 @pytest.fixture(scope="module")
@@ -62,14 +57,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_texts(tmp_path_factory.mktemp("texts") / "texts.csv", sentences(120))
 
 
-KINDS: list[Any] = [
-    lambda x, y, **more: pair_states(x, y, **more),
-    lambda x, y, **more: LayerActivations([x, y], **more),
-    lambda x, y, **more: labelled_texts(y, bases=x, **more),
-]
-
-
-@pytest.mark.parametrize("made", KINDS)
+@pytest.mark.parametrize("made", [pair_states, lambda x, y, **more: labelled_texts(y, bases=x, **more)])
 def test_models_are_measured_on_texts_that_they_were_not_trained_on(
     made: Any, source: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -96,21 +84,6 @@ def test_models_are_measured_on_texts_that_they_were_not_trained_on(
     data.leave_out({"a map": FittedTexts.of({}, table("nothing of it"))})
     assert caplog.messages.count(said) == 1
     assert said in make_report("similarity", data.describe(), [], layers=[], distances=[]).sentences
-
-
-def test_texts_are_hashed_once_for_all_that_was_fitted(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts, hashed = load_texts(TextSource(source)), []
-
-    def key(text: Any) -> int:
-        hashed.append(text)
-        return 0
-
-    monkeypatch.setattr(read, "_key", key)
-    known = FittedTexts(np.array([1]), [])
-    assert texts.without({}) is texts
-    assert hashed == []
-    assert texts.without(dict.fromkeys("abc", known)) is texts
-    assert len(hashed) == len(texts.test)
 
 
 def test_maps_are_measured_on_texts_that_they_were_not_fitted_on(source: str, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from datamodules.text.labels import by_number, class_map, in_words, numbered
+from datamodules.text.labels import by_number, class_map, in_words
 
 NLI = ["entailment", "neutral", "contradiction"]
 
@@ -38,23 +38,20 @@ def test_classes_are_matched_by_their_names(head: list[str], names: list[str] | 
         (NLI, ["0", "1", "2"], '{"0": "entailment", "1": "neutral", "2": "contradiction"}'),
         (["LABEL_1", "LABEL_0"], ["negative", "positive"], '{"negative": "LABEL_0", "positive": "LABEL_1"}'),
         (["LABEL_0", "LABEL_1", "LABEL_2"], ["1", "2", "3"], '{"1": "LABEL_0", "2": "LABEL_1", "3": "LABEL_2"}'),
+        (NLI, NLI, None),  # no doubt where both sides have names, or neither
+        (["LABEL_0", "LABEL_1"], None, None),
+        (["b", "a"], ["a", "b"], None),
+        (["1", "0"], ["0", "1"], None),
     ],
 )
-def test_classes_matched_by_number_are_a_caution(head: list[str], names: list[str] | None, taken: str) -> None:
+def test_classes_matched_by_number_are_a_caution(head: list[str], names: list[str] | None, taken: str | None) -> None:
     said = by_number(head, names, len(head), model="a model", source="some texts")
-    assert said is not None
-    assert f"if it is right, say so: --data.labels '{taken}'." in said
-    named = "the texts name" if head[0].startswith("LABEL") else "the head names"
-    assert f"as only {named} them: {next(iter(json.loads(taken)))} is " in said
-    confirmed = matched(head, names, given=json.loads(taken))
-    assert confirmed == matched(head, names)
-
-
-@pytest.mark.parametrize(
-    ("head", "names"), [(NLI, NLI), (["LABEL_0", "LABEL_1"], None), (["b", "a"], ["a", "b"]), (["1", "0"], ["0", "1"])]
-)
-def test_there_is_no_doubt_where_both_sides_have_names_or_neither(head: list[str], names: list[str] | None) -> None:
-    assert by_number(head, names, len(head), model="a model", source="some texts") is None
+    assert (said is None) is (taken is None)
+    if said is not None and taken is not None:
+        assert f"if it is right, say so: --data.labels '{taken}'." in said
+        named = "the texts name" if head[0].startswith("LABEL") else "the head names"
+        assert f"as only {named} them: {next(iter(json.loads(taken)))} is " in said
+        assert matched(head, names, given=json.loads(taken)) == matched(head, names)
 
 
 @pytest.mark.parametrize(
@@ -96,10 +93,7 @@ def test_unknown_names_are_refused_with_both_sets_and_the_option(
         ({"entailment": 0}, "every class of the texts once, 0: entailment, 1: not_entailment, but got"),
         ({"entailment": 0, "not_entailment": 1, "0": 2}, "every class of the texts once"),
         ({"entailment": 0, "neutral": 1}, "every class of the texts once"),
-        (
-            {"entailment": 0, "not_entailment": [0, 1]},
-            "1: neutral, 2: contradiction, none of them twice",
-        ),
+        ({"entailment": 0, "not_entailment": [0, 1]}, "1: neutral, 2: contradiction, none of them twice"),
         ({"entailment": 0, "not_entailment": 3}, "the head of a model"),
         ({"entailment": 0, "not_entailment": []}, "one or more classes"),
         ({"entailment": 0, "not_entailment": "no"}, "one or more classes"),
@@ -108,13 +102,6 @@ def test_unknown_names_are_refused_with_both_sets_and_the_option(
 def test_a_map_that_does_not_fit_is_refused(given: Any, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         matched(NLI, ["entailment", "not_entailment"], given=given)
-
-
-def test_names_that_are_mere_numbers_say_which() -> None:
-    assert numbered(["LABEL_1", "label 0"], 2) == [1, 0]
-    assert numbered(None, 2) == [0, 1]
-    assert numbered(["1", "2"], 2) is None
-    assert numbered(["a", "1"], 2) is None
 
 
 def test_a_map_in_words() -> None:

@@ -1,8 +1,9 @@
 from collections import Counter
+from hashlib import blake2b
 
 import pytest
 
-from datamodules.text.annotated.grammar import PAST, PLURAL, PRESENT, SINGULAR, sentences
+from datamodules.text.annotated.grammar import PAST, PRESENT, sentences
 from datamodules.text.annotated.sentence import Sentence, check_tree
 
 
@@ -26,20 +27,6 @@ def test_every_sentence_is_a_projective_tree_with_labels_for_each_word(drawn: li
         assert not any(a < c < b < d for a, b in spans for c, d in spans)
 
 
-def test_verbs_agree_with_their_subjects(drawn: list[Sentence]) -> None:
-    checked: Counter[str] = Counter()
-    for sentence in drawn:
-        features = of(sentence, "morphology")
-        for (word, end, verb, _), (relation,) in of(sentence, "dependencies").items():
-            own = features[(verb, verb + 1)]
-            if relation == "nsubj" and PRESENT in own and features[(word, end)]:
-                (number,) = features[(word, end)]
-                assert number in own
-                assert sentence.words[verb].endswith("s") == (number == SINGULAR)
-                checked[number] += 1
-    assert min(checked[SINGULAR], checked[PLURAL]) > 100
-
-
 def test_roles_are_what_hangs_from_the_verb_whatever_the_voice(drawn: list[Sentence]) -> None:
     passive = 0
     for sentence in drawn:
@@ -61,22 +48,10 @@ def path(sentence: Sentence, word: int) -> list[int]:
     return found
 
 
-def test_a_word_does_not_tell_its_part_of_speech_and_many_words_are_rare(drawn: list[Sentence]) -> None:
-    kinds: dict[str, Counter[str]] = {}
-    for sentence in drawn:
-        for (word, _), (label,) in of(sentence, "pos").items():
-            kinds.setdefault(sentence.words[word], Counter())[label] += 1
-    total = sum(found.total() for found in kinds.values())
-    assert sum(max(found.values()) for found in kinds.values()) < 0.985 * total
-    assert sum(found.total() == 1 for found in kinds.values()) > 0.3 * len(kinds)
-
-
 def test_the_sentences_are_the_same_in_every_process(drawn: list[Sentence]) -> None:
-    assert [sentence.text for sentence in drawn[:2]] == [
-        "every kubalt noneeds this greex",
-        "this dand briplabs doasimly that some naps stited every medolt",
-    ]
-    assert list(sentences(2)) == drawn[:2]
+    assert drawn[0].text == "every kubalt noneeds this greex"
+    every = "".join(sentence.text + sentence.annotation() for sentence in drawn)
+    assert blake2b(every.encode(), digest_size=8).hexdigest() == "fbf72ed4966eec51"
     assert next(sentences(1, seed=1)) != drawn[0]
 
 
@@ -89,8 +64,7 @@ def test_the_label_is_the_tense_of_the_main_verb_not_of_the_first(drawn: list[Se
         auxiliaries = [span[0] for span, label in arcs if label == ("aux:pass",) and span[2] == root]
         finite = auxiliaries[0] if auxiliaries else root
         assert said[sentence.label] in features[(finite, finite + 1)]
-        first = next(set(features[(n, n + 1)]) & set(said.values()) for n in range(len(sentence.words))
-                     if set(features[(n, n + 1)]) & set(said.values()))  # fmt: skip
+        (first, *_) = filter(None, (set(features[n, n + 1]) & {PAST, PRESENT} for n in range(len(sentence.words))))
         others += said[sentence.label] not in first
     shares = Counter(sentence.label for sentence in drawn)
     assert min(shares.values()) > 0.4 * len(drawn)
