@@ -320,7 +320,8 @@ class BankTraining(pl.LightningModule, ABC):
     @property
     def logs_now(self) -> bool:
         """Whether Lightning writes what is logged in this step."""
-        return self.global_step % self.trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
+        trainer = cast(Any, self.trainer)
+        return trainer.should_stop or self.global_step % trainer.log_every_n_steps == 0
 
     def train_on_rows(self, aligner: Aligner, x: Tensor, y: Tensor, steps: int, a_step: int, seed: int) -> Tensor:
         """Train a map that is ready to train on rows in memory, drawn with replacement, as this module trains its own.

@@ -27,6 +27,14 @@ def test_the_bar_says_what_ends_the_training(
     assert "-2" not in shown
 
 
+def sixteen_steps(world: World, bar: ProgressBar) -> pl.Trainer:
+    options = {"max_epochs": -1, "log_every_n_steps": 1, "enable_progress_bar": True}
+    trainer = quiet_trainer(callbacks=[bar], **options)
+    module = Alignment({"mlp": partial(MLP, hidden=[8])}, most_steps=16)
+    trainer.fit(module, datamodule=activations(world, sites=[1]))
+    return trainer
+
+
 def test_the_bar_ends_where_training_does(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     totals: list[float] = []
@@ -36,9 +44,7 @@ def test_the_bar_ends_where_training_does(world: World, monkeypatch: pytest.Monk
             super().on_train_epoch_start(trainer, pl_module)
             totals.append(self.total_train_batches)
 
-    module = Alignment({"mlp": partial(MLP, hidden=[8])}, most_steps=16)
-    trainer = quiet_trainer(callbacks=[Bar()], enable_progress_bar=True, max_epochs=-1)
-    trainer.fit(module, datamodule=activations(world, sites=[1]))
+    trainer = sixteen_steps(world, Bar())
     assert trainer.num_training_batches < 16 == trainer.global_step
     assert totals == [trainer.num_training_batches, 16 - trainer.num_training_batches]
 
@@ -50,9 +56,7 @@ def test_a_file_gets_lines_and_a_terminal_gets_none(
         monkeypatch.delenv(name, raising=False)
     now = itertools.count(step=7.0)  # seconds pass from one look at the clock to the next
     monkeypatch.setattr("aligners.progress.time", SimpleNamespace(monotonic=lambda: next(now)))
-    module = Alignment({"mlp": partial(MLP, hidden=[8])}, most_steps=16)
-    options = {"max_epochs": -1, "log_every_n_steps": 1, "enable_progress_bar": True}
-    quiet_trainer(callbacks=[ProgressBar()], **options).fit(module, datamodule=activations(world, sites=[1]))
+    sixteen_steps(world, ProgressBar())
     lines = [line for line in capsys.readouterr().out.splitlines() if line]
     assert "Training: 16 steps." in lines
     (*said,) = [line for line in lines if line.startswith("Training: step")]

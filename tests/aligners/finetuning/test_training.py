@@ -76,24 +76,19 @@ def test_dropout_acts_while_it_trains_and_not_while_it_is_measured(data: ModelTe
     assert modes == {True: {True}, False: {False}}
 
 
-def test_what_is_frozen_stays(data: ModelTexts) -> None:
+def test_what_is_frozen_stays_and_only_matrices_decay(data: ModelTexts) -> None:
     model = tiny_model("bert").requires_grad_(True)
     before = copy.deepcopy(model.state_dict())
     freeze(model, bottom=3)
-    module = Finetuning(model, FAST)
-    quiet_trainer(max_epochs=1).fit(module, datamodule=data)
+    trainer = quiet_trainer(max_epochs=1)
+    trainer.fit(Finetuning(model, FinetuningRecipe(1e-2, weight_decay=0.1, warmup=2)), datamodule=data)
     moved = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
     assert moved == {"bert.pooler.dense.weight", "bert.pooler.dense.bias", "classifier.weight", "classifier.bias"}
-
-
-def test_only_matrices_decay(data: ModelTexts) -> None:
-    module = Finetuning(tiny_model("bert").requires_grad_(True), FinetuningRecipe(weight_decay=0.1, warmup=2))
-    trainer = quiet_trainer(max_epochs=1)
-    trainer.fit(module, datamodule=data)
-    matrices, rest = trainer.optimizers[0].param_groups
-    assert (matrices["weight_decay"], rest["weight_decay"]) == (0.1, 0.0)
-    assert {weight.ndim for weight in matrices["params"]} == {2}
-    assert {weight.ndim for weight in rest["params"]} == {1}
+    decay = [
+        (group["weight_decay"], [weight.ndim for weight in group["params"]])
+        for group in trainer.optimizers[0].param_groups
+    ]
+    assert decay == [(0.1, [2, 2]), (0.0, [1, 1])]
 
 
 def test_a_loss_that_is_not_finite_ends_the_run(data: ModelTexts) -> None:
