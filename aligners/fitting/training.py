@@ -270,7 +270,8 @@ class BankTraining(pl.LightningModule, ABC):
 
     def banks(self) -> dict[str, Aligner]:
         """The trained banks by route.name."""
-        return {f"{route}.{name}": bank for route in self.maps for name, bank in self.banks_of(route).items()}
+        every = ((f"{route}.{name}", bank) for route in self.maps for name, bank in self.banks_of(route).items())
+        return {key: bank for key, bank in every if not bank.closed_form}
 
     @abstractmethod
     def criteria(self) -> dict[str, Tensor]:
@@ -314,8 +315,7 @@ class BankTraining(pl.LightningModule, ABC):
 
     def log_sites(self, where: str, figure: str, values: Mapping[str, Tensor]) -> None:
         """Log a figure of some sites, which is that of all ranks: site -> value."""
-        found = {f"{where}/{site}/{figure}": value for site, value in values.items()}
-        self.log_dict(found, rank_zero_only=True)
+        self.log_dict({f"{where}/{site}/{figure}": value for site, value in values.items()}, rank_zero_only=True)
 
     @property
     def logs_now(self) -> bool:

@@ -1,7 +1,9 @@
+import math
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
 from aligners.fitting.alignment import Alignment
@@ -51,14 +53,20 @@ def kept(module: Alignment, name: str) -> list[float]:
 
 def history(*mlp: list[float], inn: list[list[list[float]]] | None = None) -> list[dict[str, list[list[float]]]]:
     inn = inn or [[[1.0 - v / 100] * 3, [1.0] * 3] for v in range(len(mlp))]
-    nothing = [float("nan")] * 3
-    return [{"mlp": [a, nothing], "inn": b} for a, b in zip(mlp, inn, strict=True)]
+    return [{"mlp": [a, [math.nan] * 3], "inn": b} for a, b in zip(mlp, inn, strict=True)]
 
 
-def test_each_site_keeps_its_own_best() -> None:
-    module, stopped = validated(BestPerSite(), history([0.5, 0.5, 0.5], [0.4, 0.6, 0.3], [0.45, 0.4, 0.2]))
-    assert kept(module, "mlp") == [1, 2, 2]
-    assert kept(module, "inn") == [2, 2, 2]
+@pytest.mark.parametrize(
+    ("mlp", "least", "best"),
+    [
+        ([[0.5, 0.5, 0.5], [0.4, 0.6, 0.3], [0.45, 0.4, 0.2]], 0.0, [1, 2, 2]),
+        ([[0.5, 0.5, 0.5], [0.46, 0.44, 0.5]], 0.05, [0, 1, 0]),  # too small an improvement is none
+        ([[0.5, math.nan, math.nan], [math.nan, 0.5, math.nan], [0.6, 0.6, 0.7]], 0.0, [0, 1, 2]),
+    ],
+)
+def test_each_site_keeps_its_own_best(mlp: list[list[float]], least: float, best: list[int]) -> None:
+    module, stopped = validated(BestPerSite(min_delta=least), history(*mlp))
+    assert kept(module, "mlp") == best
     assert not any(stopped)
 
 
@@ -76,18 +84,6 @@ def test_a_site_without_patience_left_is_closed_and_the_last_one_ends_the_run() 
     assert kept(module, "mlp") == [0, 2, 2]
     assert kept(module, "inn") == [0, 0, 0]
     assert stopped == [False, False, False, False, True]
-
-
-def test_too_small_an_improvement_is_none() -> None:
-    course = history([0.5, 0.5, 0.5], [0.46, 0.44, 0.5])
-    module, _ = validated(BestPerSite(min_delta=0.05), course)
-    assert kept(module, "mlp") == [0, 1, 0]
-
-
-def test_a_figure_of_no_meaning_is_never_the_best() -> None:
-    nan = float("nan")
-    module, _ = validated(BestPerSite(), history([0.5, nan, nan], [nan, 0.5, nan], [0.6, 0.6, 0.7]))
-    assert kept(module, "mlp") == [0, 1, 2]
 
 
 def test_it_goes_on_from_a_checkpoint() -> None:

@@ -1,5 +1,6 @@
 import errno
 import os
+import re
 import signal
 from functools import partial
 from pathlib import Path
@@ -94,12 +95,9 @@ def by_direction(kept: Any) -> Any:
     """A checkpoint as format 3 had it: the routes were forward and backward in its keys."""
     if not isinstance(kept, dict):
         return kept
-    old = (("maps.0_1", "forward_maps"), ("maps.1_0", "backward_maps"), ("0_1", "forward"), ("1_0", "backward"))
-    found = {}
-    for key, value in kept.items():
-        begins = next(((new, before) for new, before in old if key == new or key.startswith(f"{new}.")), ("", ""))
-        found[begins[1] + key[len(begins[0]) :]] = by_direction(value)
-    return found
+    for route, name in (("0_1", "forward"), ("1_0", "backward")):
+        kept = {re.sub(rf"^{route}\b", name, re.sub(rf"^maps\.{route}\b", f"{name}_maps", k)): kept[k] for k in kept}
+    return {key: by_direction(value) for key, value in kept.items()}
 
 
 def test_a_run_of_the_version_before_goes_on(world: World, whole: Path, tmp_path: Path) -> None:

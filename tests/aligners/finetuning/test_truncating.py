@@ -13,28 +13,21 @@ from aligners.models import FrozenModel
 from datamodules.model_texts import ModelTexts, labelled_texts
 from datamodules.text.sources import TextSource
 from tests.runs import quiet_trainer
-from tests.tiny import CLASSIFIERS, TEXTS, tiny_folder, tiny_frozen, tiny_tokenizer
+from tests.tiny import CLASSIFIERS, TEXTS, tiny_folder, tiny_frozen, tokenised
 from tests.world import TEST_TEXTS, World, sentences, write_texts
 
 LABELS = torch.tensor([0, 1, 0, 1, 1])
 
 
-def inputs() -> dict[str, Tensor]:
-    return dict(tiny_tokenizer()(list(TEXTS), padding=True, return_tensors="pt"))
-
-
-def answers(bank: HeadBank, model: FrozenModel) -> Tensor:
-    return bank.logits(model, inputs(), model.front(inputs(), range(model.depth + 1)))
-
-
 @pytest.mark.parametrize("architecture", CLASSIFIERS)
 def test_heads_start_as_the_model_s_own_and_alone_get_gradients(architecture: str) -> None:
-    model = tiny_frozen(architecture)
+    model, inputs = tiny_frozen(architecture), tokenised()
     bank = HeadBank(model, 4)
-    logits = answers(bank, model)
+    states = model.front(inputs, range(4))
+    logits = bank.logits(model, inputs, states)
     assert logits.shape == (4, len(TEXTS), 2)
     for site in range(4):
-        assert torch.equal(logits[site], model.tail(inputs(), model.depth, model.front(inputs(), [site])[0]))
+        assert torch.equal(logits[site], model.tail(inputs, model.depth, states[site]))
     logits.square().sum().backward()
     assert all(weight.grad is not None and bool(weight.grad.any()) for weight in bank.parameters() if weight.ndim > 1)
     assert all(weight.grad is None and not weight.requires_grad for weight in model.model.parameters())
@@ -44,10 +37,10 @@ def trained(model: FrozenModel, sites: list[int]) -> Tensor:
     """The weights of the last head after some steps on the sum of all losses."""
     bank = HeadBank(model, len(sites))
     optimizer = torch.optim.AdamW(bank.parameters(), lr=1e-2)
-    states = model.front(inputs(), sites)
+    states = model.front(tokenised(), sites)
     for _ in range(3):
         optimizer.zero_grad()
-        loss = [torch.nn.functional.cross_entropy(each, LABELS) for each in bank.logits(model, inputs(), states)]
+        loss = [torch.nn.functional.cross_entropy(each, LABELS) for each in bank.logits(model, tokenised(), states)]
         torch.stack(loss).sum().backward()
         optimizer.step()
     return torch.cat([weight.detach().flatten() for weight in bank.heads[-1].parameters()])

@@ -2,9 +2,11 @@ import csv
 import math
 import re
 from functools import partial, wraps
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
@@ -19,6 +21,7 @@ from aligners.similarity.algebra.moments import moments_of
 from callbacks.best import BestPerSite
 from datamodules.rows.reading import PairedBatch
 from datamodules.text.sources import TextSource
+from datamodules.tokens.splits import Split
 from tests.references.maps import fvu, ridge_regression
 from tests.runs import activations, quiet_trainer
 from tests.world import World
@@ -32,10 +35,11 @@ SITES = [0, "1:2", 3]
 FAST = {"optimizer": partial(torch.optim.AdamW, lr=1e-2)}
 
 
-def split_rows(world: World, split: str, **options: Any) -> tuple[Tensor, Tensor]:
-    """All rows of a split, (S, N, d) in float64."""
+def split_rows(world: World, split: Split, batches: int | None = None, **options: Any) -> tuple[Tensor, Tensor]:
+    """The rows of a split, in the order of epoch 0, or of its first batches: (S, N, d) in float64."""
     data = activations(world, **options)
-    found = [data.reader.read(data.reader.prepare(texts)) for texts in data.loader(split)]  # type: ignore[arg-type]
+    texts = islice(data.loader(split, shuffle=split == "fit"), batches)
+    found = [data.reader.read(data.reader.prepare(batch)) for batch in texts]
     return torch.cat([batch.x for batch in found], 1).double(), torch.cat([batch.y for batch in found], 1).double()
 
 
@@ -130,24 +134,22 @@ def test_an_aligner_is_the_same_whatever_else_is_in_the_run_and_again(world: Wor
 
 
 def test_frozen_models_stay_frozen_and_out_of_checkpoints(world: World, tmp_path: Path) -> None:
-    modes: list[bool] = []
+    module, data, modes = Alignment(TRAINED), activations(world, sites=SITES), list[bool]()
+    models = [data.reader.model_x, data.reader.model_y]
 
-    class Watching(Alignment):
-        def training_step(self, batch: PairedBatch, batch_idx: int) -> None:
-            reader = self.trainer.datamodule.reader  # type: ignore[attr-defined]
-            for model in (reader.model_x, reader.model_y):
+    class Watch(pl.Callback):
+        def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
+            assert pl_module.training
+            for model in models:
                 modes.extend(part.training for part in model.model.modules())
                 modes.extend(weight.requires_grad for weight in model.model.parameters())
-            assert self.training
-            super().training_step(batch, batch_idx)
 
-    module, data = Watching(TRAINED), activations(world, sites=SITES)
-    before = [model.fingerprint for model in (data.reader.model_x, data.reader.model_y)]
-    trainer = quiet_trainer(max_epochs=1)
+    before = [model.fingerprint for model in models]
+    trainer = quiet_trainer(max_epochs=1, callbacks=[Watch()])
     trainer.fit(module, datamodule=data)
     assert modes
     assert not any(modes)
-    for model, fingerprint in zip((data.reader.model_x, data.reader.model_y), before, strict=True):
+    for model, fingerprint in zip(models, before, strict=True):
         del model.fingerprint  # computed anew
         assert model.fingerprint == fingerprint
     trainer.save_checkpoint(tmp_path / "some.ckpt")
@@ -304,13 +306,9 @@ def test_what_did_not_learn_is_called_its_start(world: World, caplog: pytest.Log
 
 def test_moments_are_of_as_many_batches_as_an_epoch_has(world: World) -> None:
     for limit, batches in ((3, 3), (0.5, 5)):
-        data = activations(world, sites=[1])
         module = Alignment({"linear": Linear})
-        quiet_trainer(limit_train_batches=limit).fit(module, datamodule=data)
-        loader = data.loader("fit", shuffle=True)  # moments are read in the order of epoch 0
-        assert len(loader) == 11
-        texts = [data.reader.read(data.reader.prepare(batch)) for batch in list(loader)[:batches]]
-        x, y = (torch.cat([getattr(batch, name) for batch in texts], 1) for name in "xy")
+        quiet_trainer(limit_train_batches=limit).fit(module, datamodule=activations(world, sites=[1]))
+        x, y = split_rows(world, "fit", batches, sites=[1])
         assert module.moments is not None
         assert module.moments.n == x.shape[1]
         torch.testing.assert_close(module.moments.xy, moments_of(x, y).xy, rtol=1e-4, atol=1e-4)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from aligners.fitting.universe.joint import JointMoments, generalised_procrustes, maxvar, paired_rows
+from aligners.fitting.universe.joint import JointMoments, directions, generalised_procrustes, maxvar, paired_rows
 from aligners.similarity.algebra.moments import moments_of
 
 MODELS, SITES, ROWS, WIDTH = 4, 2, 400, 6
@@ -14,15 +14,11 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def latent(rows: int = ROWS) -> Tensor:
-    """(S, N, d), with a different variance in every direction."""
-    return drawn(SITES, rows, WIDTH) * torch.linspace(3, 0.5, WIDTH)
-
-
 def copies(turned: Tensor, rows: int = ROWS, noise: float = 0.0) -> Tensor:
-    """The latent states in the coordinates of each model: (k · S, N, d)."""
+    """Latent states, which vary differently in every direction, in the coordinates of each model: (k · S, N, d)."""
+    latent = drawn(SITES, rows, WIDTH) * torch.linspace(3, 0.5, WIDTH)
     offsets = 10 * drawn(MODELS, SITES, 1, WIDTH, seed=2)
-    states = latent(rows) @ turned + offsets
+    states = latent @ turned + offsets
     return (states + noise * drawn(*states.shape, seed=3)).flatten(0, 1)
 
 
@@ -86,6 +82,20 @@ def test_procrustes_is_a_fixed_point_and_better_than_a_hub() -> None:
         others = sum(moments.scatter[i, j] @ found[j] for j in range(MODELS) if j != i)
         u, _, vh = torch.linalg.svd(others)
         torch.testing.assert_close(u @ vh, found[i], atol=1e-5, rtol=0)
+
+
+def test_directions_are_axes_of_the_mean_and_what_each_model_explains_of_the_others_there() -> None:
+    states = copies(rotations(), noise=2.0)
+    variance, explained = directions(joint(states))
+    centred = (states - states.mean(1, keepdim=True)).unflatten(0, (MODELS, SITES))
+    for s in range(SITES):
+        values, axes = torch.linalg.eigh(torch.cov(centred[:, s].mean(0).T, correction=0))
+        torch.testing.assert_close(variance[s], values.flip(0))
+        along = (centred[:, s] @ axes.flip(1)).movedim(2, 0)  # (d, k, N)
+        for model in range(MODELS):
+            pairs = torch.stack([along[:, model], along.sum(1) - along[:, model]], 1)
+            expected = torch.stack([torch.corrcoef(pair)[0, 1] ** 2 for pair in pairs])
+            torch.testing.assert_close(explained[model, s], expected)
 
 
 @pytest.mark.parametrize("rows", [3, 5])

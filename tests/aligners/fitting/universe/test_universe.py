@@ -75,10 +75,6 @@ def found(world: World, models: list[str], tmp_path_factory: pytest.TempPathFact
     return module, evaluation, folder
 
 
-def universe(folder: Path) -> Universe:
-    return universes_of(load_universe(folder / "universe.ckpt"))["universe"]
-
-
 def held_out(data: States) -> Tensor:
     """(k, S, N, d)"""
     return torch.cat([batch.x for batch in data.batches("test")], 1).unflatten(0, (3, 2))
@@ -117,7 +113,7 @@ def test_maps_between_pairs_are_read_as_those_of_a_fit(found: Found) -> None:
 
 def test_maps_compose(found: Found) -> None:
     module, evaluation, folder = found
-    x, space = held_out(module.stream), universe(folder)
+    x, space = held_out(module.stream), universes_of(load_universe(folder / "universe.ckpt"))["universe"]
     over = space.map(1, 2)(space.map(0, 1)(x[0]))
     torch.testing.assert_close(over, space.map(0, 2)(x[0]), atol=2e-3, rtol=0)
     rows = [row for row in evaluation.rows if row["method"] == "universe"]
@@ -263,11 +259,6 @@ def test_two_ranks_fit_what_one_does(world: World, models: list[str], tmp_path: 
         assert set(both) == set(alone)
         for name, value in alone.items():
             torch.testing.assert_close(both[name], value, rtol=1e-3, atol=1e-3, msg=name)
-
-
-def test_too_few_rows_for_a_closed_form_are_refused_before_training(world: World, models: list[str]) -> None:
-    with pytest.raises(ValueError, match="rows than the 3 models have dimensions together, 48, but got 18"):
-        fitted(world, models, rows="mean", batch_size=20, trainer={"limit_train_batches": 1})
 
 
 # ---------------------------------------------------------------------- a newcomer
