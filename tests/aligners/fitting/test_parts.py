@@ -49,10 +49,8 @@ def test_parts_give_what_the_bank_gives_and_go_on_where_they_were(world: World, 
     resumed = [*options(world, tmp_path / "again"), "--sites_at_once", "1", "--ckpt_path", str(tmp_path / "parts")]
     train(resumed)
     assert (tmp_path / "parts" / "part-1-1" / "aligners.ckpt").stat().st_mtime_ns == before
-    again = load_bank(tmp_path / "again" / "aligners.ckpt")
-    for name, aligner in parts.maps["0_1"].items():
-        for key, value in aligner.state_dict().items():
-            assert torch.equal(again.maps["0_1"][name].state_dict()[key], value), key
+    once, again = ((tmp_path / name / "aligners.ckpt").read_bytes() for name in ("parts", "again"))
+    assert once == again
 
 
 def test_a_plan_fits_in_the_memory() -> None:

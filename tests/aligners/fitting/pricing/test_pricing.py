@@ -35,9 +35,6 @@ from tests.world import World, sentences, write_texts
 SITES, STEPS, SEEDS, SIZE = [(1, 1), (3, 3)], [3, 6], 2, 6000
 
 
-# ---------------------------------------------------------------------- the floor
-
-
 def test_the_bound_is_the_distance_between_gaussians() -> None:
     x, y = related_rows(2, 500, 4, 4)
     found = gelbrich(x, y)
@@ -70,9 +67,6 @@ def test_stretches_are_quantiles_of_the_singular_values_of_the_jacobian() -> Non
     torch.testing.assert_close(found[:, 0], torch.quantile(x[0].abs(), levels))
     torch.testing.assert_close(found[:, 1], torch.quantile(x[1].abs(), levels) / 3)
     assert stretches(lambda rows: rows * torch.inf, x, torch.ones(2)).isnan().all()
-
-
-# ---------------------------------------------------------------------- training and sizes
 
 
 def test_training_in_memory_leads_somewhere_the_seed_decides_and_a_site_that_diverges_is_named() -> None:
@@ -113,9 +107,6 @@ def test_all_maps_have_the_size_that_is_asked_for(name: str) -> None:
         assert abs(parameters_of(factory(name, size)(1, 64, 64)) / size - 1) < 0.02, name
     with pytest.raises(ValueError, match="`parameters`"):
         factory(name, 100)(1, 64, 64)
-
-
-# ---------------------------------------------------------------------- the experiment
 
 
 def run(data: States, *given: Any, **options: Any) -> BijectionPrice:

@@ -46,9 +46,8 @@ def bank(path: Path = Path()) -> StoredBank:
     spread = {"1_0": {"mean": torch.ones(2, 5), "variance": torch.ones(2)}}
     return StoredBank(
         "fit", {"0_1": maps, "1_0": {"low": LowRank(2, 5, 5, rank=2)}}, pairs, data, {"rows": "tokens"},
-        moments_of(x, y), SeenTypes("tokens", frozenset("abc")), FITTED,
-        {"0_1.inn": record},
-        spread, [{"step": 0, "penalty": math.inf}], {"task": 1.0}, path,
+        moments_of(x, y), SeenTypes("tokens", frozenset("abc")), FITTED, {"0_1.inn": record}, spread,
+        [{"step": 0, "penalty": math.inf}], {"task": 1.0}, path,
     )  # fmt: skip
 
 
@@ -66,7 +65,8 @@ def test_what_was_stored_comes_back(tmp_path: Path) -> None:
         assert not any(weight.requires_grad for weight in other.parameters())
         for key, value in expected.maps[route][name].state_dict().items():
             assert torch.equal(other.state_dict()[key], value), key
-    assert all(map(torch.equal, found.moments or (), expected.moments or ()))
+    for a, b in zip(found.moments or (), expected.moments or (), strict=True):
+        assert torch.equal(a, b)
     assert found.fitted is not None
     assert found.fitted.keys.tolist() == [-3, 5]
     assert found.fitted.origins == FITTED.origins

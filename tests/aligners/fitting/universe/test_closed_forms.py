@@ -107,19 +107,17 @@ def test_procrustes_of_few_rows_is_orthogonal_and_exact_where_the_rows_say_anyth
 
 
 def test_maxvar_finds_copies_under_any_linear_maps() -> None:
-    stretched = drawn(MODELS, SITES, WIDTH, WIDTH, seed=4)
-    states = copies(stretched)
+    states = copies(drawn(MODELS, SITES, WIDTH, WIDTH, seed=4))
     assert fvu(states, *maxvar(joint(states))).max() < 1e-9
 
 
 def test_maxvar_copes_with_a_direction_that_does_not_vary() -> None:
-    states = copies(rotations())
     flat = torch.ones(WIDTH, dtype=torch.float64) / WIDTH**0.5
+    states = copies(rotations())[:SITES].repeat(MODELS, 1, 1)
     states = states - (states @ flat)[..., None] * flat  # as after a LayerNorm
-    shared = states[:SITES].repeat(MODELS, 1, 1)
-    into, back = maxvar(joint(shared))
+    into, back = maxvar(joint(states))
     assert into.isfinite().all()
-    assert fvu(shared, into, back).max() < 1e-9
+    assert fvu(states, into, back).max() < 1e-9
 
 
 def test_maxvar_needs_more_rows_than_dimensions_of_all_models() -> None:

@@ -229,9 +229,6 @@ def test_matrices_between_couplings_learn_at_a_quarter_of_the_rate() -> None:
         assert rates[id(parameter)] == (0.25 if ".pairs." in name else 1.0), name
 
 
-# ---------------------------------------------------------------------- runs
-
-
 def test_an_interrupted_run_ends_where_it_would_have(
     world: World, models: list[str], found: Found, tmp_path: Path
 ) -> None:
@@ -259,9 +256,6 @@ def test_two_ranks_fit_what_one_does(world: World, models: list[str], tmp_path: 
         assert set(both) == set(alone)
         for name, value in alone.items():
             torch.testing.assert_close(both[name], value, rtol=1e-3, atol=1e-3, msg=name)
-
-
-# ---------------------------------------------------------------------- a newcomer
 
 
 QUICK = ("--trainer.max_epochs", "2", "--trainer.logger", "false", "--trainer.enable_progress_bar", "false",
