@@ -87,11 +87,9 @@ def test_closed_forms_are_solved_in_one_pass_in_both_directions(world: World, ca
 def test_few_rows_for_the_dimensions_are_a_caution(world: World, caplog: pytest.LogCaptureFixture) -> None:
     few = TextSource(world.fit, held_out=world.test, max_texts=120)
     module = fit(world, {"linear": Linear}, rows="mean", text=few)
-    rows = int(module.moments.n)  # type: ignore[union-attr]
-    assert f"{rows} fitting rows for 16 dimensions" in caplog.text
+    assert f"{int(module.moments.n)} fitting rows for 16 dimensions" in caplog.text  # type: ignore[union-attr]
     assert few_rows(module.moments) == [caplog.records[-1].message]  # type: ignore[arg-type]
-    wide = moments_of(torch.randn(1, 2292, 3), torch.randn(1, 2292, 3))
-    wide = wide._replace(mean_y=torch.zeros(1, 768))
+    wide = moments_of(torch.randn(1, 2292, 3), torch.randn(1, 2292, 3))._replace(mean_y=torch.zeros(1, 768))
     assert "explain 34% of the variance of independent data" in few_rows(wide)[0]
     assert "or give 7,681 rows or more" in few_rows(wide)[0]
     assert few_rows(wide._replace(n=torch.tensor(7681.0))) == []
@@ -173,20 +171,20 @@ def test_frozen_models_stay_frozen_and_out_of_checkpoints(world: World, tmp_path
 def test_schedule_covers_the_steps_that_train_and_the_start_is_validated_once(
     world: World, limits: dict[str, int], steps: int | None, validated: list[int]
 ) -> None:
-    rates: list[float] = []
-    found: list[int] = []
+    rates, norms, found = list[float](), list[Tensor](), list[int]()
 
     class Watching(Alignment):
         def training_step(self, batch: PairedBatch, batch_idx: int) -> None:
             rates.append(self.optimizers().param_groups[0]["lr"])  # type: ignore[union-attr]
             super().training_step(batch, batch_idx)
+            norms.append(torch.cat([p.grad.flatten() for p in self.parameters() if p.grad is not None]).norm())
 
         def on_validation_epoch_end(self) -> None:
             super().on_validation_epoch_end()
             found.append(self.global_step)
 
-    rate = partial(torch.optim.AdamW, lr=3e-3)
-    module = Watching({"mlp": TRAINED["mlp"]}, optimizer=rate, schedule="linear", warmup=0.0, rows=2000)
+    options: dict[str, Any] = {"schedule": "linear", "warmup": 0.0, "rows": 2000, "gradient_clip": 1e-3}
+    module = Watching({"mlp": TRAINED["mlp"]}, optimizer=partial(torch.optim.AdamW, lr=3e-3), **options)
     trainer = quiet_trainer(**limits, limit_train_batches=5)
     trainer.fit(module, datamodule=activations(world, sites=[1]))
     if steps is None:
@@ -195,6 +193,7 @@ def test_schedule_covers_the_steps_that_train_and_the_start_is_validated_once(
     assert len(rates) == trainer.global_step == steps
     assert rates == pytest.approx([3e-3 * (1 - step / steps) for step in range(steps)])
     assert found == validated
+    torch.testing.assert_close(torch.stack(norms), torch.full((steps,), 1e-3))
 
 
 @pytest.mark.parametrize(

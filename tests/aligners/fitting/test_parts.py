@@ -46,8 +46,7 @@ def test_parts_give_what_the_bank_gives_and_go_on_where_they_were(world: World, 
         train([*options(world, tmp_path / "none"), "--sites_at_once", "0"])
     shutil.rmtree(tmp_path / "parts" / "part-2-1")  # as an interruption of its first epoch would leave it
     before = (tmp_path / "parts" / "part-1-1" / "aligners.ckpt").stat().st_mtime_ns
-    resumed = [*options(world, tmp_path / "again"), "--sites_at_once", "1", "--ckpt_path", str(tmp_path / "parts")]
-    train(resumed)
+    train([*options(world, tmp_path / "again"), "--sites_at_once", "1", "--ckpt_path", str(tmp_path / "parts")])
     assert (tmp_path / "parts" / "part-1-1" / "aligners.ckpt").stat().st_mtime_ns == before
     once, again = ((tmp_path / name / "aligners.ckpt").read_bytes() for name in ("parts", "again"))
     assert once == again
