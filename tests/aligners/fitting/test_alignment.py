@@ -216,8 +216,9 @@ def test_states_of_no_meaning_stop_the_run_in_the_last_batch_too(
         data.reader.model_x.blocks[0].output.dense.weight[0, 0] = torch.nan  # type: ignore[union-attr, index]
 
     monkeypatch.setattr(Alignment, method, spoiling)
+    aligners: dict[str, Any] = {"mlp": TRAINED["mlp"]} if method == "training_step" else {"linear": Linear}
     with pytest.raises(ValueError, match=rf"(?s)finite states.*{said}"):
-        quiet_trainer(max_epochs=1, **batches).fit(Alignment({"mlp": TRAINED["mlp"]}), datamodule=data)
+        quiet_trainer(max_epochs=1, **batches).fit(Alignment(aligners), datamodule=data)
 
 
 class Breaks(MLP):

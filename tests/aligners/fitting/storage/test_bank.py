@@ -29,7 +29,6 @@ from datamodules.text.texts import FittedTexts
 from tests.runs import related_rows
 
 MODELS = {which: {"name": f"model-{which}", "revision": None, "fingerprint": which * 32} for which in "xy"}
-
 FITTED = FittedTexts(np.array([-3, 5]), [{"source": "texts.csv", "n_texts": 2}])
 
 
