@@ -100,14 +100,11 @@ def test_sgd_keeps_its_rate_and_nothing_makes_no_optimizer() -> None:
     assert make_optimizer(torch.optim.AdamW, [Linear(1, 8, 8)]) is None
 
 
-NAN, INF = float("nan"), float("inf")
-
-
 @pytest.mark.parametrize(
     ("losses", "diverged"),
     [
-        ([[0.5, 0.5, 0.5, 0.5], [0.4, NAN, INF, 0.6], [0.3, 0.1, 0.1, 5.1]], [0, 2, 2, 3]),
-        ([[NAN, 0.5], [0.1, 0.5]], [1, 0]),  # at once
+        ([[0.5, 0.5, 0.5, 0.5], [0.4, math.nan, math.inf, 0.6], [0.3, 0.1, 0.1, 5.1]], [0, 2, 2, 3]),
+        ([[math.nan, 0.5], [0.1, 0.5]], [1, 0]),  # at once
         ([[0.01, 30.0, 2.0], [1.9, 200.0, 19.0]], [0, 0, 0]),  # harmless, or large from the start
         ([[0.01, 30.0, 2.0], [2.1, 301.0, 21.0]], [2, 2, 2]),
     ],
@@ -123,7 +120,7 @@ def test_a_loss_that_is_no_number_or_far_above_its_start_has_diverged(
 
 def test_a_gradient_that_is_no_number_stops_its_site_for_good() -> None:
     watched = Divergence()
-    for step, norms in enumerate(([1.0, 1.0], [INF, 1.0], [1.0, 1.0]), start=1):
+    for step, norms in enumerate(([1.0, 1.0], [math.inf, 1.0], [1.0, 1.0]), start=1):
         alive = watched.watch("map", torch.ones(2), torch.tensor(norms), step)
     assert alive.tolist() == [False, True]
     again = Divergence()
