@@ -58,7 +58,9 @@ class BestPerSite(pl.Callback):
         banks = pl_module.banks()
         for key, criterion in pl_module.criteria().items():
             self._begin(key, banks[key], criterion)
-            new = self._newly_diverged(key, pl_module)
+            known = self._diverged[key]
+            self._diverged[key] = pl_module.divergence.step.get(key, known).clone()  # from now on these are closed
+            new = (self._diverged[key] > 0) & (known == 0)
             self._compare(key, banks[key], criterion, trainer.global_step)
             if isinstance(pl_module, Alignment) and bool(new.any()):
                 self._set_back(key, banks[key], new, trainer)
@@ -82,22 +84,14 @@ class BestPerSite(pl.Callback):
         )
         self._kept[key] = {name: value.clone() for name, value in bank.state_dict().items()}
 
-    def _newly_diverged(self, key: str, module: BankTraining) -> Tensor:
-        """Return which sites (S,) have diverged since the last validation. From now on they are closed."""
-        known = self._diverged[key]
-        step = module.divergence.step.get(key, known)
-        self._diverged[key] = step.clone()
-        return (step > 0) & (known == 0)
-
     @torch.no_grad()
     def _compare(self, key: str, bank: Aligner, criterion: Tensor, step: int) -> None:
-        state = bank.state_dict()
         closed = self._closed(key)
         better = (criterion < self._best[key] - self.min_delta) & ~closed
         self._best[key] = torch.where(better, criterion, self._best[key])
         self._step[key] = torch.where(better, step, self._step[key])
         self._waited[key] = torch.where(better, 0, self._waited[key] + (~closed).long())
-        for name, value in state.items():
+        for name, value in bank.state_dict().items():
             self._kept[key][name][better] = value[better]
 
     @torch.no_grad()

@@ -72,9 +72,8 @@ class _Save(pl.Callback):
         """From now on, the run is interrupted only where it can be resumed."""
         self._interruption.hold()
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Take SIGTERM back from Lightning, whose handler talks to the other ranks whatever these are doing."""
-        self._interruption.hold()
+    # SIGTERM is taken back from Lightning, whose handler talks to the other ranks whatever these are doing.
+    on_train_start = on_fit_start
 
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
         """Stop here if a signal arrived: between two steps the run can be resumed."""

@@ -1,6 +1,7 @@
 """The progress of a run: a bar in a terminal, lines in a file, and the last validation figures of a fit."""
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -100,11 +101,10 @@ class FitSummary(pl.Callback):
         if trainer.state.fn == "validate" and isinstance(pl_module, Alignment) and trainer.is_global_zero:
             cautions = few_rows(cast(Moments, pl_module.moments))
             meta = {**pl_module.data, "cautions": cautions, **environment(trainer)}
-            publish(make_report("fit", meta, _rows(pl_module)), self.folder, trainer)
+            publish(make_report("fit", meta, list(_rows(pl_module))), self.folder, trainer)
 
 
-def _rows(module: Alignment) -> list[dict[str, Any]]:
-    rows = []
+def _rows(module: Alignment) -> Iterator[dict[str, Any]]:
     for fit in module.fits():
         training = outcomes(module.training_record.get(fit.key), len(module.places))
         for s, place in enumerate(module.places):
@@ -112,5 +112,4 @@ def _rows(module: Alignment) -> list[dict[str, Any]]:
             site_x, site_y = fit.orient(place.site_x, place.site_y)
             row = {"model_x": model_x, "model_y": model_y, "method": fit.name, "role": "method"}
             row |= {"site_x": site_x, "site_y": site_y, "training": training[s]}
-            rows.append(row | {name: finite(module.validation_figures[fit][name][s]) for name in FIGURES})
-    return rows
+            yield row | {name: finite(module.validation_figures[fit][name][s]) for name in FIGURES}

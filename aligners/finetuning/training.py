@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from aligners.errors import UserError, check_range
-from aligners.fitting.training import Schedule, mean_over_ranks, schedule_factor
+from aligners.fitting.training import Schedule, mean_count, mean_over_ranks, schedule_factor
 from aligners.injection.scoring.scores import TextScores, UnitMeans, bootstrap_interval, percentile_interval
 from aligners.injection.scoring.task_scores import resampled_scores, task_score
 from aligners.injection.scoring.tasks import unit_answers, unit_losses
@@ -201,8 +201,7 @@ def mean_loss(module: pl.LightningModule, logits: Tensor, labels: Tensor) -> Ten
     Returns:
         (S,) sums over this rank's texts, divided by the mean number of texts of a rank.
     """
-    texts = torch.tensor(float(len(labels)), device=logits.device)
-    texts = mean_over_ranks(module.trainer, texts)
+    texts = mean_count(module.trainer, len(labels), logits.device)
     return unit_losses(logits, classification_targets(labels)).sum(-1) / texts
 
 

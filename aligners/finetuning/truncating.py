@@ -108,8 +108,7 @@ class SurgeryEvaluation(Evaluation):
         self.matched = match_heads(data, tuned)
         self.asked = self.task = ScoredTask.of(data, tuned[0], seed=self.seed)
         of_bases = one_after_another(tuned[0].class_map)
-        bases = len(self.models) - len(tuned)
-        self.class_maps = [*(model.class_map for model in tuned), *[of_bases] * bases]
+        self.class_maps = [*(model.class_map for model in tuned), *[of_bases] * sum(self.is_base)]
         if self.heads and not len(self.banks):
             self.banks.extend(HeadBank(model, model.depth + 1) for model in self.models)
 

@@ -35,14 +35,13 @@ from aligners.fitting.training import (
     mean_count,
     mean_over_ranks,
 )
-from aligners.maps.base import Aligner
 from aligners.maps.canonical import reduced_mse
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear, Procrustes, Ridge
 from aligners.maps.solving import Products, check_products, products_in
 from aligners.models.loading.models import check_precision
 from aligners.similarity.algebra.moments import Moments
-from datamodules.identity import refuse_other_run, trainer_identity
+from datamodules.identity import identity, refuse_other_run, trainer_identity
 from datamodules.module import stream_of
 from datamodules.rows.reading import PairedBatch, Plan
 from datamodules.states import States
@@ -165,10 +164,6 @@ class Alignment(BankTraining):
         """The fits that need gradient steps."""
         return [fit for fit in self.fits() if not fit.aligner.closed_form]
 
-    def banks(self) -> dict[str, Aligner]:
-        """The trained banks by route.name."""
-        return {fit.key: fit.aligner for fit in self.trained()}
-
     def site_names(self) -> list[str]:
         """`i-j` for each site pair."""
         return [place.name for place in self.places]
@@ -176,13 +171,20 @@ class Alignment(BankTraining):
     # ------------------------------------------------------------------ first phase: moments
 
     def on_fit_start(self) -> None:
-        """Read the moments of the fitting texts, or those that a checkpoint lacks."""
+        """Read the moments of the fitting texts unless a checkpoint has them; solve or start all aligners from them.
+
+        Raises:
+            ValueError: there are fewer rows than an aligner needs, or the states of a site are constant.
+        """
         self.unused = None
         if self.moments is None:
             read = partial(moments_of_states, self.stream, self.moment_rows)
             moments = read(reading=self.reading)["maps"]
             chosen = any(isinstance(fit.aligner, Ridge) for fit in self.fits())  # their strength, on other rows
-            self.fit_moments(moments, read("validation")["maps"] if chosen else None)
+            held_out = read("validation")["maps"] if chosen else None
+            for fit in self.fits():
+                fit_map(fit.name, fit.aligner, *fit.moments(moments, held_out))
+            self.moments = moments
             for caution in few_rows(moments) if self.trainer.is_global_zero else ():
                 logger.warning(caution)
 
@@ -193,20 +195,6 @@ class Alignment(BankTraining):
     def rows_of(self, batch: PairedBatch) -> tuple[Tensor, Tensor]:
         """The rows x and y of a batch that maps are fitted to."""
         return batch.x, batch.y
-
-    def fit_moments(self, moments: Moments, validation: Moments | None = None) -> None:
-        """Solve the closed-form aligners and start the trained ones from the moments of all fitting rows.
-
-        Args:
-            moments: of the fitting rows.
-            validation: of the validation rows; None: no map asks for them.
-
-        Raises:
-            ValueError: there are fewer rows than an aligner needs, or the states of a site are constant.
-        """
-        for fit in self.fits():
-            fit_map(fit.name, fit.aligner, *fit.moments(moments, validation))
-        self.moments = moments
 
     # ------------------------------------------------------------------ second phase: gradient steps
 
@@ -228,9 +216,8 @@ class Alignment(BankTraining):
             losses = {fit: fit.aligner.loss(*fit.orient(x, y)) for fit in self.trained()}
             self.manual_backward(share * torch.stack([loss.sum() for loss in losses.values()]).sum())
         every = mean_over_ranks(self.trainer, share * torch.stack([loss.detach() for loss in losses.values()]))
-        number = self.global_step + 1
         for fit, loss in zip(losses, every, strict=True):
-            watch = partial(self.divergence.watch, fit.key, loss, step=number)
+            watch = partial(self.divergence.watch, fit.key, loss, step=self.global_step + 1)
             clip_per_site(fit.aligner.parameters(), self.gradient_clip, watch)
         self.step()
         if self.logs_now:
@@ -245,8 +232,10 @@ class Alignment(BankTraining):
     # ------------------------------------------------------------------ validation
 
     def on_validation_epoch_start(self) -> None:
-        """Reset the errors on the validation texts and on the fitting texts shown beside them."""
+        """Reset the errors of each split: on these texts, and on the fitting texts shown beside them."""
         self._errors: dict[tuple[str, Fit], MapErrors] = {}
+
+    on_test_epoch_start = on_validation_epoch_start
 
     def _measure(self, split: str, fits: Sequence[Fit], batch: PairedBatch) -> None:
         """Add the errors of some aligners on one batch."""
@@ -303,10 +292,6 @@ class Alignment(BankTraining):
         self.log_sites(f"{split}/{name}", figure, sites)
 
     # ------------------------------------------------------------------ the errors on held-out texts
-
-    def on_test_epoch_start(self) -> None:
-        """Reset the errors on the held-out texts and on as many fitting texts."""
-        self._errors = {}
 
     def test_step(self, batch: PairedBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Errors of every aligner from X to Y on one batch."""
@@ -373,8 +358,7 @@ class Alignment(BankTraining):
             **{name: getattr(self, name) for name in own},
             "least_rise": LEAST_RISE,
         }
-        trainer = trainer_identity(self.trainer)
-        return {"data": self.data, "data_config": self.data_config, "options": options, "trainer": trainer}
+        return identity(self.stream, **options) | {"trainer": trainer_identity(self.trainer)}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take the moments back.

@@ -1,7 +1,5 @@
 """The file of a finished run: its maps, what describes them, and the moments of the rows that they were fitted on."""
 
-from __future__ import annotations
-
 import json
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -102,11 +100,12 @@ def refuse_other_models(stored: Identities, present: Identities, what: str) -> N
         ValueError: they are not the same models in the same order; says which differ.
     """
     missing = {"name": "nothing", "fingerprint": "none"}
+    then, now = (list(models.values()) if isinstance(models, Mapping) else models for models in (stored, present))
     sided = isinstance(present, Mapping)
     differing = [
         f"{'XY'[place] if sided and place < 2 else f'model {place}'} was {a['name']} (fingerprint "
         f"{a['fingerprint'][:12]}) and is {b['name']} (fingerprint {b['fingerprint'][:12]})"
-        for place, (a, b) in enumerate(zip_longest(_listed(stored), _listed(present), fillvalue=missing))
+        for place, (a, b) in enumerate(zip_longest(then, now, fillvalue=missing))
         if a["fingerprint"] != b["fingerprint"]
     ]
     if differing:
@@ -114,51 +113,6 @@ def refuse_other_models(stored: Identities, present: Identities, what: str) -> N
             f"{what} was fitted on other models: {'; '.join(differing)}. Name the same models in the same order. "
             "`evaluate.py share` with `--models` makes a copy of a finished run's maps that is for others."
         )
-
-
-def _listed(models: Identities) -> Sequence[Mapping[str, Any]]:
-    return list(models.values()) if isinstance(models, Mapping) else models
-
-
-def refuse_other_bank(
-    bank: StoredBank, models: Identities, component: str, pairs: Mapping[str, Sequence[tuple[int, int]]]
-) -> None:
-    """Compare the maps of a finished run with the run that is to use them.
-
-    Args:
-        bank: the maps.
-        models: of the run, as in `refuse_other_models`.
-        component: `data.component` of the run.
-        pairs: route -> the run's site pairs.
-
-    Raises:
-        ValueError: the models, the component, or the site pairs of a route differ.
-    """
-    refuse_other_models(bank.data["models"], models, str(bank.path))
-    then = bank.data.get("component", "residual")
-    if then != component:
-        raise UserError(
-            f"{bank.path} was fitted on `component` {then!r}, but `data.component` is {component!r}. Leave it out, or "
-            f"set it to {then!r}."
-        )
-    for route, present in pairs.items():
-        fitted = bank.pairs.get(route, [])
-        if fitted != list(present):
-            raise UserError(
-                f"{bank.path} holds maps of the site pairs {fitted}, but `data.sites` gives {list(present)}. Leave "
-                "`data.sites` out, or set it to those of the fit."
-            )
-
-
-FORWARD, BACKWARD = "0_1", "1_0"  # the routes between the two models of a fit
-DIRECTIONS = {FORWARD: "forward", BACKWARD: "backward"}  # as reports and messages call them
-HEADER = "bank"  # the one entry of the file's metadata, as JSON
-PLAIN = ("command", "pairs", "data", "data_config", "training", "curves", "loss")  # attributes that JSON can hold
-ALIGNMENT, STITCHING = "alignment", "stitching"  # what each module adds to the checkpoint that a run goes on from
-# Options of the machine, and what they are where nothing was chosen. The first would run somebody else's code.
-OF_A_MACHINE: dict[str, Any] = {
-    "trust_remote_code": False, "cache": None, "store": None, "devices": None, "device_map": None, "workers": 0,
-}  # fmt: skip
 
 
 @dataclass
@@ -206,6 +160,47 @@ class StoredBank:
         """Keep the maps from training, as those are that come from a file."""
         self.of_each(lambda aligner: aligner.requires_grad_(False).eval())
         return self
+
+
+def refuse_other_bank(
+    bank: StoredBank, models: Identities, component: str, pairs: Mapping[str, Sequence[tuple[int, int]]]
+) -> None:
+    """Compare the maps of a finished run with the run that is to use them.
+
+    Args:
+        bank: the maps.
+        models: of the run, as in `refuse_other_models`.
+        component: `data.component` of the run.
+        pairs: route -> the run's site pairs.
+
+    Raises:
+        ValueError: the models, the component, or the site pairs of a route differ.
+    """
+    refuse_other_models(bank.data["models"], models, str(bank.path))
+    then = bank.data.get("component", "residual")
+    if then != component:
+        raise UserError(
+            f"{bank.path} was fitted on `component` {then!r}, but `data.component` is {component!r}. Leave it out, or "
+            f"set it to {then!r}."
+        )
+    for route, present in pairs.items():
+        fitted = bank.pairs.get(route, [])
+        if fitted != list(present):
+            raise UserError(
+                f"{bank.path} holds maps of the site pairs {fitted}, but `data.sites` gives {list(present)}. Leave "
+                "`data.sites` out, or set it to those of the fit."
+            )
+
+
+FORWARD, BACKWARD = "0_1", "1_0"  # the routes between the two models of a fit
+DIRECTIONS = {FORWARD: "forward", BACKWARD: "backward"}  # as reports and messages call them
+HEADER = "bank"  # the one entry of the file's metadata, as JSON
+PLAIN = ("command", "pairs", "data", "data_config", "training", "curves", "loss")  # attributes that JSON can hold
+ALIGNMENT, STITCHING = "alignment", "stitching"  # what each module adds to the checkpoint that a run goes on from
+# Options of the machine, and what they are where nothing was chosen. The first would run somebody else's code.
+OF_A_MACHINE: dict[str, Any] = {
+    "trust_remote_code": False, "cache": None, "store": None, "devices": None, "device_map": None, "workers": 0,
+}  # fmt: skip
 
 
 def save_bank(bank: StoredBank, path: Path) -> None:

@@ -1,11 +1,9 @@
 """What being a bijection costs: invertible networks beside free ones of equal size and training, and beside a floor."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import lightning.pytorch as pl
 import torch
@@ -29,6 +27,32 @@ from datamodules.states import States
 from datamodules.text.sources import TextSource
 
 AT_ONCE = 8192  # rows that are mapped together
+
+
+class PairedRows(NamedTuple):
+    """Paired rows: x (S, N, d_x), y (S, N, d_y), and which are of unseen types (N,), if rows have types."""
+
+    x: Tensor
+    y: Tensor
+    unseen: Tensor | None
+
+    def turned(self) -> Self:
+        """The same from Y to X."""
+        return self._replace(x=self.y, y=self.x)
+
+    @classmethod
+    def of(cls, batches: Iterable[PairedBatch], most: int) -> Self:
+        """The first `most` rows of batches, of which no more are read than that takes."""
+        parts: list[tuple[Tensor, Tensor, Tensor | None]] = []
+        left = most
+        for batch in batches:
+            unseen = batch.rows.unseen
+            parts.append((batch.x[:, :left], batch.y[:, :left], None if unseen is None else unseen[:left]))
+            left -= batch.x.shape[1]
+            if left <= 0:
+                break
+        x, y, marks = zip(*parts, strict=True)
+        return cls(torch.cat(x, 1), torch.cat(y, 1), None if marks[0] is None else torch.cat(marks))
 
 
 @torch.no_grad()
@@ -182,52 +206,22 @@ def factory(name: str, parameters: int) -> AlignerFactory:
     """
     made: dict[str, AlignerFactory] = {
         "linear": Linear,
-        "inn_paper": _inn(parameters, partial(INN, mixing="none", both_ways=False)),
-        "inn_one_way": _inn(parameters, partial(INN, both_ways=False)),
-        "inn": _inn(parameters, INN),
+        "inn_paper": partial(_inn, partial(INN, mixing="none", both_ways=False), parameters),
+        "inn_one_way": partial(_inn, partial(INN, both_ways=False), parameters),
+        "inn": partial(_inn, INN, parameters),
         FREE: partial(MLP, parameters=parameters),
         "free_form": partial(FreeForm, parameters=parameters),
     }
     return made[name]
 
 
-def _inn(parameters: int, inn: Callable[..., INN]) -> AlignerFactory:
-    def make(sites: int, d_x: int, d_y: int) -> INN:
-        with torch.device("meta"):
-            one, two = (parameters_of(inn(1, d_x, d_y, hidden=hidden)) for hidden in (1, 2))
-        hidden = 1 + round((parameters - one) / (two - one))  # the size is linear in the conditioners' width
-        if hidden < 1:
-            raise UserError(f"Expected `parameters` to be at least {one} for an INN of width {d_x}, got {parameters}.")
-        return inn(sites, d_x, d_y, hidden=hidden)
-
-    return make
-
-
-class PairedRows(NamedTuple):
-    """Paired rows: x (S, N, d_x), y (S, N, d_y), and which are of unseen types (N,), if rows have types."""
-
-    x: Tensor
-    y: Tensor
-    unseen: Tensor | None
-
-    def turned(self) -> PairedRows:
-        """The same from Y to X."""
-        return PairedRows(self.y, self.x, self.unseen)
-
-    @classmethod
-    def of(cls, batches: Iterable[PairedBatch], most: int) -> PairedRows:
-        """The first `most` rows of batches, of which no more are read than that takes."""
-        parts: list[PairedRows] = []
-        left = most
-        for batch in batches:
-            unseen = batch.rows.unseen
-            parts.append(cls(batch.x[:, :left], batch.y[:, :left], None if unseen is None else unseen[:left]))
-            left -= parts[-1].x.shape[1]
-            if left <= 0:
-                break
-        x, y, marks = zip(*parts, strict=True)
-        known = [mark for mark in marks if mark is not None]
-        return cls(torch.cat(x, 1), torch.cat(y, 1), torch.cat(known) if len(known) == len(parts) else None)
+def _inn(inn: Callable[..., INN], parameters: int, sites: int, d_x: int, d_y: int) -> INN:
+    with torch.device("meta"):
+        one, two = (parameters_of(inn(1, d_x, d_y, hidden=hidden)) for hidden in (1, 2))
+    hidden = 1 + round((parameters - one) / (two - one))  # the size is linear in the conditioners' width
+    if hidden < 1:
+        raise UserError(f"Expected `parameters` to be at least {one} for an INN of width {d_x}, got {parameters}.")
+    return inn(sites, d_x, d_y, hidden=hidden)
 
 
 class BijectionPrice(pl.LightningModule):
@@ -346,17 +340,15 @@ class BijectionPrice(pl.LightningModule):
             "rows_a_step": self.rows_a_step, "seeds": self.seeds,
             "optimizer": describe_optimizer(self.like.optimizer_factory),
         }  # fmt: skip
-        planned = list(self._planned(self.fitting.x.shape[-1], self.fitting.y.shape[-1]))
+        trained = [name for name in self.maps if name != "linear"]
+        sizes = self._sizes(self.fitting.x.shape[-1], self.fitting.y.shape[-1])
+        planned = [("linear", 0, 0, 0)] if "linear" in self.maps else []  # closed forms come once
+        planned += [
+            (name, size, steps, seed)
+            for seed, size, steps, name in product(range(self.seeds), sizes, self.steps, trained)
+        ]
         shown = track(planned, "Training", transient=True, disable=self.trainer.progress_bar_callback is None)
         self.rows = [row for each in shown for row in self._fitted(*each)]
-
-    def _planned(self, d_x: int, d_y: int) -> Iterator[tuple[str, int, int, int]]:
-        """Name, size, steps and seed of everything that is trained. Closed forms come once."""
-        if "linear" in self.maps:
-            yield "linear", 0, 0, 0
-        trained = [name for name in self.maps if name != "linear"]
-        for seed, size, steps, name in product(range(self.seeds), self._sizes(d_x, d_y), self.steps, trained):
-            yield name, size, steps, seed
 
     def _fitted(self, name: str, size: int, steps: int, seed: int) -> Iterator[dict[str, Any]]:
         """The rows of a map that is fitted and trained, one for each direction if it has no way back."""

@@ -270,7 +270,8 @@ class BankTraining(pl.LightningModule, ABC):
 
     def banks(self) -> dict[str, Aligner]:
         """The trained banks by route.name."""
-        return {f"{route}.{name}": bank for route in self.maps for name, bank in self.banks_of(route).items()}
+        every = ((f"{route}.{name}", bank) for route in self.maps for name, bank in self.banks_of(route).items())
+        return {key: bank for key, bank in every if not bank.closed_form}
 
     @abstractmethod
     def criteria(self) -> dict[str, Tensor]:
@@ -314,13 +315,13 @@ class BankTraining(pl.LightningModule, ABC):
 
     def log_sites(self, where: str, figure: str, values: Mapping[str, Tensor]) -> None:
         """Log a figure of some sites, which is that of all ranks: site -> value."""
-        found = {f"{where}/{site}/{figure}": value for site, value in values.items()}
-        self.log_dict(found, rank_zero_only=True)
+        self.log_dict({f"{where}/{site}/{figure}": value for site, value in values.items()}, rank_zero_only=True)
 
     @property
     def logs_now(self) -> bool:
         """Whether Lightning writes what is logged in this step."""
-        return self.global_step % self.trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
+        trainer = cast(Any, self.trainer)
+        return trainer.should_stop or self.global_step % trainer.log_every_n_steps == 0
 
     def train_on_rows(self, aligner: Aligner, x: Tensor, y: Tensor, steps: int, a_step: int, seed: int) -> Tensor:
         """Train a map that is ready to train on rows in memory, drawn with replacement, as this module trains its own.

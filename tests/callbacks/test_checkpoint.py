@@ -1,5 +1,6 @@
 import errno
 import os
+import re
 import signal
 from functools import partial
 from pathlib import Path
@@ -56,11 +57,6 @@ def same_end(folder: Path, expected: Path) -> None:
     assert (folder / "aligners.ckpt").read_bytes() == (expected / "aligners.ckpt").read_bytes()
 
 
-def test_the_order_of_callbacks_changes_nothing(world: World, whole: Path, tmp_path: Path) -> None:
-    run(world, tmp_path, order=-1)
-    same_end(tmp_path, whole)
-
-
 def test_a_run_interrupted_by_ctrl_c_ends_where_it_would_have(world: World, whole: Path, tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         run(world, tmp_path, Interrupt("on_train_batch_end", BATCHES))
@@ -75,24 +71,23 @@ def test_a_run_interrupted_by_ctrl_c_ends_where_it_would_have(world: World, whol
 
 
 @pytest.mark.parametrize(
-    ("owner", "method", "call"),
+    ("owner", "method", "call", "order"),
     [
-        (Alignment, "training_step", 1),
-        (Alignment, "training_step", BATCHES + 1),
-        (torch.optim.AdamW, "step", 3),
-        (torch.optim.lr_scheduler.LambdaLR, "step", 1 + BATCHES),
-        (Alignment, "validation_step", 2),  # before any step
-        (BestPerSite, "_compare", 5),
-        (Alignment, "on_validation_epoch_start", 1 + EPOCHS),  # of the last validation
+        (Alignment, "training_step", 1, 1),
+        (torch.optim.AdamW, "step", 3, 1),
+        (torch.optim.lr_scheduler.LambdaLR, "step", 1 + BATCHES, 1),
+        (Alignment, "validation_step", 2, 1),  # before any step
+        (BestPerSite, "_compare", 5, -1),
+        (Alignment, "on_validation_epoch_start", 1 + EPOCHS, 1),  # of the last validation
     ],
 )
-def test_a_signal_anywhere_changes_nothing(
-    world: World, whole: Path, tmp_path: Path, owner: type, method: str, call: int
+def test_a_signal_anywhere_changes_nothing_nor_does_the_order_of_callbacks(
+    world: World, whole: Path, tmp_path: Path, owner: type, method: str, call: int, order: int
 ) -> None:
     with strike(owner, method, call), pytest.raises(SystemExit):
-        run(world, tmp_path)
+        run(world, tmp_path, order=order)
     assert not (tmp_path / "aligners.ckpt").exists()
-    run(world, tmp_path, resume=tmp_path / "last.ckpt")
+    run(world, tmp_path, resume=tmp_path / "last.ckpt", order=order)
     same_end(tmp_path, whole)
 
 
@@ -100,12 +95,9 @@ def by_direction(kept: Any) -> Any:
     """A checkpoint as format 3 had it: the routes were forward and backward in its keys."""
     if not isinstance(kept, dict):
         return kept
-    old = (("maps.0_1", "forward_maps"), ("maps.1_0", "backward_maps"), ("0_1", "forward"), ("1_0", "backward"))
-    found = {}
-    for key, value in kept.items():
-        begins = next(((new, before) for new, before in old if key == new or key.startswith(f"{new}.")), ("", ""))
-        found[begins[1] + key[len(begins[0]) :]] = by_direction(value)
-    return found
+    for route, name in (("0_1", "forward"), ("1_0", "backward")):
+        kept = {re.sub(rf"^{route}\b", name, re.sub(rf"^maps\.{route}\b", f"{name}_maps", k)): kept[k] for k in kept}
+    return {key: by_direction(value) for key, value in kept.items()}
 
 
 def test_a_run_of_the_version_before_goes_on(world: World, whole: Path, tmp_path: Path) -> None:
@@ -159,23 +151,23 @@ def test_a_run_that_is_complete_writes_its_maps_again(world: World, whole: Path,
 
 
 def test_it_is_saved_every_so_many_minutes(world: World, whole: Path, tmp_path: Path) -> None:
-    """While moments are read and within epochs; from each of these files the run ends where it would have."""
+    """While moments are read and within epochs, from where the run ends as it would have."""
     kept: list[bytes] = []
 
     class Copy(pl.Callback):
-        def on_moments_batch_end(self, trainer: pl.Trainer) -> None:
+        def on_moments_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
             kept.append((tmp_path / "last.ckpt").read_bytes())
 
-        def on_train_batch_end(self, *_: Any, **__: Any) -> None:
-            kept.append((tmp_path / "last.ckpt").read_bytes())
+        on_train_batch_end = on_moments_batch_end
 
     run(world, tmp_path, Copy(), minutes=1e-9)
     assert len(kept) == BATCHES + EPOCHS * BATCHES
-    for place in (3, BATCHES + 4):
-        (tmp_path / "last.ckpt").write_bytes(kept[place])
-        (tmp_path / "aligners.ckpt").unlink()
-        run(world, tmp_path, resume=tmp_path / "last.ckpt")
-        same_end(tmp_path, whole)
+    (tmp_path / "last.ckpt").write_bytes(kept[3])
+    assert state(tmp_path / "last.ckpt")[ALIGNMENT]["reading"]["batches"] == 4
+    (tmp_path / "last.ckpt").write_bytes(kept[BATCHES + 4])
+    (tmp_path / "aligners.ckpt").unlink()
+    run(world, tmp_path, resume=tmp_path / "last.ckpt")
+    same_end(tmp_path, whole)
 
 
 def test_a_folder_that_cannot_be_written_to_is_refused_before_any_work(world: World, tmp_path: Path) -> None:
@@ -229,15 +221,12 @@ def test_the_finished_file_holds_the_best_of_each_site(world: World, whole: Path
     assert stored.data_config["batch_size"] == 29
 
 
-def test_going_on_with_other_models_is_refused(world: World, whole: Path, tmp_path: Path) -> None:
+def test_going_on_with_other_models_or_from_an_epoch_of_moments_is_refused(
+    world: World, whole: Path, tmp_path: Path
+) -> None:
     with pytest.raises(ValueError, match=r"fitted on other models: Y was .*/y .*and is .*/x ") as error:
         run(world, tmp_path, resume=whole / "last.ckpt", model_y=world.model_x)
     assert "X was" not in str(error.value)
-
-
-def test_going_on_from_a_run_that_counted_moments_as_an_epoch_is_refused(
-    world: World, whole: Path, tmp_path: Path
-) -> None:
     content = state(whole / "last.ckpt")
     del content[ALIGNMENT]["format"]
     torch.save(content, tmp_path / "last.ckpt")

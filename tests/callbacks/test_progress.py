@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import lightning.pytorch as pl
 import pytest
-from lightning.pytorch.demos.boring_classes import BoringModel
 
 from aligners.fitting.alignment import Alignment
 from aligners.maps.mlp import MLP
@@ -14,20 +13,19 @@ from tests.runs import activations, quiet_trainer
 from tests.world import World
 
 
-@pytest.mark.parametrize(("limit", "said"), [({"max_epochs": 2}, "Epoch 2 of 2"), ({"max_steps": 3}, "Training")])
-def test_the_bar_says_what_ends_the_training(
-    limit: dict[str, int], said: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def train(world: World, bar: ProgressBar, epochs: int = -1) -> pl.Trainer:
+    """For so many epochs, or 16 steps."""
+    options = {"max_epochs": epochs, "log_every_n_steps": 1, "enable_progress_bar": True}
+    trainer = quiet_trainer(callbacks=[bar], **options)
+    module = Alignment({"mlp": partial(MLP, hidden=[8])}, most_steps=16)
+    trainer.fit(module, datamodule=activations(world, sites=[1]))
+    return trainer
+
+
+@pytest.mark.parametrize(("epochs", "steps", "said"), [(2, 22, "Epoch 2 of 2"), (-1, 16, "Training")])
+def test_the_bar_says_what_ends_the_training_and_ends_there(
+    world: World, epochs: int, steps: int, said: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    epochs = {"max_epochs": -1} | limit
-    trainer = quiet_trainer(callbacks=[ProgressBar()], enable_progress_bar=True, limit_train_batches=2, **epochs)
-    trainer.fit(BoringModel())
-    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capfd.readouterr().out)
-    assert said in shown
-    assert "-2" not in shown
-
-
-def test_the_bar_ends_where_training_does(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     totals: list[float] = []
 
@@ -36,11 +34,12 @@ def test_the_bar_ends_where_training_does(world: World, monkeypatch: pytest.Monk
             super().on_train_epoch_start(trainer, pl_module)
             totals.append(self.total_train_batches)
 
-    module = Alignment({"mlp": partial(MLP, hidden=[8])}, most_steps=16)
-    trainer = quiet_trainer(callbacks=[Bar()], enable_progress_bar=True, max_epochs=-1)
-    trainer.fit(module, datamodule=activations(world, sites=[1]))
-    assert trainer.num_training_batches < 16 == trainer.global_step
-    assert totals == [trainer.num_training_batches, 16 - trainer.num_training_batches]
+    trainer = train(world, Bar(), epochs)
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capfd.readouterr().out)
+    assert said in shown
+    assert "-2" not in shown
+    assert trainer.global_step == steps
+    assert totals == [trainer.num_training_batches, steps - trainer.num_training_batches]
 
 
 def test_a_file_gets_lines_and_a_terminal_gets_none(
@@ -50,9 +49,7 @@ def test_a_file_gets_lines_and_a_terminal_gets_none(
         monkeypatch.delenv(name, raising=False)
     now = itertools.count(step=7.0)  # seconds pass from one look at the clock to the next
     monkeypatch.setattr("aligners.progress.time", SimpleNamespace(monotonic=lambda: next(now)))
-    module = Alignment({"mlp": partial(MLP, hidden=[8])}, most_steps=16)
-    options = {"max_epochs": -1, "log_every_n_steps": 1, "enable_progress_bar": True}
-    quiet_trainer(callbacks=[ProgressBar()], **options).fit(module, datamodule=activations(world, sites=[1]))
+    train(world, ProgressBar())
     lines = [line for line in capsys.readouterr().out.splitlines() if line]
     assert "Training: 16 steps." in lines
     (*said,) = [line for line in lines if line.startswith("Training: step")]

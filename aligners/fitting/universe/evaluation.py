@@ -43,7 +43,8 @@ class UniverseEvaluation(pl.LightningModule):
     def __init__(self, stored: StoredBank, against: Sequence[StoredBank] = ()) -> None:
         super().__init__()
         self.stored = stored
-        self.universes = nn.ModuleDict(universes_of(stored))
+        self.spaces = universes_of(stored)
+        self.universes = nn.ModuleDict(self.spaces)
         self.models = len(stored.data["models"])
         self.pairs = between_members(against, stored.data)
         self.pair_maps = nn.ModuleList(
@@ -58,7 +59,7 @@ class UniverseEvaluation(pl.LightningModule):
         self.stream = stream_of(self.trainer, States)
         self.stream.plan(Plan(measured=self.stored.seen))
         self.errors = nn.ModuleDict()
-        width = next(iter(self._universes().values())).d_x
+        width = next(iter(self.spaces.values())).d_x
         places = len(all_pairs(self.models)) * len(self.stored.data["sites"])
         self.embedded = MomentsMetric(places, width, width).to(self.device)
 
@@ -69,41 +70,30 @@ class UniverseEvaluation(pl.LightningModule):
             self.stored.moments = found["maps"]
         self.means = JointMoments.of(self.stored.moments, self.models).mean.to(self.device)
 
-    def _universes(self) -> Mapping[str, Universe]:
-        return cast(Mapping[str, Universe], self.universes)
-
     # ------------------------------------------------------------------ the pass
 
     def test_step(self, batch: PairedBatch, batch_idx: int) -> None:
         """Add the errors of every map on one batch."""
-        means = self.means.flatten(0, 1)
-        for name, universe in self._universes().items():
+        for name, universe in self.spaces.items():
             embedded = universe.embed(batch.x)
             for shift in range(1, self.models):
-                way = Way(partial(_from_embedded, universe, embedded, shift))
-                self._add(f"{name}/{shift}", way, (means, means), batch.x, batch.x, batch)
+                self._add(f"{name}/{shift}", Way(partial(_from_embedded, universe, embedded, shift)), batch)
             if universe.maps.bijective:
                 self._trips(name, universe, batch)
             if name == NETWORK:
                 self.embedded.update(*paired_rows(embedded, self.models))
-        self._against(batch)
+        for key, _, ends, way in self._pair_ways():
+            self._add(key, way, batch, ends)
 
     def _trips(self, name: str, universe: Universe, batch: PairedBatch) -> None:
         """Into the space and back, and from a model over two others back to it."""
-        means, last = self.means.flatten(0, 1), self.models - 2
 
         def over_two(x: Tensor) -> Tensor:
             return universe.predicted(universe.embed(universe.predicted(universe.embed(x), 1)), 1)
 
-        cycle = Way(over_two, lambda y: universe.predicted(universe.embed(y), last))
-        self._add(f"{name}/cycle", cycle, (means, means), batch.x, batch.x, batch)
-        self._add(f"{name}/trip", Way(universe.embed, universe.maps.inverse), (means, means), batch.x, batch.x, batch)
-
-    def _against(self, batch: PairedBatch) -> None:
-        states = batch.x.unflatten(0, (self.models, -1))
-        for key, _, (source, target), way in self._pair_ways():
-            means = (self.means[source], self.means[target])
-            self._add(key, way, means, states[source], states[target], batch)
+        cycle = Way(over_two, lambda y: universe.predicted(universe.embed(y), self.models - 2))
+        self._add(f"{name}/cycle", cycle, batch)
+        self._add(f"{name}/trip", Way(universe.embed, universe.maps.inverse), batch)
 
     def _pair_ways(self) -> Iterator[tuple[str, tuple[str, str, StoredBank], tuple[int, int], Way]]:
         """Every map of the pairs' banks: its key; route, name and bank; the numbers of its models; and what maps."""
@@ -114,9 +104,12 @@ class UniverseEvaluation(pl.LightningModule):
                     if route == FORWARD and aligner.bijective:
                         yield f"pair/{p}/{name}/{j}", (route, name, bank), (j, i), Way(aligner.inverse)
 
-    def _add(self, key: str, way: Way, means: tuple[Tensor, Tensor], x: Tensor, y: Tensor, batch: PairedBatch) -> None:
-        key = key.replace(".", "_")
+    def _add(self, key: str, way: Way, batch: PairedBatch, ends: tuple[int, int] | None = None) -> None:
+        """Add the errors of a map between two models, by their numbers, or of a bank from all models to all."""
+        states = batch.x.unflatten(0, (self.models, -1))
+        x, y = (batch.x, batch.x) if ends is None else (states[end] for end in ends)
         if key not in self.errors:
+            means = [self.means.flatten(0, 1)] * 2 if ends is None else [self.means[end] for end in ends]
             self.errors[key] = MapErrors(*means).to(self.device)
         cast(MapErrors, self.errors[key]).update(way, x, y, batch.rows.unseen)
 
@@ -126,18 +119,18 @@ class UniverseEvaluation(pl.LightningModule):
         """One row for each map, ordered pair and site; the directions of the space."""
         self.stream.reader.check.flush()
         self.rows = list(self._rows())
-        found = directions(JointMoments.of(self.embedded.compute(), self.models))
+        variance, explained = directions(JointMoments.of(self.embedded.compute(), self.models))
         sites, models = self.stored.data["sites"], self.stored.data["models"]
         self.report_tables = {
             "directions": [
                 {
                     "site": site,
                     "direction": d + 1,
-                    "variance": float(found.variance[s, d]),
-                    **{model["name"]: float(found.explained[m, s, d]) for m, model in enumerate(models)},
+                    "variance": float(variance[s, d]),
+                    **{model["name"]: float(explained[m, s, d]) for m, model in enumerate(models)},
                 }
                 for s, (site, _) in enumerate(sites)
-                for d in range(found.variance.shape[1])
+                for d in range(variance.shape[1])
             ]
         }
         self.meta = {**self.stream.describe(), "split": "test"}
@@ -145,7 +138,7 @@ class UniverseEvaluation(pl.LightningModule):
     def _measured(self) -> Iterator[tuple[str, str, Aligner, list[str | None], list[tuple[int, int, int]]]]:
         """Every map: its key, method, bank and outcome of training, and source, target and site of its places."""
         sites = range(len(self.stored.data["sites"]))
-        for name, universe in self._universes().items():
+        for name, universe in self.spaces.items():
             trained = outcomes(self.stored.training.get(f"{FORWARD}.{name}"), universe.maps.sites)
             for shift in range(1, self.models):
                 ends = [((t + shift) % self.models, t, site) for t in range(self.models) for site in sites]
@@ -170,7 +163,7 @@ class UniverseEvaluation(pl.LightningModule):
             yield from error_rows(places, method, maps, training, figures)
 
     def _figures(self, key: str) -> dict[str, Tensor]:
-        return cast(MapErrors, self.errors[key.replace(".", "_")]).compute()
+        return cast(MapErrors, self.errors[key]).compute()
 
 
 def _from_embedded(universe: Universe, embedded: Tensor, shift: int, _: Tensor) -> Tensor:

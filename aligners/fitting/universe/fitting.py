@@ -13,7 +13,7 @@ from aligners.fitting.alignment import Alignment
 from aligners.fitting.bank import FORWARD, StoredBank, build_aligner, describe_aligner, refuse_other_models
 from aligners.fitting.fits import AlignerFactory, Fit, seeded
 from aligners.fitting.parts import join_banks, join_records
-from aligners.fitting.universe.joint import paired_rows
+from aligners.fitting.universe.joint import JointMoments, paired_rows
 from aligners.fitting.universe.universe import CLOSED_UNIVERSES, NETWORK, Universe, fit_network
 from aligners.maps.base import Aligner
 from aligners.maps.inn import INN
@@ -75,23 +75,15 @@ class UniverseAlignment(Alignment):
         """The rows of all pairs of models."""
         return {"maps": paired_rows(batch.x, len(self.stream.models))}
 
-    def training_step(self, batch: PairedBatch, batch_idx: int) -> None:
-        """Take a step; who predicts a text changes from step to step."""
-        self._take_turns(batch, self.global_step)
-        super().training_step(batch, batch_idx)
-
-    def validation_step(self, batch: PairedBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Errors of every universe on one batch."""
-        self._take_turns(batch, 0)
-        super().validation_step(batch, batch_idx, dataloader_idx)
-
-    def _take_turns(self, batch: PairedBatch, step: int) -> None:
+    def rows_of(self, batch: PairedBatch) -> tuple[Tensor, Tensor]:
+        """The rows of all models, twice; who predicts a text changes from one training step to the next."""
         for universe in self.universes().values():
-            universe.turns = batch.text + step
+            universe.turns = batch.text + (self.global_step if self.training else 0)
+        return super().rows_of(batch)
 
     def means(self, fit: Fit) -> tuple[Tensor, Tensor]:
         """The mean of each model's states on the fitting rows, twice: they are source and target."""
-        mean = self.universes()[NETWORK].joint(cast(Moments, self.moments)).mean.flatten(0, 1)
+        mean = JointMoments.of(cast(Moments, self.moments), len(self.stream.models)).mean.flatten(0, 1)
         return mean, mean
 
     def criteria(self) -> dict[str, Tensor]:
@@ -145,12 +137,8 @@ class Joining(Alignment):
     def made(self, sites: int, d_x: int, d_y: int) -> Iterator[Fit]:
         """Build the newcomer's maps for the places of all models, and keep none."""
         members = cast(Universe, self.members)
-        like = describe_aligner(members.maps)
-
-        def network(places: int, d_x: int, d_y: int) -> Aligner:
-            return build_aligner({**like, "sites": places, "d_x": d_x, "d_y": d_y})
-
-        yield Fit(NETWORK, FORWARD, seeded(network, self.seed, sites // (members.models + 1), d_x, d_y))
+        like = {**describe_aligner(members.maps), "sites": sites // (members.models + 1)}
+        yield Fit(NETWORK, FORWARD, seeded(lambda *_: build_aligner(like), self.seed, like["sites"], d_x, d_y))
 
     def joined(self, stored: StoredBank) -> StoredBank:
         """The universe of all models, the newcomer last; its moments are not known.

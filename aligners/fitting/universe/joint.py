@@ -35,8 +35,7 @@ class JointMoments(NamedTuple):
             models: k.
         """
         pairs = all_pairs(models)
-        by_pair = [part.unflatten(0, (len(pairs), -1)) for part in moments[1:]]
-        mean_x, mean_y, xx, yy, xy = by_pair
+        mean_x, mean_y, xx, yy, xy = (part.unflatten(0, (len(pairs), -1)) for part in moments[1:])
         mean = mean_x.new_zeros(models, *mean_x.shape[1:])
         scatter = xx.new_zeros(models, models, *xx.shape[1:])
         for p, (i, j) in enumerate(pairs):
@@ -199,24 +198,16 @@ def _roots(covariance: Tensor) -> tuple[Tensor, Tensor]:
     return vectors * root[..., None, :] @ vectors.mT, vectors * inverse[..., None, :] @ vectors.mT
 
 
-class Directions(NamedTuple):
-    """Principal axes of the mean of all models in the shared space, the largest first.
-
-    Attributes:
-        variance: of the mean along each axis, (S, d): the eigenvalues of its covariance.
-        explained: share of the variance of the other models' mean along each axis that a model explains, the squared
-            correlation, (k, S, d); 0 where nothing varies.
-    """
-
-    variance: Tensor
-    explained: Tensor
-
-
-def directions(joint: JointMoments) -> Directions:
-    """Find the axes, and how far each model follows the others along them.
+def directions(joint: JointMoments) -> tuple[Tensor, Tensor]:
+    """Find the principal axes of the mean of all models in the shared space, the largest first.
 
     Args:
         joint: of the embedded states u_i(x_i) of all models.
+
+    Returns:
+        The variance of the mean along each axis, (S, d): the eigenvalues of its covariance; and the share of the
+        variance of the other models' mean along it that a model explains, the squared correlation, (k, S, d), which is
+        0 where nothing varies.
     """
     covariance, models = joint.scatter / joint.n, len(joint.mean)
     variance, axes = torch.linalg.eigh(covariance.sum((0, 1)) / models**2)
@@ -226,4 +217,4 @@ def directions(joint: JointMoments) -> Directions:
     others = along.sum((0, 1)) - 2 * along.sum(1) + own
     both = own * others
     varies = both > 1e-20 * both.amax(-1, keepdim=True)
-    return Directions(variance.flip(-1), torch.where(varies, shared.square() / torch.where(varies, both, 1.0), 0.0))
+    return variance.flip(-1), torch.where(varies, shared.square() / torch.where(varies, both, 1.0), 0.0)

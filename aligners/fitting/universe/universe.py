@@ -179,13 +179,9 @@ class Universe(Aligner, registered=False):
 
     def fit(self, moments: Moments) -> None:
         """Set the maps from the moments of all pairs of models: see `JointMoments.of`."""
-        joint = self.joint(moments)
+        joint = JointMoments.of(moments, self.models)
         self.variance.copy_(joint.variance.flatten())
         self.fit_maps(self.maps, joint)
-
-    def joint(self, moments: Moments) -> JointMoments:
-        """The moments of all pairs of models, arranged by model."""
-        return JointMoments.of(moments, self.models)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """FVU of every model as the others say, averaged over the models: (k · S,).

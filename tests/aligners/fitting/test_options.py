@@ -1,10 +1,13 @@
 """Options out of their range are refused where they are given, by their names."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from aligners.errors import UserError, check_known, check_range
+from aligners.finetuning.jobs import Variant, parse_variants
 from aligners.finetuning.training import FinetuningRecipe
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.price import BijectionPrice
@@ -17,6 +20,7 @@ from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP
 from callbacks.best import BestPerSite
 from callbacks.checkpoint import SaveAligners
+from tests.tiny import tiny_model
 
 
 @pytest.mark.parametrize(
@@ -55,8 +59,19 @@ from callbacks.checkpoint import SaveAligners
         (lambda: FinetuningRecipe(weight_decay=-0.1), "`weight_decay` to be at least 0"),
         (lambda: FinetuningRecipe(warmup=1.0), "`warmup` to be a whole number of steps, or a share"),
         (lambda: FinetuningRecipe(warmup=-1), "`warmup` to be a whole number of steps, or a share"),
+        (lambda: parse_variants([], 3), "at least one of `variants`"),
+        (lambda: parse_variants(["bottom"], 3), "`variants` out of none, bottom:4"),
+        (lambda: parse_variants(["none:1"], 3), "`variants` out of none, bottom:4.* got 'none:1'"),
+        (lambda: parse_variants(["layers:two"], 3), "`variants` out of none, bottom:4"),
+        (lambda: parse_variants([""], 3), "`variants` out of none, bottom:4"),
+        (lambda: Variant("top", 4).check(tiny_model("bert")), "`top` between 0 and L = 3"),
+        (lambda: Variant("layers", 0).check(tiny_model("bert")), "`layers` between 1 and L = 3"),
+        (lambda: check_range(least=0, below=1, y=0, x=1), "`x` to be at least 0 and below 1, but got 1."),
+        (lambda: check_range(above=0, most=1, y=1, x=math.nan), "`x` to be above 0 and at most 1, but got nan."),
+        (lambda: check_range(least=2, z=None, y=[2, 3], x=[2, 1]), r"`x` to be at least 2, but got \[2, 1\]."),
+        (lambda: check_known(["a", "b"], z=None, y=["a", "b"], x="c"), "`x` to be one of a, b, but got 'c'"),
     ],
 )
 def test_options_out_of_range_are_refused(make: Callable[[], Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(UserError, match=says):
         make()

@@ -23,7 +23,7 @@ def options(world: World, run: Path) -> list[str]:
         "fit", "--data.model_x", world.model_x, "--data.model_y", world.model_y, "--data.text.source", world.fit,
         "--data.text.held_out", world.test, "--data.max_length", "64", "--data.batch_size", "18",
         "--data.held_out_types", "0", "--data.sites", "1,2:3", "--model.aligners", json.dumps(aligners),
-        "--trainer.max_epochs", "2", "--trainer.accelerator", "cpu", "--trainer.logger", "false", "--run", str(run),
+        "--trainer.max_epochs", "1", "--trainer.accelerator", "cpu", "--trainer.logger", "false", "--run", str(run),
     ]  # fmt: skip
 
 
@@ -42,15 +42,14 @@ def test_parts_give_what_the_bank_gives_and_go_on_where_they_were(world: World, 
         train([*elsewhere, "--data.text.seed", "7"])
     with pytest.raises(ValueError, match=r"part-1-1/aligners\.ckpt has the sites 1:1, but this part .* has 2:3"):
         train([*elsewhere, "--data.sites", "2:3,1", "--run", str(tmp_path / "nor")])
+    with pytest.raises(ValueError, match=r"`sites_at_once`.*at least 1.*0"):
+        train([*options(world, tmp_path / "none"), "--sites_at_once", "0"])
     shutil.rmtree(tmp_path / "parts" / "part-2-1")  # as an interruption of its first epoch would leave it
     before = (tmp_path / "parts" / "part-1-1" / "aligners.ckpt").stat().st_mtime_ns
-    resumed = [*options(world, tmp_path / "again"), "--sites_at_once", "1", "--ckpt_path", str(tmp_path / "parts")]
-    train(resumed)
+    train([*options(world, tmp_path / "again"), "--sites_at_once", "1", "--ckpt_path", str(tmp_path / "parts")])
     assert (tmp_path / "parts" / "part-1-1" / "aligners.ckpt").stat().st_mtime_ns == before
-    again = load_bank(tmp_path / "again" / "aligners.ckpt")
-    for name, aligner in parts.maps["0_1"].items():
-        for key, value in aligner.state_dict().items():
-            assert torch.equal(again.maps["0_1"][name].state_dict()[key], value), key
+    once, again = ((tmp_path / name / "aligners.ckpt").read_bytes() for name in ("parts", "again"))
+    assert once == again
 
 
 def test_a_plan_fits_in_the_memory() -> None:
@@ -81,9 +80,3 @@ def test_parts_are_found_by_what_they_hold(tmp_path: Path) -> None:
         (tmp_path / name / file).touch()
     assert find_part(tmp_path, 1) == (tmp_path / "part-1-3", None, tmp_path / "part-1-2" / "last.ckpt")
     assert find_part(tmp_path, 10)[1] == tmp_path / "part-10-1" / "aligners.ckpt"
-
-
-@pytest.mark.parametrize(("extra", "says"), [(["--sites_at_once", "0"], "`sites_at_once`.*at least 1.*0")])
-def test_impossible_parts_are_refused(world: World, tmp_path: Path, extra: list[str], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        train([*options(world, tmp_path / "run"), *extra])

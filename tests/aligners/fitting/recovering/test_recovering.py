@@ -1,6 +1,5 @@
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -19,16 +18,13 @@ from tests.runs import quiet_trainer, related_rows
 from tests.world import World
 
 
-def targets(world: World, **options: Any) -> States:
-    given = {"model": world.model_x, "strengths": [0.0, 0.5], "targets": 2, "sites": [1, 3], "batch_size": 16}
-    text = TextSource(world.fit, held_out=world.test)
-    return target_states(text=text, max_length=64, **{**given, "held_out_types": 0.0, **options})
-
-
 @pytest.fixture(scope="module")
 def found(world: World) -> tuple[States, Alignment]:
-    data, module = targets(world), Alignment({"linear": Linear, "inn": partial(INN, couplings=2, hidden=8)})
-    trainer = quiet_trainer(max_epochs=2)
+    text = TextSource(world.fit, held_out=world.test)
+    places = {"strengths": [0.0, 0.5], "targets": 2, "sites": [1, 3]}
+    data = target_states(world.model_x, text=text, batch_size=16, max_length=64, held_out_types=0.0, **places)
+    module = Alignment({"linear": Linear, "inn": partial(INN, couplings=2, hidden=8)})
+    trainer = quiet_trainer(max_epochs=1)
     trainer.fit(module, datamodule=data)
     trainer.test(module, datamodule=data, verbose=False)
     return data, module
@@ -49,30 +45,25 @@ def test_a_target_is_a_bijection_whose_strength_is_its_distance_from_a_linear_ma
     assert not torch.allclose(y[2], y[3])
 
 
-def test_every_strength_target_and_site_has_its_rows(found: tuple[States, Alignment]) -> None:
-    rows = found[1].rows
-    assert {row["method"] for row in rows} == {"linear", "inn"}
-    places = {(row["strength"], row["target_seed"], row["site_x"]) for row in rows}
-    assert places == {(s, t, i) for s in (0.0, 0.5) for t in (0, 1) for i in (1, 3)}
-    by = {(row["strength"], row["target_seed"], row["site_x"]): row for row in rows if row["method"] == "linear"}
+def test_every_strength_target_and_site_has_its_errors_on_held_out_and_on_fitting_rows(
+    found: tuple[States, Alignment],
+) -> None:
+    data, module = found
+    assert {row["method"] for row in module.rows} == {"linear", "inn"}
+    by = {(r["strength"], r["target_seed"], r["site_x"]): r for r in module.rows if r["method"] == "linear"}
+    assert set(by) == {(s, t, i) for s in (0.0, 0.5) for t in (0, 1) for i in (1, 3)}
+    assert len(module.rows) == 2 * len(by)
     assert by[0.0, 0, 1]["fvu"] < 1e-6 < by[0.5, 0, 1]["fvu"]
     assert by[0.5, 0, 1]["fvu"] != by[0.5, 1, 1]["fvu"]
-
-
-def test_errors_are_those_of_held_out_and_of_fitting_rows(found: tuple[States, Alignment]) -> None:
-    data, module = found
-    linear = module.banks_of("0_1")["linear"]
-    rows = [row for row in module.rows if row["method"] == "linear"]
-    count = len(data.split("test"))
+    linear, count = module.banks_of("0_1")["linear"], len(data.split("test"))
     for split, end in (("test", ""), ("fit", "_fit")):
         batches = list(data.paired(split, only=count, batch_size=5))
         x, y = (torch.cat([getattr(batch, side) for batch in batches], 1) for side in "xy")
-        with torch.no_grad():
-            mapped = linear(x).double().numpy()  # type: ignore[operator]
-        for s, row in enumerate(rows):
+        for s, row in enumerate(by.values()):
+            mapped, target = (rows[s].detach().double().numpy() for rows in (linear(x), y))
             mean = module.moments.mean_y[s].numpy()  # type: ignore[union-attr]
-            assert row[f"mse{end}"] == pytest.approx(mse(mapped[s], y[s].double().numpy()), rel=1e-4, abs=1e-10)
-            assert row[f"fvu{end}"] == pytest.approx(fvu(mapped[s], y[s].double().numpy(), mean), rel=1e-4, abs=1e-10)
+            assert row[f"mse{end}"] == pytest.approx(mse(mapped, target), rel=1e-4, abs=1e-10)
+            assert row[f"fvu{end}"] == pytest.approx(fvu(mapped, target, mean), rel=1e-4, abs=1e-10)
 
 
 def test_the_report_says_which_map_is_closest(found: tuple[States, Alignment], tmp_path: Path) -> None:

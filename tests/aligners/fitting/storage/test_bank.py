@@ -29,8 +29,6 @@ from datamodules.text.texts import FittedTexts
 from tests.runs import related_rows
 
 MODELS = {which: {"name": f"model-{which}", "revision": None, "fingerprint": which * 32} for which in "xy"}
-
-
 FITTED = FittedTexts(np.array([-3, 5]), [{"source": "texts.csv", "n_texts": 2}])
 
 
@@ -47,27 +45,9 @@ def bank(path: Path = Path()) -> StoredBank:
     spread = {"1_0": {"mean": torch.ones(2, 5), "variance": torch.ones(2)}}
     return StoredBank(
         "fit", {"0_1": maps, "1_0": {"low": LowRank(2, 5, 5, rank=2)}}, pairs, data, {"rows": "tokens"},
-        moments_of(x, y), SeenTypes("tokens", frozenset("abc")), FITTED,
-        {"0_1.inn": record},
-        spread, [{"step": 0, "penalty": math.inf}], {"task": 1.0}, path,
+        moments_of(x, y), SeenTypes("tokens", frozenset("abc")), FITTED, {"0_1.inn": record}, spread,
+        [{"step": 0, "penalty": math.inf}], {"task": 1.0}, path,
     )  # fmt: skip
-
-
-def same(found: StoredBank, expected: StoredBank, *names: str) -> None:
-    for name in names:
-        assert getattr(found, name) == getattr(expected, name), name
-    for route, maps in expected.maps.items():
-        assert list(found.maps[route]) == list(maps)
-        for name, aligner in maps.items():
-            other = found.maps[route][name]
-            assert describe_aligner(other) == describe_aligner(aligner)
-            assert not other.training
-            assert not any(weight.requires_grad for weight in other.parameters())
-            for key, value in aligner.state_dict().items():
-                assert torch.equal(other.state_dict()[key], value), key
-
-
-PLAIN = ("command", "pairs", "data", "data_config", "seen", "training", "curves", "loss", "path")
 
 
 def test_what_was_stored_comes_back(tmp_path: Path) -> None:
@@ -75,15 +55,21 @@ def test_what_was_stored_comes_back(tmp_path: Path) -> None:
     expected = bank(path)
     save_bank(expected, path)
     found = load_bank(path)
-    same(found, expected, *PLAIN)
+    for name in ("command", "pairs", "data", "data_config", "seen", "training", "curves", "loss", "path"):
+        assert getattr(found, name) == getattr(expected, name), name
+    assert found.of_each(describe_aligner) == expected.of_each(describe_aligner)
+    for route, name in (("0_1", "linear"), ("0_1", "linear_2"), ("0_1", "inn"), ("1_0", "low")):
+        other = found.maps[route][name]
+        assert not other.training
+        assert not any(weight.requires_grad for weight in other.parameters())
+        for key, value in expected.maps[route][name].state_dict().items():
+            assert torch.equal(other.state_dict()[key], value), key
     for a, b in zip(found.moments or (), expected.moments or (), strict=True):
         assert torch.equal(a, b)
     assert found.fitted is not None
     assert found.fitted.keys.tolist() == [-3, 5]
     assert found.fitted.origins == FITTED.origins
     assert torch.equal(found.spread["1_0"]["mean"], torch.ones(2, 5))
-    x, _ = related_rows(2, 10, 5, 5)
-    assert torch.equal(found.maps["0_1"]["inn"](x.float()), expected.maps["0_1"]["inn"](x.float()))
 
 
 def test_equal_banks_make_equal_files_without_anything_else_in_them(tmp_path: Path) -> None:
@@ -106,9 +92,7 @@ def test_tensors_that_share_memory_are_written_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("key", "command"), [(ALIGNMENT, "fit"), (STITCHING, "stitch")])
 def test_a_run_to_go_on_with_is_not_taken_for_a_finished_one(tmp_path: Path, key: str, command: str) -> None:
     torch.save({"state_dict": {}, key: {}}, tmp_path / "moved.ckpt")
-    with pytest.raises(
-        ValueError, match=rf"finished run, but .*moved\.ckpt is one to go on from: `train\.py {command} "
-    ):
+    with pytest.raises(ValueError, match=rf"finished run, but .*moved\.ckpt is one to .*: `train\.py {command} "):
         load_bank(tmp_path / "moved.ckpt")
 
 
@@ -116,9 +100,7 @@ def test_a_model_is_another_when_its_weights_are() -> None:
     moved = {**MODELS, "x": {**MODELS["x"], "name": "a/folder/that/moved"}}
     refuse_other_models(MODELS, moved, "a.ckpt")
     changed = {**MODELS, "y": {"name": "other", "revision": None, "fingerprint": "z" * 32}}
-    said = (
-        r"a\.ckpt was .*: Y was model-y \(fingerprint yyyyyyyyyyyy\) and is other \(fingerprint zzzzzzzzzzzz\)\. Name"
-    )
+    said = r"a\.ckpt was .*: Y was model-y \(fingerprint y{12}\) and is other \(fingerprint z{12}\)\. Name"
     with pytest.raises(ValueError, match=said):
         refuse_other_models(MODELS, changed, "a.ckpt")
     swapped = {"x": MODELS["y"], "y": MODELS["x"]}
@@ -149,7 +131,7 @@ def test_a_file_that_brings_code_is_refused_and_not_run(tmp_path: Path) -> None:
     assert not trace.exists()
 
 
-def test_a_file_that_is_missing_damaged_or_something_else_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_missing_damaged_something_else_or_of_unknown_maps_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "aligners.ckpt"
     with pytest.raises(ValueError, match=r"Expected a checkpoint at .*, but there is no such file"):
         load_bank(path)
@@ -165,31 +147,13 @@ def test_a_file_that_is_missing_damaged_or_something_else_is_refused(tmp_path: P
         torch.save(content, path)
         with pytest.raises(ValueError, match=said):
             load_bank(path)
-    save_file({"a": torch.zeros(2)}, path)
-    with pytest.raises(ValueError, match=said):
-        load_bank(path)
-
-
-def test_a_file_of_something_else_is_said_to_hold_no_maps(tmp_path: Path) -> None:
-    path = tmp_path / "aligners.ckpt"
     for metadata in (None, {"format": "pt"}):
         save_file({"weight": torch.zeros(1)}, path, metadata)
-        with pytest.raises(ValueError, match="cannot be read as one: it holds no maps"):
+        with pytest.raises(ValueError, match=f"{said} as one: it holds no maps"):
             load_bank(path)
-
-
-def test_maps_of_a_class_that_is_not_known_are_named(tmp_path: Path) -> None:
-    save_bank(bank(), tmp_path / "some.ckpt")
-    content = (tmp_path / "some.ckpt").read_bytes()
-    (tmp_path / "some.ckpt").write_bytes(content.replace(b"Procrustes", b"Teleporter"))
-    with pytest.raises(ValueError, match=r"'Teleporter'.*Import the module"):
-        load_bank(tmp_path / "some.ckpt")
-
-
-def test_an_aligner_that_nobody_defined_is_named() -> None:
-    description = {**describe_aligner(Linear(1, 5, 5)), "class": "Teleporter"}
+    path.write_bytes(whole.replace(b"Procrustes", b"Teleporter"))
     with pytest.raises(ValueError, match=r"'Teleporter'.*Linear.*Import the module"):
-        build_aligner(description)
+        load_bank(path)
 
 
 def test_building_leaves_the_random_numbers_alone() -> None:

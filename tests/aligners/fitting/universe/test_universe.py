@@ -1,13 +1,16 @@
-"""A universe fitted on the tiny world: its maps, its files, its report, and who may not be in it."""
+"""A universe on the tiny world: maps, files and report, runs stopped and on two ranks, a newcomer, what is refused."""
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from aligners.fitting.bank import FORWARD, StoredBank, load_bank
+from aligners.cli.table import train
+from aligners.fitting.bank import FORWARD, load_bank
 from aligners.fitting.training import make_optimizer
 from aligners.fitting.universe.evaluation import UniverseEvaluation
 from aligners.fitting.universe.fitting import UniverseAlignment
@@ -23,11 +26,14 @@ from callbacks.checkpoint import SaveAligners
 from datamodules.pairings import universe_states
 from datamodules.states import States
 from datamodules.text.sources import TextSource
+from tests.interrupting import strike
+from tests.ranks import two_ranks
 from tests.runs import quiet_trainer
 from tests.tiny import tiny_folder
-from tests.world import World
+from tests.world import World, sentences, write_texts
 
-SMALL = partial(INN, couplings=2, hidden=8)
+SMALL = partial(INN, couplings=2, hidden=8, start="procrustes")
+PAIR = Path("pairs", "x--y", "aligners.ckpt")
 
 
 @pytest.fixture(scope="module")
@@ -37,58 +43,61 @@ def models(world: World, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def states(world: World, models: list[str], **options: Any) -> States:
-    given: dict[str, Any] = {"sites": [1, 3], "batch_size": 16, "max_length": 64, "held_out_types": 0.1}
+    given: dict[str, Any] = {"sites": [1, 3], "batch_size": 32, "max_length": 64, "held_out_types": 0.1}
     return universe_states(models, text=TextSource(world.fit, held_out=world.test), **{**given, **options})
 
 
-Found = tuple[States, UniverseAlignment, UniverseEvaluation, Path]
+def fitted(
+    world: World,
+    models: list[str],
+    folder: Path | None = None,
+    resume: Path | None = None,
+    trainer: dict[str, Any] | None = None,
+    **options: Any,
+) -> UniverseAlignment:
+    module = UniverseAlignment(SMALL)
+    watching = [BestPerSite(), *([SaveAligners(folder)] if folder else [])]
+    settings = {"max_epochs": 3, "callbacks": watching} | (trainer or {})
+    data = states(world, models, **options)
+    quiet_trainer(**settings).fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
+    return module
+
+
+Found = tuple[UniverseAlignment, UniverseEvaluation, Path]
 
 
 @pytest.fixture(scope="module")
 def found(world: World, models: list[str], tmp_path_factory: pytest.TempPathFactory) -> Found:
     folder = tmp_path_factory.mktemp("universe")
-    data, module = states(world, models), UniverseAlignment(SMALL)
-    saving = SaveAligners(folder)
-    trainer = quiet_trainer(max_epochs=3, callbacks=[BestPerSite(), saving])
-    trainer.fit(module, datamodule=data)
-    against = [load_bank(folder / "pairs" / "x--y" / "aligners.ckpt")]
-    evaluation = UniverseEvaluation(load_universe(folder / "universe.ckpt"), against)
-    quiet_trainer().test(evaluation, datamodule=data, verbose=False)
-    return data, module, evaluation, folder
+    module = fitted(world, models, folder)
+    evaluation = UniverseEvaluation(load_universe(folder / "universe.ckpt"), [load_bank(folder / PAIR)])
+    quiet_trainer().test(evaluation, datamodule=module.stream, verbose=False)
+    return module, evaluation, folder
 
 
-def universe(folder: Path) -> Universe:
-    return universes_of(load_universe(folder / "universe.ckpt"))["universe"]
+def held_out(data: States) -> Tensor:
+    """(k, S, N, d)"""
+    return torch.cat([batch.x for batch in data.batches("test")], 1).unflatten(0, (3, 2))
 
 
-def rows_of(data: States) -> torch.Tensor:
-    return torch.cat([batch.x for batch in data.batches("test")], 1)
-
-
-def test_every_ordered_pair_and_site_has_its_row(found: Found) -> None:
-    rows = found[2].rows
-    for method in ("universe", "procrustes", "gcca"):
-        places = {(r["model_x"], r["model_y"], r["site_x"]) for r in rows if r["method"] == method}
-        assert len(places) == 3 * 2 * 2 == sum(r["method"] == method for r in rows)
-        assert all(x != y for x, y, _ in places)
-
-
-def test_a_row_is_the_error_of_the_map_between_its_models(found: Found) -> None:
-    data, module, evaluation, folder = found
-    x = rows_of(data).unflatten(0, (3, 2))
-    names = [model.name for model in data.reader.models]
+def test_every_ordered_pair_and_site_has_the_error_of_its_map(found: Found) -> None:
+    module, evaluation, folder = found
+    x = held_out(module.stream)
+    names = [model.name for model in module.stream.reader.models]
     mean = module.means(module.fits()[0])[0].unflatten(0, (3, 2))
-    with torch.no_grad():
-        for row in evaluation.rows:
-            if row["method"] == "universe":
-                i, j, s = names.index(row["model_x"]), names.index(row["model_y"]), [1, 3].index(row["site_x"])
-                left = (universe(folder).map(i, j)(x[i])[s] - x[j, s]).square().sum()
-                assert row["fvu"] == pytest.approx(float(left / (x[j, s] - mean[j, s]).square().sum()), rel=1e-4)
+    for method in ("universe", "procrustes", "gcca"):
+        rows = [row for row in evaluation.rows if row["method"] == method]
+        assert len({(row["model_x"], row["model_y"], row["site_x"]) for row in rows}) == 3 * 2 * 2 == len(rows)
+        maps = universes_of(load_universe(folder / "universe.ckpt"))[method]
+        for row in rows:
+            i, j, s = names.index(row["model_x"]), names.index(row["model_y"]), [1, 3].index(row["site_x"])
+            left = (maps.map(i, j)(x[i])[s] - x[j, s]).detach().square().sum()
+            assert row["fvu"] == pytest.approx(float(left / (x[j, s] - mean[j, s]).square().sum()), rel=1e-4)
 
 
 def test_maps_between_pairs_are_read_as_those_of_a_fit(found: Found) -> None:
-    _, _, evaluation, folder = found
-    bank = load_bank(folder / "pairs" / "x--y" / "aligners.ckpt")
+    _, evaluation, folder = found
+    bank = load_bank(folder / PAIR)
     assert bank.command == "fit"
     assert set(bank.maps[FORWARD]) == {"universe", "procrustes", "gcca"}
     assert set(bank.maps["1_0"]) == {"gcca"}  # the others are their own way back
@@ -97,29 +106,26 @@ def test_maps_between_pairs_are_read_as_those_of_a_fit(found: Found) -> None:
         return {(r["model_x"], r["model_y"], r["site_x"]): r["fvu"] for r in evaluation.rows if r["method"] == method}
 
     for name in bank.maps[FORWARD]:
-        pairwise, own = fvu(f"pairwise_{name}"), fvu(name)
+        pairwise, whole = fvu(f"pairwise_{name}"), fvu(name)
         assert len(pairwise) == 4
-        for place, value in pairwise.items():
-            assert value == pytest.approx(own[place], rel=1e-4)
+        assert pairwise == pytest.approx({place: whole[place] for place in pairwise}, rel=1e-4)
 
 
 def test_maps_compose(found: Found) -> None:
-    data, _, evaluation, folder = found
-    x, space = rows_of(data).unflatten(0, (3, 2)), universe(folder)
-    with torch.no_grad():
-        over = space.map(1, 2)(space.map(0, 1)(x[0]))
-        torch.testing.assert_close(over, space.map(0, 2)(x[0]), atol=2e-3, rtol=0)
-    own = [row for row in evaluation.rows if row["method"] == "universe"]
-    assert 0 < max(row["cycle"] for row in own) < 1e-3
-    assert max(row["round_trip"] for row in own) < 1e-3
+    module, evaluation, folder = found
+    x, space = held_out(module.stream), universes_of(load_universe(folder / "universe.ckpt"))["universe"]
+    over = space.map(1, 2)(space.map(0, 1)(x[0]))
+    torch.testing.assert_close(over, space.map(0, 2)(x[0]), atol=2e-3, rtol=0)
+    rows = [row for row in evaluation.rows if row["method"] == "universe"]
+    assert 0 < max(row["cycle"] for row in rows) < 1e-3
+    assert max(row["round_trip"] for row in rows) < 1e-3
 
 
 def test_training_beats_the_start_and_the_space_keeps_scale_and_rank(found: Found) -> None:
-    _, module, evaluation, _ = found
-    record = module.training_record["0_1.universe"]
-    assert all(step > 0 for step in record["best_step"])
-    assert len(set(record["best_step"][:2])) <= 2
-    assert record["best_step"] == record["best_step"][:2] * 3  # the maps of a site are of one step
+    module, evaluation, _ = found
+    best = module.training_record["0_1.universe"]["best_step"]
+    assert all(step > 0 for step in best)
+    assert best == best[:2] * 3  # the maps of a site are of one step
     for site in (1, 3):
         variance = [row["variance"] for row in evaluation.report_tables["directions"] if row["site"] == site]
         assert 0.1 < sum(variance) / len(variance) < 3
@@ -127,9 +133,9 @@ def test_training_beats_the_start_and_the_space_keeps_scale_and_rank(found: Foun
 
 
 def test_the_loss_is_the_error_from_single_models_and_from_the_mean_of_the_others(found: Found) -> None:
-    data, module, _, _ = found
+    module, _, _ = found
     space = module.universes()["universe"]
-    x = next(iter(data.batches("validation"))).x
+    x = next(iter(module.stream.batches("validation"))).x
     turns = torch.randint(1000, (x.shape[1],), generator=torch.Generator().manual_seed(0))
     space.turns = turns
     with torch.no_grad():
@@ -146,72 +152,59 @@ def test_the_loss_is_the_error_from_single_models_and_from_the_mean_of_the_other
     torch.testing.assert_close(mapped, expected)
 
 
-def test_the_report_has_its_figures(found: Found, tmp_path: Path) -> None:
-    evaluation = found[2]
+def test_the_report_has_its_figures_and_compares_what_is_trained(found: Found, tmp_path: Path) -> None:
+    evaluation = found[1]
     report = make_report("universe", evaluation.meta, evaluation.rows, **evaluation.report_tables)
     write(report, tmp_path)
-    names = {path.name for path in tmp_path.iterdir()}
-    assert names == {
+    assert {path.name for path in tmp_path.iterdir()} == {
         "universe.json", "universe.csv", "directions.csv", "directions.png", "universe_site_1.png",
         "universe_site_3.png",
     }  # fmt: skip
     assert any("times as much" in sentence for sentence in report.sentences)
+    rows = [r | {"training": "diverged at step 3"} if r["method"] == "universe" else r for r in evaluation.rows]
+    report = make_report("universe", evaluation.meta, rows, **evaluation.report_tables)
+    assert not any("times as much" in sentence for sentence in report.sentences)
+    assert any(sentence.startswith("* universe at sites 1, 3: diverged") for sentence in report.sentences)
 
 
 def test_a_file_of_all_models_is_none_of_two(found: Found) -> None:
     with pytest.raises(ValueError, match=r"holds a universe of 3. Name one of the files pairs/X--Y/aligners.ckpt"):
-        between_two_models(load_bank(found[3] / "universe.ckpt"))
-    with pytest.raises(
-        ValueError, match=r"Expected a universe.ckpt of `train.py universe`, but .* is of `train.py fit`"
-    ):
-        load_universe(found[3] / "pairs" / "x--y" / "aligners.ckpt")
+        between_two_models(load_bank(found[2] / "universe.ckpt"))
+    with pytest.raises(ValueError, match=r"Expected a universe.ckpt of .* but .* is of `train.py fit`"):
+        load_universe(found[2] / PAIR)
 
 
 def test_maps_at_more_sites_are_measured_at_those_of_the_universe(found: Found, world: World) -> None:
-    """Site 3 alone of a universe, beside maps that were fitted at sites 1 and 3."""
-    data, _, whole, folder = found
-    one = states(world, data.models, sites=[3])
-    module = UniverseAlignment(SMALL)
-    quiet_trainer(max_epochs=1).fit(module, datamodule=one)
-    evaluation = UniverseEvaluation(module.stored().freeze(), [load_bank(folder / "pairs" / "x--y" / "aligners.ckpt")])
-    quiet_trainer().test(evaluation, datamodule=one, verbose=False)
-    cut, both = ([r for r in each.rows if r["method"] == "pairwise_universe"] for each in (evaluation, whole))
-    assert {row["site_x"] for row in cut} == {3}
-    expected = {(r["model_x"], r["model_y"]): r["fvu"] for r in both if r["site_x"] == 3}
-    assert {(r["model_x"], r["model_y"]): r["fvu"] for r in cut} == pytest.approx(expected, rel=1e-4)
-
-
-def test_maps_of_other_models_or_sites_are_refused(found: Found, world: World, tmp_path: Path) -> None:
-    stored: StoredBank = load_universe(found[3] / "universe.ckpt")
-    other = load_bank(found[3] / "pairs" / "x--y" / "aligners.ckpt")
-    other.pairs = {FORWARD: [(2, 2)]}
+    """Site 3 alone of a universe, beside maps that were fitted at sites 1 and 3; those of other sites are refused."""
+    module, whole, folder = found
+    one = fitted(world, module.stream.models, trainer={"max_epochs": 1, "limit_val_batches": 0}, sites=[3])
+    pair = load_bank(folder / PAIR)
+    evaluation = UniverseEvaluation(one.stored().freeze(), [pair])
+    quiet_trainer().test(evaluation, datamodule=one.stream, verbose=False)
+    cut, both = (
+        {(r["model_x"], r["model_y"], r["site_x"]): r["fvu"] for r in run.rows if r["method"] == "pairwise_universe"}
+        for run in (evaluation, whole)
+    )
+    assert cut == pytest.approx({place: value for place, value in both.items() if place[2] == 3}, rel=1e-4)
+    pair.pairs = {FORWARD: [(2, 2)]}
     with pytest.raises(ValueError, match=r"`against` to name maps between two models of the universe at its sites"):
-        UniverseEvaluation(stored, [other])
+        UniverseEvaluation(load_universe(folder / "universe.ckpt"), [pair])
 
 
-@pytest.mark.parametrize(
-    ("chosen", "said"),
-    [
-        ({"models": slice(0, 2)}, "at least 3 models, but got 2"),
-        ({"sites": "1:2"}, "`sites` of one depth in all models, but got 1:2"),
-    ],
-)
-def test_what_is_no_universe_is_refused(world: World, models: list[str], chosen: dict[str, Any], said: str) -> None:
-    own = models[chosen.pop("models", slice(None))]
-    with pytest.raises(ValueError, match=said):
-        _ = states(world, own, **chosen).reader
-
-
-def test_models_that_differ_in_width_or_depth_or_not_at_all_are_refused(
+def test_models_that_differ_in_width_or_depth_or_are_too_few_are_refused(
     world: World, models: list[str], tmp_path: Path
 ) -> None:
     wide, deep = (str(tiny_folder(tmp_path / name, **{name: size})) for name, size in (("width", 8), ("layers", 2)))
-    with pytest.raises(ValueError, match=r"`models` of one width, but .* has 16 and .* 8: there is no bijection"):
-        _ = states(world, [*models[:2], wide]).reader
-    with pytest.raises(ValueError, match=r"the same `sites` of one depth in all models, but .* has 3 blocks, .* has 2"):
-        _ = states(world, [*models[:2], deep], sites="blocks").reader
-    with pytest.raises(ValueError, match=r"different `models`, but got .* more than once"):
-        states(world, [*models, models[0]])
+    refused: list[tuple[list[str], dict[str, Any], str]] = [
+        (models[:2], {}, "at least 3 models, but got 2"),
+        (models, {"sites": "1:2"}, "`sites` of one depth in all models, but got 1:2"),
+        ([*models[:2], wide], {}, r"`models` of one width, but .* has 16 and .* 8: there is no bijection"),
+        ([*models[:2], deep], {"sites": "blocks"}, r"the same `sites` of one depth .* has 3 blocks, .* has 2"),
+        ([*models, models[0]], {}, r"different `models`, but got .* more than once"),
+    ]
+    for chosen, options, said in refused:
+        with pytest.raises(ValueError, match=said):
+            _ = states(world, chosen, **options).reader
 
 
 def test_the_start_is_a_rotation_however_little_some_directions_vary() -> None:
@@ -221,11 +214,10 @@ def test_the_start_is_a_rotation_however_little_some_directions_vary() -> None:
     space = Universe(SMALL(6, 4, 4), 3, fit_network)
     space.fit(moments_of(*paired_rows(x, 3)))
     with torch.no_grad():
-        found = space.embed(x)
-    torch.testing.assert_close(found.var(1, correction=0).mean(1), torch.ones(6))
+        embedded = space.embed(x)
+    torch.testing.assert_close(embedded.var(1, correction=0).mean(1), torch.ones(6))
     scaled = x / space.variance.sqrt()[:, None, None]
-    distances = [torch.cdist(rows, rows) for rows in (found, scaled)]
-    torch.testing.assert_close(*distances, atol=5e-3, rtol=0)
+    torch.testing.assert_close(*(torch.cdist(rows, rows) for rows in (embedded, scaled)), atol=5e-3, rtol=0)
 
 
 def test_matrices_between_couplings_learn_at_a_quarter_of_the_rate() -> None:
@@ -237,9 +229,73 @@ def test_matrices_between_couplings_learn_at_a_quarter_of_the_rate() -> None:
         assert rates[id(parameter)] == (0.25 if ".pairs." in name else 1.0), name
 
 
-def test_a_universe_that_is_not_trained_is_compared_with_no_pair(found: Found) -> None:
-    evaluation = found[2]
-    rows = [r | {"training": "diverged at step 3"} if r["method"] == "universe" else r for r in evaluation.rows]
-    made = make_report("universe", evaluation.meta, rows, **evaluation.report_tables)
-    assert not any("times as much" in sentence for sentence in made.sentences)
-    assert any(sentence.startswith("* universe at sites 1, 3: diverged") for sentence in made.sentences)
+def test_an_interrupted_run_ends_where_it_would_have(
+    world: World, models: list[str], found: Found, tmp_path: Path
+) -> None:
+    with strike(UniverseAlignment, "training_step", 10), pytest.raises(SystemExit):
+        fitted(world, models, tmp_path)
+    assert not (tmp_path / "universe.ckpt").exists()
+    fitted(world, models, tmp_path, resume=tmp_path / "last.ckpt")
+    for path in ("universe.ckpt", PAIR):
+        assert (tmp_path / path).read_bytes() == (found[2] / path).read_bytes()
+
+
+def trained(rank: int, world: World, models: list[str]) -> dict[str, Tensor]:
+    """Held-out states in the shared space, and the validation FVU, of a run on one rank (-1) or on two."""
+    two = {"devices": 2, "strategy": "ddp", "use_distributed_sampler": False} if rank >= 0 else {}
+    module = fitted(world, models, trainer={"max_epochs": 1, **two})
+    x = next(iter(states(world, models).batches("test"))).x
+    figures = {fit.name: module.validation_figures[fit]["fvu"] for fit in module.fits()}
+    with torch.no_grad():  # not the weights: what a model's null direction does is decided by the last digit
+        return {**figures, **{f"{name} of x": space.embed(x) for name, space in module.universes().items()}}
+
+
+def test_two_ranks_fit_what_one_does(world: World, models: list[str], tmp_path: Path) -> None:
+    alone = trained(-1, world, models)
+    for both in two_ranks(partial(trained, world=world, models=models), tmp_path, meet=False):
+        assert set(both) == set(alone)
+        for name, value in alone.items():
+            torch.testing.assert_close(both[name], value, rtol=1e-3, atol=1e-3, msg=name)
+
+
+QUICK = ("--trainer.max_epochs", "2", "--trainer.logger", "false", "--trainer.enable_progress_bar", "false",
+         "--trainer.accelerator", "cpu")  # fmt: skip
+
+
+def joining(stored: Path, *newcomers: str) -> list[str]:
+    return ["join", "--universe", str(stored), "--data.models", json.dumps(newcomers)]
+
+
+def test_a_fourth_model_joins_and_the_members_stay_as_they_are(found: Found, models: list[str], tmp_path: Path) -> None:
+    three, fourth = found[2] / "universe.ckpt", str(tiny_folder(tmp_path / "m3", seed=3))
+    train([*joining(three, fourth), "--run", str(tmp_path / "four"), *QUICK])
+    before, after = load_universe(three), load_universe(tmp_path / "four" / "universe.ckpt")
+    assert [model["name"] for model in after.data["models"]] == [*models, fourth]
+    then, now = (bank.maps[FORWARD]["universe"] for bank in (before, after))
+    assert (then.sites, now.sites) == (6, 8)
+    for name, value in then.state_dict().items():
+        assert torch.equal(now.state_dict()[name][:6], value), name
+    assert after.moments is not None
+    rows = json.loads((tmp_path / "four" / "universe.json").read_text())["rows"]
+    with_new = [row["fvu"] for row in rows if fourth in (row["model_x"], row["model_y"])]
+    members = [row["fvu"] for row in rows if fourth not in (row["model_x"], row["model_y"])]
+    assert (len(with_new), len(members)) == (12, 12)
+    assert sum(with_new) < 1.25 * sum(members)
+    pair = load_bank(tmp_path / "four" / "pairs" / "x--m3" / "aligners.ckpt")
+    assert pair.data["models"]["y"]["name"] == fourth
+    assert pair.moments is not None
+
+
+def test_who_cannot_join(found: Found, models: list[str], tmp_path: Path) -> None:
+    three, fourth = found[2] / "universe.ckpt", str(tiny_folder(tmp_path / "m3", seed=3))
+    other = ["--data.text.source", write_texts(tmp_path / "other.csv", sentences(60))]
+    refused = [
+        (joining(three, models[0]), "is in it already"),
+        (joining(three, models[2], fourth), "the one model that joins, but got"),
+        (["join", "--data.models", json.dumps([fourth])], "Expected `universe` to name a file"),
+        (joining(three, str(tiny_folder(tmp_path / "wide", width=8))), "`models` of one width"),
+        ([*joining(three, fourth), *other, *QUICK], "was fitted on other texts than"),
+    ]
+    for number, (words, said) in enumerate(refused):
+        with pytest.raises(ValueError, match=said):
+            train([*words, "--run", str(tmp_path / str(number))])

@@ -1,20 +1,26 @@
+"""Fine-tuning: what is frozen or left out, training and measuring, and the folders of finished classifiers."""
+
 import copy
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
+from datasets import Dataset
 from transformers import PreTrainedModel
 
+from aligners.finetuning.jobs import FINISHED, Variant, finished_row, parse_variants, save_classifier
 from aligners.finetuning.training import Finetuning, FinetuningRecipe, mean_loss
 from aligners.injection.scoring.tasks import unit_answers
-from aligners.models import FrozenModel
+from aligners.models import FrozenModel, load_frozen
 from aligners.models.truncation import freeze
 from datamodules.asking import classification_targets
 from datamodules.model_texts import ModelTexts, labelled_texts
 from datamodules.text.sources import TextSource
+from datamodules.text.texts import FittedTexts
 from tests.runs import quiet_trainer
-from tests.tiny import tiny_model
+from tests.tiny import tiny_model, tiny_tokenizer
 from tests.world import World
 
 FAST = FinetuningRecipe(learning_rate=1e-2)
@@ -76,40 +82,30 @@ def test_dropout_acts_while_it_trains_and_not_while_it_is_measured(data: ModelTe
     assert modes == {True: {True}, False: {False}}
 
 
-def test_what_is_frozen_stays(data: ModelTexts) -> None:
+def test_what_is_frozen_stays_and_only_matrices_decay(data: ModelTexts) -> None:
     model = tiny_model("bert").requires_grad_(True)
     before = copy.deepcopy(model.state_dict())
     freeze(model, bottom=3)
-    module = Finetuning(model, FAST)
-    quiet_trainer(max_epochs=1).fit(module, datamodule=data)
+    trainer = quiet_trainer(max_epochs=1)
+    trainer.fit(Finetuning(model, FinetuningRecipe(1e-2, weight_decay=0.1, warmup=2)), datamodule=data)
     moved = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
     assert moved == {"bert.pooler.dense.weight", "bert.pooler.dense.bias", "classifier.weight", "classifier.bias"}
+    decay = [
+        (group["weight_decay"], [weight.ndim for weight in group["params"]])
+        for group in trainer.optimizers[0].param_groups
+    ]
+    assert decay == [(0.1, [2, 2]), (0.0, [1, 1])]
 
 
-def test_only_matrices_decay(data: ModelTexts) -> None:
-    module = Finetuning(tiny_model("bert").requires_grad_(True), FinetuningRecipe(weight_decay=0.1, warmup=2))
-    trainer = quiet_trainer(max_epochs=1)
-    trainer.fit(module, datamodule=data)
-    matrices, rest = trainer.optimizers[0].param_groups
-    assert (matrices["weight_decay"], rest["weight_decay"]) == (0.1, 0.0)
-    assert {weight.ndim for weight in matrices["params"]} == {2}
-    assert {weight.ndim for weight in rest["params"]} == {1}
-
-
-def test_a_loss_that_is_not_finite_ends_the_run(data: ModelTexts) -> None:
+def test_what_cannot_train_is_refused(data: ModelTexts) -> None:
     model = tiny_model("bert")
-    model.classifier.weight.data[0, 0] = torch.nan
-    with pytest.raises(
-        ValueError, match="Expected finite training loss, but batch 0 holds NaN or infinity at finetune"
-    ):
-        trained(data, model)
-
-
-def test_the_learning_rate_needs_an_end(data: ModelTexts) -> None:
     with pytest.raises(ValueError, match=r"`trainer.max_epochs` or `trainer.max_steps` to be finite"):
-        trained(data, tiny_model("bert"), max_epochs=-1)
+        trained(data, model, max_epochs=-1)
     with pytest.raises(ValueError, match="`warmup` of at most 11, all steps, but got 1000"):
-        trained(data, tiny_model("bert"), recipe=FinetuningRecipe(warmup=1000))
+        trained(data, model, recipe=FinetuningRecipe(warmup=1000))
+    model.classifier.weight.data[0, 0] = torch.nan
+    with pytest.raises(ValueError, match="finite training loss, but batch 0 holds NaN or infinity at finetune"):
+        trained(data, model)
 
 
 def test_losses_are_means_over_texts() -> None:
@@ -118,3 +114,47 @@ def test_losses_are_means_over_texts() -> None:
     module._trainer = quiet_trainer()
     expected = torch.stack([torch.nn.functional.cross_entropy(each, labels) for each in logits])
     assert torch.allclose(mean_loss(module, logits, labels), expected)
+
+
+def test_what_is_written_is_what_is_tried_each_once() -> None:
+    for written, names in (
+        (["none", "top:2", " bottom:0", "none"], ["none", "top-2", "bottom-0"]),
+        (["bottom:all"], ["none", "bottom-0", "bottom-1", "bottom-2", "bottom-3"]),
+        (["top:all", "none"], ["none", "top-1", "top-2", "top-3"]),
+        (["layers:all"], ["layers-1", "layers-2", "layers-3"]),
+    ):
+        assert [variant.name for variant in parse_variants(written, 3)] == names
+
+
+def test_variants_freeze_and_shorten() -> None:
+    for variant, blocks in ((Variant(), "012"), (Variant("bottom", 2), "2"), (Variant("top", 1), "01")):
+        model = tiny_model("bert").requires_grad_(True)
+        variant.apply(model)
+        training = [name for name, weight in model.named_parameters() if ".layer." in name and weight.requires_grad]
+        assert {name.split(".")[3] for name in training} == set(blocks)
+    model = tiny_model("bert")
+    assert Variant("layers", 2).apply(model).config.num_hidden_layers == 2
+    assert model.config.num_hidden_layers == 3
+
+
+FITTED = FittedTexts.of({}, Dataset.from_dict({"text": ["a film"]}))
+ROW = {"accuracy": 0.5, "base": "x", "base_fingerprint": "abc"}
+
+
+def test_a_saved_classifier_is_whole_and_recognised_and_anything_else_is_refused(tmp_path: Path) -> None:
+    folder, model = tmp_path / "none" / "seed-0", tiny_model("bert")
+    assert finished_row(folder, "abc") is None
+    with pytest.raises(ValueError, match="Out of range float"):
+        save_classifier(folder, model, tiny_tokenizer(), ROW | {"accuracy": float("nan")}, FITTED)
+    assert list((tmp_path / "none").iterdir()) == []
+    save_classifier(folder, model, tiny_tokenizer(), ROW, FITTED)
+    assert [path.name for path in (tmp_path / "none").iterdir()] == ["seed-0"]
+    assert finished_row(folder, "abc") == ROW
+    assert torch.equal(load_frozen(folder).model.classifier.weight, model.classifier.weight)
+    with pytest.raises(ValueError, match=r"fine-tuned from x with the fingerprint abc, but the base model's is other"):
+        finished_row(folder, "other")
+    (folder / FINISHED).write_text('{"accuracy": 0.')
+    with pytest.raises(ValueError, match=rf"JSON in .*{FINISHED}, but it is damaged: .*Move"):
+        finished_row(folder, "abc")
+    with pytest.raises(ValueError, match=rf"to hold a fine-tuned classifier with its {FINISHED}"):
+        finished_row(tmp_path, "abc")
