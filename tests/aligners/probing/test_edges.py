@@ -111,41 +111,6 @@ def test_f1_of_single_labels_is_accuracy_and_a_probe_of_nothing_needs_log_k_bits
     )
 
 
-def test_a_bank_is_its_probes_one_after_another() -> None:
-    words = drawn_words()
-    labels = Labels.of("arc", words.sentences)
-    targets, other = targets_of(labels, words), drawn_words(seed=50)
-    asked = Examples(words, targets), Examples(other, targets_of(labels, other))
-    together = edge_bank(ARMS, words, labels, 0, **SIZES)
-    train_bank(together, *asked, HOW, 0)
-    for a, arm in enumerate(ARMS):
-        alone = edge_bank([arm], words, labels, 0, **SIZES)
-        train_bank(alone, *asked, HOW, 0)
-        assert not any(weight.requires_grad for weight in alone.parameters())
-        part = together.only([a])
-        assert part.places == alone.places
-        assert part.arms == alone.arms
-        bits = codelengths(alone, Examples(words, targets))[0]
-        torch.testing.assert_close(codelengths(part, Examples(words, targets))[0], bits, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(codelengths(together, Examples(words, targets))[a], bits, rtol=1e-4, atol=1e-5)
-        fresh = edge_bank([arm], words, labels, 0, **SIZES)
-        assert (bits - codelengths(fresh, Examples(words, targets))[0]).abs().min() > 1e-3
-
-
-def test_training_lowers_the_loss_and_starts_differ_by_seed() -> None:
-    words = drawn_words((5,) * 20)
-    labels = Labels.of("kind", words.sentences)
-    targets, before, after = targets_of(labels, words), [], []
-    asked = Examples(words, targets), Examples(words, targets)
-    for seed in range(2):
-        bank = edge_bank(ARMS, words, labels, seed, **SIZES)
-        before.append(codelengths(bank, Examples(words, targets)).mean(1))
-        train_bank(bank, *asked, ProbeTraining(max_epochs=4, batch=5, learning_rate=1e-2), seed)
-        after.append(codelengths(bank, Examples(words, targets)).mean(1))
-    assert all((a < 0.95 * b).all() for a, b in zip(after, before, strict=True))
-    assert not torch.equal(before[0], before[1])
-
-
 def test_some_targets_alone_are_asked() -> None:
     words = drawn_words()
     bank, targets = bank_of("arc", words)
@@ -238,6 +203,7 @@ def test_rows_have_intervals_selectivity_and_the_centre_of_gravity() -> None:
     least, single, mixed = task.rows(drawn_words((6,) * 40, seed=100))
     held = drawn_words((6,) * 40, seed=100)
     by_seed = [f1(counts(bank, Examples(held, targets_of(task.labels, held))).sum(1)) for bank in banks]
+    assert by_seed[0][0] != by_seed[1][0]
     assert least["source"] == "majority"
     assert single["score"] == pytest.approx(float(by_seed[0][0] + by_seed[1][0]) / 2)
     assert (single["score_seeds_low"], single["score_seeds_high"]) == pytest.approx(

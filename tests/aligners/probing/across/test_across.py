@@ -19,14 +19,14 @@ from aligners.probing.bank import Arm, Examples, answers, fresh_bank
 from aligners.probing.edges import Labels, counts, f1, targets_of
 from aligners.probing.training import ProbeTraining
 from aligners.probing.trees import DistanceProbes, Trees
-from aligners.reports.publishing import write
 from aligners.reports.runs.probing.across import report
 from callbacks.checkpoint import SaveAligners
+from datamodules.pairings import pair_states
+from datamodules.states import States
 from datamodules.text.annotated.sentence import Sentence
 from datamodules.text.sources import TextSource
 from tests.aligners.probing.made import edge_bank, kinds_of_words, made_words, sentences_of_words, write_treebank
-from tests.runs import activations, quiet_trainer
-from tests.world import World
+from tests.runs import quiet_trainer
 
 Row = dict[str, Any]
 SITES, PAIRS = ["0", "1:2", "2:2"], [(0, 0), (1, 2), (2, 2)]
@@ -95,31 +95,35 @@ def test_every_draw_of_a_subspace_counts_alike() -> None:
 # ---------------------------------------------------------------------- the experiment
 
 
-def fitted(world: World, folder: Path, text: TextSource, model_y: str, **options: Any) -> StoredBank:
-    module = Alignment({"linear": Linear, "same": Identity})
+def data_of(models: Sequence[str], text: TextSource, **options: Any) -> States:
+    usual: dict[str, Any] = {"batch_size": 16, "max_length": 64, "held_out_types": 0.0, "sites": SITES}
+    return pair_states(text=text, model_x=models[0], model_y=models[-1], **usual | options)
+
+
+def fitted(models: Sequence[str], folder: Path, text: TextSource, **options: Any) -> StoredBank:
     trainer = quiet_trainer(max_epochs=-1, limit_val_batches=0, callbacks=[SaveAligners(folder)])
-    trainer.fit(module, datamodule=activations(world, text=text, model_y=model_y, **options))
+    trainer.fit(Alignment({"linear": Linear, "same": Identity}), datamodule=data_of(models, text, **options))
     return load_bank(folder / "aligners.ckpt")
 
 
-def across(world: World, stored: StoredBank, text: TextSource, **options: Any) -> ProbesAcrossMaps:
+def across(models: Sequence[str], stored: StoredBank, text: TextSource, **options: Any) -> ProbesAcrossMaps:
     given: Row = {"tasks": TASKS, "dimensions": 2, "draws": 1, "training": QUICK, "projection": 8}
     given |= {name: options.pop(name) for name in given.keys() & options.keys()}
     found = ProbesAcrossMaps([stored], ["procrustes"], **given)
-    data = activations(world, text=text, **{"rows": "words"} | options)
+    data = data_of(models, text, **{"rows": "words"} | options)
     quiet_trainer().test(found, datamodule=data, verbose=False)
     found.train_probes()
     return found
 
 
 @pytest.fixture(scope="module")
-def stored(masked: list[str], world: World, treebank: TextSource, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return fitted(world, tmp_path_factory.mktemp("stored"), treebank, masked[1], model_x=masked[0], sites=SITES)
+def stored(masked: list[str], treebank: TextSource, tmp_path_factory: pytest.TempPathFactory) -> StoredBank:
+    return fitted(masked, tmp_path_factory.mktemp("stored"), treebank)
 
 
 @pytest.fixture(scope="module")
-def found(masked: list[str], world: World, treebank: TextSource, stored: StoredBank) -> ProbesAcrossMaps:
-    return across(world, stored, treebank, model_x=masked[0], model_y=masked[1], sites=SITES)
+def found(masked: list[str], treebank: TextSource, stored: StoredBank) -> ProbesAcrossMaps:
+    return across(masked, stored, treebank)
 
 
 def of(rows: Sequence[Row], **wanted: Any) -> list[Row]:
@@ -153,14 +157,9 @@ def test_the_score_is_that_of_ys_probe_on_mapped_words(found: ProbesAcrossMaps, 
         assert row["kept"] == pytest.approx((expected - least["score"]) / (own["score"] - least["score"]))
         assert row["lost_low"] <= row["lost"] <= row["lost_high"]
         assert (own["lost"], own["kept"]) == (0, 1)
-
-
-def test_an_unmapped_state_tells_ys_probe_less(found: ProbesAcrossMaps) -> None:
-    for pair in PAIRS[1:]:
-        place = {"task": "pos", "site_x": pair[0], "site_y": pair[1]}
-        linear, same = (of(found.rows, method=name, **place)[0] for name in ("linear", "same"))
-        assert linear["score"] > same["score"]
-        assert same == {**of(found.rows, method="identity", **place)[0], "method": "same", "role": "method"}
+        same, bare = (of(found.rows, task="pos", method=name, site_x=i, site_y=j)[0] for name in ("same", "identity"))
+        assert same == {**bare, "method": "same", "role": "method"}
+        assert row["score"] > same["score"] or i == 0  # an unmapped state tells Y's probe less
 
 
 def test_the_twin_swaps_every_part_through_every_map(found: ProbesAcrossMaps) -> None:
@@ -175,12 +174,9 @@ def test_the_twin_swaps_every_part_through_every_map(found: ProbesAcrossMaps) ->
         assert row["probe_score"] is not None
 
 
-def test_a_model_into_itself_changes_nothing(
-    masked: list[str], world: World, treebank: TextSource, tmp_path: Path
-) -> None:
-    itself = {"model_x": masked[0], "model_y": masked[0], "sites": [1]}
-    bank = fitted(world, tmp_path, treebank, masked[0], **{name: itself[name] for name in ("model_x", "sites")})
-    found = across(world, bank, treebank, tasks=["pos"], **itself)
+def test_a_model_into_itself_changes_nothing(masked: list[str], treebank: TextSource, tmp_path: Path) -> None:
+    bank = fitted(masked[:1], tmp_path, treebank, sites=[1])
+    found = across(masked[:1], bank, treebank, tasks=["pos"], sites=[1])
     for row in of(found.rows, method="same"):
         assert row["score"] == of(found.rows, method="native_y")[0]["score"]
     twin = found.report_tables["twin"]
@@ -190,40 +186,32 @@ def test_a_model_into_itself_changes_nothing(
     assert whole["penalty"] != part["penalty"]
 
 
-def test_maps_of_words_are_read_and_not_swapped(
-    masked: list[str], world: World, treebank: TextSource, tmp_path: Path
-) -> None:
-    bank = fitted(world, tmp_path, treebank, masked[1], model_x=masked[0], sites=[1], rows="words_mean")
-    pair = {"model_x": masked[0], "model_y": masked[1], "sites": [1]}
-    found = across(world, bank, treebank, tasks=["pos"], rows="words_mean", **pair)
+def test_maps_of_words_are_read_and_not_swapped(masked: list[str], treebank: TextSource, tmp_path: Path) -> None:
+    words: dict[str, Any] = {"sites": [1], "rows": "words_mean"}
+    found = across(masked, fitted(masked, tmp_path, treebank, **words), treebank, tasks=["pos"], **words)
     assert {row["method"] for row in found.rows} >= {"linear", "native_y"}
     assert found.report_tables["twin"] == []
     assert "tokens" in found.meta["not_swapped"]
 
 
 def test_sentences_that_a_map_was_fitted_on_are_left_out(
-    masked: list[str], world: World, treebank: TextSource, stored: StoredBank
+    masked: list[str], treebank: TextSource, stored: StoredBank, tmp_path: Path
 ) -> None:
     seen, fresh = Path(treebank.source).read_text().split("\n\n"), Path(str(treebank.held_out)).read_text()
-    mixed = Path(treebank.source).with_name("mixed.conllu")
-    mixed.write_text("\n\n".join([*seen[:10], fresh]))
-    fit = write_treebank(mixed.with_name("others.conllu"), sentences_of_words(60, 2))
-    pair = {"model_x": masked[0], "model_y": masked[1], "sites": SITES}
-    found = across(world, stored, TextSource(fit, held_out=str(mixed)), tasks=["pos"], dimensions=0, **pair)
+    (tmp_path / "mixed.conllu").write_text("\n\n".join([*seen[:10], fresh]))
+    fit = write_treebank(tmp_path / "others.conllu", sentences_of_words(60, 2))
+    text = TextSource(fit, held_out=str(tmp_path / "mixed.conllu"))
+    found = across(masked, stored, text, tasks=["pos"], dimensions=0)
     dropped = found.meta["text"]["left_out"]
     assert dropped["texts"] == 10
     assert found.rows[0]["n_sentences"] == dropped["of"] - 10
 
 
-def test_annotated_sentences_of_whole_words_and_options_within_range_are_needed(
-    masked: list[str], world: World, treebank: TextSource, stored: StoredBank, tmp_path: Path
+def test_whole_sentences_a_checkpoint_and_options_within_range_are_needed(
+    masked: list[str], treebank: TextSource, stored: StoredBank, tmp_path: Path
 ) -> None:
-    pair = {"model_x": masked[0], "model_y": masked[1], "sites": SITES}
-    for options, said in (({"rows": "tokens"}, "`data.rows`"), ({"held_out_types": 0.3}, "`data.held_out_types`")):
-        with pytest.raises(ValueError, match=said):
-            across(world, stored, treebank, **pair, **options)
-    with pytest.raises(ValueError, match="annotated"):
-        across(world, stored, TextSource(world.fit, held_out=world.test), **pair)
+    with pytest.raises(ValueError, match=r"`data\.held_out_types` 0"):
+        across(masked, stored, treebank, held_out_types=0.3)
     for wrong in ({"dimensions": -1}, {"tasks": []}, {"draws": 0}):
         with pytest.raises(ValueError, match=f"`{next(iter(wrong))}`"):
             ProbesAcrossMaps([stored], **wrong)
@@ -264,17 +252,6 @@ def test_a_baseline_stands_beside_every_probe_and_is_not_beaten_by_itself(found:
                 assert (own["kept"] is None) == (own["score"] <= max(row["score"], floor["score"] or 0))
 
 
-def test_the_report_is_written(found: ProbesAcrossMaps, tmp_path: Path) -> None:
-    made = report(found.meta, found.rows, **found.report_tables)
-    write(made, tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} >= {
-        "probes_across.json", "probes_across.csv", "probes_across.png", "probes_twin.png", "twin.csv",
-    }  # fmt: skip
-    said = " ".join(made.sentences)
-    assert "pos, F1" in said
-    assert "Erasing what the pos probe reads, 2 dimensions, costs" in said
-
-
 def test_the_command_reads_the_words_of_a_checkpoint_of_tokens(
     masked: list[str], stored: StoredBank, treebank: TextSource, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -283,9 +260,13 @@ def test_the_command_reads_the_words_of_a_checkpoint_of_tokens(
         "--training.least_steps=5", "--training.max_epochs=1", "--projection=4", "--hidden=4", "--trainer.logger=false",
         "--trainer.accelerator=cpu", f"--run={tmp_path / 'run'}",
     ])  # fmt: skip
-    assert (tmp_path / "run" / "probes_across.json").exists()
+    assert {path.name for path in (tmp_path / "run").iterdir()} >= {
+        "probes_across.json", "probes_across.csv", "probes_across.png", "probes_twin.png", "twin.csv",
+    }  # fmt: skip
     assert "rows: words\n" in (tmp_path / "run" / "config.yaml").read_text()
-    assert "Erasing what the pos probe reads" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "pos, F1" in shown
+    assert "Erasing what the pos probe reads, 2 dimensions, costs" in shown
 
 
 def test_a_map_that_is_not_trained_is_compared_with_none(found: ProbesAcrossMaps) -> None:
