@@ -1,5 +1,6 @@
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -161,34 +162,27 @@ def test_a_label_that_fitting_has_not_seen_is_counted_and_never_right() -> None:
     assert least[1] == least[2] == len(targets)
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
+def test_spans_tasks_and_arms_that_there_are_not_are_refused() -> None:
+    words = drawn_words()
+    kinds, first = Labels.of("kind", words.sentences), words.sentences[0]
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"span1": (0, 99)}, r"within the \d words .* got \(0, 99\)"),
         ({"span1": (1, 1)}, r"got \(1, 1\)"),
         ({"span2": (0, 1)}, "1 spans of every target of 'kind', but got 2"),
-    ],
-)
-def test_spans_that_are_none_are_refused(changes: dict[str, tuple[int, int]], said: str) -> None:
-    words = drawn_words()
-    first = words.sentences[0]
-    wrong = replace(first, targets=tuple(replace(target, **changes) for target in first.targets))
-    with pytest.raises(ValueError, match=said):
-        targets_of(Labels.of("kind", words.sentences), replace(words, sentences=[wrong, *words.sentences[1:]]))
-
-
-def test_tasks_and_arms_that_there_are_not_are_refused() -> None:
-    words = drawn_words()
+    ]
+    for changes, said in wrong:
+        other = replace(first, targets=tuple(replace(target, **changes) for target in first.targets))
+        with pytest.raises(ValueError, match=said):
+            targets_of(kinds, replace(words, sentences=[other, *words.sentences[1:]]))
     with pytest.raises(ValueError, match="got 'ner'; there are: kind, flags, arc"):
         Labels.of("ner", words.sentences)
     both = [Sentence(("a",), targets=(Target("t", (0, 1), span2, ("x",)),)) for span2 in ((), (0, 1))]
     with pytest.raises(ValueError, match="to have `span2`, or none"):
         Labels.of("t", both)
-    same = [Sentence(("a",), targets=(Target("t", (0, 1), labels=("x",)),))] * 2
     with pytest.raises(ValueError, match=r"to be told apart, but all have the labels \('x',\)"):
-        Labels.of("t", same)
+        Labels.of("t", both[:1])
     with pytest.raises(ValueError, match=r"Expected a place that .*layer=7"):
-        edge_bank([Arm("model", 7)], words, Labels.of("kind", words.sentences), 0)
+        edge_bank([Arm("model", 7)], words, kinds, 0)
     with pytest.raises(ValueError, match="read at layer 1 of the model"):
         replace(words, states=words.states[:1], places=PLACES[:1]).read(PLACES[1:2], [0])
 

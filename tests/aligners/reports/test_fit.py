@@ -6,16 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aligners.reports.drawing import short
 from aligners.reports.finished import make_report
-from aligners.reports.names import fixed, held_out_name, value_range
 from aligners.reports.runs.fit import report
-from aligners.reports.study.contents import Column
-from aligners.reports.study.statistics import Estimate
-from aligners.reports.study.writing import plain_cell
-from datamodules.text.loading import load_texts
-from datamodules.text.sources import TextSource
-from tests.world import World
 
 
 def rows(models: int) -> list[dict[str, Any]]:
@@ -61,17 +53,3 @@ def test_the_map_that_recovers_best_is_one_that_is_trained() -> None:
     made = make_report("recovery", {}, each)
     assert made.sentences[0].startswith("Closest to the target, of its variance: at strength 0.3 linear leaves 20 %")
     assert "0.1000*" in {cell for column in made.screen[0].columns for cell in column.cells}
-
-
-def test_a_rounding_to_zero_has_no_sign() -> None:
-    assert [fixed(-0.0001, form) for form in (".3f", "+.3f", ".1%", ",.2f", "+z.1f")] == [
-        "0.000", "+0.000", "0.0%", "0.00", "+0.0"
-    ]  # fmt: skip
-    assert (fixed(-3, "d"), value_range([-0.0001, 0.0002], ".3f"), short(-0.001)) == ("-3", "0.000", ".00")
-    assert plain_cell(Estimate(-0.00001, low=-0.00002, high=0.1), Column("x", "x", ".3f")) == "0.000 [0.000, 0.100]"
-
-
-def test_the_held_out_file_is_named(world: World) -> None:
-    about = load_texts(TextSource(world.fit, held_out=world.test)).describe()
-    assert held_out_name(about) == world.test
-    assert held_out_name(load_texts(TextSource(world.fit)).describe()) is None

@@ -1,6 +1,7 @@
 """Probes across a map, on tiny models and a treebank of made-up trees."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -23,14 +24,13 @@ from aligners.reports.runs.probing.across import report
 from callbacks.checkpoint import SaveAligners
 from datamodules.pairings import pair_states
 from datamodules.states import States
-from datamodules.text.annotated.sentence import Sentence
 from datamodules.text.sources import TextSource
-from tests.aligners.probing.made import edge_bank, kinds_of_words, made_words, sentences_of_words, write_treebank
+from tests.aligners.probing.made import drawn_words, edge_bank, made_words, sentences_of_words, write_treebank
 from tests.runs import quiet_trainer
 
 Row = dict[str, Any]
 SITES, PAIRS = ["0", "1:2", "2:2"], [(0, 0), (1, 2), (2, 2)]
-QUICK = ProbeTraining(max_epochs=3, batch=16, learning_rate=5e-3, least_steps=20)
+QUICK = ProbeTraining(max_epochs=3, batch=16, learning_rate=8e-3, least_steps=12)
 TASKS = ["pos", "distance", "depth"]
 
 
@@ -38,27 +38,20 @@ TASKS = ["pos", "distance", "depth"]
 
 
 def test_only_what_a_probe_reads_is_in_its_subspace() -> None:
-    sentences, kinds = kinds_of_words(20, 3, forms=9)
-    words = made_words(sentences, *torch.randn(2, len(kinds), 10, generator=torch.Generator().manual_seed(0)))
-    labels = Labels.of("kind", sentences)
-    trees = [Sentence(s.words, (0, 1, 2, 3, 4, 5)) for s in sentences]
-    treed = made_words(trees, *words.states)
-    arms = [Arm("model", 0), Arm("model", 1)]
-    structural = fresh_bank(DistanceProbes, [arm._replace(rank=3) for arm in arms], treed, 0)
+    words, arms = drawn_words(width=10), [Arm("model", 0, rank=3), Arm("model", 1, rank=3)]
+    labels, own = Labels.of("kind", words.sentences), words.states[:2]
     edge = edge_bank(arms, words, labels, 0, projection=3, hidden=5)
-    for bank, own, asked in ((edge, words, targets_of(labels, words)), (structural, treed, Trees.of(treed))):
+    structural = fresh_bank(DistanceProbes, arms, words, 0)
+    other = torch.randn(own.shape, generator=torch.Generator().manual_seed(1))
+    for bank, asked in ((edge, targets_of(labels, words)), (structural, Trees.of(words))):
         subspace = read_subspaces(bank)
         assert subspace.shape == (2, 10, 3)
         torch.testing.assert_close(subspace.mT @ subspace, torch.eye(3).expand(2, -1, -1))
-        other = torch.randn(own.states.shape, generator=torch.Generator().manual_seed(1))
-        outside = own.states + (other - swapped(torch.zeros_like(other), other, subspace))
-        inside = swapped(own.states, other, subspace)
-        before, unread, read = (
-            torch.cat(
-                [found.flatten(1) for _, found in answers(bank, Examples(made_words(own.sentences, *x), asked))], 1
-            )
-            for x in (own.states, outside, inside)
-        )
+        outside = own + (other - swapped(torch.zeros_like(other), other, subspace))
+        examples = [
+            Examples(made_words(words.sentences, *x), asked) for x in (own, outside, swapped(own, other, subspace))
+        ]
+        before, unread, read = (torch.cat([found.flatten(1) for _, found in answers(bank, x)], 1) for x in examples)
         torch.testing.assert_close(unread, before, rtol=1e-3, atol=1e-4)
         assert not torch.allclose(read, before, rtol=1e-3, atol=1e-4)
 
@@ -123,7 +116,7 @@ def stored(masked: list[str], treebank: TextSource, tmp_path_factory: pytest.Tem
 
 @pytest.fixture(scope="module")
 def found(masked: list[str], treebank: TextSource, stored: StoredBank) -> ProbesAcrossMaps:
-    return across(masked, stored, treebank)
+    return across(masked, stored, replace(treebank, max_held_out=16))
 
 
 def of(rows: Sequence[Row], **wanted: Any) -> list[Row]:
@@ -159,7 +152,6 @@ def test_the_score_is_that_of_ys_probe_on_mapped_words(found: ProbesAcrossMaps, 
         assert (own["lost"], own["kept"]) == (0, 1)
         same, bare = (of(found.rows, task="pos", method=name, site_x=i, site_y=j)[0] for name in ("same", "identity"))
         assert same == {**bare, "method": "same", "role": "method"}
-        assert row["score"] > same["score"] or i == 0  # an unmapped state tells Y's probe less
 
 
 def test_the_twin_swaps_every_part_through_every_map(found: ProbesAcrossMaps) -> None:

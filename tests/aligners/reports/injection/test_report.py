@@ -1,9 +1,6 @@
-import csv
 import io
-import json
 from dataclasses import replace
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +21,7 @@ from aligners.reports.runs.injection import (
     price_of_bijectivity,
     reading,
 )
+from aligners.reports.screen import title_of
 
 report = partial(make_report, "injection")
 
@@ -100,43 +98,15 @@ def test_cautions_are_among_the_findings_of_every_report() -> None:
     assert found.sentences[0] == "Caution: few."
 
 
-def test_files_hold_every_row_and_every_number(tmp_path: Path) -> None:
-    rows = two_ways()
-    folder = tmp_path / "deep" / "report"
-    write(report({"seed": 3}, rows), folder)
-    found = json.loads((folder / "report.json").read_text())
-    judged = {"price_of_bijectivity": price_of_bijectivity(rows), "below_chance": below_chance(rows)}
-    assert found == {"meta": {"seed": 3, **judged}, "rows": rows, "findings": reading(rows).splitlines()}
-    with (folder / "report.csv").open() as file:
-        lines = list(csv.DictReader(file))
-    assert [line["fvu"] for line in lines] == ["" if r["fvu"] is None else str(r["fvu"]) for r in rows]
-    assert [line["method"] for line in lines] == [r["method"] for r in rows]
-    table, said = (part.splitlines() for part in (folder / "report.md").read_text().split("\n\n"))
-    assert said == [f"- {sentence}" for sentence in reading(rows).splitlines()]
-    assert len(table) == len(rows) + 2
-    assert {line.count("|") for line in table} == {table[0].count("|")}
-    for name in ("fvu.png", "accuracy.png"):
-        assert (folder / name).read_bytes().startswith(b"\x89PNG")
-    assert not [path for path in folder.iterdir() if ".part" in path.name]
-
-
-def test_files_name_models_in_full_and_show_them_shortly(tmp_path: Path) -> None:
-    """Also with several pairs of models and uneven sites."""
+def test_a_report_holds_every_row_and_what_is_judged_of_them() -> None:
     long = "/tmp/" + "folder/" * 40
-    other = [
-        r | {"model_y": "third", "site_y": None if r["site_y"] is None else r["site_y"] + 4}
-        for r in forward()
-        if r["method"] != "identity"
-    ]
-    rows = [r | {side: long + r[side] for side in ("model_x", "model_y")} for r in forward() + other]
-    made = report({}, rows)
-    write(made, tmp_path)
-    assert [draw.args[0][0]["model_x"] for draw in made.figures.values()] == ["first"] * 2
-    assert (tmp_path / "report.csv").read_text().count(long) == 2 * len(rows)
-    text = (tmp_path / "report.md").read_text()
-    assert text.count("| first | second |") == len(forward())
-    assert "| 1→5 |" in text
-    assert text.endswith(f"\n\n- first: `{long}first`\n- second: `{long}second`\n- third: `{long}third`\n")
+    rows = [r | {side: long + r[side] for side in ("model_x", "model_y")} for r in two_ways()]
+    made = report({"seed": 3}, rows)
+    judged = {"price_of_bijectivity": price_of_bijectivity(rows), "below_chance": below_chance(rows)}
+    assert (made.name, made.meta, made.rows) == ("report", {"seed": 3, **judged}, rows)
+    assert made.sentences == reading(two_ways()).splitlines()  # under short names
+    assert [title_of(table) for table in made.screen] == ["first → second", "second → first"]
+    assert list(made.figures) == ["fvu", "accuracy"]
 
 
 @pytest.mark.parametrize("sites", [2, 12])
@@ -244,20 +214,11 @@ def test_unseen_types_and_other_text_are_shown_where_they_are_known() -> None:
     assert {"unseen", "other", "0.900", "0.700"} <= set(screen.getvalue().split())
 
 
-def test_a_method_looks_the_same_in_every_panel_and_figure_whatever_else_is_drawn() -> None:
-    backward = [row("inn", 1, 0.3, 0.7), row("identity", 1, 0.8, 0.7), row("linear", 1, 0.5, 0.7)]
-    rows = [r for r in forward() if r["method"] not in ("procrustes", "mlp")]
-    fewer = fvu_figure(rows + [r | {"direction": "backward"} for r in backward]).axes
-    every, *others = ({line.get_label(): line for line in axis.lines} for axis in [*fvu_figure(forward()).axes, *fewer])
-    for other, name in product(others, ("linear", "inn", "identity")):
-        for look in ("get_color", "get_marker"):
-            assert getattr(other[name], look)() == getattr(every[name], look)(), (name, look)
-
-
-def test_methods_and_floors_can_be_told_apart() -> None:
+def test_methods_and_floors_can_be_told_apart_and_look_the_same_whatever_else_is_drawn() -> None:
     looks = method_looks([*METHODS, *FLOORS, "mine", "yours"])
     assert len({(look["color"], look["marker"], look["linestyle"]) for look in looks.values()}) == len(looks)
     assert len({looks[name]["color"] for name in (*METHODS, *FLOORS)}) == len(METHODS) + len(FLOORS)
+    assert all(method_looks([name])[name] == looks[name] for name in (*METHODS, *FLOORS))
 
 
 def test_no_panel_has_more_lines_than_can_be_told_apart() -> None:

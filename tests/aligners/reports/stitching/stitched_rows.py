@@ -9,7 +9,7 @@ NATIVE = 0.8
 METHODS = {"affine_norm": ("method", 1.0), "linear": ("method", 2.0), "identity": ("floor", 40.0)}
 
 
-def row(model_x: str, model_y: str, method: str, pair: tuple[int, int] | None, penalty: float, **changes: Any) -> Row:
+def row(model_x: str, model_y: str, method: str, pair: tuple[int, int] | None, penalty: float) -> Row:
     """One row; accuracy falls by a tenth of the penalty."""
     same, role = model_x == model_y, "ceiling" if pair is None else METHODS[method][0]
     accuracy = max(NATIVE - penalty / 10, 0.5)
@@ -24,7 +24,6 @@ def row(model_x: str, model_y: str, method: str, pair: tuple[int, int] | None, p
         **{f"{name}{end}": accuracy + far for name in ("accuracy", "score") for end, far in ends.items()},
         "accuracy_penalty": NATIVE - accuracy, "score_penalty": NATIVE - accuracy, "score_name": "accuracy",
         **dict.fromkeys(("perplexity", "bits_per_byte", "fvu")), "agreement": 0.9, "overflow": False, "seed": 0,
-        **changes,
     }  # fmt: skip
 
 
