@@ -20,29 +20,11 @@ from datamodules import layers
 from datamodules.layers import LayerActivations
 from datamodules.text.annotated.sentence import Sentence
 from datamodules.text.sources import TextSource
-from tests.aligners.probing.made import write_treebank
 from tests.runs import quiet_trainer
 from tests.tiny import WORDS
 from tests.world import World, write_texts
 
-LONG = 12  # words of the longest sentences
 SITES = [0, 1, 2, 3, None]
-
-
-def chains(count: int) -> list[Sentence]:
-    """Sentences of known words, each of which hangs on a neighbour."""
-    draw, found = random.Random(0), []
-    for _ in range(count):
-        words = draw.choices(WORDS, k=draw.randint(5, LONG))
-        root = draw.randint(1, len(words))
-        heads = [0 if n == root else n + (1 if n < root else -1) for n in range(1, len(words) + 1)]
-        found.append(Sentence(tuple(words), tuple(heads)))
-    return found
-
-
-@pytest.fixture(scope="module")
-def trees(tmp_path_factory: pytest.TempPathFactory) -> TextSource:
-    return TextSource(write_treebank(tmp_path_factory.mktemp("probing") / "trees.conllu", chains(120)))
 
 
 def data_of(text: TextSource, *models: str, **options: Any) -> LayerActivations:
@@ -63,14 +45,15 @@ def run_on(data: LayerActivations, made: ProbeExperiment) -> ProbeExperiment:
 
 
 @pytest.fixture(scope="module")
-def probed(trees: TextSource, world: World) -> ProbeExperiment:
+def probed(treebank: TextSource, world: World) -> ProbeExperiment:
     """With two seeds, two ranks and codes of three portions."""
     made = experiment(tasks=["pos", "distance"], seeds=2, ranks=[2, 4], portions=[0.1, 0.4, 1.0])
-    return run_on(data_of(trees, world.model_x), made)
+    return run_on(data_of(treebank, world.model_x), made)
 
 
 def test_the_report_has_every_table_and_figure(probed: ProbeExperiment, tmp_path: Path) -> None:
-    made = make_report("probing", probed.meta, probed.rows, **probed.report_tables)
+    rows = [row | {"uuas": 1.0} if row["source"] == "word order" else row for row in probed.rows]
+    made = make_report("probing", probed.meta, rows, **probed.report_tables)
     figures = write(made, tmp_path)
     assert [path.stem for path in figures] == ["probing", "probing_ranks", "probing_trees", "probing_codes"]
     assert {path.stem for path in tmp_path.glob("*.csv")} == {"probing", "mixes", "trees", "codelengths", "portions"}
@@ -119,7 +102,7 @@ def test_the_portions_add_up_to_the_code(probed: ProbeExperiment) -> None:
 
 
 def test_each_model_and_its_twin_read_every_text_once(
-    trees: TextSource, world: World, monkeypatch: pytest.MonkeyPatch
+    treebank: TextSource, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: Counter[str] = Counter()
     read = layers.read_rows
@@ -129,7 +112,7 @@ def test_each_model_and_its_twin_read_every_text_once(
         return read(model, inputs, *others)
 
     monkeypatch.setattr(layers, "read_rows", counted)
-    data = data_of(trees, world.model_x, world.model_y)
+    data = data_of(treebank, world.model_x, world.model_y)
     quiet_trainer().test(experiment(), datamodule=data, verbose=False)
     assert len(reads) == 4
     assert set(reads.values()) == {sum(len(getattr(data.texts, split)) for split in ("fit", "validation", "test"))}
@@ -159,11 +142,11 @@ def test_spans_of_a_held_out_file_are_scored_and_the_texts_are_said_once(
 
 
 def test_a_task_without_held_out_targets_is_refused_before_a_model_is_looked_for(
-    trees: TextSource, tmp_path: Path
+    treebank: TextSource, tmp_path: Path
 ) -> None:
     named = write_spans(tmp_path / "a.jsonl", 0, task="ner")
     other = write_spans(tmp_path / "b.jsonl", 1, task="roles")
-    for source, task in ((named, "ner"), (trees.source, "depth")):
+    for source, task in ((named, "ner"), (treebank.source, "depth")):
         options = {"tasks": f"[{task}]", "data.models": "[no/such]", "data.text.source": source}
         options |= {"data.text.held_out": other, "run": str(tmp_path / "run")}
         says = f"held-out sentences to have what '{task}' of `tasks` asks for, but none of 60 has; they have: roles"
@@ -172,12 +155,12 @@ def test_a_task_without_held_out_targets_is_refused_before_a_model_is_looked_for
     assert not (tmp_path / "run").exists()
 
 
-def test_sentences_that_a_model_does_not_read_whole_are_dropped_and_counted(trees: TextSource, world: World) -> None:
-    data = data_of(trees, world.model_x, max_length=10)
+def test_sentences_that_a_model_does_not_read_whole_are_dropped_and_counted(treebank: TextSource, world: World) -> None:
+    data = data_of(treebank, world.model_x, max_length=8)
     made = run_on(data, experiment(tasks=["pos"], controls=False, mix=False, portions=[]))
     for split in ("fit", "validation", "test"):
         texts = [text.split() for text in getattr(data.texts, split)["text"]]
-        kept = sum(len(words) <= 8 for words in texts)  # and two special tokens
+        kept = sum(len(words) <= 6 for words in texts)  # and two special tokens
         assert made.meta["sentences"][split] == kept
         assert made.meta["sentences_dropped"][split] == len(texts) - kept
         assert len(texts) > kept or split == "validation"  # of few texts
@@ -187,14 +170,14 @@ def test_sentences_that_a_model_does_not_read_whole_are_dropped_and_counted(tree
 
 
 def test_what_cannot_be_probed_is_refused_before_reading(
-    trees: TextSource, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    treebank: TextSource, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(layers, "read_rows", None)  # nothing is read before the tasks are checked
     plain = write_texts(tmp_path / "plain.csv", [f"{word} film {n}" for n, word in enumerate(WORDS)])
-    known, tree = data_of(trees, world.model_x), Sentence(("a", "b"), (0, 1))
+    known, tree = data_of(treebank, world.model_x), Sentence(("a", "b"), (0, 1))
     for data, tasks, said in (
         (data_of(TextSource(plain), world.model_x), ["pos"], "Expected annotated sentences"),
-        (data_of(trees, world.model_x, rows="tokens"), ["pos"], r"Expected `data\.rows` to be of words"),
+        (data_of(treebank, world.model_x, rows="tokens"), ["pos"], r"Expected `data\.rows` to be of words"),
         (known, ["pos", "ner"], "got 'ner'; there are: pos, morphology, dependencies"),
     ):
         with pytest.raises(ValueError, match=said):

@@ -170,9 +170,6 @@ def test_sentences_without_trees_cycles_and_ranks_that_there_are_not_are_refused
             fresh_bank(DistanceProbes, [Arm("model", 0, rank=rank)], words, 0)
 
 
-# ---------------------------------------------------------------------- planted trees
-
-
 def planted(own: list[Sentence], seed: int) -> Words:
     """Words whose layer 0 lays out their tree: squared distances are those in the tree, in `RANK` dimensions.
 

@@ -1,25 +1,25 @@
 """The figure of a fit: a panel for each pair of models, as long as there are few."""
 
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 import pytest
 
 from aligners.reports.finished import make_report
 from aligners.reports.runs.fit import report
+from tests.aligners.reports.made import Row, cells, row
 
 
-def rows(models: int) -> list[dict[str, Any]]:
+def rows(models: int) -> list[Row]:
     return [
-        {"model_x": f"m{x}", "model_y": f"m{y}", "method": "linear", "role": "method", "site_x": site, "site_y": site,
-         "training": None, "fvu": 0.01 * (x + 1) * site, "fvu_unseen": None}
-        for x, y in combinations(range(models), 2) for site in (1, 2)
-    ]  # fmt: skip
+        row(f"m{x}", f"m{y}", "linear", "method", (site, site), fvu=0.01 * (x + 1) * site)
+        for x, y in combinations(range(models), 2)
+        for site in (1, 2)
+    ]
 
 
 def test_maps_no_better_than_the_mean_are_named() -> None:
-    few = [row | {"fvu": 50 * row["fvu"]} for row in rows(3)]
+    few = [r | {"fvu": 50 * r["fvu"]} for r in rows(3)]
     (said,) = report({}, few).sentences
     assert said.endswith("by its largest FVU: linear 2.")
     assert report({}, rows(3)).sentences == []
@@ -43,13 +43,9 @@ def test_a_median_over_pairs_keeps_what_did_not_train() -> None:
     assert [list(line.get_xdata()) for line in hollow if len(line.get_xdata())] == [[0]]
 
 
-def recovered(method: str, fvu: float, **more: Any) -> dict[str, Any]:
-    place = {"model_x": "x", "model_y": "target", "site_x": 1, "site_y": 1, "strength": 0.3}
-    return {**place, "method": method, "role": "method", "training": None, "fvu": fvu, **more}
-
-
 def test_the_map_that_recovers_best_is_one_that_is_trained() -> None:
-    each = [recovered("linear", 0.2), recovered("inn", 0.1, training="diverged at step 2")]
+    known: dict[str, Row] = {"linear": {"fvu": 0.2}, "inn": {"fvu": 0.1, "training": "diverged at step 2"}}
+    each = [row("x", "target", name, "method", (1, 1), strength=0.3, **about) for name, about in known.items()]
     made = make_report("recovery", {}, each)
     assert made.sentences[0].startswith("Closest to the target, of its variance: at strength 0.3 linear leaves 20 %")
-    assert "0.1000*" in {cell for column in made.screen[0].columns for cell in column.cells}
+    assert "0.1000*" in cells(made.screen)

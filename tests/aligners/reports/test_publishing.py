@@ -80,19 +80,17 @@ def test_wandb_has_the_rows_the_figures_and_what_holds_for_all(
 
 
 def test_the_callback_hands_tables_and_options_to_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    got: dict[str, Any] = {}
+    got: list[Any] = []
 
     def report(meta: Row, rows: list[Row], curves: list[Row], groups: list[str]) -> Report:
-        got.update(meta=meta, curves=curves, groups=groups)
+        got.extend((meta["seed"], meta["ranks"], rows, curves, groups))
         return Report("thing", meta, rows)
 
     monkeypatch.setattr("aligners.reports.finished.maker", lambda kind: report)
     module: Any = SimpleNamespace(meta={"seed": 3}, rows=ROWS, report_tables={"curves": [{"step": 1}]})
-    WriteReport("surgery", tmp_path, groups=["a"]).on_test_end(trainer(), module)
-    assert (got["meta"]["seed"], got["meta"]["ranks"]) == (3, 1)
-    assert (got["curves"], got["groups"]) == ([{"step": 1}], ["a"])
-    assert json.loads((tmp_path / "surgery.json").read_text())["rows"] == ROWS
-    other = trainer()
-    other.is_global_zero = False
-    WriteReport("surgery", tmp_path / "other").on_test_end(other, module)
-    assert not (tmp_path / "other").exists()
+    for rank in (1, 0):
+        run = trainer()
+        run.is_global_zero = rank == 0
+        WriteReport("surgery", tmp_path / "new", groups=["a"]).on_test_end(run, module)
+        assert (tmp_path / "new" / "surgery.json").exists() == (rank == 0)
+    assert got == [3, 1, ROWS, [{"step": 1}], ["a"]]

@@ -181,20 +181,6 @@ def test_what_is_uploaded_is_fetched_by_its_name(
     assert (tmp_path / "again" / "README.md").is_file()
 
 
-def test_commands_take_a_shared_folder(shared: Path, world: World, tmp_path: Path) -> None:
-    given = [
-        "--data.model_x", world.model_x, "--data.model_y", world.model_y, "--data.text.source", world.fit,
-        "--data.text.held_out", world.test, "--trainer.accelerator", "cpu", "--trainer.logger", "false",
-        "--closed_form", "[]",
-    ]  # fmt: skip
-    evaluate(["inject", "--checkpoints+", str(shared), *given, "--run", str(tmp_path / "run")])
-    rows = json.loads((tmp_path / "run" / "report.json").read_text())["rows"]
-    assert {row["method"] for row in rows if row["role"] == "method"} == {"linear", "permutation"}
-    given[3] = world.model_x
-    with pytest.raises(ValueError, match=r"was fitted on other models: Y was y .*`evaluate\.py share` with `--models`"):
-        evaluate(["inject", "--checkpoints+", str(shared), *given, "--run", str(tmp_path / "other")])
-
-
 def test_probes_are_shared_with_their_models(world: World, tmp_path: Path) -> None:
     arms = [Arm("model", 0), Arm("model", 1)]
     bank = Bank(EdgeProbes(arms, 4, labels=3, spans=1, several=False, projection=2, hidden=2),
@@ -216,9 +202,6 @@ def test_probes_are_shared_with_their_models(world: World, tmp_path: Path) -> No
     save_banks(tmp_path / "run" / "probes.safetensors", {name: (bank, {})})
     with pytest.raises(ValueError, match="is that of a run"):
         load_banks(tmp_path / "run")
-
-
-# ---------------------------------------------------------------------- the command and the card
 
 
 def test_the_card_says_what_was_measured_and_on_what(run: Path, tmp_path: Path) -> None:

@@ -1,15 +1,11 @@
-import io
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from aligners.fitting.outcomes import BOTH_WAYS, CLOSED, TRAINED
-from aligners.injection.behaviour import BEHAVIOUR_COLUMNS
-from aligners.injection.panels import ERROR_COLUMNS
 from aligners.reports.drawing import FLOORS, METHODS, method_looks
 from aligners.reports.finished import make_report
 from aligners.reports.page.run import write_page
@@ -22,24 +18,17 @@ from aligners.reports.runs.injection import (
     reading,
 )
 from aligners.reports.screen import title_of
+from tests.aligners.reports.made import Row, cells, printed, scored
+from tests.aligners.reports.made import row as made_row
 
 report = partial(make_report, "injection")
-
-Row = dict[str, Any]
 
 
 def row(method: str, site: int | None, fvu: float | None, accuracy: float | None, **changes: Any) -> Row:
     role = "ceiling" if method.startswith("native") else "floor" if site is None or method == "identity" else "method"
-    ends = {"": 0.0, "_low": -0.05, "_high": 0.05}
-    behaviour = {f"{name}{end}": None if accuracy is None else accuracy + far
-                 for name in ("accuracy", "score") for end, far in ends.items()}  # fmt: skip
-    return {
-        "model_x": "first", "model_y": "second", "direction": "forward", "rows": "tokens", "n_texts": 10, "n_rows": 100,
-        "seed": 0, "method": method, "role": role, "site_x": site, "site_y": site,
-        **dict.fromkeys(("parameters", "fit", "bijective", "fitted_on", "training", *BEHAVIOUR_COLUMNS)),
-        **behaviour, "score_name": "accuracy", "loss": 0.5, "agreement": 0.9,
-        **dict.fromkeys(("penalty", "penalty_low", "penalty_high", "perplexity", *ERROR_COLUMNS)), "fvu": fvu,
-    } | changes  # fmt: skip
+    about = {"direction": "forward", "n_texts": 10, "n_rows": 100, "loss": 0.5, "agreement": 0.9, "fvu": fvu}
+    answered = {} if accuracy is None else scored(accuracy, 0.05)
+    return made_row("first", "second", method, role, (site, site), **about | answered | changes)
 
 
 def forward() -> list[Row]:
@@ -114,15 +103,8 @@ def test_tables_on_screen_show_each_direction(sites: int) -> None:
     wide = [r | {"site_x": s, "site_y": s} for s in range(sites) for r in forward() if r["site_x"] == 1]
     rows = [r for r in forward() if r["site_x"] is None] + wide
     rows += [r | {"model_x": "second", "model_y": "first"} for r in rows]
-    screen = io.StringIO()
-    for table in console_tables(rows):
-        Console(width=160, file=screen).print(table)
-    shown = screen.getvalue()
-    assert "first → second" in shown
-    assert "second → first" in shown
-    assert "procrustes" in shown
-    assert "80.0" in shown
-    assert "1,030" in shown
+    shown = printed(console_tables(rows), width=160)
+    assert all(part in shown for part in ("first → second", "second → first", "procrustes", "80.0", "1,030"))
     assert "…" not in shown  # nothing is cut off
 
 
@@ -175,9 +157,8 @@ def test_a_map_that_is_not_trained_is_marked_and_compared_with_none(tmp_path: Pa
     text = (tmp_path / "report.md").read_text()
     assert text.count(f"| {outcome} |") == 2
     assert f"- \\* mlp at site 2: {outcome}." in text  # no list within a list
-    cells = [cell for table in made.screen for column in table.columns for cell in column.cells]
-    assert "0.200*" in cells
-    assert "*" not in cells
+    assert "0.200*" in cells(made.screen)
+    assert "*" not in cells(made.screen)
     assert "*: untrained start, or diverged (see the findings)." in write_page(made, tmp_path).read_text()
     for draw in made.figures.values():
         assert any(line.get_markerfacecolor() == "white" for axis in draw().axes for line in axis.lines)
@@ -208,10 +189,7 @@ def test_unseen_types_and_other_text_are_shown_where_they_are_known() -> None:
     assert "On the other text linear is closest and leaves 70.0%." in text
     assert "vocabulary" not in reading(forward())
     assert len(fvu_figure(rows).axes) == 3 * len(fvu_figure(forward()).axes)
-    screen = io.StringIO()
-    for table in console_tables(rows):
-        Console(width=160, file=screen).print(table)
-    assert {"unseen", "other", "0.900", "0.700"} <= set(screen.getvalue().split())
+    assert {"unseen", "other", "0.900", "0.700"} <= set(printed(console_tables(rows), width=160).split())
 
 
 def test_methods_and_floors_can_be_told_apart_and_look_the_same_whatever_else_is_drawn() -> None:

@@ -4,9 +4,9 @@ from itertools import combinations_with_replacement, product
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from aligners.reports.runs.similarity import block_map, layer_lines, pair_map, report, similarity_tables
+from tests.aligners.reports.made import printed
 
 CONTROLS = ("low", "high", "held_out", "null", "null_high", "untrained", "ceiling")
 PAIR = [("X", "Y")]
@@ -90,10 +90,8 @@ def test_tables_hold_every_row_and_models_in_deep_folders_make_files_that_a_disk
     assert list(made.figures) == ["layers_a-x_b-x", "diagonal_a-x_b-x", "layers_b-x_b-x"]
 
 
-def test_the_table_shows_matching_layers_of_different_models(capsys: pytest.CaptureFixture[str]) -> None:
-    (table,) = similarity_tables(rows([("a", "b"), ("b", "b")], controls=True))
-    Console(width=120).print(table)
-    screen = capsys.readouterr().out
+def test_the_table_shows_matching_layers_of_different_models() -> None:
+    screen = printed(similarity_tables(rows([("a", "b"), ("b", "b")], controls=True)))
     assert "a and b, matching layers" in screen
     assert "0.110" in screen  # layer 1 with layer 1
     assert "0.120" not in screen  # layer 1 with layer 2

@@ -1,18 +1,16 @@
 """The report of stitching: files, figures, tables, and what it says of the numbers."""
 
-import io
-from itertools import product
+from itertools import permutations, product
 from typing import Any
 
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from rich.console import Console
 
 from aligners.reports.drawing import METHODS, MOST_LINES, method_looks
 from aligners.reports.finished import make_report
-from aligners.reports.report import Report
+from aligners.reports.report import Report, grouped, where
 from aligners.reports.runs.stitching import Routes
-from tests.aligners.reports.stitching.stitched_rows import Row, curves, stitched
+from tests.aligners.reports.made import Row, cells, curves, printed, stitched
 
 GRID = list(product((1, 2, 3), repeat=2))
 EIGHT = [f"m{i}" for i in range(8)]
@@ -32,13 +30,6 @@ def said(rows: list[Row], groups: dict[str, list[str]] | None = None) -> str:
     return "\n".join(report(rows, groups=groups).sentences)
 
 
-def screen(rows: list[Row], groups: dict[str, list[str]] | None = None) -> str:
-    shown = io.StringIO()
-    for table in report(rows, groups=groups).screen:
-        Console(width=120, file=shown).print(table)
-    return shown.getvalue()
-
-
 def changed(rows: list[Row], *, where: dict[str, Any], **changes: Any) -> list[Row]:
     return [row | changes if all(row[key] == value for key, value in where.items()) else row for row in rows]
 
@@ -46,9 +37,6 @@ def changed(rows: list[Row], *, where: dict[str, Any], **changes: Any) -> list[R
 def drawn(axis: Any) -> dict[str, list[float]]:
     """Heights of the lines with a name."""
     return {bars.get_label(): [round(float(y), 6) for y in bars[0].get_ydata()] for bars in axis.containers}
-
-
-# -------------------------------------------------------------------- figures
 
 
 def test_a_grid_gets_a_map_and_many_models_means_over_pairs() -> None:
@@ -66,11 +54,8 @@ def test_lines_are_routes_with_their_targets_colours_and_dashed_baselines() -> N
     axes = figure_of(rows).axes
     assert [axis.get_title() for axis in axes] == ["affine_norm", "linear", "identity"]
     for axis in axes:
-        expected: dict[str, list[float]] = {}
-        for row in rows:
-            if row["method"] == axis.get_title():
-                expected.setdefault(f"{row['model_x']} → {row['model_y']}", []).append(round(row["penalty"], 6))
-        assert drawn(axis) == expected
+        routes = grouped(where(rows, method=axis.get_title()), "model_x", "model_y").items()
+        assert drawn(axis) == {f"{x} → {y}": [round(row["penalty"], 6) for row in own] for (x, y), own in routes}
     looks = {bars.get_label(): bars[0] for bars in axes[0].containers}
     assert looks["gelu → gelu"].get_linestyle() == looks["solu → solu"].get_linestyle() == "--"
     assert looks["gelu → solu"].get_linestyle() == looks["solu → gelu"].get_linestyle() == "-"
@@ -85,14 +70,10 @@ def test_lines_are_routes_with_their_targets_colours_and_dashed_baselines() -> N
 def test_no_panel_has_more_than_six_lines_and_none_is_lost() -> None:
     rows = stitched(("a", "b", "c"))
     axes = [axis for axis in figure_of(rows).axes if axis.containers]
-    found: dict[str, list[str]] = {}
-    for axis in axes:
-        assert len(drawn(axis)) <= MOST_LINES
-        found.setdefault(axis.get_title().split(",")[0], []).extend(drawn(axis))
-    for names in found.values():
-        assert sorted(names) == sorted(f"{x} → {y}" for x, y in product("abc", repeat=2))
-    alone = [axis for axis in axes if axis.get_title().endswith("each into itself")]
-    assert [sorted(drawn(axis)) for axis in alone] == [["a → a", "b → b", "c → c"]] * 3
+    between, alone = ([sorted(drawn(axis)) for axis in axes[place::2]] for place in (0, 1))
+    assert between == [sorted(f"{x} → {y}" for x, y in permutations("abc", 2))] * 3
+    assert alone == [["a → a", "b → b", "c → c"]] * 3
+    assert all(axis.get_title().endswith("each into itself") for axis in axes[1::2])
     training = figure_of(rows, "curves", curves=curves(rows)).axes
     assert all(len(axis.lines) <= MOST_LINES + 1 for axis in training)  # and the line at 0
 
@@ -130,7 +111,7 @@ def test_what_overflows_is_not_drawn_and_hides_nothing_else() -> None:
     rows = changed(stitched(), where={"method": "linear", "model_x": "gelu", "model_y": "solu", "site_x": 2}, **gone)
     (heights,) = (drawn(axis)["gelu → solu"] for axis in figure_of(rows).axes if axis.get_title() == "linear")
     assert [str(height) for height in heights] == ["0.12", "nan", "0.207846"]
-    assert "overflow" in screen(rows)
+    assert "overflow" in printed(report(rows).screen)
     assert "linear: the stitched model gives no finite loss at 1 of 12 places (4 routes)." in said(rows)
 
 
@@ -155,13 +136,8 @@ def test_maps_show_each_penalty_at_its_sites() -> None:
     rows = [row for row in stitched(sites=GRID) if row["method"] != "linear"]
     panels = [axis for axis in figure_of(rows, "map").axes if axis.images]
     assert [axis.get_title() for axis in panels[:4]] == ["gelu → solu", "solu → gelu", "gelu → gelu", "solu → solu"]
-    penalties = {
-        (row["site_x"], row["site_y"]): row["penalty"]
-        for row in rows
-        if (row["model_x"], row["model_y"], row["method"]) == ("solu", "gelu", "affine_norm")
-    }
-    grid: Any = panels[1].images[0].get_array()
-    assert {(i + 1, j + 1): grid[i, j] for i, j in product(range(3), repeat=2)} == pytest.approx(penalties)
+    shown = where(rows, model_x="solu", model_y="gelu", method="affine_norm")
+    assert panels[1].images[0].get_array().ravel().tolist() == pytest.approx([row["penalty"] for row in shown])
     scales = [axis.images[0].get_clim() for axis in panels]
     assert len(set(scales[:4])) == 1  # one scale for a method
     assert scales[0] != scales[-1]
@@ -173,11 +149,8 @@ def test_sites_of_unequal_models_and_of_grids_come_in_order_of_depth() -> None:
     assert Routes(stitched(sites=GRID)).pairs == [(1, 1), (2, 2), (3, 3)]
 
 
-# --------------------------------------------------------------------- tables
-
-
 def test_tables_show_routes_down_and_sites_across() -> None:
-    shown = screen(stitched())
+    shown = printed(report(stitched()).screen)
     assert "affine_norm, task loss, 1,000 parameters a site" in shown
     (line,) = [line for line in shown.split("linear")[0].splitlines() if "solu → gelu" in line]
     expected = "solu → gelu 80.0 0.120 ±0.013 0.170 ±0.018 0.208 ±0.022 78.8 78.3 77.9"
@@ -188,13 +161,10 @@ def test_tables_show_routes_down_and_sites_across() -> None:
 def test_many_sites_make_several_tables_of_which_nothing_is_cut_off(
     models: list[str], groups: dict[str, list[str]] | None
 ) -> None:
-    shown = screen(stitched(models, range(1, 13)), groups)
+    shown = printed(report(stitched(models, range(1, 13)), groups=groups).screen)
     assert "…" not in shown
     assert shown.count("affine_norm, task loss") == 3  # penalty of six sites each, accuracy of twelve
     assert "one → two" in shown or "good-to-poor" in shown
-
-
-# ------------------------------------------------------------------- findings
 
 
 def wide(row: Row) -> Row:
@@ -229,10 +199,10 @@ def test_findings_say_what_the_numbers_say(rows: list[Row], expected: str) -> No
 
 
 def test_without_baselines_or_other_models_nothing_is_said_of_them() -> None:
-    forward = [row for row in stitched() if (row["model_x"], row["model_y"]) == ("gelu", "solu")]
-    assert "themselves" not in said(forward)
-    assert "→" not in said(forward)
-    assert all("themselves" in sentence for sentence in said([r for r in stitched() if r["same_model"]]).splitlines())
+    forward = said(where(stitched(), model_x="gelu", model_y="solu"))
+    assert "themselves" not in forward
+    assert "→" not in forward
+    assert all("themselves" in sentence for sentence in said(where(stitched(), same_model=True)).splitlines())
 
 
 def test_groups_are_compared_with_their_own_routes() -> None:
@@ -255,5 +225,4 @@ def test_a_layer_that_is_not_trained_is_marked_and_no_finding_speaks_of_it() -> 
     made = report(rows)
     assert not any(sentence.startswith("affine_norm") for sentence in made.sentences)
     assert any(sentence.startswith("* affine_norm at sites") for sentence in made.sentences)
-    cells = {cell for shown in made.screen for column in shown.columns for cell in column.cells}
-    assert any("* ±" in str(cell) for cell in cells)
+    assert any("* ±" in cell for cell in cells(made.screen))
