@@ -11,15 +11,7 @@ import torch
 
 from aligners.injection.scoring.scores import percentile_interval, resampled_counts
 from aligners.probing.bank import Arm, Examples
-from aligners.probing.codes import (
-    OnlineCode,
-    code_rows,
-    compressions,
-    frequency_bits,
-    portion_ends,
-    send,
-    uniform_bits,
-)
+from aligners.probing.codes import OnlineCode, code_rows, compressions, frequency_bits, portion_ends, send, uniform_bits
 from aligners.probing.edges import EdgeTask
 from aligners.probing.evaluation import ProbeExperiment
 from aligners.probing.training import ProbeTraining, train_bank

@@ -115,40 +115,37 @@ def test_other_models_are_refused_unless_it_is_declared_for_them(
     assert again.bank.data["models"]["x"]["fingerprint"] == loaded[0].fingerprint
 
 
+def refused(place: Path | str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        load_bank(place)
+
+
 def test_a_damaged_folder_is_refused_and_nothing_in_it_is_unpickled(shared: Path, tmp_path: Path) -> None:
-    shutil.copytree(shared, tmp_path / "copy")
-    weights, config = tmp_path / "copy" / "model.safetensors", tmp_path / "copy" / "config.json"
+    copy = shutil.copytree(shared, tmp_path / "copy")
+    weights, config = copy / "model.safetensors", copy / "config.json"
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
-    for load in (load_bank, SharedMaps.from_pretrained):
-        with pytest.raises(ValueError, match=r"is damaged: it is not the file that config\.json tells of"):
-            load(tmp_path / "copy")
+    refused(copy, r"is damaged: it is not the file that config\.json tells of")
+    with pytest.raises(ValueError, match="is damaged"):
+        SharedMaps.from_pretrained(copy)
     torch.save({"alignment": {}}, weights)
     config.write_text(json.dumps(json.loads(config.read_text()) | {"sha256": sha256(weights)}))
-    with pytest.raises(ValueError, match="it cannot be read as one: Error while deserializing header"):
-        load_bank(tmp_path / "copy")
+    refused(copy, "it cannot be read as one: Error while deserializing header")
     config.write_text(json.dumps(json.loads(config.read_text()) | {"format": 2}))
-    with pytest.raises(ValueError, match="it is of format 2, and 1 is the latest"):
-        load_bank(tmp_path / "copy")
+    refused(copy, "it is of format 2, and 1 is the latest")
     shutil.copy(shared / "config.json", config)
     weights.unlink()
-    with pytest.raises(ValueError, match=r"it has no model\.safetensors"):
-        load_bank(tmp_path / "copy")
+    refused(copy, r"it has no model\.safetensors")
     config.write_text("{")
-    with pytest.raises(ValueError, match=r"its config\.json cannot be read"):
-        load_bank(tmp_path / "copy")
+    refused(copy, r"its config\.json cannot be read")
 
 
 def test_a_folder_of_something_else_is_refused(run: Path, world: World, shared: Path, tmp_path: Path) -> None:
-    for folder, said in (
-        (world.model_x, r"its config\.json is of something else"),
-        (run, r"it is that of a run\. Name its file .*aligners\.ckpt"),
-        (tmp_path, r"it has no config\.json"),
-        ("runs/aligners.ckpt", r"checkpoint at runs/aligners\.ckpt, but there is no such file"),  # no name on the Hub
-    ):
-        with pytest.raises(ValueError, match=said):
-            load_bank(folder)
+    refused(world.model_x, r"its config\.json is of something else")
+    refused(run, r"it is that of a run\. Name its file .*aligners\.ckpt")
+    refused(tmp_path, r"it has no config\.json")
+    refused("runs/aligners.ckpt", r"checkpoint at runs/aligners\.ckpt, but there is no such file")  # no name on the Hub
     with pytest.raises(ValueError, match=r"to hold universe, but it holds maps\. Load it with SharedMaps"):
         SharedUniverse.from_pretrained(shared)
     (tmp_path / "mine.txt").write_text("mine")
@@ -167,8 +164,7 @@ def test_what_is_uploaded_is_fetched_by_its_name(
     card = hub / "me" / "maps" / "README.md"
     assert ModelCard.load(card).data.library_name == "aligners"
     assert '"me/maps"' in card.read_text()
-    with pytest.raises(ValueError, match=r"the Hub does not give it: 404: no repository me/none$"):
-        load_bank("me/none")
+    refused("me/none", r"the Hub does not give it: 404: no repository me/none$")
     with pytest.raises(ValueError, match="`push` to be a name on the Hub"):
         evaluate(["share", str(run), str(tmp_path / "again"), "--push", "maps"])
 
@@ -186,9 +182,8 @@ def test_probes_are_shared_with_their_models(world: World, tmp_path: Path) -> No
     bank = Bank(EdgeProbes(arms, 4, labels=3, spans=1, several=False, projection=2, hidden=2),
                 [Place("model", 0), Place("model", 1)])  # fmt: skip
     model = load_frozen(world.model_x, tokenizer=False).identity()
-    given = SharedProbes(
-        {f"pos, seed 0, {world.model_x}": (bank, {"model": world.model_x, "task": "pos"})}, [model], {}
-    )
+    banks = {f"pos, seed 0, {world.model_x}": (bank, {"model": world.model_x, "task": "pos"})}
+    given = SharedProbes(banks, [model], {})
     given.rename({world.model_x: "x"})
     given.save_pretrained(tmp_path / "probes")
     found = SharedProbes.from_pretrained(tmp_path / "probes", models=[world.model_x])
@@ -211,23 +206,14 @@ def test_the_card_says_what_was_measured_and_on_what(run: Path, tmp_path: Path) 
     text = card.text
     assert f"On {TEST_TEXTS} held-out texts of `test.csv`, beside `fit.csv`, none of which was fitted on." in text
     assert "| X | `x` |" in text
-    rows = json.loads((run / "report.json").read_text())["rows"]
-    (row,) = (row for row in rows if (row["method"], row["site_x"]) == ("linear", 1))
+    (row,) = (row for row in finished_run(run).report.rows if (row["method"], row["site_x"]) == ("linear", 1))
     assert f"| {row['fvu']:.3f} [{row['fvu_low']:.3f}, {row['fvu_high']:.3f}] |" in text
     assert "| identity | floor | 1 |" in text
     assert "An interval in brackets is of 95 %." in text
-    (finding,) = json.loads((run / "report.json").read_text())["findings"][:1]
-    assert finding in text
+    assert finished_run(run).report.sentences[0] in text
     for figure in ("fvu", "accuracy"):
         assert f"](figures/{figure}.png)" in text
         assert (tmp_path / "out" / "figures" / f"{figure}.png").stat().st_size > 1000
-
-
-def test_a_card_without_a_report_says_so(run: Path, tmp_path: Path) -> None:
-    shutil.copy(run / "aligners.ckpt", tmp_path)
-    given = shared_from_run(tmp_path)
-    assert "Nothing: no report came with it." in given.card
-    assert given.files == {}
 
 
 def test_what_a_card_says_of_its_numbers(run: Path) -> None:
@@ -275,10 +261,14 @@ def test_names_for_others(run: Path, tmp_path: Path) -> None:
         shared_from_run(run, names=["me/one"])
 
 
-def test_a_run_that_keeps_nothing_is_refused(tmp_path: Path) -> None:
+def test_a_card_without_a_report_says_so_and_a_run_that_keeps_nothing_is_refused(run: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"`run` to hold something to share, one of universe\.ckpt, .* holds none"):
         evaluate(["share", str(tmp_path), str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()
+    shutil.copy(run / "aligners.ckpt", tmp_path)
+    given = shared_from_run(tmp_path)
+    assert "Nothing: no report came with it." in given.card
+    assert given.files == {}
 
 
 def test_a_shared_folder_is_shared_again_for_others(shared: Path, world: World, tmp_path: Path) -> None:

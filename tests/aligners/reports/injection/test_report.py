@@ -1,5 +1,6 @@
 from dataclasses import replace
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,8 @@ from aligners.reports.drawing import FLOORS, METHODS, method_looks
 from aligners.reports.finished import make_report
 from aligners.reports.page.run import write_page
 from aligners.reports.publishing import write
-from aligners.reports.runs.injection import (
-    below_chance,
-    console_tables,
-    fvu_figure,
-    price_of_bijectivity,
-    reading,
-)
+from aligners.reports.runs.fit import report as report_of_fit
+from aligners.reports.runs.injection import below_chance, console_tables, fvu_figure, price_of_bijectivity, reading
 from aligners.reports.screen import title_of
 from tests.aligners.reports.made import Row, cells, printed, scored
 from tests.aligners.reports.made import row as made_row
@@ -131,9 +127,8 @@ def test_reading_says_what_the_numbers_say() -> None:
     ):
         assert part in reading(forward())
     assert reading(two_ways()).count("answers") == 2
-    assert "No map that is trained at every site was evaluated" in reading(
-        [r for r in forward() if r["role"] != "method"]
-    )
+    unmapped = [r for r in forward() if r["role"] != "method"]
+    assert "No map that is trained at every site was evaluated" in reading(unmapped)
 
 
 def test_a_gain_is_not_said_to_be_kept_within_a_margin() -> None:
@@ -216,3 +211,38 @@ def test_one_site_is_drawn_in_the_middle_and_many_are_named_sparsely() -> None:
     assert one.get_xlim() == (-1.5, 1.5)
     assert len(many.get_xticks()) < 20
     assert [label.get_text() for label in many.get_xticklabels()][:2] == ["0", f"{many.get_xticks()[1]:g}"]
+
+
+def fits(models: int) -> list[Row]:
+    return [
+        made_row(f"m{x}", f"m{y}", "linear", "method", (site, site), fvu=0.01 * (x + 1) * site)
+        for x, y in combinations(range(models), 2)
+        for site in (1, 2)
+    ]
+
+
+def test_maps_no_better_than_the_mean_are_named() -> None:
+    few = [r | {"fvu": 50 * r["fvu"]} for r in fits(3)]
+    (said,) = report_of_fit({}, few).sentences
+    assert said.endswith("by its largest FVU: linear 2.")
+    assert report_of_fit({}, fits(3)).sentences == []
+
+
+def test_more_than_a_dozen_pairs_are_drawn_as_their_median_which_keeps_what_did_not_train() -> None:
+    each = fits(6)
+    each[0]["training"] = "untrained start (linear)"
+    few, many = (report_of_fit({}, rows).figures["fvu"]().axes for rows in (fits(5), each))
+    assert len([axis for axis in few if axis.axison]) == 10
+    (axis,) = (axis for axis in many if axis.axison)
+    assert axis.get_title() == "X → Y, median of 15 pairs"
+    assert list(axis.get_lines()[0].get_ydata()) == pytest.approx([0.02, 0.04])
+    hollow = [line for line in axis.get_lines() if line.get_markerfacecolor() == "white"]
+    assert [list(line.get_xdata()) for line in hollow if len(line.get_xdata())] == [[0]]
+
+
+def test_the_map_that_recovers_best_is_one_that_is_trained() -> None:
+    known: dict[str, Row] = {"linear": {"fvu": 0.2}, "inn": {"fvu": 0.1, "training": "diverged at step 2"}}
+    each = [made_row("x", "target", name, "method", (1, 1), strength=0.3, **about) for name, about in known.items()]
+    made = make_report("recovery", {}, each)
+    assert made.sentences[0].startswith("Closest to the target, of its variance: at strength 0.3 linear leaves 20 %")
+    assert "0.1000*" in cells(made.screen)
