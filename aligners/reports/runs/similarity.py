@@ -110,8 +110,8 @@ def pair_map(rows: Sequence[Row]) -> Figure:
     height, width = (max(1.9, cell * len(own)) for own in layers)
     size = width + 0.55, height + 0.75
     figure, axes = drawing.panels(len(measures), ABREAST, size, (1.1, 0.5), boxed=True, font=8)
-    grids = [drawing.layer_grid(own, ("layer_x", "layer_y", "value"), *layers) for own in measures.values()]
-    drawing.heat_maps(axes, measures, grids, *layers, shrink=0.6, pad=0.01, label="similarity")
+    columns = "layer_x", "layer_y", "value"
+    drawing.heat_maps(axes, measures, measures.values(), columns, *layers, shrink=0.6, pad=0.01, label="similarity")
     drawing.label(figure, f"layer of {rows[0]['model_y']}", f"layer of {rows[0]['model_x']}")
     return figure
 
