@@ -62,18 +62,6 @@ def edge_bank(arms: Sequence[Arm], words: Words, labels: Labels, seed: int, **si
     return fresh_bank(EdgeProbes, arms, words, seed, **labels.shape, **sizes)
 
 
-def kinds_of_words(count: int, kinds: int, forms: int) -> tuple[list[Sentence], Tensor]:
-    """Sentences of 6 words, each of one of some kinds, with the task `kind`, which forms do not tell; and the kinds."""
-    draw = torch.Generator().manual_seed(0)
-    kind = torch.randint(kinds, (count, 6), generator=draw)
-    form = torch.randint(forms, (count, 6), generator=draw)
-    sentences = []
-    for words, own in zip(form.tolist(), kind.tolist(), strict=True):
-        targets = tuple(Target("kind", (n, n + 1), labels=(f"k{k}",)) for n, k in enumerate(own))
-        sentences.append(Sentence(tuple(f"w{n}" for n in words), targets=targets))
-    return sentences, kind.flatten()
-
-
 def sentences_of_words(count: int, seed: int) -> list[Sentence]:
     """Sentences of known words with random trees."""
     draw = random.Random(seed)

@@ -16,7 +16,8 @@ from aligners.probing.edges import EdgeTask
 from aligners.probing.evaluation import ProbeExperiment
 from aligners.probing.training import ProbeTraining, train_bank
 from aligners.reports.runs.probing.report import codes_in_words
-from tests.aligners.probing.made import kinds_of_words, made_words
+from datamodules.text.annotated.sentence import Sentence, Target
+from tests.aligners.probing.made import made_words
 
 Row = dict[str, Any]
 KINDS, COUNT = 4, 200  # of sentences of six words
@@ -24,7 +25,7 @@ KINDS, COUNT = 4, 200  # of sentences of six words
 
 def test_portions_are_those_of_the_paper_and_ascend_to_the_whole() -> None:
     assert portion_ends(10_000) == [10, 20, 40, 80, 160, 320, 625, 1250, 2500, 5000, 10_000]
-    assert portion_ends(8) == [1, 2, 4, 8]  # what rounds to nothing is left out
+    assert portion_ends(12) == [1, 2, 3, 6, 12]  # what rounds to nothing is left out
     assert portion_ends(100, [0.5, 1.0]) == [50, 100]
     for shares in ([], [0.5], [0.5, 0.1, 1.0], [0.0, 1.0], [0.5, 0.5, 1.0]):
         with pytest.raises(ValueError, match="`portions`"):
@@ -92,11 +93,15 @@ ARMS = [*(Arm("model", layer) for layer in range(3)), Arm("model", 2, control=Tr
 
 @pytest.fixture(scope="module")
 def task() -> EdgeTask:
-    """Layer 0 is noise, layer 1 half says the kind, layer 2 says it whole."""
-    sentences, kinds = kinds_of_words(COUNT + 40, KINDS, forms=40)
-    draw = torch.Generator().manual_seed(1)
-    noise = torch.randn(3, len(kinds), 8, generator=draw)
-    told = torch.nn.functional.one_hot(kinds, 8).float()
+    """Layer 0 is noise, layer 1 half says the kind of a word, layer 2 says it whole; its form says nothing of it."""
+    draw = torch.Generator().manual_seed(0)
+    kinds = torch.randint(KINDS, (COUNT + 40, 6), generator=draw)
+    sentences = []
+    for own, forms in zip(kinds.tolist(), torch.randint(40, kinds.shape, generator=draw).tolist(), strict=True):
+        targets = tuple(Target("kind", (n, n + 1), labels=(f"k{kind}",)) for n, kind in enumerate(own))
+        sentences.append(Sentence(tuple(f"w{form}" for form in forms), targets=targets))
+    noise = torch.randn(3, kinds.numel(), 8, generator=torch.Generator().manual_seed(1))
+    told = torch.nn.functional.one_hot(kinds.flatten(), 8).float()
     states = (noise[0], noise[1] + 2 * told, 0.1 * noise[2] + told)
     words = made_words(sentences[:COUNT], *(own[: 6 * COUNT] for own in states))
     watched = made_words(sentences[COUNT:], *(own[6 * COUNT :] for own in states))

@@ -16,6 +16,7 @@ from aligners.probing.storing import PROBES, load_banks
 from aligners.probing.training import ProbeTraining
 from aligners.reports.finished import make_report
 from aligners.reports.publishing import write
+from aligners.reports.report import where
 from datamodules import layers
 from datamodules.layers import LayerActivations
 from datamodules.text.annotated.sentence import Sentence
@@ -60,7 +61,9 @@ def test_the_report_has_every_table_and_figure(probed: ProbeExperiment, tmp_path
     said = "\n".join(made.sentences)
     assert "distance: no better than the baseline (word order, UUAS 100.0): site 0, rank 2, with" in said
     assert "pos: labels are compressed most at site" in said
-    structural = [row for row in probed.rows if row["probe"] == "distance"]
+    structural = where(probed.rows, probe="distance")
+    best = max(where(structural, source="model"), key=lambda row: row["score"])
+    assert {row["layer"] for row in probed.report_tables["trees"]} == {best["site"]}
     assert Counter((row["source"], row["rank"]) for row in structural) == {
         ("word order", None): 1, **{(source, rank): 4 for source in ("model", "untrained") for rank in (2, 4)}
     }  # fmt: skip
@@ -74,7 +77,7 @@ def test_saved_probes_answer_as_the_report_says(probed: ProbeExperiment, world: 
         targets = targets_of(Labels.from_plain(about["labels"]), held)
         chosen = [a for a, arm in enumerate(bank.arms) if arm.source == "model" and not arm.control]
         found.append(f1(counts(bank.only(chosen), Examples(held, targets)).sum(1)))
-    rows = [row for row in probed.rows if (row["task"], row["source"]) == ("pos", "model")]
+    rows = where(probed.rows, task="pos", source="model")
     assert [row["site"] for row in rows] == SITES
     assert [row["score"] for row in rows] == pytest.approx(torch.stack(found).mean(0).tolist())
 

@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -180,11 +181,13 @@ def test_a_figure_says_what_it_shows(folder: Path, tmp_path: Path) -> None:
     assert "without a description" in alt_text((tmp_path / "old.png").read_bytes())
 
 
-def test_a_page_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_stays_small_and_its_heading_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     noise = Image.effect_noise((60, 60), 80)
     for name in ("one", "two"):
         noise.save(tmp_path / f"{name}.png")
     monkeypatch.setattr("aligners.reports.page.run.MOST_BYTES", 1.5 * (tmp_path / "one.png").stat().st_size)
-    text = write_page(report(figures=dict.fromkeys(("one", "two"))), tmp_path).read_text()
+    many = {"models": [{"name": f"m{number}"} for number in range(6)]}
+    text = write_page(replace(report(figures=dict.fromkeys(("one", "two"))), meta=many), tmp_path).read_text()
+    assert "<h1>Fit: m0, m1, m2, m3 and 2 more</h1>" in text
     assert text.count('<img src="data:image/png') == 1
     assert '<a href="two.png">two.png</a>' in text

@@ -20,6 +20,7 @@ from aligners.probing.bank import Arm, Bank, Place
 from aligners.probing.edges import EdgeProbes
 from aligners.probing.storing import load_banks, save_banks
 from aligners.reports.finished import finished_run
+from aligners.reports.sharing.models import renamed
 from aligners.reports.sharing.run import shared_from_run
 from tests.tiny import tiny_folder
 from tests.world import TEST_TEXTS, World
@@ -89,6 +90,7 @@ def test_nothing_of_this_machine_is_in_a_shared_folder(shared: Path, run: Path, 
     assert {path.relative_to(shared).as_posix() for path in texts} >= {"model.safetensors", "config.json", "README.md"}
     here = str(Path(world.model_x).parent).encode()
     assert [path.name for path, content in texts.items() if here in content] == []
+    assert renamed({"x": [str(shared), "no/such"]}, {}) == {"x": ["maps", "no/such"]}
     given = shared_from_run(run)
     assert isinstance(given, SharedMaps)
     given.bank.data_config.update(trust_remote_code=True, cache="/elsewhere")  # as somebody else could write them

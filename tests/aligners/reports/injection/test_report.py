@@ -39,7 +39,7 @@ def forward() -> list[Row]:
         *(row("procrustes", site, 0.7, accuracy, fit=CLOSED) for site, accuracy in ((1, 0.8), (2, 0.75))),
         *(row("inn", site, fvu, 0.8, **inn) for site, fvu in ((1, 0.25), (2, 0.3))),
         *(row("mlp", site, 0.2, 0.8, **mlp) for site in (1, 2)),
-        *(row("mlp_wide", site, 0.1, 0.7, fit=TRAINED, parameters=9000, bijective=False) for site in (1, 2)),
+        *(row("mlp_wide", site, 0.1, 0.7, fit=TRAINED, parameters=1100, bijective=False) for site in (1, 2)),
     ]
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from aligners.reports.runs.similarity import block_map, layer_lines, pair_map, report, similarity_tables
+from aligners.reports.runs.similarity import block_map, layer_lines, pair_map, report
 from tests.aligners.reports.made import printed
 
 CONTROLS = ("low", "high", "held_out", "null", "null_high", "untrained", "ceiling")
@@ -91,10 +91,10 @@ def test_tables_hold_every_row_and_models_in_deep_folders_make_files_that_a_disk
 
 
 def test_the_table_shows_matching_layers_of_different_models() -> None:
-    screen = printed(similarity_tables(rows([("a", "b"), ("b", "b")], controls=True)))
+    screen = printed(report({}, rows([("a", "b"), ("b", "b")], controls=True), [], []).screen)
     assert "a and b, matching layers" in screen
     assert "0.110" in screen  # layer 1 with layer 1
     assert "0.120" not in screen  # layer 1 with layer 2
     assert "null" in screen
-    (plain,) = similarity_tables(rows(PAIR))
+    (plain,) = report({}, rows(PAIR), [], []).screen
     assert plain.row_count == 2

@@ -56,6 +56,9 @@ def test_lines_are_routes_with_their_targets_colours_and_dashed_baselines() -> N
     for axis in axes:
         routes = grouped(where(rows, method=axis.get_title()), "model_x", "model_y").items()
         assert drawn(axis) == {f"{x} → {y}": [round(row["penalty"], 6) for row in own] for (x, y), own in routes}
+    ends = axes[0].containers[0][2][0].get_segments()[0][:, 1]
+    first = where(rows, method="affine_norm", same_model=False)[0]
+    assert ends.tolist() == pytest.approx([first["penalty_low"], first["penalty_high"]])
     looks = {bars.get_label(): bars[0] for bars in axes[0].containers}
     assert looks["gelu → gelu"].get_linestyle() == looks["solu → solu"].get_linestyle() == "--"
     assert looks["gelu → solu"].get_linestyle() == looks["solu → gelu"].get_linestyle() == "-"
