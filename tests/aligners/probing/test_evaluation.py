@@ -162,12 +162,13 @@ def test_sentences_that_a_model_does_not_read_whole_are_dropped_and_counted(tree
     data = data_of(treebank, world.model_x, max_length=8)
     made = run_on(data, experiment(tasks=["pos"], controls=False, mix=False, portions=[]))
     for split in ("fit", "validation", "test"):
-        texts = [text.split() for text in getattr(data.texts, split)["text"]]
-        kept = sum(len(words) <= 6 for words in texts)  # and two special tokens
-        assert made.meta["sentences"][split] == kept
-        assert made.meta["sentences_dropped"][split] == len(texts) - kept
-        assert len(texts) > kept or split == "validation"  # of few texts
-        assert sum(len(own.words) for own in made.words[0, split].sentences) == made.words[0, split].states.shape[1]
+        texts = [tuple(text.split()) for text in getattr(data.texts, split)["text"]]
+        kept = [words for words in texts if len(words) <= 6]  # and two special tokens
+        assert [own.words for own in made.words[0, split].sentences] == kept  # in the order of the texts
+        assert made.words[0, split].states.shape[1] == sum(map(len, kept))
+        assert made.meta["sentences"][split] == len(kept)
+        assert made.meta["sentences_dropped"][split] == len(texts) - len(kept)
+        assert len(texts) > len(kept) or split == "validation"  # of few texts
     with pytest.raises(ValueError, match=r"reads whole, but \d+ are not, such as .*`long_sentences` drop"):
         run_on(data, experiment(tasks=["pos"], long_sentences="error"))
 

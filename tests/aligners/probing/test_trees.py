@@ -140,7 +140,11 @@ def test_rows_of_a_structural_probe_stand_beside_those_of_a_chain_in_the_order_o
     task = TreeTask("distance", words, drawn_words((6,) * 5, seed=60), ARMS, seed=0)
     for seed in range(2):
         task.train(ProbeTraining(max_epochs=3, batch=2, learning_rate=1e-2, least_steps=4), seed)
-    least, *found = task.rows(drawn_words((7, 8) * 15, seed=30))
+    held = drawn_words((7, 8) * 15, seed=30)
+    least, *found = task.rows(held)
+    by_seed = torch.stack([task.measures(bank, held, 0)["UUAS"][:, 0] for bank in task.banks])
+    assert [row["uuas"] for row in found] == pytest.approx(by_seed.mean(0).tolist())
+    assert not torch.equal(by_seed[0], by_seed[1])
     assert least["source"] == "word order"
     assert [(row["site"], row["rank"], row["parameters"]) for row in found] == [(0, 2, 12), (1, None, 36), (1, 4, 24)]
     for row in found:

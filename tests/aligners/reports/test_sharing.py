@@ -235,6 +235,8 @@ def test_what_a_card_says_of_its_numbers(run: Path) -> None:
     assert "\n- Not injected, backward: it has no head.\n" in shared.card
     assert "words: at some site" not in shared.card
     assert "poor: partly" not in shared.card
+    shared.write_card(finished._replace(report=replace(finished.report, rows=rows * 50)))
+    assert "20 further rows are in `report.json`." in shared.card
 
 
 def test_a_report_on_other_models_is_refused(run: Path, tmp_path: Path) -> None:

@@ -185,10 +185,12 @@ def test_sentences_that_a_map_was_fitted_on_are_left_out(
     (tmp_path / "mixed.conllu").write_text("\n\n".join([*seen[:10], fresh]))
     fit = write_treebank(tmp_path / "others.conllu", sentences_of_words(60, 2))
     text = TextSource(fit, held_out=str(tmp_path / "mixed.conllu"))
-    found = across(masked, stored, text, tasks=["pos"], dimensions=0)
-    dropped = found.meta["text"]["left_out"]
-    assert dropped["texts"] == 10
-    assert found.rows[0]["n_sentences"] == dropped["of"] - 10
+    found = across(masked, stored, text, tasks=["pos"], dimensions=0, max_length=9)
+    left_out, sentences = found.meta["text"]["left_out"], found.meta["sentences"]
+    assert left_out["texts"] == 10
+    assert sentences["test"] + sentences["dropped"] == left_out["of"] - 10
+    assert sentences["dropped"] > 0  # which are not read whole
+    assert found.rows[0]["n_sentences"] == sentences["test"]
 
 
 def test_whole_sentences_a_checkpoint_and_options_within_range_are_needed(

@@ -67,7 +67,11 @@ def test_blocks_of_all_models_hold_both_directions() -> None:
 
 def test_many_pairs_share_one_figure_and_each_has_its_own_where_that_is_asked_for() -> None:
     pairs = combinations_with_replacement([f"m{number}" for number in range(6)], 2)  # 15 of different models
-    found = [row for pair in pairs for row in rows([pair], *([3, 3] if "m5" not in pair else [2, 2]))]
+    found = [
+        row | {"value": row["value"] * (2 if "m4" in pair else 1)}
+        for pair in pairs
+        for row in rows([pair], *([3, 3] if "m5" not in pair else [2, 2]))
+    ]
     few, many = (report({}, found, [], [], each_pair=wanted) for wanted in (None, True))
     assert set(few.figures) == {"diagonal_all", "all_cka", "all_r2"}
     assert few.screen == []
