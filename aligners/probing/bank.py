@@ -1,11 +1,9 @@
 """A bank of probes, all trained and asked at once, and the words that they read, with their states in memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from inspect import signature
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +24,26 @@ class Place(NamedTuple):
 
     source: Source
     layer: int
+
+
+class Arm(NamedTuple):
+    """One probe of a bank.
+
+    Attributes:
+        source: the model, or its untrained twin.
+        layer: that it reads; None: a learned mix of all.
+        control: whether it is asked the control task.
+        rank: of a structural probe; None: the usual one of the bank.
+    """
+
+    source: Source
+    layer: int | None
+    control: bool = False
+    rank: int | None = None
+
+    def reads(self, place: Place) -> bool:
+        """Whether it reads what was read at a place."""
+        return place.source == self.source and self.layer in (None, place.layer)
 
 
 @dataclass(frozen=True)
@@ -217,10 +235,10 @@ class Bank(nn.Module):
         """Loss of each arm on each of the n targets or sentences, (A, n)."""
         return self.probes.losses(self.readings(states), part)
 
-    def only(self, chosen: Sequence[int]) -> Bank:
+    def only(self, chosen: Sequence[int]) -> Self:
         """Some of the arms, as a bank of their own."""
         probes = type(self.probes)([self.arms[a] for a in chosen], self.probes.width, **self.probes.options())
-        bank = Bank(probes, self.places)
+        bank = type(self)(probes, self.places)
         kept = [self.places.index(place) for place in bank.places]
         state = {}
         for name, value in self.state_dict().items():
@@ -265,26 +283,6 @@ def losses(bank: Bank, examples: Examples) -> Tensor:
 
 
 QUICKER = 10  # how much faster than other parameters the weights of a mix learn: they have far to go in few steps
-
-
-class Arm(NamedTuple):
-    """One probe of a bank.
-
-    Attributes:
-        source: the model, or its untrained twin.
-        layer: that it reads; None: a learned mix of all.
-        control: whether it is asked the control task.
-        rank: of a structural probe; None: the usual one of the bank.
-    """
-
-    source: Source
-    layer: int | None
-    control: bool = False
-    rank: int | None = None
-
-    def reads(self, place: Place) -> bool:
-        """Whether it reads what was read at a place."""
-        return place.source == self.source and self.layer in (None, place.layer)
 
 
 def needed(arms: Sequence[Arm], places: Sequence[Place]) -> tuple[Place, ...]:

@@ -60,9 +60,8 @@ def frequency_bits(labels: Tensor, *, several: bool) -> float:
         several: whether a target may have any number of them.
     """
     counts = labels.sum(0).double()
-    if several:
-        return float(sum(_sequence_bits(torch.stack((own, len(labels) - own))) for own in counts))
-    return float(_sequence_bits(counts))
+    sent = [torch.stack((own, len(labels) - own)) for own in counts] if several else [counts]
+    return float(sum(map(_sequence_bits, sent)))
 
 
 def _sequence_bits(counts: Tensor) -> Tensor:

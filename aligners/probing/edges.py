@@ -1,7 +1,5 @@
 """Edge probes: what can be read off the states of a span of words, or of two; their labels, and the report's rows."""
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from collections import Counter
@@ -20,91 +18,6 @@ from aligners.maps.base import BankLinear
 from aligners.probing.bank import Arm, Bank, Examples, Probes, Words, answers, fresh_bank, numbers_within
 from aligners.probing.tasks import Row, Task, score_columns
 from datamodules.text.annotated.sentence import Sentence, Target
-
-
-class EdgeProbes(Probes):
-    """Projection, attention within each span, and a network of two layers.
-
-    Args:
-        arms: A, the number of probes.
-        width: d, of the states.
-        labels: K, the number of labels.
-        spans: S, 1 or 2 for each target.
-        several: whether a target may have several labels, or none: each is then a question of its own.
-        projection: width to which states are projected before they are pooled.
-        hidden: width of the hidden layer.
-
-    References:
-        Tenney et al. 2019, "What do you learn from context? Probing for sentence structure in contextualized word
-        representations", ICLR, §3.1 and Figure 1; as used by Merchant et al. 2020, §4.1.
-    """
-
-    control: Tensor
-
-    def __init__(
-        self,
-        arms: Sequence[Arm],
-        width: int,
-        labels: int,
-        spans: int = 1,
-        several: bool = False,
-        projection: int = 256,
-        hidden: int = 256,
-    ) -> None:
-        super().__init__(arms, width)
-        self.labels, self.spans, self.several = labels, spans, several
-        self.projection, self.hidden = projection, hidden
-        self.projections = nn.ModuleList(BankLinear(len(arms), width, projection) for _ in range(spans))
-        self.attention = nn.ModuleList(BankLinear(len(arms), projection, 1) for _ in range(spans))
-        self.first = BankLinear(len(arms), spans * projection, hidden)
-        self.last = BankLinear(len(arms), hidden, labels)
-        self.register_buffer("control", torch.tensor([int(arm.control) for arm in arms]), persistent=False)
-
-    def forward(self, read: Tensor, part: Targets) -> Tensor:
-        """Logits of each target: rows of words (A, n, d) -> (A, T, K)."""
-        pooled = [
-            _pooled(project(read), attend, part.spans[:, place])
-            for place, (project, attend) in enumerate(zip(self.projections, self.attention, strict=True))
-        ]
-        hidden = self.first(torch.cat(pooled, -1)).tanh()
-        return self.last(nn.functional.layer_norm(hidden, (self.hidden,)))
-
-    def asked(self, part: Targets) -> Tensor:
-        """The labels that each arm is asked for, (A, T, K) bool: those of the task, or of its control task."""
-        return part.labels[self.control]
-
-    def losses(self, read: Tensor, part: Targets) -> Tensor:
-        """Negative log-likelihood of the labels of each target, in nats, (A, T)."""
-        return self.surprise(self(read, part), part)
-
-    def surprise(self, logits: Tensor, part: Targets) -> Tensor:
-        """Negative log-likelihood of the labels of each target, in nats.
-
-        Args:
-            logits: (A, T, K).
-            part: of T targets.
-
-        Returns:
-            (A, T); infinite for a target whose only label is not among the K.
-        """
-        asked = self.asked(part)
-        if self.several:
-            losses = nn.functional.binary_cross_entropy_with_logits(logits, asked.to(logits.dtype), reduction="none")
-            return losses.sum(-1)
-        return -logits.log_softmax(-1).masked_fill(~asked, -torch.inf).amax(-1)
-
-
-def _pooled(states: Tensor, attend: nn.Module, spans: Tensor) -> Tensor:
-    """Average the rows of each span, weighted by attention: (A, n, p), (T, 2) -> (A, T, p)."""
-    first, end = spans.unbind(1)
-    longest = int((end - first).max())
-    if longest == 1:
-        return states[:, first]
-    rows = first[:, None] + torch.arange(longest, device=states.device)
-    real = rows < end[:, None]
-    rows = rows.where(real, first[:, None])
-    scores = attend(states)[..., 0][:, rows].masked_fill(~real, -torch.inf)
-    return (scores.softmax(-1)[..., None] * states[:, rows]).sum(2)
 
 
 @dataclass(frozen=True)
@@ -210,7 +123,7 @@ class Targets:
         """Numbers of the sentences that have a target."""
         return self.sentence.unique().tolist()
 
-    def only(self, chosen: Tensor) -> Targets:
+    def only(self, chosen: Tensor) -> Self:
         """Some of the targets, in the same order.
 
         Args:
@@ -218,16 +131,16 @@ class Targets:
         """
         return self._at(chosen.nonzero()[:, 0])
 
-    def part(self, words: Words, sentences: Sequence[int]) -> Targets:
+    def part(self, words: Words, sentences: Sequence[int]) -> Self:
         """The targets of some sentences, whose rows are counted from 0, on the device of the states."""
         starts = words.starts(sentences).repeat_interleave(self.first.diff()[list(sentences)])
         some, device = self._at(numbers_within(self.first, sentences)), words.states.device
         spans = some.spans + starts[:, None, None]
         return replace(some, spans=spans.to(device), labels=some.labels.to(device))
 
-    def _at(self, index: Tensor) -> Targets:
-        sentence, unknown = self.sentence[index], self.unknown[index]
-        return Targets(self.spans[index], self.labels[:, index], sentence, unknown, self.count)
+    def _at(self, index: Tensor) -> Self:
+        numbers: dict[str, Any] = {"sentence": self.sentence[index], "unknown": self.unknown[index]}
+        return replace(self, spans=self.spans[index], labels=self.labels[:, index], **numbers)
 
 
 def tasks_of(sentences: Sequence[Sentence]) -> list[str]:
@@ -280,6 +193,118 @@ def _spans(target: Target, labels: Labels, words: int) -> list[tuple[int, int]]:
 def _of_task(task: str, sentences: Sequence[Sentence]) -> Iterator[tuple[int, Target]]:
     for number, sentence in enumerate(sentences):
         yield from ((number, target) for target in sentence.targets if target.task == task)
+
+
+class EdgeProbes(Probes):
+    """Projection, attention within each span, and a network of two layers.
+
+    Args:
+        arms: A, the number of probes.
+        width: d, of the states.
+        labels: K, the number of labels.
+        spans: S, 1 or 2 for each target.
+        several: whether a target may have several labels, or none: each is then a question of its own.
+        projection: width to which states are projected before they are pooled.
+        hidden: width of the hidden layer.
+
+    References:
+        Tenney et al. 2019, "What do you learn from context? Probing for sentence structure in contextualized word
+        representations", ICLR, §3.1 and Figure 1; as used by Merchant et al. 2020, §4.1.
+    """
+
+    control: Tensor
+
+    def __init__(
+        self,
+        arms: Sequence[Arm],
+        width: int,
+        labels: int,
+        spans: int = 1,
+        several: bool = False,
+        projection: int = 256,
+        hidden: int = 256,
+    ) -> None:
+        super().__init__(arms, width)
+        self.labels, self.spans, self.several = labels, spans, several
+        self.projection, self.hidden = projection, hidden
+        self.projections = nn.ModuleList(BankLinear(len(arms), width, projection) for _ in range(spans))
+        self.attention = nn.ModuleList(BankLinear(len(arms), projection, 1) for _ in range(spans))
+        self.first = BankLinear(len(arms), spans * projection, hidden)
+        self.last = BankLinear(len(arms), hidden, labels)
+        self.register_buffer("control", torch.tensor([int(arm.control) for arm in arms]), persistent=False)
+
+    def forward(self, read: Tensor, part: Targets) -> Tensor:
+        """Logits of each target: rows of words (A, n, d) -> (A, T, K)."""
+        pooled = [
+            _pooled(project(read), attend, part.spans[:, place])
+            for place, (project, attend) in enumerate(zip(self.projections, self.attention, strict=True))
+        ]
+        hidden = self.first(torch.cat(pooled, -1)).tanh()
+        return self.last(nn.functional.layer_norm(hidden, (self.hidden,)))
+
+    def asked(self, part: Targets) -> Tensor:
+        """The labels that each arm is asked for, (A, T, K) bool: those of the task, or of its control task."""
+        return part.labels[self.control]
+
+    def losses(self, read: Tensor, part: Targets) -> Tensor:
+        """Negative log-likelihood of the labels of each target, in nats, (A, T)."""
+        return self.surprise(self(read, part), part)
+
+    def surprise(self, logits: Tensor, part: Targets) -> Tensor:
+        """Negative log-likelihood of the labels of each target, in nats.
+
+        Args:
+            logits: (A, T, K).
+            part: of T targets.
+
+        Returns:
+            (A, T); infinite for a target whose only label is not among the K.
+        """
+        asked = self.asked(part)
+        if self.several:
+            losses = nn.functional.binary_cross_entropy_with_logits(logits, asked.to(logits.dtype), reduction="none")
+            return losses.sum(-1)
+        return -logits.log_softmax(-1).masked_fill(~asked, -torch.inf).amax(-1)
+
+
+def _pooled(states: Tensor, attend: nn.Module, spans: Tensor) -> Tensor:
+    """Average the rows of each span, weighted by attention: (A, n, p), (T, 2) -> (A, T, p)."""
+    first, end = spans.unbind(1)
+    longest = int((end - first).max())
+    if longest == 1:
+        return states[:, first]
+    rows = first[:, None] + torch.arange(longest, device=states.device)
+    real = rows < end[:, None]
+    rows = rows.where(real, first[:, None])
+    scores = attend(states)[..., 0][:, rows].masked_fill(~real, -torch.inf)
+    return (scores.softmax(-1)[..., None] * states[:, rows]).sum(2)
+
+
+class EdgeScores(NamedTuple):
+    """Of each of A probes and each of B sentences, over its targets, float64 on the CPU.
+
+    Attributes:
+        counts: (A, B, 4) labels given rightly, given, and true; targets whose labels are all right.
+        targets: of all sentences.
+    """
+
+    counts: Tensor
+    targets: Targets
+
+    @property
+    def sentences(self) -> int:
+        """B."""
+        return self.targets.count
+
+    @property
+    def about(self) -> Row:
+        """The probe, and numbers of sentences and targets, for the report."""
+        known = {"n_sentences": len(self.targets.sentences), "n_targets": len(self.targets)}
+        return {"probe": "edge", **known, "n_unknown": int(self.targets.unknown.sum())}
+
+    def measures(self, weights: Tensor) -> dict[str, Tensor]:
+        """The measure, (A, R), where a sentence counts as often as `weights` (R, B) say."""
+        return {"F1": f1(weights @ self.counts)}
 
 
 @dataclass
@@ -341,33 +366,6 @@ def centre_of_gravity(banks: Sequence[Bank], arm: int) -> float:
     """The layer that a mix reads on average, Σ_l l · weight_l, mean over seeds (Tenney et al. 2019b, §3.2)."""
     layers = torch.tensor([float(place.layer) for place in banks[0].places])
     return float(torch.stack([bank.readings.weights()[arm].cpu() for bank in banks]).mean(0) @ layers)
-
-
-class EdgeScores(NamedTuple):
-    """Of each of A probes and each of B sentences, over its targets, float64 on the CPU.
-
-    Attributes:
-        counts: (A, B, 4) labels given rightly, given, and true; targets whose labels are all right.
-        targets: of all sentences.
-    """
-
-    counts: Tensor
-    targets: Targets
-
-    @property
-    def sentences(self) -> int:
-        """B."""
-        return self.targets.count
-
-    @property
-    def about(self) -> Row:
-        """The probe, and numbers of sentences and targets, for the report."""
-        known = {"n_sentences": len(self.targets.sentences), "n_targets": len(self.targets)}
-        return {"probe": "edge", **known, "n_unknown": int(self.targets.unknown.sum())}
-
-    def measures(self, weights: Tensor) -> dict[str, Tensor]:
-        """The measure, (A, R), where a sentence counts as often as `weights` (R, B) say."""
-        return {"F1": f1(weights @ self.counts)}
 
 
 def counts(bank: Bank, examples: Examples) -> Tensor:

@@ -9,21 +9,17 @@ import lightning.pytorch as pl
 import torch
 
 from aligners.errors import UserError, check_range
-from aligners.models.model import FrozenModel
-from aligners.probing.bank import Arm, Place, Source, Words, WordsBeingRead
+from aligners.probing.bank import Arm, Place, Source, WordsBeingRead
 from aligners.probing.codes import PORTIONS, code_rows, portion_ends, portion_rows, send
 from aligners.probing.edges import EdgeTask
 from aligners.probing.reading import SPLITS, check_annotated, check_room, make_task
 from aligners.probing.storing import save_banks
-from aligners.probing.tasks import Row
+from aligners.probing.tasks import Row, Task
 from aligners.probing.training import ProbeTraining, ended
-from aligners.probing.trees import STRUCTURAL, TreeTask, drawn_trees
+from aligners.probing.trees import STRUCTURAL, drawn_trees
 from aligners.progress import track
 from datamodules.layers import LayerActivations, LayerBatch
 from datamodules.module import stream_of
-from datamodules.tokens.splits import Split
-
-AnyTask = EdgeTask | TreeTask
 
 
 class ProbeExperiment(pl.LightningModule):
@@ -87,11 +83,6 @@ class ProbeExperiment(pl.LightningModule):
         self.tasks, self.ranks, self.mix, self.controls = list(dict.fromkeys(tasks)), ranks, mix, controls
         self.seeds, self.sizes = seeds, {"projection": projection, "hidden": hidden}
         self.how, self.drop, self.drawn = training, long_sentences == "drop", drawn
-        self.rows: list[Row] = []
-        self.meta: Row = {}
-        self.report_tables: dict[str, list[Row]] = {}
-        self.probed: list[tuple[int, AnyTask]] = []
-        self.words: dict[tuple[int, Split], Words] = {}
 
     @property
     def _data(self) -> LayerActivations:
@@ -120,9 +111,8 @@ class ProbeExperiment(pl.LightningModule):
     def on_test_start(self) -> None:
         """Make the untrained twins."""
         models = self._data.reader.models
-        self._twins: list[FrozenModel] = []
-        if self.controls:
-            self._twins = [model.untrained(self._data.seed + m) for m, model in enumerate(models)]
+        twins = enumerate(models if self.controls else [])
+        self._twins = [model.untrained(self._data.seed + m) for m, model in twins]
         self._reading = {
             (m, split): WordsBeingRead(self._sentences[split], self._places(m))
             for m in range(len(models)) for split in SPLITS
@@ -168,7 +158,7 @@ class ProbeExperiment(pl.LightningModule):
     def _shown(self, planned: Sequence[Any], what: str) -> Any:
         return track(planned, what, transient=True, disable=self.trainer.progress_bar_callback is None)
 
-    def _task(self, m: int, name: str) -> AnyTask:
+    def _task(self, m: int, name: str) -> Task:
         """A task on a model's words. All are made, and checked, before any training."""
         places = self._places(m)
         if name in STRUCTURAL:

@@ -1,7 +1,5 @@
 """A task: what the probes of a model's words are trained on, the trained probes, and what the report says of them."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +12,8 @@ from torch import Tensor
 from aligners.injection.scoring.scores import percentile_interval, resampled_counts
 from aligners.probing.bank import Arm, Bank, Examples, Words
 from aligners.probing.training import ProbeTraining, train_bank
+
+Row = dict[str, Any]
 
 
 @dataclass
@@ -112,8 +112,6 @@ class Task(ABC):
         arm = next(a for a, arm in enumerate(self.arms) if arm.layer == layer)
         return self.measures(self.banks[0].only([arm]), held, seed)
 
-
-Row = dict[str, Any]
 
 COLUMNS = (
     *("model", "task", "probe", "source", "site", "rank", "parameters"),

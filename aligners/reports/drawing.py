@@ -168,9 +168,10 @@ def heat_map(
 def heat_maps(
     axes: Sequence[Axes],
     titles: Iterable[str],
-    grids: Iterable[NDArray[np.float64]],
-    rows: Sequence[object],
-    columns: Sequence[object],
+    cells: Iterable[Iterable[Row]],
+    columns: tuple[str, str, str],
+    up: Sequence[object],
+    across: Sequence[object],
     low: float = 0,
     high: float = 1,
     **bar: Any,
@@ -180,15 +181,16 @@ def heat_maps(
     Args:
         axes: the panels.
         titles: of the panels.
-        grids: the values of each.
-        rows: see `heat_map`.
-        columns: likewise.
-        low: likewise.
+        cells: the rows of each.
+        columns: see `layer_grid`.
+        up: likewise.
+        across: likewise.
+        low: see `heat_map`.
         high: likewise.
         bar: options of `Figure.colorbar`.
     """
-    for axis, title, grid in zip(axes, titles, grids, strict=True):
-        image = heat_map(axis, grid, rows, columns, low, high)
+    for axis, title, own in zip(axes, titles, cells, strict=True):
+        image = heat_map(axis, layer_grid(own, columns, up, across), up, across, low, high)
         axis.set_title(title, fontsize=9)
     axes[0].figure.colorbar(image, ax=axes, **bar)
 

@@ -81,12 +81,8 @@ class FinishedRun(NamedTuple):
         return [path for name in self.report.figures if (path := self.folder / f"{name}.png").is_file()]
 
 
-def has_report(folder: Path) -> bool:
-    """Whether a run's folder holds a report."""
-    return bool(_kinds_in(folder))
-
-
-def _kinds_in(folder: Path) -> list[str]:
+def kinds_in(folder: Path) -> list[str]:
+    """The kinds of report that a run's folder holds."""
     return [kind for kind in KINDS if (folder / f"{file_name(kind)}.json").is_file()]
 
 
@@ -96,7 +92,7 @@ def finished_run(folder: Path) -> FinishedRun:
     Raises:
         ValueError: it is no folder of a finished run: says what it is, or what it lacks.
     """
-    kinds = _kinds_in(folder)
+    kinds = kinds_in(folder)
     if not kinds:
         raise UserError(f"Expected `run` to be the folder of a finished run, but {folder} {_what_it_is(folder)}")
     content = _read(folder / f"{file_name(kinds[0])}.json")
@@ -112,7 +108,7 @@ def _what_it_is(folder: Path) -> str:
         return "is not a folder."
     if (folder / "study.yaml").is_file():
         return f"is that of a study: `study.py status {folder}` shows how far it is, report/report.html what it found."
-    runs = sorted(path.parent for path in folder.glob(f"*/{CONFIG}") if has_report(path.parent))
+    runs = sorted(path.parent for path in folder.glob(f"*/{CONFIG}") if kinds_in(path.parent))
     if runs:
         return f"holds several: name one of {', '.join(map(str, runs))}."
     if not (folder / CONFIG).is_file():

@@ -36,9 +36,8 @@ def file_names(models: Iterable[str]) -> dict[str, str]:
     names: dict[str, str] = {}
     for model, short in short_names(models).items():
         slug = re.sub(r"[^\w.=-]+", "-", short.replace("…", "--")).strip("-.") or "model"
-        taken = set(names.values())
-        again = (f"{slug}-{number}" for number in range(2, len(taken) + 2))
-        names[model] = slug if slug not in taken else next(name for name in again if name not in taken)
+        free = (slug, *(f"{slug}-{number}" for number in range(2, len(names) + 2)))
+        names[model] = next(name for name in free if name not in names.values())
     return names
 
 

@@ -15,14 +15,13 @@ from aligners.errors import UserError
 from aligners.files.whole import write_text
 from aligners.reports.names import file_names
 
-PROJECT = "aligners"
+PROJECT = "aligners"  # and its view
 NUMBER = "wandb/unfinished.txt"  # in a run's folder, until the run is complete: its number at W&B
 LONGEST_NAME = 128  # of an artifact, in letters
 MANIFEST = "manifest.json"
 SHARED = "model.safetensors"  # the same file in a shared folder, and its name in every artifact
 FILES = ("aligners.ckpt", "stitching.ckpt", "universe.ckpt", "probes.safetensors", SHARED)
 KINDS = {"fit": "maps", "stitch": "stitching", "universe": "universe"}  # command that made a bank -> type of artifact
-NAME = "aligners"
 STEP = "trainer/global_step"
 VIEW = yaml.safe_load(Path(__file__).with_name("workspace.yaml").read_text(encoding="utf-8"))
 OPEN = (*VIEW["curves"], "Figures")
@@ -237,7 +236,7 @@ def _of_probes(header: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def workspace(entity: str, project: str = NAME) -> Any:
+def workspace(entity: str, project: str = PROJECT) -> Any:
     """Describe the view. Nothing is sent before its `save()`.
 
     Args:
@@ -269,5 +268,5 @@ def workspace(entity: str, project: str = NAME) -> Any:
     settings = workspaces.WorkspaceSettings(x_axis=STEP, max_runs=20)
     runs = workspaces.RunsetSettings(groupby=[expr.Metric("Group"), expr.Metric("JobType")])
     return workspaces.Workspace(
-        entity=entity, project=project, name=NAME, sections=sections, settings=settings, runset_settings=runs
+        entity=entity, project=project, name=PROJECT, sections=sections, settings=settings, runset_settings=runs
     )

@@ -20,7 +20,7 @@ from aligners.models.model import FrozenModel
 from aligners.probing.across.twin import Twin, parts_of, read_subspaces
 from aligners.probing.bank import Arm, Place, Words, WordsBeingRead
 from aligners.probing.reading import check_annotated, check_room, make_task
-from aligners.probing.tasks import Task
+from aligners.probing.tasks import Row, Task
 from aligners.probing.training import ProbeTraining, ended
 from aligners.probing.trees import STRUCTURAL
 from aligners.progress import track
@@ -30,7 +30,6 @@ from datamodules.states import States
 from datamodules.text.annotated.sentence import Sentence
 from datamodules.tokens.splits import Split
 
-Row = dict[str, Any]
 MEAN = "mean"  # the floor: what a probe says of states that all are equal
 BASELINE = "baseline"  # what is said without any state: the most frequent labels, or a chain of the words
 AT_ONCE = 8192  # rows that are mapped together
@@ -100,8 +99,9 @@ def compared(x: Task, y: Task, held: PairedWords, methods: Sequence[Method], see
     """
     mapped = {method.name: held.mapped(method) for method in methods}
     known = {method.name: method for method in methods}
-    roles = {method.name: method.role for method in methods} | {"native_y": "ceiling", "native_x": "ceiling"}
-    roles[BASELINE], least = "floor", y.measures(None, held.y, seed)
+    roles = {"native_y": "ceiling", "native_x": "ceiling", BASELINE: "floor"}
+    roles |= {method.name: method.role for method in methods}
+    least = y.measures(None, held.y, seed)
     for s, (site_x, site_y) in enumerate(held.pairs):
         found = {"native_y": y.at(site_y, held.y, seed), "native_x": x.at(site_x, held.x, seed)}
         found |= {name: y.at(site_y, words[s], seed) for name, words in mapped.items()} | {BASELINE: least}

@@ -105,23 +105,16 @@ class Twin(nn.Module):
         """One row for each map, part and site pair."""
         route, native = self.behaviour.route, {name: own[0, 0] for name, own in self.native.compute().items()}
         columns = behaviour_columns(self.scores.compute(), native, self.behaviour.asked, self.seed)
+        names = {"model_x": route.source.name, "model_y": route.target.name}
+        counts = {"n_texts": len(native["units"]), "n_units": int(native["units"].sum())}
         for place, (method, part) in enumerate(product(self.maps, self.parts)):
             subspace = part.subspaces[0]
+            about = {"part": part.name, "dimensions": route.target.width if subspace is None else subspace.shape[-1]}
             for s, (site_x, site_y) in enumerate(route.pairs):
+                through = {"method": method.name, "training": method.outcome(s)}
                 values = {name: float(columns[name][place, s]) for name in CHANGES}
-                yield {
-                    "model_x": route.source.name,
-                    "model_y": route.target.name,
-                    "site_x": site_x,
-                    "site_y": site_y,
-                    "method": method.name,
-                    "training": method.outcome(s),
-                    "part": part.name,
-                    "dimensions": route.target.width if subspace is None else subspace.shape[-1],
-                    "n_texts": len(native["units"]),
-                    "n_units": int(native["units"].sum()),
-                    **{name: value if value == value else None for name, value in values.items()},
-                }
+                known = {name: value if value == value else None for name, value in values.items()}
+                yield {**names, "site_x": site_x, "site_y": site_y, **through, **about, **counts, **known}
 
 
 def read_subspaces(bank: Bank) -> Tensor:

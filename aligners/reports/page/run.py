@@ -46,7 +46,7 @@ def write_page(report: Report, folder: Path) -> Path:
     page = rendered(
         "run.html.j2",
         title=_title(report),
-        about=_about(report, folder),
+        about=sentences("about_run", run=folder.name, meta=report.meta)[0],
         sentences=[each for said in report.sentences for each in SENTENCES.split(said) if each.strip()],
         note=report.note,
         figures=_figures(folder / f"{name}.png" for name in report.figures),
@@ -68,14 +68,8 @@ def models_of(meta: Row) -> list[Mapping[str, Any]]:
 
 def _title(report: Report) -> str:
     names = list(short_names(str(model["name"]) for model in models_of(report.meta)).values())
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
     kind = report.title or report.name.capitalize()
-    return f"{kind}: {', '.join(names[:MOST_NAMES])}{more}" if names else kind
-
-
-def _about(report: Report, folder: Path) -> str:
-    """The run, its texts and its device in one line."""
-    return sentences("about_run", run=folder.name, meta=report.meta)[0]
+    return f"{kind}: {_listed(names, MOST_NAMES)}" if names else kind
 
 
 def _figures(paths: Iterable[Path]) -> list[Row]:
@@ -209,7 +203,7 @@ def _described(figure: Figure) -> str:
     return "; ".join(said) + "."
 
 
-def _listed(names: Sequence[str]) -> str:
+def _listed(names: Sequence[str], most: int = MOST_DRAWN) -> str:
     every = list(dict.fromkeys(name.replace("\n", " ") for name in names if name))
-    more = len(every) - MOST_DRAWN
-    return ", ".join(every[:MOST_DRAWN]) + (f" and {more} more" if more > 0 else "")
+    more = len(every) - most
+    return ", ".join(every[:most]) + (f" and {more} more" if more > 0 else "")

@@ -45,7 +45,7 @@ def report(
         rows,
         {"layers": layers, "distances": distances},
         figures=_figures(shown, alone),
-        screen=similarity_tables(shown) if alone else [],
+        screen=[_table(_raw(panel)) for panel in _different(shown)] if alone else [],
         sentences=sentences("similarity", alone=alone, several=several, distances=with_short_names(distances)),
     )
 
@@ -67,11 +67,6 @@ def _figures(rows: Sequence[Row], alone: bool) -> dict[str, Callable[[], Figure]
     return figures
 
 
-def similarity_tables(rows: Sequence[Row]) -> list[Table]:
-    """Make a table for each pair of models: measures down, matching layers across, controls below each value."""
-    return [_table(_raw(panel)) for panel in _different(rows)]
-
-
 def _different(rows: Sequence[Row]) -> list[list[Row]]:
     """The rows of each pair of different models."""
     return [panel for (x, y), panel in grouped(rows, "model_x", "model_y").items() if x != y]
@@ -87,6 +82,7 @@ def _raw(rows: Sequence[Row]) -> list[Row]:
 
 
 def _table(rows: Sequence[Row]) -> Table:
+    """Make the table of a pair of models: measures down, matching layers across, controls below each value."""
     pairs = matching_layers(*_layers(rows))
     title = f"{rows[0]['model_x']} and {rows[0]['model_y']}, matching layers"
     table = site_table(title, ["measure", ""], [], {"": [site_name(pair) for pair in pairs]})
@@ -110,8 +106,8 @@ def pair_map(rows: Sequence[Row]) -> Figure:
     height, width = (max(1.9, cell * len(own)) for own in layers)
     size = width + 0.55, height + 0.75
     figure, axes = drawing.panels(len(measures), ABREAST, size, (1.1, 0.5), boxed=True, font=8)
-    grids = [drawing.layer_grid(own, ("layer_x", "layer_y", "value"), *layers) for own in measures.values()]
-    drawing.heat_maps(axes, measures, grids, *layers, shrink=0.6, pad=0.01, label="similarity")
+    columns = "layer_x", "layer_y", "value"
+    drawing.heat_maps(axes, measures, measures.values(), columns, *layers, shrink=0.6, pad=0.01, label="similarity")
     drawing.label(figure, f"layer of {rows[0]['model_y']}", f"layer of {rows[0]['model_x']}")
     return figure
 

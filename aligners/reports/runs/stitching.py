@@ -38,7 +38,7 @@ def report(meta: Row, rows: Sequence[Row], curves: Sequence[Row] = (), groups: G
     """
     routes, trained = Routes(rows, groups), grouped(curves, "method")
     figures: dict[str, Callable[[], Figure]] = {
-        "penalty": partial(_penalty_figure, routes),
+        "penalty": partial(_by_site, routes, "penalty", PENALTY),
         "accuracy": partial(_accuracy_figure, routes),
         **({"map": partial(_penalty_map, routes)} if routes.is_grid else {}),
     }
@@ -158,11 +158,6 @@ class Routes:
 # ---------------------------------------------------------------------- figures
 
 
-def _penalty_figure(routes: Routes) -> Figure:
-    """Draw penalty against site, a panel for each method and a line for each route (Brown et al. 2023, Figure 1)."""
-    return _by_site(routes, "penalty", PENALTY)
-
-
 def _accuracy_figure(routes: Routes) -> Figure:
     """Draw the task's score against site, below the target's own; for groups, how much of it is lost."""
     words = score_words(routes.rows)
@@ -177,7 +172,10 @@ def _accuracy_figure(routes: Routes) -> Figure:
 
 
 def _by_site(routes: Routes, column: str, up: str, scale: float = 1, levels: Sequence[drawing.Level] = ()) -> Figure:
-    """Draw a column against site: a panel for each method, or several where lines are many, with the same levels."""
+    """Draw a column against site, a line for each route (Brown et al. 2023, Figure 1).
+
+    Each method has a panel, or several where lines are many, with the same levels.
+    """
     pairs, looks, panels = routes.pairs, routes.looks, []
     for method, (aside, share) in product(routes.methods, routes.shares()):
         cells = {line.name: by_sites(where(line.rows, method=method)) for line in share}
@@ -217,9 +215,8 @@ def _penalty_map(routes: Routes) -> Figure:
         known = [row["penalty"] for own in cells for row in own if row["penalty"] is not None]
         ends = (min([0.0, *known]), max([drawing.LINEAR_UP_TO, *known])) if known else (0.0, 1.0)
         titles = [line.name if place == 0 else "" for line in lines]
-        grids = (drawing.layer_grid(own, ("site_x", "site_y", "penalty"), *layers) for own in cells)
-        across = axes[place * count : (place + 1) * count]
-        drawing.heat_maps(across, titles, grids, *layers, *ends, shrink=0.8, pad=0.01, label="penalty, nats")
+        across, columns = axes[place * count : (place + 1) * count], ("site_x", "site_y", "penalty")
+        drawing.heat_maps(across, titles, cells, columns, *layers, *ends, shrink=0.8, pad=0.01, label="penalty, nats")
         across[0].set_ylabel(method, fontsize=9)
     drawing.label(figure, "site of the target", "site of the source")
     return figure

@@ -8,12 +8,10 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from aligners.finetuning.truncating import MEAN
-from aligners.reports.drawing import LOOKS, Look, heat_map, label, layer_grid, panels
+from aligners.reports.drawing import ABREAST, LOOKS, Look, heat_map, label, layer_grid, panels
 from aligners.reports.names import floor_words, score_words, with_short_names
 from aligners.reports.report import Report, Row, grouped, where
 from aligners.reports.screen import site_table
-
-ABREAST = 4
 
 
 def report(meta: Row, rows: Sequence[Row]) -> Report:

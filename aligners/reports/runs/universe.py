@@ -9,7 +9,7 @@ from rich.table import Table
 
 from aligners.fitting.outcomes import is_trained, mark, what_did_not_train, worst_of
 from aligners.fitting.universe.universe import NETWORK
-from aligners.reports.drawing import COLOURS, heat_maps, label, layer_grid, panels, short
+from aligners.reports.drawing import COLOURS, heat_maps, label, panels, short
 from aligners.reports.names import short_names, with_short_names
 from aligners.reports.report import Report, Row, distinct, grouped, largest, mean, where
 from aligners.reports.templates import sentences
@@ -87,9 +87,9 @@ def _heat_maps(rows: Sequence[Row]) -> Figure:
     names, methods = distinct(rows, "model_x"), grouped(rows, "method")
     size = (0.5 * len(names) + 1.0, 0.5 * len(names) + 0.6)
     figure, axes = panels(len(methods), ACROSS, size, (1.6, 0.8), boxed=True, sharey=True)
-    grids = [layer_grid(own, ("model_x", "model_y", "fvu"), names, names) for own in methods.values()]
     top, titles = min(1.0, largest(rows, "fvu") or 1.0), [_title(*method) for method in methods.items()]
-    heat_maps(axes, titles, grids, names, names, 0, top, label="FVU", shrink=0.8, extend="max")
+    columns = ("model_x", "model_y", "fvu")
+    heat_maps(axes, titles, methods.values(), columns, names, names, 0, top, label="FVU", shrink=0.8, extend="max")
     for axis in axes:
         axis.set_xticks(range(len(names)), names, rotation=45, ha="right", fontsize=7)
         axis.set_yticks(range(len(names)), names, fontsize=7)

@@ -176,10 +176,10 @@ class Shared(ModelHubMixin, library_name=LIBRARY, tags=[LIBRARY]):
         folder = fetch(pretrained_model_name_or_path, revision, **options)
         config = read_config(folder)
         if config.get("kind") != cls.kind:
-            known = {kind.kind: kind.__name__ for kind in KINDS}
+            known = KINDS.get(config.get("kind", ""))
             raise UserError(
                 f"Expected {pretrained_model_name_or_path} to hold {cls.kind}, but it holds {config.get('kind')}. Load "
-                f"it with {known.get(config.get('kind', ''), 'a later version')}."
+                f"it with {known.__name__ if known else 'a later version'}."
             )
         found = cls.read_weights(folder, config)
         found.fitted_on_models = list(config.get("fitted_on_models") or [])
@@ -343,8 +343,8 @@ def _in_name(name: str, names: Mapping[str, str]) -> str:
     return name if found is None else name.removesuffix(found) + names[found]
 
 
-KINDS: tuple[type[Shared], ...] = (SharedUniverse, SharedStitching, SharedMaps, SharedProbes)
-KEPT = {kind.file: kind for kind in KINDS}  # by the file that a run keeps
+KINDS = {kind.kind: kind for kind in (SharedUniverse, SharedStitching, SharedMaps, SharedProbes)}
+KEPT = {kind.file: kind for kind in KINDS.values()}  # by the file that a run keeps
 
 
 def identities(models: Sequence[str | FrozenModel], data: Mapping[str, Any]) -> list[Identity]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from aligners.errors import UserError
 from aligners.files.shared import MODEL, fetch, is_hub_name, is_shared, read_config
-from aligners.reports.finished import FinishedRun, finished_run, has_report
+from aligners.reports.finished import FinishedRun, finished_run, kinds_in
 from aligners.reports.page.run import models_of
 from aligners.reports.sharing.models import last_parts, public_names, renamed
 from aligners.reports.sharing.pretrained import FIGURES, KEPT, KINDS, REPORT, Shared, SharedMaps
@@ -34,11 +34,12 @@ def shared_from_run(
     path = Path(run)
     on_hub = is_hub_name(path) and not path.is_dir()
     if is_shared(path) and (on_hub or (path / MODEL).is_file()):
-        return _read_again(path)
+        folder = fetch(path)
+        return KINDS.get(read_config(folder).get("kind", ""), SharedMaps).from_pretrained(folder)
     file = _kept(path)
     shared: Shared = KEPT[file.name].of_run(file)
     folder = Path(report) if report is not None else path if path.is_dir() else path.parent
-    finished = finished_run(folder) if report is not None or has_report(folder) else None
+    finished = finished_run(folder) if report is not None or kinds_in(folder) else None
     models = [str(model["name"]) for model in shared.models]
     public = {**last_parts(shared.data), **public_names(models, names)}
     if finished is not None:
@@ -49,12 +50,6 @@ def shared_from_run(
     shared.rename(public)
     shared.write_card(finished, license)
     return shared
-
-
-def _read_again(place: Path) -> Shared:
-    folder = fetch(place)
-    kind = read_config(folder).get("kind")
-    return next((known for known in KINDS if known.kind == kind), SharedMaps).from_pretrained(folder)
 
 
 def _kept(path: Path) -> Path:

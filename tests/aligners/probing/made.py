@@ -62,28 +62,6 @@ def edge_bank(arms: Sequence[Arm], words: Words, labels: Labels, seed: int, **si
     return fresh_bank(EdgeProbes, arms, words, seed, **labels.shape, **sizes)
 
 
-def kinds_of_words(count: int, kinds: int, forms: int, *, seed: int = 0) -> tuple[list[Sentence], Tensor]:
-    """Sentences of 6 words, each of a kind that is drawn anew, with the task `kind`; and the kinds, (N,).
-
-    Args:
-        count: of sentences.
-        kinds: how many there are.
-        forms: how many word types there are, which say nothing of the kinds.
-        seed: of the draw.
-    """
-    draw = torch.Generator().manual_seed(seed)
-    kind = torch.randint(kinds, (count, 6), generator=draw)
-    form = torch.randint(forms, (count, 6), generator=draw)
-    sentences = [
-        Sentence(
-            tuple(f"w{n}" for n in words),
-            targets=tuple(Target("kind", (n, n + 1), labels=(f"k{k}",)) for n, k in enumerate(own)),
-        )
-        for words, own in zip(form.tolist(), kind.tolist(), strict=True)
-    ]
-    return sentences, kind.flatten()
-
-
 def sentences_of_words(count: int, seed: int) -> list[Sentence]:
     """Sentences of known words with random trees."""
     draw = random.Random(seed)

@@ -1,5 +1,6 @@
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -69,12 +70,8 @@ def test_answers_are_those_of_plain_layers(task: str) -> None:
         else:
             read = scaled[PLACES.index(Place(arm.source, arm.layer))]
         for t in range(len(targets)):
-            torch.testing.assert_close(
-                found[a, t],
-                plain_logits(bank, a, read, targets.spans[t] + words.first[targets.sentence[t]]),
-                rtol=1e-4,
-                atol=1e-5,
-            )
+            expected = plain_logits(bank, a, read, targets.spans[t] + words.first[targets.sentence[t]])
+            torch.testing.assert_close(found[a, t], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_scores_and_codes_are_those_of_plain_counting() -> None:
@@ -105,45 +102,8 @@ def test_f1_of_single_labels_is_accuracy_and_a_probe_of_nothing_needs_log_k_bits
     assert torch.equal(f1(found), accuracy(found, len(targets)))
     for weight in (bank.probes.last.weight, bank.probes.last.bias):
         nn.init.zeros_(weight.requires_grad_(False))
-    kinds = len({form[0] for own in words.sentences for form in own.words})
-    torch.testing.assert_close(
-        codelengths(bank, Examples(words, targets)), torch.full((len(ARMS), len(targets)), math.log2(kinds)).double()
-    )
-
-
-def test_a_bank_is_its_probes_one_after_another() -> None:
-    words = drawn_words()
-    labels = Labels.of("arc", words.sentences)
-    targets, other = targets_of(labels, words), drawn_words(seed=50)
-    asked = Examples(words, targets), Examples(other, targets_of(labels, other))
-    together = edge_bank(ARMS, words, labels, 0, **SIZES)
-    train_bank(together, *asked, HOW, 0)
-    for a, arm in enumerate(ARMS):
-        alone = edge_bank([arm], words, labels, 0, **SIZES)
-        train_bank(alone, *asked, HOW, 0)
-        assert not any(weight.requires_grad for weight in alone.parameters())
-        part = together.only([a])
-        assert part.places == alone.places
-        assert part.arms == alone.arms
-        bits = codelengths(alone, Examples(words, targets))[0]
-        torch.testing.assert_close(codelengths(part, Examples(words, targets))[0], bits, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(codelengths(together, Examples(words, targets))[a], bits, rtol=1e-4, atol=1e-5)
-        fresh = edge_bank([arm], words, labels, 0, **SIZES)
-        assert (bits - codelengths(fresh, Examples(words, targets))[0]).abs().min() > 1e-3
-
-
-def test_training_lowers_the_loss_and_starts_differ_by_seed() -> None:
-    words = drawn_words((5,) * 20)
-    labels = Labels.of("kind", words.sentences)
-    targets, before, after = targets_of(labels, words), [], []
-    asked = Examples(words, targets), Examples(words, targets)
-    for seed in range(2):
-        bank = edge_bank(ARMS, words, labels, seed, **SIZES)
-        before.append(codelengths(bank, Examples(words, targets)).mean(1))
-        train_bank(bank, *asked, ProbeTraining(max_epochs=4, batch=5, learning_rate=1e-2), seed)
-        after.append(codelengths(bank, Examples(words, targets)).mean(1))
-    assert all((a < 0.95 * b).all() for a, b in zip(after, before, strict=True))
-    assert not torch.equal(before[0], before[1])
+    bits = codelengths(bank, Examples(words, targets))
+    torch.testing.assert_close(bits, torch.full_like(bits, math.log2(targets.labels.shape[-1])))
 
 
 def test_some_targets_alone_are_asked() -> None:
@@ -196,34 +156,27 @@ def test_a_label_that_fitting_has_not_seen_is_counted_and_never_right() -> None:
     assert least[1] == least[2] == len(targets)
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
+def test_spans_tasks_and_arms_that_there_are_not_are_refused() -> None:
+    words = drawn_words()
+    kinds, first = Labels.of("kind", words.sentences), words.sentences[0]
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"span1": (0, 99)}, r"within the \d words .* got \(0, 99\)"),
         ({"span1": (1, 1)}, r"got \(1, 1\)"),
         ({"span2": (0, 1)}, "1 spans of every target of 'kind', but got 2"),
-    ],
-)
-def test_spans_that_are_none_are_refused(changes: dict[str, tuple[int, int]], said: str) -> None:
-    words = drawn_words()
-    first = words.sentences[0]
-    wrong = replace(first, targets=tuple(replace(target, **changes) for target in first.targets))
-    with pytest.raises(ValueError, match=said):
-        targets_of(Labels.of("kind", words.sentences), replace(words, sentences=[wrong, *words.sentences[1:]]))
-
-
-def test_tasks_and_arms_that_there_are_not_are_refused() -> None:
-    words = drawn_words()
+    ]
+    for changes, said in wrong:
+        other = replace(first, targets=tuple(replace(target, **changes) for target in first.targets))
+        with pytest.raises(ValueError, match=said):
+            targets_of(kinds, replace(words, sentences=[other, *words.sentences[1:]]))
     with pytest.raises(ValueError, match="got 'ner'; there are: kind, flags, arc"):
         Labels.of("ner", words.sentences)
     both = [Sentence(("a",), targets=(Target("t", (0, 1), span2, ("x",)),)) for span2 in ((), (0, 1))]
     with pytest.raises(ValueError, match="to have `span2`, or none"):
         Labels.of("t", both)
-    same = [Sentence(("a",), targets=(Target("t", (0, 1), labels=("x",)),))] * 2
     with pytest.raises(ValueError, match=r"to be told apart, but all have the labels \('x',\)"):
-        Labels.of("t", same)
+        Labels.of("t", both[:1])
     with pytest.raises(ValueError, match=r"Expected a place that .*layer=7"):
-        edge_bank([Arm("model", 7)], words, Labels.of("kind", words.sentences), 0)
+        edge_bank([Arm("model", 7)], words, kinds, 0)
     with pytest.raises(ValueError, match="read at layer 1 of the model"):
         replace(words, states=words.states[:1], places=PLACES[:1]).read(PLACES[1:2], [0])
 
@@ -234,15 +187,14 @@ def test_rows_have_intervals_selectivity_and_the_centre_of_gravity() -> None:
     task = EdgeTask("kind", words, drawn_words((6,) * 10, seed=70), arms, 0, SIZES)
     for seed in range(2):
         task.train(HOW, seed)
-    banks = task.banks
-    least, single, mixed = task.rows(drawn_words((6,) * 40, seed=100))
-    held = drawn_words((6,) * 40, seed=100)
+    banks, held = task.banks, drawn_words((6,) * 40, seed=100)
+    least, single, mixed = task.rows(held)
     by_seed = [f1(counts(bank, Examples(held, targets_of(task.labels, held))).sum(1)) for bank in banks]
+    low, high = sorted(float(own[0]) for own in by_seed)
+    assert low < high
     assert least["source"] == "majority"
-    assert single["score"] == pytest.approx(float(by_seed[0][0] + by_seed[1][0]) / 2)
-    assert (single["score_seeds_low"], single["score_seeds_high"]) == pytest.approx(
-        sorted(float(own[0]) for own in by_seed)
-    )
+    assert single["score"] == pytest.approx((low + high) / 2)
+    assert (single["score_seeds_low"], single["score_seeds_high"]) == pytest.approx((low, high))
     assert single["control"] == pytest.approx(float(by_seed[0][2] + by_seed[1][2]) / 2)
     for row in (single, mixed):
         assert row["selectivity"] == pytest.approx(row["score"] - row["control"])

@@ -14,39 +14,24 @@ from aligners.probing.evaluation import ProbeExperiment
 from aligners.probing.reading import check_annotated
 from aligners.probing.storing import PROBES, load_banks
 from aligners.probing.training import ProbeTraining
+from aligners.reports.finished import make_report
+from aligners.reports.publishing import write
+from aligners.reports.report import where
 from datamodules import layers
 from datamodules.layers import LayerActivations
 from datamodules.text.annotated.sentence import Sentence
 from datamodules.text.sources import TextSource
-from tests.aligners.probing.made import write_treebank
 from tests.runs import quiet_trainer
-from tests.tiny import WORDS, tiny_folder
-from tests.world import write_texts
+from tests.tiny import WORDS
+from tests.world import World, write_texts
 
-LONG = 12  # words of the longest sentences
-
-
-def chains(count: int) -> list[Sentence]:
-    """Sentences of known words, each of which hangs on a neighbour."""
-    draw, found = random.Random(0), []
-    for _ in range(count):
-        words = draw.choices(WORDS, k=draw.randint(5, LONG))
-        root = draw.randint(1, len(words))
-        heads = [0 if n == root else n + (1 if n < root else -1) for n in range(1, len(words) + 1)]
-        found.append(Sentence(tuple(words), tuple(heads)))
-    return found
+SITES = [0, 1, 2, 3, None]
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    folder = tmp_path_factory.mktemp("probing")
-    models = {f"model_{seed}": str(tiny_folder(folder / f"m{seed}", seed=seed)) for seed in range(2)}
-    return {**models, "trees": write_treebank(folder / "trees.conllu", chains(120))}
-
-
-def data_of(world: dict[str, str], models: tuple[str, ...] = ("model_0",), **options: Any) -> LayerActivations:
-    given: dict[str, Any] = {"text": TextSource(world["trees"]), "rows": "words_mean", "max_length": 32} | options
-    return LayerActivations([world[model] for model in models], batch_size=16, **given)
+def data_of(text: TextSource, *models: str, **options: Any) -> LayerActivations:
+    return LayerActivations(
+        list(models), text=text, batch_size=16, **{"rows": "words_mean", "max_length": 32} | options
+    )
 
 
 def experiment(**options: Any) -> ProbeExperiment:
@@ -60,47 +45,68 @@ def run_on(data: LayerActivations, made: ProbeExperiment) -> ProbeExperiment:
     return made
 
 
-def test_the_command_writes_a_report_and_probes_that_answer_as_it_says(
-    world: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = tmp_path / "run"
-    train(
-        [
-            *("probe", "--run", str(run), "--seeds", "2", "--ranks", "[2,4]", "--training.least_steps", "5"),
-            *("--portions", "[0.1,0.5,1.0]"),
-            *("--training.max_epochs", "1", "--projection", "4", "--hidden", "4"),
-            *("--data.models", f"[{world['model_0']}]"),
-            *("--data.text.source", world["trees"], "--data.max_length", "32", "--trainer.logger", "false"),
-            *("--trainer.enable_progress_bar", "false"),
-        ]
-    )
-    said = capsys.readouterr().out
-    written = json.loads((run / "probing.json").read_text())
-    assert {path.name for path in run.iterdir()} >= {
-        *("probing.csv", "mixes.csv", "trees.csv", "probing.png", "probing_ranks.png", "probing_trees.png", PROBES)
-    }
-    assert "selectivity" in said
+@pytest.fixture(scope="module")
+def probed(treebank: TextSource, world: World) -> ProbeExperiment:
+    """With two seeds, two ranks and codes of three portions."""
+    made = experiment(tasks=["pos", "distance"], seeds=2, ranks=[2, 4], portions=[0.1, 0.4, 1.0])
+    return run_on(data_of(treebank, world.model_x), made)
+
+
+def test_the_report_has_every_table_and_figure(probed: ProbeExperiment, tmp_path: Path) -> None:
+    rows = [row | {"uuas": 1.0} if row["source"] == "word order" else row for row in probed.rows]
+    made = make_report("probing", probed.meta, rows, **probed.report_tables)
+    figures = write(made, tmp_path)
+    assert [path.stem for path in figures] == ["probing", "probing_ranks", "probing_trees", "probing_codes"]
+    assert {path.stem for path in tmp_path.glob("*.csv")} == {"probing", "mixes", "trees", "codelengths", "portions"}
+    said = "\n".join(made.sentences)
     assert "distance: no better than the baseline (word order, UUAS 100.0): site 0, rank 2, with" in said
-    assert "120 sentences" in said
-    banks = load_banks(run / PROBES)
-    again = run_on(data_of(world), experiment(tasks=["pos"], controls=False, portions=[]))  # only for its words
-    held = again.words[0, "test"]
-    found = []
-    for seed in range(2):
-        bank, about = banks[f"pos, seed {seed}, {world['model_0']}"]
-        labels = Labels.from_plain(about["labels"])
-        chosen = [a for a, arm in enumerate(bank.arms) if arm.source == "model" and not arm.control]
-        found.append(f1(counts(bank.only(chosen), Examples(held, targets_of(labels, held))).sum(1)))
-    rows = [row for row in written["rows"] if (row["task"], row["source"]) == ("pos", "model")]
-    assert [row["site"] for row in rows] == [0, 1, 2, 3, None]
-    assert [row["score"] for row in rows] == pytest.approx(torch.stack(found).mean(0).tolist())
-    structural = [row for row in written["rows"] if row["probe"] == "distance"]
+    assert "pos: labels are compressed most at site" in said
+    structural = where(probed.rows, probe="distance")
+    best = max(where(structural, source="model"), key=lambda row: row["score"])
+    assert {row["layer"] for row in probed.report_tables["trees"]} == {best["site"]}
     assert Counter((row["source"], row["rank"]) for row in structural) == {
         ("word order", None): 1, **{(source, rank): 4 for source in ("model", "untrained") for rank in (2, 4)}
     }  # fmt: skip
 
 
-def test_each_model_and_its_twin_read_every_text_once(world: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saved_probes_answer_as_the_report_says(probed: ProbeExperiment, world: World, tmp_path: Path) -> None:
+    probed.save(tmp_path / PROBES)
+    banks, held, found = load_banks(tmp_path / PROBES), probed.words[0, "test"], []
+    for seed in range(2):
+        bank, about = banks[f"pos, seed {seed}, {world.model_x}"]
+        targets = targets_of(Labels.from_plain(about["labels"]), held)
+        chosen = [a for a, arm in enumerate(bank.arms) if arm.source == "model" and not arm.control]
+        found.append(f1(counts(bank.only(chosen), Examples(held, targets)).sum(1)))
+    rows = where(probed.rows, task="pos", source="model")
+    assert [row["site"] for row in rows] == SITES
+    assert [row["score"] for row in rows] == pytest.approx(torch.stack(found).mean(0).tolist())
+
+
+def test_labels_are_sent_by_every_edge_probe_and_control(probed: ProbeExperiment) -> None:
+    rows = probed.report_tables["codelengths"]
+    assert {(row["task"], row["source"], row["site"], row["control"]) for row in rows} == {
+        *(("pos", "model", site, control) for site in SITES for control in (False, True)),
+        *(("pos", "untrained", site, False) for site in SITES[:-1]),
+    }
+    assert {row["n_targets"] for row in rows} == {sum(len(own.words) for own in probed.words[0, "fit"].sentences)}
+    for row in rows:
+        assert row["compression"] == pytest.approx(row["uniform_bits"] / row["bits"], rel=0.02)  # a mean over seeds
+        assert row["compression_low"] <= row["compression"] <= row["compression_high"]
+        assert row["compression_seeds_low"] <= row["compression"] <= row["compression_seeds_high"]
+
+
+def test_the_portions_add_up_to_the_code(probed: ProbeExperiment) -> None:
+    portions = probed.report_tables["portions"]
+    assert Counter(row["seed"] for row in portions) == dict.fromkeys(range(2), len(portions) // 2)
+    shares = sorted({row["share"] for row in portions})
+    assert shares == pytest.approx([0.1, 0.4, 1.0], abs=0.01)
+    first = [row["bits_a_target"] for row in portions if row["share"] == shares[0]]
+    torch.testing.assert_close(torch.tensor(first), torch.full((len(first),), torch.tensor(3.0).log2().item()))
+
+
+def test_each_model_and_its_twin_read_every_text_once(
+    treebank: TextSource, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reads: Counter[str] = Counter()
     read = layers.read_rows
 
@@ -109,12 +115,10 @@ def test_each_model_and_its_twin_read_every_text_once(world: dict[str, str], mon
         return read(model, inputs, *others)
 
     monkeypatch.setattr(layers, "read_rows", counted)
-    data = data_of(world, ("model_0", "model_1"))
-    made = run_on(data, experiment(tasks=["pos", "distance", "depth"], portions=[]))
-    texts = len(data.texts.fit) + len(data.texts.validation) + len(data.texts.test)
+    data = data_of(treebank, world.model_x, world.model_y)
+    quiet_trainer().test(experiment(), datamodule=data, verbose=False)
     assert len(reads) == 4
-    assert set(reads.values()) == {texts}
-    assert {row["model"] for row in made.rows} == {world["model_0"], world["model_1"]}
+    assert set(reads.values()) == {sum(len(getattr(data.texts, split)) for split in ("fit", "validation", "test"))}
 
 
 def write_spans(path: Path, seed: int, count: int = 60, **more: Any) -> str:
@@ -129,68 +133,67 @@ def write_spans(path: Path, seed: int, count: int = 60, **more: Any) -> str:
 
 
 def test_spans_of_a_held_out_file_are_scored_and_the_texts_are_said_once(
-    world: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fit, held = (write_spans(tmp_path / f"ner_{split}.json", seed) for seed, split in enumerate(("train", "test")))
     text = TextSource(fit, held_out=held, validation_share=0.1)
-    made = run_on(data_of(world, text=text), experiment(tasks=["ner"], controls=False, mix=False, portions=[]))
+    options: dict[str, Any] = {"controls": False, "mix": False, "portions": []}
+    made = run_on(data_of(text, world.model_x), experiment(tasks=["ner"], **options))
     assert {row["n_targets"] for row in made.rows} == {6 * 60}
     assert all(row["score"] is not None for row in made.rows)
     assert capsys.readouterr().out.count(f"Texts of {fit}: ") == 1
 
 
 def test_a_task_without_held_out_targets_is_refused_before_a_model_is_looked_for(
-    world: dict[str, str], tmp_path: Path
+    treebank: TextSource, tmp_path: Path
 ) -> None:
     named = write_spans(tmp_path / "a.jsonl", 0, task="ner")
     other = write_spans(tmp_path / "b.jsonl", 1, task="roles")
-    run = tmp_path / "run"
-    for source, task in ((named, "ner"), (world["trees"], "pos"), (world["trees"], "depth")):
+    for source, task in ((named, "ner"), (treebank.source, "depth")):
+        options = {"tasks": f"[{task}]", "data.models": "[no/such]", "data.text.source": source}
+        options |= {"data.text.held_out": other, "run": str(tmp_path / "run")}
         says = f"held-out sentences to have what '{task}' of `tasks` asks for, but none of 60 has; they have: roles"
         with pytest.raises(ValueError, match=says):
-            run_on(data_of(world, text=TextSource(source, held_out=other)), experiment(tasks=[task]))
-        options = {"run": run, "tasks": f"[{task}]", "data.models": "[no/such]", "data.text.source": source}
-        with pytest.raises(ValueError, match=says):
-            train(["probe", *(f"--{name}={value}" for name, value in options.items()), f"--data.text.held_out={other}"])
-    assert not run.exists()
+            train(["probe", *(f"--{name}={value}" for name, value in options.items())])
+    assert not (tmp_path / "run").exists()
 
 
-def test_sentences_that_a_model_does_not_read_whole_are_dropped_and_counted(world: dict[str, str]) -> None:
-    data = data_of(world, max_length=10)
+def test_sentences_that_a_model_does_not_read_whole_are_dropped_and_counted(treebank: TextSource, world: World) -> None:
+    data = data_of(treebank, world.model_x, max_length=8)
     made = run_on(data, experiment(tasks=["pos"], controls=False, mix=False, portions=[]))
     for split in ("fit", "validation", "test"):
-        texts = [text.split() for text in getattr(data.texts, split)["text"]]
-        kept = sum(len(words) <= 8 for words in texts)  # and two special tokens
-        assert made.meta["sentences"][split] == kept
-        assert made.meta["sentences_dropped"][split] == len(texts) - kept
-        assert len(texts) > kept or split == "validation"  # of few texts
-        assert sum(len(own.words) for own in made.words[0, split].sentences) == made.words[0, split].states.shape[1]
+        texts = [tuple(text.split()) for text in getattr(data.texts, split)["text"]]
+        kept = [words for words in texts if len(words) <= 6]  # and two special tokens
+        assert [own.words for own in made.words[0, split].sentences] == kept  # in the order of the texts
+        assert made.words[0, split].states.shape[1] == sum(map(len, kept))
+        assert made.meta["sentences"][split] == len(kept)
+        assert made.meta["sentences_dropped"][split] == len(texts) - len(kept)
+        assert len(texts) > len(kept) or split == "validation"  # of few texts
     with pytest.raises(ValueError, match=r"reads whole, but \d+ are not, such as .*`long_sentences` drop"):
-        run_on(data_of(world, max_length=10), experiment(tasks=["pos"], long_sentences="error"))
+        run_on(data, experiment(tasks=["pos"], long_sentences="error"))
 
 
 def test_what_cannot_be_probed_is_refused_before_reading(
-    world: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    treebank: TextSource, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tree = Sentence(("a", "b"), (0, 1))
-    plain = write_texts(tmp_path / "plain.csv", [f"{word} film {n}" for n, word in enumerate(WORDS)])
-    with pytest.raises(ValueError, match="Expected annotated sentences"):
-        run_on(data_of(world, text=TextSource(plain)), experiment())
-    with pytest.raises(ValueError, match=r"Expected `data\.rows` to be of words"):
-        run_on(data_of(world, rows="tokens"), experiment())
     monkeypatch.setattr(layers, "read_rows", None)  # nothing is read before the tasks are checked
-    with pytest.raises(ValueError, match="got 'ner'; there are: pos, morphology, dependencies"):
-        run_on(data_of(world), experiment(tasks=["pos", "ner"]))
-    for split, said in (("validation", "validation"), ("test", "held-out")):
-        own = {"fit": [tree], "validation": [tree], "test": [tree], split: [Sentence(("a", "b"))]}
-        monkeypatch.setattr("aligners.probing.reading.sentences_of", lambda _, split, own=own: own[split])
-        with pytest.raises(ValueError, match=f"Expected {said} sentences to have what 'depth' of `tasks` asks for"):
-            check_annotated(data_of(world), ["depth"])
+    plain = write_texts(tmp_path / "plain.csv", [f"{word} film {n}" for n, word in enumerate(WORDS)])
+    known, tree = data_of(treebank, world.model_x), Sentence(("a", "b"), (0, 1))
+    for data, tasks, said in (
+        (data_of(TextSource(plain), world.model_x), ["pos"], "Expected annotated sentences"),
+        (data_of(treebank, world.model_x, rows="tokens"), ["pos"], r"Expected `data\.rows` to be of words"),
+        (known, ["pos", "ner"], "got 'ner'; there are: pos, morphology, dependencies"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            run_on(data, experiment(tasks=tasks))
+    own = {"fit": [tree], "validation": [Sentence(("a", "b"))], "test": [tree]}
+    monkeypatch.setattr("aligners.probing.reading.sentences_of", lambda _, split: own[split])
+    with pytest.raises(ValueError, match="Expected validation sentences to have what 'depth' of `tasks` asks for"):
+        check_annotated(known, ["depth"])
     for wrong in ({"seeds": 0}, {"tasks": []}, {"ranks": []}, {"hidden": 0}):
         with pytest.raises(ValueError, match=f"Expected `{next(iter(wrong))}` to be at least"):
             ProbeExperiment(**wrong)  # type: ignore[arg-type]
-    other = tmp_path / "other.safetensors"
-    other.write_bytes(b"nothing of the kind")
-    for path in (other, tmp_path / "absent"):
+    (tmp_path / "other.safetensors").write_bytes(b"nothing of the kind")
+    for path in (tmp_path / "other.safetensors", tmp_path / "absent"):
         with pytest.raises(ValueError, match=r"Expected `probes` to be a probes\.safetensors"):
             load_banks(path)

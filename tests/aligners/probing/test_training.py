@@ -9,13 +9,17 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from aligners.probing.bank import Arm, Examples, fresh_bank, losses
+from aligners.probing.bank import Arm, Bank, Examples, answers, fresh_bank, losses
+from aligners.probing.edges import EdgeTask
+from aligners.probing.reading import make_task
 from aligners.probing.storing import ENTRY, load_banks, save_banks
 from aligners.probing.training import ProbeTraining, Progress, ended, train_bank
-from aligners.probing.trees import DepthProbes, DistanceProbes, StructuralProbes, Trees
+from aligners.probing.trees import DepthProbes, DistanceProbes, StructuralProbes, Trees, TreeTask
 from tests.aligners.probing.made import drawn_words
 
 ARMS = [Arm("model", 0), Arm("model", 1)]
+OF_EDGES = [Arm("model", 1), Arm("untrained", 0), Arm("model", None), Arm("model", None, control=True)]
+OF_RANKS = [Arm("model", 0, rank=2), Arm("model", 1), Arm("untrained", 1, rank=4)]
 
 
 def test_each_arm_has_its_own_rate_end_and_weights() -> None:
@@ -31,6 +35,32 @@ def test_each_arm_has_its_own_rate_end_and_weights() -> None:
     assert bank.weight.flatten().tolist() == [3, 1.5, 2]  # 1 + 1 + 1, 1 + 1/2 + 0, 1 + 1/2 + 1/2
     progress.take_back()
     assert bank.weight.flatten().tolist() == [3, 0, 1.5]  # an arm that has ended stays so, though .1 is less
+
+
+@pytest.mark.parametrize(("name", "arms"), [("arc", OF_EDGES), ("distance", OF_RANKS)])
+def test_a_bank_is_its_probes_one_after_another(name: str, arms: list[Arm]) -> None:
+    words, watched = drawn_words(), drawn_words(seed=50)
+
+    def task_of(chosen: list[Arm]) -> EdgeTask | TreeTask:
+        return make_task(name, words, watched, chosen, {"projection": 5, "hidden": 4}, seed=0)
+
+    def trained(chosen: list[Arm]) -> Bank:
+        task = task_of(chosen)
+        task.train(ProbeTraining(max_epochs=3, batch=2, learning_rate=1e-2, least_steps=4), 0)
+        return task.banks[0]
+
+    together, asked = trained(arms), task_of(arms).fitting
+    for a, arm in enumerate(arms):
+        alone, part = trained([arm]), together.only([a])
+        assert not any(weight.requires_grad for weight in alone.parameters())
+        assert (part.places, part.arms) == (alone.places, alone.arms)
+        whole, one, other, fresh = (
+            torch.cat([found.flatten(1) for _, found in answers(bank, asked)], 1)
+            for bank in (together, part, alone, task_of([arm]).fresh(0))
+        )
+        for found in (whole[a], one[0]):
+            torch.testing.assert_close(found, other[0], rtol=1e-3, atol=1e-4)
+        assert not torch.allclose(fresh, other, atol=1e-2)
 
 
 @pytest.mark.parametrize("width", [6, 384])

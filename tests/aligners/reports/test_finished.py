@@ -1,6 +1,8 @@
 """Finished runs, read back, and what is said of folders that are none."""
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,18 +11,16 @@ from aligners.cli.table import evaluate
 from aligners.reports.finished import KINDS, file_name, finished_run, make_report, maker
 from aligners.reports.publishing import write
 from aligners.reports.report import Row
-from tests.aligners.reports.stitching.stitched_rows import stitched
+from tests.aligners.reports.made import row, stitched
 
 ROWS: list[Row] = [
-    {"model_x": f"{side}/x", "model_y": "y", "site_x": 1, "site_y": 1, "method": "linear", "role": "method",
-     "fvu": 0.5, "fvu_unseen": None, "training": "trained"}
-    for side in ("left", "right")
-]  # fmt: skip
+    row(f"{side}/x", "y", "linear", "method", (1, 1), fvu=0.5, training="trained") for side in ("left", "right")
+]
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    folder = tmp_path / "run"
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("finished") / "run"
     write(make_report("fit", {"models": {}}, ROWS), folder)
     (folder / "config.yaml").write_text("seed: 0\n")
     content = json.loads((folder / "summary.json").read_text())
@@ -41,7 +41,7 @@ def test_a_run_is_read_back_as_it_was_written(run: Path) -> None:
 def test_options_of_the_report_come_from_the_run(tmp_path: Path) -> None:
     groups, rows = {"one": ["a", "b"], "two": ["c", "d"]}, stitched(("a", "b", "c", "d"))
     expected = make_report("stitching", {}, rows, groups=groups)
-    write(expected, tmp_path)
+    write(replace(expected, figures={}), tmp_path)
     (tmp_path / "config.yaml").write_text(f"groups: {json.dumps(groups)}\n")
     assert [list(table.columns[0].cells) for table in finished_run(tmp_path).report.screen] == [
         list(table.columns[0].cells) for table in expected.screen
@@ -51,8 +51,6 @@ def test_options_of_the_report_come_from_the_run(tmp_path: Path) -> None:
 def test_every_kind_can_be_made_and_has_the_name_of_its_files() -> None:
     assert all(callable(maker(kind)) for kind in KINDS)
     assert len({file_name(kind) for kind in KINDS}) == len(KINDS)
-    made = make_report("fit", {}, ROWS)
-    assert (made.name, [table.row_count for table in made.screen]) == ("summary", [2])
 
 
 def test_show_prints_the_run_and_makes_its_page(
@@ -69,8 +67,6 @@ def test_show_prints_the_run_and_makes_its_page(
     assert opened == []  # there is no terminal here
     evaluate(["show", str(run), "--open", "true"])
     assert opened == [(run / "report.html").as_uri()]
-    evaluate(["show", str(run), "--open", "false"])
-    assert len(opened) == 1
 
 
 def test_a_desktop_is_a_display_a_terminal_and_no_ssh(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,11 +88,11 @@ def test_a_desktop_is_a_display_a_terminal_and_no_ssh(run: Path, monkeypatch: py
 def test_a_folder_that_is_no_finished_run_is_told_what_it_lacks(run: Path, tmp_path: Path) -> None:
     def said(folder: Path) -> str:
         with pytest.raises(ValueError, match="Expected `run` to be the folder of a finished run, but") as found:
-            evaluate(["show", str(folder)])
+            finished_run(folder)
         return str(found.value)
 
     assert "is not a folder" in said(tmp_path / "nowhere")
-    assert f"holds several: name one of {run}." in said(tmp_path)
+    assert f"holds several: name one of {run}." in said(run.parent)
     (tmp_path / "new").mkdir()
     assert "holds no config.yaml, which every run begins with" in said(tmp_path / "new")
     (tmp_path / "new" / "config.yaml").touch()
@@ -107,15 +103,15 @@ def test_a_folder_that_is_no_finished_run_is_told_what_it_lacks(run: Path, tmp_p
     assert "is that of a study: `study.py status" in said(tmp_path / "new")
 
 
-def test_a_damaged_report_is_refused(run: Path) -> None:
-    path = run / "summary.json"
+def test_a_damaged_report_is_refused(run: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copy(run / "summary.json", tmp_path))
     whole = path.read_text()
     path.write_text(whole[:-20])
     with pytest.raises(ValueError, match=r"summary\.json to be a report, but it cannot be read"):
-        finished_run(run)
+        finished_run(tmp_path)
     path.write_text('{"rows": []}')
     with pytest.raises(ValueError, match="to be a report with meta, findings, rows, but it is something else"):
-        finished_run(run)
+        finished_run(tmp_path)
     path.write_text(whole.replace('"fvu"', '"fvu_elsewhere"'))
     with pytest.raises(ValueError, match="its rows have no 'fvu': another version wrote it"):
-        finished_run(run)
+        finished_run(tmp_path)

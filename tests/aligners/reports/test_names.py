@@ -4,8 +4,20 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from aligners.reports.names import MOST_LETTERS, file_names, names_in_full, short_names, with_short_names
+from aligners.reports.drawing import short
+from aligners.reports.names import (
+    MOST_LETTERS,
+    file_names,
+    fixed,
+    names_in_full,
+    short_names,
+    value_range,
+    with_short_names,
+)
 from aligners.reports.screen import TitledTable, say
+from aligners.reports.study.contents import Column
+from aligners.reports.study.statistics import Estimate
+from aligners.reports.study.writing import plain_cell
 
 DEEP = "/tmp/" + "folder/" * 40
 
@@ -52,16 +64,21 @@ def test_rows_to_show_are_copies_and_the_rest_of_them_stays() -> None:
     assert names_in_full([{"model_x": "x", "model_y": "y"}]) == ""
 
 
-def test_a_title_may_be_wider_than_its_table() -> None:
+def test_a_title_may_be_wider_than_its_table_and_words_are_whole_in_a_file() -> None:
     table = TitledTable("a title of many more letters than the table has")
     table.add_column("n")
     table.add_row("1")
-    shown = io.StringIO()
-    Console(width=60, file=shown).print(table)
-    assert "a title of many more letters than the table has\n" in shown.getvalue()
+    console = Console(width=60, file=io.StringIO())
+    console.print(table)
+    say(console, DEEP)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "a title of many more letters than the table has\n" in shown
+    assert shown.endswith(f"\n{DEEP}\n")
 
 
-def test_words_are_whole_in_a_file() -> None:
-    shown = io.StringIO()
-    say(Console(width=60, file=shown), DEEP)
-    assert shown.getvalue() == DEEP + "\n"
+def test_a_rounding_to_zero_has_no_sign() -> None:
+    assert [fixed(-0.0001, form) for form in (".3f", "+.3f", ".1%", ",.2f", "+z.1f")] == [
+        "0.000", "+0.000", "0.0%", "0.00", "+0.0"
+    ]  # fmt: skip
+    assert (fixed(-3, "d"), value_range([-0.0001, 0.0002], ".3f"), short(-0.001)) == ("-3", "0.000", ".00")
+    assert plain_cell(Estimate(-0.00001, low=-0.00002, high=0.1), Column("x", "x", ".3f")) == "0.000 [0.000, 0.100]"

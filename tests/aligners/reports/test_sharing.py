@@ -20,6 +20,7 @@ from aligners.probing.bank import Arm, Bank, Place
 from aligners.probing.edges import EdgeProbes
 from aligners.probing.storing import load_banks, save_banks
 from aligners.reports.finished import finished_run
+from aligners.reports.sharing.models import renamed
 from aligners.reports.sharing.run import shared_from_run
 from tests.tiny import tiny_folder
 from tests.world import TEST_TEXTS, World
@@ -84,25 +85,12 @@ def test_maps_come_back_as_they_were(run: Path, shared: Path, world: World) -> N
     assert (found.bank.fitted.keys == before.fitted.keys).all()
 
 
-def test_nothing_of_this_machine_is_in_a_shared_folder(shared: Path, world: World) -> None:
+def test_nothing_of_this_machine_is_in_a_shared_folder(shared: Path, run: Path, world: World, tmp_path: Path) -> None:
     texts = {path: path.read_bytes() for path in shared.rglob("*") if path.is_file()}
     assert {path.relative_to(shared).as_posix() for path in texts} >= {"model.safetensors", "config.json", "README.md"}
     here = str(Path(world.model_x).parent).encode()
     assert [path.name for path, content in texts.items() if here in content] == []
-    assert texts[shared / "model.safetensors"][8:9] == b"{"  # safetensors, and no pickle
-
-
-def test_what_is_shared_is_never_unpickled(shared: Path, tmp_path: Path) -> None:
-    shutil.copytree(shared, tmp_path / "evil")
-    torch.save({"alignment": {}}, tmp_path / "evil" / "model.safetensors")
-    config = json.loads((shared / "config.json").read_text())
-    config["sha256"] = sha256(tmp_path / "evil" / "model.safetensors")
-    (tmp_path / "evil" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match="it cannot be read as one: Error while deserializing header"):
-        load_bank(tmp_path / "evil")
-
-
-def test_options_of_a_machine_do_not_travel(shared: Path, run: Path, tmp_path: Path) -> None:
+    assert renamed({"x": [str(shared), "no/such"]}, {}) == {"x": ["maps", "no/such"]}
     given = shared_from_run(run)
     assert isinstance(given, SharedMaps)
     given.bank.data_config.update(trust_remote_code=True, cache="/elsewhere")  # as somebody else could write them
@@ -129,74 +117,66 @@ def test_other_models_are_refused_unless_it_is_declared_for_them(
     assert again.bank.data["models"]["x"]["fingerprint"] == loaded[0].fingerprint
 
 
-def test_a_damaged_file_is_refused(shared: Path, run: Path, tmp_path: Path) -> None:
-    shared_from_run(run).save_pretrained(tmp_path / "copy")
-    weights = tmp_path / "copy" / "model.safetensors"
+def refused(place: Path | str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        load_bank(place)
+
+
+def test_a_damaged_folder_is_refused_and_nothing_in_it_is_unpickled(shared: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(shared, tmp_path / "copy")
+    weights, config = copy / "model.safetensors", copy / "config.json"
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
-    for load in (load_bank, SharedMaps.from_pretrained):
-        with pytest.raises(ValueError, match=r"is damaged: it is not the file that config\.json tells of"):
-            load(tmp_path / "copy")
+    refused(copy, r"is damaged: it is not the file that config\.json tells of")
+    with pytest.raises(ValueError, match="is damaged"):
+        SharedMaps.from_pretrained(copy)
+    torch.save({"alignment": {}}, weights)
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"sha256": sha256(weights)}))
+    refused(copy, "it cannot be read as one: Error while deserializing header")
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"format": 2}))
+    refused(copy, "it is of format 2, and 1 is the latest")
+    shutil.copy(shared / "config.json", config)
     weights.unlink()
-    with pytest.raises(ValueError, match=r"it has no model\.safetensors"):
-        load_bank(tmp_path / "copy")
-    (tmp_path / "copy" / "config.json").write_text("{")
-    with pytest.raises(ValueError, match=r"its config\.json cannot be read"):
-        load_bank(tmp_path / "copy")
+    refused(copy, r"it has no model\.safetensors")
+    config.write_text("{")
+    refused(copy, r"its config\.json cannot be read")
 
 
 def test_a_folder_of_something_else_is_refused(run: Path, world: World, shared: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"its config\.json is of something else"):
-        load_bank(world.model_x)
-    with pytest.raises(ValueError, match=r"it is that of a run\. Name its file .*aligners\.ckpt"):
-        load_bank(run)
-    with pytest.raises(ValueError, match=r"it has no config\.json"):
-        load_bank(tmp_path)
+    refused(world.model_x, r"its config\.json is of something else")
+    refused(run, r"it is that of a run\. Name its file .*aligners\.ckpt")
+    refused(tmp_path, r"it has no config\.json")
+    refused("runs/aligners.ckpt", r"checkpoint at runs/aligners\.ckpt, but there is no such file")  # no name on the Hub
     with pytest.raises(ValueError, match=r"to hold universe, but it holds maps\. Load it with SharedMaps"):
         SharedUniverse.from_pretrained(shared)
-    later = json.loads((shared / "config.json").read_text()) | {"format": 2}
-    (tmp_path / "config.json").write_text(json.dumps(later))
-    with pytest.raises(ValueError, match="it is of format 2, and 1 is the latest"):
-        load_bank(tmp_path)
-
-
-def test_a_folder_that_holds_files_is_left_alone(run: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(ValueError, match="`folder` to be a new or empty folder"):
         shared_from_run(run).save_pretrained(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
-def test_what_is_uploaded_is_fetched_by_its_name(run: Path, hub: Path, world: World, tmp_path: Path) -> None:
-    address = shared_from_run(run).push_to_hub("me/maps", private=True)
-    assert address.endswith("me/maps/commit/1")
+def test_what_is_uploaded_is_fetched_by_its_name(
+    run: Path, hub: Path, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluate(["share", str(run), str(tmp_path / "out"), "--push", "me/maps"])
     assert (hub / "me" / "maps" / "private").read_text() == "True"
     found = SharedMaps.from_pretrained("me/maps", models=world[:2])
     assert load_bank("me/maps").pairs == load_bank("me/maps@main").pairs == found.bank.pairs
-    assert ModelCard.load(hub / "me" / "maps" / "README.md").data.library_name == "aligners"
-    assert '"me/maps"' in (hub / "me" / "maps" / "README.md").read_text()
-    with pytest.raises(ValueError, match=r"the Hub does not give it: 404: no repository me/none$"):
-        load_bank("me/none")
+    card = hub / "me" / "maps" / "README.md"
+    assert ModelCard.load(card).data.library_name == "aligners"
+    assert '"me/maps"' in card.read_text()
+    refused("me/none", r"the Hub does not give it: 404: no repository me/none$")
+    with pytest.raises(ValueError, match="`push` to be a name on the Hub"):
+        evaluate(["share", str(run), str(tmp_path / "again"), "--push", "maps"])
 
+    def refuse(*_: object, **__: object) -> None:
+        raise ConnectionError("401: log in")
 
-def test_a_file_that_is_not_there_is_no_name_on_the_hub(hub: Path) -> None:
-    with pytest.raises(ValueError, match=r"checkpoint at runs/aligners\.ckpt, but there is no such file"):
-        load_bank("runs/aligners.ckpt")
-
-
-def test_commands_take_a_shared_folder(shared: Path, world: World, tmp_path: Path) -> None:
-    given = [
-        "--data.model_x", world.model_x, "--data.model_y", world.model_y, "--data.text.source", world.fit,
-        "--data.text.held_out", world.test, "--trainer.accelerator", "cpu", "--trainer.logger", "false",
-        "--closed_form", "[]",
-    ]  # fmt: skip
-    evaluate(["inject", "--checkpoints+", str(shared), *given, "--run", str(tmp_path / "run")])
-    rows = json.loads((tmp_path / "run" / "report.json").read_text())["rows"]
-    assert {row["method"] for row in rows if row["role"] == "method"} == {"linear", "permutation"}
-    given[3] = world.model_x
-    with pytest.raises(ValueError, match=r"was fitted on other models: Y was y .*`evaluate\.py share` with `--models`"):
-        evaluate(["inject", "--checkpoints+", str(shared), *given, "--run", str(tmp_path / "other")])
+    monkeypatch.setattr("huggingface_hub.hub_mixin.HfApi", refuse)
+    with pytest.raises(ValueError, match=r"is written, but it cannot be uploaded as me/maps: 401: log in"):
+        evaluate(["share", str(run), str(tmp_path / "again"), "--push", "me/maps"])
+    assert (tmp_path / "again" / "README.md").is_file()
 
 
 def test_probes_are_shared_with_their_models(world: World, tmp_path: Path) -> None:
@@ -204,9 +184,8 @@ def test_probes_are_shared_with_their_models(world: World, tmp_path: Path) -> No
     bank = Bank(EdgeProbes(arms, 4, labels=3, spans=1, several=False, projection=2, hidden=2),
                 [Place("model", 0), Place("model", 1)])  # fmt: skip
     model = load_frozen(world.model_x, tokenizer=False).identity()
-    given = SharedProbes(
-        {f"pos, seed 0, {world.model_x}": (bank, {"model": world.model_x, "task": "pos"})}, [model], {}
-    )
+    banks = {f"pos, seed 0, {world.model_x}": (bank, {"model": world.model_x, "task": "pos"})}
+    given = SharedProbes(banks, [model], {})
     given.rename({world.model_x: "x"})
     given.save_pretrained(tmp_path / "probes")
     found = SharedProbes.from_pretrained(tmp_path / "probes", models=[world.model_x])
@@ -222,9 +201,6 @@ def test_probes_are_shared_with_their_models(world: World, tmp_path: Path) -> No
         load_banks(tmp_path / "run")
 
 
-# ---------------------------------------------------------------------- the command and the card
-
-
 def test_the_card_says_what_was_measured_and_on_what(run: Path, tmp_path: Path) -> None:
     evaluate(["share", str(run), str(tmp_path / "out"), "--license", "mit"])
     card = ModelCard.load(tmp_path / "out" / "README.md")
@@ -232,24 +208,14 @@ def test_the_card_says_what_was_measured_and_on_what(run: Path, tmp_path: Path) 
     text = card.text
     assert f"On {TEST_TEXTS} held-out texts of `test.csv`, beside `fit.csv`, none of which was fitted on." in text
     assert "| X | `x` |" in text
-    rows = json.loads((run / "report.json").read_text())["rows"]
-    (row,) = (row for row in rows if (row["method"], row["site_x"]) == ("linear", 1))
+    (row,) = (row for row in finished_run(run).report.rows if (row["method"], row["site_x"]) == ("linear", 1))
     assert f"| {row['fvu']:.3f} [{row['fvu_low']:.3f}, {row['fvu_high']:.3f}] |" in text
     assert "| identity | floor | 1 |" in text
     assert "An interval in brackets is of 95 %." in text
-    (finding,) = json.loads((run / "report.json").read_text())["findings"][:1]
-    assert finding in text
+    assert finished_run(run).report.sentences[0] in text
     for figure in ("fvu", "accuracy"):
         assert f"](figures/{figure}.png)" in text
         assert (tmp_path / "out" / "figures" / f"{figure}.png").stat().st_size > 1000
-
-
-def test_a_card_without_a_report_says_so(run: Path, tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    shutil.copy(run / "aligners.ckpt", tmp_path / "run")
-    evaluate(["share", str(tmp_path / "run"), str(tmp_path / "out")])
-    assert "Nothing: no report came with it." in (tmp_path / "out" / "README.md").read_text()
-    assert not (tmp_path / "out" / "report.json").exists()
 
 
 def test_what_a_card_says_of_its_numbers(run: Path) -> None:
@@ -269,6 +235,8 @@ def test_what_a_card_says_of_its_numbers(run: Path) -> None:
     assert "\n- Not injected, backward: it has no head.\n" in shared.card
     assert "words: at some site" not in shared.card
     assert "poor: partly" not in shared.card
+    shared.write_card(finished._replace(report=replace(finished.report, rows=rows * 50)))
+    assert "20 further rows are in `report.json`." in shared.card
 
 
 def test_a_report_on_other_models_is_refused(run: Path, tmp_path: Path) -> None:
@@ -286,8 +254,8 @@ def test_a_report_on_other_models_is_refused(run: Path, tmp_path: Path) -> None:
         shared_from_run(run, other)
 
 
-def test_names_for_others(run: Path, world: World, tmp_path: Path) -> None:
-    evaluate(["share", str(run), str(tmp_path / "out"), "--names", "[me/one, me/two]"])
+def test_names_for_others(run: Path, tmp_path: Path) -> None:
+    shared_from_run(run, names=["me/one", "me/two"]).save_pretrained(tmp_path / "out")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert [model["name"] for model in config["models"]] == ["me/one", "me/two"]
     assert (config["data"]["model_x"], config["data"]["text"]["source"]) == ("me/one", "fit.csv")
@@ -297,33 +265,18 @@ def test_names_for_others(run: Path, world: World, tmp_path: Path) -> None:
         shared_from_run(run, names=["me/one"])
 
 
-def test_a_run_that_keeps_nothing_is_refused(tmp_path: Path) -> None:
+def test_a_card_without_a_report_says_so_and_a_run_that_keeps_nothing_is_refused(run: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"`run` to hold something to share, one of universe\.ckpt, .* holds none"):
         evaluate(["share", str(tmp_path), str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()
+    shutil.copy(run / "aligners.ckpt", tmp_path)
+    given = shared_from_run(tmp_path)
+    assert "Nothing: no report came with it." in given.card
+    assert given.files == {}
 
 
-def test_the_command_uploads_and_says_what_went_wrong(
-    run: Path, hub: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    evaluate(["share", str(run), str(tmp_path / "out"), "--push", "me/maps"])
-    assert "Uploaded: https://huggingface.co/me/maps" in capsys.readouterr().out
-    assert (hub / "me" / "maps" / "private").read_text() == "True"
-    with pytest.raises(ValueError, match="`push` to be a name on the Hub"):
-        evaluate(["share", str(run), str(tmp_path / "again"), "--push", "maps"])
-
-    def refuse(*_: object, **__: object) -> None:
-        raise ConnectionError("401: log in")
-
-    monkeypatch.setattr("huggingface_hub.hub_mixin.HfApi", refuse)
-    with pytest.raises(ValueError, match=r"is written, but it cannot be uploaded as me/maps: 401: log in"):
-        evaluate(["share", str(run), str(tmp_path / "again"), "--push", "me/maps"])
-    assert (tmp_path / "again" / "README.md").is_file()
-
-
-def test_a_shared_folder_is_shared_again_for_others(run: Path, world: World, tmp_path: Path) -> None:
-    evaluate(["share", str(run), str(tmp_path / "one")])
-    evaluate(["share", str(tmp_path / "one"), str(tmp_path / "two"), "--models", f"[{world.model_y}, {world.model_x}]"])
+def test_a_shared_folder_is_shared_again_for_others(shared: Path, world: World, tmp_path: Path) -> None:
+    evaluate(["share", str(shared), str(tmp_path / "two"), "--models", f"[{world.model_y}, {world.model_x}]"])
     config = json.loads((tmp_path / "two" / "config.json").read_text())
     assert [model["name"] for model in config["fitted_on_models"]] == ["x", "y"]
     assert (tmp_path / "two" / "figures" / "fvu.png").is_file()

@@ -10,18 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Arc
 from scipy.stats import spearmanr
 
-from aligners.reports.drawing import (
-    ABREAST,
-    COLOURS,
-    MODEL_COLOURS,
-    PANEL,
-    Look,
-    dress,
-    line_look,
-    lines_by_site,
-    panels,
-)
-from aligners.reports.names import WORDS, short_names, with_interval, with_short_names
+from aligners.reports import drawing
+from aligners.reports.names import WORDS, with_interval, with_short_names
 from aligners.reports.report import Report, Row, distinct, grouped, largest, mean, number, where
 from aligners.reports.screen import TitledTable, site_table
 from aligners.reports.templates import sentences
@@ -35,7 +25,7 @@ CODES = {  # what is sent by a code -> source, and whether it is the control tas
 }
 MOST_ABREAST = 3
 WIDTH = 0.62  # inches a word takes
-RIGHT, WRONG = COLOURS[2], COLOURS[1]
+RIGHT, WRONG = drawing.COLOURS[2], drawing.COLOURS[1]
 
 
 def report(
@@ -61,8 +51,7 @@ def report(
     if len(_ranks(shown)) > 1:
         figures["probing_ranks"] = partial(ranks_figure, shown)
     if trees:
-        names = short_names(row["model"] for row in rows)
-        figures["probing_trees"] = partial(trees_figure, [row | {"model": names[row["model"]]} for row in trees])
+        figures["probing_trees"] = partial(trees_figure, with_short_names(trees))
     if codelengths:
         figures["probing_codes"] = partial(codes_figure, codes, with_short_names(portions))
     models = grouped(shown, "model")
@@ -180,12 +169,12 @@ def codes_tables(rows: Sequence[Row]) -> Iterator[TitledTable]:
 def layers_figure(rows: Sequence[Row]) -> Figure:
     """Draw every score by layer with its controls, a panel for each task and measure."""
     shown = _measures(rows)
-    figure, axes = panels(len(shown), MOST_ABREAST, PANEL, (2.2, 0.8))
+    figure, axes = drawing.panels(len(shown), MOST_ABREAST, drawing.PANEL, (2.2, 0.8))
     for axis, (task, column, name) in zip(axes, shown, strict=True):
         own = where(rows, task=task)
         drawn = list(_drawn(own, distinct(rows, "model"), column))
         with_intervals = [(said, look, line.cells) for said, look, line in drawn if line.column == column]
-        lines_by_site(axis, with_intervals, column, 100)
+        drawing.lines_by_site(axis, with_intervals, column, 100)
         for said, look, line in drawn:
             if line.column != column:  # the control task, which has no interval
                 here = [(place, 100 * row["control"]) for place, row in enumerate(line.cells) if row is not None]
@@ -193,11 +182,11 @@ def layers_figure(rows: Sequence[Row]) -> Figure:
         _mark_level(axis, _baseline(own)[column], "baseline", 100)
         axis.set_title(f"{task}: {name}", fontsize=10)
         _name_sites(axis, own)
-    dress(figure, axes, "site (layer)", "score, in hundredths")
+    drawing.dress(figure, axes, "site (layer)", "score, in hundredths")
     return figure
 
 
-def _drawn(rows: Sequence[Row], models: Sequence[str], column: str) -> Iterator[tuple[str, Look, Line]]:
+def _drawn(rows: Sequence[Row], models: Sequence[str], column: str) -> Iterator[tuple[str, drawing.Look, Line]]:
     """The lines of a panel: the colour says which model, the line what was read."""
     for m, model in enumerate(models):
         own = where(_of_states(rows), model=model)
@@ -205,7 +194,7 @@ def _drawn(rows: Sequence[Row], models: Sequence[str], column: str) -> Iterator[
             if line.column == column or (line.column, column) == ("control", "score"):
                 place = 2 if line.column == "control" else int(line.name.endswith("untrained"))
                 kind = ("trained", "untrained", "control task")[place]
-                look = line_look(m or place, place, ("-", "--", ":")[place], MODEL_COLOURS)
+                look = drawing.line_look(m or place, place, ("-", "--", ":")[place], drawing.MODEL_COLOURS)
                 yield f"{model}, {kind}" if len(models) > 1 else kind, look, line
 
 
@@ -222,24 +211,24 @@ def _mark_level(axis: Axes, height: float | None, name: str, scale: float = 1) -
 def ranks_figure(rows: Sequence[Row]) -> Figure:
     """Draw the scores of structural probes by rank, a line for each site of each model."""
     shown = _measures(row for row in rows if row["probe"] != "edge")
-    figure, axes = panels(len(shown), MOST_ABREAST, PANEL, (2.2, 0.8))
+    figure, axes = drawing.panels(len(shown), MOST_ABREAST, drawing.PANEL, (2.2, 0.8))
     for axis, (task, column, name) in zip(axes, shown, strict=True):
         own = where(rows, task=task, source="model")
         ranks = _ranks(own)
         for place, ((model, site), line) in enumerate(grouped(own, "model", "site").items()):
             scores = {row["rank"]: 100 * number(row[column]) for row in line}
-            look = line_look(place, place, "-", MODEL_COLOURS)
+            look = drawing.line_look(place, place, "-", drawing.MODEL_COLOURS)
             axis.plot(range(len(ranks)), [scores[rank] for rank in ranks], label=f"{model}, site {site}", **look)
         axis.set_xticks(range(len(ranks)), map(str, ranks))
         axis.set_title(f"{task}: {name}", fontsize=10)
-    dress(figure, axes, "rank of the probe", "score, in hundredths")
+    drawing.dress(figure, axes, "rank of the probe", "score, in hundredths")
     return figure
 
 
 def trees_figure(trees: Sequence[Row]) -> Figure:
     """Draw sentences with the edges of their trees above and those that a probe finds below."""
     longest = max(len(row["words"].split()) for row in trees)
-    figure, axes = panels(len(trees), 1, (WIDTH * longest, 2.4), (0.4, 0.3))
+    figure, axes = drawing.panels(len(trees), 1, (WIDTH * longest, 2.4), (0.4, 0.3))
     for axis, row in zip(axes, trees, strict=True):
         _tree(axis, row)
         axis.set_xlim(-0.7, longest - 0.3)
@@ -271,16 +260,16 @@ def _edges(written: str) -> set[tuple[int, int]]:
 
 def codes_figure(rows: Sequence[Row], portions: Sequence[Row]) -> Figure:
     """Draw, for each model and task, compression by site, and below it bits a target by portion."""
-    groups = list(grouped(rows, "model", "task").items())[:ABREAST]
+    groups = list(grouped(rows, "model", "task").items())[: drawing.ABREAST]
     several = len({model for (model, _), _ in groups}) > 1
-    figure, axes = panels(2 * len(groups), len(groups), PANEL, (2.2, 0.9))
+    figure, axes = drawing.panels(2 * len(groups), len(groups), drawing.PANEL, (2.2, 0.9))
     for place, ((model, task), own) in enumerate(groups):
         axes[place].set_title(f"{model}, {task}" if several else task, fontsize=10)
         _compressions(axes[place], own)
         _losses_by_portion(axes[len(groups) + place], where(portions, model=model, task=task, **CODES["model"]))
     axes[0].set_ylabel("uniform code over codelength", fontsize=8)
     axes[len(groups)].set_ylabel("bits a target", fontsize=8)
-    dress(figure, axes, "", "")
+    drawing.dress(figure, axes, "", "")
     return figure
 
 
@@ -288,8 +277,8 @@ def _compressions(axis: Axes, rows: Sequence[Row]) -> None:
     """Draw compression by site: a line for the model, its untrained twin, and the control task."""
     for place, (name, kind) in enumerate(CODES.items()):
         here = {row["site"]: row for row in where(rows, **kind)}
-        look = line_look(place, place, ("-", "--", ":")[place], MODEL_COLOURS)
-        lines_by_site(axis, [(name, look, [here.get(site) for site in _sites(rows)])], "compression")
+        look = drawing.line_look(place, place, ("-", "--", ":")[place], drawing.MODEL_COLOURS)
+        drawing.lines_by_site(axis, [(name, look, [here.get(site) for site in _sites(rows)])], "compression")
     _mark_level(axis, _by_frequencies(rows), "by frequencies")
     _name_sites(axis, rows)
     axis.set_xlabel("site (layer)", fontsize=8)
@@ -300,7 +289,7 @@ def _losses_by_portion(axis: Axes, rows: Sequence[Row]) -> None:
     for place, site in enumerate(_sites(rows)):
         losses = {share: mean(own, "bits_a_target") for share, own in grouped(where(rows, site=site), "share").items()}
         shares = sorted(losses)
-        look = {**line_look(place, place + 3, "-", MODEL_COLOURS), "markersize": 3, "linewidth": 1}
+        look = {**drawing.line_look(place, place + 3, "-", drawing.MODEL_COLOURS), "markersize": 3, "linewidth": 1}
         name = "mix" if site is None else f"site {site}"
         axis.plot(100 * np.array(shares), [losses[share] for share in shares], label=name, **look)
     axis.set_xscale("log")

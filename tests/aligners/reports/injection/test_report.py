@@ -1,47 +1,30 @@
-import csv
-import io
-import json
 from dataclasses import replace
 from functools import partial
-from itertools import product
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from aligners.fitting.outcomes import BOTH_WAYS, CLOSED, TRAINED
-from aligners.injection.behaviour import BEHAVIOUR_COLUMNS
-from aligners.injection.panels import ERROR_COLUMNS
 from aligners.reports.drawing import FLOORS, METHODS, method_looks
 from aligners.reports.finished import make_report
 from aligners.reports.page.run import write_page
 from aligners.reports.publishing import write
-from aligners.reports.runs.injection import (
-    below_chance,
-    console_tables,
-    fvu_figure,
-    price_of_bijectivity,
-    reading,
-)
+from aligners.reports.runs.fit import report as report_of_fit
+from aligners.reports.runs.injection import below_chance, console_tables, fvu_figure, price_of_bijectivity, reading
+from aligners.reports.screen import title_of
+from tests.aligners.reports.made import Row, cells, printed, scored
+from tests.aligners.reports.made import row as made_row
 
 report = partial(make_report, "injection")
-
-Row = dict[str, Any]
 
 
 def row(method: str, site: int | None, fvu: float | None, accuracy: float | None, **changes: Any) -> Row:
     role = "ceiling" if method.startswith("native") else "floor" if site is None or method == "identity" else "method"
-    ends = {"": 0.0, "_low": -0.05, "_high": 0.05}
-    behaviour = {f"{name}{end}": None if accuracy is None else accuracy + far
-                 for name in ("accuracy", "score") for end, far in ends.items()}  # fmt: skip
-    return {
-        "model_x": "first", "model_y": "second", "direction": "forward", "rows": "tokens", "n_texts": 10, "n_rows": 100,
-        "seed": 0, "method": method, "role": role, "site_x": site, "site_y": site,
-        **dict.fromkeys(("parameters", "fit", "bijective", "fitted_on", "training", *BEHAVIOUR_COLUMNS)),
-        **behaviour, "score_name": "accuracy", "loss": 0.5, "agreement": 0.9,
-        **dict.fromkeys(("penalty", "penalty_low", "penalty_high", "perplexity", *ERROR_COLUMNS)), "fvu": fvu,
-    } | changes  # fmt: skip
+    about = {"direction": "forward", "n_texts": 10, "n_rows": 100, "loss": 0.5, "agreement": 0.9, "fvu": fvu}
+    answered = {} if accuracy is None else scored(accuracy, 0.05)
+    return made_row("first", "second", method, role, (site, site), **about | answered | changes)
 
 
 def forward() -> list[Row]:
@@ -56,7 +39,7 @@ def forward() -> list[Row]:
         *(row("procrustes", site, 0.7, accuracy, fit=CLOSED) for site, accuracy in ((1, 0.8), (2, 0.75))),
         *(row("inn", site, fvu, 0.8, **inn) for site, fvu in ((1, 0.25), (2, 0.3))),
         *(row("mlp", site, 0.2, 0.8, **mlp) for site in (1, 2)),
-        *(row("mlp_wide", site, 0.1, 0.7, fit=TRAINED, parameters=9000, bijective=False) for site in (1, 2)),
+        *(row("mlp_wide", site, 0.1, 0.7, fit=TRAINED, parameters=1100, bijective=False) for site in (1, 2)),
     ]
 
 
@@ -100,43 +83,15 @@ def test_cautions_are_among_the_findings_of_every_report() -> None:
     assert found.sentences[0] == "Caution: few."
 
 
-def test_files_hold_every_row_and_every_number(tmp_path: Path) -> None:
-    rows = two_ways()
-    folder = tmp_path / "deep" / "report"
-    write(report({"seed": 3}, rows), folder)
-    found = json.loads((folder / "report.json").read_text())
-    judged = {"price_of_bijectivity": price_of_bijectivity(rows), "below_chance": below_chance(rows)}
-    assert found == {"meta": {"seed": 3, **judged}, "rows": rows, "findings": reading(rows).splitlines()}
-    with (folder / "report.csv").open() as file:
-        lines = list(csv.DictReader(file))
-    assert [line["fvu"] for line in lines] == ["" if r["fvu"] is None else str(r["fvu"]) for r in rows]
-    assert [line["method"] for line in lines] == [r["method"] for r in rows]
-    table, said = (part.splitlines() for part in (folder / "report.md").read_text().split("\n\n"))
-    assert said == [f"- {sentence}" for sentence in reading(rows).splitlines()]
-    assert len(table) == len(rows) + 2
-    assert {line.count("|") for line in table} == {table[0].count("|")}
-    for name in ("fvu.png", "accuracy.png"):
-        assert (folder / name).read_bytes().startswith(b"\x89PNG")
-    assert not [path for path in folder.iterdir() if ".part" in path.name]
-
-
-def test_files_name_models_in_full_and_show_them_shortly(tmp_path: Path) -> None:
-    """Also with several pairs of models and uneven sites."""
+def test_a_report_holds_every_row_and_what_is_judged_of_them() -> None:
     long = "/tmp/" + "folder/" * 40
-    other = [
-        r | {"model_y": "third", "site_y": None if r["site_y"] is None else r["site_y"] + 4}
-        for r in forward()
-        if r["method"] != "identity"
-    ]
-    rows = [r | {side: long + r[side] for side in ("model_x", "model_y")} for r in forward() + other]
-    made = report({}, rows)
-    write(made, tmp_path)
-    assert [draw.args[0][0]["model_x"] for draw in made.figures.values()] == ["first"] * 2
-    assert (tmp_path / "report.csv").read_text().count(long) == 2 * len(rows)
-    text = (tmp_path / "report.md").read_text()
-    assert text.count("| first | second |") == len(forward())
-    assert "| 1→5 |" in text
-    assert text.endswith(f"\n\n- first: `{long}first`\n- second: `{long}second`\n- third: `{long}third`\n")
+    rows = [r | {side: long + r[side] for side in ("model_x", "model_y")} for r in two_ways()]
+    made = report({"seed": 3}, rows)
+    judged = {"price_of_bijectivity": price_of_bijectivity(rows), "below_chance": below_chance(rows)}
+    assert (made.name, made.meta, made.rows) == ("report", {"seed": 3, **judged}, rows)
+    assert made.sentences == reading(two_ways()).splitlines()  # under short names
+    assert [title_of(table) for table in made.screen] == ["first → second", "second → first"]
+    assert list(made.figures) == ["fvu", "accuracy"]
 
 
 @pytest.mark.parametrize("sites", [2, 12])
@@ -144,15 +99,8 @@ def test_tables_on_screen_show_each_direction(sites: int) -> None:
     wide = [r | {"site_x": s, "site_y": s} for s in range(sites) for r in forward() if r["site_x"] == 1]
     rows = [r for r in forward() if r["site_x"] is None] + wide
     rows += [r | {"model_x": "second", "model_y": "first"} for r in rows]
-    screen = io.StringIO()
-    for table in console_tables(rows):
-        Console(width=160, file=screen).print(table)
-    shown = screen.getvalue()
-    assert "first → second" in shown
-    assert "second → first" in shown
-    assert "procrustes" in shown
-    assert "80.0" in shown
-    assert "1,030" in shown
+    shown = printed(console_tables(rows), width=160)
+    assert all(part in shown for part in ("first → second", "second → first", "procrustes", "80.0", "1,030"))
     assert "…" not in shown  # nothing is cut off
 
 
@@ -179,9 +127,8 @@ def test_reading_says_what_the_numbers_say() -> None:
     ):
         assert part in reading(forward())
     assert reading(two_ways()).count("answers") == 2
-    assert "No map that is trained at every site was evaluated" in reading(
-        [r for r in forward() if r["role"] != "method"]
-    )
+    unmapped = [r for r in forward() if r["role"] != "method"]
+    assert "No map that is trained at every site was evaluated" in reading(unmapped)
 
 
 def test_a_gain_is_not_said_to_be_kept_within_a_margin() -> None:
@@ -205,9 +152,8 @@ def test_a_map_that_is_not_trained_is_marked_and_compared_with_none(tmp_path: Pa
     text = (tmp_path / "report.md").read_text()
     assert text.count(f"| {outcome} |") == 2
     assert f"- \\* mlp at site 2: {outcome}." in text  # no list within a list
-    cells = [cell for table in made.screen for column in table.columns for cell in column.cells]
-    assert "0.200*" in cells
-    assert "*" not in cells
+    assert "0.200*" in cells(made.screen)
+    assert "*" not in cells(made.screen)
     assert "*: untrained start, or diverged (see the findings)." in write_page(made, tmp_path).read_text()
     for draw in made.figures.values():
         assert any(line.get_markerfacecolor() == "white" for axis in draw().axes for line in axis.lines)
@@ -238,26 +184,14 @@ def test_unseen_types_and_other_text_are_shown_where_they_are_known() -> None:
     assert "On the other text linear is closest and leaves 70.0%." in text
     assert "vocabulary" not in reading(forward())
     assert len(fvu_figure(rows).axes) == 3 * len(fvu_figure(forward()).axes)
-    screen = io.StringIO()
-    for table in console_tables(rows):
-        Console(width=160, file=screen).print(table)
-    assert {"unseen", "other", "0.900", "0.700"} <= set(screen.getvalue().split())
+    assert {"unseen", "other", "0.900", "0.700"} <= set(printed(console_tables(rows), width=160).split())
 
 
-def test_a_method_looks_the_same_in_every_panel_and_figure_whatever_else_is_drawn() -> None:
-    backward = [row("inn", 1, 0.3, 0.7), row("identity", 1, 0.8, 0.7), row("linear", 1, 0.5, 0.7)]
-    rows = [r for r in forward() if r["method"] not in ("procrustes", "mlp")]
-    fewer = fvu_figure(rows + [r | {"direction": "backward"} for r in backward]).axes
-    every, *others = ({line.get_label(): line for line in axis.lines} for axis in [*fvu_figure(forward()).axes, *fewer])
-    for other, name in product(others, ("linear", "inn", "identity")):
-        for look in ("get_color", "get_marker"):
-            assert getattr(other[name], look)() == getattr(every[name], look)(), (name, look)
-
-
-def test_methods_and_floors_can_be_told_apart() -> None:
+def test_methods_and_floors_can_be_told_apart_and_look_the_same_whatever_else_is_drawn() -> None:
     looks = method_looks([*METHODS, *FLOORS, "mine", "yours"])
     assert len({(look["color"], look["marker"], look["linestyle"]) for look in looks.values()}) == len(looks)
     assert len({looks[name]["color"] for name in (*METHODS, *FLOORS)}) == len(METHODS) + len(FLOORS)
+    assert all(method_looks([name])[name] == looks[name] for name in (*METHODS, *FLOORS))
 
 
 def test_no_panel_has_more_lines_than_can_be_told_apart() -> None:
@@ -277,3 +211,38 @@ def test_one_site_is_drawn_in_the_middle_and_many_are_named_sparsely() -> None:
     assert one.get_xlim() == (-1.5, 1.5)
     assert len(many.get_xticks()) < 20
     assert [label.get_text() for label in many.get_xticklabels()][:2] == ["0", f"{many.get_xticks()[1]:g}"]
+
+
+def fits(models: int) -> list[Row]:
+    return [
+        made_row(f"m{x}", f"m{y}", "linear", "method", (site, site), fvu=0.01 * (x + 1) * site)
+        for x, y in combinations(range(models), 2)
+        for site in (1, 2)
+    ]
+
+
+def test_maps_no_better_than_the_mean_are_named() -> None:
+    few = [r | {"fvu": 50 * r["fvu"]} for r in fits(3)]
+    (said,) = report_of_fit({}, few).sentences
+    assert said.endswith("by its largest FVU: linear 2.")
+    assert report_of_fit({}, fits(3)).sentences == []
+
+
+def test_more_than_a_dozen_pairs_are_drawn_as_their_median_which_keeps_what_did_not_train() -> None:
+    each = fits(6)
+    each[0]["training"] = "untrained start (linear)"
+    few, many = (report_of_fit({}, rows).figures["fvu"]().axes for rows in (fits(5), each))
+    assert len([axis for axis in few if axis.axison]) == 10
+    (axis,) = (axis for axis in many if axis.axison)
+    assert axis.get_title() == "X → Y, median of 15 pairs"
+    assert list(axis.get_lines()[0].get_ydata()) == pytest.approx([0.02, 0.04])
+    hollow = [line for line in axis.get_lines() if line.get_markerfacecolor() == "white"]
+    assert [list(line.get_xdata()) for line in hollow if len(line.get_xdata())] == [[0]]
+
+
+def test_the_map_that_recovers_best_is_one_that_is_trained() -> None:
+    known: dict[str, Row] = {"linear": {"fvu": 0.2}, "inn": {"fvu": 0.1, "training": "diverged at step 2"}}
+    each = [made_row("x", "target", name, "method", (1, 1), strength=0.3, **about) for name, about in known.items()]
+    made = make_report("recovery", {}, each)
+    assert made.sentences[0].startswith("Closest to the target, of its variance: at strength 0.3 linear leaves 20 %")
+    assert "0.1000*" in cells(made.screen)

@@ -1,17 +1,12 @@
 """Heat maps, lines along matching layers, and tables of a comparison of models."""
 
-import csv
-import json
 from itertools import combinations_with_replacement, product
-from pathlib import Path
 from typing import Any
 
 import pytest
-from matplotlib import image
-from rich.console import Console
 
-from aligners.reports.publishing import write
-from aligners.reports.runs.similarity import block_map, layer_lines, pair_map, report, similarity_tables
+from aligners.reports.runs.similarity import block_map, layer_lines, pair_map, report
+from tests.aligners.reports.made import printed
 
 CONTROLS = ("low", "high", "held_out", "null", "null_high", "untrained", "ceiling")
 PAIR = [("X", "Y")]
@@ -72,7 +67,11 @@ def test_blocks_of_all_models_hold_both_directions() -> None:
 
 def test_many_pairs_share_one_figure_and_each_has_its_own_where_that_is_asked_for() -> None:
     pairs = combinations_with_replacement([f"m{number}" for number in range(6)], 2)  # 15 of different models
-    found = [row for pair in pairs for row in rows([pair], *([3, 3] if "m5" not in pair else [2, 2]))]
+    found = [
+        row | {"value": row["value"] * (2 if "m4" in pair else 1)}
+        for pair in pairs
+        for row in rows([pair], *([3, 3] if "m5" not in pair else [2, 2]))
+    ]
     few, many = (report({}, found, [], [], each_pair=wanted) for wanted in (None, True))
     assert set(few.figures) == {"diagonal_all", "all_cka", "all_r2"}
     assert few.screen == []
@@ -86,27 +85,20 @@ def test_many_pairs_share_one_figure_and_each_has_its_own_where_that_is_asked_fo
     assert any(one.tolist() == pytest.approx([0.0, 0.055, 0.11]) for one in heights)  # two layers, stretched
 
 
-def test_files_hold_every_row_and_figures_can_be_read(tmp_path: Path) -> None:
+def test_tables_hold_every_row_and_models_in_deep_folders_make_files_that_a_disk_takes() -> None:
     long = "/tmp/" + "folder/" * 40
     every = rows([(f"{long}a/x", f"{long}b/x"), (f"{long}b/x", f"{long}b/x")], controls=True)
     layers = [{"model": "b", "layer": 0, "nuclear_norm": 2.5, "localization": None}]
-    figures = write(report({"seed": 3}, every, layers, []), tmp_path)
-    found = json.loads((tmp_path / "similarity.json").read_text())
-    assert (found["rows"], found["layers"], found["meta"]) == (every, layers, {"seed": 3})
-    with (tmp_path / "similarity.csv").open() as file:
-        assert len(list(csv.DictReader(file))) == len(every)
-    # models in deep folders make files that a disk takes
-    assert [path.name for path in figures] == ["layers_a-x_b-x.png", "diagonal_a-x_b-x.png", "layers_b-x_b-x.png"]
-    assert all(image.imread(path).std() > 0 for path in figures)
+    made = report({"seed": 3}, every, layers, [])
+    assert (made.name, made.rows, made.tables) == ("similarity", every, {"layers": layers, "distances": []})
+    assert list(made.figures) == ["layers_a-x_b-x", "diagonal_a-x_b-x", "layers_b-x_b-x"]
 
 
-def test_the_table_shows_matching_layers_of_different_models(capsys: pytest.CaptureFixture[str]) -> None:
-    (table,) = similarity_tables(rows([("a", "b"), ("b", "b")], controls=True))
-    Console(width=120).print(table)
-    screen = capsys.readouterr().out
+def test_the_table_shows_matching_layers_of_different_models() -> None:
+    screen = printed(report({}, rows([("a", "b"), ("b", "b")], controls=True), [], []).screen)
     assert "a and b, matching layers" in screen
     assert "0.110" in screen  # layer 1 with layer 1
     assert "0.120" not in screen  # layer 1 with layer 2
     assert "null" in screen
-    (plain,) = similarity_tables(rows(PAIR))
+    (plain,) = report({}, rows(PAIR), [], []).screen
     assert plain.row_count == 2
