@@ -38,7 +38,7 @@ def is_its_definition(name: str, x: Tensor, y: Tensor, tolerance: float = 1e-8) 
 
 
 @every_measure
-@pytest.mark.parametrize("n", [4, D_X + 1, 91, 300])
+@pytest.mark.parametrize("n", [4, 91, 300])
 def test_they_are_what_the_definitions_say(name: str, n: int) -> None:
     x, y = rows(n)
     is_its_definition(name, x, y)
