@@ -20,7 +20,7 @@ FORMS = [PLAIN, {}, {"couplings": 3, "depth": 2, "start": "linear", "both_ways":
 NAMES = ["plain", "ours", "started linear", "learned matrices"]
 
 every_form = pytest.mark.parametrize("options", FORMS, ids=NAMES)
-every_width = pytest.mark.parametrize("width", [2, 3, 8])
+every_width = pytest.mark.parametrize("width", [2, 7])
 
 
 def rows(width: int, sites: int = SITES) -> tuple[Moments, Tensor, Tensor]:
@@ -88,6 +88,9 @@ def test_starts_exactly_at_the_closed_form_map(width: int, mixing: Any) -> None:
     weight = least_squares(moments, 1e-4)
     fitted = (x - moments.mean_x[:, None]) @ weight + moments.mean_y[:, None]
     torch.testing.assert_close(linear(x), fitted, rtol=0, atol=1e-10)
+    linear.fit(moments.swap())  # and again, wherever an earlier fit has left it
+    linear.fit(moments)
+    torch.testing.assert_close(linear(x), fitted, rtol=0, atol=1e-9)
     plain = INN(SITES, width, width, **PLAIN).double()
     plain.fit(moments)
     torch.testing.assert_close(plain.scaling.scale_target(plain(x)), plain.scaling.scale(x), rtol=0, atol=1e-10)
@@ -101,15 +104,6 @@ def test_the_linear_start_raises_what_regression_shrinks_to_nothing() -> None:
     jacobian = aligner(torch.eye(5, dtype=torch.float64)[None])[0] - aligner(torch.zeros(1, 1, 5).double())[0]
     singular = torch.linalg.svdvals(jacobian)
     assert (singular[-1] / singular[0]).item() == pytest.approx(0.03, rel=1e-6)
-
-
-def test_fitting_again_starts_again_at_the_closed_form_map() -> None:
-    moments, x, _ = rows(5)
-    once, twice = (INN(SITES, 5, 5, start="linear").double() for _ in range(2))
-    once.fit(moments)
-    twice.fit(moments.swap())
-    twice.fit(moments)
-    torch.testing.assert_close(once(x), twice(x), rtol=0, atol=1e-9)
 
 
 @every_form
@@ -144,7 +138,7 @@ def test_only_training_both_ways_makes_an_inverse_that_can_be_used() -> None:
         aligner = INN(1, 6, 6, couplings=2, hidden=16, both_ways=both_ways)
         aligner.fit(moments_of(x, y))
         optimizer = torch.optim.AdamW(aligner.parameters(), lr=1e-2, weight_decay=0)
-        for _ in range(150):
+        for _ in range(80):
             optimizer.zero_grad()
             aligner.loss(x, y).sum().backward()
             optimizer.step()

@@ -79,7 +79,7 @@ def test_a_fit_in_half_precision_ends_near_one_in_full(world: World) -> None:
     for products in ("float32", "bfloat16"):
         optimizer = partial(torch.optim.AdamW, lr=1e-2)
         module = Alignment({"mlp": partial(MLP, hidden=[16], skip=False)}, optimizer=optimizer, products=products)  # type: ignore[arg-type]
-        quiet_trainer(max_epochs=2).fit(module, datamodule=activations(world, sites=[1, 2]))
+        quiet_trainer(max_epochs=1).fit(module, datamodule=activations(world, sites=[1, 2]))
         found[products] = module.validation_figures[module.fits()[0]]["fvu"]
     assert not torch.equal(found["float32"], found["bfloat16"])
     torch.testing.assert_close(found["bfloat16"], found["float32"], rtol=0.05, atol=0)

@@ -56,7 +56,7 @@ def close(found: dict[str, Tensor], wanted: dict[str, Tensor], tolerance: float)
 
 @pytest.mark.parametrize("spread", [2.0, 20.0, 1e-4])
 def test_they_are_what_the_definitions_give_head_by_head(spread: float) -> None:
-    a, b = heads(3, 2, spread=spread), heads(2, 4, seed=1, spread=spread)
+    a, b = heads(2, 2, spread=spread), heads(1, 3, seed=1, spread=spread)
     sums = attention_sums(a, b, WORDS)
     assert (sums.texts, sums.words) == (6, 21)
     assert sums.correlated.eq(21).all()
@@ -146,9 +146,8 @@ def test_what_is_no_distribution_over_words_is_refused() -> None:
             attention_sums(bad, good, WORDS)
 
 
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_from_models_to_a_similarity(side: str) -> None:
-    inputs = tokenised(side=side)
+def test_from_models_to_a_similarity() -> None:
+    inputs = tokenised(side="left")
     special = torch.isin(inputs["input_ids"], torch.tensor([0, 1, 2]))
     words = (~special).sum(1)
     word = torch.where(special, -1, (~special).cumsum(1) - 1)
