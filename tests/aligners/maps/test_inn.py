@@ -114,32 +114,6 @@ def test_gradients_of_a_coupling_are_those_of_finite_differences(way: str) -> No
     assert torch.autograd.gradcheck(getattr(coupling, way), (kept, changed))
 
 
-def test_only_training_both_ways_makes_an_inverse_that_can_be_used() -> None:
-    """Y holds half of X, and noise for the rest: regression shrinks the noise, and its inverse blows it up."""
-    draw = torch.Generator().manual_seed(0)
-    common, mine, yours = torch.randn(3, 1, 500, 3, generator=draw)
-    x, y = torch.cat((common, mine), -1), torch.cat((common + 0.3 * common.square(), yours), -1)
-
-    def inverse_fvu(both_ways: bool) -> tuple[float, float]:
-        torch.manual_seed(0)
-        aligner = INN(1, 6, 6, couplings=2, hidden=16, both_ways=both_ways)
-        aligner.fit(moments_of(x, y))
-        optimizer = torch.optim.AdamW(aligner.parameters(), lr=1e-2, weight_decay=0)
-        for _ in range(80):
-            optimizer.zero_grad()
-            aligner.loss(x, y).sum().backward()
-            optimizer.step()
-        forward = (aligner(x) - y).square().sum() / (y - y.mean(1)).square().sum()
-        back = (aligner.inverse(y) - x).square().sum() / (x - x.mean(1)).square().sum()
-        return forward.item(), back.item()
-
-    forward, back = inverse_fvu(both_ways=True)
-    one_way, one_way_back = inverse_fvu(both_ways=False)
-    assert max(forward, back) < 1.2  # unrelated halves: about 1 at best for a map that must keep their variance
-    assert one_way < forward
-    assert one_way_back > 5 * back
-
-
 def test_nothing_overflows() -> None:
     coupling = AffineCoupling(1, 4, 4, hidden=8, depth=1)
     torch.nn.init.normal_(coupling.conditioner.last.weight, std=100)
