@@ -80,7 +80,7 @@ class SharedMoments:
             return self._origin.correlations(measure, share, held_out and held_out.swap()).swap()
         key = share, held_out
         if key not in self._found:
-            held_out_moments = held_out and held_out.moments
+            held_out_moments = None if held_out is None else held_out.moments
             self._found[key] = _correlations(self.moments, held_out_moments, share=share, measure=measure)
         return self._found[key]
 

@@ -100,12 +100,14 @@ def test_those_of_the_grid_are_what_numpy_says(case: str) -> None:
 def test_sums_in_place_over_any_batches_give_the_whole(cuts: set[int], offset: float, seed: int) -> None:
     x, y = paired(ROWS, seed=seed)
     x, y = x + offset, y - offset
-    sums, parts = GridSums.zeros(3, 6, 2, 5), GridSums.zeros(3, 6, 2, 5)
-    for start, end in pairwise([0, *sorted(cuts), ROWS]):  # some of them without rows
-        sums.add_(x[:, start:end], y[:, start:end])
-        parts = parts + GridSums.zeros(3, 6, 2, 5).add_(x[:, start:end], y[:, start:end])
-    close(sums.moments(), grid_moments(x, y), 1e-9)
-    close(parts.moments(), grid_moments(x, y), 1e-9)
+    sums, backwards, none = (GridSums.zeros(3, 6, 2, 5) for _ in range(3))
+    batches = list(pairwise([0, *sorted(cuts), ROWS]))  # some of them without rows
+    for these, order in ((sums, batches), (backwards, batches[::-1])):
+        for start, end in order:
+            these.add_(x[:, start:end], y[:, start:end])
+        close(these.moments(), grid_moments(x, y), 1e-9)
+    twice = torch.cat([x, x], 1), torch.cat([y, y], 1)
+    close((none + sums + backwards).moments(), grid_moments(*twice), 1e-9)  # about another shift
 
 
 def test_a_batch_allocates_nothing_of_the_grids_size() -> None:
