@@ -149,6 +149,7 @@ def test_every_step_keeps_the_map_orthogonal() -> None:
     rotation = layer.rotation()
     assert layer.skew.abs().max() > 0.5  # it went far
     assert layer.skew[0].numel() == WIDTH * (WIDTH - 1) // 2
+    assert layer.fan_in("skew", layer.skew) == WIDTH
     torch.testing.assert_close(rotation @ rotation.mT, torch.eye(WIDTH).expand(SITES, -1, -1), rtol=0, atol=1e-5)
     torch.testing.assert_close(torch.linalg.det(rotation), sign, rtol=0, atol=1e-4)
     assert (fvu(layer(x), y) < before).all()

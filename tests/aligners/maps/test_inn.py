@@ -5,7 +5,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from aligners.fitting.alignment import Alignment
 from aligners.fitting.training import LEAST_RISE, make_optimizer
 from aligners.maps.inn import INN
 from aligners.maps.invertible import AffineCoupling
@@ -136,25 +135,6 @@ def test_what_makes_no_network_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             INN(SITES, width, width, **options)  # type: ignore[arg-type]
-
-
-def test_a_short_training_does_not_run_away_on_badly_scaled_states() -> None:
-    """Deviations from .001 to 1.6: with all matrices between couplings at the full rate, the loss doubled."""
-    draw = torch.Generator().manual_seed(0)
-    turn = torch.linalg.qr(torch.randn(32, 32, generator=draw)).Q
-    x, noise = torch.randn(2, 1, 1500, 32, generator=draw) * torch.logspace(-3, 0.2, 32)
-    y = (x + 0.2 * noise) @ turn
-    torch.manual_seed(0)
-    aligner = INN(1, 32, 32)
-    aligner.fit(moments_of(x[:, :1000], y[:, :1000]))
-    held_out = x[:, 1000:], y[:, 1000:]
-    with torch.no_grad():
-        start = aligner.loss(*held_out).item()
-    diverged = Alignment().train_on_rows(aligner, x[:, :1000], y[:, :1000], 6, 256, 0)
-    with torch.no_grad():
-        end = aligner.loss(*held_out).item()
-    assert not diverged.any()
-    assert end <= 1.01 * start
 
 
 @pytest.mark.parametrize("mixing", ["rotation", "linear"])

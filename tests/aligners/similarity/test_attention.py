@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from aligners.models import FrozenModel
 from aligners.similarity.functional import attention
 from aligners.similarity.functional.attention import (
     AttentionSums,
@@ -18,7 +17,6 @@ from aligners.similarity.functional.attention import (
     word_pairs,
 )
 from tests.references import attention as reference
-from tests.tiny import tiny_model, tokenised
 
 KINDS = ("norm", "pearson", "js")
 WORDS = torch.tensor([4, 1, 2, 5, 3, 5, 2])
@@ -144,20 +142,6 @@ def test_what_is_no_distribution_over_words_is_refused() -> None:
             attention_sums(good, bad, WORDS)
         with pytest.raises(ValueError, match="`a` that are distributions"):
             attention_sums(bad, good, WORDS)
-
-
-def test_from_models_to_a_similarity() -> None:
-    inputs = tokenised(side="left")
-    special = torch.isin(inputs["input_ids"], torch.tensor([0, 1, 2]))
-    words = (~special).sum(1)
-    word = torch.where(special, -1, (~special).cumsum(1) - 1)
-    folded = []
-    for architecture, layers in (("bert", 3), ("mpnet", 2)):
-        model = tiny_model(architecture, layers=layers)
-        model.set_attn_implementation("eager")
-        frozen = FrozenModel(model, name=architecture)
-        folded.append(fold(frozen.attention(inputs)[0], word, words))
-    close(similarities(attention_sums(folded[0], folded[1], words)), expected(*folded, words), 1e-8)
 
 
 # ---------------------------------------------------------------------- folding

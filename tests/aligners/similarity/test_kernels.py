@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from aligners.similarity.algebra import pairs
 from aligners.similarity.functional.kernels import Kernel, rbf_cka, rsa
 from tests.references import kernels as reference
 from tests.rows import grid
@@ -55,16 +54,6 @@ def test_rank_deficient_badly_scaled_and_repeated_rows(name: str) -> None:
     x[:, :, 3:] = x[:, :, :3] @ rotation(3)
     x[:, :, 0] *= 1e6
     is_its_definition(name, x, y)
-
-
-@pytest.mark.parametrize("kernel", ["cosine", "linear"])
-def test_rsa_is_the_same_by_both_routes(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    x, y = rows(300)
-    found = []
-    for route in (pairs.gram_pair_sums, pairs.feature_pair_sums):
-        monkeypatch.setattr("aligners.similarity.functional.kernels.linear_pair_sums", route)
-        found.append(rsa(x, y, kernel))
-    torch.testing.assert_close(*found, rtol=0, atol=1e-12)
 
 
 @every_measure

@@ -231,7 +231,8 @@ def test_another_comparison_is_refused_by_name(
         compared(world, models[:2], 9, kept=folder, **RESUMED)
 
 
-def test_a_pass_that_an_earlier_version_kept_is_made_again(tmp_path: Path) -> None:
+def test_an_earlier_version_is_made_again_and_its_memory_kept_unless_another_is_given(tmp_path: Path) -> None:
+    kept = SavedPasses(tmp_path)
+    assert kept.begin({"seed": 0}, 10, given=True) == kept.begin({"seed": 0}, 20, given=False) == 10
     save_tensors(tmp_path / "00000.safetensors", {"about": torch.zeros(3), "0/cka/value/both": torch.ones(2, 2)})
-    assert SavedPasses(tmp_path).load(0) is None
-    assert SavedPasses(tmp_path).load(1) is None
+    assert kept.load(0) is kept.load(1) is None
