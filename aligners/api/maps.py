@@ -9,7 +9,7 @@ from torch import Tensor
 from aligners import maps as banks
 from aligners.api.arrays import Array, as_given, rows, rows_of_both
 from aligners.errors import UserError, check_range
-from aligners.fitting.fits import fit_map
+from aligners.fitting.fits import fit_map, seeded
 from aligners.maps.base import Aligner
 from aligners.similarity.algebra.moments import Moments, moments_of
 
@@ -159,8 +159,6 @@ class TrainedMap(ArrayMap):
         self.steps, self.rows_a_step, self.learning_rate, self.seed = steps, rows_a_step, learning_rate, seed
 
     def _made(self, d_x: int, d_y: int) -> Aligner:
-        from aligners.fitting.fits import seeded
-
         return seeded(partial(self.aligner, **self.options), self.seed, 1, d_x, d_y)
 
     def _train(self, bank: Aligner, x: Tensor, y: Tensor) -> None:

@@ -1,7 +1,5 @@
 """The contract of all aligners, and two building blocks of trained ones."""
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -41,7 +39,7 @@ class Aligner(nn.Module, ABC):
             defined with `registered=False`: they are no bank of independent maps.
     """
 
-    registry: ClassVar[dict[str, type[Aligner]]] = {}
+    registry: ClassVar[dict[str, type["Aligner"]]] = {}
     bijective: bool = False
     invertible: bool = False
     closed_form: bool = False

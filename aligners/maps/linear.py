@@ -38,11 +38,6 @@ def least_squares(moments: Moments, ridge: float) -> Tensor:
     return torch.cholesky_solve(moments.xy, factor)
 
 
-def predictive_least_squares(moments: Moments) -> Tensor:
-    """Least squares under the ridge with the least expected error on other rows, (S, d_x, d_y)."""
-    return ridge_regression(moments, RIDGES)[0]
-
-
 def ridge_regression(
     moments: Moments, ridges: Sequence[float], validation: Moments | None = None
 ) -> tuple[Tensor, Tensor]:

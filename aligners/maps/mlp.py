@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from aligners.errors import UserError, check_range
 from aligners.maps.base import Aligner, BankLinear, Scaled
-from aligners.maps.linear import predictive_least_squares
+from aligners.maps.linear import RIDGES, ridge_regression
 from aligners.similarity.algebra.moments import Moments
 
 
@@ -71,7 +71,7 @@ class MLP(Scaled):
         self.scaling.fit(moments)
         if self.skip is not None:
             scale = (self.scaling.scale_x / self.scaling.scale_y).double()
-            self.skip.copy_(predictive_least_squares(moments) * scale)
+            self.skip.copy_(ridge_regression(moments, RIDGES)[0] * scale)
 
     def start_names(self) -> Sequence[str]:
         """Least squares if there is a skip."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from aligners.similarity.functional.attention import attnsim
 from aligners.similarity.functional.canonical import canonical_chance, regression_chance
-from aligners.similarity.functional.cca import SharedMoments, cca, cca_held_out, r2_cca
+from aligners.similarity.functional.cca import Correlations, cca, cca_held_out, r2_cca
 from aligners.similarity.functional.cka import cka_from_hsic, linear_cka, unbiased_cka
 from aligners.similarity.functional.kernels import rbf_cka, rsa
 from aligners.similarity.functional.regression import mixedsim, mixedsim_held_out, neuronsim, r2, r2_held_out
@@ -58,15 +58,11 @@ def catalogue(share: float = 0.99) -> dict[str, Measure]:
     whole, canonical = _on(canonical_chance), _on(partial(canonical_chance, share=share))
     regression, mixed_held_out = _on(regression_chance), _on(mixedsim_held_out)
 
-    def svcca(moments: SharedMoments, held_out: SharedMoments | None = None) -> Tensor:
-        return moments.correlations("SVCCA", share, held_out).mean()
+    def shared(name: str, average: Callable[[Correlations], Tensor]) -> Callable[..., Tensor]:
+        return lambda moments, held_out=None: average(moments.correlations(name, share, held_out))
 
-    def pwcca(moments: SharedMoments, held_out: SharedMoments | None = None) -> Tensor:
-        return moments.correlations("PWCCA", share, held_out).weighted()
-
-    def r2_svcca(moments: SharedMoments) -> Tensor:
-        return moments.correlations("R² of SVCCA", share).mean_square()
-
+    svcca, pwcca = shared("SVCCA", Correlations.mean), shared("PWCCA", Correlations.weighted)
+    r2_svcca = shared("R² of SVCCA", Correlations.mean_square)
     measures = (
         Measure("cka", "moments", _on(linear_cka)),
         Measure("unbiased_cka", "moments", _on(unbiased_cka)),

@@ -1,10 +1,8 @@
 """Controls of a similarity: rows paired across texts, intervals over groups of texts, and a sample of rows."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from scipy.stats import t as student
@@ -103,16 +101,16 @@ class Sample(NamedTuple):
     y: Tensor
     text: Tensor
 
-    def __add__(self, other: object) -> Sample:
+    def __add__(self, other: object) -> Self:
         """The rows of both."""
         if not isinstance(other, Sample):
             return NotImplemented
         x, y = torch.cat([self.x, other.x], 1), torch.cat([self.y, other.y], 1)
-        return Sample(x, y, torch.cat([self.text, other.text]))
+        return type(self)(x, y, torch.cat([self.text, other.text]))
 
-    def pair(self, i: int, j: int) -> Sample:
+    def pair(self, i: int, j: int) -> Self:
         """The rows of one layer of X and one of Y, by index."""
-        return Sample(self.x[i : i + 1], self.y[j : j + 1], self.text)
+        return type(self)(self.x[i : i + 1], self.y[j : j + 1], self.text)
 
 
 class Draw:

@@ -1,11 +1,9 @@
 """Computes the figures of one tile from what a pass has summed, and keeps nothing but the numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -20,19 +18,12 @@ Grids = dict[str, Tensor]  # direction -> (L_x, L_y), or both ends of intervals,
 Key = tuple[str, str]  # measure, figure
 
 
-def evaluate(measure: Measure, *contents: Any, compute: Callable[..., Tensor] | None = None) -> Grids:
-    """(L_x, L_y) in each direction: `both` for a symmetric measure, else `forward` (X to Y) and `backward`.
-
-    Args:
-        measure: which.
-        contents: what it is computed from.
-        compute: from these to (L_x, L_y). Default: the measure's own.
-    """
-    function = compute or measure.compute
-    forward = function(*contents)
+def evaluate(measure: Measure, *contents: Any) -> Grids:
+    """(L_x, L_y) in each direction: `both` for a symmetric measure, else `forward` (X to Y) and `backward`."""
+    forward = measure.compute(*contents)
     if measure.symmetric:
         return {"both": forward}
-    return {"forward": forward, "backward": function(*(content.swap() for content in contents)).mT}
+    return {"forward": forward, "backward": measure.compute(*(content.swap() for content in contents)).mT}
 
 
 @dataclass
@@ -52,9 +43,7 @@ class TileFigures:
     rows: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(
-        cls, tile: Tile, measures: Sequence[Measure], sums: Mapping[str, TileSums], matching: Matching
-    ) -> TileFigures:
+    def of(cls, tile: Tile, measures: Sequence[Measure], sums: Mapping[str, TileSums], matching: Matching) -> Self:
         """Compute them.
 
         Args:
@@ -72,21 +61,21 @@ class TileFigures:
     def _add(self, measure: Measure, sums: Mapping[str, TileSums], matching: Matching) -> None:
         """The value of a measure and, if there is one, what stands beside it."""
 
-        def from_sums(*given: TileSums, compute: Callable[..., Tensor] | None = None) -> Grids:
-            return evaluate(measure, *(each.of(measure) for each in given), compute=compute)
+        def of(compute: Callable[..., Tensor], *given: TileSums) -> Callable[[], Grids]:
+            return lambda: evaluate(measure._replace(compute=compute), *(each.of(measure) for each in given))
 
         own = sums["value"]
-        if not self._attempt(measure, "value", partial(from_sums, own)):
+        if not self._attempt(measure, "value", of(measure.compute, own)):
             return
         if measure.chance is not None and self.tile.x.model != self.tile.y.model:
             self.rows[measure.name] = int(own.of(measure).moments.n)
-            self._attempt(measure, "chance", partial(from_sums, own, compute=measure.chance))
+            self._attempt(measure, "chance", of(measure.chance, own))
         for name, control in sums.items():
             if name not in ("value", "fit") and not (name == "standardised" and measure.family in ATTENTION):
-                self._attempt(measure, name, partial(from_sums, control))
+                self._attempt(measure, name, of(measure.compute, control))
         if "fit" in sums:
             if measure.held_out is not None:
-                self._attempt(measure, "held_out", partial(from_sums, sums["fit"], own, compute=measure.held_out))
+                self._attempt(measure, "held_out", of(measure.held_out, sums["fit"], own))
             self._attempt(measure, "interval", partial(self._interval, measure, own, matching))
 
     def _attempt(self, measure: Measure, figure: str, compute: Callable[[], Grids]) -> bool:

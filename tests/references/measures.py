@@ -10,7 +10,7 @@ import numpy as np
 import scipy.linalg
 from numpy.typing import NDArray
 
-from tests.references.kernels import hsic_1
+from tests.references.kernels import biased_cka, hsic_1
 
 Array = NDArray[np.float64]
 RANK = 1e-5  # smallest singular value of the rows that counts, relative to the largest
@@ -18,12 +18,8 @@ RANK = 1e-5  # smallest singular value of the rows that counts, relative to the 
 
 def linear_cka(x: Array, y: Array) -> float:
     """HSIC of doubly centred Gram matrices over the root of their own (Kornblith et al. 2019)."""
-    n = len(x)
-    centring = np.eye(n) - np.ones((n, n)) / n
     # Translating the rows first changes nothing in the definition and keeps its products from cancelling.
-    k, gram = ((z - z[0]) @ (z - z[0]).T for z in (x, y))
-    k, gram = centring @ k @ centring, centring @ gram @ centring
-    return float((k * gram).sum() / np.sqrt((k * k).sum() * (gram * gram).sum()))
+    return biased_cka(*((z - z[0]) @ (z - z[0]).T for z in (x, y)))
 
 
 def unbiased_cka(x: Array, y: Array) -> float:
@@ -45,15 +41,8 @@ def mean_cca(x: Array, y: Array, share: float = 1.0) -> float:
 
 
 def r2_cca(x: Array, y: Array, share: float = 1.0) -> float:
-    """‖Q_YᵀQ_X‖² / min(rank X, rank Y), of all or of the leading left singular vectors (Ren et al., Table 2)."""
-    bases = []
-    for rows in (x, y):
-        left, values, _ = np.linalg.svd(rows - rows.mean(0), full_matrices=False)
-        kept = int((values > 1e-7 * values[0]).sum())
-        if share < 1:
-            kept = int(np.searchsorted(np.cumsum(values**2) / (values**2).sum(), share - 1e-12)) + 1
-        bases.append(left[:, :kept])
-    return float(np.linalg.norm(bases[1].T @ bases[0]) ** 2 / min(basis.shape[1] for basis in bases))
+    """‖Q_YᵀQ_X‖² / min(rank X, rank Y), of all or of the leading directions (Ren et al., Table 2)."""
+    return float(np.square(canonical_variables(x, y, share)[0]).mean())
 
 
 def pwcca(x: Array, y: Array, share: float = 1.0) -> float:

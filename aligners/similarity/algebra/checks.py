@@ -52,14 +52,10 @@ def check_moments(
     """
     if moments.n < rows:
         raise UserError(f"{measure} expects at least {rows} rows, but `moments` hold {int(moments.n)}. Give more rows.")
-    sides = [
-        ("x", x, moments.mean_x, squares(moments.xx) / moments.n),
-        ("y", y, moments.mean_y, squares(moments.yy) / moments.n),
-    ]
-    for name, _, mean, variance in sides:
+    for name, varying, mean, scatter in (("x", x, moments.mean_x, moments.xx), ("y", y, moments.mean_y, moments.yy)):
+        variance = squares(scatter) / moments.n
         finite = mean.isfinite() & variance.isfinite()
         refuse_layers(~finite.all(-1), name, f"finite rows for {measure}", "had NaN or infinite values in")
-    for name, varying, mean, variance in sides:
         constant = constant_features(variance, mean)
         if varying == "features":
             received = f"has {int(constant.sum())} constant ones in"

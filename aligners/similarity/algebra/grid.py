@@ -1,10 +1,8 @@
 """Moments of the layers of a model and of all pairs of layers of two, summed over batches and ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -56,7 +54,7 @@ class SideSums(NamedTuple):
     quartic: Tensor
 
     @classmethod
-    def zeros(cls, layers: int, d: int, device: torch.device | str | None = None) -> SideSums:
+    def zeros(cls, layers: int, d: int, device: torch.device | str | None = None) -> Self:
         """The sums of no rows."""
         shapes: tuple[tuple[int, ...], ...] = ((), (layers, d), (layers, d), (layers, d, d), (layers, d), (layers,))
         return cls(*(torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes))
@@ -71,7 +69,7 @@ class SideSums(NamedTuple):
         first = states[:, :SHIFT_ROWS].mean(1, dtype=torch.float64)
         self.shift.copy_(torch.where(self.n == 0, first, self.shift))
         rows = self.shifted(states)
-        norms = squared_lengths(rows)
+        norms = torch.linalg.vecdot(rows, rows)
         self.n.add_(len(rows))
         self.sum.add_(rows.sum(0))
         self.xx.baddbmm_(rows.permute(1, 2, 0), rows.transpose(0, 1))
@@ -106,14 +104,9 @@ class SideSums(NamedTuple):
         for kept, moved in zip(self, (self.n, to, after, self.xx, cubic, quartic), strict=True):
             kept.copy_(moved)
 
-    def of(self, layers: slice) -> SideSums:
+    def of(self, layers: slice) -> Self:
         """The sums of some layers, a view of these."""
-        return SideSums(self.n, *(each[layers] for each in self[1:]))
-
-
-def squared_lengths(rows: Tensor) -> Tensor:
-    """Squared lengths of rows, (N, L, d) -> (N, L)."""
-    return torch.linalg.vecdot(rows, rows)
+        return type(self)(self.n, *(each[layers] for each in self[1:]))
 
 
 class CrossSums(NamedTuple):
@@ -131,7 +124,7 @@ class CrossSums(NamedTuple):
     quartic_xy: Tensor
 
     @classmethod
-    def zeros(cls, x: SideSums, y: SideSums) -> CrossSums:
+    def zeros(cls, x: SideSums, y: SideSums) -> Self:
         """The sums of no rows, of models within which these are summed."""
         (layers_x, d_x), (layers_y, d_y) = x.shift.shape, y.shift.shape
         of_pairs = ((layers_x, layers_y, d_y), (layers_y, layers_x, d_x), (layers_x, layers_y))
@@ -147,7 +140,7 @@ class CrossSums(NamedTuple):
             products: precision of the products of X with Y; float32 takes a small temporary.
         """
         flat_x, flat_y = x.flatten(1), y.flatten(1)
-        norm_x, norm_y = squared_lengths(x), squared_lengths(y)
+        norm_x, norm_y = torch.linalg.vecdot(x, x), torch.linalg.vecdot(y, y)
         if products == torch.float64:
             self.xy.addmm_(flat_x.T, flat_y)
         else:
@@ -190,11 +183,11 @@ class CrossSums(NamedTuple):
         for kept, moved in zip(self[1:], (cubic_xy, cubic_yx, quartic), strict=True):
             kept.copy_(moved)
 
-    def pair(self, i: int, j: int) -> CrossSums:
+    def pair(self, i: int, j: int) -> Self:
         """The sums of one layer of X and one of Y, by index: a 1 x 1 grid, a view of this one."""
         one, other, d_x, d_y = slice(i, i + 1), slice(j, j + 1), self.cubic_yx.shape[2], self.cubic_xy.shape[2]
         xy = self.xy[i * d_x : (i + 1) * d_x, j * d_y : (j + 1) * d_y]
-        return CrossSums(xy, self.cubic_xy[one, other], self.cubic_yx[other, one], self.quartic_xy[one, other])
+        return type(self)(xy, self.cubic_xy[one, other], self.cubic_yx[other, one], self.quartic_xy[one, other])
 
 
 class GridSums(NamedTuple):
@@ -210,26 +203,24 @@ class GridSums(NamedTuple):
     cross: CrossSums
 
     @classmethod
-    def zeros(
-        cls, layers_x: int, d_x: int, layers_y: int, d_y: int, device: torch.device | str | None = None
-    ) -> GridSums:
+    def zeros(cls, layers_x: int, d_x: int, layers_y: int, d_y: int, device: torch.device | str | None = None) -> Self:
         """The sums of no rows."""
         x, y = SideSums.zeros(layers_x, d_x, device), SideSums.zeros(layers_y, d_y, device)
         return cls(x, y, CrossSums.zeros(x, y))
 
-    def add_(self, x: Tensor, y: Tensor, products: torch.dtype = torch.float64) -> GridSums:
+    def add_(self, x: Tensor, y: Tensor, products: torch.dtype = torch.float64) -> Self:
         """Add paired rows in place: x (L_x, N, d_x), y (L_y, N, d_y); `products` as in `CrossSums.add_`."""
         self.cross.add_(self.x.add_(x), self.y.add_(y), products)
         return self
 
-    def about(self, to_x: Tensor, to_y: Tensor) -> GridSums:
+    def about(self, to_x: Tensor, to_y: Tensor) -> Self:
         """The same sums about other shifts, (L_x, d_x) and (L_y, d_y)."""
         x, y = (SideSums(*(value.clone() for value in side)) for side in self[:2])
         cross = CrossSums(*(value.clone() for value in self.cross))
         cross.move_(x, y, to_x, to_y)
         x.move_(to_x)
         y.move_(to_y)
-        return GridSums(x, y, cross)
+        return type(self)(x, y, cross)
 
     def moments(self) -> GridMoments:
         """The centred moments of all rows added."""
@@ -241,18 +232,18 @@ class GridSums(NamedTuple):
         xy = cross.xy.view(shapes).transpose(1, 2)
         return GridMoments(x.n, x.shift, y.shift, x.xx, y.xx, xy, x.quartic, y.quartic, cross.quartic_xy)
 
-    def pair(self, i: int, j: int) -> GridSums:
+    def pair(self, i: int, j: int) -> Self:
         """The sums of one layer of X and one of Y, by index: a 1 x 1 grid, a view of this one."""
-        return GridSums(self.x.of(slice(i, i + 1)), self.y.of(slice(j, j + 1)), self.cross.pair(i, j))
+        return type(self)(self.x.of(slice(i, i + 1)), self.y.of(slice(j, j + 1)), self.cross.pair(i, j))
 
-    def __add__(self, other: object) -> GridSums:
+    def __add__(self, other: object) -> Self:
         """The sums of two disjoint sets of rows, about the shift of the first that has any."""
         if not isinstance(other, GridSums):
             return NotImplemented
         to = [torch.where(a.n == 0, b.shift, a.shift) for a, b in zip(self[:2], other[:2], strict=True)]
         a, b = self.about(*to), other.about(*to)
         x, y = (SideSums(s.n + t.n, s.shift, *map(torch.add, s[2:], t[2:])) for s, t in zip(a[:2], b[:2], strict=True))
-        return GridSums(x, y, CrossSums(*map(torch.add, a.cross, b.cross)))
+        return type(self)(x, y, CrossSums(*map(torch.add, a.cross, b.cross)))
 
 
 def grid_moments(x: Tensor, y: Tensor) -> GridMoments:

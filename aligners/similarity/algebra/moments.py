@@ -1,9 +1,7 @@
 """Moments of paired rows: all that a closed-form map or a linear measure needs, site by site or for a whole grid."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -28,14 +26,14 @@ class Moments(NamedTuple):
     xy: Tensor
 
     @classmethod
-    def zeros(cls, sites: int, d_x: int, d_y: int) -> Moments:
+    def zeros(cls, sites: int, d_x: int, d_y: int) -> Self:
         """The moments of no rows."""
         shapes: list[tuple[int, ...]] = [(), (d_x,), (d_y,), (d_x, d_x), (d_y, d_y), (d_x, d_y)]
         return cls(*(torch.zeros((sites, *shape) if shape else (), dtype=torch.float64) for shape in shapes))
 
-    def swap(self) -> Moments:
+    def swap(self) -> Self:
         """The moments of the pairs (y, x): what a map from Y to X is fitted on."""
-        return Moments(self.n, self.mean_y, self.mean_x, self.yy, self.xx, self.xy.mT)
+        return type(self)(self.n, self.mean_y, self.mean_x, self.yy, self.xx, self.xy.mT)
 
 
 def moments_of(x: Tensor, y: Tensor) -> Moments:
@@ -94,10 +92,10 @@ class GridMoments(NamedTuple):
     q_yy: Tensor
     q_xy: Tensor
 
-    def swap(self) -> GridMoments:
+    def swap(self) -> Self:
         """The moments with X and Y in each other's place: all pairs (L_y, L_x)."""
         xy = self.xy.permute(1, 0, 3, 2)
-        return GridMoments(self.n, self.mean_y, self.mean_x, self.yy, self.xx, xy, self.q_yy, self.q_xx, self.q_xy.T)
+        return type(self)(self.n, self.mean_y, self.mean_x, self.yy, self.xx, xy, self.q_yy, self.q_xx, self.q_xy.T)
 
 
 def squares(scatter: Tensor) -> Tensor:

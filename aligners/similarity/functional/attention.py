@@ -1,9 +1,7 @@
 """Attention between words, and how alike the heads of two models are: all of all layers against all, from sums."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -39,24 +37,23 @@ class AttentionSums(NamedTuple):
     @classmethod
     def zeros(
         cls, layers_x: int, heads_x: int, layers_y: int, heads_y: int, device: torch.device | str | None = None
-    ) -> AttentionSums:
+    ) -> Self:
         """The sums of no texts."""
         pairs = (layers_x, heads_x, layers_y, heads_y)
         shapes = (() if name in ("texts", "words") else pairs for name in cls._fields)
         return cls(*(torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes))
 
-    def __add__(self, other: object) -> AttentionSums:
+    def __add__(self, other: object) -> Self:
         """The sums of two disjoint sets of texts."""
-        return AttentionSums(*map(torch.add, self, other)) if isinstance(other, AttentionSums) else NotImplemented
+        return type(self)(*map(torch.add, self, other)) if isinstance(other, AttentionSums) else NotImplemented
 
-    def pair(self, i: int, j: int) -> AttentionSums:
+    def pair(self, i: int, j: int) -> Self:
         """Those of one block of X and one of Y, by index."""
-        return AttentionSums(*(value[i : i + 1, :, j : j + 1] if value.ndim else value for value in self))
+        return type(self)(*(value[i : i + 1, :, j : j + 1] if value.ndim else value for value in self))
 
-    def swap(self) -> AttentionSums:
+    def swap(self) -> Self:
         """The sums of (Y, X): what the similarity in the other direction is computed from."""
-        turned = (value.permute(2, 3, 0, 1) if value.ndim else value for value in self)
-        return AttentionSums(*turned)
+        return type(self)(*(value.permute(2, 3, 0, 1) if value.ndim else value for value in self))
 
 
 def attnsim(sums: AttentionSums, kind: Literal["norm", "pearson", "js"]) -> Tensor:

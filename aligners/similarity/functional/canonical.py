@@ -1,9 +1,7 @@
 """Whitening, canonical correlations and directions, and what a fit explains of unrelated data by chance."""
 
-from __future__ import annotations
-
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -28,9 +26,9 @@ class Whitening(NamedTuple):
     weight: Tensor
     rank: Tensor
 
-    def of(self, some: int | slice) -> Whitening:
+    def of(self, some: int | slice) -> Self:
         """The whitening of one layer, or of some."""
-        return Whitening(self.weight[some], self.rank[some])
+        return type(self)(self.weight[some], self.rank[some])
 
 
 class Canonical(NamedTuple):
@@ -153,7 +151,7 @@ def regression_chance(moments: GridMoments) -> Tensor:
     Centred rows span n − 1 dimensions, Y's features d_y of them, and an independent X lies in such a subspace with that
     share of its squared length on average, whatever its distribution. A multiple correlation is about its root.
     """
-    return _share(moments, moments.yy.new_tensor(moments.yy.shape[-1]))
+    return _share(moments, moments.yy.shape[-1])
 
 
 def canonical_chance(moments: GridMoments, share: float = 1.0) -> Tensor:
@@ -167,10 +165,10 @@ def canonical_chance(moments: GridMoments, share: float = 1.0) -> Tensor:
         share: of the variance that the k_x and k_y directions carry; 1: all features.
     """
     if share == 1:
-        return _share(moments, moments.yy.new_tensor(max(moments.xx.shape[-1], moments.yy.shape[-1])))
+        return _share(moments, max(moments.xx.shape[-1], moments.yy.shape[-1]))
     kept_x, kept_y = (whitening(scatter, share=share).rank for scatter in (moments.xx, moments.yy))
     return _share(moments, kept_x[:, None].maximum(kept_y))
 
 
-def _share(moments: GridMoments, directions: Tensor) -> Tensor:
+def _share(moments: GridMoments, directions: Tensor | int) -> Tensor:
     return (directions / (moments.n - 1)).clamp(max=1).expand(len(moments.xx), len(moments.yy))

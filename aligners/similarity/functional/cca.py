@@ -1,8 +1,6 @@
 """CCA, SVCCA and PWCCA of all layer pairs, on the rows that they are fitted on and on held-out rows."""
 
-from __future__ import annotations
-
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -30,10 +28,10 @@ class Correlations(NamedTuple):
     weight_x: Tensor
     weight_y: Tensor
 
-    def swap(self) -> Correlations:
+    def swap(self) -> Self:
         """The same with X and Y in each other's place: all pairs (L_y, L_x)."""
         rho, rank, weight_x, weight_y = (each.transpose(0, 1) for each in self)
-        return Correlations(rho, rank, weight_y, weight_x)
+        return type(self)(rho, rank, weight_y, weight_x)
 
     def mean(self) -> Tensor:
         """Σρ_i / rank, (L_x, L_y): CCA, or SVCCA."""
@@ -59,15 +57,15 @@ class SharedMoments:
         origin: whose swapped form this is, which remembers for both.
     """
 
-    def __init__(self, moments: GridMoments, origin: SharedMoments | None = None) -> None:
+    def __init__(self, moments: GridMoments, origin: Self | None = None) -> None:
         self.moments, self._origin = moments, origin
         self._found: dict[tuple[float, SharedMoments | None], Correlations] = {}
 
-    def swap(self) -> SharedMoments:
+    def swap(self) -> Self:
         """Swap X and Y."""
-        return self._origin or SharedMoments(self.moments.swap(), self)
+        return self._origin or type(self)(self.moments.swap(), self)
 
-    def correlations(self, measure: str, share: float, held_out: SharedMoments | None = None) -> Correlations:
+    def correlations(self, measure: str, share: float, held_out: Self | None = None) -> Correlations:
         """Canonical correlations of all layer pairs, computed at the first call.
 
         Args:

@@ -1,8 +1,6 @@
 """Linear CKA of all layer pairs, biased and unbiased; unbiased HSIC of a block of rows, and the minibatch CKA of it."""
 
-from __future__ import annotations
-
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -94,18 +92,18 @@ class HSIC(NamedTuple):
     yy: Tensor
 
     @classmethod
-    def zeros(cls, layers_x: int, layers_y: int, device: torch.device | str | None = None) -> HSIC:
+    def zeros(cls, layers_x: int, layers_y: int, device: torch.device | str | None = None) -> Self:
         """The sums of no batches."""
         shapes = ((layers_x, layers_y), (layers_x,), (layers_y,))
         return cls(*(torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes))
 
-    def __add__(self, other: object) -> HSIC:
+    def __add__(self, other: object) -> Self:
         """The sums of two disjoint sets of batches."""
-        return HSIC(*map(torch.add, self, other)) if isinstance(other, HSIC) else NotImplemented
+        return type(self)(*map(torch.add, self, other)) if isinstance(other, HSIC) else NotImplemented
 
-    def pair(self, i: int, j: int) -> HSIC:
+    def pair(self, i: int, j: int) -> Self:
         """Those of one layer of X and one of Y, by index."""
-        return HSIC(self.xy[i : i + 1, j : j + 1], self.xx[i : i + 1], self.yy[j : j + 1])
+        return type(self)(self.xy[i : i + 1, j : j + 1], self.xx[i : i + 1], self.yy[j : j + 1])
 
 
 def unbiased_hsic(x: Tensor, y: Tensor) -> HSIC:

@@ -172,7 +172,16 @@ def plan_passes(
     Raises:
         ValueError: not even one layer of each of two models fits.
     """
-    needs = _tiles_that_fit(layers, pairs, needs_of, fixed, limit)
+    for cuts in range(1, max(layers) + 1):
+        needs = {tile: needs_of(tile) for pair in pairs for tile in _tiles_of(pair, layers, cuts)}
+        most = fixed + max(sum(need.shared.values()) + need.own + need.work for need in needs.values())
+        if most <= limit:
+            break
+    else:
+        raise UserError(
+            f"Expected `memory` for at least one layer of each of two models, {most / 1e9:.3g} GB, but got "
+            f"{limit / 1e9:.3g} GB. Raise `memory`, lower `data.batch_size`, or leave out controls or measures."
+        )
     spans = spans_of(list(needs))
     smallest = max(1, min(need.own for need in needs.values()))  # a measure of texts, such as RSA, keeps none of pairs
     at_once = max(1, limit // smallest)  # tiles, at most
@@ -205,21 +214,6 @@ def in_words(passes: Sequence[Pass], models: Sequence[str]) -> str:
 def spans_of(tiles: Sequence[Tile]) -> list[Span]:
     """The spans of tiles, each once, in order."""
     return sorted({span for tile in tiles for span in (tile.x, tile.y)})
-
-
-def _tiles_that_fit(
-    layers: Sequence[int], pairs: Sequence[tuple[int, int]], needs_of: Callable[[Tile], Needs], fixed: int, limit: int
-) -> dict[Tile, Needs]:
-    """The largest tiles of which each fits on its own, with what they need."""
-    for cuts in range(1, max(layers) + 1):
-        needs = {tile: needs_of(tile) for pair in pairs for tile in _tiles_of(pair, layers, cuts)}
-        most = fixed + max(sum(need.shared.values()) + need.own + need.work for need in needs.values())
-        if most <= limit:
-            return needs
-    raise UserError(
-        f"Expected `memory` for at least one layer of each of two models, {most / 1e9:.3g} GB, but got "
-        f"{limit / 1e9:.3g} GB. Raise `memory`, lower `data.batch_size`, or leave out controls or measures."
-    )
 
 
 def _tiles_of(pair: tuple[int, int], layers: Sequence[int], cuts: int) -> list[Tile]:

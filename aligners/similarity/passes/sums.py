@@ -1,11 +1,9 @@
 """The streams of paired rows that a comparison sums, and what a pass keeps of each: of layers, and of pairs of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from operator import add
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -109,7 +107,7 @@ class Rows(NamedTuple):
     words: Tensor
     of: Callable[[int, str], tuple[Tensor, Tensor | None]]
 
-    def rolled(self, share: float) -> Rows:
+    def rolled(self, share: float) -> Self:
         """Rows and attention of X paired with those of other texts of Y: the null of every measure.
 
         Args:
@@ -130,7 +128,7 @@ class Rows(NamedTuple):
                 weights = cropped(weights if side == "x" else weights.roll(shift, 2), both)
             return states[:, index[side]], weights
 
-        return Rows(self.text[index["x"]], self.token[index["x"]], both, of)
+        return type(self)(self.text[index["x"]], self.token[index["x"]], both, of)
 
 
 class SpanSums:

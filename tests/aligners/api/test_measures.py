@@ -1,5 +1,7 @@
 """Measures on arrays are those of the catalogue."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -26,6 +28,19 @@ def test_the_direction_is_that_of_the_formula() -> None:
     x, y = paired(60)
     assert r2(x[0], y[0]) == pytest.approx(float(regression.r2(x[:1], y[:1])))
     assert abs(r2(x[0], y[0]) - r2(y[0], x[0])) > 0.01
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        *((name, {"share": 0.5}) for name in ("svcca", "pwcca", "r2_svcca")),
+        ("rbf_cka", {"width": 2}),
+        ("rsa", {"kernel": "linear"}),
+    ],
+)
+def test_options_reach_the_formula(name: str, option: dict[str, Any]) -> None:
+    x, y = (part[0] for part in paired(60))
+    assert getattr(api, name)(x, y, **option) != pytest.approx(getattr(api, name)(x, y), abs=1e-6)
 
 
 def test_what_cannot_be_measured_is_refused() -> None:

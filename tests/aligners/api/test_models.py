@@ -1,10 +1,14 @@
 """States and injection by name, folder or loaded model say what the runs say."""
 
+from unittest.mock import patch
+
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from aligners.api import Identity, Linear, inject, load, states
+from aligners.errors import UserError
+from aligners.models.model import FrozenModel
 from tests.tiny import TEXTS
 from tests.world import World
 
@@ -32,7 +36,9 @@ def test_a_models_own_states_change_nothing(world: World) -> None:
 
 
 def test_without_labels_only_the_agreement_is_known(world: World) -> None:
-    found = inject(world.model_x, world.model_y, lambda rows: 0 * rows, TEXTS, site=(1, 2))
+    read: list[torch.Tensor] = []
+    found = inject(world.model_x, world.model_y, lambda rows: read.append(rows) or 0 * rows, TEXTS, site=(1, 2))
+    torch.testing.assert_close(torch.cat(read), states(world.model_x, TEXTS, 1))
     assert found[:5] == (None,) * 5
     assert 0 <= found.agreement <= 1
 
@@ -61,5 +67,10 @@ def test_what_cannot_be_injected_is_refused(world: World, causal: list[str]) -> 
     ):
         with pytest.raises(ValueError, match=said):
             inject(*arguments, **options)
+    with (
+        patch.object(FrozenModel, "self_test", side_effect=UserError("differ")),
+        pytest.raises(UserError, match="differ"),
+    ):
+        inject(world.model_x, world.model_y, same, TEXTS, site=1)
     with pytest.raises(ValueError, match="tokens, mean, cls"):
         states(world.model_x, TEXTS, 1, rows="words")

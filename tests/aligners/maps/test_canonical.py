@@ -63,8 +63,8 @@ def defined(kind: type[Affine], a: np.ndarray, b: np.ndarray, options: dict[str,
     ("kind", "options"),
     [
         *((CCA, {"directions": directions}) for directions in (None, 3)),
-        *((SVCCA, {"share": a, "directions": b}) for a, b in ((0.9, None), (0.99, None), (0.999, 1), (1.0, 3))),
-        *((PWCCA, {"share": share}) for share in (0.5, 0.6, 0.7, 0.8)),
+        *((SVCCA, {"share": a, "directions": b}) for a, b in ((0.9, None), (0.999, 1), (1.0, 3))),
+        *((PWCCA, {"share": share}) for share in (0.5, 0.8)),
     ],
 )
 def test_they_are_their_definitions(d_x: int, d_y: int, shrink: bool, kind: Any, options: dict[str, Any]) -> None:
@@ -79,34 +79,6 @@ def test_they_are_their_definitions(d_x: int, d_y: int, shrink: bool, kind: Any,
     assert (aligner.invertible, aligner.bijective) == (not shrink, False)
 
 
-@pytest.mark.parametrize(("d_x", "d_y"), SHAPES)
-def test_shrunk_along_all_directions_is_least_squares(d_x: int, d_y: int) -> None:
-    x, y = related_rows(SITES, 200, d_x, d_y)
-    linear = fitted(Linear(SITES, d_x, d_y, ridge=0.0), x, y)
-    torch.testing.assert_close(fitted(CCA(SITES, d_x, d_y, shrink=True), x, y).weight, linear.weight)
-    best = (linear(x) - y).square().sum((1, 2))
-    for aligner in (CCA(SITES, d_x, d_y), CCA(SITES, d_x, d_y, directions=2, shrink=True), PWCCA(SITES, d_x, d_y)):
-        assert ((fitted(aligner, x, y)(x) - y).square().sum((1, 2)) > best).all()
-
-
-@pytest.mark.parametrize("shrink", [False, True])
-def test_all_of_the_variance_and_all_of_the_weight_are_cca(shrink: bool) -> None:
-    x, y = uneven_rows(6, 5)
-    cca = fitted(CCA(SITES, 6, 5, shrink=shrink), x, y)
-    for aligner in (SVCCA(SITES, 6, 5, share=1.0, shrink=shrink), PWCCA(SITES, 6, 5, share=1.0, shrink=shrink)):
-        assert torch.equal(fitted(aligner, x, y).weight, cca.weight)
-
-
-def test_a_linear_bijection_is_recovered_and_inverted() -> None:
-    x, _ = related_rows(SITES, 100, 6, 6)
-    y = x @ torch.randn(6, 6, generator=torch.Generator().manual_seed(5)).double() + 2
-    for aligner in (CCA(SITES, 6, 6), SVCCA(SITES, 6, 6, share=1.0), PWCCA(SITES, 6, 6, share=1.0)):
-        fitted(aligner, x, y)
-        torch.testing.assert_close(aligner(x), y)
-        torch.testing.assert_close(aligner.inverse(y), x)
-        assert aligner.findings()["mean_correlation"] == pytest.approx([1, 1])
-
-
 @pytest.mark.parametrize("options", [{}, {"directions": 1}])
 @pytest.mark.parametrize("kind", [CCA, SVCCA])
 def test_the_way_back_is_the_map_that_the_same_fit_gives_from_y_to_x(kind: Any, options: dict[str, int]) -> None:
@@ -116,20 +88,6 @@ def test_the_way_back_is_the_map_that_the_same_fit_gives_from_y_to_x(kind: Any, 
     torch.testing.assert_close(there(x), back.inverse(x), rtol=1e-6, atol=1e-8)
     again = there(there.inverse(there(x)))  # within the directions, back and forth changes nothing
     torch.testing.assert_close(again, there(x))
-
-
-def test_a_direction_costs_what_the_docstring_says() -> None:
-    """Each adds 1 − 2ρ times what it holds of Y's variance, so that a correlation below one half does harm."""
-    draw = torch.Generator().manual_seed(2)
-    x, noise = torch.randn(2, 1, 400, 2, generator=draw).double()
-    y = torch.stack([x[..., 0] + 0.1 * noise[..., 0], noise[..., 1]], -1)
-    error = [
-        (fitted(CCA(1, 2, 2, directions=c), x, y)(x) - y).square().sum() / (y - y.mean(1)).square().sum()
-        for c in (1, 2)
-    ]
-    assert error[0] < 0.6
-    assert error[1] > error[0] + 0.3
-    assert fitted(CCA(1, 2, 2), x, y).findings()["mean_correlation"][0] == pytest.approx(0.5, abs=0.1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -178,13 +136,6 @@ def test_too_few_rows_are_refused_with_their_number(kind: Any) -> None:
             fitted(kind(SITES, 6, 5, **options), x[:, :n], y[:, :n])
     if kind is not SVCCA:
         assert kind(SITES, 6, 5).rows_needed == 12
-
-
-def test_svcca_can_do_with_fewer_rows_than_dimensions() -> None:
-    x, y = uneven_rows(12, 12, n=10)
-    aligner = fitted(SVCCA(SITES, 12, 12, share=0.8), x, y)
-    assert max(aligner.findings()["components_x"]) <= 4
-    assert aligner(x).isfinite().all()
 
 
 def test_what_cannot_be_solved_is_refused() -> None:

@@ -5,7 +5,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from aligners.fitting.alignment import Alignment
 from aligners.fitting.training import LEAST_RISE, make_optimizer
 from aligners.maps.inn import INN
 from aligners.maps.invertible import AffineCoupling
@@ -20,7 +19,7 @@ FORMS = [PLAIN, {}, {"couplings": 3, "depth": 2, "start": "linear", "both_ways":
 NAMES = ["plain", "ours", "started linear", "learned matrices"]
 
 every_form = pytest.mark.parametrize("options", FORMS, ids=NAMES)
-every_width = pytest.mark.parametrize("width", [2, 3, 8])
+every_width = pytest.mark.parametrize("width", [2, 7])
 
 
 def rows(width: int, sites: int = SITES) -> tuple[Moments, Tensor, Tensor]:
@@ -56,19 +55,6 @@ def test_inverse_is_exact_on_both_sides_and_in_low_precision_as_exact(options: d
     assert mapped.dtype == aligner(x.bfloat16()).dtype == torch.float32
 
 
-@every_form
-@every_width
-def test_log_det_is_that_of_the_jacobian(options: dict[str, Any], width: int) -> None:
-    aligner, (_, x, _) = moved(width, options), rows(width)
-    found = aligner.log_det(x)
-    assert found.shape == (SITES, ROWS)
-    for row in range(3):
-        jacobian = torch.autograd.functional.jacobian(lambda v: aligner(v[:, None])[:, 0], x[:, row])
-        for site in range(SITES):
-            expected = torch.linalg.slogdet(jacobian[site, :, site]).logabsdet
-            assert found[site, row].item() == pytest.approx(expected.item(), abs=1e-9)
-
-
 @every_width
 @pytest.mark.parametrize("mixing", ["rotation", "linear"])
 def test_starts_exactly_at_the_closed_form_map(width: int, mixing: Any) -> None:
@@ -88,6 +74,9 @@ def test_starts_exactly_at_the_closed_form_map(width: int, mixing: Any) -> None:
     weight = least_squares(moments, 1e-4)
     fitted = (x - moments.mean_x[:, None]) @ weight + moments.mean_y[:, None]
     torch.testing.assert_close(linear(x), fitted, rtol=0, atol=1e-10)
+    linear.fit(moments.swap())  # and again, wherever an earlier fit has left it
+    linear.fit(moments)
+    torch.testing.assert_close(linear(x), fitted, rtol=0, atol=1e-9)
     plain = INN(SITES, width, width, **PLAIN).double()
     plain.fit(moments)
     torch.testing.assert_close(plain.scaling.scale_target(plain(x)), plain.scaling.scale(x), rtol=0, atol=1e-10)
@@ -101,15 +90,6 @@ def test_the_linear_start_raises_what_regression_shrinks_to_nothing() -> None:
     jacobian = aligner(torch.eye(5, dtype=torch.float64)[None])[0] - aligner(torch.zeros(1, 1, 5).double())[0]
     singular = torch.linalg.svdvals(jacobian)
     assert (singular[-1] / singular[0]).item() == pytest.approx(0.03, rel=1e-6)
-
-
-def test_fitting_again_starts_again_at_the_closed_form_map() -> None:
-    moments, x, _ = rows(5)
-    once, twice = (INN(SITES, 5, 5, start="linear").double() for _ in range(2))
-    once.fit(moments)
-    twice.fit(moments.swap())
-    twice.fit(moments)
-    torch.testing.assert_close(once(x), twice(x), rtol=0, atol=1e-9)
 
 
 @every_form
@@ -133,42 +113,14 @@ def test_gradients_of_a_coupling_are_those_of_finite_differences(way: str) -> No
     assert torch.autograd.gradcheck(getattr(coupling, way), (kept, changed))
 
 
-def test_only_training_both_ways_makes_an_inverse_that_can_be_used() -> None:
-    """Y holds half of X, and noise for the rest: regression shrinks the noise, and its inverse blows it up."""
-    draw = torch.Generator().manual_seed(0)
-    common, mine, yours = torch.randn(3, 1, 500, 3, generator=draw)
-    x, y = torch.cat((common, mine), -1), torch.cat((common + 0.3 * common.square(), yours), -1)
-
-    def inverse_fvu(both_ways: bool) -> tuple[float, float]:
-        torch.manual_seed(0)
-        aligner = INN(1, 6, 6, couplings=2, hidden=16, both_ways=both_ways)
-        aligner.fit(moments_of(x, y))
-        optimizer = torch.optim.AdamW(aligner.parameters(), lr=1e-2, weight_decay=0)
-        for _ in range(150):
-            optimizer.zero_grad()
-            aligner.loss(x, y).sum().backward()
-            optimizer.step()
-        forward = (aligner(x) - y).square().sum() / (y - y.mean(1)).square().sum()
-        back = (aligner.inverse(y) - x).square().sum() / (x - x.mean(1)).square().sum()
-        return forward.item(), back.item()
-
-    forward, back = inverse_fvu(both_ways=True)
-    one_way, one_way_back = inverse_fvu(both_ways=False)
-    assert max(forward, back) < 1.2  # unrelated halves: about 1 at best for a map that must keep their variance
-    assert one_way < forward
-    assert one_way_back > 5 * back
-
-
 def test_nothing_overflows() -> None:
     coupling = AffineCoupling(1, 4, 4, hidden=8, depth=1)
     torch.nn.init.normal_(coupling.conditioner.last.weight, std=100)
     kept, changed = 1e6 * torch.randn(1, 50, 4), torch.randn(1, 50, 4)
-    log_scale = coupling.log_scale(kept)
-    assert log_scale.abs().max() <= 1
-    assert log_scale.abs().max() > 0.99
     assert coupling(kept, changed).isfinite().all()
     stretched = (coupling(kept, changed + 1e9) - coupling(kept, changed)) / 1e9
-    assert stretched.max() < math.e * 1.01
+    assert math.e * 0.9 < stretched.max() < math.e * 1.01
+    assert 0.9 / math.e < stretched.min() < 1.1 / math.e
 
 
 def test_what_makes_no_network_is_refused() -> None:
@@ -183,25 +135,6 @@ def test_what_makes_no_network_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             INN(SITES, width, width, **options)  # type: ignore[arg-type]
-
-
-def test_a_short_training_does_not_run_away_on_badly_scaled_states() -> None:
-    """Deviations from .001 to 1.6: with all matrices between couplings at the full rate, the loss doubled."""
-    draw = torch.Generator().manual_seed(0)
-    turn = torch.linalg.qr(torch.randn(32, 32, generator=draw)).Q
-    x, noise = torch.randn(2, 1, 1500, 32, generator=draw) * torch.logspace(-3, 0.2, 32)
-    y = (x + 0.2 * noise) @ turn
-    torch.manual_seed(0)
-    aligner = INN(1, 32, 32)
-    aligner.fit(moments_of(x[:, :1000], y[:, :1000]))
-    held_out = x[:, 1000:], y[:, 1000:]
-    with torch.no_grad():
-        start = aligner.loss(*held_out).item()
-    diverged = Alignment().train_on_rows(aligner, x[:, :1000], y[:, :1000], 6, 256, 0)
-    with torch.no_grad():
-        end = aligner.loss(*held_out).item()
-    assert not diverged.any()
-    assert end <= 1.01 * start
 
 
 @pytest.mark.parametrize("mixing", ["rotation", "linear"])

@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 
 from aligners.maps.invertible import START_NAMES, ShuffledHadamard, Start, TriangularPair, invertible_start, thinned
-from aligners.maps.linear import RIDGES, least_squares, predictive_least_squares
+from aligners.maps.linear import RIDGES, least_squares, ridge_regression
 from aligners.similarity.algebra.moments import moments_of
 
 SITES, WIDTH = 2, 5
@@ -20,8 +20,9 @@ def moved(width: int = WIDTH, size: float = 0.3) -> TriangularPair:
 def test_it_is_one_matrix_and_its_inverse(width: int) -> None:
     pair, one = moved(width, 0.5 / width), torch.eye(width, dtype=torch.float64).expand(SITES, -1, -1)
     matrix = pair(one)
+    upper = pair.entries.triu(1) + torch.diag_embed(pair.entries.diagonal(dim1=1, dim2=2).exp())
+    torch.testing.assert_close(matrix, (pair.entries.tril(-1) + one) @ upper)
     torch.testing.assert_close(pair.inverse(one), torch.linalg.inv(matrix))
-    torch.testing.assert_close(pair.log_det(), torch.linalg.slogdet(matrix).logabsdet)
     x = torch.randn(SITES, 7, width, dtype=torch.float64)
     torch.testing.assert_close(pair(x), x @ matrix)
     torch.testing.assert_close(pair.inverse(pair(x)), x)
@@ -36,13 +37,7 @@ def test_it_starts_at_the_identity_and_can_move_anywhere() -> None:
     assert (pair.entries.grad != 0).all()
 
 
-@pytest.mark.parametrize("way", ["forward", "inverse"])
-def test_gradients_are_those_of_finite_differences(way: str) -> None:
-    pair, x = moved(3), torch.randn(SITES, 4, 3, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x, _: getattr(pair, way)(x), (x, pair.entries))
-
-
-@pytest.mark.parametrize("width", [2, 3, 4, 7, 64, 70, 100, 384])
+@pytest.mark.parametrize("width", [2, 3, 7, 64, 100])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_it_is_orthogonal_without_rounding(width: int, dtype: torch.dtype) -> None:
     one = torch.eye(width, dtype=dtype)
@@ -81,12 +76,11 @@ def errors(x: Tensor, y: Tensor, weight: Tensor, inverse: Tensor) -> tuple[float
     return forward.item(), ((y @ inverse - x).square().sum() / x.square().sum()).item()
 
 
-@pytest.mark.parametrize("start", [*START_NAMES, "best"])
+@pytest.mark.parametrize("start", START_NAMES)
 def test_the_inverse_is_the_inverse(start: Start) -> None:
     weight, inverse, taken = invertible_start(moments_of(*pair(500, 6, 0.5)), start, both_ways=True)
     torch.testing.assert_close(weight @ inverse, torch.eye(6).double()[None], atol=1e-9, rtol=0)
-    if start != "best":
-        assert START_NAMES[int(taken)] == start
+    assert START_NAMES[int(taken)] == start
 
 
 def test_covariance_keeps_the_covariance_and_is_the_best_of_those() -> None:
@@ -97,7 +91,7 @@ def test_covariance_keeps_the_covariance_and_is_the_best_of_those() -> None:
     values, vectors = torch.linalg.eigh(x.mT @ x / x.shape[1])
     root = vectors * values.sqrt()[:, None] @ vectors.mT
     for seed in range(20):  # the same covariance, other rotations
-        skew = 0.1 * draws(1, 6, 6, seed=seed)
+        skew = 0.003 * draws(1, 6, 6, seed=seed)
         turned = torch.linalg.inv(root) @ torch.linalg.matrix_exp(skew - skew.mT) @ root @ weight
         torch.testing.assert_close(turned.mT @ (x.mT @ x) @ turned, y.mT @ y, rtol=1e-8, atol=1e-8)
         assert sum(errors(x, y, turned, torch.linalg.inv(turned))) > best
@@ -154,26 +148,19 @@ def test_each_site_has_its_own_best_start() -> None:
     torch.testing.assert_close(both[1:], one)
 
 
-def test_a_direction_without_variance_leaves_a_start_that_can_be_inverted() -> None:
-    x, y = (torch.nn.functional.layer_norm(part, (8,)) for part in pair(300, 8, 0.5))
-    weight, inverse, _ = invertible_start(moments_of(x, y), "best", both_ways=True)
-    assert weight.abs().max() < 100
-    assert inverse.abs().max() < 100
-
-
 def test_ridges_adapt_to_the_number_of_rows() -> None:
     x, y = pair(4000, 12, 0.5)
     many = moments_of(x, y)
-    found = predictive_least_squares(many)
+    found = ridge_regression(many, RIDGES)[0]
     torch.testing.assert_close(found, least_squares(many, 1e-6), rtol=0, atol=1e-2)
     gaps = [(found - least_squares(many, ridge)).abs().max().item() for ridge in RIDGES]
     assert min(gaps) < 1e-10  # it is least squares under one of the ridges
     few, other = moments_of(x[:, :14], y[:, :14]), (x[:, 2000:], y[:, 2000:])
     error, plain = (
         (other[0] @ weight - other[1]).square().sum() / other[1].square().sum()
-        for weight in (predictive_least_squares(few), least_squares(few, 1e-6))
+        for weight in (ridge_regression(few, RIDGES)[0], least_squares(few, 1e-6))
     )
     assert error < 0.9
     assert error < 0.5 * plain
-    fewer = predictive_least_squares(moments_of(x[:, :5], y[:, :5]))  # fewer rows than directions
+    fewer = ridge_regression(moments_of(x[:, :5], y[:, :5]), RIDGES)[0]  # fewer rows than directions
     assert (other[0] @ fewer - other[1]).square().sum() / other[1].square().sum() < 1.05

@@ -1,10 +1,14 @@
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from aligners.maps.baselines import GaussianStates, random_labels
-from aligners.maps.linear import STRENGTHS, Identity, Linear, Procrustes, Ridge
+from aligners.maps.linear import RIDGES, STRENGTHS, Identity, Linear, Procrustes, Ridge
+from aligners.maps.linear import ridge_regression as ridge_regression_of_moments
+from aligners.maps.mlp import MLP, FreeForm
 from aligners.similarity.algebra.moments import Moments, moments_of
 from tests.references.maps import procrustes, ridge_regression
 from tests.rows import fitted
@@ -43,7 +47,8 @@ def test_linear_is_ridge_regression(n: int, d_x: int, d_y: int, ridge: float) ->
 def test_ridge_takes_the_strength_with_the_least_error_on_validation_rows(n: int, d_x: int, d_y: int) -> None:
     x, y = related_rows(SITES, n + 40, d_x, d_y)
     y = y + 0.5 * y.std() * torch.randn(y.shape, generator=torch.Generator().manual_seed(2), dtype=y.dtype)
-    y[1, n:] += 3  # other means than those of the fitting rows
+    x[1, n:] += 1  # other means than those of the fitting rows
+    y[1, n:] += 3
     aligner = Ridge(SITES, d_x, d_y).double()
     aligner.fit(moments_of(x[:, :n], y[:, :n]), moments_of(x[:, n:], y[:, n:]))
     mapped = aligner(x).numpy()
@@ -105,6 +110,19 @@ def test_procrustes_is_scipys(d_x: int, d_y: int, scale: bool) -> None:
         torch.testing.assert_close(aligner.inverse(aligner(x)), x)
 
 
+@pytest.mark.parametrize("kind", [MLP, FreeForm])
+def test_networks_start_at_ridge_regression_and_have_the_size_that_is_asked_for(kind: Any) -> None:
+    x, y = related_rows(SITES, 400, 6, 5)
+    moments = moments_of(x, y)
+    network = fitted(kind(SITES, 6, 5), x, y)
+    weight, _ = ridge_regression_of_moments(moments, RIDGES)
+    torch.testing.assert_close(network(x), (x - moments.mean_x[:, None]) @ weight + moments.mean_y[:, None])
+    if network.invertible:
+        torch.testing.assert_close(network.inverse(y), fitted(MLP(SITES, 5, 6), y, x)(y))
+    sized = kind(1, 6, 5, parameters=4000)
+    assert sum(parameter.numel() for parameter in sized.parameters()) == pytest.approx(4000, rel=0.03)
+
+
 def test_what_cannot_be_solved_is_refused() -> None:
     x, y = related_rows(SITES, 50, 6, 6)
     x[1] = 2.0
@@ -135,10 +153,7 @@ def test_a_text_draws_the_same_in_any_batch() -> None:
     torch.testing.assert_close(apart, together[:, [4, 5, 0, 1, 2]], rtol=0, atol=1e-6)
     other = GaussianStates(singular_moments(), seed=1)([9, 4], [2, 3])
     assert (other - apart).abs().min() > 1e-4
-
-
-def test_texts_draw_independently() -> None:
-    rows = GaussianStates(singular_moments(), seed=0)(range(3000), [1] * 3000)
+    rows = GaussianStates(singular_moments(), seed=0)(range(3000), [1] * 3000)  # and texts draw independently
     near = torch.corrcoef(torch.stack([rows[0, :-1, 0], rows[0, 1:, 0]]))[0, 1]
     assert abs(near) < 0.06
 

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from aligners.models import FrozenModel
 from aligners.similarity.functional import attention
 from aligners.similarity.functional.attention import (
     AttentionSums,
@@ -18,7 +17,6 @@ from aligners.similarity.functional.attention import (
     word_pairs,
 )
 from tests.references import attention as reference
-from tests.tiny import tiny_model, tokenised
 
 KINDS = ("norm", "pearson", "js")
 WORDS = torch.tensor([4, 1, 2, 5, 3, 5, 2])
@@ -56,7 +54,7 @@ def close(found: dict[str, Tensor], wanted: dict[str, Tensor], tolerance: float)
 
 @pytest.mark.parametrize("spread", [2.0, 20.0, 1e-4])
 def test_they_are_what_the_definitions_give_head_by_head(spread: float) -> None:
-    a, b = heads(3, 2, spread=spread), heads(2, 4, seed=1, spread=spread)
+    a, b = heads(2, 2, spread=spread), heads(1, 3, seed=1, spread=spread)
     sums = attention_sums(a, b, WORDS)
     assert (sums.texts, sums.words) == (6, 21)
     assert sums.correlated.eq(21).all()
@@ -78,25 +76,6 @@ def test_identical_models_are_at_the_ceiling() -> None:
     for name, found in similarities(attention_sums(a, a.clone(), WORDS)).items():
         torch.testing.assert_close(found.diagonal(), torch.ones(3).double(), rtol=0, atol=1e-13, msg=name)
         assert bool((found - found.diagonal().diag() < 0.9).all())
-    one, others = heads(1, 2), heads(1, 5, seed=1)
-    both = torch.cat([others, one], 1)  # every head of X looks for its own best
-    close(similarities(attention_sums(one, both, WORDS)), dict.fromkeys(KINDS, torch.ones(1, 1).double()), 1e-13)
-    assert all(found < 0.95 for found in similarities(attention_sums(both, one, WORDS)).values())
-
-
-@settings(max_examples=12, deadline=None)
-@given(st.permutations(range(4)), st.permutations(range(len(WORDS))), st.permutations(range(5)), st.integers(0, 9))
-def test_order_of_heads_texts_and_words_does_not_matter(
-    order: list[int], texts: list[int], place: list[int], seed: int
-) -> None:
-    words = torch.full_like(WORDS, 5)
-    a, b = heads(2, 3, words, seed), heads(3, 4, words, seed + 10)
-    found = similarities(attention_sums(a, b, words))
-    close(similarities(attention_sums(a, b[:, order], words)), found, 1e-12)
-    close(similarities(attention_sums(a[:, :, texts], b[:, :, texts], words)), found, 1e-12)
-    close(
-        similarities(attention_sums(*(weights[..., place, :][..., place] for weights in (a, b)), words)), found, 1e-12
-    )
 
 
 @settings(max_examples=12, deadline=None)
@@ -136,19 +115,14 @@ def test_rows_that_spread_evenly_have_no_correlation_and_are_counted() -> None:
     close(similarities(attention_sums(a, b, WORDS)), expected(a, b), 1e-8)
 
 
-def test_a_head_that_always_spreads_evenly_is_an_error() -> None:
+def test_heads_that_always_spread_evenly_and_texts_of_one_word_are_errors() -> None:
     even, other = heads(2, 3), heads(1, 2, seed=1)
     even[1, 2] = heads(1, 1, spread=0.0)[0, 0]
     with pytest.raises(ValueError, match="head 3 of block 2 of X and head 1 of block 1 of Y"):
         similarities(attention_sums(even, other, WORDS))
-
-
-def test_texts_of_one_word_say_nothing_and_alone_are_an_error() -> None:
     words = torch.tensor([1, 1])
-    sums = attention_sums(heads(1, 2, words), heads(1, 2, words), words)
-    assert sums.texts == sums.words == 0
     with pytest.raises(ValueError, match="at least one text of two words"):
-        similarities(sums)
+        similarities(attention_sums(heads(1, 2, words), heads(1, 2, words), words))
 
 
 def test_what_is_no_distribution_over_words_is_refused() -> None:
@@ -170,21 +144,6 @@ def test_what_is_no_distribution_over_words_is_refused() -> None:
             attention_sums(bad, good, WORDS)
 
 
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_from_models_to_a_similarity(side: str) -> None:
-    inputs = tokenised(side=side)
-    special = torch.isin(inputs["input_ids"], torch.tensor([0, 1, 2]))
-    words = (~special).sum(1)
-    word = torch.where(special, -1, (~special).cumsum(1) - 1)
-    folded = []
-    for architecture, layers in (("bert", 3), ("mpnet", 2)):
-        model = tiny_model(architecture, layers=layers)
-        model.set_attn_implementation("eager")
-        frozen = FrozenModel(model, name=architecture)
-        folded.append(fold(frozen.attention(inputs)[0], word, words))
-    close(similarities(attention_sums(folded[0], folded[1], words)), expected(*folded, words), 1e-8)
-
-
 # ---------------------------------------------------------------------- folding
 
 # [CLS] the un+like+ly [SEP] / [CLS] good film [SEP] [PAD] [PAD]
@@ -197,45 +156,19 @@ def random_weights(*shape: int) -> Tensor:
     return torch.softmax(2 * torch.randn(shape, generator=draw, dtype=torch.float64), -1)
 
 
-def test_hand_written_example() -> None:
-    rows = [
-        [1.0, 0.0, 0.0, 0.0, 0.0, 0.0],  # [CLS], dropped
-        [0.2, 0.1, 0.1, 0.1, 0.2, 0.3],  # the: .1 to itself, .4 to the other
-        [0.0, 0.5, 0.1, 0.2, 0.2, 0.0],
-        [0.1, 0.0, 0.3, 0.3, 0.2, 0.1],
-        [0.9, 0.1, 0.0, 0.0, 0.0, 0.0],  # the three pieces: (.5 + 0 + .1)/3 = .2 and (.5 + .8 + 0)/3
-        [0.0, 0.0, 0.0, 0.0, 0.0, 1.0],
-    ]
-    found = fold([torch.tensor(rows)[None, None]], WORD[:1], TWO[:1])
-    mass = torch.tensor([0.5, 0.2 + 1.3 / 3], dtype=torch.float64)
-    kept = torch.tensor([[0.1, 0.4], [0.2, 1.3 / 3]], dtype=torch.float64)
-    torch.testing.assert_close(found[0, 0, 0], kept / mass[:, None], rtol=1e-6, atol=0)
-
-
 def test_blocks_heads_and_texts_are_what_the_definition_gives_one_by_one() -> None:
     weights = random_weights(3, 2, 4, 6, 6).bfloat16()  # (L, B, H, T, T), folded in float64 all the same
     word = torch.tensor([[-1, 0, 0, 1, 2, -1], [0, -1, 0, 1, -1, -1]])  # the second not even in one piece
     words = torch.tensor([3, 2])
     tokens = [[[1, 2], [3], [4]], [[0, 2], [3]]]
     found = fold(weights, word, words)
-    assert found.shape == (3, 4, 2, 3, 3)
     for block, head, text in product(range(3), range(4), range(2)):
         n = int(words[text])
         expected, _ = reference.fold(weights[block, text, head].double().numpy(), tokens[text])
         np.testing.assert_allclose(found[block, head, text, :n, :n], expected, rtol=1e-12)
     padded = found[:, :, 1]
-    assert padded[..., 2, :].eq(0).all()
-    assert padded[..., 2].eq(0).all()
-
-
-def test_numbers_shared_by_two_tokenizers_pair_the_words() -> None:
-    # The same words in one piece and in two: attention that is spread evenly over pieces folds to the same.
-    whole = random_weights(1, 1, 2, 3, 3)
-    pieces = (whole / 2).repeat_interleave(2, -1).repeat_interleave(2, -2)
-    words = torch.tensor([3])
-    a = fold(whole, torch.tensor([[0, 1, 2]]), words)
-    b = fold(pieces, torch.tensor([[0, 0, 1, 1, 2, 2]]), words)
-    torch.testing.assert_close(a, b, rtol=1e-13, atol=0)
+    assert not padded[..., 2, :].any()
+    assert not padded[..., 2].any()
 
 
 def test_word_pairs_are_rows_and_heads_are_features() -> None:
@@ -260,9 +193,7 @@ def test_numbers_that_leave_a_word_out_or_go_beyond_are_refused(word: list[int],
 
 def test_no_attention_left_on_words_is_refused() -> None:
     weights = random_weights(2, 2, 3, 6, 6)
-    weights[1, 0, 2, 1] = torch.tensor([1.0, 0, 0, 0, 0, 0])
-    with pytest.raises(ValueError, match="head 3 of block 2 puts all that word 0 of text 0"):
-        fold(weights, WORD, TWO)
-    weights[1, 0, 2, 1] = torch.nan
-    with pytest.raises(ValueError, match="head 3 of block 2"):
-        fold(weights, WORD, TWO)
+    for row in (torch.tensor([1.0, 0, 0, 0, 0, 0]), torch.full((6,), torch.nan)):
+        weights[1, 0, 2, 1] = row
+        with pytest.raises(ValueError, match="head 3 of block 2 puts all that word 0 of text 0"):
+            fold(weights, WORD, TWO)

@@ -5,19 +5,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
-from aligners.similarity.algebra.pairs import PairSums, centred, feature_pair_sums, gram_pair_sums, linear_pair_sums
-from aligners.similarity.functional.cka import (
-    HSIC,
-    cka_from_hsic,
-    linear_cka,
-    minibatch_cka,
-    unbiased_cka,
-    unbiased_hsic,
-)
+from aligners.similarity.algebra.pairs import by_gram, centred, feature_pair_sums, gram_pair_sums
+from aligners.similarity.functional.cka import linear_cka, minibatch_cka, unbiased_cka, unbiased_hsic
 from tests.references import kernels, measures
 from tests.rows import CASES, grid, paired, rows_of
 from tests.runs import related_rows
@@ -32,10 +23,6 @@ def related(n: int, d_x: int = 6, d_y: int = 4, seed: int = 0) -> tuple[Tensor, 
     return x, y[:2]
 
 
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 def hsic(x: np.ndarray, y: np.ndarray) -> float:
     x, y = x - x.mean(0), y - y.mean(0)
     return kernels.hsic_1(x @ x.T, y @ y.T)
@@ -43,11 +30,6 @@ def hsic(x: np.ndarray, y: np.ndarray) -> float:
 
 def of_batches(x: Tensor, y: Tensor, batch: int) -> Tensor:
     return grid(lambda a, b: kernels.minibatch_cka(a, b, batch), x, y)
-
-
-def close(a: PairSums | HSIC, b: PairSums | HSIC, rtol: float = 1e-10) -> None:
-    for name in a._fields:
-        torch.testing.assert_close(getattr(a, name), getattr(b, name), rtol=rtol, atol=1e-8, msg=name)
 
 
 @pytest.mark.parametrize("measure", MEASURES)
@@ -61,34 +43,15 @@ def test_from_moments_they_are_their_definitions(measure: Measure, case: str) ->
         torch.testing.assert_close(measure(x.float(), y.float()), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("measure", [linear_cka, unbiased_cka, lambda x, y: minibatch_cka(x, y, 15)])
-@settings(max_examples=12, deadline=None)
-@given(seed=st.integers(0, 99), factor=st.floats(1e-3, 1e3), shift=st.floats(-1e3, 1e3))
-def test_rotating_scaling_and_translating_change_nothing(
-    measure: Measure, seed: int, factor: float, shift: float
-) -> None:
-    x, y = paired(30, seed=seed)
-    turn = torch.linalg.qr(paired(6, 6, 6, seed + 1)[0])[0]
-    torch.testing.assert_close(measure(factor * (x @ turn + shift), y), measure(x, y), rtol=1e-7, atol=1e-8)
-    torch.testing.assert_close(measure(y, x).T, measure(x, y), rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("n", [4, 7])
-def test_hsic_is_the_mean_over_all_quadruples_of_rows(n: int) -> None:
-    x, y = related(n)
-    expected = grid(lambda a, b: kernels.hsic_1_by_quadruples(a @ a.T, b @ b.T), x, y)
-    torch.testing.assert_close(unbiased_hsic(x, y).xy, expected, rtol=1e-9, atol=0)
-
-
-@pytest.mark.parametrize("n", [4, 5, 7, 90, 600], ids=lambda n: f"n={n}")
+@pytest.mark.parametrize("n", [4, 7, 600], ids=lambda n: f"n={n}")
 @pytest.mark.parametrize("offset", [0.0, 1e3])
 def test_hsic_is_what_the_definition_says(n: int, offset: float) -> None:
     x, y = (rows / rows.std() for rows in related(n))
     found = unbiased_hsic(x + offset, y - offset)
-    torch.testing.assert_close(found.xy, grid(hsic, x, y), rtol=1e-8, atol=1e-8)
-    torch.testing.assert_close(found.xx, grid(hsic, x, x).diag(), rtol=1e-8, atol=1e-8)
-    torch.testing.assert_close(found.yy, grid(hsic, y, y).diag(), rtol=1e-8, atol=1e-8)
-    assert all(value.dtype == torch.float64 for value in found)
+    for value, expected in zip(
+        found, (grid(hsic, x, y), grid(hsic, x, x).diag(), grid(hsic, y, y).diag()), strict=True
+    ):
+        torch.testing.assert_close(value, expected, rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.parametrize("widths", [(300, 20), (4, 3)], ids=["wide", "narrow"])
@@ -107,7 +70,7 @@ def test_minibatch_cka_is_what_the_definition_says(
 
 def test_rank_deficient_and_badly_scaled_rows_outliers_and_half_precision() -> None:
     x, y = related(80)
-    x[:, :, 3:] = x[:, :, :3] @ random(3, 3)
+    x[:, :, 3:] = x[:, :, :3] @ related(3, 3)[0][0]
     x[:, :, 0] *= 1e6
     torch.testing.assert_close(minibatch_cka(x, y, 80), of_batches(x, y, 80), rtol=0, atol=1e-8)
     x, y = related(200, 300, 20)
@@ -120,27 +83,21 @@ def test_rank_deficient_and_badly_scaled_rows_outliers_and_half_precision() -> N
 @pytest.mark.parametrize("n", [5, 256, 257, 700])
 def test_both_routes_agree(n: int) -> None:
     x, y = (centred(rows)[0] for rows in related(n))
-    close(gram_pair_sums(x, y), feature_pair_sums(x, y))
-    close(gram_pair_sums(x.float(), y.float()), feature_pair_sums(x, y), rtol=1e-4)
+    for found, tolerance in ((gram_pair_sums(x, y), 1e-10), (gram_pair_sums(x.float(), y.float()), 1e-4)):
+        for name, value in feature_pair_sums(x, y)._asdict().items():
+            torch.testing.assert_close(getattr(found, name), value, rtol=tolerance, atol=1e-8, msg=name)
 
 
-def test_the_cheaper_route_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: list[str] = []
-    for name in ("gram", "feature"):
-        monkeypatch.setattr(
-            f"aligners.similarity.algebra.pairs.{name}_pair_sums", lambda x, y, name=name: taken.append(name)
-        )
-    linear_pair_sums(torch.zeros(2, 10, 50), torch.zeros(2, 10, 50))
-    linear_pair_sums(torch.zeros(2, 1000, 5), torch.zeros(2, 1000, 5))
-    assert taken == ["gram", "feature"]
+def test_the_cheaper_route_is_taken() -> None:
+    assert by_gram(10, 2, 50, 2, 50, double=True)
+    assert not by_gram(1000, 2, 5, 2, 5, double=False)
 
 
 def test_of_unrelated_rows_the_unbiased_ones_are_zero_on_average_and_often_negative() -> None:
-    x, y = random(20, 30, 16), random(20, 30, 16, seed=1)
-    for unbiased in (unbiased_cka(x, y), cka_from_hsic(unbiased_hsic(x, y))):
+    x, y = torch.randn(2, 20, 30, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for unbiased in (unbiased_cka(x, y), minibatch_cka(x, y, 30)):
         assert abs(float(unbiased.mean())) < 0.01
         assert (unbiased < 0).any()  # not clamped
-    assert linear_cka(x, y).mean() > 0.3
 
 
 def test_refusals() -> None:

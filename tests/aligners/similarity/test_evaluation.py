@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from aligners.similarity.algebra.grid import grid_moments
-from aligners.similarity.controls import matching_layers
+from aligners.similarity.catalogue import DEFAULT
+from aligners.similarity.controls import jackknife_interval, matching_layers
 from aligners.similarity.evaluation import SimilarityEvaluation
 from aligners.similarity.functional.cca import cca_held_out, svcca
 from aligners.similarity.functional.cka import linear_cka, unbiased_cka
@@ -66,7 +67,7 @@ def controlled(world: World, models: list[str]) -> SimilarityEvaluation:
 def test_every_figure_is_the_measure_of_all_rows(world: World, models: list[str]) -> None:
     data = stream(world, models)
     before = {path.name: path.stat().st_mtime_ns for path in Path(models[0]).iterdir()}
-    found = evaluated(data)
+    found = evaluated(data, measures=[*DEFAULT, "minibatch_cka"])
     assert {path.name: path.stat().st_mtime_ns for path in Path(models[0]).iterdir()} == before  # left alone
     x, y = states(data, "test")
     expected = {
@@ -87,15 +88,10 @@ def test_every_figure_is_the_measure_of_all_rows(world: World, models: list[str]
     assert norms == pytest.approx(nuclear_norm(grid_moments(y, y).xx).tolist())
     assert found.refusals == {}
     assert found.report_tables["distances"] == []  # of unequal depths
-
-
-def test_batches_change_nothing_but_what_is_defined_by_them(world: World, models: list[str]) -> None:
-    one, other = (
-        evaluated(stream(world, models, batch_size=size), measures=["cka", "rsa", "minibatch_cka"]) for size in (4, 13)
-    )
-    for label in ("cka", "rsa"):
-        torch.testing.assert_close(grid(one, label), grid(other, label), rtol=1e-5, atol=1e-6)
-    assert not torch.allclose(grid(one, "minibatch_cka"), grid(other, "minibatch_cka"), atol=1e-4)
+    others = evaluated(stream(world, models, batch_size=13), measures=["cka", "rsa", "minibatch_cka"])
+    for label in ("cka", "rsa"):  # batches change nothing but what is defined by them
+        torch.testing.assert_close(grid(others, label), grid(found, label), rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(grid(others, "minibatch_cka"), grid(found, "minibatch_cka"), atol=1e-4)
 
 
 def test_controls_stand_beside_every_value(controlled: SimilarityEvaluation, world: World, models: list[str]) -> None:
@@ -119,7 +115,8 @@ def test_controls_stand_beside_every_value(controlled: SimilarityEvaluation, wor
         assert grid(controlled, label, "untrained").isfinite().all()
         assert grid(controlled, label, features="standardised").isfinite().all()
     data = stream(world, models)
-    fitted, held_out = (grid_moments(*states(data, split)) for split in ("fit", "test"))
+    fit, test = (states(data, split) for split in ("fit", "test"))
+    fitted, held_out = grid_moments(*fit), grid_moments(*test)
     expected = {
         "cca": cca_held_out(fitted, held_out),
         "r2 of X": r2_held_out(fitted, held_out),
@@ -128,21 +125,27 @@ def test_controls_stand_beside_every_value(controlled: SimilarityEvaluation, wor
     for label, value in expected.items():
         torch.testing.assert_close(grid(controlled, label, "held_out"), value, rtol=1e-7, atol=1e-7, msg=label)
     assert grid(controlled, "cka", "held_out").isnan().all()  # nothing is fitted
-
-
-def test_standardised_features_are_those_of_the_fitting_texts(
-    controlled: SimilarityEvaluation, world: World, models: list[str]
-) -> None:
-    data = stream(world, models)
-    fitted, held_out = states(data, "fit"), states(data, "test")
     scaled = [
-        (test - fit.mean(1, keepdim=True)) / fit.std(1, correction=0, keepdim=True)
-        for fit, test in zip(fitted, held_out, strict=True)
+        (new - old.mean(1, keepdim=True)) / old.std(1, correction=0, keepdim=True)
+        for old, new in zip(fit, test, strict=True)
     ]
-    torch.testing.assert_close(
-        grid(controlled, "cka", features="standardised"), linear_cka(*scaled), rtol=1e-6, atol=1e-6
-    )
-    torch.testing.assert_close(grid(controlled, "rsa", features="standardised"), rsa(*scaled), rtol=1e-5, atol=1e-5)
+    for name, function in (("cka", linear_cka), ("rsa", rsa)):
+        value = grid(controlled, name, features="standardised")
+        torch.testing.assert_close(value, function(*scaled), rtol=1e-5, atol=1e-6, msg=name)
+    assert {row["chance"] for row in controlled.rows if row["model_x"] == row["model_y"]} == {None}
+
+
+def test_intervals_leave_out_groups_of_texts(controlled: SimilarityEvaluation, world: World, models: list[str]) -> None:
+    batches = list(stream(world, models, batch_size=3).batches("test"))
+    x, y = (torch.cat([batch.states[m] for batch in batches], 1).double() for m in range(2))
+    text = torch.cat([batch.text for batch in batches])
+    number = torch.cat([torch.full_like(batch.text, 4 * at // len(batches)) for at, batch in enumerate(batches)])
+    for name, function, group in (("cka", linear_cka, number), ("rsa", rsa, text % 4)):
+        rest = torch.stack([function(x[:, group != g], y[:, group != g]) for g in range(4)])
+        for column, end in zip(("low", "high"), jackknife_interval(function(x, y), rest), strict=True):
+            found = grid(controlled, name, column)
+            expected = end.where(found.isfinite(), torch.nan)  # only matching layers have one
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
 def test_attention_has_a_value_for_every_pair_of_blocks(controlled: SimilarityEvaluation) -> None:
@@ -220,6 +223,8 @@ def test_few_texts_make_fewer_groups(world: World, models: list[str], batch_size
     assert intervals == {groups > 1}
     refused = [why for what, why in found.refusals.items() if what.endswith("interval")]
     assert ["expects at least 2, but got 1 batch" in why for why in refused] == [True] * (groups == 1)
+    alone = evaluated(stream(world, models[:1], batch_size=batch_size), measures=["cka"], controls=True)
+    assert alone.meta["groups"] is None  # there is nothing beside the values of one model
 
 
 def test_what_cannot_be_is_refused_before_reading(world: World, models: list[str]) -> None:
@@ -238,6 +243,14 @@ def test_what_cannot_be_is_refused_before_reading(world: World, models: list[str
         evaluated(stream(world, models, batch_size=13), controls=True, groups=10)
     with pytest.raises(ValueError, match=r"`data\.models` to name each model once.*`within`"):
         evaluated(stream(world, [models[0], models[0]]), measures=["cka"])
+
+
+def test_a_last_batch_of_no_meaning_is_not_passed_over(world: World, models: list[str]) -> None:
+    data = stream(world, models, batch_size=25)
+    _ = data.reader
+    data.frozen[1].blocks[1].output.dense.weight[3, 3] = torch.inf  # type: ignore[union-attr, index]
+    with pytest.raises(ValueError, match=r"batch 0 holds .* at layer 2 of"):
+        evaluated(data, measures=["cka"])
 
 
 def test_memory_is_announced_in_one_line(world: World, models: list[str], caplog: pytest.LogCaptureFixture) -> None:

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from aligners.similarity.algebra import pairs
 from aligners.similarity.functional.kernels import Kernel, rbf_cka, rsa
 from tests.references import kernels as reference
 from tests.rows import grid
@@ -38,7 +37,7 @@ def is_its_definition(name: str, x: Tensor, y: Tensor, tolerance: float = 1e-8) 
 
 
 @every_measure
-@pytest.mark.parametrize("n", [4, D_X + 1, 91, 300])
+@pytest.mark.parametrize("n", [4, 91, 300])
 def test_they_are_what_the_definitions_say(name: str, n: int) -> None:
     x, y = rows(n)
     is_its_definition(name, x, y)
@@ -55,16 +54,6 @@ def test_rank_deficient_badly_scaled_and_repeated_rows(name: str) -> None:
     x[:, :, 3:] = x[:, :, :3] @ rotation(3)
     x[:, :, 0] *= 1e6
     is_its_definition(name, x, y)
-
-
-@pytest.mark.parametrize("kernel", ["cosine", "linear"])
-def test_rsa_is_the_same_by_both_routes(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    x, y = rows(300)
-    found = []
-    for route in (pairs.gram_pair_sums, pairs.feature_pair_sums):
-        monkeypatch.setattr("aligners.similarity.functional.kernels.linear_pair_sums", route)
-        found.append(rsa(x, y, kernel))
-    torch.testing.assert_close(*found, rtol=0, atol=1e-12)
 
 
 @every_measure
