@@ -22,7 +22,7 @@ RECIPES = sorted(page.stem for page in HOWTO.glob("*.md") if page.stem != "index
 BLOCK = re.compile(r"^```(\w*)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SCRIPTS = {"train.py": train, "evaluate.py": evaluate, "study.py": study}
 RECIPE = {"vocabulary": 300, "layers": 1, "width": 16, "epochs": 1}
-TEXT = {"max_texts": 100, "max_held_out": 30}
+TEXT = {"max_texts": 80, "max_held_out": 20}
 SHORT = {"max_epochs": 1, "limit_train_batches": 2}
 # Another machine, as the pages say for one without GPUs or a cluster.
 HERE = {"cuda:0": "cpu", "cuda:1": "cpu", "--trainer.accelerator gpu": "--trainer.accelerator cpu"}
@@ -57,6 +57,7 @@ def smaller(words: list[str]) -> list[str]:
         return words
     added = {} if "--checkpoints+" in words else flat("data.recipe", RECIPE) | flat("data.text", TEXT)
     added |= flat("trainer", SHORT if name == "fit" else {})
+    added |= {} if name != "similarity" or "--measures" in words else {"--measures": "[cka, r2]"}
     return [*words, "--trainer.logger", "false", *(part for item in added.items() for part in item)]
 
 

@@ -105,6 +105,7 @@ WRONG = [
     ("train fit", ["--data.batch_size", "0"], "batch_size"),
     ("train fit", ["--model.aligners", '{"linear": "Nonlinear"}'], "aligners"),
     ("train fit", ["--model.aligners", MISSPELT], "aligners"),
+    ("train fit", ["--data.model_x", "embedded:0:width=96"], "equal widths"),
     ("train fit", ["--trainer.max_epochs", "0"], "`trainer.max_epochs` to be at least 1, but got 0"),
     ("train fit", ["--seed_everything", "4294967296"], "`seed_everything` to be at least 0 and at most 4294967295"),
     ("train finetune", ["--trainer.limit_train_batches", "0"], "`trainer.limit_train_batches` to be at least 1"),

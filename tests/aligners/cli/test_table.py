@@ -20,25 +20,25 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     return got
 
 
-def test_the_first_word_says_what_runs(seen: list[object]) -> None:
+def test_the_first_word_says_what_runs_by_default_of_those_of_the_process(
+    seen: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     table.train(["fit", "--run", "x"])
-    assert seen == [("train.py fit", ["--run", "x"])]
-
-
-def test_shapes_of_batches_are_not_kept_for_ever(seen: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
-    monkeypatch.setenv(name, "7")
-    table.train(["fit"])
-    assert os.environ[name] == "7"
-    monkeypatch.delenv(name)
-    table.train(["fit"])
-    assert os.environ[name] == "64"
-
-
-def test_the_words_of_the_process_are_the_default(seen: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["train.py", "fit", "--run", "x"])
+    monkeypatch.setattr("sys.argv", ["train.py", "fit", "--run", "y"])
     table.train()
-    assert seen == [("train.py fit", ["--run", "x"])]
+    assert seen == [("train.py fit", ["--run", "x"]), ("train.py fit", ["--run", "y"])]
+
+
+@pytest.mark.parametrize(("given", "then"), [("7", "7"), (None, "64")])
+def test_shapes_of_batches_are_not_kept_for_ever(
+    given: str | None, then: str, seen: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
+    monkeypatch.setenv(name, given or "")
+    if given is None:
+        monkeypatch.delenv(name)
+    table.train(["fit"])
+    assert os.environ[name] == then
 
 
 @pytest.mark.parametrize("script", ["train", "evaluate", "study"])
