@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
+from unittest.mock import patch
 
 import pytest
 
@@ -41,6 +42,7 @@ if len(tempfile.gettempdir()) > 60:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun in the background; the processes that tests start heed it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the models are tiny: threads cost more than they give
+patch.object(os, "fsync", lambda file: None).start()  # nobody pulls the plug, and the wait for disks adds up
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -10,11 +10,11 @@ import hashlib
 import itertools
 import json
 import os
+import platform
 import random
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -309,11 +309,12 @@ def main() -> None:
         torture.fill(names[number % len(names)])
     if options.starts:
         torture.race("fit", options.starts)
-    found = {**torture.counts, "faults": len(torture.faults), "minutes": round((time.monotonic() - began) / 60, 1)}
+    minutes = round((time.monotonic() - began) / 60, 1)
+    found = {**torture.counts, "faults": len(torture.faults), "minutes": minutes}
     print(json.dumps(found, indent=1))
     if options.json:
-        machine = subprocess.run(["uname", "-srm"], capture_output=True, text=True, check=True).stdout.strip()
-        options.json.write_text(json.dumps({"machine": machine, "counts": found, "faults": torture.faults}, indent=1))
+        about = {"machine": platform.platform(), "counts": found, "faults": torture.faults}
+        options.json.write_text(json.dumps(about, indent=1))
     if options.folder is None and not torture.faults:
         shutil.rmtree(folder)
     sys.exit(bool(torture.faults))

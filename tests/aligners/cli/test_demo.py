@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +68,7 @@ def test_the_demo_from_first_to_last_line(
     status = 0
     monkeypatch.setattr(subprocess, "run", ran)
     monkeypatch.setattr(demo, "open_where_there_is_a_desktop", opened.append)
-    monkeypatch.setattr(sys, "argv", ["demo", str(tmp_path / "run")])
-    demo.main()
+    demo.run_demo(tmp_path / "run")
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("Maps two small language models")
     assert "minutes with two free cores" in lines[0]
@@ -79,9 +77,9 @@ def test_the_demo_from_first_to_last_line(
     assert lines[-1].startswith("The picture: ")
     assert opened == [tmp_path / "run" / "report" / "penalty.png"]
 
-    status, sys.argv = 2, ["demo", str(tmp_path / "failed")]
+    status = 2
     with pytest.raises(SystemExit) as ended:
-        demo.main()
+        demo.run_demo(tmp_path / "failed")
     assert ended.value.code == 2
     assert not (tmp_path / "failed" / "report").exists()
 

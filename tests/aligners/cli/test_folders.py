@@ -1,6 +1,7 @@
 """One command at a time has a run's folder."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from aligners.cli import folders, lineage
 from aligners.cli.folders import CONFIG, RANKS_SHARE, claim, claim_checkpoints, is_begun, new_run_folder, try_run_folder
 from aligners.cli.run import Command, Run
-from tests.claims import claims_at_once
+from tests.processes import PROCESSES
 
 
 @pytest.fixture(autouse=True)
@@ -21,6 +22,32 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(RANKS_SHARE, "")
     monkeypatch.setattr(rank_zero_only, "rank", 0)
+
+
+def claims_at_once(wanted: Sequence[Path | None], count: int = 10) -> list[list[str]]:
+    """What each of `count` processes says that begin the same runs at the same time, one run after the other."""
+    ready, said = PROCESSES.Barrier(count), PROCESSES.Queue()
+    each = [PROCESSES.Process(target=_claims, args=(wanted, ready, said)) for _ in range(count)]
+    for process in each:
+        process.start()
+    found = [said.get() for _ in each]
+    for process in each:
+        process.join()
+    return found
+
+
+def _claims(wanted: Sequence[Path | None], ready: Any, said: Any) -> None:
+    found = []
+    for folder in wanted:
+        made = new_run_folder(folder, "fit")
+        ready.wait()  # everybody has found it empty
+        try:
+            claim(made, "some: options")
+            found.append(f"has {made}")
+        except ValueError as error:
+            found.append(str(error))
+    ready.wait()  # nobody has ended yet
+    said.put(found)
 
 
 def test_of_ten_commands_at_once_one_gets_the_folder(tmp_path: Path) -> None:
@@ -117,10 +144,10 @@ def test_a_full_disk_leaves_no_half_begun_run(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.filterwarnings("error")  # nothing is said of a folder that holds config.yaml alone
 def test_the_options_are_kept_before_wandb_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    def killed(*_: Any) -> None:
+    def killed(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(lineage, "_wandb", killed)
+    monkeypatch.setattr(lineage, "start_run", killed)
     command = Command(lambda run: None, "boring", data=BoringDataModule)
     with pytest.raises(KeyboardInterrupt):
         Run(command, command.parser(), command.parser().parse_args(["--run", "here"])).start()
@@ -135,7 +162,7 @@ def test_wandb_without_a_key_says_how_to_log_in_and_goes_on_offline(
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "nothing"))
     with pytest.warns(UserWarning, match=r"no key: run `wandb login`.*logged offline"):
-        logger = lineage._wandb(tmp_path, "fit")
+        _, logger = lineage.run_loggers(tmp_path / "run", "fit")
     assert logger.experiment.settings._offline
     wandb.finish()
 
