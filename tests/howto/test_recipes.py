@@ -15,7 +15,7 @@ from aligners.cli.table import COMMANDS, evaluate, study, train
 from aligners.studies.executors import make_executor
 from tests.cells import Inline
 from tests.processes import ROOT
-from tests.shell import command
+from tests.shell import printed
 
 HOWTO = ROOT / "docs" / "howto"
 RECIPES = sorted(page.stem for page in HOWTO.glob("*.md") if page.stem != "index")
@@ -107,8 +107,7 @@ def perform(words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     script, *rest = words
     assert rest[0] in COMMANDS[script.removesuffix(".py")]
     if "--trainer.devices" in rest:
-        logger = rest.index("--trainer.logger")  # which `smaller` has added
-        command(folder, script.removesuffix(".py"), *rest[:logger], *rest[logger + 2 :], ranks=2)
+        printed(folder, script.removesuffix(".py"), *rest, ranks=2)
         return
     with monkeypatch.context() as patch:
         patch.setattr(running, "make_executor", here)
