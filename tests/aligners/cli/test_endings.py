@@ -1,11 +1,16 @@
+import fcntl
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import lightning.pytorch as pl
 import pytest
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
@@ -157,12 +162,41 @@ def fit_options(world: World, **more: Any) -> list[str]:
     )]  # fmt: skip
 
 
-def test_several_ranks_give_one_message(world: World, tmp_path: Path) -> None:
-    """Lightning starts the second one."""
-    done = Started(tmp_path, "train", *fit_options(world, data__sites="9:9"), *TWO_RANKS)
-    assert done.end() == 2
-    assert done.said().count("Expected `sites` between 0 and 3, but got 9") == 1
-    assert "Traceback" not in done.said()
+# Another rank than the first, without its imports: what it prints later must not be seen.
+RANKS = """
+import fcntl, os, pathlib, time
+if "LOCAL_RANK" in os.environ:
+    with open("alive", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        pathlib.Path("begun").touch()
+        time.sleep(60)
+        print("late")
+else:
+    from aligners.cli.table import train
+    train()
+"""
+
+
+@contextmanager
+def failing_beside_another_rank() -> Iterator[None]:
+    def fail(*_: Any, **__: Any) -> None:
+        while not Path("begun").exists():
+            time.sleep(0.01)
+        raise UserError("Mine.")
+
+    with patch.object(pl.Trainer, "_run", fail):
+        yield
+
+
+def test_the_ranks_that_lightning_has_started_end_with_the_first(world: World, tmp_path: Path) -> None:
+    (tmp_path / "ranks.py").write_text(RANKS)
+    words = [*fit_options(world), *TWO_RANKS]
+    done = Started(tmp_path, str(tmp_path / "ranks.py"), *words, around=failing_beside_another_rank)
+    assert done.end() == 2, done.said()
+    with (tmp_path / "alive").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # whoever had it has ended
+    assert done.printed()[1].count("error: Mine.\n") == 1
+    assert not {"Traceback", "late"} & set(done.said().split())
 
 
 def test_ctrl_c_while_a_fit_runs(world: World, tmp_path: Path) -> None:
