@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
 import sys
 import tempfile
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import pytest
 
@@ -16,21 +18,23 @@ if TYPE_CHECKING:
     from datamodules.text.sources import TextSource
     from tests.world import World
 
-_HOME = tempfile.TemporaryDirectory(prefix="aligners-tests-")
-# Before any library reads its environment, and inherited by the command lines that tests start.
-os.environ |= {
-    "HF_HUB_OFFLINE": "1",
-    "HF_DATASETS_CACHE": f"{_HOME.name}/datasets",
-    "ALIGNERS_CACHE": f"{_HOME.name}/aligners",
-    "MPLCONFIGDIR": f"{_HOME.name}/matplotlib",
-    "TOKENIZERS_PARALLELISM": "false",
-    "WANDB_MODE": "offline",
-    "WANDB_SILENT": "true",
-    **{f"WANDB_{kind}_DIR": f"{_HOME.name}/wandb" for kind in ("CACHE", "CONFIG", "DATA")},
-    # W&B need not look at the machine and at everything that is installed.
-    **{f"WANDB_X_DISABLE_{what}": "true" for what in ("META", "STATS", "MACHINE_INFO", "VIEWER")},
-    "WANDB_X_SAVE_REQUIREMENTS": "false",
-}
+_WORKER = "PYTEST_XDIST_WORKER" in os.environ  # of a process that has set the environment of all
+_HOME = None if _WORKER else tempfile.TemporaryDirectory(prefix="aligners-tests-")
+if _HOME is not None:
+    # Before any library reads its environment, and inherited by the command lines that tests start.
+    os.environ |= {
+        "HF_HUB_OFFLINE": "1",
+        "HF_DATASETS_CACHE": f"{_HOME.name}/datasets",
+        "ALIGNERS_CACHE": f"{_HOME.name}/aligners",
+        "MPLCONFIGDIR": f"{_HOME.name}/matplotlib",
+        "TOKENIZERS_PARALLELISM": "false",
+        "WANDB_MODE": "offline",
+        "WANDB_SILENT": "true",
+        **{f"WANDB_{kind}_DIR": f"{_HOME.name}/wandb" for kind in ("CACHE", "CONFIG", "DATA")},
+        # W&B need not look at the machine and at everything that is installed.
+        **{f"WANDB_X_DISABLE_{what}": "true" for what in ("META", "STATS", "MACHINE_INFO", "VIEWER")},
+        "WANDB_X_SAVE_REQUIREMENTS": "false",
+    }
 if len(tempfile.gettempdir()) > 60:
     # Processes meet at sockets in the temporary folder, and the path of a socket has at most some 100 letters.
     _SOCKETS = tempfile.TemporaryDirectory(prefix="aligners-", dir="/tmp")
@@ -38,29 +42,56 @@ if len(tempfile.gettempdir()) > 60:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # begun in the background; the processes that tests start heed it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the models are tiny: threads cost more than they give
+patch.object(os, "fsync", lambda file: None).start()  # nobody pulls the plug, and the wait for disks adds up
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Prepare a process that runs tests, and not the one that only waits for those that do."""
-    if hasattr(config, "workerinput"):
-        import wandb.sdk.launch.inputs.internal  # noqa: F401  (it inspects all that has been imported before)
-    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+    if _WORKER:
+        from tests.processes import split_off_server
+
+        split_off_server()
+    if _WORKER or not config.getoption("numprocesses", None):
         from hypothesis import settings
 
         settings.register_profile("fixed", derandomize=True)  # the same examples every time, as all other seeds
         settings.load_profile("fixed")
 
 
+def pytest_unconfigure() -> None:
+    """Leave nothing behind."""
+    if _HOME is not None:
+        _HOME.cleanup()
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported and collected stays: Python need not look through it for garbage again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 50)
+    if "matplotlib.figure" in sys.modules:
+        _save_figures_as_they_stand()
+
+
+def _save_figures_as_they_stand() -> None:
+    """Leave out most of the work: making room for labels, as the commands do that tests start."""
+    from matplotlib.figure import Figure
+
+    save = Figure.savefig
+
+    def save_as_it_stands(figure: Figure, *given: Any, **options: Any) -> None:
+        engine = figure.get_layout_engine()
+        figure.set_layout_engine(None)
+        save(figure, *given, **options)
+        figure.set_layout_engine(engine)
+
+    patch.object(Figure, "savefig", save_as_it_stands).start()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """First the files that start processes or run studies: the longest, which nobody should wait for at the end."""
-    long = {"command", "Started", "Torture", "two_ranks", "PROCESSES", "study"}
+    """First the files that start processes, run studies or tutorials: nobody should wait for the longest at the end."""
+    long = {"command", "printed", "Started", "Torture", "two_ranks", "PROCESSES", "study", "subprocess", "runpy"}
     items.sort(key=lambda item: not long & set(vars(getattr(item, "module", item))))
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _home() -> Iterator[None]:
-    yield
-    _HOME.cleanup()
 
 
 @pytest.fixture(autouse=True)

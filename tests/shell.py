@@ -18,9 +18,8 @@ def options(**values: Any) -> list[str]:
     return [word for name, v in each for word in (f"--{name}", v if isinstance(v, str) else json.dumps(v))]
 
 
-def command(folder: Path, script: str, *words: str, ranks: int = 1) -> Path:
-    """Run a command in `folder`, on one rank or on two; the one run folder that it has made."""
-    before = set(folder.glob("runs/*"))
+def printed(folder: Path, script: str, *words: str, ranks: int = 1) -> str:
+    """What a command prints that ends well, in `folder`, on one rank or on two."""
     addresses = [{}] if ranks == 1 else rank_addresses(ranks)
     given = [*words, *(TWO_RANKS if ranks == 2 else ())]
     each = [Started(folder, script, *given, environment=address) for address in addresses]
@@ -29,6 +28,13 @@ def command(folder: Path, script: str, *words: str, ranks: int = 1) -> Path:
     assert not any(ends), out[-3000:] + err[-3000:]
     assert "sync_dist" not in err
     assert WARNED.findall(err) == []  # of no rank: nobody could act on it here
+    return out
+
+
+def command(folder: Path, script: str, *words: str, ranks: int = 1) -> Path:
+    """Run a command in `folder`, on one rank or on two; the one run folder that it has made."""
+    before = set(folder.glob("runs/*"))
+    out = printed(folder, script, *words, ranks=ranks)
     (made,) = set(folder.glob("runs/*")) - before
     assert len(list(made.glob("wandb/offline-run-*/run-*.wandb"))) == 1  # whatever the number of ranks
     (made / "screen.txt").write_text(out)

@@ -13,7 +13,6 @@ import signal
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 from tests.processes import HANGS, PROCESSES
@@ -46,12 +45,7 @@ def _write_quietly(world: World, store: Path) -> None:
 
 
 class Kills:
-    """Kills writers and counts what comes of it.
-
-    Args:
-        folder: for all stores.
-        seed: of the moments.
-    """
+    """Kills writers in a folder, at moments that a seed decides, and counts what comes of it."""
 
     def __init__(self, folder: Path, seed: int = 0) -> None:
         self.folder, self.draw, self.counts = folder, random.Random(seed), Counter[str]()
@@ -96,18 +90,18 @@ def kill_writers(made: Kills, kills: int) -> Counter[str]:
     return made.counts
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Kill, and say what came of it."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--kills", type=int, default=50)
     arguments.add_argument("--seed", type=int, default=0)
     arguments.add_argument("--json", type=Path, metavar="FILE", help="write the counts there too")
-    options = arguments.parse_args(words)
+    options = arguments.parse_args()
     with tempfile.TemporaryDirectory(prefix="aligners-store-") as folder:
-        counts = kill_writers(Kills(Path(folder), options.seed), options.kills)
-    print(json.dumps(counts, indent=2))
+        counts = json.dumps(kill_writers(Kills(Path(folder), options.seed), options.kills), indent=2)
+    print(counts)
     if options.json is not None:
-        options.json.write_text(json.dumps(counts, indent=2) + "\n")
+        options.json.write_text(f"{counts}\n")
 
 
 if __name__ == "__main__":

@@ -1,16 +1,24 @@
 """The examples of docs/how_it_works.md for what can be added: each does what the page says."""
 
+import ast
+import json
 import re
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 import torch
+import yaml
 from transformers import AutoModelForCausalLM, Olmo2Config
 
+from aligners.cli import table
 from aligners.fitting.bank import build_aligner, describe_aligner
 from aligners.models import architectures
 from aligners.models.model import FrozenModel
+from aligners.reports import finished
+from aligners.reports.publishing import write
 from aligners.reports.study import registry
 from aligners.reports.study.frames import Frames
 from aligners.reports.study.writing import markdown
@@ -21,13 +29,28 @@ from aligners.similarity.functional.cca import SharedMoments
 from tests.processes import ROOT
 from tests.rows import paired
 from tests.runs import related_rows
+from tests.world import TEST_TEXTS, World
+
+PAGE = (ROOT / "docs" / "how_it_works.md").read_text(encoding="utf-8")
 
 
 def example(beginning: str) -> str:
     """The only example of the page that begins so."""
-    page = (ROOT / "docs" / "how_it_works.md").read_text()
-    (found,) = (code for code in re.findall(r"```python\n(.*?)```", page, re.S) if code.startswith(beginning))
+    (found,) = (code for code in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if code.startswith(beginning))
     return found
+
+
+def add(file: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put the page's example for `file` where an import finds it as a part of its package."""
+    (folder / Path(file).name).write_text(example(f"# {file}\n"))
+    package = import_module(".".join(Path(file).parent.parts))
+    monkeypatch.setattr(package, "__path__", [*package.__path__, str(folder)])
+
+
+def line_of(registry: str) -> str:
+    """The page's line of registration in a file."""
+    (line,) = re.findall(rf"Its line in `{re.escape(registry)}`[^:]*: `(.*?)`\.", PAGE, re.DOTALL)
+    return " ".join(line.split())
 
 
 def run(beginning: str) -> dict[str, Any]:
@@ -69,3 +92,26 @@ def test_a_model_family(monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = torch.randint(1, 30, (3, 7), generator=torch.Generator().manual_seed(0))
     for component in ("residual", "attention", "mlp"):
         frozen.self_test({"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}, component)
+
+
+def test_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add("aligners/reports/runs/sizes.py", tmp_path, monkeypatch)
+    ((kind, about),) = yaml.safe_load(line_of("aligners/reports/kinds.yaml")).items()
+    monkeypatch.setitem(finished.KINDS, kind, about)
+    rows = [{"method": "linear", "parameters": 16}, {"method": "mlp", "parameters": 64}]
+    write(finished.make_report(kind, {}, rows), tmp_path)
+    found = json.loads((tmp_path / "sizes.json").read_text())
+    assert found == {"meta": {}, "rows": rows, "findings": ["The largest map is mlp."]}
+
+
+def test_a_command(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add("aligners/cli/evaluate/count.py", tmp_path, monkeypatch)
+    entry = ast.literal_eval(f"{{{line_of('aligners/cli/table.py')}}}")
+    monkeypatch.setattr(table, "COMMANDS", {"evaluate": table.COMMANDS["evaluate"] | entry})
+    texts = ["--data.text.source", world.fit, "--data.text.held_out", world.test, "--data.max_length", "60"]
+    table.evaluate(["count", "--data.models", f"[{world.model_x}]", *texts])
+    assert capsys.readouterr().out.split()[-1] == str(TEST_TEXTS)
+    table.evaluate(["--help"])
+    assert "Count the held-out texts." in capsys.readouterr().out

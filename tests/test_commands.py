@@ -11,8 +11,8 @@ import torch
 from aligners.cli.table import evaluate, train
 from aligners.fitting.bank import load_bank
 from aligners.injection.methods import CLOSED_FORMS
-from datamodules import frozen_models
-from tests.shell import TWO_RANKS, command, metrics, options
+from tests.shell import command, metrics, options
+from tests.tiny import tiny_folder
 from tests.world import TEST_TEXTS, World
 
 ALIGNERS = {
@@ -22,15 +22,20 @@ ALIGNERS = {
 }
 
 
-def data_options(world: World) -> list[str]:
-    models = options(data__model_x=world.model_x, data__model_y=world.model_y)
-    text = options(data__text__source=world.fit, data__text__held_out=world.test)
-    return [*models, *text, *options(data__max_length=64, data__batch_size=18, data__sites="1,2:3")]
-
-
 def fit_options(world: World) -> list[str]:
-    maps = options(model__aligners=ALIGNERS, model__both_directions=True)
-    return [*data_options(world), *maps, *options(trainer__max_epochs=1, trainer__accelerator="cpu")]
+    return options(
+        data__model_x=world.model_x, data__model_y=world.model_y, data__text__source=world.fit,
+        data__text__held_out=world.test, data__max_length=64, data__batch_size=18, data__sites="1,2:3",
+        model__aligners=ALIGNERS, model__both_directions=True, trainer__max_epochs=1, trainer__accelerator="cpu",
+    )  # fmt: skip
+
+
+def inject_options(world: World, fitted: Path) -> list[str]:
+    """On the tokens that the maps were fitted on, and on means, whose moments are read first; on other text, too."""
+    return options(
+        checkpoints=[str(fitted / "aligners.ckpt")], both_directions=True, data__rows="mean",
+        other_text__source=world.test, other_text__test_share=0.3, trainer__accelerator="cpu",
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -45,16 +50,7 @@ def fitted(world: World, folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def injected(world: World, fitted: Path, folder: Path) -> Path:
-    """On the tokens that the maps were fitted on, and on means, whose moments are read first; on other text, too."""
-    checkpoint = str(fitted / "aligners.ckpt")
-    return command(
-        folder, "evaluate", "inject", "--checkpoints+", checkpoint, "--both_directions", "true",
-        "--data.rows", "mean", *other_text(world), "--trainer.accelerator", "cpu",
-    )  # fmt: skip
-
-
-def other_text(world: World) -> list[str]:
-    return ["--other_text.source", world.test, "--other_text.test_share", "0.3"]
+    return command(folder, "evaluate", "inject", *inject_options(world, fitted))
 
 
 def report(run: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -120,8 +116,7 @@ def test_inject_leaves_a_report(injected: Path, fitted: Path, world: World) -> N
 
 
 def test_two_ranks_fit_what_one_does(world: World, fitted: Path, folder: Path) -> None:
-    """Lightning starts the second rank; elsewhere, tests start both."""
-    again = command(folder, "train", "fit", *fit_options(world), *TWO_RANKS)
+    again = command(folder, "train", "fit", *fit_options(world), ranks=2)
     one, two = (load_bank(run / "aligners.ckpt") for run in (fitted, again))
     torch.testing.assert_close(two.moments.xy, one.moments.xy, rtol=1e-5, atol=1e-4)
     assert two.moments.n == one.moments.n
@@ -137,29 +132,21 @@ def test_two_ranks_fit_what_one_does(world: World, fitted: Path, folder: Path) -
             assert figures[name] == pytest.approx(value, rel=1e-3), name
 
 
-def same(a: dict[str, Any], b: dict[str, Any]) -> None:
-    """Equal rows, up to float32's accuracy, of losses near 1: ranks pad their batches differently."""
-    assert set(a) == set(b)
-    for name, value in a.items():
-        if name == "round_trip" and value is not None:
-            assert b[name] == pytest.approx(value, rel=0.5, abs=1e-6), (a["method"], name)
-        elif isinstance(value, float):
-            assert b[name] == pytest.approx(value, rel=1e-5, abs=1e-7), (a["method"], name)
-        else:
-            assert b[name] == value, (a["method"], name)
-
-
 def test_two_ranks_report_what_one_does(world: World, injected: Path, fitted: Path, folder: Path) -> None:
-    checkpoint = str(fitted / "aligners.ckpt")
-    again = command(
-        folder, "evaluate", "inject", "--checkpoints", f"[{checkpoint}]", "--both_directions", "true",
-        "--data.rows", "mean", *other_text(world), "--trainer.accelerator", "cpu", ranks=2,
-    )  # fmt: skip
+    """Up to float32's accuracy, of losses near 1: ranks pad their batches differently."""
+    again = command(folder, "evaluate", "inject", *inject_options(world, fitted), ranks=2)
     (meta, rows), (_, expected) = report(again), report(injected)
     assert meta["ranks"] == 2
     assert TEST_TEXTS % 2 == 1
     for a, b in zip(expected, rows, strict=True):
-        same(a, b)
+        assert set(a) == set(b)
+        for name, value in a.items():
+            if name == "round_trip" and value is not None:
+                assert b[name] == pytest.approx(value, rel=0.5, abs=1e-6), (a["method"], name)
+            elif isinstance(value, float):
+                assert b[name] == pytest.approx(value, rel=1e-5, abs=1e-7), (a["method"], name)
+            else:
+                assert b[name] == value, (a["method"], name)
 
 
 def test_a_fit_goes_on_and_is_validated(
@@ -179,28 +166,35 @@ def test_a_fit_goes_on_and_is_validated(
 
 
 def test_the_command_line_overrules_what_a_checkpoint_says_of_the_data(fitted: Path, tmp_path: Path) -> None:
-    checkpoint = str(fitted / "aligners.ckpt")
-    fewer = ["--data.text.max_texts", "11", "--data.batch_size", "4", "--closed_form", "[]"]
-    evaluate(
-        ["inject", "--checkpoints+", checkpoint, *fewer, "--trainer.logger", "false", "--run", str(tmp_path / "new")]
-    )
+    fewer = options(data__text__max_texts=11, data__batch_size=4, closed_form=[], trainer__logger=False)
+    given = options(checkpoints=[str(fitted / "aligners.ckpt")], run=str(tmp_path / "new"))
+    evaluate(["inject", *given, *fewer])
     meta, rows = report(tmp_path / "new")
     assert {row["n_texts"] for row in rows} == {11}
     assert meta["batch_size"] == 4
     assert meta["sites"] == [[1, 1], [2, 3]]
-    with pytest.raises(ValueError, match="no such file"):
-        evaluate(["inject", "--checkpoints+", str(tmp_path / "nothing.ckpt")])
 
 
-def test_widths_that_a_map_cannot_have_are_refused_before_a_model_is_made(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def touched(*_: Any, **__: Any) -> None:
-        raise AssertionError("something was loaded")
-
-    for name in ("load_frozen", "embedded_model"):
-        monkeypatch.setattr(frozen_models, name, touched)
-    models = options(data__model_x="embedded:0:width=96", data__model_y=world.model_y, trainer__max_epochs=1)
-    with pytest.raises(ValueError, match=r"equal widths.*96"):
-        train(["fit", *models, "--run", str(tmp_path / "run"), "--trainer.logger", "false"])
-    assert list(tmp_path.iterdir()) == []
+def test_a_comparison_leaves_all_that_a_run_should(world: World, tmp_path: Path) -> None:
+    other = tiny_folder(tmp_path / "other", "distilbert", seed=2, layers=1, width=12)
+    measures = ["cka", "minibatch_cka", "rbf_cka", "r2", "attention_cka"]  # of every family, one held out, one directed
+    given = options(
+        data__models=[world.model_x, str(other)], data__text__source=world.fit, data__text__held_out=world.test,
+        data__max_length=60, data__batch_size=8, data__attention=True, trainer__accelerator="cpu",
+        measures=measures, controls=True, groups=4,
+    )  # fmt: skip
+    compared = command(tmp_path, "evaluate", "similarity", *given)
+    found = json.loads((compared / "similarity.json").read_text())
+    assert compared.name.startswith("similarity-")
+    assert found["meta"]["models"][0]["name"] == world.model_x
+    assert found["meta"]["refusals"] == {}
+    assert {row["measure"] for row in found["rows"]} == {*measures}
+    with (compared / "similarity.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == len(found["rows"])
+    assert {row["model"] for row in found["layers"]} == {model["name"] for model in found["meta"]["models"]}
+    figures = {"layers_x_other", "layers_x_x", "layers_other_other", "diagonal_x_other"}
+    assert {path.stem for path in compared.glob("*.png")} == figures
+    screen = (compared / "screen.txt").read_text()
+    assert "\nx and other, matching layers\n" in screen  # wherever the models are
+    assert "3→1" in screen
+    assert "models" in (compared / "config.yaml").read_text()

@@ -1,6 +1,5 @@
 """The documentation names files that are there."""
 
-import os
 import re
 import tomllib
 from pathlib import Path
@@ -40,15 +39,3 @@ def test_the_citation_and_the_package_have_the_version_of_the_project() -> None:
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert cited == project["version"] == aligners.__version__
-
-
-def test_the_workflow_tests_every_python_and_the_ends_of_the_versions() -> None:
-    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text())["jobs"]
-    pythons = jobs["tests"]["strategy"]["matrix"]["python"]
-    least = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"].removeprefix(">=")
-    assert pythons[0] == least
-    ends = {each["versions"]: each["python"] for each in jobs["versions"]["strategy"]["matrix"]["include"]}
-    assert ends == {"lowest": least, "highest": pythons[-1]}
-    for job in jobs.values():
-        script = job["steps"][-1]["run"].split()[0]
-        assert os.access(ROOT / script, os.X_OK)

@@ -1,8 +1,6 @@
 """Which module needs which: no circle, whether an import runs or is there for its types alone."""
 
 import ast
-import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -76,32 +74,11 @@ def test_rooms_are_few_and_small() -> None:
 @pytest.mark.parametrize("second", ["import aligners.a", "if TYPE_CHECKING:\n    from aligners import a"])
 def test_a_circle_is_seen(tmp_path: Path, second: str) -> None:
     (tmp_path / "aligners").mkdir()
-    (tmp_path / "aligners" / "__init__.py").write_text("")
-    (tmp_path / "aligners" / "a.py").write_text("from aligners.b import something")
-    (tmp_path / "aligners" / "b.py").write_text(f"{second}\n\ndef later():\n    import aligners.c")
-    (tmp_path / "aligners" / "c.py").write_text("import aligners.b")
+    a, b, c = (
+        "from aligners.b import something",
+        f"{second}\n\ndef later():\n    import aligners.c",
+        "import aligners.b",
+    )
+    for name, code in {"__init__": "", "a": a, "b": b, "c": c}.items():
+        (tmp_path / "aligners" / f"{name}.py").write_text(code)
     assert set(circle(tmp_path)) == {"aligners.a", "aligners.b"}
-
-
-BARE = [
-    *(
-        "aligners.models",
-        "aligners.models.loading.models",
-        "aligners.maps.inn",
-        "aligners.maps.mlp",
-        "datamodules.batches",
-    ),
-    *("aligners.maps.linear", "aligners.similarity.algebra.moments", "datamodules.rows.reading"),
-]
-
-
-def test_the_package_alone_loads_torch_and_scipy_and_what_benchmarks_need_no_data_and_no_lightning() -> None:
-    loaded = "print(*{name.partition('.')[0] for name in sys.modules})"
-    code = f"import sys, aligners; aligners.INN; {loaded}; import {', '.join(BARE)}; {loaded}"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    package, bare = (set(line.split()) for line in done.stdout.splitlines())
-    assert {"aligners", "torch", "scipy"} < package
-    heavy = {"lightning", "torchmetrics", "datasets", "pandas", "wandb", "matplotlib"}
-    assert not package & {*heavy, "transformers", "safetensors", "datamodules", "callbacks"}
-    assert "transformers" in bare
-    assert not bare & heavy

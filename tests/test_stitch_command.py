@@ -2,42 +2,39 @@
 
 import csv
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from aligners.cli.table import evaluate, train
+from aligners.cli.table import evaluate
 from aligners.fitting.bank import load_bank
+from aligners.maps.affine import AffineLayer
+from callbacks.best import BestPerSite
+from tests import stitches
 from tests.shell import command, options
 from tests.tiny import tiny_folder
 from tests.world import TEST_TEXTS, World
 
 CPU = ["--trainer.accelerator", "cpu"]
-QUIET = ["--trainer.logger", "false", "--trainer.enable_progress_bar", "false"]
+QUIET = [*CPU, "--trainer.logger", "false", "--trainer.enable_progress_bar", "false"]
 LAYERS = {"affine": "AffineLayer", "norm": {"class_path": "AffineLayer", "init_args": {"norm": True}}}
 
 
 def data_options(world: World, *models: str) -> list[str]:
-    text = options(data__text__source=world.fit, data__text__held_out=world.test, data__sites="1:2,3")
-    named = options(data__models=models or [world.model_x, world.model_y])
-    return [*named, *text, *options(data__max_length=60, data__batch_size=17)]
+    return options(
+        data__models=models or [world.model_x, world.model_y], data__text__source=world.fit,
+        data__text__held_out=world.test, data__sites="1:2,3", data__max_length=60, data__batch_size=17,
+    )  # fmt: skip
 
 
-def train_options(world: World) -> list[str]:
+@pytest.fixture(scope="module")
+def trained(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     steps = options(trainer__max_steps=6, trainer__val_check_interval=3, trainer__log_every_n_steps=3)
-    return [*data_options(world), *options(model__layers=LAYERS, model__start_batches=3), *steps, *CPU]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("commands")
-
-
-@pytest.fixture(scope="module")
-def trained(world: World, folder: Path) -> Path:
-    return command(folder, "train", "stitch", *train_options(world))
+    layers = options(model__layers=LAYERS, model__start_batches=3)
+    return command(tmp_path_factory.mktemp("stitch"), "train", "stitch", *data_options(world), *layers, *steps, *CPU)
 
 
 def refuse(constant: str) -> None:
@@ -49,24 +46,13 @@ def report(run: Path) -> dict[str, Any]:
     return json.loads((run / "stitching.json").read_text(), parse_constant=refuse)
 
 
-def close(found: list[dict[str, Any]], expected: list[dict[str, Any]], rel: float) -> None:
-    assert len(found) == len(expected)
-    for a, b in zip(found, expected, strict=True):
-        for name, value in b.items():
-            if isinstance(value, float):
-                assert a[name] == pytest.approx(value, rel=rel, abs=rel), (b, name)
-            else:
-                assert a[name] == value, (b, name)
-
-
-def test_a_layer_that_no_step_improves_is_called_untrained(world: World, tmp_path: Path) -> None:
+def test_a_layer_that_no_step_improves_is_called_untrained(world: World) -> None:
     """At a rate of almost nothing, validation sees no change."""
-    rate = ["--model.optimizer", "torch.optim.SGD", "--model.optimizer.lr", "1e-30"]
-    one = options(model__layers={"affine": "AffineLayer"})
-    train(["stitch", *train_options(world), *one, *rate, *QUIET, "--run", str(tmp_path / "run")])
-    outcomes = {row["training"] for row in report(tmp_path / "run")["rows"] if row["method"] == "affine"}
-    assert len(outcomes) == 1
-    assert outcomes.pop().startswith("untrained start (")
+    never = partial(torch.optim.SGD, lr=1e-30)
+    module = stitches.train(world, {"affine": AffineLayer}, optimizer=never, trainer={"callbacks": [BestPerSite()]})
+    rows = stitches.rows_of(stitches.evaluate(world, module.stored().freeze()), "affine")
+    (training,) = {row["training"] for row in rows}
+    assert training.startswith("untrained start (")
 
 
 def test_training_leaves_all_that_a_run_should(world: World, trained: Path) -> None:
@@ -92,67 +78,53 @@ def test_training_leaves_all_that_a_run_should(world: World, trained: Path) -> N
     with (trained / "metrics.csv").open() as file:
         logged = {name for line in csv.DictReader(file) for name, value in line.items() if value}
     assert {f"{kind}/1_0/norm/2-1/{figure}" for kind, figure in (("step", "loss"), ("validation", "penalty"))} <= logged
-    screen = (trained / "screen.txt").read_text()
-    assert str(trained.relative_to(trained.parent.parent)) in screen
+    assert str(trained.relative_to(trained.parent.parent)) in (trained / "screen.txt").read_text()
     assert world.model_x in (trained / "config.yaml").read_text()
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("ALIGNERS_RUN_FOLDER", raising=False)
-    return tmp_path
-
-
-def test_what_was_trained_is_measured_again_from_its_file(trained: Path, here: Path) -> None:
-    evaluate(["stitch", "--checkpoint", str(trained / "stitching.ckpt"), *CPU, *QUIET, "--run", str(here / "again")])
-    again, first = report(here / "again"), report(trained)
-    close(again["rows"], first["rows"], 1e-6)  # without naming the models and texts again, in batches of other sizes
+def test_what_was_trained_is_measured_again_from_its_file(trained: Path, tmp_path: Path) -> None:
+    """Without naming the models and texts again, in batches of other sizes."""
+    evaluate(["stitch", "--checkpoint", str(trained / "stitching.ckpt"), *QUIET, "--run", str(tmp_path / "again")])
+    again, first = report(tmp_path / "again"), report(trained)
+    assert again["rows"] == [
+        {name: pytest.approx(value, 1e-6, 1e-6) if isinstance(value, float) else value for name, value in row.items()}
+        for row in first["rows"]
+    ]
     assert again["curves"] == first["curves"]
     assert again["meta"]["batch_size"] == 128
 
 
-def test_many_models_are_compared_without_training(world: World, here: Path) -> None:
-    more = [str(tiny_folder(here / name, seed=seed)) for name, seed in (("c", 2), ("d", 3))]
+def test_many_models_are_compared_without_training(world: World, tmp_path: Path) -> None:
+    more = [str(tiny_folder(tmp_path / name, seed=seed)) for name, seed in (("c", 2), ("d", 3))]
     groups = {"good": [world.model_x, world.model_y], "bad": more}
-    given = [*data_options(world, world.model_x, world.model_y, *more), "--groups", json.dumps(groups), *CPU, *QUIET]
-    evaluate(["stitch", *given, "--run", str(here / "many")])
-    whole = report(here / "many")
+    given = ["stitch", *data_options(world, world.model_x, world.model_y, *more), *QUIET]
+    evaluate([*given, *options(groups=groups, run=str(tmp_path / "many"))])
+    whole = report(tmp_path / "many")
     assert {row["method"] for row in whole["rows"]} == {"native", "identity"}
     assert len({(row["model_x"], row["model_y"]) for row in whole["rows"]}) == 16
     assert whole["pairs"]
     assert whole["curves"] == []
-    assert (here / "many" / "pairs.csv").exists()
-    assert not (here / "many" / "curves.csv").exists()
+    assert (tmp_path / "many" / "pairs.csv").exists()
+    assert not (tmp_path / "many" / "curves.csv").exists()
     for row in whole["rows"]:
         if row["method"] == "identity" and row["same_model"]:
             assert (row["penalty"], row["agreement"]) == (0, 1)
     with pytest.raises(ValueError, match="nobody"):
-        evaluate(["stitch", *given, "--groups", '{"some": ["nobody"]}', "--run", str(here / "not")])
-    assert not (here / "not").exists()
+        evaluate([*given, *options(groups={"some": ["nobody"]}, run=str(tmp_path / "not"))])
+    assert not (tmp_path / "not").exists()
 
 
-def test_layers_are_injected_from_their_file(trained: Path, here: Path) -> None:
+@pytest.mark.parametrize("closed", [["linear"], []])
+def test_layers_are_injected_from_their_file(trained: Path, tmp_path: Path, closed: list[str]) -> None:
     """What stitching says of them, beside closed forms that are fitted on the spot, or alone."""
-    first = report(trained)["rows"]
-    for closed in ('["linear"]', "[]"):
-        given = [
-            "--checkpoints",
-            f'["{trained / "stitching.ckpt"}"]',
-            "--closed_form",
-            closed,
-            "--both_directions",
-            "true",
-        ]
-        run = here / f"inject{len(closed)}"
-        evaluate(["inject", *given, *CPU, *QUIET, "--run", str(run)])
-        rows = json.loads((run / "report.json").read_text())["rows"]
-        methods = {row["method"]: row["fit"] for row in rows if row["role"] == "method"}
-        beside = {"linear": "closed form"} if closed != "[]" else {}
-        assert methods == {"affine": "task loss", "norm": "task loss", **beside}
-        for row in rows:
-            if row["method"] in ("affine", "norm", "identity"):
-                place = {name: row[name] for name in ("model_x", "model_y", "site_x", "site_y", "method")}
-                (same,) = [each for each in first if place.items() <= each.items()]
-                for column in ("loss", "penalty", "accuracy", "agreement", "penalty_low"):
-                    assert row[column] == pytest.approx(same[column], rel=1e-6, abs=1e-6), (place, column)
+    given = options(checkpoints=[str(trained / "stitching.ckpt")], closed_form=closed, both_directions=True)
+    evaluate(["inject", *given, *QUIET, "--run", str(tmp_path / "run")])
+    rows = json.loads((tmp_path / "run" / "report.json").read_text())["rows"]
+    methods = {row["method"]: row["fit"] for row in rows if row["role"] == "method"}
+    assert methods == {"affine": "task loss", "norm": "task loss", **dict.fromkeys(closed, "closed form")}
+    for row in rows:
+        if row["method"] in ("affine", "norm", "identity"):
+            place = {name: row[name] for name in ("model_x", "model_y", "site_x", "site_y", "method")}
+            (same,) = [each for each in report(trained)["rows"] if place.items() <= each.items()]
+            for column in ("loss", "penalty", "accuracy", "agreement", "penalty_low"):
+                assert row[column] == pytest.approx(same[column], rel=1e-6, abs=1e-6), (place, column)

@@ -1,5 +1,6 @@
 """What is built is enough: installed into a folder of its own, it runs from an empty one."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -20,6 +21,18 @@ from tests.world import World
 
 ROOTS = ("aligners", "callbacks", "datamodules")  # the packages of the design card
 
+CHAIN = """
+import json, runpy, sys
+script, commands = sys.argv[1:]
+for words in json.loads(commands):
+    print("aligners", *words[:2])
+    sys.argv = [script, *words]
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as end:
+        assert not end.code, words
+"""
+
 
 def run(*words: str | Path, folder: Path, path: Path | None = None) -> str:
     """What a command prints that finds modules in `path` before those of the environment."""
@@ -39,7 +52,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, sources)
     pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index")
-    run(*pip, "--target", target, ".", folder=sources)
+    run(*pip, "--no-compile", "--target", target, ".", folder=sources)
     return target
 
 
@@ -71,23 +84,27 @@ def nothing_else(installed: Path) -> Iterator[None]:
 
 
 def test_it_runs_from_an_empty_folder(installed: Path, world: World, tmp_path: Path) -> None:
-    def aligners(*words: str) -> str:
-        started = Started(
-            tmp_path, str(installed / "bin" / "aligners"), *words, around=partial(nothing_else, installed)
-        )
-        assert started.end() == 0, started.said()[-3000:]
-        return started.said()
-
+    """Four commands, one after the other in one process."""
     few = ["--trainer.max_epochs", "1", "--trainer.limit_train_batches", "2", "--trainer.enable_progress_bar", "false"]
     text = ["--data.text.source", world.fit, "--data.text.held_out", world.test, "--data.held_out_types", "0"]
     models = ["--data.model_x", world.model_x, "--data.model_y", world.model_y, "--data.max_length", "64"]
-    aligners("train", "fit", "--config", "inn", *few, *text, *models, "--data.sites", "1", "--run", "fit")
-    aligners("evaluate", "inject", "--checkpoints+", "fit/aligners.ckpt", "--closed_form", "[]", "--run", "report")
-    assert "inn" in aligners("evaluate", "show", "report")
     fit = {"options": {"model": {"aligners": {"linear": {"class_path": "Linear"}}}, "data": {"sites": [1]}}}
     file = study_file(world, tmp_path, fit=fit, inject={"options": {"closed_form": []}})
     assert len(yaml.safe_load(Path(file).read_text())["models"]["names"]) == 2  # so that it has two cells
-    aligners("study", "run", file, "--rate", "1e12")
+    commands = [
+        ["train", "fit", "--config", "inn", *few, *text, *models, "--data.sites", "1", "--run", "fit"],
+        ["evaluate", "inject", "--checkpoints+", "fit/aligners.ckpt", "--closed_form", "[]", "--run", "report"],
+        ["evaluate", "show", "report"],
+        ["study", "run", file, "--rate", "1e12"],
+    ]
+    (tmp_path / "chain.py").write_text(CHAIN)
+    given = [str(installed / "bin" / "aligners"), json.dumps(commands)]
+    started = Started(
+        tmp_path, str(tmp_path / "chain.py"), *given,
+        around=partial(nothing_else, installed), environment={"WANDB_MODE": "disabled"},
+    )  # fmt: skip
+    assert started.end() == 0, started.said()[-3000:]
+    assert "inn" in started.printed()[0].split("aligners evaluate show\n")[1]
     assert (tmp_path / "runs" / "small" / "report" / "report.html").is_file()
 
 
@@ -101,5 +118,6 @@ def test_the_scripts_and_the_command_have_one_table(
         by_script = capsys.readouterr().out
         assert by_script.replace(f"{script}.py", f"aligners {script}").strip() in said
         assert f"from aligners.cli.table import {script}\n" in (ROOT / f"{script}.py").read_text()
-    where = run(sys.executable, "-c", "import aligners; print(aligners.__file__)", folder=tmp_path, path=installed)
+    code = "import importlib.util; print(importlib.util.find_spec('aligners').origin)"
+    where = run(sys.executable, "-c", code, folder=tmp_path, path=installed)
     assert Path(where).is_relative_to(installed)

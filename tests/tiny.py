@@ -39,12 +39,9 @@ _WINDOW = 4  # shorter than the texts and than their padding
 
 def _shape(width: int, layers: int) -> dict[str, object]:
     return _COMMON | {
-        "hidden_size": width,
-        "num_hidden_layers": layers,
-        "num_attention_heads": 2,
-        "max_position_embeddings": 64,
+        "hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": 2, "max_position_embeddings": 64,
         "initializer_range": _RANGE,
-    }
+    }  # fmt: skip
 
 
 def _standard(width: int, layers: int) -> dict[str, object]:
@@ -55,21 +52,20 @@ def _decoder(width: int, layers: int) -> dict[str, object]:
     return _standard(width, layers) | _SPECIAL_IDS | {"num_key_value_heads": 1, "head_dim": width // 2}
 
 
+def _windows(layers: int) -> dict[str, object]:
+    """In every layer but the second: settings by position that a wrong one would show."""
+    return {"layer_types": ["full_attention" if i == 1 else "sliding_attention" for i in range(layers)]}
+
+
 def _mixed(width: int, layers: int) -> dict[str, object]:
-    """With a window in every layer but the second: settings by position that a wrong one would show."""
-    kinds = ["full_attention" if i == 1 else "sliding_attention" for i in range(layers)]
-    return _decoder(width, layers) | {"sliding_window": _WINDOW, "layer_types": kinds}
+    return _decoder(width, layers) | _windows(layers) | {"sliding_window": _WINDOW}
 
 
 def _distilbert(width: int, layers: int) -> dict[str, object]:
     return _COMMON | {
-        "dim": width,
-        "n_layers": layers,
-        "n_heads": 2,
-        "hidden_dim": 2 * width,
-        "max_position_embeddings": 64,
+        "dim": width, "n_layers": layers, "n_heads": 2, "hidden_dim": 2 * width, "max_position_embeddings": 64,
         "initializer_range": _RANGE,
-    }
+    }  # fmt: skip
 
 
 def _albert(width: int, layers: int) -> dict[str, object]:
@@ -78,44 +74,30 @@ def _albert(width: int, layers: int) -> dict[str, object]:
 
 
 def _deberta(width: int, layers: int) -> dict[str, object]:
-    relative = {
-        "relative_attention": True,
-        "pos_att_type": ["p2c", "c2p"],
-        "position_buckets": 8,
-        "share_att_key": True,
-    }
-    return _standard(width, layers) | relative | {"norm_rel_ebd": "layer_norm", "position_biased_input": False}
+    return _standard(width, layers) | {
+        "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8, "share_att_key": True,
+        "norm_rel_ebd": "layer_norm", "position_biased_input": False,
+    }  # fmt: skip
 
 
 def _modernbert(width: int, layers: int) -> dict[str, object]:
     ids = _SPECIAL_IDS | {"cls_token_id": 0, "sep_token_id": 2}
-    kinds = ["full_attention" if i == 1 else "sliding_attention" for i in range(layers)]
-    windows = {"local_attention": _WINDOW, "layer_types": kinds, "initializer_cutoff_factor": 2.0}
-    return _standard(width, layers) | ids | windows
+    return _standard(width, layers) | ids | _windows(layers) | {
+        "local_attention": _WINDOW, "initializer_cutoff_factor": 2.0,
+    }  # fmt: skip
 
 
 def _opt(width: int, layers: int) -> dict[str, object]:
-    return (
-        _shape(width, layers)
-        | _SPECIAL_IDS
-        | {"ffn_dim": 2 * width, "word_embed_proj_dim": width // 2, "init_std": _RANGE}
-    )
+    sizes = {"ffn_dim": 2 * width, "word_embed_proj_dim": width // 2, "init_std": _RANGE}
+    return _shape(width, layers) | _SPECIAL_IDS | sizes
 
 
 def _t5(width: int, layers: int) -> dict[str, object]:
     return _COMMON | {
-        "d_model": width,
-        "d_kv": width // 2,
-        "d_ff": 2 * width,
-        "num_layers": layers,
-        "num_decoder_layers": 1,
-        "num_heads": 2,
-        "relative_attention_num_buckets": 8,
-        "relative_attention_max_distance": 16,
-        "eos_token_id": 2,
-        "decoder_start_token_id": 1,
-        "initializer_factor": 2.0,
-    }
+        "d_model": width, "d_kv": width // 2, "d_ff": 2 * width, "num_layers": layers, "num_decoder_layers": 1,
+        "num_heads": 2, "relative_attention_num_buckets": 8, "relative_attention_max_distance": 16, "eos_token_id": 2,
+        "decoder_start_token_id": 1, "initializer_factor": 2.0,
+    }  # fmt: skip
 
 
 def _xlnet(width: int, layers: int) -> dict[str, object]:
@@ -272,16 +254,16 @@ def tokenised(texts: tuple[str, ...] = TEXTS, side: str = "right") -> dict[str, 
 def reference(frozen: FrozenModel, inputs: dict[str, torch.Tensor], **options: bool) -> tuple[list[torch.Tensor], Any]:
     """The states at all sites by torch's own hooks on the plain model, and what the model answers."""
     received: list[torch.Tensor] = []
-    handles = [
-        frozen.blocks[0].register_forward_pre_hook(
-            lambda block, args: received.append(args[0]) if not received else None
-        )
-    ] + [
-        block.register_forward_hook(
-            lambda block, args, output: received.append(output if isinstance(output, torch.Tensor) else output[0])
-        )
-        for block in set(frozen.blocks)
-    ]
+
+    def first(block: nn.Module, args: tuple[Any, ...]) -> None:
+        if not received:
+            received.append(args[0])
+
+    def keep(block: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        received.append(output if isinstance(output, torch.Tensor) else output[0])
+
+    handles = [frozen.blocks[0].register_forward_pre_hook(first)]
+    handles += [block.register_forward_hook(keep) for block in set(frozen.blocks)]
     with torch.no_grad():
         expected = frozen.model(**inputs, output_hidden_states=True, **options)
     for handle in handles:

@@ -10,16 +10,16 @@ import hashlib
 import itertools
 import json
 import os
+import platform
 import random
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -91,7 +91,7 @@ def jobs(world: World) -> dict[str, Job]:
                 *("finetune", "--data.models", world.model_x, *text, "--data.batch_size", "32", "--seeds", "2"),
                 *("--trainer.max_epochs", "1", *QUIET),
             ],
-            classifiers,
+            lambda folder: {**files(folder, "model.safetensors"), **rows(folder / "finetuning.json")},
             same_folder=True,
         ),
         "inject": Job("evaluate", ["inject", *aligned, *QUIET], lambda folder: rows(folder / "report.json")),
@@ -107,7 +107,7 @@ def jobs(world: World) -> dict[str, Job]:
         "models": Job(
             "evaluate",
             ["similarity", "--data.models", made, *text, "--data.rows", "words", "--measures", "[cka]", *QUIET],
-            lambda folder: {**rows(folder / "similarity.json"), **everything(folder.parent / "cache")},
+            lambda folder: {**rows(folder / "similarity.json"), **files(folder.parent / "cache")},
         ),
     }
 
@@ -122,75 +122,46 @@ def digest(path: Path) -> str:
 
 def rows(path: Path) -> dict[str, str]:
     """Hash of a report without what says where and when it was made."""
-    found = json.loads(path.read_text())
-    del found["meta"]
-    for table in found.values():
-        for row in table:
-            if isinstance(row, dict):
-                row.pop("seconds", None)
-    return {path.name: hashlib.sha256(json.dumps(found).encode()).hexdigest()}
+    tables = json.loads(path.read_text())
+    del tables["meta"]
+    for row in itertools.chain(*tables.values()):
+        if isinstance(row, dict):
+            row.pop("seconds", None)
+    return {path.name: hashlib.sha256(json.dumps(tables).encode()).hexdigest()}
 
 
-def everything(folder: Path) -> dict[str, str]:
+def files(folder: Path, pattern: str = "*") -> dict[str, str]:
     """Hash of every file below a folder but locks."""
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and not path.name.endswith(".lock"))
-    return {str(path.relative_to(folder)): digest(path) for path in files}
-
-
-def classifiers(folder: Path) -> dict[str, str]:
-    """The weights of each classifier and the figures of all."""
-    weights = {str(path.relative_to(folder)): digest(path) for path in sorted(folder.rglob("model.safetensors"))}
-    return {**weights, **rows(folder / "finetuning.json")}
+    every = (path for path in sorted(folder.rglob(pattern)) if path.is_file() and path.suffix != ".lock")
+    return {str(path.relative_to(folder)): digest(path) for path in every}
 
 
 def broken(folder: Path) -> list[str]:
     """Files under their final names that are not whole."""
     readers: dict[str, Callable[[Path], Any]] = {
-        ".ckpt": read_checkpoint,
+        ".ckpt": lambda path: safe_open(path, "pt").keys(),
         ".safetensors": lambda path: safe_open(path, "pt").keys(),
         ".json": lambda path: json.loads(path.read_text()),
         ".png": image.imread,
         ".yaml": lambda path: yaml.safe_load(path.read_text())["data"],
+        "last.ckpt": lambda path: torch.load(path, weights_only=True),
     }
-    found = []
+    faults = []
     for path in folder.rglob("*"):
+        read = readers.get(path.name) or readers.get(path.suffix)
         unfinished = any(part.endswith(".unfinished") for part in path.relative_to(folder).parts)
-        if path.suffix in readers and not unfinished and "wandb" not in path.parts:
+        if read is not None and not unfinished and "wandb" not in path.parts:
             try:
-                readers[path.suffix](path)
+                read(path)
             except Exception as error:
-                found.append(f"{path}: {error!r}")
-    return found
+                faults.append(f"{path}: {error!r}")
+    return faults
 
 
-def read_checkpoint(path: Path) -> Any:
-    """A bank's file or a checkpoint of Lightning."""
-    if path.name == "last.ckpt":
-        return torch.load(path, weights_only=True)
-    return safe_open(path, "pt").keys()
-
-
-def strays(folder: Path) -> list[str]:
-    """What was left half-written in the folder of a run that has ended well."""
-    return [str(path) for path in folder.rglob(".*.unfinished")]
-
-
-# ---------------------------------------------------------------------- processes
-
-
-def begun(job: Job, run: Path, more: Sequence[str] = (), most: int | None = None, wandb: str = "offline") -> Started:
-    """Start a job, with a cache beside the folder of its run.
-
-    Args:
-        job: which.
-        run: folder of the run.
-        more: further words.
-        most: bytes that a file may have.
-        wandb: mode of W&B.
-    """
-    environment = {"ALIGNERS_CACHE": str(run.parent / "cache"), "WANDB_MODE": wandb}
-    words, limited = [*job.words, "--run", str(run), *more], partial(limited_files, most)
-    return Started(run.parent, job.script, *words, around=limited, environment=environment)
+def lies(started: Started) -> list[str]:
+    """Files that a command called saved and that are not there or not whole."""
+    saved = [Path(line.removeprefix("Saved ")) for line in started.said().splitlines() if line.startswith("Saved ")]
+    return [str(path) for path in saved if not path.is_file() or broken(path.parent)]
 
 
 @contextmanager
@@ -199,13 +170,6 @@ def limited_files(most: int | None) -> Iterator[None]:
     if most is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     yield
-
-
-def lies(started: Started) -> list[str]:
-    """Files that a command called saved and that are not there or not whole."""
-    said = started.said().splitlines()
-    saved = [Path(line.removeprefix("Saved ")) for line in said if line.startswith("Saved ")]
-    return [str(path) for path in saved if not path.is_file() or broken(path.parent)]
 
 
 # ---------------------------------------------------------------------- torture
@@ -221,36 +185,40 @@ class Torture:
     """
 
     def __init__(self, folder: Path, seed: int = 0, wandb: str = "offline") -> None:
-        self.folder, self.draw = folder, random.Random(seed)
-        self._begun = partial(begun, wandb=wandb)
-        self.jobs = jobs(make_world(folder / "world") if not (folder / "world").exists() else _world(folder / "world"))
+        self.folder, self.draw, self.wandb = folder, random.Random(seed), wandb
+        self.jobs = jobs(make_world(folder / "world"))
         self.counts: Counter[str] = Counter()
         self.faults: list[str] = []
         self._expected: dict[str, dict[str, str]] = {}
         self._seconds: dict[str, float] = {}
 
     def place(self, name: str) -> Path:
-        """A new folder."""
-        place = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.folder))
-        return place
+        """The folder of a run, in a new one."""
+        return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=self.folder)) / "run"
+
+    def begun(self, name: str, run: Path, *more: str, most: int | None = None) -> Started:
+        """Start a job, with a cache beside the folder of its run. No file may have more than `most` bytes."""
+        job, environment = self.jobs[name], {"ALIGNERS_CACHE": str(run.parent / "cache"), "WANDB_MODE": self.wandb}
+        words, limited = [*job.words, "--run", str(run), *more], partial(limited_files, most)
+        return Started(run.parent, job.script, *words, around=limited, environment=environment)
 
     def expected(self, name: str) -> dict[str, str]:
         """What an undisturbed run leaves."""
         if name not in self._expected:
-            run, began = self.place(name) / "run", time.monotonic()
-            started = self._begun(self.jobs[name], run)
+            run, began = self.place(name), time.monotonic()
+            started = self.begun(name, run)
             assert started.end() == 0, started.said()
             self._seconds[name] = time.monotonic() - began
             self._expected[name] = self.jobs[name].outcome(run)
-            assert not strays(run), strays(run)
+            assert not list(run.rglob(".*.unfinished"))
             shutil.rmtree(run.parent)
         return self._expected[name]
 
     def stop(self, name: str, number: signal.Signals) -> bool:
         """Stop a job by a signal at a random moment, look at what is there, let it go on. Whether it was in time."""
         self.expected(name)
-        run = self.place(name) / "run"
-        started = self._begun(self.jobs[name], run)
+        run = self.place(name)
+        started = self.begun(name, run)
         time.sleep(self.draw.uniform(0.05, 1.0) * self._seconds[name])
         started.signal(number)
         status = started.end()
@@ -258,73 +226,59 @@ class Torture:
         allowed = {signal.SIGKILL: (-signal.SIGKILL, 0), signal.SIGTERM: (143, -signal.SIGTERM, 0)}[number]
         if status not in allowed:
             self._fault(f"{name}: {number.name} ended with {status}: {started.said()[-500:]}")
-        self._look(name, run.parent, started)
-        self._finish(name, run, done=status == 0)
+        self._finish(name, run, started, done=status == 0)
         return status != 0
 
     def fill(self, name: str) -> None:
         """Run a job where no file may have more than some size, then again where it may."""
         self.expected(name)
-        run = self.place(name) / "run"
-        started = self._begun(
-            self.jobs[name], run, ["--trainer.logger", "false"], most=int(2 ** self.draw.uniform(10, 17))
-        )
+        run, most = self.place(name), int(2 ** self.draw.uniform(10, 17))
+        started = self.begun(name, run, "--trainer.logger", "false", most=most)
         status = started.end()
-        self._note(name, "full disk")
-        if status == 0:
-            self._note(name, "disk was large enough")
-        elif status != 2 or "Traceback" in started.said():
+        self._note(name, "disk was large enough" if status == 0 else "full disk")
+        if status not in (0, 2) or "Traceback" in started.said():
             self._fault(f"{name}: a full disk ended with {status}: {started.said()[-1500:]}")
-        self._look(name, run.parent, started)
-        self._finish(name, run, done=status == 0)
+        self._finish(name, run, started, done=status == 0)
 
     def race(self, name: str, starts: int) -> None:
         """Start a job so many times at once with one folder: one of them has it, the others say so."""
-        expected, run = self.expected(name), self.place(name) / "run"
-        all_of_them = [self._begun(self.jobs[name], run) for _ in range(starts)]
+        expected, run = self.expected(name), self.place(name)
+        all_of_them = [self.begun(name, run) for _ in range(starts)]
         ends = [started.end() for started in all_of_them]
         self.counts[f"{name}: starts at once"] += starts
         self.counts[f"{name}: of these went on"] += ends.count(0)
-        refused = [started for started, end in zip(all_of_them, ends, strict=True) if end == 2]
-        if ends.count(0) != 1 or len(refused) != starts - 1:
+        if sorted(ends) != [0, *[2] * (starts - 1)]:
             self._fault(f"{name}: {starts} starts at once ended with {ends}")
         if self.jobs[name].outcome(run) != expected:
             self._fault(f"{name}: started {starts} times at once, it left something else")
         shutil.rmtree(run.parent)
 
-    def _finish(self, name: str, run: Path, *, done: bool) -> None:
-        """Let the job end undisturbed, unless it has, and compare."""
-        job, again, more = self.jobs[name], run.with_name("again"), []
-        if job.same_folder:
-            again = run
-        if job.last is not None and (run / job.last).exists():
-            more = ["--ckpt_path", str(run / job.last)]
-            self._note(name, "went on")
-        finished = run
-        if not done:
-            started = self._begun(job, again, more)
-            if started.end() != 0:
-                self._fault(f"{name}: run again, it ended with an error: {started.said()[-1500:]}")
-                return
-            finished = again
-        found = job.outcome(finished)
-        differing = [key for key, value in self.expected(name).items() if found.get(key) != value]
-        if differing or set(found) != set(self.expected(name)):
-            self._fault(f"{name}: {differing or set(found) ^ set(self.expected(name))} are not those of a quiet run")
-            return
-        self._note(name, "ended bit-identical")
-        for each in {finished, run} if more else {finished}:
-            for stray in strays(each):
-                self._fault(f"{name}: {stray} was left")
-        for other in run.parent.glob("cache/**/.*.unfinished"):
-            self._fault(f"{name}: {other} was left")
-        shutil.rmtree(run.parent)
-
-    def _look(self, name: str, place: Path, started: Started) -> None:
-        for fault in broken(place):
+    def _finish(self, name: str, run: Path, started: Started, *, done: bool) -> None:
+        """Look at what a job has left, let it end undisturbed, unless it has, and compare."""
+        for fault in broken(run.parent):
             self._fault(f"{name}: half-written: {fault}")
         for lie in lies(started):
             self._fault(f"{name}: called saved: {lie}")
+        job, finished, more = self.jobs[name], run, []
+        if job.last is not None and (run / job.last).exists():
+            more = ["--ckpt_path", str(run / job.last)]
+            self._note(name, "went on")
+        if not done:
+            finished = run if job.same_folder else run.with_name("again")
+            again = self.begun(name, finished, *more)
+            if again.end() != 0:
+                self._fault(f"{name}: run again, it ended with an error: {again.said()[-1500:]}")
+                return
+        outcome, expected = job.outcome(finished), self.expected(name)
+        differing = [key for key in {**outcome, **expected} if outcome.get(key) != expected.get(key)]
+        if differing:
+            self._fault(f"{name}: {differing} are not those of a quiet run")
+            return
+        self._note(name, "ended bit-identical")
+        for folder in {finished, run.parent / "cache", *([run] if more else [])}:
+            for stray in folder.rglob(".*.unfinished"):
+                self._fault(f"{name}: {stray} was left")
+        shutil.rmtree(run.parent)
 
     def _note(self, name: str, what: str) -> None:
         self.counts[f"{name}: {what}"] += 1
@@ -332,10 +286,6 @@ class Torture:
     def _fault(self, what: str) -> None:
         self.faults.append(what)
         print(f"FAULT {what}", flush=True)
-
-
-def _world(folder: Path) -> World:
-    return World(*(str(folder / name) for name in ("x", "y", "fit.csv", "test.csv")))
 
 
 def main() -> None:
@@ -359,11 +309,12 @@ def main() -> None:
         torture.fill(names[number % len(names)])
     if options.starts:
         torture.race("fit", options.starts)
-    found = {**torture.counts, "faults": len(torture.faults), "minutes": round((time.monotonic() - began) / 60, 1)}
+    minutes = round((time.monotonic() - began) / 60, 1)
+    found = {**torture.counts, "faults": len(torture.faults), "minutes": minutes}
     print(json.dumps(found, indent=1))
     if options.json:
-        machine = subprocess.run(["uname", "-srm"], capture_output=True, text=True, check=True).stdout.strip()
-        options.json.write_text(json.dumps({"machine": machine, "counts": found, "faults": torture.faults}, indent=1))
+        about = {"machine": platform.platform(), "counts": found, "faults": torture.faults}
+        options.json.write_text(json.dumps(about, indent=1))
     if options.folder is None and not torture.faults:
         shutil.rmtree(folder)
     sys.exit(bool(torture.faults))

@@ -1,11 +1,16 @@
 """What the server of processes does once, as every command would, before it splits off any: see tests/processes.py."""
 
+import gc
+
 import attrs  # noqa: F401
 from PIL import Image
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
-from aligners.cli.table import find
+from aligners.cli.table import COMMANDS, find
 
-find("train", "fit").parser()  # reads the sources of Lightning's Trainer
+for script in ("train", "evaluate"):
+    for name in COMMANDS[script]:
+        find(script, name).parser()  # which is made once and then copied
 get_checkpoint_conversion_mapping("bert")  # compiles a thousand expressions
 Image.preinit()
+gc.freeze()  # no command need look through all this for garbage

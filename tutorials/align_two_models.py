@@ -24,7 +24,7 @@ from datamodules.text.loading import load_texts
 from datamodules.text.sources import TextSource
 
 small = os.environ.get("ALIGNERS_TUTORIAL_SIZE") == "small"  # as the tests run it
-size = ":layers=2,width=32,steps=100,batch=2" if small else ""
+size = ":layers=2,width=32,steps=40,batch=2" if small else ""
 model_x, model_y = load(f"embedded-gpt:0{size}"), load(f"embedded-gpt:1{size}")
 
 texts = load_texts(TextSource())  # sentences from film reviews, split by text
@@ -60,7 +60,7 @@ maps = {
     "permutation": Permutation(),
     "procrustes": Procrustes(),
     "linear": Linear(),
-    "inn": INN(steps=100 if small else 500, learning_rate=2e-3),
+    "inn": INN(steps=40 if small else 500, learning_rate=2e-3),
 }
 scores, penalties = {}, {}
 for name, map in maps.items():

@@ -64,7 +64,7 @@ for outlier in sizes:
 # same two models with their weights drawn anew, which have learned nothing and still see the same words.
 
 # %%
-size = ":layers=2,width=32,steps=100,batch=2" if small else ""
+size = ":layers=2,width=32,steps=40,batch=2" if small else ""
 models = [load(f"embedded-gpt:{seed}{size}") for seed in (0, 1)]
 untrained = [model.untrained(seed) for seed, model in enumerate(models)]
 texts = load_texts(TextSource()).test["text"][: 100 if small else 500]

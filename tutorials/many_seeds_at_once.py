@@ -25,7 +25,7 @@ from aligners.similarity.algebra.moments import moments_of
 from datamodules.pairings import pairs_states
 
 small = os.environ.get("ALIGNERS_TUTORIAL_SIZE") == "small"  # as the tests run it
-size = ":layers=2,width=32,steps=100,batch=2" if small else ""
+size = ":layers=2,width=32,steps=40,batch=2" if small else ""
 seeds = range(3 if small else 5)
 
 # %% [markdown]

@@ -30,7 +30,7 @@ from datamodules.text.sources import TextSource
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 warnings.filterwarnings("ignore")  # Lightning's, about processes and steps
 small = os.environ.get("ALIGNERS_TUTORIAL_SIZE") == "small"  # as the tests run it
-size = ["layers=2", "width=32", "steps=100", "batch=2"] if small else []
+size = ["layers=2", "width=32", "steps=40", "batch=2"] if small else []
 gelu = ":".join(["embedded-gpt:0", ",".join(size)]).rstrip(":")
 solu = ":".join(["embedded-gpt:1", ",".join(["activation=solu", *size])])
 
@@ -45,7 +45,7 @@ solu = ":".join(["embedded-gpt:1", ",".join(["activation=solu", *size])])
 # The data module and the LightningModule are those of `train.py stitch`; any Trainer runs them.
 
 # %%
-text = TextSource(max_held_out=150 if small else 1500)
+text = TextSource(max_held_out=60 if small else 1500)
 data = stitched_texts(
     [gelu, solu], sites="blocks", text=text, packed=True, batch_size=8, max_length=64 if small else 128
 )

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from aligners.cli.endings import early_endings
 from aligners.reports.runs.demo import demo_words
@@ -32,12 +32,6 @@ class Step(NamedTuple):
     words: list[str]
 
 
-def main() -> None:
-    """Run the demo in the folder that the first word names."""
-    with early_endings():
-        run_demo(Path(sys.argv[1]))
-
-
 def run_demo(folder: Path) -> None:
     """Run all steps, each in a folder of its own, then say what was found, and open a picture.
 
@@ -47,14 +41,15 @@ def run_demo(folder: Path) -> None:
     print(BEGINNING, flush=True)
     steps, begun, done = steps_in(folder), time.monotonic(), 0.0
     for number, step in enumerate(steps, 1):
-        left = minutes_left(sum(each.minutes for each in steps[number - 1 :]), done, (time.monotonic() - begun) / 60)
+        left = minutes_left(sum(step.minutes for step in steps[number - 1 :]), done, (time.monotonic() - begun) / 60)
         print(f"\nStep {number} of {len(steps)}: {step.said}. About {left} left.", flush=True)
         ended = subprocess.run([sys.executable, *step.words]).returncode
         if ended:  # it has said why
             sys.exit(ended)
         done += step.minutes
     picture = folder / "report" / "penalty.png"
-    words = demo_words(_rows(folder / "report"), _rows(folder / "classifiers"))
+    reports = [json.loads((folder / name / REPORT).read_text(encoding="utf-8")) for name in ("report", "classifiers")]
+    words = demo_words(*(report["rows"] for report in reports))
     print("\n".join(["", *words, f"The picture: {picture}. Everything else is in {folder}."]))
     open_where_there_is_a_desktop(picture)
 
@@ -86,9 +81,6 @@ def minutes_left(planned: float, done: float, taken: float) -> str:
     return f"{left} minute{'s' if left > 1 else ''}"
 
 
-def _rows(folder: Path) -> list[dict[str, Any]]:
-    return json.loads((folder / REPORT).read_text(encoding="utf-8"))["rows"]
-
-
 if __name__ == "__main__":
-    main()
+    with early_endings():
+        run_demo(Path(sys.argv[1]))

@@ -123,8 +123,7 @@ def _exit_in_time(status: int) -> None:
 
 def _rank() -> int:
     """Return this process's rank from the environment, since Lightning may not be imported yet."""
-    names = ("RANK", "LOCAL_RANK", "SLURM_PROCID")
-    return next((int(os.environ[name]) for name in names if name in os.environ), 0)
+    return next((int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID") if name in os.environ), 0)
 
 
 def _ends(parent: int) -> bool:

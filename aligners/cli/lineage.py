@@ -28,16 +28,12 @@ def run_loggers(folder: Path, kind: str, number: str | None = None) -> list[Logg
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*exists and is not empty.*")  # config.yaml is there
         _ = csv.experiment  # before W&B writes: this deletes what it finds of an older run
-    return [csv, _wandb(folder, kind, number)]
-
-
-def _wandb(folder: Path, kind: str, number: str | None = None) -> WandbLogger:
     if rank() != 0:
-        return WandbLogger(save_dir=folder, mode="disabled")
+        return [csv, WandbLogger(save_dir=folder, mode="disabled")]
     run = start_run(folder, folder.name, kind, number=number)
     run.define_metric("trainer/global_step")
     run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
-    return WandbLogger(save_dir=folder, experiment=run)
+    return [csv, WandbLogger(save_dir=folder, experiment=run)]
 
 
 def tell_wandb(run: Any, folder: Path, options: Namespace, made: Namespace) -> None:

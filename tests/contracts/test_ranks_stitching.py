@@ -16,8 +16,7 @@ from callbacks.best import BestPerSite
 from callbacks.checkpoint import SaveStitching
 from tests.ranks import two_ranks
 from tests.runs import quiet_trainer
-from tests.stitches import LAYERS, masking_folder, model_texts, train
-from tests.tiny import tiny_folder
+from tests.stitches import LAYERS, model_texts, train
 from tests.world import TEST_TEXTS, World
 
 ALL = LossWeights(0.5, distillation=1.0, temperature=2.0, activation=0.1)
@@ -60,25 +59,19 @@ def main(rank: int, folder: Path, world: World, models: dict[str, list[str]]) ->
 
 
 @pytest.fixture(scope="module")
-def models(world: World, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    folder = tmp_path_factory.mktemp("models")
-    return {
-        "classification": [world.model_x, world.model_y],
-        "causal": [str(tiny_folder(folder / f"c{s}", "gpt2", task="causal", seed=s, layers=2 + s)) for s in range(2)],
-        "masked": [masking_folder(folder / f"m{s}", seed=s) for s in range(2)],
-    }
-
-
-@pytest.fixture(scope="module")
-def found(world: World, models: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def found(
+    world: World, causal: list[str], masked: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[str, Any]]:
     """One process, and the two of a pair."""
     folder = tmp_path_factory.mktemp("ranks")
+    models = {"classification": [world.model_x, world.model_y], "causal": causal, "masked": masked}
     alone = run(folder, world, models, ranks=1)
     return [alone, *two_ranks(partial(main, folder=folder, world=world, models=models), folder, meet=False)]
 
 
 @pytest.mark.parametrize("kind", RUNS)
-def test_two_processes_train_what_one_does(found: list[dict[str, Any]], kind: str) -> None:
+def test_two_processes_train_and_measure_what_one_does(found: list[dict[str, Any]], kind: str) -> None:
+    """After training that agrees to 1e-5; with layers that are the same, to 1e-6: native and identity."""
     alone, first, second = (each[kind] for each in found)
     for name, value in alone["layers"].items():
         assert torch.equal(first["layers"][name], second["layers"][name]), name
@@ -88,19 +81,10 @@ def test_two_processes_train_what_one_does(found: list[dict[str, Any]], kind: st
             torch.testing.assert_close(first["spread"][key][name], value, rtol=1e-6, atol=1e-6)
     assert first["curves"] == second["curves"]
     assert first["curves"] == pytest.approx(alone["curves"], rel=1e-4, abs=1e-6)
-
-
-@pytest.mark.parametrize("kind", RUNS)
-def test_two_processes_measure_what_one_does(found: list[dict[str, Any]], kind: str) -> None:
-    """After training that agrees to 1e-5; with layers that are the same, to 1e-6: native and identity."""
     assert TEST_TEXTS % 2 == 1
-    alone, first, second = (each[kind]["rows"] for each in found)
-    assert first == second
-    assert len(first) == len(alone)
-    for a, b in zip(first, alone, strict=True):
+    assert first["rows"] == second["rows"]
+    for a, b in zip(first["rows"], alone["rows"], strict=True):
         rel = 1e-4 if b["role"] == "method" else 1e-6
         for name, value in b.items():
-            if isinstance(value, float):
-                assert a[name] == pytest.approx(value, rel=rel, abs=rel), (b["method"], name)
-            else:
-                assert a[name] == value, (b["method"], name)
+            close = pytest.approx(value, rel=rel, abs=rel) if isinstance(value, float) else value
+            assert a[name] == close, (b["method"], name)

@@ -15,14 +15,14 @@ from aligners.cli.table import COMMANDS, evaluate, study, train
 from aligners.studies.executors import make_executor
 from tests.cells import Inline
 from tests.processes import ROOT
-from tests.shell import command
+from tests.shell import printed
 
 HOWTO = ROOT / "docs" / "howto"
 RECIPES = sorted(page.stem for page in HOWTO.glob("*.md") if page.stem != "index")
 BLOCK = re.compile(r"^```(\w*)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SCRIPTS = {"train.py": train, "evaluate.py": evaluate, "study.py": study}
 RECIPE = {"vocabulary": 300, "layers": 1, "width": 16, "epochs": 1}
-TEXT = {"max_texts": 100, "max_held_out": 30}
+TEXT = {"max_texts": 80, "max_held_out": 20}
 SHORT = {"max_epochs": 1, "limit_train_batches": 2}
 # Another machine, as the pages say for one without GPUs or a cluster.
 HERE = {"cuda:0": "cpu", "cuda:1": "cpu", "--trainer.accelerator gpu": "--trainer.accelerator cpu"}
@@ -57,6 +57,7 @@ def smaller(words: list[str]) -> list[str]:
         return words
     added = {} if "--checkpoints+" in words else flat("data.recipe", RECIPE) | flat("data.text", TEXT)
     added |= flat("trainer", SHORT if name == "fit" else {})
+    added |= {} if name != "similarity" or "--measures" in words else {"--measures": "[cka, r2]"}
     return [*words, "--trainer.logger", "false", *(part for item in added.items() for part in item)]
 
 
@@ -106,8 +107,7 @@ def perform(words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     script, *rest = words
     assert rest[0] in COMMANDS[script.removesuffix(".py")]
     if "--trainer.devices" in rest:
-        logger = rest.index("--trainer.logger")  # which `smaller` has added
-        command(folder, script.removesuffix(".py"), *rest[:logger], *rest[logger + 2 :], ranks=2)
+        printed(folder, script.removesuffix(".py"), *rest, ranks=2)
         return
     with monkeypatch.context() as patch:
         patch.setattr(running, "make_executor", here)

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import yaml
@@ -13,10 +14,12 @@ from aligners.models.architectures import known_architectures
 from aligners.similarity.catalogue import catalogue
 from tests.processes import ROOT
 from website import families, invariances, modules, options
+from website.drawings import with_drawings
 
 DOCS = ROOT / "docs"
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 WRITTEN = sorted(DOCS.rglob("*.md"))
+DRAWINGS = sorted((DOCS / "figures" / "concepts").glob("*.svg"))
 
 
 def navigation(entry: Any) -> Iterator[str]:
@@ -112,3 +115,21 @@ def test_every_package_has_a_page_of_its_modules() -> None:
             in pages["reference/modules/aligners.similarity.functional.md"]
         )
     assert "::: datamodules.states\n" in pages["reference/modules/datamodules.md"]
+
+
+def test_a_drawing_becomes_part_of_the_page_with_its_text(tmp_path: Path) -> None:
+    (tmp_path / "a.svg").write_text('<svg viewBox="0 0 1 1">\n<style>svg { color: red }</style>\n<circle/></svg>\n')
+    made = with_drawings('Before.\n\n![A circle, and "more"](a.svg)\n\n![A photo](b.png)\n', tmp_path)
+    assert '<svg role="img" aria-label="A circle, and &quot;more&quot;" viewBox="0 0 1 1">\n<circle/>' in made
+    assert "style" not in made
+    assert "![A photo](b.png)" in made
+
+
+@pytest.mark.parametrize("drawing", DRAWINGS, ids=lambda path: path.stem)
+def test_a_drawing_stays_within_its_frame(drawing: Path) -> None:
+    root = ElementTree.parse(drawing).getroot()
+    _, _, width, height = map(float, root.attrib["viewBox"].split())
+    for part in root.iter():
+        for name in ("x", "y", "x2", "y2", "cx", "cy"):
+            assert 0 <= float(part.attrib.get(name, 0)) <= (width if "x" in name else height)
+    assert len(DRAWINGS) == 8

@@ -37,14 +37,9 @@ class Parts:
 
 def begin(run: Run) -> pl.Trainer:
     """Start a run, unless its `ckpt_path` is of another kind, and make a Trainer that shows the last figures."""
-    start_fit(run)
-    return run.training(FitSummary(run.folder))
-
-
-def start_fit(run: Run) -> None:
-    """Start a run, unless its `ckpt_path` is of another kind."""
     check_resumed(run)
     run.start()
+    return run.training(FitSummary(run.folder))
 
 
 def check_resumed(run: Run) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from aligners.cli.run import Run
-from aligners.cli.train.fit import check_resumed, fits, start_fit
+from aligners.cli.train.fit import check_resumed, fits
 from aligners.errors import UserError
 from aligners.fitting.bank import StoredBank, load_bank
 from aligners.fitting.universe.evaluation import UniverseEvaluation, between_members
@@ -32,7 +32,7 @@ def universe(run: Run, against: Sequence[Path] = ()) -> None:
     _check_members(run, beside)
     model = run.made.model
     model.network(1, run.made.data.frozen_models.widths()[0])
-    start_fit(run)
+    run.start()
     run.fit(run.training())
     stored = replace(model.stored().freeze(), path=run.folder / UniverseAlignment.final)
     run.test(UniverseEvaluation(stored, beside), "universe")
@@ -57,7 +57,7 @@ def join(run: Run, universe: Path | None = None, against: Sequence[Path] = ()) -
     run.use_data_of({**stored.data_config, "models": []})
     _add_members(run, stored)
     _check_members(run, beside)
-    start_fit(run)
+    run.start()
     model, data = run.made.model, run.made.data
     data.prepare_data()
     model.refuse_other_members(stored, data)

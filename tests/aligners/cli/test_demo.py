@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +40,10 @@ def test_the_words_are_few_and_have_the_runs_numbers() -> None:
     said = "\n".join(words)
     for number in ("4.94", "3.10 to 3.20", "0.30\n", "0.07\n", "0.29 to 0.30", "72%", "36% to 38%", "73% mapped"):
         assert number in said
+    untrained = [r | {"training": "untrained start (linear)"} if r["method"] == "inn" else r for r in LANGUAGE]
+    words = demo_words(untrained, CLASSIFIERS)
+    assert any(line.endswith("0.07*") for line in words)
+    assert words[-1].endswith("untrained start (linear).")
 
 
 @pytest.mark.parametrize(
@@ -65,8 +68,7 @@ def test_the_demo_from_first_to_last_line(
     status = 0
     monkeypatch.setattr(subprocess, "run", ran)
     monkeypatch.setattr(demo, "open_where_there_is_a_desktop", opened.append)
-    monkeypatch.setattr(sys, "argv", ["demo", str(tmp_path / "run")])
-    demo.main()
+    demo.run_demo(tmp_path / "run")
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("Maps two small language models")
     assert "minutes with two free cores" in lines[0]
@@ -75,9 +77,9 @@ def test_the_demo_from_first_to_last_line(
     assert lines[-1].startswith("The picture: ")
     assert opened == [tmp_path / "run" / "report" / "penalty.png"]
 
-    status, sys.argv = 2, ["demo", str(tmp_path / "failed")]
+    status = 2
     with pytest.raises(SystemExit) as ended:
-        demo.main()
+        demo.run_demo(tmp_path / "failed")
     assert ended.value.code == 2
     assert not (tmp_path / "failed" / "report").exists()
 
@@ -90,10 +92,3 @@ def test_the_demos_commands_and_files_are_there(tmp_path: Path) -> None:
             name = step.words[step.words.index("--config") + 1]
             assert (CONFIGS / script.removesuffix(".py") / f"{name}.yaml").is_file()
     assert "-m aligners.cli.demo" in (ROOT / "Makefile").read_text()
-
-
-def test_a_network_that_is_not_trained_is_marked() -> None:
-    rows = [r | {"training": "untrained start (linear)"} if r["method"] == "inn" else r for r in LANGUAGE]
-    said = demo_words(rows, CLASSIFIERS)
-    assert any(line.endswith("0.07*") for line in said)
-    assert said[-1].endswith("untrained start (linear).")

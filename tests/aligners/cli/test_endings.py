@@ -1,14 +1,17 @@
+import fcntl
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import patch
 
+import lightning.pytorch as pl
 import pytest
-from lightning.fabric.strategies.launchers.subprocess_script import _ChildProcessObserver
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from aligners.cli import table
@@ -17,7 +20,7 @@ from aligners.cli.train import fit
 from aligners.errors import UserError
 from datamodules import frozen_models, module
 from tests.processes import ROOT, Started
-from tests.shell import options
+from tests.shell import TWO_RANKS, options
 from tests.world import World
 
 Fails = Callable[..., int]
@@ -81,16 +84,9 @@ def test_an_exit_that_hangs_is_cut_off() -> None:
     assert (ended.returncode, ended.stdout) == (130, "")
 
 
-def test_several_ranks_give_one_message(
+def test_a_further_rank_is_silent_where_the_first_has_ended(
     fails: Fails, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The first ends those that Lightning started; a further one is silent where the first has ended."""
-    child = Mock(returncode=None)
-    child.kill.side_effect = lambda: setattr(child, "returncode", 0)
-    _ChildProcessObserver(os.getpid(), [child], sleep_period=0.1).start()
-    assert fails(UserError("Of all.")) == 2
-    assert child.kill.called
-    assert capsys.readouterr().err == "error: Of all.\n"
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setattr("aligners.cli.endings.PATIENCE", 0.2)
     assert fails(UserError("Mine alone.")) == 2
@@ -107,6 +103,7 @@ WRONG = [
     ("train fit", ["--data.rows", "sentences"], "rows"),
     ("train fit", ["--model.aligners", '{"linear": "Nonlinear"}'], "aligners"),
     ("train fit", ["--model.aligners", MISSPELT], "aligners"),
+    ("train fit", ["--data.model_x", "embedded:0:width=96"], "equal widths"),
     ("train fit", ["--trainer.max_epochs", "0"], "`trainer.max_epochs` to be at least 1, but got 0"),
     ("train fit", ["--seed_everything", "4294967296"], "`seed_everything` to be at least 0 and at most 4294967295"),
     ("train finetune", ["--trainer.limit_train_batches", "0"], "`trainer.limit_train_batches` to be at least 1"),
@@ -151,13 +148,52 @@ def test_a_wrong_option_is_one_message_before_anything_is_loaded(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ctrl_c_while_a_fit_runs(world: World, tmp_path: Path) -> None:
-    given = options(
+def fit_options(world: World, **more: Any) -> list[str]:
+    return ["fit", *options(
         data__model_x=world.model_x, data__model_y=world.model_y, data__text__source=world.fit,
-        data__text__held_out=world.test, data__max_length=64, trainer__accelerator="cpu", trainer__logger=False,
-        trainer__max_epochs=100000,
-    )  # fmt: skip
-    running = Started(tmp_path, "train", "fit", *given)
+        data__text__held_out=world.test, data__max_length=64, trainer__accelerator="cpu", trainer__logger=False, **more,
+    )]  # fmt: skip
+
+
+# Another rank than the first, without its imports: what it prints later must not be seen.
+RANKS = """
+import fcntl, os, pathlib, time
+if "LOCAL_RANK" in os.environ:
+    with open("alive", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        pathlib.Path("begun").touch()
+        time.sleep(60)
+        print("late")
+else:
+    from aligners.cli.table import train
+    train()
+"""
+
+
+@contextmanager
+def failing_beside_another_rank() -> Iterator[None]:
+    def fail(*_: Any, **__: Any) -> None:
+        while not Path("begun").exists():
+            time.sleep(0.01)
+        raise UserError("Mine.")
+
+    with patch.object(pl.Trainer, "_run", fail):
+        yield
+
+
+def test_the_ranks_that_lightning_has_started_end_with_the_first(world: World, tmp_path: Path) -> None:
+    (tmp_path / "ranks.py").write_text(RANKS)
+    words = [*fit_options(world), *TWO_RANKS]
+    done = Started(tmp_path, str(tmp_path / "ranks.py"), *words, around=failing_beside_another_rank)
+    assert done.end() == 2, done.said()
+    with (tmp_path / "alive").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # whoever had it has ended
+    assert done.printed()[1].count("error: Mine.\n") == 1
+    assert not {"Traceback", "late"} & set(done.said().split())
+
+
+def test_ctrl_c_while_a_fit_runs(world: World, tmp_path: Path) -> None:
+    running = Started(tmp_path, "train", *fit_options(world, trainer__max_epochs=100000))
     running.wait_until(lambda: list(tmp_path.glob("runs/*/last.ckpt")))
     running.signal(signal.SIGINT)
     assert running.end() == 130

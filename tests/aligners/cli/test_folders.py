@@ -1,6 +1,7 @@
 """One command at a time has a run's folder."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +12,9 @@ from lightning.pytorch.demos.boring_classes import BoringDataModule
 from lightning.pytorch.utilities import rank_zero_only
 
 from aligners.cli import folders, lineage
-from aligners.cli.folders import (
-    CONFIG,
-    RANKS_SHARE,
-    claim,
-    claim_checkpoints,
-    is_begun,
-    new_run_folder,
-    release_unused,
-    tidy,
-    try_run_folder,
-)  # fmt: skip
+from aligners.cli.folders import CONFIG, RANKS_SHARE, claim, claim_checkpoints, is_begun, new_run_folder, try_run_folder
 from aligners.cli.run import Command, Run
-from tests.claims import claims_at_once
+from tests.processes import PROCESSES
 
 
 @pytest.fixture(autouse=True)
@@ -31,6 +22,32 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(RANKS_SHARE, "")
     monkeypatch.setattr(rank_zero_only, "rank", 0)
+
+
+def claims_at_once(wanted: Sequence[Path | None], count: int = 10) -> list[list[str]]:
+    """What each of `count` processes says that begin the same runs at the same time, one run after the other."""
+    ready, said = PROCESSES.Barrier(count), PROCESSES.Queue()
+    each = [PROCESSES.Process(target=_claims, args=(wanted, ready, said)) for _ in range(count)]
+    for process in each:
+        process.start()
+    found = [said.get() for _ in each]
+    for process in each:
+        process.join()
+    return found
+
+
+def _claims(wanted: Sequence[Path | None], ready: Any, said: Any) -> None:
+    found = []
+    for folder in wanted:
+        made = new_run_folder(folder, "fit")
+        ready.wait()  # everybody has found it empty
+        try:
+            claim(made, "some: options")
+            found.append(f"has {made}")
+        except ValueError as error:
+            found.append(str(error))
+    ready.wait()  # nobody has ended yet
+    said.put(found)
 
 
 def test_of_ten_commands_at_once_one_gets_the_folder(tmp_path: Path) -> None:
@@ -46,12 +63,17 @@ def test_of_ten_commands_at_once_one_gets_the_folder(tmp_path: Path) -> None:
     assert all(each[2].startswith("has runs/fit-") for each in said)
 
 
+def let_go(file: Path) -> int:
+    """As if the process that has claimed it were another."""
+    return folders._claimed.pop(file.resolve())
+
+
 def test_a_run_in_progress_is_not_gone_on_with(tmp_path: Path) -> None:
     claim(tmp_path, "a: 1")
-    os.close(folders._claimed.pop((tmp_path / CONFIG).resolve()))  # as if its process had ended
+    os.close(let_go(tmp_path / CONFIG))  # it has ended
     claim(tmp_path, "a: 2", begun=True)
     assert yaml.safe_load((tmp_path / CONFIG).read_text()) == {"a": 1}
-    held = folders._claimed.pop((tmp_path / CONFIG).resolve())  # another process's
+    held = let_go(tmp_path / CONFIG)
     with pytest.raises(ValueError, match="another command is at work"):
         claim(tmp_path, "a: 3", begun=True)
     os.close(held)
@@ -63,7 +85,7 @@ def test_a_folder_of_checkpoints_belongs_to_one_run(tmp_path: Path) -> None:
     assert owner.read_text() == f"{tmp_path / 'one'}\n"
     with pytest.raises(ValueError, match=r"`checkpoint\.folder` to be a folder of its own, but another command is at"):
         claim_checkpoints(place, tmp_path / "two")
-    os.close(folders._claimed.pop(owner))  # its process has ended
+    os.close(let_go(owner))  # its process has ended
     (place / "last.ckpt").touch()
     for resumed in (None, tmp_path / "last.ckpt"):
         with pytest.raises(ValueError, match=r"`checkpoint.folder` to hold no checkpoints.*holds last.ckpt. Name"):
@@ -71,7 +93,7 @@ def test_a_folder_of_checkpoints_belongs_to_one_run(tmp_path: Path) -> None:
     assert owner.read_text() == f"{tmp_path / 'one'}\n"
     claim_checkpoints(place, tmp_path / "two", place / "last.ckpt")
     assert owner.read_text() == f"{tmp_path / 'two'}\n"
-    os.close(folders._claimed.pop(owner))
+    os.close(let_go(owner))
 
 
 def test_what_a_killed_command_left_is_removed_but_not_what_another_is_writing(tmp_path: Path) -> None:
@@ -79,9 +101,9 @@ def test_what_a_killed_command_left_is_removed_but_not_what_another_is_writing(t
     for folder in (killed, other):
         claim(new_run_folder(folder, "fit"), "a: 1")
         (folder / ".last.ckpt.unfinished").touch()
-    os.close(folders._claimed.pop((killed / CONFIG).resolve()))
+    os.close(let_go(killed / CONFIG))
     for folder in (killed, other, tmp_path):
-        tidy(folder)
+        folders.tidy(folder)
     assert not (killed / ".last.ckpt.unfinished").exists()
     assert (other / ".last.ckpt.unfinished").exists()
 
@@ -102,7 +124,7 @@ def test_a_folder_is_given_back_only_if_nothing_was_written(tmp_path: Path) -> N
         (folder / "wandb" / "run").mkdir(parents=True)
         claim(new_run_folder(folder, "fit"), "a: 1")
     (used / "metrics.csv").touch()
-    release_unused()
+    folders.release_unused()
     assert is_begun(used)
     assert (used / CONFIG).resolve() in folders._claimed
     claim(new_run_folder(unused, "fit"), "a: 2")
@@ -122,10 +144,10 @@ def test_a_full_disk_leaves_no_half_begun_run(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.filterwarnings("error")  # nothing is said of a folder that holds config.yaml alone
 def test_the_options_are_kept_before_wandb_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    def killed(*_: Any) -> None:
+    def killed(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(lineage, "_wandb", killed)
+    monkeypatch.setattr(lineage, "start_run", killed)
     command = Command(lambda run: None, "boring", data=BoringDataModule)
     with pytest.raises(KeyboardInterrupt):
         Run(command, command.parser(), command.parser().parse_args(["--run", "here"])).start()
@@ -140,7 +162,7 @@ def test_wandb_without_a_key_says_how_to_log_in_and_goes_on_offline(
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "nothing"))
     with pytest.warns(UserWarning, match=r"no key: run `wandb login`.*logged offline"):
-        logger = lineage._wandb(tmp_path, "fit")
+        _, logger = lineage.run_loggers(tmp_path / "run", "fit")
     assert logger.experiment.settings._offline
     wandb.finish()
 
@@ -150,7 +172,6 @@ def test_further_ranks_share_the_folder_of_the_first(monkeypatch: pytest.MonkeyP
     assert os.environ[RANKS_SHARE] == str(folder)
     monkeypatch.setattr(rank_zero_only, "rank", 1)
     assert new_run_folder(None, "inject") == folder
-    assert len(list(Path("runs").iterdir())) == 1
     monkeypatch.setenv(RANKS_SHARE, "")
     new_run_folder(None, "inject")  # a rank that somebody else started makes none
     assert len(list(Path("runs").iterdir())) == 1

@@ -15,9 +15,10 @@ from tests.world import World
 
 
 @pytest.fixture(autouse=True)
-def _as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("my_map", "my_measure", "broken"):
         monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.chdir(tmp_path)
 
 
 def text_of(world: World) -> list[str]:
@@ -25,52 +26,39 @@ def text_of(world: World) -> list[str]:
     return [*own, *options(trainer__accelerator="cpu", trainer__logger=False)]
 
 
-def test_a_map_of_a_users_file_is_fitted_and_injected(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "my_map.py").write_text(example("# a map"))
-    monkeypatch.chdir(tmp_path)
+def test_a_map_of_a_users_file_is_fitted_and_injected(world: World) -> None:
+    Path("my_map.py").write_text(example("# a map"))
     models = options(data__model_x=world.model_x, data__model_y=world.model_y)
     train(["fit", "--imports+", "my_map.py", "--model.aligners.scale", "Scale", *models, *text_of(world), "--run", "a"])
-    forget("my_map", "Scale")
+    del sys.modules["my_map"], Aligner.registry["Scale"]  # as in another process
     stored = ["inject", "--checkpoints+", "a/aligners.ckpt", "--closed_form", "[]", "--trainer.logger", "false"]
     with pytest.raises(ValueError, match="class 'Scale'"):
         evaluate([*stored, "--run", "b"])
     evaluate([*stored, "--imports+", "my_map.py", "--run", "c"])
-    assert "scale" in (tmp_path / "c" / "report.json").read_text()
+    assert "scale" in Path("c/report.json").read_text()
 
 
-def forget(module: str, aligner: str) -> None:
-    """As in another process."""
-    del sys.modules[module], Aligner.registry[aligner]
-
-
-def test_a_measure_of_a_users_file_from_a_config(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "my_measure.py").write_text(example("# a measure"))
-    (tmp_path / "own.yaml").write_text("imports: [my_measure.py]\nmeasures: [cka, covariance]\n")
-    monkeypatch.chdir(tmp_path)
+def test_a_measure_of_a_users_file_from_a_config(world: World) -> None:
+    Path("my_measure.py").write_text(example("# a measure"))
+    Path("own.yaml").write_text("imports: [my_measure.py]\nmeasures: [cka, covariance]\n")
     models = options(data__models=[world.model_x, world.model_y])
     evaluate(["similarity", "--config", "own.yaml", *models, *text_of(world), "--run", "d"])
-    assert "covariance" in (tmp_path / "d" / "similarity.json").read_text()
+    assert "covariance" in Path("d/similarity.json").read_text()
 
 
 @pytest.mark.parametrize(
     ("name", "said"),
     [("none.py", "there is no file"), ("json.py", "no other module has"), ("no.such", "there is no module")],
 )
-def test_what_cannot_be_imported_is_refused(
-    name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "json.py").write_text("")
-    monkeypatch.chdir(tmp_path)
+def test_what_cannot_be_imported_is_refused(name: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("json.py").write_text("")
     with pytest.raises(SystemExit):
         similarity.parser().parse_args(["--imports+", name])
     assert said in capsys.readouterr().err
 
 
-def test_an_error_of_the_file_is_shown_with_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "broken.py").write_text("raise KeyError('mine')")
-    monkeypatch.chdir(tmp_path)
+def test_an_error_of_the_file_is_shown_with_its_place() -> None:
+    Path("broken.py").write_text("raise KeyError('mine')")
     with pytest.raises(RuntimeError, match="raised an error as it was imported") as raised:
         similarity.parser().parse_args(["--imports+", "broken.py"])
     assert isinstance(raised.value.__cause__, KeyError)

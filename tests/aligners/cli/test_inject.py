@@ -8,6 +8,7 @@ import pytest
 from aligners.cli.table import evaluate
 from aligners.fitting import moments
 from aligners.fitting.moments import Reading
+from tests.shell import options
 from tests.tiny import tiny_folder
 from tests.world import World, sentences, write_texts
 
@@ -24,19 +25,18 @@ def _stop_at_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moments, "read_moments", read)
 
 
-def inject(world: World, run: Path, **changes: str) -> None:
-    given = {
-        "data.model_x": world.model_x, "data.model_y": world.model_y, "data.text.source": world.fit,
-        "data.text.held_out": world.test, "data.max_length": "60", "trainer.accelerator": "cpu",
-        "trainer.logger": "false", "run": str(run),
+def inject(world: World, run: Path, **changes: Any) -> None:
+    usual = {
+        "data__model_x": world.model_x, "data__model_y": world.model_y, "data__text__source": world.fit,
+        "data__text__held_out": world.test, "data__max_length": 60, "trainer__accelerator": "cpu",
+        "trainer__logger": False, "run": str(run),
     }  # fmt: skip
-    evaluate(["inject", *(word for name, value in (given | changes).items() for word in (f"--{name}", value))])
+    evaluate(["inject", *options(**usual | changes)])
 
 
 def labelled(folder: Path, labels: list[int]) -> str:
     """A CSV of held-out texts with these labels in turn."""
-    texts = sentences(30)
-    return write_texts(folder / "labelled.csv", texts, [labels[i % len(labels)] for i in range(30)])
+    return write_texts(folder / "labelled.csv", sentences(30), [labels[i % len(labels)] for i in range(30)])
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def labelled(folder: Path, labels: list[int]) -> str:
 )
 def test_labels_that_no_head_answers_are_refused(labels: list[int], said: str, world: World, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=said):
-        inject(world, tmp_path / "run", **{"data.text.held_out": labelled(tmp_path, labels)})
+        inject(world, tmp_path / "run", data__text__held_out=labelled(tmp_path, labels))
     assert not (tmp_path / "run" / "aligners.ckpt").exists()
     with pytest.raises(Begun):  # the folder is free again
         inject(world, tmp_path / "run")
@@ -65,14 +65,11 @@ def test_an_evaluation_that_is_stopped_keeps_nothing_to_go_on_from(
     assert not (tmp_path / "run" / "last.ckpt").exists()
 
 
-def test_missing_labels_are_said(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_not_injected_is_said(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(Begun):
-        inject(world, tmp_path / "run", **{"data.text.held_out": labelled(tmp_path, [-1])})
+        inject(world, tmp_path / "run", data__text__held_out=labelled(tmp_path, [-1]))
     assert "Nothing will be injected forward, only errors are measured: the texts of" in capsys.readouterr().out
-
-
-def test_a_missing_head_is_said(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bare = str(tiny_folder(tmp_path / "bare", task=None))
     with pytest.raises(Begun):
-        inject(world, tmp_path / "run", **{"data.model_y": bare, "both_directions": "true"})
+        inject(world, tmp_path / "other", data__model_y=bare, both_directions=True)
     assert f"forward, only errors are measured: {bare} has no classification head" in capsys.readouterr().out

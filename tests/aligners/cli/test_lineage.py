@@ -90,12 +90,10 @@ def test_without_wandb_nothing_is_said(world: World, monkeypatch: pytest.MonkeyP
 
 
 def test_what_is_no_file_of_ours_is_no_artifact(world: World, tmp_path: Path) -> None:
-    assert described(Path(world.model_x)) is None  # a model's own weights
     (tmp_path / "aligners.ckpt").write_text("no maps")
     (tmp_path / "config.yaml").write_text("a: 1")
-    assert described(tmp_path / "aligners.ckpt") is None
-    assert described(tmp_path / "config.yaml") is None
-    assert described(tmp_path) is None
+    for path in (Path(world.model_x), tmp_path / "aligners.ckpt", tmp_path / "config.yaml", tmp_path):
+        assert described(path) is None  # the first are a model's own weights
 
 
 def test_a_killed_run_goes_on_as_the_same_run_at_wandb(world: World, tmp_path: Path) -> None:
@@ -116,18 +114,13 @@ def test_a_killed_run_goes_on_as_the_same_run_at_wandb(world: World, tmp_path: P
 
 
 def test_the_interrupted_run_is_found_where_its_checkpoints_are_kept_elsewhere(tmp_path: Path) -> None:
-    claim(_made(tmp_path / "run"), "a: 1")
-    claim_checkpoints(tmp_path / "kept", tmp_path / "run")
-    assert interrupted_run(str(tmp_path / "kept" / "last.ckpt")) == tmp_path / "run"
-    assert interrupted_run(str(tmp_path / "run" / "last.ckpt")) == tmp_path / "run"
-    assert interrupted_run(str(tmp_path / "run")) == tmp_path / "run"  # with its parts
-    assert interrupted_run(str(tmp_path / "run" / "aligners.ckpt")) is None
-    assert interrupted_run(None) is None
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir()
-    return folder
+    run, kept = tmp_path / "run", tmp_path / "kept"
+    run.mkdir()
+    claim(run, "a: 1")
+    claim_checkpoints(kept, run)
+    for checkpoint in (kept / "last.ckpt", run / "last.ckpt", run):  # the last with its parts
+        assert interrupted_run(str(checkpoint)) == run
+    assert interrupted_run(str(run / "aligners.ckpt")) is interrupted_run(None) is None
 
 
 def test_a_number_that_is_in_use_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

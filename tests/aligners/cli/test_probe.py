@@ -1,6 +1,5 @@
-"""`train.py probe` as it is configured."""
+"""A study of probes before and after fine-tuning, as it is configured."""
 
-import json
 from pathlib import Path
 
 import pandas as pd
@@ -8,28 +7,10 @@ import pytest
 import yaml
 
 from aligners.cli.study import run as running
-from aligners.cli.table import CONFIGS, study, train
-from datamodules.text.sources import TextSource
+from aligners.cli.table import study
 from tests.cells import Inline
 from tests.processes import ROOT
 from tests.world import World
-
-
-def test_base_and_fine_tuned_models_stand_side_by_side(
-    masked: list[str], treebank: TextSource, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    train([
-        "probe", "--config", str(CONFIGS / "probe" / "merchant.yaml"), f"--data.models={json.dumps(masked)}",
-        f"--data.text.source={treebank.source}", f"--data.text.held_out={treebank.held_out}", "--tasks=[pos,distance]",
-        "--data.max_length=64", "--projection=4", "--hidden=4", "--seeds=1", "--training.max_epochs=1", "--drawn=0",
-        "--training.least_steps=5", "--portions=[0.5,1]", "--trainer.logger=false", "--trainer.accelerator=cpu",
-        f"--run={tmp_path / 'run'}",
-    ])  # fmt: skip
-    rows = json.loads((tmp_path / "run" / "probing.json").read_text())["rows"]
-    mixed = [row["model"] for row in rows if row["task"] == "pos" and row["source"] == "model" and row["site"] is None]
-    assert mixed == masked
-    assert (tmp_path / "run" / "probes.safetensors").exists()
-    assert "compressed most" in capsys.readouterr().out
 
 
 def test_a_study_of_probes_before_and_after_fine_tuning(
@@ -42,7 +23,7 @@ def test_a_study_of_probes_before_and_after_fine_tuning(
     config["data"] = {"max_length": 60}
     config["finetune"]["options"]["trainer"] = {"max_epochs": 1}
     config["probe"]["options"] |= {
-        "tasks": ["pos", "depth"], "projection": 4, "hidden": 4, "drawn": 0,
+        "tasks": ["pos", "depth"], "projection": 4, "hidden": 4, "drawn": 0, "controls": False,
         "training": {"max_epochs": 1, "least_steps": 5},
     }  # fmt: skip
     config["similarity"]["options"]["measures"] = ["rsa"]

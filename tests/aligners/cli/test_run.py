@@ -11,7 +11,7 @@ from lightning.pytorch.loggers import CSVLogger
 
 from aligners.cli.folders import RANKS_SHARE
 from aligners.cli.options import TrainingOptions
-from aligners.cli.run import Command, Run, options_of
+from aligners.cli.run import Command, Run
 from aligners.cli.table import train
 from callbacks.checkpoint import SaveAligners
 from callbacks.progress import ProgressBar
@@ -109,10 +109,6 @@ def test_options_of_a_later_version_are_named() -> None:
         boring().use_data_of({"telepathy": True})
 
 
-def test_options_of_a_function_are_those_of_its_arguments() -> None:
-    assert options_of(lambda run, other=1: None, boring("--run", "x").options) == {"run": Path("x")}
-
-
 def test_a_saving_callback_keeps_the_folder_that_the_user_named() -> None:
     free = SaveAligners(every_n_epochs=3)
     inside = free.inside(Path("run"))
@@ -121,10 +117,7 @@ def test_a_saving_callback_keeps_the_folder_that_the_user_named() -> None:
 
 
 @pytest.mark.parametrize("command", ["fit", "stitch"])
-def test_a_file_of_another_kind_is_refused_before_anything_is_made(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_file_of_another_kind_is_refused_before_anything_is_made(command: str, tmp_path: Path) -> None:
     torch.save({"state_dict": {"x": torch.ones(3)}, "stitching" if command == "fit" else "alignment": {}}, "other.ckpt")
     (tmp_path / "text.ckpt").write_text("no checkpoint")
     for name, said in (("other", "another kind of run"), ("text", "cannot be read as one"), ("none", "no such file")):
@@ -133,10 +126,7 @@ def test_a_file_of_another_kind_is_refused_before_anything_is_made(
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_folder_for_checkpoints_is_tried_before_anything_is_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_folder_for_checkpoints_is_tried_before_anything_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=r"`checkpoint.folder` to be a folder that can be written to"):
         train(["stitch", "--checkpoint.folder", "file/below", "--trainer.logger", "false"])

@@ -1,6 +1,4 @@
-import csv
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +10,7 @@ from aligners.cli.table import evaluate as main
 from aligners.finetuning.truncating import MEAN, conditions
 from aligners.reports.publishing import write
 from aligners.reports.runs.surgery import report, skipping_figure, surgery_table, truncation_figure
-from tests.ranks import two_ranks
-from tests.shell import TWO_RANKS, WARNED
+from tests.shell import printed
 from tests.world import World
 
 QUIET = ["--trainer.logger", "false", "--trainer.enable_progress_bar", "false"]
@@ -37,13 +34,10 @@ def rows(models: list[str], bases: list[str]) -> list[dict[str, Any]]:
 
 def test_files_hold_every_row_and_figures_can_be_read(tmp_path: Path) -> None:
     every = rows(["a/x", "a/y"], ["b"])
-    figures = write(report({"majority_score": 0.5}, every), tmp_path / "new")
-    assert json.loads((tmp_path / "new" / "surgery.json").read_text())["rows"] == every
-    with (tmp_path / "new" / "surgery.csv").open() as file:
-        assert len(list(csv.DictReader(file))) == len(every)
+    figures = write(report({"majority_score": 0.5}, every), tmp_path)
+    assert json.loads((tmp_path / "surgery.json").read_text())["rows"] == every
     assert [figure.name for figure in figures] == ["truncation.png", "skipping.png"]
     assert all(image.imread(figure).std() > 0 for figure in figures)
-    assert not list(tmp_path.rglob("*.part*"))
 
 
 def test_the_mean_of_several_models_or_the_only_one_is_drawn_thick() -> None:
@@ -72,11 +66,8 @@ def test_what_overflowed_is_left_out() -> None:
     truncation_figure(broken, 0.5)
     skipping_figure(broken, 0.5)
     surgery_table(broken, 0.5)
-
-
-def test_a_model_that_overflows_everywhere_is_not_drawn() -> None:
-    broken = [row | {"score": None} if row["model"] == "a" else row for row in rows(["a", "b"], [])]
-    (axis,) = truncation_figure([row for row in broken if row["model"] != MEAN], 0.5).axes
+    everywhere = [row | {"score": None} if row["model"] == "a" else row for row in rows(["a", "b"], [])]
+    (axis,) = truncation_figure([row for row in everywhere if row["model"] != MEAN], 0.5).axes
     assert {text.get_text() for text in axis.texts} == {"b"}
 
 
@@ -97,15 +88,9 @@ def options(world: World) -> list[str]:
     ]
 
 
-def measure(rank: int, options: list[str]) -> None:
-    """What one rank does."""
-    main([*options, *QUIET])
-
-
-def test_two_ranks_measure_what_one_does(options: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    measure(0, [*options, "--run", str(tmp_path / "one")])
-    two_ranks(partial(measure, options=[*options, *TWO_RANKS, "--run", str(tmp_path / "two")]), tmp_path, meet=False)
-    assert WARNED.findall(capfd.readouterr().err) == []
+def test_two_ranks_measure_what_one_does(options: list[str], tmp_path: Path) -> None:
+    main([*options, *QUIET, "--run", str(tmp_path / "one")])
+    printed(tmp_path, "evaluate", *options, *QUIET, "--run", str(tmp_path / "two"), ranks=2)
     one, two = (json.loads((tmp_path / run / "surgery.json").read_text()) for run in ("one", "two"))
     assert (one["meta"]["ranks"], two["meta"]["ranks"]) == (1, 2)
     for a, b in zip(one["rows"], two["rows"], strict=True):
@@ -115,16 +100,11 @@ def test_two_ranks_measure_what_one_does(options: list[str], tmp_path: Path, cap
 
 
 def test_no_epochs_train_no_heads(
-    options: list[str],
-    world: World,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    options: list[str], world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    place = options.index("--data.bases")
-    main([*options[:place], *options[place + 2 :], *QUIET, "--run", "here", "--trainer.max_epochs", "0"])
-    found = json.loads(Path("here/surgery.json").read_text())["rows"]
+    run = ["--run", str(tmp_path / "here"), "--trainer.max_epochs", "0"]
+    main([*options, *QUIET, "--data.bases", "null", *run])
+    found = json.loads((tmp_path / "here" / "surgery.json").read_text())["rows"]
     assert {row["kind"] for row in found} == {"native", "untuned", "skip"}
     assert {row["model"] for row in found} == {world.model_x, world.model_y, MEAN}
     assert world.model_x not in capsys.readouterr().out  # it is shown as x

@@ -10,9 +10,12 @@ from scipy import stats
 from torchmetrics.functional.classification import binary_matthews_corrcoef
 
 from aligners.cli.table import evaluate, train
+from aligners.fitting.alignment import Alignment
+from aligners.maps.linear import Linear
 from aligners.models import load_frozen
 from datamodules.model_texts import labelled_texts
 from datamodules.text.sources import TextSource
+from tests.runs import activations, quiet_trainer
 from tests.tiny import WORDS
 from tests.world import TEST_TEXTS, World, sentences
 
@@ -85,27 +88,23 @@ def test_surgery_follows_the_score(tuned: Path, numbers: list[str], tmp_path: Pa
     assert (tmp_path / "run" / "truncation.png").is_file()
 
 
-def test_numbers_are_refused_where_a_head_has_classes(
-    world: World, numbers: list[str], tmp_path: Path, capsys: Any
+def test_numbers_that_no_head_answers_or_that_are_all_equal_are_refused(
+    tuned: Path, world: World, numbers: list[str], tmp_path: Path
 ) -> None:
-    for command in ("inject", "surgery"):
-        models = ["--data.model_x", world.model_x, "--data.model_y", world.model_y, "--data.rows", "tokens"]
-        named = models if command == "inject" else ["--data.models", world.model_x]
-        with pytest.raises(ValueError, match=r"Expected classes.*numbers with fractions"):
-            evaluate([command, *named, *numbers, "--run", str(tmp_path / command)])
-
-
-def test_numbers_that_are_all_equal_are_refused(tuned: Path, world: World, tmp_path: Path) -> None:
     source = write(tmp_path / "one.tsv", sentences(80), [0.5] * 80)
-    text = ["--data.text.source", source, "--data.text.text_columns", "[sentence1]", "--data.max_length", "60", *QUIET]
-    model = f"{tuned}/none/seed-0"
-    for run, options in (
-        (train, ["finetune", "--data.models", world.model_x]),
-        (evaluate, ["surgery", "--data.models", model]),
-        (evaluate, ["inject", "--data.model_x", model, "--data.model_y", f"{tuned}/none/seed-1"]),
-    ):
-        with pytest.raises(ValueError, match="Expected different numbers to predict"):
-            run([*options, *text, "--run", str(tmp_path / options[0])])
+    equal = ["--data.text.source", source, "--data.text.text_columns", "[sentence1]", "--data.max_length", "60", *QUIET]
+    model, further = f"{tuned}/none/seed-0", f"{tuned}/none/seed-1"
+    same = "Expected different numbers to predict"
+    for run, text, options, said in (
+        (evaluate, numbers, ["surgery", "--data.models", world.model_x], r"Expected classes.*numbers with fractions"),
+        (evaluate, numbers, ["inject", "--data.model_x", world.model_x, "--data.model_y", world.model_y],
+         r"Expected classes.*numbers with fractions"),
+        (train, equal, ["finetune", "--data.models", world.model_x], same),
+        (evaluate, equal, ["surgery", "--data.models", model], same),
+        (evaluate, equal, ["inject", "--data.model_x", model, "--data.model_y", further], same),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=said):
+            run([*options, *text, "--run", str(tmp_path / f"{options[0]}-{text is equal}")])
 
 
 def test_a_regression_head_is_injected_into(tuned: Path, numbers: list[str], tmp_path: Path) -> None:
@@ -158,23 +157,8 @@ def test_injection_by_matthews_correlation(world: World, tmp_path: Path, capsys:
 
 @pytest.mark.parametrize("labels", [[-1], [""], [0.25, 1.5]])
 def test_maps_are_fitted_whatever_the_labels(world: World, tmp_path: Path, labels: list[Any]) -> None:
-    texts = sentences(80)
-    source = write(tmp_path / "texts.tsv", texts, [labels[i % len(labels)] for i in range(80)])
-    models = ["--data.model_x", world.model_x, "--data.model_y", world.model_y]
-    text = ["--data.text.source", source, "--data.text.text_columns", "[sentence1]", "--data.max_length", "60"]
-    options = ["--model.aligners", '{"linear": {"class_path": "aligners.Linear"}}', "--run", str(tmp_path / "run")]
-    train(["fit", *models, *text, *QUIET, "--data.sites", "[1]", "--trainer.max_epochs", "1", *options])
-    assert (tmp_path / "run" / "aligners.ckpt").is_file()
-
-
-def test_surgery_by_matthews_correlation(world: World, tmp_path: Path) -> None:
-    text = ["--data.text.source", world.fit, "--data.text.held_out", world.test, "--data.max_length", "60"]
-    options = ["--data.text.score", "mcc", "--trainer.max_epochs", "0", "--run", str(tmp_path / "run")]
-    evaluate(["surgery", "--data.models", world.model_x, *text, *QUIET, *options])
-    found = json.loads((tmp_path / "run" / "surgery.json").read_text())
-    data = labelled_texts(world.model_x, text=TextSource(world.fit, held_out=world.test), max_length=60)
-    batch = data.split("test")[list(range(TEST_TEXTS))]
-    answers = data.frozen[0].logits(batch.inputs[0]).argmax(-1)
-    expected = binary_matthews_corrcoef(answers, batch.labels).item()
-    assert found["rows"][0]["score"] == pytest.approx(expected, abs=1e-6)
-    assert found["rows"][0]["accuracy"] == pytest.approx((answers == batch.labels).double().mean().item())
+    source = write(tmp_path / "texts.tsv", sentences(80), [labels[i % len(labels)] for i in range(80)])
+    data = activations(world, text=TextSource(source, text_columns=["sentence1"]), sites=[1])
+    module = Alignment({"linear": Linear})
+    quiet_trainer(max_epochs=-1).fit(module, datamodule=data)
+    assert module.moments.n > 0
