@@ -5,7 +5,7 @@ parameters of a squared error. The peers, built to the same width, depth and act
 - zuko: `GeneralCouplingTransform` with `MonotonicAffineTransform`, its masks alternating halves;
 - FrEIA: `AllInOneBlock`, one coupling a block, its fixed permutation included, and half as many
   `GLOWCouplingBlock`s, two couplings a block.
-All of them also return the log-determinant, which ours does not compute; its gradient is not taken.
+All of them also return the log-determinant, which ours leaves out unless asked; its gradient is not taken.
 "matrix products" is the floor: the very same products, forward and backward, and nothing between them.
 
 The bank: 12 such networks as one bank against a loop over 12 banks of one. Its share of the matrix rate is taken

@@ -16,7 +16,7 @@ from aligners.maps.invertible import (
     TriangularPair,
     invertible_start,
 )
-from aligners.maps.solving import batch_inverse, batch_solve
+from aligners.maps.solving import batch_inverse, batch_log_det, batch_solve
 from aligners.similarity.algebra.moments import Moments
 
 Mixing = Literal["none", "rotation", "linear"]
@@ -128,6 +128,19 @@ class INN(Aligner):
             loss = (self._map(x) - y).square().mean((1, 2))
             return loss + (self._map_back(y) - x).square().mean((1, 2)) if self.both_ways else loss
 
+    def log_det(self, x: Tensor) -> Tensor:
+        """The logarithm of |det ∂g/∂x| at each row: (S, N, d) -> (S, N)."""
+        with torch.autocast(x.device.type, enabled=False):
+            constant = self.d_x * (self.scaling.scale_y / self.scaling.scale_x).log().squeeze(-1)
+            if self.matrices is not None:
+                constant = constant + batch_log_det(self.matrices).sum(1, keepdim=True)
+            if self.mixing == "rotation":
+                constant = constant + batch_log_det(self.last)[:, None]
+                constant = constant + torch.stack([pair.log_det() for pair in self.pairs]).sum(0)[:, None]
+            log_scales: list[Tensor] = []
+            self._map(self.scaling.scale(_precise(x)), log_scales)
+            return constant + torch.stack(log_scales).sum(0)
+
     @torch.no_grad()
     def fit(self, moments: Moments) -> None:
         """Set the scaling, and the matrices so that the untrained network is the starting map."""
@@ -168,8 +181,8 @@ class INN(Aligner):
         """All options of the network and of its loss."""
         return {**super().options(), "couplings": len(self.couplings)}
 
-    def _map(self, x: Tensor) -> Tensor:
-        """Apply g to scaled states.
+    def _map(self, x: Tensor, log_scales: list[Tensor] | None = None) -> Tensor:
+        """Apply g to scaled states; appends each coupling's log-determinant (S, N) to `log_scales`.
 
         The halves stay apart where nothing stands between the couplings, or a matrix that can be applied to them
         separately: joining them each time would cost as much as the couplings' own arithmetic.
@@ -180,10 +193,13 @@ class INN(Aligner):
             if self.rotations:
                 x = self.pairs[k](torch.cat((x_a, x_b), -1))
                 x_a, x_b = self._halves(self.rotations[k](x))
+            coupling = self.couplings[k]
+            if log_scales is not None:
+                log_scales.append(coupling.log_scale(x_b if k % 2 else x_a).sum(-1))
             if k % 2:
-                x_a = self.couplings[k](x_b, x_a)
+                x_a = coupling(x_b, x_a)
             else:
-                x_b = self.couplings[k](x_a, x_b)
+                x_b = coupling(x_a, x_b)
             if matrices is not None:
                 x_a, x_b = self._mix(x_a, x_b, matrices[k + 1])
         x = torch.cat((x_a, x_b), -1)

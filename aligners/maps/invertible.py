@@ -71,6 +71,10 @@ class AffineCoupling(nn.Module):
         """x_b, (S, N, d_change)."""
         return _Affine.apply(y_b, self.conditioner(x_a), True)
 
+    def log_scale(self, x_a: Tensor) -> Tensor:
+        """s, (S, N, d_change); its sum over the last axis is the log-determinant of `forward`."""
+        return self.conditioner(x_a).chunk(2, dim=-1)[0].tanh()
+
 
 class _Affine(torch.autograd.Function):
     """x ⊙ exp(tanh(r)) + t for conditions (r, t), or its inverse (y − t) ⊙ exp(−tanh(r)).
@@ -189,6 +193,10 @@ class TriangularPair(nn.Module):
         lower, upper = self._factors()
         y = torch.linalg.solve_triangular(upper, y, upper=True, left=False)
         return torch.linalg.solve_triangular(lower, y, upper=False, left=False, unitriangular=True)
+
+    def log_det(self) -> Tensor:
+        """The logarithm of the determinant, (S,)."""
+        return self.entries.diagonal(dim1=-2, dim2=-1).sum(-1)
 
     def _factors(self) -> tuple[Tensor, Tensor]:
         """I + L and D + U, each (S, d, d)."""

@@ -1,4 +1,4 @@
-"""Matrices: precision of products during training, and inverses that are correct on every build of PyTorch."""
+"""Matrices: precision of products during training, and inverses and determinants correct on every build of PyTorch."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -55,6 +55,11 @@ def batch_inverse(matrices: Tensor) -> Tensor:
 def batch_solve(matrices: Tensor, right: Tensor) -> Tensor:
     """A⁻¹ B for A (..., d, d) and B (..., d, k) -> (..., d, k)."""
     return _each(torch.linalg.solve, matrices, right.expand(*matrices.shape[:-2], *right.shape[-2:]))
+
+
+def batch_log_det(matrices: Tensor) -> Tensor:
+    """Logarithm of |det A| for A (..., d, d) -> (...)."""
+    return _each(lambda matrix: torch.linalg.slogdet(matrix).logabsdet, matrices)
 
 
 def _each(function: Callable[..., Tensor], *banks: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from aligners.fitting.alignment import Alignment
 from aligners.maps.inn import INN
 from aligners.maps.mlp import MLP
-from aligners.maps.solving import batch_inverse, batch_solve, products_in
+from aligners.maps.solving import batch_inverse, batch_log_det, batch_solve, products_in
 from tests.processes import PROCESSES, ROOT
 from tests.runs import activations, quiet_trainer, related_rows
 from tests.world import World
@@ -17,13 +17,15 @@ def matrices() -> torch.Tensor:
     return torch.randn(2, 3, 5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
-def test_inverses_solutions_and_gradients_of_a_bank() -> None:
+def test_inverses_solutions_determinants_and_gradients_of_a_bank() -> None:
     bank = matrices()
     torch.testing.assert_close(batch_inverse(bank) @ bank, torch.eye(5).double().expand_as(bank))
     right = torch.randn(5, 2, dtype=torch.float64)
     torch.testing.assert_close(bank @ batch_solve(bank, right), right.expand(2, 3, 5, 2))
+    torch.testing.assert_close(batch_log_det(bank), torch.linalg.det(bank).abs().log())
     bank.requires_grad_()
     assert torch.autograd.gradcheck(batch_inverse, bank)
+    assert torch.autograd.gradcheck(batch_log_det, bank)
 
 
 def at_two_threads() -> None:
@@ -33,7 +35,7 @@ def at_two_threads() -> None:
     right = batch_solve(bank, torch.eye(256))
     torch.testing.assert_close(right @ bank, torch.eye(256).expand(2, -1, -1), rtol=0, atol=1e-2)
     torch.testing.assert_close(batch_inverse(bank), right, rtol=1e-2, atol=1e-2)
-    right.sum().backward()
+    (right.sum() + batch_log_det(bank).sum()).backward()
     assert bank.grad.isfinite().all()  # type: ignore[union-attr]
 
 
