@@ -36,7 +36,7 @@ def check_range(
     limits = [(holds, word, limit) for holds, word, limit in known if limit is not None]
     for name, value in given.items():
         values = list(value) if isinstance(value, Iterable) else [value]
-        if not values or not all(each is None or holds(each, limit) for each in values for holds, _, limit in limits):
+        if not values or not all(v is None or holds(v, limit) for v in values for holds, _, limit in limits):
             expected = " and ".join(f"{word} {limit}" for _, word, limit in limits)
             raise UserError(f"Expected `{name}` to be {expected}, but got {value}.")
 
@@ -59,7 +59,7 @@ def check_known(known: Iterable[str], **given: str | Iterable[str] | None) -> No
     for name, value in given.items():
         if isinstance(value, str) and value not in known:
             raise UserError(f"Expected `{name}` to be one of {', '.join(known)}, but got {value!r}.")
-        unknown = [] if isinstance(value, str) else [each for each in value or () if each not in known]
+        unknown = [] if isinstance(value, str) else [entry for entry in value or () if entry not in known]
         if unknown:
             raise UserError(f"Expected `{name}` out of {', '.join(known) or 'none'}, but got {', '.join(unknown)}.")
 

@@ -42,8 +42,8 @@ class Lines:
         if now - self._said >= EVERY:
             self._said = now
             left = (now - self._began) / (self.done - self._begin) * (self.total - self.done) / 60
-            said = f"{self.what}: step {self.done:,} of {self.total:,.0f}{words()}"
-            print(f"{said}, about {left:.1f} min left", flush=True)
+            text = f"{self.what}: step {self.done:,} of {self.total:,.0f}{words()}"
+            print(f"{text}, about {left:.1f} min left", flush=True)
 
 
 def track(

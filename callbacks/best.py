@@ -133,12 +133,12 @@ class BestPerSite(pl.Callback):
 
 def _warn_of_divergence(module: Alignment, key: str, sites: Tensor, best: Tensor) -> None:
     """Warn that sites (S,) of a bank, True where it diverged, were set back to their best steps (S,)."""
-    found = [
+    places = [
         f"{site} at step {int(module.divergence.step[key][s])} (set back to step {int(best[s])})"
         for s, site in enumerate(module.site_names())
         if bool(sites[s])
     ]
-    _warn(module, key, f"diverged at site pair {', '.join(found)}. It is frozen there, the others go on.")
+    _warn(module, key, f"diverged at site pair {', '.join(places)}. It is frozen there, the others go on.")
 
 
 def _warn_of_untrained(module: Alignment) -> None:
@@ -148,8 +148,8 @@ def _warn_of_untrained(module: Alignment) -> None:
         if sites and record["steps"]:
             names = ", ".join(module.site_names()[s] for s in sites)
             starts = ", ".join(dict.fromkeys(record["start"][s] for s in sites))
-            said = f"no step did better on the validation texts than the untrained start ({starts}), which is kept."
-            _warn(module, key, f"learned nothing at site pair {names}: {said}")
+            reason = f"no step did better on the validation texts than the untrained start ({starts}), which is kept."
+            _warn(module, key, f"learned nothing at site pair {names}: {reason}")
 
 
 @rank_zero_only

@@ -29,16 +29,16 @@ class Interruption:
         if threading.current_thread() is threading.main_thread():
             if not self._holding:
                 self._received, self._holding = None, True
-            for each in (signal.SIGINT, signal.SIGTERM):
-                before = signal.signal(each, self._note)
+            for signum in (signal.SIGINT, signal.SIGTERM):
+                before = signal.signal(signum, self._note)
                 if before != self._note:
-                    self._before.setdefault(each, before)
+                    self._before.setdefault(signum, before)
 
     def release(self) -> None:
         """Handle the signals as before, and raise if one was held back."""
         self.end()
-        for each, handler in self._before.items():
-            signal.signal(each, handler)
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
         self._before = {}
         self._raise(self._received)
 

@@ -73,8 +73,8 @@ class ProgressBar(RichProgressBar):
     def _get_train_description(self, current_epoch: int) -> str:
         """`Epoch 2 of 6`, or `Training` where the number of epochs is not what ends it."""
         epochs = self.trainer.max_epochs
-        said = f"Epoch {current_epoch + 1} of {epochs}" if epochs and epochs > 0 else "Training"
-        return said.ljust(len(self.validation_description))
+        text = f"Epoch {current_epoch + 1} of {epochs}" if epochs and epochs > 0 else "Training"
+        return text.ljust(len(self.validation_description))
 
 
 def _loss(trainer: pl.Trainer) -> str:

@@ -39,17 +39,17 @@ def _changed(value: Any, change: Callable[[Tensor], Tensor], done: dict[int, Any
     """
     if id(value) in done:
         return done[id(value)]
-    made = value
+    result = value
     if isinstance(value, Tensor):
-        made = change(value)
+        result = change(value)
     elif isinstance(value, Movable):
-        made = type(value)(**{name: _changed(part, change, done) for name, part in vars(value).items()})
+        result = type(value)(**{name: _changed(part, change, done) for name, part in vars(value).items()})
     elif isinstance(value, dict):
-        made = {name: _changed(part, change, done) for name, part in value.items()}
+        result = {name: _changed(part, change, done) for name, part in value.items()}
     elif isinstance(value, (tuple, list)):
-        made = type(value)(_changed(part, change, done) for part in value)
-    done[id(value)] = made
-    return made
+        result = type(value)(_changed(part, change, done) for part in value)
+    done[id(value)] = result
+    return result
 
 
 @dataclass

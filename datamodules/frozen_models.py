@@ -214,9 +214,9 @@ class FrozenModels:
             embedded: whether to count embedded models, which are trained on the fitting texts.
         """
         names = dict.fromkeys([*(name for name, _ in self.named), *self.bases])
-        own = {name: self.texts().fitted("fit") for name in names if embedded and name.startswith(EMBEDDED)}
-        found = {name: FittedTexts.load(Path(name)) for name in names}
-        return {**own, **{name: texts for name, texts in found.items() if texts is not None}}
+        embedded_texts = {name: self.texts().fitted("fit") for name in names if embedded and name.startswith(EMBEDDED)}
+        stored = {name: FittedTexts.load(Path(name)) for name in names}
+        return {**embedded_texts, **{name: texts for name, texts in stored.items() if texts is not None}}
 
     # ------------------------------------------------------------------ loading
 

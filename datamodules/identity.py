@@ -54,13 +54,13 @@ def refuse_other_run(then: Mapping[str, Any], now: Mapping[str, Any], what: str)
     texts = [run["data"]["text"] for run in (then, now)]
     equal = texts[0].get("hashes") == texts[1]["hashes"]
     before, after = (_data_options(run, equal) for run in (then, now))
-    found = differences(before, {name: value for name, value in after.items() if name in before}, "data")
-    found += [] if equal else _other_texts(*texts)
+    diffs = differences(before, {name: value for name, value in after.items() if name in before}, "data")
+    diffs += [] if equal else _other_texts(*texts)
     for part, prefix in (("options", "model"), ("trainer", "trainer")):
-        found += [] if then[part] is None else differences(then[part], now[part], prefix)
-    if found:
+        diffs += [] if then[part] is None else differences(then[part], now[part], prefix)
+    if diffs:
         raise UserError(
-            f"{what} is of a run with other data or options: {'; '.join(found)}. To go on, give the same; for anything "
+            f"{what} is of a run with other data or options: {'; '.join(diffs)}. To go on, give the same; for anything "
             "else, begin a new run."
         )
 
@@ -72,11 +72,11 @@ def _plain(value: Any) -> Any:
 
 def _data_options(run: Mapping[str, Any], equal: bool) -> dict[str, Any]:
     """The options that decide what the data module yields. Of equal texts only their seed does."""
-    found = {name: value for name, value in run["data_config"].items() if name not in FREE}
+    options = {name: value for name, value in run["data_config"].items() if name not in FREE}
     if equal:
-        found["text"] = {"seed": found["text"]["seed"]}
+        options["text"] = {"seed": options["text"]["seed"]}
     led_to = {name: run["data"].get(name) for name in ("sites", "stored_as")}
-    return {**found, **led_to, "label_names": run["data"]["text"].get("label_names")}
+    return {**options, **led_to, "label_names": run["data"]["text"].get("label_names")}
 
 
 def differences(then: Any, now: Any, name: str) -> list[str]:

@@ -97,14 +97,14 @@ class LayerReader:
         Raises:
             ValueError: the states of an earlier batch were not finite; `check.flush()` looks at the last one.
         """
-        found: dict[tuple[int, tuple[int, ...]], tuple[Tensor, list[Tensor]]] = {}
+        results: dict[tuple[int, tuple[int, ...]], tuple[Tensor, list[Tensor]]] = {}
         wanted = [(id(model), tuple(some)) for model, some in zip(self.models, layers or self.layers, strict=True)]
         for m, key in enumerate(wanted):
-            if key not in found:
-                found[key] = self.read_model(self.models[m], prepared, m, key[1])
-        each = [found[key] for key in wanted]
-        attention = [weights for _, weights in each] if self.attention else None
-        return LayerBatch(prepared.texts, prepared.rows, [states for states, _ in each], attention)
+            if key not in results:
+                results[key] = self.read_model(self.models[m], prepared, m, key[1])
+        by_model = [results[key] for key in wanted]
+        attention = [weights for _, weights in by_model] if self.attention else None
+        return LayerBatch(prepared.texts, prepared.rows, [states for states, _ in by_model], attention)
 
     def read_model(
         self, model: FrozenModel, batch: Prepared | LayerBatch, m: int, layers: Sequence[int] | None = None

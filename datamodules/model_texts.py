@@ -55,24 +55,24 @@ class ModelTexts(TextModule):
         described = [model.identity() for model in self.frozen]
         if self.sites is None:
             count = len(self.models)
-            own: dict[str, Any] = {"models": described[:count], "bases": described[count:], "component": "residual"}
+            about: dict[str, Any] = {"models": described[:count], "bases": described[count:], "component": "residual"}
         else:
             masked = {"masked_share": self.masked_share} if self.task == "masked" else {}
             rows = {"component": self.component, "rows": "tokens", "special_tokens": True}
-            own = {"models": described, **masked, **rows}
-        return {**own, **super().describe()}
+            about = {"models": described, **masked, **rows}
+        return {**about, **super().describe()}
 
     # ------------------------------------------------------------------ sites and tasks
 
     def wanted(self, depths: Sequence[int]) -> list[list[int]]:
         """The sites of each model, as the source or the target of any route."""
-        found: list[set[int]] = [set() for _ in depths]
+        chosen: list[set[int]] = [set() for _ in depths]
         for a in range(len(depths) if self.sites is not None else 0):
             for b in range(a + 1, len(depths)):
                 for i, j in route_sites(self.sites, depths, a, b, self.component):
-                    found[a].add(i)
-                    found[b].add(j)
-        return [sorted(each) for each in found]
+                    chosen[a].add(i)
+                    chosen[b].add(j)
+        return [sorted(sites) for sites in chosen]
 
     @property
     def storable(self) -> bool:  # type: ignore[override]

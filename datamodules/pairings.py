@@ -167,10 +167,10 @@ def attention_states(
     between = _linked([(0, 1)], sites)
 
     def links(depths: Sequence[int], component: Component) -> list[Link]:
-        found = between(depths, component)
-        if any(0 in (link.site_x, link.site_y) for link in found):
+        pairs = between(depths, component)
+        if any(0 in (link.site_x, link.site_y) for link in pairs):
             raise UserError("Expected `sites` of blocks, from 1 on: the embeddings, site 0, have no attention.")
-        return found
+        return pairs
 
     def token_pairs(data: States) -> TokenPairs:
         return TokenPairs(data.special_tokens, all(model.causal for model in data.frozen), share, data.seed)

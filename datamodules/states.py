@@ -107,11 +107,11 @@ class States(TextModule):
 
     def wanted(self, depths: Sequence[int]) -> list[list[int]]:
         """The sites of each model."""
-        each: list[set[int]] = [set() for _ in depths]
+        chosen: list[set[int]] = [set() for _ in depths]
         for link in self.pairing.links(depths, self.component):
-            each[link.x].add(link.site_x)
-            each[link.y].add(link.site_y)
-        return [sorted(sites) for sites in each]
+            chosen[link.x].add(link.site_x)
+            chosen[link.y].add(link.site_y)
+        return [sorted(sites) for sites in chosen]
 
     @cached_property
     def reader(self) -> PairReader:
@@ -197,7 +197,7 @@ class States(TextModule):
     def described_pairs(self) -> list[tuple[list[int], dict[str, Any], dict[str, Any]]]:
         """For each pair its places along the leading axis, and its `described_pair`."""
         places = [[s for s, link in enumerate(self.reader.links) if (link.x, link.y) == pair] for pair in self.numbers]
-        return [(own, *self.described_pair(a, b)) for own, (a, b) in zip(places, self.numbers, strict=True)]
+        return [(group, *self.described_pair(a, b)) for group, (a, b) in zip(places, self.numbers, strict=True)]
 
     # ------------------------------------------------------------------ types
 

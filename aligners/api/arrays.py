@@ -24,28 +24,28 @@ def rows(given: Any, name: str, width: int | None = None) -> Tensor:
     Raises:
         ValueError: `given` is neither, has another shape, is not of floating-point numbers, or not finite.
     """
-    found = _tensor(given, name)
-    if found.ndim != 2 or not found.numel():
+    tensor = _tensor(given, name)
+    if tensor.ndim != 2 or not tensor.numel():
         raise UserError(
-            f"Expected `{name}` of shape (N, d), one row for each token or text, but got shape {tuple(found.shape)}. "
+            f"Expected `{name}` of shape (N, d), one row for each token or text, but got shape {tuple(tensor.shape)}. "
             "Give the rows of one site at a time."
         )
-    if width is not None and found.shape[1] != width:
+    if width is not None and tensor.shape[1] != width:
         raise UserError(
             f"Expected `{name}` of width {width}, that of the rows that the map was fitted on, but got "
-            f"{found.shape[1]}. Give states of the same model and site."
+            f"{tensor.shape[1]}. Give states of the same model and site."
         )
-    if not found.is_floating_point():
+    if not tensor.is_floating_point():
         raise UserError(
-            f"Expected `{name}` of floating-point numbers, but got {found.dtype}. Convert it, as by `{name} * 1.0`."
+            f"Expected `{name}` of floating-point numbers, but got {tensor.dtype}. Convert it, as by `{name} * 1.0`."
         )
-    bad = int((~found.isfinite()).any(1).sum())
+    bad = int((~tensor.isfinite()).any(1).sum())
     if bad:
         raise UserError(
-            f"Expected `{name}` to be finite, but {bad} of its {len(found)} rows hold NaN or infinite values. Leave "
+            f"Expected `{name}` to be finite, but {bad} of its {len(tensor)} rows hold NaN or infinite values. Leave "
             "these rows out, of its partner too."
         )
-    return found.float() if found.dtype in (torch.float16, torch.bfloat16) else found
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 def rows_of_both(x: Any, y: Any, width_x: int | None = None, width_y: int | None = None) -> tuple[Tensor, Tensor]:

@@ -103,10 +103,10 @@ def measure(name: str, x: Array, y: Array) -> float:
     Raises:
         ValueError: there is no such measure, or it needs more than rows: attention weights.
     """
-    known = {known: each for known, each in catalogue().items() if each.family in _FROM}
+    known = {known: entry for known, entry in catalogue().items() if entry.family in _FROM}
     check_known(known, name=name)
-    found = known[name]
-    return _one(lambda x, y: found.compute(_FROM[found.family](x, y)), x, y)
+    chosen = known[name]
+    return _one(lambda x, y: chosen.compute(_FROM[chosen.family](x, y)), x, y)
 
 
 _FROM: dict[str, Callable[[Tensor, Tensor], Any]] = {

@@ -105,11 +105,11 @@ def states(
     check_known(("tokens", "mean", "cls"), rows=rows)
     frozen = load(model)
     frozen.check_site(site, "site")
-    found = []
+    parts = []
     for batch in _batches(frozen, texts, None, batch_size, max_length):
         chosen = select_rows(batch.inputs_x["attention_mask"], batch.special[0], rows).to(frozen.device)
-        found.append(read_rows(frozen, batch.to(frozen.device).inputs_x, [site], chosen)[0])
-    return torch.cat(found)
+        parts.append(read_rows(frozen, batch.to(frozen.device).inputs_x, [site], chosen)[0])
+    return torch.cat(parts)
 
 
 @torch.no_grad()
@@ -188,15 +188,15 @@ def _scores(
             f"Expected `map` to give rows of shape {(len(rows), target.width)}, those of {target.name}, but got "
             f"{tuple(states.shape)}."
         )
-    own = chosen(target.logits(task.inputs), task.targets)
+    own_logits = chosen(target.logits(task.inputs), task.targets)
     logits = stitched_logits(target, task.inputs, site[1], task.rows, states)
-    native, found = unit_answers(own, task.targets), unit_answers(chosen(logits, task.targets), task.targets)
+    native, injected = unit_answers(own_logits, task.targets), unit_answers(chosen(logits, task.targets), task.targets)
     return {
-        "loss": found.loss,
+        "loss": injected.loss,
         "native_loss": native.loss,
-        "accuracy": found.correct,
+        "accuracy": injected.correct,
         "native_accuracy": native.correct,
-        "agreement": agreement(found.answer, own.argmax(-1)),
+        "agreement": agreement(injected.answer, own_logits.argmax(-1)),
     }
 
 

@@ -171,8 +171,8 @@ def run_command(command: Command, program: str, words: Sequence[str]) -> None:
     parser.prog = program
     try:
         run = Run(command, parser, parser.parse_args(words), words)
-        own = list(signature(command.work).parameters)[1:]
-        command.work(run, **{name: run.options[name] for name in own})
+        names = list(signature(command.work).parameters)[1:]
+        command.work(run, **{name: run.options[name] for name in names})
         for tell in _at_the_end:
             tell()
     except BaseException:
@@ -231,9 +231,9 @@ class Run:
             ValueError: the checkpoint has options that this version does not know.
         """
         # The first affects nothing but speed; a file that somebody else wrote must not allow foreign code to run.
-        kept = {name: value for name, value in config.items() if name not in ("batch_size", "trust_remote_code")}
+        defaults = {name: value for name, value in config.items() if name not in ("batch_size", "trust_remote_code")}
         try:
-            self.parser.set_defaults({f"data.{name}": value for name, value in flat(kept).items()})
+            self.parser.set_defaults({f"data.{name}": value for name, value in flat(defaults).items()})
         except KeyError as error:
             raise UserError(
                 "Expected a checkpoint of this version or an earlier one, but its data options are not all known here: "
@@ -322,8 +322,8 @@ class Run:
 
     def fit(self, trainer: pl.Trainer) -> None:
         """Train what the options describe. Only tensors and plain values are read from a checkpoint."""
-        made, resumed = self.made, self.options.ckpt_path
-        trainer.fit(made.model, datamodule=made.data, ckpt_path=resumed, weights_only=True)
+        built, resumed = self.made, self.options.ckpt_path
+        trainer.fit(built.model, datamodule=built.data, ckpt_path=resumed, weights_only=True)
 
     def test(self, evaluation: pl.LightningModule, kind: str, *callbacks: pl.Callback, **options: Any) -> None:
         """Test a LightningModule on this run's data, and report.

@@ -91,8 +91,8 @@ def main() -> None:
 def find(script: str, name: str) -> Command:
     """Import a command."""
     module = import_module(f"aligners.cli.{script}.{COMMANDS[script][name][0]}")
-    found: Command = getattr(module, name)
-    return found
+    command: Command = getattr(module, name)
+    return command
 
 
 def _run(script: str, words: list[str], program: str) -> None:
@@ -130,7 +130,7 @@ def _with_config_files(script: str, command: str, words: list[str]) -> list[str]
 
 
 def _usage(program: str, script: str) -> str:
-    lines = [f"  {name:<14}{said}" for name, (_, said) in COMMANDS[script].items()]
+    lines = [f"  {name:<14}{summary}" for name, (_, summary) in COMMANDS[script].items()]
     usage = [f"usage: {program} COMMAND [options]", "", *lines, ""]
     return "\n".join([*usage, f"`{program} COMMAND --help` explains every option."])
 

@@ -13,8 +13,8 @@ def free_memory(device: torch.device) -> int:
     lines = Path("/proc/meminfo")
     if not lines.is_file():  # not Linux: the free memory is unknown, and not limited
         return 2**62
-    found = dict(line.split(":") for line in lines.read_text().splitlines())
-    return 1024 * int(found["MemAvailable"].split()[0])
+    sizes = dict(line.split(":") for line in lines.read_text().splitlines())
+    return 1024 * int(sizes["MemAvailable"].split()[0])
 
 
 def free_disk(folder: Path) -> int:

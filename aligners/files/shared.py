@@ -62,7 +62,7 @@ def fetch(place: Path | str, revision: str | None = None, **options: Any) -> Pat
 
     name, _, of_name = str(place).partition("@")
     try:
-        found = snapshot_download(
+        folder = snapshot_download(
             name, revision=of_name or revision, allow_patterns=WANTED, library_name=LIBRARY, **options
         )
     except Exception as error:  # the Hub's own, those of the network, and those of its cache
@@ -71,7 +71,7 @@ def fetch(place: Path | str, revision: str | None = None, **options: Any) -> Pat
             f"Expected {place} to be a file, a shared folder, or the name of one on the Hub, but there is no such file "
             f"here, and the Hub does not give it: {reason}"
         ) from error
-    return Path(found)
+    return Path(folder)
 
 
 def read_config(folder: Path) -> dict[str, Any]:

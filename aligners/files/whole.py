@@ -145,8 +145,8 @@ def _unfinished(path: Path) -> Path:
 
 def _blame_disk(unfinished: Path, path: Path, error: Exception) -> None:
     """Raise an OSError that names `path` if it cannot be written: torch and safetensors raise errors of their own."""
-    if said := re.search(r"\(os error (\d+)\)", str(error)):  # safetensors
-        raise OSError(int(said[1]), os.strerror(int(said[1])), str(path)) from error
+    if match := re.search(r"\(os error (\d+)\)", str(error)):  # safetensors
+        raise OSError(int(match[1]), os.strerror(int(match[1])), str(path)) from error
     try:
         with unfinished.open("ab") as file:
             file.write(bytes(2**16))

@@ -79,21 +79,21 @@ def parse_variants(written: Sequence[str], depth: int) -> list[Variant]:
     for kind in get_args(Kept):
         every = [Variant(kind, count) for count in range(kind != "bottom", depth + 1)]
         known[f"{kind}:all"] = every if kind == "layers" else [Variant(), *every]
-    found = []
+    variants = []
     for entry in written:
         kind, _, count = entry.strip().partition(":")
         if kind in get_args(Kept) and count.isdigit():
-            found.append(Variant(cast(Kept, kind), int(count)))
+            variants.append(Variant(cast(Kept, kind), int(count)))
         elif entry.strip() in known:
-            found += known[entry.strip()]
+            variants += known[entry.strip()]
         else:
             raise UserError(
                 f"Expected `variants` out of none, bottom:4, top:4, layers:3 with any number, or bottom:all, top:all, "
                 f"layers:all, but got {entry!r}."
             )
-    if not found:
+    if not variants:
         raise UserError("Expected at least one of `variants`, but got none. Write `none` to fine-tune everything.")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(variants))
 
 
 FINISHED = "finetuned.json"
@@ -229,7 +229,7 @@ def finished_row(folder: Path, base_fingerprint: str, about: dict[str, Any] | No
             f"The classifier in {folder} was fine-tuned from {row['base']} with the fingerprint "
             f"{row['base_fingerprint'][:12]}, but the base model's is {base_fingerprint[:12]} now. Name a new `--run`."
         )
-    kept = row.pop(ABOUT, None)  # earlier versions wrote none
-    if about is not None and kept is not None:
-        refuse_other_run(kept, about, f"The classifier in {folder}")
+    stored = row.pop(ABOUT, None)  # earlier versions wrote none
+    if about is not None and stored is not None:
+        refuse_other_run(stored, about, f"The classifier in {folder}")
     return row

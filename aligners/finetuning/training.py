@@ -141,8 +141,8 @@ class Finetuning(pl.LightningModule):
 
     def validation_step(self, batch: TextBatch, batch_idx: int) -> None:
         """Add the accuracy and loss of one batch."""
-        found = unit_answers(self.logits(batch), classification_targets(cast(Tensor, batch.labels)))
-        self._means.update(torch.stack([found.correct, found.loss]))
+        answers = unit_answers(self.logits(batch), classification_targets(cast(Tensor, batch.labels)))
+        self._means.update(torch.stack([answers.correct, answers.loss]))
 
     def on_validation_epoch_end(self) -> None:
         """Log accuracy and loss, which are already summed over ranks."""
@@ -158,8 +158,8 @@ class Finetuning(pl.LightningModule):
 
     def test_step(self, batch: TextBatch, batch_idx: int) -> None:
         """Score every text of a batch."""
-        found = unit_answers(self.logits(batch), classification_targets(cast(Tensor, batch.labels)))
-        self._table.update(batch.text, {name: values[None, None] for name, values in found._asdict().items()})
+        answers = unit_answers(self.logits(batch), classification_targets(cast(Tensor, batch.labels)))
+        self._table.update(batch.text, {name: values[None, None] for name, values in answers._asdict().items()})
 
     def on_test_epoch_end(self) -> None:
         """Keep the scores of all texts, on every rank."""

@@ -159,8 +159,8 @@ class SurgeryEvaluation(Evaluation):
         """Add every head's accuracy on one batch, or its squared errors."""
         for place, means in enumerate(self._means):
             logits = self._answers(batch, place, self._states(batch, place))
-            found = unit_answers(logits, classification_targets(cast(Tensor, batch.labels)))
-            means.update(found.loss if self.task.regression else found.correct)
+            answers = unit_answers(logits, classification_targets(cast(Tensor, batch.labels)))
+            means.update(answers.loss if self.task.regression else answers.correct)
 
     def on_validation_epoch_end(self) -> None:
         """Log the means, which are already summed over ranks."""
@@ -191,8 +191,8 @@ class SurgeryEvaluation(Evaluation):
             states = self._states(batch, place)
             trained = self._answers(batch, place, states) if self.heads else None
             logits = torch.stack([self._answer(batch, place, condition, states, trained) for condition in wanted])
-            found = unit_answers(logits, classification_targets(cast(Tensor, batch.labels)))
-            scores = {name: values[None] for name, values in found._asdict().items()}
+            answers = unit_answers(logits, classification_targets(cast(Tensor, batch.labels)))
+            scores = {name: values[None] for name, values in answers._asdict().items()}
             cast(TextScores, self.tables[place]).update(batch.text, scores)
 
     def _answer(

@@ -279,11 +279,11 @@ class Alignment(BankTraining):
 
     def criteria(self) -> dict[str, Tensor]:
         """The criterion of the last validation for each trained bank, (S,): lower is better."""
-        found = {}
+        criteria = {}
         for fit in self.trained():
             figures = self.validation_figures[fit]
-            found[fit.key] = figures["fvu"] + figures["fvu_inverse"] if fit.aligner.both_ways else figures["fvu"]
-        return found
+            criteria[fit.key] = figures["fvu"] + figures["fvu_inverse"] if fit.aligner.both_ways else figures["fvu"]
+        return criteria
 
     def _log(self, split: str, fit: Fit, figure: str, values: Tensor, known: Sequence[int] = ()) -> None:
         """Log a figure (S,) of all sites but those that are known."""
@@ -302,13 +302,13 @@ class Alignment(BankTraining):
         """One row of a report for every map and place."""
         self.stream.reader.check.flush()
         self.meta = {**self.stream.describe(), "split": "test", "cautions": few_rows(cast(Moments, self.moments))}
-        found = {(split, fit): errors.compute() for (split, fit), errors in self._errors.items()}
+        computed = {(split, fit): errors.compute() for (split, fit), errors in self._errors.items()}
         self.rows: list[dict[str, Any]] = []
-        for fit in dict.fromkeys(fit for _, fit in found):
+        for fit in dict.fromkeys(fit for _, fit in computed):
             figures = {
-                **{name: found["test", fit][name] for name in HELD_OUT},
+                **{name: computed["test", fit][name] for name in HELD_OUT},
                 "mse_reduced": reduced_mse(fit.aligner, len(self.places)),
-                **{f"{name}_fit": found["fit", fit][name] for name in FITTING},
+                **{f"{name}_fit": computed["fit", fit][name] for name in FITTING},
             }
             training = outcomes(self.training_record.get(fit.key), len(self.places))
             self.rows += error_rows(self.places, fit.name, fit.aligner, training, figures)
@@ -350,12 +350,12 @@ class Alignment(BankTraining):
 
     def _identity(self) -> dict[str, Any]:
         """What a run that goes on from this one has to share, as plain values."""
-        own = ("most_steps", "schedule", "warmup", "gradient_clip", "products", "seed")
+        keys = ("most_steps", "schedule", "warmup", "gradient_clip", "products", "seed")
         options = {
             "aligners": {fit.key: kind_of(fit.aligner) for fit in self.fits()},
             "optimizer": describe_optimizer(self.optimizer_factory),
             "rows": self.rows_to_train,
-            **{name: getattr(self, name) for name in own},
+            **{name: getattr(self, name) for name in keys},
             "least_rise": LEAST_RISE,
         }
         return identity(self.stream, **options) | {"trainer": trainer_identity(self.trainer)}

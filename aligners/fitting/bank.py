@@ -298,12 +298,12 @@ def _read(path: Path) -> StoredBank:
         tensors = nested({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
     described = json.loads(header)
     maps: dict[str, dict[str, Aligner]] = {}
-    for route, each in described["maps"].items():
-        maps[route] = {name: build_aligner(about) for name, about in each.items()}
+    for route, entries in described["maps"].items():
+        maps[route] = {name: build_aligner(about) for name, about in entries.items()}
         for name, aligner in maps[route].items():
             aligner.load_state_dict(tensors["maps"].get(route, {}).get(name, {}))
     plain = {name: described[name] for name in PLAIN}
-    plain["pairs"] = {route: [(i, j) for i, j in each] for route, each in described["pairs"].items()}
+    plain["pairs"] = {route: [(i, j) for i, j in entries] for route, entries in described["pairs"].items()}
     seen, origins = described["seen"], described["fitted"]
     return StoredBank(
         **plain,

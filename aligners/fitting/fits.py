@@ -32,7 +32,7 @@ class Fit(NamedTuple):
 
     def moments(self, *each: Moments | None) -> list[Any]:
         """Moments of pairs (x, y) as those of (source, target) of this fit."""
-        return [found if found is None or self.route == FORWARD else found.swap() for found in each]
+        return [moments if moments is None or self.route == FORWARD else moments.swap() for moments in each]
 
 
 def seeded(factory: AlignerFactory, seed: int, sites: int, d_x: int, d_y: int) -> Aligner:

@@ -51,8 +51,8 @@ class Reading:
     @classmethod
     def from_state(cls, state: Mapping[str, Any], device: torch.device) -> Self:
         """Restore what `state` returned."""
-        found = {name: Moments(**sums) for name, sums in state["metrics"].items()}
-        return cls(state["batches"], {name: MomentsMetric.of(sums).to(device) for name, sums in found.items()})
+        moments = {name: Moments(**sums) for name, sums in state["metrics"].items()}
+        return cls(state["batches"], {name: MomentsMetric.of(sums).to(device) for name, sums in moments.items()})
 
 
 def read_moments(
@@ -85,13 +85,13 @@ def read_moments(
     Raises:
         ValueError: a state is not finite.
     """
-    kept = None  # the file of what this pass gives, named by everything that decides it
+    file = None  # the file of what this pass gives, named by everything that decides it
     if about is not None and isinstance(loader, StoredLoader):
-        kept = loader.beside("moments", {"batches": batches, **about}).with_suffix(".safetensors")
-    if kept is not None and trainer.strategy.broadcast(kept.is_file()):
+        file = loader.beside("moments", {"batches": batches, **about}).with_suffix(".safetensors")
+    if file is not None and trainer.strategy.broadcast(file.is_file()):
         device = trainer.strategy.root_device
-        found = nested({name: value.to(device) for name, value in load_tensors(kept).items()})
-        return {name: Moments(**parts) for name, parts in found.items()}
+        stored = nested({name: value.to(device) for name, value in load_tensors(file).items()})
+        return {name: Moments(**parts) for name, parts in stored.items()}
     reading = Reading() if reading is None else reading
     watching = [callback for callback in cast(Any, trainer).callbacks if hasattr(callback, "on_moments_batch_end")]
     count, shown = min(len(loader), batches), trainer.is_global_zero and trainer.progress_bar_callback is not None
@@ -103,9 +103,9 @@ def read_moments(
             callback.on_moments_batch_end(trainer)
     check.flush()
     computed = {name: metric.compute() for name, metric in reading.metrics.items()}
-    if kept is not None and trainer.is_global_zero:
+    if file is not None and trainer.is_global_zero:
         parts = flat({name: moments._asdict() for name, moments in computed.items()})
-        save_tensors(kept, {name: value.cpu() for name, value in parts})
+        save_tensors(file, {name: value.cpu() for name, value in parts})
     return computed
 
 

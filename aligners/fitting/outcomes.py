@@ -24,12 +24,12 @@ def outcomes(record: Mapping[str, Any] | None, sites: int) -> list[str | None]:
     """
     if record is None:
         return [None] * sites
-    found: list[str | None] = []
+    words: list[str | None] = []
     for best, diverged, start in zip(record["best_step"], record["diverged_step"], record["start"], strict=True):
-        kept = f"step {best}" if best else f"the untrained start ({start})"
+        fallback = f"step {best}" if best else f"the untrained start ({start})"
         trained = TRAINED_WELL if best else f"untrained start ({start})"
-        found.append(f"diverged at step {diverged}, set back to {kept}" if diverged else trained)
-    return found
+        words.append(f"diverged at step {diverged}, set back to {fallback}" if diverged else trained)
+    return words
 
 
 def is_trained(row: Mapping[str, Any]) -> bool:
@@ -50,10 +50,10 @@ def worst_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 def trained_methods(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """The methods whose maps are trained in all of their rows: those that a report may compare."""
-    found: dict[str, bool] = {}
+    by_method: dict[str, bool] = {}
     for row in rows:
-        found[row["method"]] = found.get(row["method"], True) and is_trained(row)
-    return [method for method, trained in found.items() if trained]
+        by_method[row["method"]] = by_method.get(row["method"], True) and is_trained(row)
+    return [method for method, trained in by_method.items() if trained]
 
 
 def what_did_not_train(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -68,14 +68,14 @@ def what_did_not_train(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             i, j = row["site_x"], row["site_y"]
             sites = places.setdefault((row["method"], row["training"]), {}).setdefault(_route(row), {})
             sites[str(i) if i == j else f"{i}→{j}"] = None
-    routes, said = list(dict.fromkeys(_route(row) for row in rows)), []
-    for (method, outcome), own in places.items():
-        for named in dict.fromkeys(tuple(sites) for sites in own.values()):
-            where = [route for route, sites in own.items() if tuple(sites) == named]
-            told = "; ".join(where) if len(where) <= MOST_ROUTES else f"{len(where)} of {len(routes)} pairs"
-            of = "" if where == routes else f", {told}"
-            said.append(f"{MARK} {method} at site{'s' * (len(named) > 1)} {', '.join(named)}{of}: {outcome}.")
-    return [MEANING, *said] if said else []
+    routes, lines = list(dict.fromkeys(_route(row) for row in rows)), []
+    for (method, outcome), by_route in places.items():
+        for named in dict.fromkeys(tuple(sites) for sites in by_route.values()):
+            where = [route for route, sites in by_route.items() if tuple(sites) == named]
+            text = "; ".join(where) if len(where) <= MOST_ROUTES else f"{len(where)} of {len(routes)} pairs"
+            of = "" if where == routes else f", {text}"
+            lines.append(f"{MARK} {method} at site{'s' * (len(named) > 1)} {', '.join(named)}{of}: {outcome}.")
+    return [MEANING, *lines] if lines else []
 
 
 def _route(row: Mapping[str, Any]) -> str:
@@ -92,21 +92,21 @@ def no_better_than_the_mean(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     for row in rows:
         if row["role"] == "method" and row["fvu"] is not None and row["fvu"] >= 1:
             worst[row["method"]] = max(row["fvu"], worst.get(row["method"], 0.0))
-    said = ", ".join(f"{name} {fvu:.3g}" for name, fvu in worst.items())
-    return [f"No better than the mean of the target's states at some site, by its largest FVU: {said}."] if said else []
+    text = ", ".join(f"{name} {fvu:.3g}" for name, fvu in worst.items())
+    return [f"No better than the mean of the target's states at some site, by its largest FVU: {text}."] if text else []
 
 
 def few_rows(*each: Moments) -> list[str]:
     """A caution for all moments of fitting rows that have fewer than ten rows a dimension."""
-    found = {}
+    cautions = {}
     for moments in each:
         rows, width = int(moments.n), max(moments.mean_x.shape[-1], moments.mean_y.shape[-1])
         chance = min(1.0, width / max(1, rows - 1))
         if chance > MOST_BY_CHANCE:
-            found[rows] = (
+            cautions[rows] = (
                 f"Caution: {rows:,} fitting rows for {width} dimensions, from which least squares would seem to "
                 f"explain {chance:.0%} of the variance of independent data. On other rows the maps err more: trust "
                 "errors on held-out texts alone, use `ridge` in the place of `linear`, or give "
                 f"{round(width / MOST_BY_CHANCE) + 1:,} rows or more."
             )
-    return list(found.values())
+    return list(cautions.values())

@@ -47,8 +47,8 @@ def _bytes(aligner: Aligner, rows: int) -> int:
     weights = sum(weight.numel() for weight in aligner.parameters())
     fixed = sum(buffer.numel() for buffer in aligner.buffers())
     layers = [part.weight.shape[-2:] for part in aligner.modules() if isinstance(part, BankLinear)]
-    kept = rows * sum(d_in + 3 * d_out for d_in, d_out in layers)  # what the backward pass needs
-    return 4 * (COPIES * weights + 2 * fixed + kept * (2 if aligner.both_ways else 1))
+    activations = rows * sum(d_in + 3 * d_out for d_in, d_out in layers)  # what the backward pass needs
+    return 4 * (COPIES * weights + 2 * fixed + activations * (2 if aligner.both_ways else 1))
 
 
 def sites_at_once(sites: int, bytes_each: int, free: int) -> int:
@@ -129,7 +129,7 @@ def join_parts(files: Sequence[Path], folder: Path) -> StoredBank:
         pairs={route: [pair for part in parts for pair in part.pairs[route]] for route in parts[0].pairs},
         data={**parts[0].data, "sites": [pair for part in parts for pair in part.data["sites"]]},
         data_config={**parts[0].data_config, "sites": ",".join(part.data_config["sites"] for part in parts)},
-        moments=Moments(moments[0].n, *(torch.cat(each) for each in zip(*(own[1:] for own in moments), strict=True))),
+        moments=Moments(moments[0].n, *(torch.cat(sums) for sums in zip(*(one[1:] for one in moments), strict=True))),
         training={key: join_records([part.training[key] for part in parts]) for key in parts[0].training},
         path=folder / "aligners.ckpt",
     )
@@ -152,8 +152,8 @@ def take_sites(bank: StoredBank, sites: Sequence[int]) -> StoredBank:
 def join_banks(banks: Sequence[Aligner]) -> Aligner:
     """Concatenate banks along their sites."""
     joined = build_aligner({**describe_aligner(banks[0]), "sites": sum(bank.sites for bank in banks)})
-    each = [bank.state_dict() for bank in banks]
-    joined.load_state_dict({name: torch.cat([state[name] for state in each]) for name in each[0]})
+    states = [bank.state_dict() for bank in banks]
+    joined.load_state_dict({name: torch.cat([state[name] for state in states]) for name in states[0]})
     return joined.requires_grad_(False).eval()
 
 

@@ -81,24 +81,24 @@ def measure(
     mapped = mapped_rows(way, x)
     squares, totals = squared_errors(mapped, held.y, mean_y[:, None])
     unseen = torch.zeros(x.shape[1], dtype=torch.bool, device=x.device) if held.unseen is None else held.unseen
-    found = {"fvu": squares.sum(1) / totals.sum(1)}
+    figures = {"fvu": squares.sum(1) / totals.sum(1)}
     for name, part in (("fvu_seen", ~unseen), ("fvu_unseen", unseen)):
-        found[name] = squares[:, part].sum(1) / totals[:, part].sum(1)  # 0/0 without such rows
+        figures[name] = squares[:, part].sum(1) / totals[:, part].sum(1)  # 0/0 without such rows
     if other is not None:
         elsewhere, whole = squared_errors(mapped_rows(way, other.x), other.y, mean_y[:, None])
-        found["fvu_other"] = elsewhere.sum(1) / whole.sum(1)
+        figures["fvu_other"] = elsewhere.sum(1) / whole.sum(1)
     if way.invertible:
         gaps = [
-            (way.inverse(there) - own).abs().amax((1, 2))
-            for there, own in zip(mapped.split(AT_ONCE, 1), x.split(AT_ONCE, 1), strict=True)
+            (way.inverse(there) - rows).abs().amax((1, 2))
+            for there, rows in zip(mapped.split(AT_ONCE, 1), x.split(AT_ONCE, 1), strict=True)
         ]
-        found["round_trip"] = torch.stack(gaps).nan_to_num(torch.inf).amax(0) / x.abs().amax((1, 2))
+        figures["round_trip"] = torch.stack(gaps).nan_to_num(torch.inf).amax(0) / x.abs().amax((1, 2))
     if stretched:
         sample = x[:, :: max(1, x.shape[1] // stretched)][:, :stretched]
         spread = ((x.double() - mean_x[:, None]).square().mean((1, 2)) / totals.mean(1) * held.y.shape[-1]).sqrt()
         quantiles = stretches(way.there, sample, spread)
-        found |= dict(zip(("stretch_low", "stretch_median", "stretch_high"), quantiles, strict=True))
-    return found
+        figures |= dict(zip(("stretch_low", "stretch_median", "stretch_high"), quantiles, strict=True))
+    return figures
 
 
 def gelbrich(x: Tensor, y: Tensor) -> Tensor:
@@ -170,9 +170,9 @@ def stretches(function: Callable[[Tensor], Tensor], x: Tensor, scale: Tensor) ->
         x: (S, N, d_x) a sample of rows.
         scale: (S,) X's root mean variance over Y's. Between spaces of unit variance a rotation has 1, 1, 1.
     """
-    found = jacobian(function, x).double()
-    finite = found.isfinite().flatten(1).all(1)
-    values = torch.linalg.svdvals(found.nan_to_num(0.0, 0.0, 0.0)).flatten(1) * scale[:, None].double()
+    jacobians = jacobian(function, x).double()
+    finite = jacobians.isfinite().flatten(1).all(1)
+    values = torch.linalg.svdvals(jacobians.nan_to_num(0.0, 0.0, 0.0)).flatten(1) * scale[:, None].double()
     quantiles = torch.quantile(values, torch.tensor([0.05, 0.5, 0.95], dtype=values.dtype, device=values.device), 1)
     return torch.where(finite, quantiles, torch.nan)
 
@@ -204,7 +204,7 @@ def factory(name: str, parameters: int) -> AlignerFactory:
         name: one of `NAMES`.
         parameters: of a site, matched as nearly as the map's widths allow. Closed forms have none.
     """
-    made: dict[str, AlignerFactory] = {
+    factories: dict[str, AlignerFactory] = {
         "linear": Linear,
         "inn_paper": partial(_inn, partial(INN, mixing="none", both_ways=False), parameters),
         "inn_one_way": partial(_inn, partial(INN, both_ways=False), parameters),
@@ -212,7 +212,7 @@ def factory(name: str, parameters: int) -> AlignerFactory:
         FREE: partial(MLP, parameters=parameters),
         "free_form": partial(FreeForm, parameters=parameters),
     }
-    return made[name]
+    return factories[name]
 
 
 def _inn(inn: Callable[..., INN], parameters: int, sites: int, d_x: int, d_y: int) -> INN:
@@ -317,9 +317,9 @@ class BijectionPrice(pl.LightningModule):
 
     def test_step(self, batch: PairedBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Keep the rows of a batch."""
-        kept = self._batches.setdefault(self.stream.splits[dataloader_idx], [])
-        if sum(batch.x.shape[1] for batch in kept) < self.most_rows:
-            kept.append(batch)
+        batches = self._batches.setdefault(self.stream.splits[dataloader_idx], [])
+        if sum(batch.x.shape[1] for batch in batches) < self.most_rows:
+            batches.append(batch)
 
     def on_test_epoch_end(self) -> None:
         """Check the states of the last batch as well, and join what was kept."""
@@ -348,7 +348,7 @@ class BijectionPrice(pl.LightningModule):
             for seed, size, steps, name in product(range(self.seeds), sizes, self.steps, trained)
         ]
         shown = track(planned, "Training", transient=True, disable=self.trainer.progress_bar_callback is None)
-        self.rows = [row for each in shown for row in self._fitted(*each)]
+        self.rows = [row for job in shown for row in self._fitted(*job)]
 
     def _fitted(self, name: str, size: int, steps: int, seed: int) -> Iterator[dict[str, Any]]:
         """The rows of a map that is fitted and trained, one for each direction if it has no way back."""
@@ -370,12 +370,12 @@ class BijectionPrice(pl.LightningModule):
         moments, held = self.moments, self.held
         if turned:
             moments, held = moments.swap(), {split: rows.turned() for split, rows in held.items()}
-        own, means = held["test"], (moments.mean_x, moments.mean_y)
-        found = {name: measure(way, own, held.get("other"), means, self.stretched_rows)}
+        test, means = held["test"], (moments.mean_x, moments.mean_y)
+        measured = {name: measure(way, test, held.get("other"), means, self.stretched_rows)}
         if name == FREE:
-            found["floor"] = {"fvu": floor(mapped_rows(way, own.x), own.y, moments.mean_y)}
+            measured["floor"] = {"fvu": floor(mapped_rows(way, test.x), test.y, moments.mean_y)}
         trained = TRAINED_WELL if about["steps"] else None
-        for method, figures in found.items():
+        for method, figures in measured.items():
             for s, place in enumerate(self.stream.reader.places()):
                 yield {
                     **columns_of(place),

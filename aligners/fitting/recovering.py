@@ -131,5 +131,5 @@ def _moments(data: States, copies: int) -> Moments:
         x = read_rows(reader.model_x, prepared.texts.inputs_x, sites, prepared.rows[0], data.component).cpu()
         return moments_of(x, x)
 
-    found = reduce(merge_moments, map(read, data.load("fit", only=SCALED_ON, alone=True)))
-    return Moments(found.n, *(value.repeat(copies, *[1] * (value.ndim - 1)) for value in found[1:]))
+    moments = reduce(merge_moments, map(read, data.load("fit", only=SCALED_ON, alone=True)))
+    return Moments(moments.n, *(value.repeat(copies, *[1] * (value.ndim - 1)) for value in moments[1:]))

@@ -79,9 +79,9 @@ def make_optimizer(factory: OptimizerCallable, aligners: Iterable[Aligner]) -> t
 
 def describe_optimizer(factory: OptimizerCallable) -> dict[str, Any]:
     """Return an optimiser's class and options as plain values, without those that only affect how it computes."""
-    made = factory([nn.Parameter(torch.zeros(1))])
+    instance = factory([nn.Parameter(torch.zeros(1))])
     speed = ("foreach", "fused", "capturable", "differentiable")
-    return {"class": type(made).__name__, **{name: v for name, v in made.defaults.items() if name not in speed}}
+    return {"class": type(instance).__name__, **{name: v for name, v in instance.defaults.items() if name not in speed}}
 
 
 def schedule_factor(schedule: Schedule, steps: int, warmup: float, least_rise: float = 0) -> Callable[[int], float]:

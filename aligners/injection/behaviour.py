@@ -56,25 +56,25 @@ class Behaviour:
             mapped: what is put into Y.
             own: what Y answers by itself.
         """
-        each = (unit_answers(logits, batch.targets) for logits in bank_logits(self.route, batch, mapped))
-        return self._sums(each, batch, own)
+        answers = (unit_answers(logits, batch.targets) for logits in bank_logits(self.route, batch, mapped))
+        return self._sums(answers, batch, own)
 
     def without_sites(self, batch: TaskBatch, natives: Natives) -> dict[str, Tensor]:
         """What is answered without any map: quantity -> (methods, 1, B)."""
-        each = (self._answers(name, batch, natives) for name in self.whole)
-        return {name: sums[:, None] for name, sums in self._sums(each, batch, natives[self.route.target]).items()}
+        answers = (self._answers(name, batch, natives) for name in self.whole)
+        return {name: sums[:, None] for name, sums in self._sums(answers, batch, natives[self.route.target]).items()}
 
     def _sums(self, each: Iterable[UnitAnswers], batch: TaskBatch, own: UnitAnswers) -> dict[str, Tensor]:
         """Sums over the units of each text of several answers, made one by one: quantity -> (answers, B)."""
-        found: list[dict[str, Tensor]] = []
+        results: list[dict[str, Tensor]] = []
         for given in each:
             units = {"correct": given.correct, "loss": given.loss, "units": torch.ones_like(given.loss)}
             units["agree"] = given.correct if self.asked.regression else agreement(given.answer, own.answer)
             sums = {name: per_text(values, batch.targets) for name, values in units.items()}
             of_texts = self.asked.unit == "text"  # of many tokens there is no one answer
             sums["answer"] = given.answer if of_texts else torch.full_like(sums["loss"], torch.nan)
-            found.append(sums)
-        return {name: torch.stack([sums[name] for sums in found]) for name in BEHAVIOUR}
+            results.append(sums)
+        return {name: torch.stack([sums[name] for sums in results]) for name in BEHAVIOUR}
 
     def _answers(self, name: str, batch: TaskBatch, natives: Natives) -> UnitAnswers:
         """The answers of a method that needs no site."""
@@ -125,11 +125,11 @@ def behaviour_columns(
 
     loss, accuracy = table["loss"].sum(-1) / total, table["correct"].sum(-1) / total
     missing = torch.full_like(loss, torch.nan)
-    own = native["correct"].sum(-1) / total
+    native_accuracy = native["correct"].sum(-1) / total
     gap = table["loss"] - native["loss"]
     accuracies = accuracy, *interval(table["correct"])
     penalties = (missing,) * 3 if asked.regression else (gap.sum(-1) / total, *interval(gap))
-    score, own_score = accuracies, own
+    score, own_score = accuracies, native_accuracy
     if asked.labels is not None and asked.score != "accuracy":
         ends = score_interval(asked.score, table["answer"], asked.labels, seed=seed)
         score = task_score(asked.score, table["answer"], asked.labels), *ends
@@ -139,5 +139,5 @@ def behaviour_columns(
         agreement = task_score("pearson", table["answer"], native["answer"])
     perplexity = loss.exp() if asked.unit == "token" else missing
     per_byte = loss / BITS / asked.bytes_per_token if asked.bytes_per_token else missing
-    losses = loss, *penalties, own - accuracy, own_score - score[0], perplexity, per_byte
+    losses = loss, *penalties, native_accuracy - accuracy, own_score - score[0], perplexity, per_byte
     return dict(zip(BEHAVIOUR_COLUMNS, (*accuracies, *score, *losses, agreement), strict=True))

@@ -92,9 +92,9 @@ def read_all(routes: Sequence[Route], batch: TaskBatch, *, targets: bool = False
         wanted.setdefault(route.source, set()).update(i for i, _ in route.pairs)
         if targets:
             wanted.setdefault(route.target, set()).update(j for _, j in route.pairs)
-    sites, stored = {model: sorted(each) for model, each in wanted.items()}, batch.texts.stored
+    sites, stored = {model: sorted(at) for model, at in wanted.items()}, batch.texts.stored
     return ReadStates(
-        {m: (each, read_rows(m, batch.inputs, each, batch.rows, component, stored.get(m))) for m, each in sites.items()}
+        {m: (at, read_rows(m, batch.inputs, at, batch.rows, component, stored.get(m))) for m, at in sites.items()}
     )
 
 

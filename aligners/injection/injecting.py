@@ -221,8 +221,8 @@ class InjectionEvaluation(Evaluation):
         """The moments of some of the kinds of rows that are read, on the texts of a split."""
 
         def rows_of(batch: PairedBatch) -> dict[str, tuple[Tensor, Tensor]]:
-            each = zip(self.kinds, (batch, *batch.others), strict=True)
-            return {str(kind): (rows.x, rows.y) for kind, rows in each if kind in kinds}
+            pairs = zip(self.kinds, (batch, *batch.others), strict=True)
+            return {str(kind): (rows.x, rows.y) for kind, rows in pairs if kind in kinds}
 
         return moments_of_states(self.stream, rows_of, split, kinds=[str(kind) for kind in kinds])
 
@@ -241,13 +241,13 @@ class InjectionEvaluation(Evaluation):
         )
 
     def _behaviour(self, route: Route) -> Behaviour:
-        asked = cast(ScoredTask, self.asked)
-        if asked.unit == "text":
-            return Behaviour(route, asked, OF_LABELS, self.seed)
+        scored = cast(ScoredTask, self.asked)
+        if scored.unit == "text":
+            return Behaviour(route, scored, OF_LABELS, self.seed)
         tokens, special, _ = self.stream.split("fit").first_tokens()
-        counted = tokens if asked.task == "causal" else tokens[~special]
+        counted = tokens if scored.task == "causal" else tokens[~special]
         counts = counted.long().bincount(minlength=route.target.model.config.get_text_config().vocab_size)
-        return Behaviour(route, asked, OF_TOKENS, self.seed, counts)
+        return Behaviour(route, scored, OF_TOKENS, self.seed, counts)
 
     def injected_into(self) -> list[FrozenModel]:
         """The targets of the routes on which states are injected."""
@@ -257,7 +257,7 @@ class InjectionEvaluation(Evaluation):
 
     def test_step(self, batch: PairedBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Score a batch of held-out, other or fitting texts. Each model answers once, as X, as Y, or as both."""
-        each = dict(zip(map(str, self.kinds), (batch, *batch.others), strict=True))
+        by_kind = dict(zip(map(str, self.kinds), (batch, *batch.others), strict=True))
         split, task = self.stream.splits[dataloader_idx], batch.task
         panels = cast(Sequence[Panel], self.panels)
         natives = {} if task is None else self.natives(self.answering, task)
@@ -265,8 +265,8 @@ class InjectionEvaluation(Evaluation):
         masked = task is not None and self.meta["masked_share"] is not None
         states = read_all(injecting, task) if masked else None
         for panel in panels:
-            own = each[panel.kind]
-            read = PanelBatch(own, *((own.x, own.y) if panel.route.key == FORWARD else (own.y, own.x)))
+            paired = by_kind[panel.kind]
+            read = PanelBatch(paired, *((paired.x, paired.y) if panel.route.key == FORWARD else (paired.y, paired.x)))
             if split != "test":
                 panel.update_squares(split, read)
                 continue

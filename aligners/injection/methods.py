@@ -84,8 +84,8 @@ class Method(NamedTuple):
 
     def outcome(self, site: int) -> str | None:
         """What came of its training at a site pair; None for what was not trained."""
-        told = self.about.get("training")
-        return None if told is None else told[site]
+        training = self.about.get("training")
+        return None if training is None else training[site]
 
 
 def route_methods(
@@ -124,14 +124,14 @@ def route_methods(
 
 def _held_by(stored: Sequence[StoredBank], route: str) -> dict[str, Method]:
     """The maps of checkpoints that lead this way, or whose inverse does; a second one of a name becomes `name_2`."""
-    found: dict[str, Method] = {}
+    methods: dict[str, Method] = {}
     for bank in stored:
         maps = {name: (aligner, route) for name, aligner in bank.maps.get(route, {}).items()}
         if route == BACKWARD:
             forward = bank.maps.get(FORWARD, {}).items()
             maps |= {name: (aligner, FORWARD) for name, aligner in forward if aligner.bijective}
         for name, (aligner, fitted) in maps.items():
-            turned, taken = fitted != route, {*FLOORS, *OF_LABELS, *OF_TOKENS, *found}
+            turned, taken = fitted != route, {*FLOORS, *OF_LABELS, *OF_TOKENS, *methods}
             free = next(n for n in chain([name], (f"{name}_{k}" for k in count(2))) if n not in taken)
             about = {
                 **describe_map(aligner, turned),
@@ -140,8 +140,8 @@ def _held_by(stored: Sequence[StoredBank], route: str) -> dict[str, Method]:
                 "checkpoint": str(bank.path),
                 "training": outcomes(bank.training.get(f"{fitted}.{name}"), aligner.sites),
             }
-            found[free] = Method.of(free, "method", aligner, about, turned=turned)
-    return found
+            methods[free] = Method.of(free, "method", aligner, about, turned=turned)
+    return methods
 
 
 def build_floors(route: Route, moments: Moments, seed: int) -> list[Method]:
@@ -223,9 +223,9 @@ def between_two_models(bank: StoredBank) -> StoredBank:
     named = {f"model_{side}": name for side, name in zip("xy", config["models"], strict=True)}
     named |= {f"revision_{side}": name for side, name in zip("xy", config["revisions"] or [None] * 2, strict=True)}
     sites = {"sites": ",".join(f"{i}:{j}" for i, j in bank.pairs.get(FORWARD, []))}
-    kept = {name: value for name, value in config.items() if name not in OTHERS}
+    rest = {name: value for name, value in config.items() if name not in OTHERS}
     data = {**bank.data, **rows, "models": dict(zip("xy", models, strict=True))}
-    return replace(bank, data=data, data_config={**kept, **named, **sites, **rows})
+    return replace(bank, data=data, data_config={**rest, **named, **sites, **rows})
 
 
 def seen_by_any(stored: Sequence[StoredBank], data: Any) -> SeenTypes:
@@ -244,6 +244,6 @@ def seen_by_any(stored: Sequence[StoredBank], data: Any) -> SeenTypes:
     def of_the_run(bank: StoredBank) -> bool:
         return all(bank.data_config[name] == present[name] for name in ("text", "rows", "special_tokens", "max_length"))
 
-    each = [bank.seen or (data.seen if of_the_run(bank) else unknown) for bank in stored]
-    kinds = {seen.kind for seen in each}
-    return unknown if len(kinds) > 1 else SeenTypes(kinds.pop(), frozenset().union(*(seen.names for seen in each)))
+    types = [bank.seen or (data.seen if of_the_run(bank) else unknown) for bank in stored]
+    kinds = {seen.kind for seen in types}
+    return unknown if len(kinds) > 1 else SeenTypes(kinds.pop(), frozenset().union(*(seen.names for seen in types)))

@@ -49,7 +49,7 @@ def text_errors(
 
     per_text = partial(per_text_sums, rows=rows)
     squares, total = squared_errors(mapped, target, mean_target)
-    found = {
+    errors = {
         "squares": per_text(squares),
         "squares_unseen": per_text(of_unseen(squares, rows)),
         "norm": per_text(squares.sqrt()),
@@ -58,17 +58,17 @@ def text_errors(
         "cosine": per_text(torch.nn.functional.cosine_similarity(mapped.double(), target.double(), dim=-1)),
     }
     for name in ("back", "back_total", "gap", "largest"):
-        found[name] = torch.full_like(found["squares"], torch.nan)
+        errors[name] = torch.full_like(errors["squares"], torch.nan)
     if method.inverse is not None and mean_source is not None:
         back, back_total = squared_errors(method.inverse(target), source, mean_source)
-        found["back"] = per_text(back.nan_to_num(torch.inf, torch.inf))
-        found["back_total"] = per_text(back_total)
+        errors["back"] = per_text(back.nan_to_num(torch.inf, torch.inf))
+        errors["back_total"] = per_text(back_total)
         gap = (method.inverse(mapped) - source).abs().amax(-1).nan_to_num(torch.inf, torch.inf)
         owner = rows.owner.expand_as(gap)
-        blank = torch.zeros_like(found["squares"], dtype=gap.dtype)
-        found["gap"] = blank.scatter_reduce(1, owner, gap, "amax")
-        found["largest"] = blank.scatter_reduce(1, owner, source.abs().amax(-1), "amax")
-    return found
+        blank = torch.zeros_like(errors["squares"], dtype=gap.dtype)
+        errors["gap"] = blank.scatter_reduce(1, owner, gap, "amax")
+        errors["largest"] = blank.scatter_reduce(1, owner, source.abs().amax(-1), "amax")
+    return errors
 
 
 def error_columns(
@@ -188,23 +188,23 @@ class Panel(nn.Module):
         self.lengths.update(text, {name: per_text_sums(values, rows) for name, values in counted})
         if self.behaviour is not None and self.whole is not None and read.task is not None:
             self.whole.update(text, self.behaviour.without_sites(read.task, natives))
-        each = []
+        results = []
         for method in self.methods:
-            mapped, found = method.map(read.source, read.batch), {}
+            mapped, sums = method.map(read.source, read.batch), {}
             if self.mean_target is not None and read.target is not None:
                 means = self.mean_source, self.mean_target
-                found = text_errors(method, rows, read.source, read.target, mapped, means)
+                sums = text_errors(method, rows, read.source, read.target, mapped, means)
             if self.behaviour is not None and read.task is not None:
                 put = mapped if read.injected is None else method.map(read.injected, read.task)
-                found |= self.behaviour.injected(read.task, put, natives[self.route.target])
-            each.append(found)
-        self.scores.update(text, {name: torch.stack([e[name] for e in each]) for name in self.scores.quantities})
+                sums |= self.behaviour.injected(read.task, put, natives[self.route.target])
+            results.append(sums)
+        self.scores.update(text, {name: torch.stack([e[name] for e in results]) for name in self.scores.quantities})
 
     def update_squares(self, split: str, read: PanelBatch) -> None:
         """Measure how far every method is off at every site on a batch of another source, or of the fitting texts."""
         rows, target, mean = read.batch.rows, cast(Tensor, read.target), cast(Tensor, self.mean_target)
-        each = [squared_errors(method.map(read.source, read.batch), target, mean) for method in self.methods]
-        sums = (torch.stack([per_text_sums(part, rows) for part in parts]) for parts in zip(*each, strict=True))
+        errors = [squared_errors(method.map(read.source, read.batch), target, mean) for method in self.methods]
+        sums = (torch.stack([per_text_sums(part, rows) for part in parts]) for parts in zip(*errors, strict=True))
         squares = dict(zip(SQUARES, sums, strict=True))  # (methods, S, B)
         if split == "other" and self.elsewhere is not None:
             self.elsewhere.update(read.batch.texts.text, squares)
@@ -216,7 +216,7 @@ class Panel(nn.Module):
 
     def rows(self) -> list[Row]:
         """One row for every method and site, after those of what needs no site."""
-        counted, unseen = (each.sum() for each in self.lengths.compute().values())
+        counted, unseen = (count.sum() for count in self.lengths.compute().values())
         whole = {} if self.whole is None else self.whole.compute()
         base = {
             "model_x": self.route.source.name,
@@ -239,14 +239,14 @@ class Panel(nn.Module):
         overflows = torch.zeros(len(self.methods), len(pairs), dtype=torch.bool)
         columns: dict[str, Tensor] = {}
         if self.behaviour is not None:
-            names, asked = self.behaviour.whole, self.behaviour.asked
-            own = names.index("native_y" if "native_y" in names else "native")
-            native = {name: values[own, 0] for name, values in whole.items()}
-            without = behaviour_columns(whole, native, asked, self.seed)
+            names, task = self.behaviour.whole, self.behaviour.asked
+            index = names.index("native_y" if "native_y" in names else "native")
+            native = {name: values[index, 0] for name, values in whole.items()}
+            without = behaviour_columns(whole, native, task, self.seed)
             for place, name in enumerate(names):
                 role = "ceiling" if name.startswith("native") else "floor"
                 yield _row(name, role, (None, None), {}, _figures(without, place, 0))
-            columns |= behaviour_columns(table, native, asked, self.seed)
+            columns |= behaviour_columns(table, native, task, self.seed)
             overflows |= ~table["loss"].isfinite().all(-1)
         if self.mean_target is not None:
             columns |= self._errors(table, counted)
@@ -255,17 +255,17 @@ class Panel(nn.Module):
             reduced = reduced_mse(method.aligner, len(pairs))
             for s, pair in enumerate(pairs):
                 about = {"fitted_on": self.kind, **method.about, "training": method.outcome(s)}
-                found = {"mse_reduced": reduced[s], "overflow": bool(overflows[place, s])}
-                yield _row(method.name, method.role, pair, about, _figures(columns, place, s) | found)
+                extra = {"mse_reduced": reduced[s], "overflow": bool(overflows[place, s])}
+                yield _row(method.name, method.role, pair, about, _figures(columns, place, s) | extra)
 
     def _errors(self, table: dict[str, Tensor], counted: Tensor) -> dict[str, Tensor]:
         """The columns of the held-out rows, of other texts, and of the fitting rows, each (methods, S)."""
         width, nothing = self.route.target.width, torch.full_like(table["squares"], torch.nan)
         other = dict.fromkeys(SQUARES, nothing) if self.elsewhere is None else self.elsewhere.compute()
         shape = len(SQUARES), len(self.methods), len(self.route.pairs)
-        kept = torch.full((1 + math.prod(shape),), torch.nan) if self.fitting is None else self.fitting.compute().cpu()
-        squares, total = kept[1:].reshape(shape)
-        fitted = squares / (kept[0] * width), squares / total, (squares / total).sqrt()
+        sums = torch.full((1 + math.prod(shape),), torch.nan) if self.fitting is None else self.fitting.compute().cpu()
+        squares, total = sums[1:].reshape(shape)
+        fitted = squares / (sums[0] * width), squares / total, (squares / total).sqrt()
         columns = error_columns(table, other, counted, width, self.seed)
         return columns | dict(zip(FITTING, fitted, strict=True))
 

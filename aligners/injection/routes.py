@@ -78,11 +78,11 @@ def build_routes(
     routes: list[Route] = []
     taken = set()
     for a, b in route_numbers(len(models), wanted):
-        own = [(models[a], models[b], pair) for pair in route_sites(sites, depths, a, b, component)]
-        new = tuple(place[-1] for place in own if place not in taken)
+        places = [(models[a], models[b], pair) for pair in route_sites(sites, depths, a, b, component)]
+        new = tuple(place[-1] for place in places if place not in taken)
         if new:
             routes.append(Route(f"{a}_{b}", models[a], models[b], new, component))
-        taken.update(own)
+        taken.update(places)
     return routes
 
 
@@ -195,14 +195,14 @@ class InjectedTask:
         why: dict[Route, str | None] = {}
         for route in routes:
             why[route] = _no_injection(route, data, routes[0], why)
-        asked = [route.target for route in routes if why[route] is None]
-        if not asked:
+        targets = [route.target for route in routes if why[route] is None]
+        if not targets:
             return cls(why)
-        first, models = asked[0], (routes[0].source, routes[0].target)
+        first, models = targets[0], (routes[0].source, routes[0].target)
         check_mask(first)
         asking = partial(task_batch, model=first, masked_share=masked_share, seed=data.seed)
         if first.task == "classification":
-            labels = match_heads(data, asked, models)
+            labels = match_heads(data, targets, models)
             return cls(why, list(labels), labels, ScoredTask.of(data, first, seed=seed), asking)
         answering = [model for model in dict.fromkeys(models) if model.task == first.task]
         return cls(why, answering, None, ScoredTask.of(data, first, seed=seed), asking)

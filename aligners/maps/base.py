@@ -113,7 +113,7 @@ class Aligner(nn.Module, ABC):
 
         Those by keyword that the aligner keeps as attributes of the same names.
         """
-        given = [each.name for each in signature(type(self)).parameters.values() if each.kind is each.KEYWORD_ONLY]
+        given = [param.name for param in signature(type(self)).parameters.values() if param.kind is param.KEYWORD_ONLY]
         return {name: getattr(self, name) for name in given if hasattr(self, name)}
 
 

@@ -124,8 +124,8 @@ class CCA(_Canonical):
         Raises:
             ValueError: a neuron is constant, or there are too few rows, or fewer directions than asked for.
         """
-        found, *_ = _solve(moments, 1.0, self.tolerance)
-        self._keep(moments, found, _first(found, self.directions))
+        solution, *_ = _solve(moments, 1.0, self.tolerance)
+        self._keep(moments, solution, _first(solution, self.directions))
 
 
 class SVCCA(_Canonical):
@@ -169,17 +169,17 @@ class SVCCA(_Canonical):
         Raises:
             ValueError: a site is constant, or there are too few rows, or fewer directions than asked for.
         """
-        found, white_x, white_y = _solve(moments, self.share, self.tolerance)
-        kept = _first(found, self.directions)
+        solution, white_x, white_y = _solve(moments, self.share, self.tolerance)
+        chosen = _first(solution, self.directions)
         self.components.copy_(torch.stack([white_x.rank, white_y.rank], -1))
         # Canonical variates are uncorrelated, so the error is a sum over directions.
-        factor = found.rho if self.shrink else torch.ones_like(found.rho)
-        lost = kept * (factor**2 - 2 * factor * found.rho) * (found.b.mT @ moments.yy).square().sum(-1)
+        factor = solution.rho if self.shrink else torch.ones_like(solution.rho)
+        lost = chosen * (factor**2 - 2 * factor * solution.rho) * (solution.b.mT @ moments.yy).square().sum(-1)
         within_y = (moments.yy @ white_y.weight).square().sum((1, 2))  # of Y's squares, along its whitened directions
         error = within_y + lost.sum(-1)
         self.reduced_mse.copy_(error / (moments.n * white_y.rank))
         self.reduced_fvu.copy_(error / within_y)
-        self._keep(moments, found, kept)
+        self._keep(moments, solution, chosen)
 
     def findings(self) -> dict[str, Any]:
         """Directions, components, correlation, and the error in the reduced space, all on the fitting rows."""
@@ -235,11 +235,11 @@ class PWCCA(_Canonical):
         Raises:
             ValueError: a neuron is constant, or there are too few rows.
         """
-        found, *_ = _solve(moments, 1.0, self.tolerance)
-        alpha = (found.a.mT @ moments.xx).abs().sum(-1)
-        kept = _exists(found) & _heaviest(alpha, self.share)
-        self.carried.copy_((alpha * kept).sum(-1) / alpha.sum(-1))
-        self._keep(moments, found, kept)
+        solution, *_ = _solve(moments, 1.0, self.tolerance)
+        alpha = (solution.a.mT @ moments.xx).abs().sum(-1)
+        chosen = _exists(solution) & _heaviest(alpha, self.share)
+        self.carried.copy_((alpha * chosen).sum(-1) / alpha.sum(-1))
+        self._keep(moments, solution, chosen)
 
     def findings(self) -> dict[str, Any]:
         """How many directions each site keeps, their mean correlation, and the share of Σα that they carry."""
@@ -286,5 +286,5 @@ def _heaviest(alpha: Tensor, share: float) -> Tensor:
     """Select the fewest directions whose weights add up to `share` of Σα, the heaviest first: (S, c) bool."""
     weight, order = alpha.sort(dim=-1, descending=True)
     rest = weight.flip(-1).cumsum(-1).flip(-1)  # the weight of this direction and all lighter ones
-    kept = rest > (1 - share) * weight.sum(-1, keepdim=True)
-    return torch.zeros_like(kept).scatter(-1, order, kept)
+    chosen = rest > (1 - share) * weight.sum(-1, keepdim=True)
+    return torch.zeros_like(chosen).scatter(-1, order, chosen)

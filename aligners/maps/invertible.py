@@ -87,10 +87,10 @@ class _Affine(torch.autograd.Function):
         raw, shift = conditions.chunk(2, dim=-1)
         log_scale = raw.tanh()
         scale = (-log_scale if inverse else log_scale).exp()
-        found = (given - shift).mul_(scale) if inverse else torch.addcmul(shift, given, scale)
+        result = (given - shift).mul_(scale) if inverse else torch.addcmul(shift, given, scale)
         ctx.inverse = inverse
-        ctx.save_for_backward(found if inverse else given, log_scale, scale)
-        return found
+        ctx.save_for_backward(result if inverse else given, log_scale, scale)
+        return result
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:

@@ -148,7 +148,7 @@ def deviations(moments: Moments, *, constant_neurons: bool = False) -> tuple[Ten
     Raises:
         ValueError: a neuron, or all of a site, is constant over the rows or not finite.
     """
-    found = []
+    both = []
     for name, mean, scatter in (("X", moments.mean_x, moments.xx), ("Y", moments.mean_y, moments.yy)):
         deviation = (squares(scatter) / moments.n).sqrt()
         constant = ~(deviation > ROUNDING * mean.abs())  # also true of NaN
@@ -160,8 +160,8 @@ def deviations(moments: Moments, *, constant_neurons: bool = False) -> tuple[Ten
                 f"but {int(constant[site].sum())} of {constant.shape[-1]} neurons are constant or not finite at site "
                 f"pair number {site}. Leave that site out (site 0 with `rows` 'cls'), or this map."
             )
-        found.append(deviation)
-    return found[0], found[1]
+        both.append(deviation)
+    return both[0], both[1]
 
 
 class Affine(Aligner):

@@ -108,8 +108,8 @@ class FreeForm(Aligner):
         super().__init__(sites, d_x, d_y)
         check_range(least=0, cycle=cycle)
         self.parameters_wanted, self.cycle = parameters, cycle
-        each = None if parameters is None else parameters // 2
-        self.there, self.back = MLP(sites, d_x, d_y, parameters=each), MLP(sites, d_y, d_x, parameters=each)
+        half = None if parameters is None else parameters // 2
+        self.there, self.back = MLP(sites, d_x, d_y, parameters=half), MLP(sites, d_y, d_x, parameters=half)
 
     def forward(self, x: Tensor) -> Tensor:
         """(S, N, d_x) -> (S, N, d_y)."""

@@ -73,5 +73,5 @@ def _each(function: Callable[..., Tensor], *banks: Tensor) -> Tensor:
         return function(*banks)
     lead = banks[0].shape[:-2]
     flat = [bank.reshape(-1, *bank.shape[-2:]) for bank in banks]
-    found = torch.stack([function(*matrices) for matrices in zip(*flat, strict=True)])
-    return found.reshape(*lead, *found.shape[1:])
+    results = torch.stack([function(*matrices) for matrices in zip(*flat, strict=True)])
+    return results.reshape(*lead, *results.shape[1:])

@@ -151,20 +151,20 @@ class Architecture:
         """
         if component not in ("attention", "mlp"):
             raise UserError(f"Expected `component` to be residual, attention or mlp, but got {component!r}.")
-        found: SubLayer | None = getattr(self, component)
-        if found is None:
+        place: SubLayer | None = getattr(self, component)
+        if place is None:
             raise UserError(
                 f"Expected a `component` that is known for {config.model_type!r} models, but got {component!r}. Say "
                 f"in the family's entry where it is: Architecture(..., {component}=SubLayer('path.from.block'))."
             )
-        setting = next((name for name in found.without if (getattr(config, name, None) or 0) > _SINGLE[name]), None)
+        setting = next((name for name in place.without if (getattr(config, name, None) or 0) > _SINGLE[name]), None)
         if setting is not None:
             raise UserError(
                 f"Expected a `component` that one module of a block answers, but got {component!r} of a "
                 f"{config.model_type!r} model with {setting} = {getattr(config, setting)}, which answers it in parts. "
                 f"Set {setting} to {_SINGLE[setting]}, or read the residual stream."
             )
-        return found
+        return place
 
 
 def first_site(component: Component) -> int:

@@ -26,14 +26,14 @@ def drawn(model: PreTrainedModel, names: Iterable[str], seed: int) -> dict[str, 
         names: paths of the parts, in the order of drawing.
         seed: of the weights.
     """
-    own = {name: model.get_submodule(name) for name in names}
-    fresh = {name: copy.deepcopy(part).cpu() for name, part in own.items()}
+    originals = {name: model.get_submodule(name) for name in names}
+    fresh = {name: copy.deepcopy(part).cpu() for name, part in originals.items()}
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         # A copied weight has lost transformers' mark of a loaded one, which would keep it as it is.
         for part in fresh.values():
             part.apply(model._init_weights)
-    for mine, theirs in zip(_tensors(fresh), _tensors(own), strict=True):
+    for mine, theirs in zip(_tensors(fresh), _tensors(originals), strict=True):
         mine.data = mine.data.to(theirs.device)
     return fresh
 
@@ -59,13 +59,13 @@ def head_parts(model: PreTrainedModel) -> dict[str, nn.Module]:
 @contextmanager
 def with_head(model: PreTrainedModel, parts: Mapping[str, nn.Module]) -> Iterator[None]:
     """Within it, these parts replace the model's own at the same paths."""
-    own = {name: model.get_submodule(name) for name in parts}
+    originals = {name: model.get_submodule(name) for name in parts}
     try:
         for name, part in parts.items():
             model.set_submodule(name, part)
         yield
     finally:
-        for name, part in own.items():
+        for name, part in originals.items():
             model.set_submodule(name, part)
 
 

@@ -190,7 +190,7 @@ class FrozenModel:
                 f"Expected the attention weights of {self.depth} blocks, but got those of {len(weights)} from "
                 f"{self.name}, a {type(self.model).__name__}: it does not hand them out. Compare its states instead."
             )
-        return [_turn_both_back(each, layout) for each in weights], states
+        return [_turn_both_back(matrix, layout) for matrix in weights], states
 
     def _run_trunk(
         self, inputs: Mapping[str, Tensor], sites: Sequence[int], component: Component, **options: Any
@@ -204,9 +204,9 @@ class FrozenModel:
             self.check_site(site, "sites", component)
         layout, outputs, trunk = self._layout(inputs), list[Any](), self._caller.trunk
         arguments = self._caller.arguments(trunk, inputs, layout) | options
-        found = read(places, sites, lambda: outputs.append(trunk(**arguments)), leave=not options)
+        raw = read(places, sites, lambda: outputs.append(trunk(**arguments)), leave=not options)
         shape = inputs["input_ids"].shape
-        states = {site: self._outward(state, shape, layout) for site, state in found.items()}
+        states = {site: self._outward(state, shape, layout) for site, state in raw.items()}
         return [states[site] for site in sites], outputs, layout
 
     def untrained(self, seed: int) -> FrozenModel:

@@ -322,10 +322,10 @@ def next_tokens(model: GPT2LMHeadModel, batch: Batch) -> Tensor:
 
 def masked_tokens(model: BertForMaskedLM, batch: Batch, padded: bool = False) -> Tensor:
     """Mean cross-entropy of the masked tokens. Running the head on these alone saves a third of the time."""
-    asked = batch["labels"] != -100
+    masked = batch["labels"] != -100
     mask = batch["attention_mask"] if padded else None
-    states = model.bert(input_ids=batch["input_ids"], attention_mask=mask).last_hidden_state[asked]
-    return cross_entropy(model.cls(states), batch["labels"][asked])
+    states = model.bert(input_ids=batch["input_ids"], attention_mask=mask).last_hidden_state[masked]
+    return cross_entropy(model.cls(states), batch["labels"][masked])
 
 
 def _masking(tokenizer: PreTrainedTokenizerBase, share: float, seed: int) -> Callable[[list[Any]], Batch]:

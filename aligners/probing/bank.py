@@ -150,8 +150,8 @@ class WordsBeingRead:
         lengths = torch.tensor([0, *(part.shape[1] for _, part in parts)])
         states = torch.cat([part for _, part in parts], 1)
         self._parts = []
-        kept = [self.sentences[number] for number, _ in parts]
-        return Words(states, self.places, kept, lengths.cumsum(0), len(self._cut))
+        sentences = [self.sentences[number] for number, _ in parts]
+        return Words(states, self.places, sentences, lengths.cumsum(0), len(self._cut))
 
 
 AT_ONCE = 128  # sentences that are read together
@@ -239,12 +239,12 @@ class Bank(nn.Module):
         """Some of the arms, as a bank of their own."""
         probes = type(self.probes)([self.arms[a] for a in chosen], self.probes.width, **self.probes.options())
         bank = type(self)(probes, self.places)
-        kept = [self.places.index(place) for place in bank.places]
+        indices = [self.places.index(place) for place in bank.places]
         state = {}
         for name, value in self.state_dict().items():
             per_place = name in ("readings.mean", "readings.scale")
-            state[name] = value[kept] if per_place else value[list(chosen)]
-        state["readings.mix"] = state["readings.mix"][:, kept]
+            state[name] = value[indices] if per_place else value[list(chosen)]
+        state["readings.mix"] = state["readings.mix"][:, indices]
         bank.load_state_dict(state)
         return bank.to(self.readings.mean.device).eval().requires_grad_(False)
 

@@ -60,7 +60,7 @@ def frequency_bits(labels: Tensor, *, several: bool) -> float:
         several: whether a target may have any number of them.
     """
     counts = labels.sum(0).double()
-    sent = [torch.stack((own, len(labels) - own)) for own in counts] if several else [counts]
+    sent = [torch.stack((count, len(labels) - count)) for count in counts] if several else [counts]
     return float(sum(map(_sequence_bits, sent)))
 
 
@@ -129,11 +129,11 @@ def compressions(codes: Sequence[OnlineCode], weights: Tensor | None = None) -> 
             ascending order; the result is then (A, R). Probes and order stay as they are.
     """
     order = [code.units.argsort() for code in codes]
-    bits = sum(code.bits[:, own] for code, own in zip(codes, order, strict=True))
-    uniform = sum(code.uniform[own] for code, own in zip(codes, order, strict=True))
+    bits = sum(code.bits[:, places] for code, places in zip(codes, order, strict=True))
+    uniform = sum(code.uniform[places] for code, places in zip(codes, order, strict=True))
     counted = torch.ones(1, len(order[0]), dtype=torch.float64) if weights is None else weights
-    found = (torch.as_tensor(uniform) @ counted.T) / (torch.as_tensor(bits) @ counted.T)
-    return found[:, 0] if weights is None else found
+    ratios = (torch.as_tensor(uniform) @ counted.T) / (torch.as_tensor(bits) @ counted.T)
+    return ratios[:, 0] if weights is None else ratios
 
 
 def send(task: EdgeTask, how: ProbeTraining, seed: int, portions: Sequence[float] = PORTIONS) -> OnlineCode:
@@ -154,17 +154,17 @@ def send(task: EdgeTask, how: ProbeTraining, seed: int, portions: Sequence[float
     """
     words, targets, watched = task.words, task.fitting.annotations, task.validation()
     draw = torch.Generator().manual_seed(seed)
-    found = torch.tensor(targets.sentences)
-    units = found[torch.randperm(len(found), generator=draw)]
+    sentences = torch.tensor(targets.sentences)
+    units = sentences[torch.randperm(len(sentences), generator=draw)]
     order, counts, sent, unfinished = units.tolist(), targets.first.diff()[units], [], 0
     ends = portion_ends(len(order), portions)
     for first, end in pairwise(ends):
         bank = task.fresh(seed)
         train_bank(bank, Examples(words, targets, sorted(order[:first])), watched, how, seed)
         unfinished += len(bank.unfinished)
-        each = codelengths(bank, Examples(words, targets, order[first:end]))
+        bits = codelengths(bank, Examples(words, targets, order[first:end]))
         owner = torch.arange(end - first).repeat_interleave(counts[first:end])
-        sent.append(each.new_zeros(len(each), end - first).index_add_(1, owner, each))
+        sent.append(bits.new_zeros(len(bits), end - first).index_add_(1, owner, bits))
     uniform = counts * uniform_bits(len(task.labels.names), several=task.labels.several)
     return OnlineCode(ends, units, sent, uniform.double(), counts, unfinished)
 

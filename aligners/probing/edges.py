@@ -45,22 +45,22 @@ class Labels:
         Raises:
             ValueError: no sentence has a target of it, only some targets have a second span, or all have one label.
         """
-        found = [target for _, target in _of_task(task, sentences)]
-        if not found:
+        targets = [target for _, target in _of_task(task, sentences)]
+        if not targets:
             known = ", ".join(tasks_of(sentences)) or "none"
             raise UserError(f"Expected `tasks` that the fitting sentences have, but got {task!r}; there are: {known}.")
-        spans = {2 if target.span2 else 1 for target in found}
+        spans = {2 if target.span2 else 1 for target in targets}
         if len(spans) > 1:
             raise UserError(f"Expected every target of {task!r} to have `span2`, or none, but only some have.")
-        every = Counter(label for target in found for label in target.labels)
-        sets = Counter(tuple(sorted(target.labels)) for target in found)
+        every = Counter(label for target in targets for label in target.labels)
+        sets = Counter(tuple(sorted(target.labels)) for target in targets)
         names = tuple(sorted(every, key=lambda name: (-every[name], name)))
         if len(sets) < 2:
             raise UserError(
-                f"Expected targets of {task!r} to be told apart, but all have the labels {found[0].labels}."
+                f"Expected targets of {task!r} to be told apart, but all have the labels {targets[0].labels}."
             )
-        ordered = tuple(sorted(sets.items(), key=lambda each: (-each[1], each[0])))
-        return cls(task, names, any(len(each) != 1 for each in sets), spans.pop(), ordered)
+        ordered = tuple(sorted(sets.items(), key=lambda entry: (-entry[1], entry[0])))
+        return cls(task, names, any(len(entry) != 1 for entry in sets), spans.pop(), ordered)
 
     @property
     def shape(self) -> dict[str, Any]:
@@ -161,18 +161,18 @@ def targets_of(labels: Labels, words: Words, seed: int = 0) -> Targets:
     """
     spans, sets, sentence = [], [], []
     for number, target in _of_task(labels.task, words.sentences):
-        own = words.sentences[number].words
-        given = _spans(target, labels, len(own))
+        strings = words.sentences[number].words
+        given = _spans(target, labels, len(strings))
         spans.append(given)
-        sets.append((target.labels, labels.drawn("\t".join(" ".join(own[slice(*span)]) for span in given), seed)))
+        sets.append((target.labels, labels.drawn("\t".join(" ".join(strings[slice(*span)]) for span in given), seed)))
         sentence.append(number)
-    hot = {each: labels.multi_hot(each) for pair in sets for each in pair}
+    hot = {labelling: labels.multi_hot(labelling) for pair in sets for labelling in pair}
     own_labels = [torch.stack([hot[pair[side]] for pair in sets]) for side in range(2)] if sets else []
     return Targets(
         torch.tensor(spans, dtype=torch.int64).view(-1, labels.spans, 2),
         torch.stack(own_labels) if sets else torch.zeros(2, 0, len(labels.names), dtype=torch.bool),
         torch.tensor(sentence, dtype=torch.int64),
-        torch.tensor([len(set(own) - set(labels.names)) for own, _ in sets], dtype=torch.int64),
+        torch.tensor([len(set(strings) - set(labels.names)) for strings, _ in sets], dtype=torch.int64),
         len(words.sentences),
     )
 
@@ -260,11 +260,11 @@ class EdgeProbes(Probes):
         Returns:
             (A, T); infinite for a target whose only label is not among the K.
         """
-        asked = self.asked(part)
+        labels = self.asked(part)
         if self.several:
-            losses = nn.functional.binary_cross_entropy_with_logits(logits, asked.to(logits.dtype), reduction="none")
+            losses = nn.functional.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="none")
             return losses.sum(-1)
-        return -logits.log_softmax(-1).masked_fill(~asked, -torch.inf).amax(-1)
+        return -logits.log_softmax(-1).masked_fill(~labels, -torch.inf).amax(-1)
 
 
 def _pooled(states: Tensor, attend: nn.Module, spans: Tensor) -> Tensor:
@@ -338,15 +338,15 @@ class EdgeTask(Task):
     def scores(self, bank: Bank | None, held: Words) -> EdgeScores:
         """As `Task.scores`; the baseline gives the most frequent labels."""
         targets = self.annotations(held)
-        found = majority(self.labels, targets) if bank is None else counts(bank, Examples(held, targets))
-        return EdgeScores(found, targets)
+        counted = majority(self.labels, targets) if bank is None else counts(bank, Examples(held, targets))
+        return EdgeScores(counted, targets)
 
     def columns(self, scores: Sequence[EdgeScores], arm: int, weights: Tensor) -> Row:
         """F1 and accuracy, of all seeds together."""
-        found = torch.stack([each.counts[arm] for each in scores])
-        total = found.sum((0, 1))
+        sums = torch.stack([result.counts[arm] for result in scores])
+        total = sums.sum((0, 1))
         exact = accuracy(total, len(scores[0].targets) * len(scores))
-        return {**score_columns("score", f1(total), f1(weights @ found.sum(0)), f1(found.sum(1))), "accuracy": exact}
+        return {**score_columns("score", f1(total), f1(weights @ sums.sum(0)), f1(sums.sum(1))), "accuracy": exact}
 
     def of_probe(self, scores: Sequence[EdgeScores], arm: int, weights: Tensor) -> Row:
         """Parameters, which layers a mix reads, and how much better a probe is than that of the control task."""
@@ -356,9 +356,9 @@ class EdgeTask(Task):
             row["centre_of_gravity"] = centre_of_gravity(self.banks, arm)
         control = self.arms[arm]._replace(control=True)
         if control in self.arms:
-            counts = torch.stack([each.counts for each in scores]).sum(0)[[arm, self.arms.index(control)]]
-            (own, other), (drawn, drawn_other) = f1(counts.sum(1)), f1(weights @ counts)
-            row |= {"control": other, **score_columns("selectivity", own - other, drawn - drawn_other)}
+            counts = torch.stack([result.counts for result in scores]).sum(0)[[arm, self.arms.index(control)]]
+            (task_f1, other), (drawn, drawn_other) = f1(counts.sum(1)), f1(weights @ counts)
+            row |= {"control": other, **score_columns("selectivity", task_f1 - other, drawn - drawn_other)}
         return row
 
 
@@ -371,19 +371,19 @@ def centre_of_gravity(banks: Sequence[Bank], arm: int) -> float:
 def counts(bank: Bank, examples: Examples) -> Tensor:
     """`EdgeScores.counts` of a bank: it gives the most likely label, or all that are more likely than not."""
     probes, targets = cast(EdgeProbes, bank.probes), cast(Targets, examples.annotations)
-    found = torch.zeros(len(bank.arms), targets.count, 4, dtype=torch.float64)
+    sums = torch.zeros(len(bank.arms), targets.count, 4, dtype=torch.float64)
     for part, logits in answers(bank, examples):
         best = torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).bool()
         given, unknown = logits > 0 if probes.several else best, part.unknown * (1 - probes.control.cpu())[:, None]
-        found.index_add_(1, part.sentence, _of_targets(given, probes.asked(part), unknown))
-    return found
+        sums.index_add_(1, part.sentence, _of_targets(given, probes.asked(part), unknown))
+    return sums
 
 
 def majority(labels: Labels, targets: Targets) -> Tensor:
     """`EdgeScores.counts` of the most frequent labels of fitting, given to every target: (1, B, 4)."""
     given = labels.multi_hot(labels.sets[0][0]).expand(1, len(targets), -1)
-    found = torch.zeros(1, targets.count, 4, dtype=torch.float64)
-    return found.index_add_(1, targets.sentence, _of_targets(given, targets.labels[:1], targets.unknown[None]))
+    sums = torch.zeros(1, targets.count, 4, dtype=torch.float64)
+    return sums.index_add_(1, targets.sentence, _of_targets(given, targets.labels[:1], targets.unknown[None]))
 
 
 def _of_targets(given: Tensor, true: Tensor, unknown: Tensor) -> Tensor:
@@ -409,5 +409,5 @@ def codelengths(bank: Bank, examples: Examples) -> Tensor:
     Infinite for a label that fitting has not seen, where a target has one label.
     """
     probes = cast(EdgeProbes, bank.probes)
-    found = [probes.surprise(logits.double(), part).cpu() for part, logits in answers(bank, examples)]
-    return torch.cat(found, 1) / math.log(2)
+    nats = [probes.surprise(logits.double(), part).cpu() for part, logits in answers(bank, examples)]
+    return torch.cat(nats, 1) / math.log(2)

@@ -170,19 +170,19 @@ class ProbeExperiment(pl.LightningModule):
 
     def save(self, path: Path) -> None:
         """Write the trained probes to a file; `load_banks` reads them."""
-        kept = {}
+        banks = {}
         for m, task in self.probed:
             for seed, bank in enumerate(task.banks):
                 about = {"model": self._names[m], "seed": seed, **task.about()}
-                kept[f"{task.name}, seed {seed}, {self._names[m]}"] = bank, about
-        save_banks(path, kept)
+                banks[f"{task.name}, seed {seed}, {self._names[m]}"] = bank, about
+        save_banks(path, banks)
 
     # ------------------------------------------------------------------ further tables
 
     def _sent(self, unfinished: Counter[str]) -> dict[str, list[Row]]:
         """How many bits the labels of the fitting sentences take, by model and task, and portion by portion."""
         tables: dict[str, list[Row]] = {"codelengths": [], "portions": []}
-        for m, task in self._shown([each for each in self.probed if isinstance(each[1], EdgeTask)], "Sending"):
+        for m, task in self._shown([pair for pair in self.probed if isinstance(pair[1], EdgeTask)], "Sending"):
             codes = [send(task, self.how, seed, self.portions) for seed in range(self.seeds)]
             for code in codes:
                 unfinished.update(probes=code.unfinished, of=len(code.bits) * (len(code.ends) - 1))
@@ -202,12 +202,12 @@ class ProbeExperiment(pl.LightningModule):
 
     def _trees(self) -> list[Row]:
         """Trees of a few held-out sentences, as the best distance probe of each model sees them."""
-        found: list[Row] = []
+        trees: list[Row] = []
         for m, task in self.probed:
             if task.name == "distance":
                 wanted = (self._names[m], task.name, "model")
-                own = [row for row in self.rows if (row["model"], row["task"], row["source"]) == wanted]
-                best = max(own, key=lambda row: row["score"] or -1)
+                rows = [row for row in self.rows if (row["model"], row["task"], row["source"]) == wanted]
+                best = max(rows, key=lambda row: row["score"] or -1)
                 arm = task.arms.index(Arm("model", best["site"], rank=best["rank"]))
-                found += drawn_trees(task.banks[0].only([arm]), self.words[m, "test"], self.drawn, self._names[m])
-        return found
+                trees += drawn_trees(task.banks[0].only([arm]), self.words[m, "test"], self.drawn, self._names[m])
+        return trees

@@ -51,15 +51,15 @@ def check_annotated(
     if policy_of(data.rows).types != "words":
         raise UserError(f"Expected `data.rows` to be of words, such as words or words_mean, but got {data.rows!r}.")
     sentences = {split: sentences_of(data, split) for split in SPLITS}
-    for split, own in sentences.items():
-        there = [*tasks_of(own), *(STRUCTURAL if any(len(each.heads) >= LEAST for each in own) else ())]
+    for split, texts in sentences.items():
+        there = [*tasks_of(texts), *(STRUCTURAL if any(len(sentence.heads) >= LEAST for sentence in texts) else ())]
         for task in tasks:
             if split == "fit" and task not in STRUCTURAL:
-                Labels.of(task, own)
+                Labels.of(task, texts)
             elif task not in there:
                 raise UserError(
                     f"Expected {SPLITS[split]} sentences to have what {task!r} of `tasks` asks for, but none of "
-                    f"{len(own):,} has; they have: {', '.join(there) or 'nothing'}. Leave it out, or give "
+                    f"{len(texts):,} has; they have: {', '.join(there) or 'nothing'}. Leave it out, or give "
                     f"others{MENDING.get(split, '')}."
                 )
     return sentences
@@ -68,7 +68,7 @@ def check_annotated(
 def sentences_of(data: TextModule, split: Split) -> list[Sentence]:
     """The annotated sentences of a split, in the order of its text numbers."""
     texts = getattr(data.texts, split)
-    return [Sentence.of(text, made) for text, made in zip(texts["text"], texts[ANNOTATION], strict=True)]
+    return [Sentence.of(text, annotation) for text, annotation in zip(texts["text"], texts[ANNOTATION], strict=True)]
 
 
 def check_room(sentences: Iterable[Sequence[Sentence]], numbers: int, device: torch.device) -> None:
@@ -82,7 +82,7 @@ def check_room(sentences: Iterable[Sequence[Sentence]], numbers: int, device: to
     Raises:
         ValueError: they take more than half of what is free.
     """
-    rows = sum(len(sentence.words) for own in sentences for sentence in own)
+    rows = sum(len(sentence.words) for split in sentences for sentence in split)
     size, free = 2 * 4 * rows * numbers, free_memory(device)
     if size > free / 2:
         raise UserError(

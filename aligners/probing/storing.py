@@ -64,8 +64,8 @@ def load_banks(path: Path | str) -> dict[str, tuple[Bank, dict[str, Any]]]:
     except Exception as error:  # reading any other file can raise anything
         raise UserError(f"Expected `probes` to be a {PROBES} of `train.py probe`, but {path} is none.") from error
     return {
-        name: (_bank(each, tensors, f"{number}/"), each["about"])
-        for number, (name, each) in enumerate(described.items())
+        name: (_bank(entry, tensors, f"{number}/"), entry["about"])
+        for number, (name, entry) in enumerate(described.items())
     }
 
 

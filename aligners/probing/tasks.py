@@ -92,8 +92,8 @@ class Task(ABC):
         yield row_of(self.baseline, None, **about, **self.columns([least], 0, weights))
         for a, arm in enumerate(self.arms):
             if not arm.control:
-                own = self.columns(scores, a, weights) | self.of_probe(scores, a, weights)
-                yield row_of(arm.source, arm, **about, **own)
+                figures = self.columns(scores, a, weights) | self.of_probe(scores, a, weights)
+                yield row_of(arm.source, arm, **about, **figures)
 
     def measures(self, bank: Bank | None, held: Words, seed: int) -> dict[str, Tensor]:
         """Each measure on held-out words, then in R resamples of the sentences, (A, 1 + R).
@@ -130,8 +130,8 @@ def row_of(source: str, arm: Arm | None = None, **known: Any) -> Row:
         arm: that was asked.
         known: further columns.
     """
-    own = {"source": source, "site": arm.layer if arm else None, "rank": arm.rank if arm else None, **known}
-    return {column: _plain(own.get(column)) for column in COLUMNS}
+    cells = {"source": source, "site": arm.layer if arm else None, "rank": arm.rank if arm else None, **known}
+    return {column: _plain(cells.get(column)) for column in COLUMNS}
 
 
 def _plain(value: Any) -> Any:
@@ -150,10 +150,10 @@ def score_columns(name: str, value: Tensor, resampled: Tensor, by_seed: Tensor |
         by_seed: (S,).
     """
     low, high = percentile_interval(resampled)
-    found = {name: value, f"{name}_low": low, f"{name}_high": high}
+    columns = {name: value, f"{name}_low": low, f"{name}_high": high}
     if by_seed is not None:
-        found |= {f"{name}_seeds_low": by_seed.min(), f"{name}_seeds_high": by_seed.max()}
-    return found
+        columns |= {f"{name}_seeds_low": by_seed.min(), f"{name}_seeds_high": by_seed.max()}
+    return columns
 
 
 def pooled_ratio(numerator: Tensor, denominator: Tensor, weights: Tensor) -> Tensor:

@@ -66,8 +66,8 @@ class Progress:
     def look(self, loss: Tensor) -> None:
         """Keep the arms whose loss is their lowest, slow down or end the others."""
         lower = (loss < self._lowest) & (self.rates > 0)
-        for parameter, kept in zip(self._parameters, self._kept, strict=True):
-            kept.copy_(parameter.where(_along(lower, parameter), kept))
+        for parameter, best in zip(self._parameters, self._kept, strict=True):
+            best.copy_(parameter.where(_along(lower, parameter), best))
         self._lowest = loss.where(lower, self._lowest)
         self._looks = (self._looks + 1).where(~lower, 0)
         self.rates = (self.rates / 2).where(~lower, self.rates).where(self._looks < self._patience, 0)
@@ -75,8 +75,8 @@ class Progress:
     @torch.no_grad()
     def take_back(self) -> None:
         """Give every arm the weights of its lowest loss."""
-        for parameter, kept in zip(self._parameters, self._kept, strict=True):
-            parameter.copy_(kept)
+        for parameter, best in zip(self._parameters, self._kept, strict=True):
+            parameter.copy_(best)
 
 
 def train_bank(bank: Bank, fitting: Examples, watched: Examples, how: ProbeTraining, seed: int) -> None:

@@ -61,16 +61,16 @@ class Trees:
         Raises:
             ValueError: none has, or heads make no tree.
         """
-        heads = {b: each.heads for b, each in enumerate(words.sentences) if len(each.heads) >= LEAST}
+        heads = {b: sentence.heads for b, sentence in enumerate(words.sentences) if len(sentence.heads) >= LEAST}
         if not heads:
             raise UserError(
                 f"Expected sentences with trees for structural probes, but none of {len(words.sentences)} has one: all "
                 "heads are missing. Leave distance and depth out of `tasks`, or give a treebank."
             )
-        for own in heads.values():
-            check_tree(own)
-        distances = {b: tree_distances(own) for b, own in heads.items()}
-        return cls({b: distances[b][own.index(0)] for b, own in heads.items()}, distances)
+        for tree in heads.values():
+            check_tree(tree)
+        distances = {b: tree_distances(tree) for b, tree in heads.items()}
+        return cls({b: distances[b][tree.index(0)] for b, tree in heads.items()}, distances)
 
     @property
     def sentences(self) -> list[int]:
@@ -180,8 +180,8 @@ def by_length(values: Tensor, lengths: Tensor, weights: Tensor | None = None) ->
     counted = torch.ones(1, len(lengths), dtype=torch.float64) if weights is None else weights.double()
     sums = torch.einsum("rb,ab,bl->arl", counted, values.nan_to_num().double() * known, of_length)
     shares = torch.einsum("rb,ab,bl->arl", counted, known.double(), of_length)
-    found = (sums / shares).nanmean(-1)
-    return found[:, 0] if weights is None else found
+    means = (sums / shares).nanmean(-1)
+    return means[:, 0] if weights is None else means
 
 
 def spanning_edges(predicted: Numbers, kept: NDArray[np.bool_]) -> set[Edge]:
@@ -192,25 +192,25 @@ def spanning_edges(predicted: Numbers, kept: NDArray[np.bool_]) -> set[Edge]:
         kept: (n,).
     """
     words = kept.nonzero()[0]
-    own = predicted[np.ix_(words, words)]
-    spanning = minimum_spanning_tree(np.triu(own - own.min() + 1, 1)).tocoo()  # zero would be no edge at all
+    lengths = predicted[np.ix_(words, words)]
+    spanning = minimum_spanning_tree(np.triu(lengths - lengths.min() + 1, 1)).tocoo()  # zero would be no edge at all
     pairs = zip(words[spanning.row].tolist(), words[spanning.col].tolist(), strict=True)
     return {(min(pair), max(pair)) for pair in pairs}
 
 
 def punctuation(sentence: Sentence) -> NDArray[np.bool_]:
     """(n,) which words are punctuation, as far as parts of speech say so."""
-    found = np.zeros(len(sentence.words), dtype=bool)
+    marks = np.zeros(len(sentence.words), dtype=bool)
     for target in sentence.targets:
         if target.task == "pos" and PUNCTUATION in target.labels:
-            found[target.span1[0]] = True
-    return found
+            marks[target.span1[0]] = True
+    return marks
 
 
 def counted_edges(sentence: Sentence) -> set[Edge]:
     """The edges of a sentence's tree that UUAS asks for: those between words that are no punctuation."""
-    kept = ~punctuation(sentence)
-    return {pair for pair in tree_edges(sentence.heads) if kept[list(pair)].all()}
+    counted = ~punctuation(sentence)
+    return {pair for pair in tree_edges(sentence.heads) if counted[list(pair)].all()}
 
 
 def predictions(bank: Bank, examples: Examples) -> Iterator[tuple[int, Numbers]]:
@@ -219,8 +219,8 @@ def predictions(bank: Bank, examples: Examples) -> Iterator[tuple[int, Numbers]]
     Yields:
         The number of the sentence, and (A, n, n) distances or (A, n) depths.
     """
-    for part, found in answers(bank, examples):
-        numbers = found.double().cpu().numpy()
+    for part, predicted in answers(bank, examples):
+        numbers = predicted.double().cpu().numpy()
         for place, (sentence, n) in enumerate(zip(part.sentences, part.real.sum(1).tolist(), strict=True)):
             yield sentence, numbers[:, place, :n] if numbers.ndim == 3 else numbers[:, place, :n, :n]
 
@@ -240,13 +240,13 @@ def tree_scores(
         trees: the true ones.
     """
     score = _distances if probe == "distance" else _depths
-    found = [score(each, sentences[number], trees, number) for number, each in predicted]
-    spearman, hits, asked, lengths = zip(*found, strict=True)
+    scores = [score(prediction, sentences[number], trees, number) for number, prediction in predicted]
+    spearman, hits, totals, lengths = zip(*scores, strict=True)
     return TreeScores(
         probe,
         torch.from_numpy(np.stack(spearman, 1)),
         torch.tensor(hits, dtype=torch.float64).T,
-        torch.tensor(asked, dtype=torch.float64),
+        torch.tensor(totals, dtype=torch.float64),
         torch.tensor(lengths),
     )
 
@@ -255,25 +255,25 @@ Found = tuple[Numbers, list[int], int, int]  # correlations, hits, what is asked
 
 
 def _distances(predicted: Numbers, sentence: Sentence, trees: Trees, number: int) -> Found:
-    kept, edges = ~punctuation(sentence), counted_edges(sentence)
-    each = rank_correlations(predicted, trees.distances[number].double().numpy())
+    counted, edges = ~punctuation(sentence), counted_edges(sentence)
+    correlations = rank_correlations(predicted, trees.distances[number].double().numpy())
     with np.errstate(invalid="ignore"):  # a prediction that is constant has no correlation
-        spearman = np.nansum(each, -1) / np.isfinite(each).sum(-1)
-    hits = [len(edges & spanning_edges(own, kept)) if edges else 0 for own in predicted]
-    return spearman, hits, len(edges), len(kept)
+        spearman = np.nansum(correlations, -1) / np.isfinite(correlations).sum(-1)
+    hits = [len(edges & spanning_edges(distances, counted)) if edges else 0 for distances in predicted]
+    return spearman, hits, len(edges), len(counted)
 
 
 def _depths(predicted: Numbers, sentence: Sentence, trees: Trees, number: int) -> Found:
-    kept = ~punctuation(sentence)
-    least = np.where(kept | ~kept.any(), predicted, np.inf).argmin(-1)
+    counted = ~punctuation(sentence)
+    least = np.where(counted | ~counted.any(), predicted, np.inf).argmin(-1)
     spearman = rank_correlations(predicted, trees.depths[number].double().numpy())
-    return spearman, (least == sentence.heads.index(0)).tolist(), 1, len(kept)
+    return spearman, (least == sentence.heads.index(0)).tolist(), 1, len(counted)
 
 
 def chain(trees: Trees, probe: str) -> Iterator[tuple[int, Numbers]]:
     """Predictions of a baseline that knows the order of the words alone: each hangs on the one before it."""
-    for number, own in trees.depths.items():
-        place = np.arange(len(own), dtype=float)
+    for number, depths in trees.depths.items():
+        place = np.arange(len(depths), dtype=float)
         yield number, (place if probe == "depth" else np.abs(place[:, None] - place))[None]
 
 
@@ -293,7 +293,7 @@ def drawn_trees(bank: Bank, words: Words, count: int, model: str) -> Iterator[di
         Rows with the words, and edges as `0-1 1-3`; `counted` are those of the tree that UUAS counts.
     """
     trees = Trees.of(words)
-    chosen = [number for number, own in trees.depths.items() if len(own) in WORDS][:count]
+    chosen = [number for number, depths in trees.depths.items() if len(depths) in WORDS][:count]
     for number, predicted in predictions(bank, Examples(words, trees, chosen)):
         sentence = words.sentences[number]
         every = {
@@ -349,9 +349,9 @@ class DistanceProbes(StructuralProbes):
 
     def forward(self, read: Tensor, part: TreesPart) -> Tensor:
         """Predict distances: (A, n, d) -> (A, b, T, T)."""
-        found = self.projected(read, part)
-        squares = found.square().sum(-1)
-        return squares[..., :, None] + squares[..., None, :] - 2 * found @ found.mT
+        projected = self.projected(read, part)
+        squares = projected.square().sum(-1)
+        return squares[..., :, None] + squares[..., None, :] - 2 * projected @ projected.mT
 
     def losses(self, read: Tensor, part: TreesPart) -> Tensor:
         """Mean absolute error over all pairs of words of each sentence (eq. 3), (A, b)."""
@@ -411,13 +411,13 @@ class TreeTask(Task):
 
     def columns(self, scores: Sequence[TreeScores], arm: int, weights: Tensor) -> Row:
         """Spearman's correlation, and the share of edges or roots that are found: means over seeds."""
-        spearman = torch.stack([each.spearman[arm] for each in scores])
-        lengths, asked = scores[0].lengths, scores[0].asked
+        spearman = torch.stack([result.spearman[arm] for result in scores])
+        lengths, totals = scores[0].lengths, scores[0].asked
         mean = spearman.mean(0, keepdim=True)
         score, drawn = by_length(mean, lengths)[0], by_length(mean, lengths, weights)[0]
-        hits = torch.stack([each.hits[arm] for each in scores]).mean(0)
+        hits = torch.stack([result.hits[arm] for result in scores]).mean(0)
         name = "uuas" if self.name == "distance" else "root_accuracy"
-        share = score_columns(name, hits.sum() / asked.sum(), pooled_ratio(hits[None], asked, weights)[0])
+        share = score_columns(name, hits.sum() / totals.sum(), pooled_ratio(hits[None], totals, weights)[0])
         return {**score_columns("score", score, drawn, by_length(spearman, lengths)), **share}
 
     def of_probe(self, scores: Sequence[TreeScores], arm: int, weights: Tensor) -> Row:

@@ -358,9 +358,9 @@ def _log_ticks(low: float, high: float) -> list[float]:
     for digits in TICKS:
         every = [float(f"{digit}e{power}") for power in powers for digit in digits]
         top = min(tick for tick in every if tick >= high)
-        found = [tick for tick in every if 0.9 * low <= tick <= top]
-        if len(found) >= FEWEST_TICKS:
-            return found
+        ticks = [tick for tick in every if 0.9 * low <= tick <= top]
+        if len(ticks) >= FEWEST_TICKS:
+            return ticks
     return [float(f"{tick:.6g}") for tick in MaxNLocator(FEWEST_TICKS).tick_values(low, high)]
 
 

@@ -98,8 +98,8 @@ def floor_words(rows: Sequence[Row]) -> str:
 
 def held_out_name(text: Row) -> str | None:
     """The file or the split that the held-out texts of a report are, where they are not drawn from those to fit on."""
-    found = re.match("test: (.*?)(;|$)", str(text.get("split", "")))
-    return found and found[1]
+    match = re.match("test: (.*?)(;|$)", str(text.get("split", "")))
+    return match and match[1]
 
 
 def fixed(value: float, form: str) -> str:

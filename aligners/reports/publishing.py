@@ -104,8 +104,8 @@ def _markdown(report: Report) -> str:
     rows = [[four_digits(row[key]) for key in report.columns] for row in map(_one_site, with_short_names(report.rows))]
     lines = markdown_table(report.columns.values(), rows, "|" + "---|" * len(report.columns))
     plain = (sentence.replace(MARK, f"\\{MARK}", sentence.startswith(MARK)) for sentence in report.sentences)
-    said = "".join(f"- {sentence}\n" for sentence in plain)
-    return "\n".join(lines) + "\n" + (f"\n{said}" if said else "") + names_in_full(report.rows)
+    findings = "".join(f"- {sentence}\n" for sentence in plain)
+    return "\n".join(lines) + "\n" + (f"\n{findings}" if findings else "") + names_in_full(report.rows)
 
 
 def _one_site(row: Row) -> Row:

@@ -151,13 +151,13 @@ class RunArtifact(NamedTuple):
         """
         import wandb
 
-        made, states = wandb.Artifact(self.name, self.kind, metadata=self.about), self.kind == "states"
+        artifact, states = wandb.Artifact(self.name, self.kind, metadata=self.about), self.kind == "states"
         name = MANIFEST if states else SHARED  # whatever the file is called: equal files are one artifact
         if upload and not states:
-            made.add_file(str(self.path), name=name)
+            artifact.add_file(str(self.path), name=name)
         else:
-            made.add_reference(self.path.resolve().as_uri(), name=name)
-        return made
+            artifact.add_reference(self.path.resolve().as_uri(), name=name)
+        return artifact
 
 
 def described(path: Path) -> RunArtifact | None:
@@ -203,11 +203,11 @@ def log_outputs(run: Any, folder: Path, *, upload: bool = False) -> list[str]:
 def log_inputs(run: Any, used: Iterable[RunArtifact]) -> None:
     """Log what a run has used, and list it in the run's config under `inputs`."""
     named = []
-    for each in used:
+    for entry in used:
         # What `use_artifact` does, which refuses offline runs and waits for the server. Equal artifacts are one there.
-        artifact = each.artifact()
+        artifact = entry.artifact()
         run._log_artifact(artifact, is_user_created=True, use_after_commit=True)
-        named.append({"name": each.name, "type": each.kind, "path": str(each.path), "digest": artifact.digest})
+        named.append({"name": entry.name, "type": entry.kind, "path": str(entry.path), "digest": artifact.digest})
     if named:
         run.config.update({"inputs": named}, allow_val_change=True)
 
@@ -256,15 +256,15 @@ def workspace(entity: str, project: str = PROJECT) -> Any:
         ) from error
     line: dict[str, Any] = {"x": STEP, "log_y": True, "max_runs_to_show": 20}  # all metrics of a regular expression
     contents = {
-        name: [panels.LinePlot(title=title, metric_regex=metrics, **line) for title, metrics in own.items()]
-        for name, own in CURVES.items()
+        name: [panels.LinePlot(title=title, metric_regex=metrics, **line) for title, metrics in curves.items()]
+        for name, curves in CURVES.items()
     }
     contents |= {
         "Figures": [panels.MediaBrowser(title=name, media_keys=[name], num_columns=2) for name in VIEW["figures"]],
         "Tables": [panels.WeavePanelSummaryTable(table_name=name) for name in VIEW["tables"]],
         "What differs between runs": [panels.RunComparer(diff_only="split")],
     }
-    sections = [workspaces.Section(name=name, panels=own, is_open=name in OPEN) for name, own in contents.items()]
+    sections = [workspaces.Section(name=name, panels=curves, is_open=name in OPEN) for name, curves in contents.items()]
     settings = workspaces.WorkspaceSettings(x_axis=STEP, max_runs=20)
     runs = workspaces.RunsetSettings(groupby=[expr.Metric("Group"), expr.Metric("JobType")])
     return workspaces.Workspace(

@@ -50,9 +50,9 @@ def cropped(weights: Tensor, words: Tensor) -> Tensor:
     Matrices of different texts can then be compared: the null of attention.
     """
     real = torch.arange(weights.shape[-1], device=words.device) < words[:, None]
-    kept = weights * (real[:, :, None] & real[:, None, :])
-    total = kept.sum(-1, keepdim=True)
-    return kept / total.where(total > 0, 1)
+    masked = weights * (real[:, :, None] & real[:, None, :])
+    total = masked.sum(-1, keepdim=True)
+    return masked / total.where(total > 0, 1)
 
 
 def jackknife_interval(estimate: Tensor, left_out: Tensor, level: float = 0.95) -> tuple[Tensor, Tensor]:

@@ -192,8 +192,8 @@ class SimilarityEvaluation(pl.LightningModule):
         if (saved := self._saved) is None:
             return limit
         trainer = {"world_size": self.trainer.world_size, "limit_test_batches": self.trainer.limit_test_batches}
-        own = {"measures": [measure.name for measure in self.measures], **{name: getattr(self, name) for name in OWN}}
-        about = {"data": self._stream.describe(), **own, "trainer": trainer}
+        setup = {"measures": [measure.name for measure in self.measures], **{name: getattr(self, name) for name in OWN}}
+        about = {"data": self._stream.describe(), **setup, "trainer": trainer}
         return int(from_first(lambda: saved.begin(about, limit, self.memory is not None)))
 
     def _choose_passes(self) -> None:
@@ -204,7 +204,7 @@ class SimilarityEvaluation(pl.LightningModule):
         """
         if (saved := self._saved) is not None:
             every = from_first(lambda: [saved.load(number) for number in range(len(self.passes))])
-            self._finished = {number: found for number, found in enumerate(every[:-1]) if found is not None}
+            self._finished = {number: part for number, part in enumerate(every[:-1]) if part is not None}
         missing = [number for number in range(len(self.passes)) if number not in self._finished]
         ranks, whole = self.trainer.world_size, self.trainer.limit_test_batches == 1.0
         even = len(self.passes) % ranks == 0 or len(self.passes) >= EVEN * ranks
@@ -278,9 +278,9 @@ class SimilarityEvaluation(pl.LightningModule):
     def on_test_epoch_end(self) -> None:
         """End the last pass, and make the tables of all."""
         self._leave()
-        self._finished = {number: found for finished in collected(self._finished) for number, found in finished.items()}
+        self._finished = {number: part for finished in collected(self._finished) for number, part in finished.items()}
         every = [self._finished[number] for number in sorted(self._finished)]
-        tiles = [figures for found in every for figures in found.tiles]
+        tiles = [figures for part in every for figures in part.tiles]
         pairs = {
             (i, j): PairFigures(
                 [figures for figures in tiles if figures.tile.pair == (i, j)],
@@ -308,7 +308,7 @@ class SimilarityEvaluation(pl.LightningModule):
                     layers = [list(range(1, self.models[m].depth + 1)) for m in (i, j)]
                 self.rows += rows_of(head, "raw", pair.grids(measure, "value"), layers, pair.controls(measure, same))
                 self.rows += rows_of(head, "standardised", pair.grids(measure, "standardised"), layers, {})
-        norms = joined_norms([found.norms for found in every])
+        norms = joined_norms([part.norms for part in every])
         self.report_tables = {
             "layers": layer_rows(self.names, self.places, norms, values),
             "distances": distance_rows(self.names, values),

@@ -64,19 +64,19 @@ class TileFigures:
         def of(compute: Callable[..., Tensor], *given: TileSums) -> Callable[[], Grids]:
             return lambda: evaluate(measure._replace(compute=compute), *(each.of(measure) for each in given))
 
-        own = sums["value"]
-        if not self._attempt(measure, "value", of(measure.compute, own)):
+        observed = sums["value"]
+        if not self._attempt(measure, "value", of(measure.compute, observed)):
             return
         if measure.chance is not None and self.tile.x.model != self.tile.y.model:
-            self.rows[measure.name] = int(own.of(measure).moments.n)
-            self._attempt(measure, "chance", of(measure.chance, own))
+            self.rows[measure.name] = int(observed.of(measure).moments.n)
+            self._attempt(measure, "chance", of(measure.chance, observed))
         for name, control in sums.items():
             if name not in ("value", "fit") and not (name == "standardised" and measure.family in ATTENTION):
                 self._attempt(measure, name, of(measure.compute, control))
         if "fit" in sums:
             if measure.held_out is not None:
-                self._attempt(measure, "held_out", of(measure.held_out, sums["fit"], own))
-            self._attempt(measure, "interval", partial(self._interval, measure, own, matching))
+                self._attempt(measure, "held_out", of(measure.held_out, sums["fit"], observed))
+            self._attempt(measure, "interval", partial(self._interval, measure, observed, matching))
 
     def _attempt(self, measure: Measure, figure: str, compute: Callable[[], Grids]) -> bool:
         """Keep a figure, or why there is none."""

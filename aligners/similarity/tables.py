@@ -69,16 +69,16 @@ class PairFigures:
             same: its values within X and within Y.
         """
         interval = self.grids(measure, "interval")
-        found = {name: self.grids(measure, name) for name in ("held_out", "untrained", "chance")}
+        grids = {name: self.grids(measure, name) for name in ("held_out", "untrained", "chance")}
         for end, name in enumerate(("low", "high")):
-            found[name] = {direction: ends[end] for direction, ends in interval.items()}
+            grids[name] = {direction: ends[end] for direction, ends in interval.items()}
         keys = dict.fromkeys(key for figures in self._tiles for key in (*figures.grids, *figures.refused))
         nulls = [self.grids(measure, name) for of, name in keys if of == measure.name and name.startswith("null")]
         if nulls and all(nulls):
             stacked = {direction: torch.stack([null[direction] for null in nulls]) for direction in nulls[0]}
-            found["null"] = {direction: values.mean(0) for direction, values in stacked.items()}
-            found["null_high"] = {direction: values.amax(0) for direction, values in stacked.items()}
-        return {**found, "ceiling": _ceiling(measure, *same)}
+            grids["null"] = {direction: values.mean(0) for direction, values in stacked.items()}
+            grids["null_high"] = {direction: values.amax(0) for direction, values in stacked.items()}
+        return {**grids, "ceiling": _ceiling(measure, *same)}
 
     def cautions(self, measure: Measure, said: str) -> list[str]:
         """A caution if there are few rows for the directions of a fit; nothing if there are enough.
@@ -169,7 +169,7 @@ def distance_rows(names: Sequence[str], values: Values) -> list[Row]:
 
 def _localization(m: int, values: Values) -> Tensor | None:
     """Wu et al. §5.1, over all other layers that model m was compared with; None without the two measures."""
-    neurons, subspaces, own = [], [], []
+    neurons, subspaces, same = [], [], []
     for i, j in dict.fromkeys((i, j) for i, j, _ in values if m in (i, j)):
         neuronsim, svcca = (values.get((i, j, name), {}) for name in ("neuronsim", "svcca"))
         if not neuronsim or not svcca:
@@ -177,8 +177,8 @@ def _localization(m: int, values: Values) -> Tensor | None:
         turned = m != i
         neurons.append(neuronsim["backward"].mT if turned else neuronsim["forward"])
         subspaces.append(svcca["both"].mT if turned else svcca["both"])
-        own.append((torch.eye if i == j else torch.zeros)(*neurons[-1].shape).bool())
-    return localization(*(torch.cat(grids, 1) for grids in (neurons, subspaces, own)))
+        same.append((torch.eye if i == j else torch.zeros)(*neurons[-1].shape).bool())
+    return localization(*(torch.cat(grids, 1) for grids in (neurons, subspaces, same)))
 
 
 def _ceiling(measure: Measure, within_x: Grids, within_y: Grids) -> Grids:

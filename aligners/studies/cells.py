@@ -40,9 +40,9 @@ class Kind:
 
     def unnamed(self, options: Mapping[str, Any]) -> Options:
         """The options of a cell that name neither models nor cells."""
-        found = {name: value for name, value in options.items() if name not in self.apart}
+        rest = {name: value for name, value in options.items() if name not in self.apart}
         data = {name: value for name, value in options.get("data", {}).items() if name not in self.names}
-        return {**found, "data": data}
+        return {**rest, "data": data}
 
 
 KINDS = {
@@ -198,12 +198,12 @@ class _Expansion:
 
         This function alone decides how pairs become cells.
         """
-        found = {}
+        by_pair = {}
         for first in range(0, len(pairs), at_once):
             part = pairs[first : first + at_once]
             if len(part) == 1:
                 cell = self._add("fit", task, self._instances(part[0], stage, task))
-                found[part[0]] = cell, f"{FOLDER}/{cell.folder}/run/aligners.ckpt"
+                by_pair[part[0]] = cell, f"{FOLDER}/{cell.folder}/run/aligners.ckpt"
                 continue
             models = list(dict.fromkeys(model for pair in part for model in pair))
             instances = self._instances(models, stage, task)
@@ -211,8 +211,8 @@ class _Expansion:
             cell = self._add("fit_pairs", task, instances, {"data": {"pairs": numbers}})
             names = list(file_names([model.path for model in instances]).values())
             for pair, (x, y) in zip(part, numbers, strict=True):
-                found[pair] = cell, f"{FOLDER}/{cell.folder}/run/pairs/{names[x]}--{names[y]}/aligners.ckpt"
-        return found
+                by_pair[pair] = cell, f"{FOLDER}/{cell.folder}/run/pairs/{names[x]}--{names[y]}/aligners.ckpt"
+        return by_pair
 
     def _models(self, task: str, stage: Stage) -> None:
         for kind in ("recover", "probe"):
@@ -331,8 +331,8 @@ class _Expansion:
     def _resolve(self, kind: str, options: Options) -> Options:
         """The options that decide the result, models apart, which are the same whichever models they are for."""
         names = [f"data.{name}" for name in KINDS[kind].names]
-        found = self.commands.resolve(kind, KINDS[kind].unnamed(options))
-        return {name: value for name, value in found.items() if name not in names}
+        resolved = self.commands.resolve(kind, KINDS[kind].unnamed(options))
+        return {name: value for name, value in resolved.items() if name not in names}
 
     def _check_data(self) -> None:
         """Raise if a data option is one that no command of the study has."""
@@ -379,9 +379,9 @@ def naming(kind: str, models: Instances) -> Options:
 
 def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> Options:
     """Nested options, the second taking precedence; a `class_path`, or a text by another source, is replaced whole."""
-    found = dict(first)
+    result = dict(first)
     for name, value in second.items():
-        both = isinstance(value, Mapping) and isinstance(found.get(name), Mapping) and "class_path" not in value
-        both = both and not ("source" in value and "source" in found[name])
-        found[name] = merged(found[name], value) if both else value
-    return found
+        both = isinstance(value, Mapping) and isinstance(result.get(name), Mapping) and "class_path" not in value
+        both = both and not ("source" in value and "source" in result[name])
+        result[name] = merged(result[name], value) if both else value
+    return result

@@ -27,7 +27,7 @@ def tables(folder: StudyFolder) -> dict[str, pd.DataFrame]:
     Args:
         folder: of the study.
     """
-    found: dict[str, list[dict[str, Any]]] = {}
+    by_table: dict[str, list[dict[str, Any]]] = {}
     groups = Models(**folder.study["models"])
     for number in folder.cells:
         cell = folder.described(number)
@@ -37,9 +37,9 @@ def tables(folder: StudyFolder) -> dict[str, pd.DataFrame]:
         result, models = folder.result(number), {model["path"]: model for model in cell["models"]}
         for name, rows in result.items():
             if name == "rows" or (isinstance(rows, list) and name != "findings"):
-                place = found.setdefault(table if name == "rows" else f"{table}_{name}", [])
+                place = by_table.setdefault(table if name == "rows" else f"{table}_{name}", [])
                 place.extend(_about(row, result["meta"], cell, models, groups) for row in rows)
-    return {name: pd.DataFrame(rows) for name, rows in found.items() if rows}
+    return {name: pd.DataFrame(rows) for name, rows in by_table.items() if rows}
 
 
 def collect(folder: StudyFolder) -> dict[str, pd.DataFrame]:

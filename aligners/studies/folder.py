@@ -48,10 +48,10 @@ class StudyFolder:
         file = self.path / STUDY
         if not file.is_file() or not (self.path / PLAN).is_file():
             raise UserError(f"Expected the folder of a study, with its {STUDY}, but got {self.path}.")
-        found: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
+        study: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
         for name in ("stages", "tasks"):  # of fine-tuning, in files of an earlier version
-            (found["finetune"] or {}).pop(name, None)
-        return found
+            (study["finetune"] or {}).pop(name, None)
+        return study
 
     @property
     def name(self) -> str:
@@ -119,7 +119,7 @@ class StudyFolder:
             ValueError: finished cells would be set aside, and `changed` is not set; or the folder is of another study.
         """
         now = json.loads(json.dumps(asdict(study)))
-        said = self._changes(now, cells, changed) if (self.path / STUDY).is_file() else []
+        changes = self._changes(now, cells, changed) if (self.path / STUDY).is_file() else []
         self._tidy()
         for cell in cells:
             place = self.path / cell.folder
@@ -129,7 +129,7 @@ class StudyFolder:
         write_text(self.path / PLAN, json.dumps([cell.id for cell in cells], indent=0))
         write_text(self.path / STUDY, yaml.safe_dump(now, sort_keys=False, allow_unicode=True))
         self.__dict__.pop("study", None)
-        return said
+        return changes
 
     def _tidy(self) -> None:
         """Remove what killed workers have left half-written; jobs of an earlier command may still be at work."""
@@ -143,23 +143,23 @@ class StudyFolder:
         then = self.study
         if then.get("name") != now["name"]:
             raise UserError(f"Expected {self.path} to hold the study {now['name']}, but it holds {then.get('name')}.")
-        before, after = ({k: v for k, v in each.items() if k not in FREE} for each in (then, now))
-        found = differences(before, after, "")
+        before, after = ({k: v for k, v in version.items() if k not in FREE} for version in (then, now))
+        changes = differences(before, after, "")
         known, wanted = set(self.cells), {cell.id for cell in cells}
         gone = [self.described(number) for number in self.cells if number not in wanted]
         lost = [cell for cell in gone if self.state(cell["id"]) == "done"]
         new = [cell.kind for cell in cells if cell.id not in known]
-        said = [f"The study has changed: {'; '.join(found)}."] if found else []
+        lines = [f"The study has changed: {'; '.join(changes)}."] if changes else []
         if gone:
-            said.append(f"No longer part of it: {_counted([cell['kind'] for cell in gone])} ({len(lost)} done).")
+            lines.append(f"No longer part of it: {_counted([cell['kind'] for cell in gone])} ({len(lost)} done).")
         if new:
-            said.append(f"New: {_counted(new)}.")
+            lines.append(f"New: {_counted(new)}.")
         if lost and not changed:
             raise UserError(
-                f"{' '.join(said)} To go on with the study as it is now, and leave these results out of its tables, "
+                f"{' '.join(lines)} To go on with the study as it is now, and leave these results out of its tables, "
                 "give `--changed true`; or mend the study file, or name another `--folder`."
             )
-        return said
+        return lines
 
     @contextmanager
     def only_one(self) -> Iterator[None]:

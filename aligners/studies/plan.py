@@ -67,8 +67,8 @@ def size_of(name: str, data: Mapping[str, Any]) -> Size:
     """
     if name.startswith(EMBEDDED):
         _, recipe = embedded_recipe(name, Recipe(**data.get("recipe", {})))
-        made = "classification" if isinstance(recipe, Recipe) else "causal" if "gpt" in name else "masked"
-        return Size(recipe.layers, recipe.width, recipe.vocabulary, made, heads=recipe.heads)
+        head_task = "classification" if isinstance(recipe, Recipe) else "causal" if "gpt" in name else "masked"
+        return Size(recipe.layers, recipe.width, recipe.vocabulary, head_task, heads=recipe.heads)
     config = read_config(name, {"revision": None, "trust_remote_code": data.get("trust_remote_code", False)})
     architecture = architecture_of(config.model_type)
     tasks = (architecture.task(kind) for kind in config.architectures or ())
@@ -163,7 +163,7 @@ class Plan:
         passes = sum(cost.passes for _, cost in self.costs)
         several = sorted({1, self.workers, 8})
         times, stored = (
-            ", ".join(f"{duration(self.seconds(each, stored=store))} on {each}" for each in several)
+            ", ".join(f"{duration(self.seconds(workers, stored=store))} on {workers}" for workers in several)
             for store in (False, True)
         )
         return [

@@ -18,14 +18,14 @@ PAUSE = 2.0  # seconds between two looks at cells that others are making
 def missing(folder: StudyFolder, cells: Sequence[Cell]) -> dict[str, Cell]:
     """The cells to run: those that are not done, and those that left something which one of them needs and is gone."""
     known = {cell.id: cell for cell in cells}
-    found = {cell.id: cell for cell in cells if folder.state(cell.id) != "done"}
-    ahead = deque(found.values())
+    to_run = {cell.id: cell for cell in cells if folder.state(cell.id) != "done"}
+    ahead = deque(to_run.values())
     while ahead:
         for need in ahead.popleft().needs:
-            if need not in found and not folder.leaves(known[need]):
-                found[need] = known[need]
+            if need not in to_run and not folder.leaves(known[need]):
+                to_run[need] = known[need]
                 ahead.append(known[need])
-    return {number: found[number] for number in known if number in found}
+    return {number: to_run[number] for number in known if number in to_run}
 
 
 class Schedule:

@@ -309,9 +309,9 @@ def _made(kind: Any, given: dict[str, Any], place: str) -> Any:
     unknown = [str(key) for key in given if key not in hints]
     if unknown:
         raise UserError(f"Expected the keys of {place} out of {', '.join(hints)}, but got {', '.join(unknown)}.")
-    made = dict(given)
+    values = dict(given)
     for name, value in given.items():
-        part = next((each for each in (hints[name], *get_args(hints[name])) if is_dataclass(each)), None)
+        part = next((hint for hint in (hints[name], *get_args(hints[name])) if is_dataclass(hint)), None)
         if part is not None and value is not None:
-            made[name] = _made(part, value, f"`{name}`")
-    return kind(**made)
+            values[name] = _made(part, value, f"`{name}`")
+    return kind(**values)

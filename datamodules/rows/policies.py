@@ -254,11 +254,11 @@ def rows_of_each(texts: TextBatch, kind: RowKind) -> tuple[Rows, ...]:
     Raises:
         ValueError: words are asked for of texts that were tokenised without them; or as in `select_rows`.
     """
-    choose, found = policy_of(kind.policy).choose, dict[int, Rows]()
+    choose, by_inputs = policy_of(kind.policy).choose, dict[int, Rows]()
     for model, inputs in enumerate(texts.inputs):
-        if id(inputs) not in found:
-            found[id(inputs)] = choose(texts, model, kind.special_tokens)
-    return tuple(found[id(inputs)] for inputs in texts.inputs)
+        if id(inputs) not in by_inputs:
+            by_inputs[id(inputs)] = choose(texts, model, kind.special_tokens)
+    return tuple(by_inputs[id(inputs)] for inputs in texts.inputs)
 
 
 def check_rows(rows: str, component: Component, packed: bool) -> None:

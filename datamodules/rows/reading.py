@@ -259,24 +259,24 @@ class PairReader:
         """
         if self.token_pairs is not None:
             return Prepared(texts, (self.token_pairs(texts),) * len(self.models))
-        own, *further = [_told_apart(texts, kind) for kind in (self.kind, *others)]
-        return Prepared(texts, own, further, None if asking is None else asking(texts))
+        rows, *further = [_told_apart(texts, kind) for kind in (self.kind, *others)]
+        return Prepared(texts, rows, further, None if asking is None else asking(texts))
 
     def read(self, prepared: Prepared) -> PairedBatch:
         """Run the fronts on the batch's device, if their states do not come from a store, and gather the rows."""
         texts, kinds = prepared.texts, (prepared.rows, *prepared.others)
-        found = {m: self._rows_of(m, texts, [rows[m] for rows in kinds]) for m in self._read_at}
+        by_model = {m: self._rows_of(m, texts, [rows[m] for rows in kinds]) for m in self._read_at}
         batches = []
         for number, rows in enumerate(kinds):
-            x, y = (self._side({m: each[number] for m, each in found.items()}, side) for side in self._columns)
+            x, y = (self._side({m: tensors[number] for m, tensors in by_model.items()}, side) for side in self._columns)
             batches.append(PairedBatch(x, x if self._columns[0] == self._columns[1] else y, rows[0], texts))
-        own, *own.others = batches
-        own.task = prepared.task
-        for name, values, side in zip("XY", (own.x, own.y), self._columns, strict=True):
+        batch, *batch.others = batches
+        batch.task = prepared.task
+        for name, values, side in zip("XY", (batch.x, batch.y), self._columns, strict=True):
             names = [f"site {site} of {name} ({self.models[m].name})" for m, site in side]
             self.check.watch(values, names, "states" if self.token_pairs is None else "attention weights", self._read)
         self._read += 1
-        return own if self.transform is None else self.transform(own)
+        return batch if self.transform is None else self.transform(batch)
 
     def _rows_of(self, m: int, texts: TextBatch, kinds: Sequence[Rows]) -> list[Tensor]:
         """The rows of a model at all sites where it is read, for each kind (S_m, N, d)."""
@@ -285,8 +285,8 @@ class PairReader:
             return read_each(model, inputs, sites, kinds, self.component, texts.stored.get(model))
         with torch.no_grad():
             weights, _ = model.attention(inputs)
-        each = {block: weights[block - 1].movedim(1, -1).flatten(1, 2) for block in sites}
-        return [gather_rows(each, sites, rows, model.heads) for rows in kinds]
+        by_block = {block: weights[block - 1].movedim(1, -1).flatten(1, 2) for block in sites}
+        return [gather_rows(by_block, sites, rows, model.heads) for rows in kinds]
 
     def _side(self, found: Mapping[int, Tensor], columns: Sequence[tuple[int, int]]) -> Tensor:
         """The rows of X, or of Y, at all places."""
@@ -302,5 +302,5 @@ def _told_apart(texts: TextBatch, kind: RowKind) -> tuple[Rows, ...]:
     if unseen is None:
         return rows
     if texts.leave_out:
-        return tuple(each.only(~unseen) for each in rows)
+        return tuple(model_rows.only(~unseen) for model_rows in rows)
     return replace(rows[0], unseen=unseen), *rows[1:]

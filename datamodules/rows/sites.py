@@ -81,8 +81,8 @@ def route_sites(
         return [(j, i) for i, j in parse_sites(sites, depths[target], depths[source], component)]
     partner = 1 if source == 0 else 0
     ends = parse_sites(sites, depths[min(source, partner)], depths[max(source, partner)], component)
-    own = dict.fromkeys(pair[0] if source == 0 else pair[1] for pair in ends)
-    return [(site, site) for site in own]
+    unique = dict.fromkeys(pair[0] if source == 0 else pair[1] for pair in ends)
+    return [(site, site) for site in unique]
 
 
 def parse_layers(layers: str | Sequence[int], depth: int, component: Component = "residual") -> list[int]:

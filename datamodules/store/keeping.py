@@ -51,15 +51,15 @@ def kept_in(root: Path) -> list[Kept]:
     """
     if not root.is_dir():
         raise UserError(f"Expected `folder` to be a folder of stores of states, but there is none at {root}.")
-    found = []
+    entries = []
     for folder in (path for path in root.iterdir() if (path / MANIFEST).is_file() or (path / "locks").is_dir()):
         files = [path for path in folder.rglob("*") if path.is_file()]
         dates = [path.stat().st_mtime for path in files if path.name in (MANIFEST, USED)]
         used = max(dates, default=folder.stat().st_mtime)
-        found.append(Kept(folder, sum(path.stat().st_size for path in files), used))
+        entries.append(Kept(folder, sum(path.stat().st_size for path in files), used))
     for path in (root / "moments").glob("*.safetensors"):
-        found.append(Kept(path, path.stat().st_size, path.stat().st_mtime))
-    return sorted(found, key=lambda kept: (kept.used, kept.folder))
+        entries.append(Kept(path, path.stat().st_size, path.stat().st_mtime))
+    return sorted(entries, key=lambda kept: (kept.used, kept.folder))
 
 
 def damages(kept: Kept) -> Iterator[str]:
@@ -116,11 +116,11 @@ def remove_down_to(root: Path, size: float) -> list[Kept]:
         ValueError: there is no such folder.
     """
     stores = kept_in(root)
-    total, removed = sum(kept.size for kept in stores), []
-    for kept in stores:
-        if total > size and remove(kept):
-            total -= kept.size
-            removed.append(kept)
+    total, removed = sum(entry.size for entry in stores), []
+    for entry in stores:
+        if total > size and remove(entry):
+            total -= entry.size
+            removed.append(entry)
     return removed
 
 
@@ -131,9 +131,9 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
         OSError: they cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    kept = {name: value.contiguous() for name, value in tensors.items()}
+    contiguous = {name: value.contiguous() for name, value in tensors.items()}
     with whole_file(path) as unfinished:
-        save_file(kept, unfinished, metadata={"crc32": str(_checksum(kept))})
+        save_file(contiguous, unfinished, metadata={"crc32": str(_checksum(contiguous))})
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:

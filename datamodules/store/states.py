@@ -57,8 +57,8 @@ class StateIdentity:
             component: what is read at a site.
             stored_as: data type of the stored values.
         """
-        kept = {name: value for name, value in model.config.to_dict().items() if name not in BESIDE}
-        config = blake2b(json.dumps(kept, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
+        settings = {name: value for name, value in model.config.to_dict().items() if name not in BESIDE}
+        config = blake2b(json.dumps(settings, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
         computed_in = f"{name_of(model.dtype)}, products {torch.get_float32_matmul_precision()}"
         return cls(model.fingerprint, config, data.digest(place), component, computed_in, stored_as)
 
@@ -111,7 +111,7 @@ class Manifest:
             held["identity"] = StateIdentity(**held["identity"])
             if held["identity"].name != folder.name:
                 raise ValueError(f"it describes the states of the folder {held['identity'].name}")
-            held["sites"] = {int(n): {int(k): v for k, v in each.items()} for n, each in held["sites"].items()}
+            held["sites"] = {int(n): {int(k): v for k, v in shards.items()} for n, shards in held["sites"].items()}
             return cls(**held)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(
@@ -123,7 +123,7 @@ class Manifest:
     def save(self, folder: Path) -> None:
         """Write the manifest, whole or not at all."""
         ordered = {
-            str(site): {str(k): each[k] for k in sorted(each)} for site, each in sorted(self.sites.items())
+            str(site): {str(k): shards[k] for k in sorted(shards)} for site, shards in sorted(self.sites.items())
         }  # the same file, whoever wrote which shard first
         write_text(folder / MANIFEST, json.dumps({**asdict(self), "sites": ordered}, indent=1) + "\n")
 
@@ -199,7 +199,7 @@ class StoredStates:
     def missing(self, sites: Sequence[int]) -> dict[int, list[int]]:
         """Number of each shard that is not there at all of the sites -> at which it is not."""
         lacking = {shard: self.lacking(sites, shard) for shard in range(len(self.manifest.rows))}
-        return {shard: each for shard, each in lacking.items() if each}
+        return {shard: absent for shard, absent in lacking.items() if absent}
 
     def lacking(self, sites: Sequence[int], shard: int) -> list[int]:
         """Those of some sites whose shard of this number is not there."""

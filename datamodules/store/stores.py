@@ -114,8 +114,8 @@ def _read(states: StoredStates, chosen: np.ndarray, sites: Sequence[int]) -> Ten
     inputs = batch.inputs[states.place]
     rows = select_rows(inputs["attention_mask"], batch.special[states.place], "tokens").to(device)
     inputs = {name: value.to(device) for name, value in inputs.items()}
-    found = read_rows(states.model, inputs, sites, rows, states.identity.component).to(states.dtype)
-    finite = found.sum((1, 2), dtype=torch.float32).isfinite().tolist()
+    values = read_rows(states.model, inputs, sites, rows, states.identity.component).to(states.dtype)
+    finite = values.sum((1, 2), dtype=torch.float32).isfinite().tolist()
     if not all(finite):
         bad = ", ".join(str(site) for site, fine in zip(sites, finite, strict=True) if not fine)
         raise UserError(
@@ -123,7 +123,7 @@ def _read(states: StoredStates, chosen: np.ndarray, sites: Sequence[int]) -> Ten
             f"{states.identity.stored_as} at site {bad}, in texts {chosen.min()} to {chosen.max()}. Look at these "
             "texts, or use float32 as `dtype` and `store_dtype`."
         )
-    return found.cpu()
+    return values.cpu()
 
 
 def check_store(folder: Path | None, dtype: str | None) -> None:

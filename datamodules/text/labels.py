@@ -45,8 +45,8 @@ class LabelColumn:
             return [self.written.get(value or "", MISSING) for value in values]
         if self.dtype == "int64":
             return [MISSING if _absent(value) else int(float(value)) for value in values]
-        found = [math.nan if _absent(value) else float(value) for value in values]
-        return [math.nan] * len(found) if set(found) == {float(MISSING)} else found
+        numbers = [math.nan if _absent(value) else float(value) for value in values]
+        return [math.nan] * len(numbers) if set(numbers) == {float(MISSING)} else numbers
 
 
 def read_labels(tables: Sequence[Dataset], column: str | None, source: str) -> LabelColumn | None:
@@ -162,8 +162,8 @@ def numbered(names: Sequence[str] | None, classes: int) -> list[int] | None:
     """
     if names is None:
         return list(range(classes))
-    found = [_NUMBER.fullmatch(name.strip()) for name in names]
-    numbers = [int(match[1]) for match in found if match is not None]
+    matches = [_NUMBER.fullmatch(name.strip()) for name in names]
+    numbers = [int(match[1]) for match in matches if match is not None]
     return numbers if sorted(numbers) == list(range(classes)) else None
 
 
@@ -247,11 +247,11 @@ def _order(head: Sequence[str], names: Sequence[str] | None, classes: int) -> li
     """Find the place in the head of each class of the texts; None if the names do not tell."""
     if len(head) != classes:
         return None
-    numbers, own = numbered(head, classes), numbered(names, classes)
+    numbers, text_numbers = numbered(head, classes), numbered(names, classes)
     if numbers is not None:
-        return [numbers.index(k) for k in own or range(classes)]
-    if own is not None:
-        return own  # the texts' numbers are the head's
+        return [numbers.index(k) for k in text_numbers or range(classes)]
+    if text_numbers is not None:
+        return text_numbers  # the texts' numbers are the head's
     plain, wanted = [_plain(name) for name in head], [_plain(name) for name in names or ()]
     return [plain.index(name) for name in wanted] if sorted(plain) == sorted(set(wanted)) else None
 
@@ -300,10 +300,10 @@ def _example(head: Sequence[str], names: Sequence[str] | None, classes: int) -> 
     """Suggest a map: equal names first, then in order, the last class with all that is left."""
     keys = [names[k] if names else str(k) for k in range(classes)]
     plain = [_plain(name) for name in head]
-    found: dict[str, int | list[int]] = {key: plain.index(_plain(key)) for key in keys if _plain(key) in plain}
-    free, unknown = [k for k in range(len(head)) if k not in found.values()], [key for key in keys if key not in found]
+    guess: dict[str, int | list[int]] = {key: plain.index(_plain(key)) for key in keys if _plain(key) in plain}
+    free, unknown = [k for k in range(len(head)) if k not in guess.values()], [key for key in keys if key not in guess]
     for key in unknown:
-        found[key] = free.pop(0) if free else 0
+        guess[key] = free.pop(0) if free else 0
     if free and unknown:
-        found[unknown[-1]] = [found[unknown[-1]], *free]  # type: ignore[list-item]
-    return {key: found[key] for key in keys}
+        guess[unknown[-1]] = [guess[unknown[-1]], *free]  # type: ignore[list-item]
+    return {key: guess[key] for key in keys}

@@ -226,14 +226,14 @@ def _text_columns(table: Dataset, label: str | None, source: TextSource) -> list
     columns = source.text_columns or known_source(source).text_columns
     if columns is not None:
         return list(columns)
-    found = [name for name in table.column_names if name not in (label, ANNOTATION) and _is_text(table, name)]
-    if len(found) != 1:
+    names = [name for name in table.column_names if name not in (label, ANNOTATION) and _is_text(table, name)]
+    if len(names) != 1:
         raise UserError(
-            f"Expected one column of text in `source` {source.source!r}, but {len(found)} of its columns "
+            f"Expected one column of text in `source` {source.source!r}, but {len(names)} of its columns "
             f"hold text. Name one, or two for sentence pairs, in `text_columns`: it has "
             f"{', '.join(table.column_names)}."
         )
-    return found
+    return names
 
 
 def _is_text(table: Dataset, name: str) -> bool:
@@ -282,14 +282,14 @@ def _normalised(table: Dataset, columns: list[str], labels: LabelColumn | None) 
     features = {"text": Value("string"), "id": Value("int64")}
     if len(columns) == 2:
         features["text_pair"] = Value("string")
-    kept = [ANNOTATION] if ANNOTATION in table.column_names else []
-    features |= {name: table.features[name] for name in kept}
+    extra = [ANNOTATION] if ANNOTATION in table.column_names else []
+    features |= {name: table.features[name] for name in extra}
     if len(table):
         renamed = table.map(
             _rename,
             batched=True,
             with_indices=True,
-            remove_columns=[name for name in table.column_names if name not in kept],
+            remove_columns=[name for name in table.column_names if name not in extra],
             features=Features(features),
             fn_kwargs={"columns": columns},
             desc="Reading texts",

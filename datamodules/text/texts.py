@@ -115,8 +115,8 @@ def words_on_left_out(described: Mapping[str, Any]) -> list[str]:
         return []
     dropped, before, fitted = (described["left_out"][name] for name in ("texts", "of", "fitted_on_them"))
     first, *more = [f"{name} was fitted on {count}" for name, count in fitted.items()]
-    said = ", ".join([f"{first} of them", *more])
-    return [f"{dropped} of {before} held-out texts of {described['source']!r} were dropped: {said}."]
+    reasons = ", ".join([f"{first} of them", *more])
+    return [f"{dropped} of {before} held-out texts of {described['source']!r} were dropped: {reasons}."]
 
 
 def _texts(table: Dataset) -> Iterator[tuple[str, ...]]:
@@ -167,19 +167,19 @@ class Texts:
         Raises:
             ValueError: a class is negative, or all texts are of one class.
         """
-        found, source = self._found_classes(), self.origin["source"]
-        if found and found[0] < 0:
+        labels, source = self._found_classes(), self.origin["source"]
+        if labels and labels[0] < 0:
             raise UserError(
-                f"Expected classes counted from 0 (-1: none) in {source!r}, but got the label {found[0]}. Number them "
-                f"0, 1, ..., or write numbers that are to be predicted with fractions, such as {found[0]}.0."
+                f"Expected classes counted from 0 (-1: none) in {source!r}, but got the label {labels[0]}. Number them "
+                f"0, 1, ..., or write numbers that are to be predicted with fractions, such as {labels[0]}.0."
             )
-        if len(found) == 1:
-            only = self.label_names[found[0]] if self.label_names else found[0]
+        if len(labels) == 1:
+            only = self.label_names[labels[0]] if self.label_names else labels[0]
             raise UserError(
                 f"Expected two or more classes in {source!r}, but all its texts have the label {only!r}: there is "
                 "nothing to tell apart. Name another `label_column`, or other texts."
             )
-        return len(self.label_names) if self.label_names is not None else 1 + max(found, default=-1)
+        return len(self.label_names) if self.label_names is not None else 1 + max(labels, default=-1)
 
     @property
     def classes_to_learn(self) -> int:
@@ -188,12 +188,12 @@ class Texts:
         Raises:
             ValueError: as in `classes`, or no text has some class below the largest.
         """
-        classes, found = self.classes, self._found_classes()
-        if self.label_names is None and len(found) < classes:
-            shown = ", ".join(map(str, found[:5])) + (", ..." if len(found) > 5 else "")
+        classes, labels = self.classes, self._found_classes()
+        if self.label_names is None and len(labels) < classes:
+            shown = ", ".join(map(str, labels[:5])) + (", ..." if len(labels) > 5 else "")
             raise UserError(
                 f"Expected classes numbered 0, 1, 2, ... without gaps in {self.origin['source']!r}, but the labels are "
-                f"{shown}: a head for them would have {classes} classes, {classes - len(found)} of them without a "
+                f"{shown}: a head for them would have {classes} classes, {classes - len(labels)} of them without a "
                 "text. Number them without gaps, or write names for numbers."
             )
         return classes
@@ -205,11 +205,11 @@ class Texts:
             ValueError: all texts that have a number have the same one.
         """
         splits = (torch.tensor(split["label"][:]) for split in (self.fit, self.validation, self.test))
-        found = torch.cat([labels[known_labels(labels)] for labels in splits]).unique()
-        if len(found) == 1:
+        numbers = torch.cat([labels[known_labels(labels)] for labels in splits]).unique()
+        if len(numbers) == 1:
             raise UserError(
                 f"Expected different numbers to predict in {self.origin['source']!r}, but all its texts have "
-                f"{found.item():g}. Name another `label_column`, or other texts."
+                f"{numbers.item():g}. Name another `label_column`, or other texts."
             )
 
     def _found_classes(self) -> list[int]:
@@ -223,13 +223,13 @@ class Texts:
         If no fitting text has a label, those of the held-out texts count.
         """
         splits = (torch.tensor(split["label"][:]) for split in (self.fit, self.test))
-        known = next(own for own in (labels[known_labels(labels)] for labels in splits) if len(own))
+        known = next(given for given in (labels[known_labels(labels)] for labels in splits) if len(given))
         return float(known.double().mean() if regression else known.bincount().argmax())
 
     def fitted(self, *splits: str) -> FittedTexts:
         """Return what is kept of some splits beside whatever is fitted on them."""
-        kept = ("source", "subset", "revision", "split", "seed", "validation_share", "test_share")
-        origin = {name: self.origin[name] for name in kept if name in self.origin}
+        keys = ("source", "subset", "revision", "split", "seed", "validation_share", "test_share")
+        origin = {name: self.origin[name] for name in keys if name in self.origin}
         return FittedTexts.of({**origin, "splits": list(splits)}, *(getattr(self, split) for split in splits))
 
     def without(self, fitted: Mapping[str, FittedTexts]) -> Texts:
@@ -244,19 +244,19 @@ class Texts:
         if not fitted:
             return self
         keys = hash_texts(self.test)
-        found = {name: known.among(keys) for name, known in fitted.items()}
-        kept = np.flatnonzero(~np.any(list(found.values()), axis=0))
-        if len(kept) == len(self.test):
+        masks = {name: known.among(keys) for name, known in fitted.items()}
+        rest = np.flatnonzero(~np.any(list(masks.values()), axis=0))
+        if len(rest) == len(self.test):
             return self
-        names = {name: int(seen.sum()) for name, seen in found.items() if seen.any()}
-        left_out = {"texts": len(self.test) - len(kept), "of": len(self.test), "fitted_on_them": names}
-        if len(kept) == 0:
+        names = {name: int(seen.sum()) for name, seen in masks.items() if seen.any()}
+        left_out = {"texts": len(self.test) - len(rest), "of": len(self.test), "fitted_on_them": names}
+        if len(rest) == 0:
             raise UserError(
                 f"Expected held-out texts that nothing was fitted on, but models or maps were fitted on all "
                 f"{len(self.test)} held-out texts of {self.origin['source']!r} ({', '.join(names)}). Give the split "
                 "with which they were made, or other texts."
             )
-        test = self.test.select(kept).remove_columns("id").add_column("id", list(range(len(kept))))
+        test = self.test.select(rest).remove_columns("id").add_column("id", list(range(len(rest))))
         return replace(self, test=test, origin={**self.origin, "left_out": left_out})
 
     def describe(self) -> dict[str, Any]:
@@ -288,8 +288,8 @@ def words_on_copies(described: Mapping[str, Any]) -> list[str]:
     if not (sum(copies) or also_held_out):
         return []
     read = described["rows_read"]
-    said = f"Of {read[0]:,} texts {copies[0]:,} are copies of others"
+    text = f"Of {read[0]:,} texts {copies[0]:,} are copies of others"
     if len(read) == 2:  # there is an official split
-        said += f" and {also_held_out:,} are held out, too; of {read[1]:,} held-out texts {copies[1]:,} are copies"
-    kept = "`text.deduplicate` false keeps them" if described["deduplicate"] else "`text.deduplicate` is false"
-    return [f"{said}. They were {'dropped' if described['deduplicate'] else 'kept'}: {kept}."]
+        text += f" and {also_held_out:,} are held out, too; of {read[1]:,} held-out texts {copies[1]:,} are copies"
+    advice = "`text.deduplicate` false keeps them" if described["deduplicate"] else "`text.deduplicate` is false"
+    return [f"{text}. They were {'dropped' if described['deduplicate'] else 'kept'}: {advice}."]

@@ -95,12 +95,12 @@ def _documents(split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, end:
     from datasets.fingerprint import Hasher
 
     described = [describe_tokenizer(tokenizer), type(tokenizer).__name__]
-    kept = Features({"input_ids": List(Value("int32")), "length": Value("int64"), "bytes": Value("int64")})
+    features = Features({"input_ids": List(Value("int32")), "length": Value("int64"), "bytes": Value("int64")})
     return split.map(
         _whole_texts,
         batched=True,
         remove_columns=split.column_names,
-        features=kept,
+        features=features,
         fn_kwargs={"tokenizer": tokenizer, "end": end},
         new_fingerprint=Hasher.hash(["whole", split._fingerprint, *described, end]),
         desc="Tokenising",

@@ -158,13 +158,13 @@ def _tokens(
     lengths = [len(ids) for ids in encoded["input_ids"]]
     columns = {**encoded, "length": lengths}
     if words:
-        kept, whole = encoded.encodings, list(encoded.encodings)
+        cut, whole = encoded.encodings, list(encoded.encodings)
         full = [i for i, length in enumerate(lengths) if length >= max_length]
         if full:
             again = tokenizer(*([part[i] for i in full] for part in parts), truncation=False, verbose=False)
             for i, encoding in zip(full, again.encodings, strict=True):
                 whole[i] = encoding
-        columns["words"], columns["word_count"] = number_words(list(zip(*parts, strict=True)), kept, whole)
+        columns["words"], columns["word_count"] = number_words(list(zip(*parts, strict=True)), cut, whole)
     return columns
 
 
@@ -244,8 +244,8 @@ class Marks:
 
     def texts_with_rows(self) -> Tensor:
         """The numbers of the texts that have a row without a mark."""
-        kept = torch.cat([torch.zeros(1, dtype=torch.int64), (~self.flat).cumsum(0)])
-        return (kept[self.ends] > kept[self.ends - self.counts]).nonzero()[:, 0]
+        sums = torch.cat([torch.zeros(1, dtype=torch.int64), (~self.flat).cumsum(0)])
+        return (sums[self.ends] > sums[self.ends - self.counts]).nonzero()[:, 0]
 
 
 class TokenisedTexts(Dataset):
@@ -324,8 +324,8 @@ class TokenisedTexts(Dataset):
     def __getitem__(self, rows: Sequence[int]) -> TextBatch:
         """Make a batch of the texts with these row numbers."""
         index = torch.as_tensor(rows)
-        found = {i: laid.batch(index) for i, laid in self._laid.items()}
-        inputs, special, words = zip(*(found[i] for i in self._models), strict=True)
+        batches = {i: laid.batch(index) for i, laid in self._laid.items()}
+        inputs, special, words = zip(*(batches[i] for i in self._models), strict=True)
         return TextBatch(
             inputs,
             special,

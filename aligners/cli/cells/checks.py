@@ -29,15 +29,15 @@ def model_sizes(study: Study, *, assume: bool) -> dict[str, Size]:
     Raises:
         ValueError: there is no such model, or it cannot be reached.
     """
-    found = {}
+    sizes = {}
     for name in study.models.listed():
         try:
-            found[name] = size_of(name, study.data)
+            sizes[name] = size_of(name, study.data)
         except ValueError:
             if not assume:
                 raise
-            found[name] = Size.assumed(study.assume)
-    return found
+            sizes[name] = Size.assumed(study.assume)
+    return sizes
 
 
 class _Tried(NamedTuple):
@@ -64,19 +64,19 @@ def check_cells(cells: Sequence[Cell], options: CellOptions, sizes: Mapping[str,
     """
     tried = set()
     for cell in cells:
-        own = [sizes[model.name.split("#")[0]] for model in cell.models]
+        cell_sizes = [sizes[model.name.split("#")[0]] for model in cell.models]
         if cell.stage == "finetuned":
-            own = [replace(size, head="classification") for size in own]
-        key = (cell.kind, cell.task, tuple(own), str(cell.options["data"].get("pairs")))
+            cell_sizes = [replace(size, head="classification") for size in cell_sizes]
+        key = (cell.kind, cell.task, tuple(cell_sizes), str(cell.options["data"].get("pairs")))
         if cell.kind not in CHECKS or key in tried:
             continue
         tried.add(key)
-        parsed, made = options.of(cell, {})
+        parsed, built = options.of(cell, {})
         pairs = cell.options["data"].get("pairs") or [(0, 1)]
         if cell.kind in ("stitch", "identity"):
-            routes = made.model.wanted_routes if cell.kind == "stitch" else made.routes
-            pairs = route_numbers(len(own), routes or "all")
-        this = _Tried(parsed, made, [model.name for model in cell.models], own, pairs)
+            routes = built.model.wanted_routes if cell.kind == "stitch" else built.routes
+            pairs = route_numbers(len(cell_sizes), routes or "all")
+        this = _Tried(parsed, built, [model.name for model in cell.models], cell_sizes, pairs)
         try:
             for check in CHECKS[cell.kind]:
                 check(this)
@@ -167,8 +167,8 @@ def _heads(cell: _Tried) -> None:
     if headless:
         raise UserError(f"there is no head to stitch into in {', '.join(headless)}.")
     if len(set(targets.values())) > 1:
-        said = ", ".join(f"{name}: {head}" for name, head in targets.items())
-        raise UserError(f"their heads are of different tasks, whose losses cannot stand side by side ({said}).")
+        heads = ", ".join(f"{name}: {head}" for name, head in targets.items())
+        raise UserError(f"their heads are of different tasks, whose losses cannot stand side by side ({heads}).")
 
 
 CHECKS: dict[str, Sequence[Callable[[_Tried], None]]] = {

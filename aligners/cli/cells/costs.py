@@ -106,12 +106,12 @@ class Costs:
         text = self._data(cell).get("text", {})
         most, held_out = text.get("max_texts"), text.get("max_held_out")
         fitting = most or self.study.assume.texts
-        return fitting, min(each for each in (held_out or self.study.assume.held_out, most) if each)
+        return fitting, min(limit for limit in (held_out or self.study.assume.held_out, most) if limit)
 
     def load(self, cell: Cell) -> Load:
         """What a cell computes; the data options of an `inject` are those of what it injects."""
-        parsed, made = self.options.of(cell, self._data(cell) if cell.kind == "inject" else {})
-        return Load(self.study, parsed, made, self.size(cell), cell.pairs, *self.texts(cell))
+        parsed, built = self.options.of(cell, self._data(cell) if cell.kind == "inject" else {})
+        return Load(self.study, parsed, built, self.size(cell), cell.pairs, *self.texts(cell))
 
     def _data(self, cell: Cell) -> dict[str, Any]:
         return {**self.study.data, **self.study.tasks.get(cell.task or "", {})}
@@ -130,11 +130,13 @@ def _fit(load: Load) -> Cost:
     data = load.parsed.data
     read, step = load.rows(load.texts), load.rows(data.batch_size)
     maps = [fit.aligner for fit in load.made.model.made(1, x.width, y.width)]
-    trainable = {each: sum(weight.numel() for weight in each.parameters()) for each in maps if not each.closed_form}
-    weights = sum(count * (2 if each.both_ways else 1) for each, count in trainable.items())
-    closed = sum(each.closed_form for each in maps)
+    trainable = {
+        aligner: sum(weight.numel() for weight in aligner.parameters()) for aligner in maps if not aligner.closed_form
+    }
+    weights = sum(count * (2 if aligner.both_ways else 1) for aligner, count in trainable.items())
+    closed = sum(aligner.closed_form for aligner in maps)
     moments = DOUBLE * (x.width**2 + y.width**2 + x.width * y.width)
-    stored = moments + sum(value.nbytes for each in maps for value in each.state_dict().values())
+    stored = moments + sum(value.nbytes for aligner in maps for value in aligner.state_dict().values())
     trained = load.trained(read, step)
     passes = 1 + (trained / read if weights else 0.0)
     places = len(parse_sites(data.get("sites", "all"), x.layers, y.layers)) * load.pairs
@@ -181,7 +183,7 @@ def _similarity(load: Load) -> Cost:
     layers = [depth * size.width for depth, size in zip(depths, sizes, strict=True)]
     products = sum(a * b for i, a in enumerate(layers) for b in layers[i:])
     names = {parsed.measures} if isinstance(parsed.measures, str) else set(parsed.measures)
-    fitted = sum(each.chance is not None for each in catalogue().values() if {each.name, "all"} & names)
+    fitted = sum(measure.chance is not None for measure in catalogue().values() if {measure.name, "all"} & names)
     pairs = combinations(range(len(sizes)), 2)
     solved = fitted * sum(depths[i] * depths[j] * _decomposed(sizes[i], sizes[j]) for i, j in pairs)
     times, read = (CONTROLS, 2 * load.held_out + load.texts) if parsed.controls else (1, load.held_out)
@@ -261,7 +263,7 @@ def formulas() -> str:
     kinds: dict[str, list[str]] = {}
     for kind, cost in COSTS.items():
         kinds.setdefault(" ".join((cost.__doc__ or "").split()), []).append(kind)
-    return ESTIMATES.format(kinds="\n".join(f"{', '.join(names)}: {said}" for said, names in kinds.items()))
+    return ESTIMATES.format(kinds="\n".join(f"{', '.join(names)}: {formula}" for formula, names in kinds.items()))
 
 
 def _decomposed(x: Size, y: Size) -> float:
@@ -287,24 +289,24 @@ def plan_study(costs: Costs, cells: Sequence[Cell], rate: float | None, workers:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         width = max(size.width for size in costs.sizes.values())
         rate, rated = measured_rate(width, assume.tokens, workers, device), f"measured here, {device}; `--rate`"
-    said = [f"Texts without a limit in the study file are taken to be {assume.texts:,} to fit on and "
+    notes = [f"Texts without a limit in the study file are taken to be {assume.texts:,} to fit on and "
             f"{assume.held_out:,} held out; a text has {assume.tokens} tokens (`assume`)."]  # fmt: skip
     if unknown:
-        said.append(
+        notes.append(
             f"{len(unknown)} of {len(costs.sizes)} models cannot be reached and are taken to have {assume.layers} "
             f"blocks of width {assume.width} (`assume`)."
         )
-    each = [(cell, costs.of(cell)) for cell in cells]
+    estimates = [(cell, costs.of(cell)) for cell in cells]
     read = {
         (model.path, cell.task): (size, sum(costs.texts(cell)) * assume.tokens)
-        for cell, cost in each
+        for cell, cost in estimates
         if cost.reading  # of states: attention weights are not stored
         for model, size in zip(cell.models, costs.size(cell), strict=True)
     }
     store = sum(FLOAT * (size.layers + 1) * size.width * tokens for size, tokens in read.values())
     once = sum(size.reading(tokens) for size, tokens in read.values())
-    passes = 2 * len(read) + sum(cost.passes for _, cost in each if not cost.reading)
-    return Plan(each, rate, workers, float(store), round(passes), once, said, rated)
+    passes = 2 * len(read) + sum(cost.passes for _, cost in estimates if not cost.reading)
+    return Plan(estimates, rate, workers, float(store), round(passes), once, notes, rated)
 
 
 def choose_banks(study: Study, options: CellOptions, sizes: Mapping[str, Size]) -> tuple[Study, list[str]]:
@@ -328,14 +330,14 @@ def choose_banks(study: Study, options: CellOptions, sizes: Mapping[str, Size]) 
     if len({size.width for cell in fits.values() for size in costs.size(cell)}) != 1:
         return single, ["Each pair of models is fitted by itself, as widths differ."] if fits else []
     limit = study.fit.memory * 1e9
-    each = [_pair(costs.load(cell)) for cell in fits.values()]
-    most = max(1, min(pairs_within(limit, *pair) for pair in each))
-    sites, a_site, model = max(each, key=lambda pair: pair[0] * pair[1])
-    said = (
+    pairs = [_pair(costs.load(cell)) for cell in fits.values()]
+    most = max(1, min(pairs_within(limit, *pair) for pair in pairs))
+    sites, a_site, model = max(pairs, key=lambda pair: pair[0] * pair[1])
+    note = (
         f"A bank holds {most} pair{'s' if most > 1 else ''} of models within {in_words(limit)} (`fit.memory`): {sites} "
         f"sites of {in_words(a_site)}, and two models of {in_words(model)}. `fit.pairs_at_once` sets another number."
     )
-    return replace(study, fit=replace(study.fit, pairs_at_once=most)), [said]
+    return replace(study, fit=replace(study.fit, pairs_at_once=most)), [note]
 
 
 def _pair(load: Load) -> tuple[int, int, int]:

@@ -122,9 +122,9 @@ def _logged(path: Path) -> Iterator[None]:
     """Within it, all that the process prints goes to a file."""
     with path.open("w", encoding="utf-8") as file, ExitStack() as stack:
         for number in (1, 2):
-            kept = os.dup(number)
-            stack.callback(os.close, kept)
-            stack.callback(os.dup2, kept, number)
+            saved = os.dup(number)
+            stack.callback(os.close, saved)
+            stack.callback(os.dup2, saved, number)
             os.dup2(file.fileno(), number)
         stack.callback(file.flush)
         with redirect_stdout(file), redirect_stderr(file):

@@ -51,5 +51,5 @@ def probe(run: Run, checkpoints: Sequence[Path] = ()) -> None:
 def _of_words(bank: StoredBank) -> dict[str, Any]:
     """The data options of a checkpoint, but that all words are read, where they stand as tokens if tokens were."""
     rows = bank.data_config["rows"]
-    kept = {name: value for name, value in bank.data_config.items() if name != "packed"}
-    return {**kept, "rows": rows if policy_of(rows).types == "words" else "words", "held_out_types": 0.0}
+    options = {name: value for name, value in bank.data_config.items() if name != "packed"}
+    return {**options, "rows": rows if policy_of(rows).types == "words" else "words", "held_out_types": 0.0}

@@ -32,8 +32,8 @@ def store(
     check_range(least=0, keep=keep)
     _remove_named(folder, remove)
     if keep is not None:
-        for kept in remove_down_to(folder, keep * 1e9):
-            print(f"Removed {kept.folder} ({in_words(kept.size)}).")
+        for entry in remove_down_to(folder, keep * 1e9):
+            print(f"Removed {entry.folder} ({in_words(entry.size)}).")
     stores = kept_in(folder)
     _list(folder, stores)
     if run.options.get("verify"):
@@ -41,7 +41,7 @@ def store(
 
 
 def _remove_named(folder: Path, names: Sequence[str]) -> None:
-    known = {kept.folder.name: kept for kept in kept_in(folder)}
+    known = {entry.folder.name: entry for entry in kept_in(folder)}
     check_known(known, remove=names)
     for name in names:
         if not remove_store(known[name]):
@@ -54,11 +54,11 @@ def _list(folder: Path, stores: Sequence[Kept]) -> None:
     table = TitledTable(f"States in {folder}, the least recently used first")
     for heading in ("name", "model", "texts", "rows", "sites", "stored as", "size", "last used"):
         table.add_column(heading, overflow="fold", no_wrap=heading != "model")
-    for kept in stores:
-        when = datetime.fromtimestamp(kept.used).strftime("%Y-%m-%d %H:%M")
-        table.add_row(kept.folder.name, *_described(kept), in_words(kept.size), when)
+    for entry in stores:
+        when = datetime.fromtimestamp(entry.used).strftime("%Y-%m-%d %H:%M")
+        table.add_row(entry.folder.name, *_described(entry), in_words(entry.size), when)
     console.print(table)
-    say(console, f"{len(stores)} stores, {in_words(sum(kept.size for kept in stores))} in all.")
+    say(console, f"{len(stores)} stores, {in_words(sum(entry.size for entry in stores))} in all.")
 
 
 def _described(kept: Kept) -> list[str]:
@@ -83,7 +83,7 @@ def _described(kept: Kept) -> list[str]:
 
 def _verify(stores: Sequence[Kept]) -> None:
     """Raise if anything is damaged, and name it."""
-    found = [each for kept in track(stores, "Verifying", transient=True) for each in damages(kept)]
-    if found:
-        raise UserError("\n".join(found))
+    faults = [fault for entry in track(stores, "Verifying", transient=True) for fault in damages(entry)]
+    if faults:
+        raise UserError("\n".join(faults))
     print("Everything is as it was written.")

@@ -66,8 +66,8 @@ class UniverseEvaluation(pl.LightningModule):
     def on_test_start(self) -> None:
         """Read the moments that the universe lacks after a model has joined it."""
         if self.stored.moments is None:
-            found = moments_of_states(self.stream, lambda batch: {"maps": paired_rows(batch.x, self.models)})
-            self.stored.moments = found["maps"]
+            moments = moments_of_states(self.stream, lambda batch: {"maps": paired_rows(batch.x, self.models)})
+            self.stored.moments = moments["maps"]
         self.means = JointMoments.of(self.stored.moments, self.models).mean.to(self.device)
 
     # ------------------------------------------------------------------ the pass
@@ -143,7 +143,7 @@ class UniverseEvaluation(pl.LightningModule):
             for shift in range(1, self.models):
                 ends = [((t + shift) % self.models, t, site) for t in range(self.models) for site in sites]
                 both = [(trained[i * len(sites) + site], trained[j * len(sites) + site]) for i, j, site in ends]
-                training = [worst_of({"training": end} for end in each)["training"] for each in both]
+                training = [worst_of({"training": end} for end in pair)["training"] for pair in both]
                 yield f"{name}/{shift}", name, universe.maps, training, ends
         for key, (route, name, bank), (source, target), _ in self._pair_ways():
             maps = bank.maps[route][name]
@@ -155,8 +155,8 @@ class UniverseEvaluation(pl.LightningModule):
         names, sites = [model["name"] for model in self.stored.data["models"]], self.stored.data["sites"]
         for key, method, maps, training, ends in self._measured():
             places = [Place("", names[i], names[j], sites[s][0], sites[s][0]) for i, j, s in ends]
-            found = self._figures(key)
-            figures: dict[str, Any] = {figure: found[figure] for figure in FIGURES}
+            errors = self._figures(key)
+            figures: dict[str, Any] = {figure: errors[figure] for figure in FIGURES}
             for column, trip in (("round_trip", f"{method}/trip"), ("cycle", f"{method}/cycle")):
                 measured = trip in self.errors
                 figures[column] = self._figures(trip)["round_trip"] if measured else [None] * len(ends)
@@ -182,16 +182,16 @@ def between_members(
     Raises:
         ValueError: one is of other models, or lacks a site.
     """
-    own = [model["fingerprint"] for model in described["models"]]
-    sites, found = [tuple(site) for site in described["sites"]], []
+    fingerprints = [model["fingerprint"] for model in described["models"]]
+    sites, banks = [tuple(site) for site in described["sites"]], []
     for bank in against:
         there = bank.pairs.get(FORWARD, [])
         models = [bank.data["models"][side] for side in "xy"] if "x" in bank.data["models"] else bank.data["models"]
-        if not {model["fingerprint"] for model in models} <= set(own) or not set(sites) <= set(there):
+        if not {model["fingerprint"] for model in models} <= set(fingerprints) or not set(sites) <= set(there):
             raise UserError(
                 f"Expected `against` to name maps between two models of the universe at its sites {sites}, but "
                 f"{bank.path} is of {' and '.join(model['name'] for model in models)} at {there}."
             )
-        i, j = (own.index(model["fingerprint"]) for model in models)
-        found.append(((i, j), take_sites(bank, [there.index(site) for site in sites])))
-    return found
+        i, j = (fingerprints.index(model["fingerprint"]) for model in models)
+        banks.append(((i, j), take_sites(bank, [there.index(site) for site in sites])))
+    return banks

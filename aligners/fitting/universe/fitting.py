@@ -125,14 +125,14 @@ class Joining(Alignment):
     def setup(self, stage: str) -> None:
         """Build the newcomer's maps, as the members' are; only its places count."""
         super().setup(stage)
-        each = len(self.sites) // len(self.stream.models)
-        self.sites, self.places = self.sites[-each:], self.places[-each:]
+        count = len(self.sites) // len(self.stream.models)
+        self.sites, self.places = self.sites[-count:], self.places[-count:]
 
     def rows_of(self, batch: PairedBatch) -> tuple[Tensor, Tensor]:
         """The newcomer's states, and what a member makes of each row in the shared space, in turn."""
         members, rows = cast(Universe, self.members), torch.arange(batch.x.shape[1], device=batch.x.device)
-        each = members.embed(batch.x[: -len(self.sites)].detach()).unflatten(0, (members.models, -1))
-        return batch.x[-len(self.sites) :], each[rows % members.models, :, rows].movedim(0, 1).contiguous()
+        embedded = members.embed(batch.x[: -len(self.sites)].detach()).unflatten(0, (members.models, -1))
+        return batch.x[-len(self.sites) :], embedded[rows % members.models, :, rows].movedim(0, 1).contiguous()
 
     def made(self, sites: int, d_x: int, d_y: int) -> Iterator[Fit]:
         """Build the newcomer's maps for the places of all models, and keep none."""
@@ -146,11 +146,11 @@ class Joining(Alignment):
         Args:
             stored: the universe of the members.
         """
-        members, own, key = stored.maps[FORWARD][NETWORK], self.fits()[0].aligner, f"{FORWARD}.{NETWORK}"
-        records = [each[key] for each in (stored.training, self.training_record) if key in each]
+        members, newcomer, key = stored.maps[FORWARD][NETWORK], self.fits()[0].aligner, f"{FORWARD}.{NETWORK}"
+        records = [training[key] for training in (stored.training, self.training_record) if key in training]
         return replace(
             stored,
-            maps={FORWARD: {NETWORK: join_banks([members, own.to(next(members.parameters()).device)])}},
+            maps={FORWARD: {NETWORK: join_banks([members, newcomer.to(next(members.parameters()).device)])}},
             pairs={FORWARD: [*stored.pairs[FORWARD], *self.sites]},
             data=self.data,
             data_config=self.data_config,

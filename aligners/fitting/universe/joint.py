@@ -47,8 +47,8 @@ class JointMoments(NamedTuple):
     @property
     def variance(self) -> Tensor:
         """Mean variance over the dimensions of each model at each site, (k, S)."""
-        own = self.scatter.diagonal(dim1=0, dim2=1).movedim(-1, 0)
-        return own.diagonal(dim1=-2, dim2=-1).mean(-1) / self.n
+        within = self.scatter.diagonal(dim1=0, dim2=1).movedim(-1, 0)
+        return within.diagonal(dim1=-2, dim2=-1).mean(-1) / self.n
 
     def scaled(self) -> Self:
         """The moments of states divided by their root mean variance, one number for each model and site."""
@@ -67,9 +67,9 @@ class JointMoments(NamedTuple):
         Args:
             weights: W, (k, S, d, d).
         """
-        own, each = self.own(), weights.flatten(0, 1)
-        xy = own.xx @ each
-        return own._replace(mean_y=torch.zeros_like(own.mean_y), yy=each.mT @ xy, xy=xy)
+        moments, matrices = self.own(), weights.flatten(0, 1)
+        xy = moments.xx @ matrices
+        return moments._replace(mean_y=torch.zeros_like(moments.mean_y), yy=matrices.mT @ xy, xy=xy)
 
     def with_sum(self, weights: Tensor) -> Moments:
         """The moments of every model's states with Σ_i (x_i − x̄_i) W_i, at k · S places, model after model.
@@ -79,8 +79,8 @@ class JointMoments(NamedTuple):
         """
         xy = torch.einsum("ijsab,jsbc->isac", self.scatter, weights)
         yy = torch.einsum("isba,isbc->sac", weights, xy).expand_as(xy)
-        own = self.own()
-        return own._replace(mean_y=torch.zeros_like(own.mean_y), yy=yy.flatten(0, 1), xy=xy.flatten(0, 1))
+        moments = self.own()
+        return moments._replace(mean_y=torch.zeros_like(moments.mean_y), yy=yy.flatten(0, 1), xy=xy.flatten(0, 1))
 
 
 def all_pairs(models: int) -> Sequence[tuple[int, int]]:
@@ -95,9 +95,9 @@ def paired_rows(states: Tensor, models: int) -> tuple[Tensor, Tensor]:
         states: (k · S, N, d).
         models: k.
     """
-    each = states.unflatten(0, (models, -1))
+    by_model = states.unflatten(0, (models, -1))
     first, second = (list(numbers) for numbers in zip(*all_pairs(models), strict=True))
-    return each[first].flatten(0, 1), each[second].flatten(0, 1)
+    return by_model[first].flatten(0, 1), by_model[second].flatten(0, 1)
 
 
 ITERATIONS, STEADY = 200, 1e-10  # what one iteration gains, in norms of all moments
@@ -158,8 +158,8 @@ def maxvar(joint: JointMoments) -> tuple[Tensor, Tensor]:
             f"{models * width}, but got {int(joint.n)}: it would find agreement in any states. {MORE_ROWS}"
         )
     covariance = joint.scatter / joint.n
-    own = covariance.diagonal(dim1=0, dim2=1).movedim(-1, 0)
-    roots, inverses = _roots(own)
+    within = covariance.diagonal(dim1=0, dim2=1).movedim(-1, 0)
+    roots, inverses = _roots(within)
     white = torch.einsum("isab,ijsbc,jscd->ijsad", inverses, covariance, inverses)
     vectors, values = _leading(white)
     size = values.clamp(min=0).sqrt()[:, None]
@@ -212,9 +212,9 @@ def directions(joint: JointMoments) -> tuple[Tensor, Tensor]:
     covariance, models = joint.scatter / joint.n, len(joint.mean)
     variance, axes = torch.linalg.eigh(covariance.sum((0, 1)) / models**2)
     along = torch.einsum("sab,ijsac,scb->ijsb", axes, covariance, axes).flip(-1)  # (k, k, S, d)
-    own = along.diagonal(dim1=0, dim2=1).movedim(-1, 0)
-    shared = along.sum(1) - own
-    others = along.sum((0, 1)) - 2 * along.sum(1) + own
-    both = own * others
+    within = along.diagonal(dim1=0, dim2=1).movedim(-1, 0)
+    shared = along.sum(1) - within
+    others = along.sum((0, 1)) - 2 * along.sum(1) + within
+    both = within * others
     varies = both > 1e-20 * both.amax(-1, keepdim=True)
     return variance.flip(-1), torch.where(varies, shared.square() / torch.where(varies, both, 1.0), 0.0)

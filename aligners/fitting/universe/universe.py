@@ -65,10 +65,10 @@ class ThroughSpace(Aligner):
             into: u.
             out_of: v.
         """
-        made = cls(into.sites, into.d_x, out_of.d_x, network=kind_of(into))
-        made.into.load_state_dict(into.state_dict())
-        made.out_of.load_state_dict(out_of.state_dict())
-        return made
+        composed = cls(into.sites, into.d_x, out_of.d_x, network=kind_of(into))
+        composed.into.load_state_dict(into.state_dict())
+        composed.out_of.load_state_dict(out_of.state_dict())
+        return composed
 
     @property
     def rows_needed(self) -> int:
@@ -85,11 +85,11 @@ class ThroughSpace(Aligner):
 
     def fit(self, moments: Moments) -> None:
         """Fit u as a map from X to Y, and v as one from Y to itself: the space begins as Y's own."""
-        own = Moments(moments.n, *(moments.mean_y,) * 2, *(moments.yy,) * 3)
+        y_to_y = Moments(moments.n, *(moments.mean_y,) * 2, *(moments.yy,) * 3)
         self.into.fit(moments)
-        self.out_of.fit(own)
-        for kept, scatter in ((self.variance_x, moments.xx), (self.variance_y, moments.yy)):
-            kept.copy_(scatter.diagonal(dim1=-2, dim2=-1).mean(-1) / moments.n)
+        self.out_of.fit(y_to_y)
+        for buffer, scatter in ((self.variance_x, moments.xx), (self.variance_y, moments.yy)):
+            buffer.copy_(scatter.diagonal(dim1=-2, dim2=-1).mean(-1) / moments.n)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """FVU of g on the batch plus that of g⁻¹, (S,)."""
@@ -104,8 +104,8 @@ class ThroughSpace(Aligner):
 
     def fan_in(self, name: str, parameter: Tensor) -> int:
         """As u or v has it."""
-        part, _, own = name.partition(".")
-        return getattr(self, part).fan_in(own, parameter)
+        part, _, rest = name.partition(".")
+        return getattr(self, part).fan_in(rest, parameter)
 
     def options(self) -> dict[str, Any]:
         """Class and options of u and v."""
@@ -174,8 +174,8 @@ class Universe(Aligner, registered=False):
 
     def forward(self, x: Tensor) -> Tensor:
         """Each model's states as the others say, each row from one of them: (k · S, N, d) -> (k · S, N, d)."""
-        asked, order = self._asked(self.embed(x), means=False)
-        return self.maps.inverse(asked)[:, order.argsort()]
+        others, order = self._asked(self.embed(x), means=False)
+        return self.maps.inverse(others)[:, order.argsort()]
 
     def fit(self, moments: Moments) -> None:
         """Set the maps from the moments of all pairs of models: see `JointMoments.of`."""
@@ -190,8 +190,8 @@ class Universe(Aligner, registered=False):
         others in the shared space. The mean has less noise, but alone would let single models stray. This takes one
         pass of the k maps and one of their inverses.
         """
-        asked, order = self._asked(self.embed(x), means=True)
-        return self.over_models((self.maps.inverse(asked) - y[:, order]).square().mean((1, 2)) / self.variance)
+        others, order = self._asked(self.embed(x), means=True)
+        return self.over_models((self.maps.inverse(others) - y[:, order]).square().mean((1, 2)) / self.variance)
 
     def _asked(self, embedded: Tensor, means: bool) -> tuple[Tensor, Tensor]:
         """In the place of every model, row by row, another one in its turn; by turns the mean of the others, too.
@@ -199,13 +199,13 @@ class Universe(Aligner, registered=False):
         Returns:
             (k · S, N, d), its rows sorted by turn, and the places (N,) that they had.
         """
-        each, shifts = embedded.unflatten(0, (self.models, -1)), self.models - 1
+        by_model, shifts = embedded.unflatten(0, (self.models, -1)), self.models - 1
         turns = torch.arange(embedded.shape[1], device=embedded.device) if self.turns is None else self.turns
         rows = [(turns % ((1 + means) * shifts) == turn).nonzero().squeeze(1) for turn in range(shifts)]
-        parts = [self._other(each[:, :, own], shift) for shift, own in enumerate(rows, start=1)]
+        parts = [self._other(by_model[:, :, chosen], shift) for shift, chosen in enumerate(rows, start=1)]
         if means:
             rows.append((turns % (2 * shifts) >= shifts).nonzero().squeeze(1))
-            last = each[:, :, rows[-1]]
+            last = by_model[:, :, rows[-1]]
             parts.append(((last.sum(0) - last) / shifts).flatten(0, 1))
         return torch.cat(parts, 1), torch.cat(rows)
 
@@ -227,8 +227,8 @@ class Universe(Aligner, registered=False):
         A state passes one network and the inverse of another one, which was made for other states: at the rate of a
         lone network such matrices diverge.
         """
-        own = self.maps.fan_in(name.removeprefix("maps."), parameter)
-        return CALM * own if name.startswith(BETWEEN) else own
+        inputs = self.maps.fan_in(name.removeprefix("maps."), parameter)
+        return CALM * inputs if name.startswith(BETWEEN) else inputs
 
     def in_a_row(self, name: str) -> int:
         """As the maps have it."""
@@ -240,8 +240,8 @@ class Universe(Aligner, registered=False):
 
     def map(self, i: int, j: int) -> ThroughSpace:
         """The map from model i into model j at all sites."""
-        each = self.maps.sites // self.models
-        return ThroughSpace.of(*(take_places(self.maps, slice(m * each, (m + 1) * each)) for m in (i, j)))
+        sites = self.maps.sites // self.models
+        return ThroughSpace.of(*(take_places(self.maps, slice(m * sites, (m + 1) * sites)) for m in (i, j)))
 
 
 def fit_network(maps: Aligner, joint: JointMoments) -> None:
@@ -274,8 +274,8 @@ CLOSED_UNIVERSES: dict[str, tuple[Callable[[int, int, int], Aligner], FitMaps]] 
 
 
 def _set(maps: Aligner, joint: JointMoments, into: Tensor, back: Tensor) -> None:
-    own = joint.own()
-    centred = own._replace(mean_y=torch.zeros_like(own.mean_y))
+    moments = joint.own()
+    centred = moments._replace(mean_y=torch.zeros_like(moments.mean_y))
     maps.set_map(centred, into.flatten(0, 1), back.flatten(0, 1))  # type: ignore[operator]
 
 
@@ -294,11 +294,11 @@ def load_universe(path: Path | str) -> StoredBank:
 def universes_of(bank: StoredBank) -> dict[str, Universe]:
     """The trained universe of a file and its closed forms, by name, frozen."""
     models = len(bank.data["models"])
-    found = {}
+    universes = {}
     for name, maps in bank.maps[FORWARD].items():
         _, fit_maps = CLOSED_UNIVERSES.get(name, (None, fit_network))
-        found[name] = Universe(maps, models, fit_maps).requires_grad_(False).eval()
-    return found
+        universes[name] = Universe(maps, models, fit_maps).requires_grad_(False).eval()
+    return universes
 
 
 def pair_banks(bank: StoredBank) -> Iterator[tuple[int, int, StoredBank]]:

@@ -51,15 +51,15 @@ def over_pairs(
     """
     sited = [row for row in rows if row["site_x"] is not None]
     kinds = check_groups(groups, (row[f"model_{side}"] for row in sited for side in "xy"))
-    found: dict[tuple[Any, ...], list[Row]] = {}
+    by_place: dict[tuple[Any, ...], list[Row]] = {}
     for row in sited:
         x, y = row["model_x"], row["model_y"]
         different = f"{kinds[x]}-to-{kinds[y]}" if kinds[x] else "different models"
         group = "same model" if x == y else different
-        found.setdefault((group, *(row[name] for name in by)), []).append(row)
+        by_place.setdefault((group, *(row[name] for name in by)), []).append(row)
     return [
-        {**dict(zip(("group", *by), place, strict=True)), **_summary(own, kinds, quantities)}
-        for place, own in found.items()
+        {**dict(zip(("group", *by), place, strict=True)), **_summary(group_rows, kinds, quantities)}
+        for place, group_rows in by_place.items()
     ]
 
 
@@ -72,7 +72,7 @@ def check_groups(groups: Mapping[str, Sequence[str]] | None, models: Iterable[st
     present = list(dict.fromkeys(models))
     if groups is None:
         return dict.fromkeys(present, "")
-    members = [model for own in groups.values() for model in own]
+    members = [model for group in groups.values() for model in group]
     twice = sorted({model for model in members if members.count(model) > 1})
     absent = sorted(set(members) - set(present))
     missing = [model for model in present if model not in members]
@@ -84,7 +84,7 @@ def check_groups(groups: Mapping[str, Sequence[str]] | None, models: Iterable[st
             f"Expected every model in one of `groups`, but {', '.join(missing)} is in none. Name a group for it, or "
             "leave `groups` out."
         )
-    return {model: name for name, own in groups.items() for model in own}
+    return {model: name for name, group in groups.items() for model in group}
 
 
 def _summary(rows: list[Row], kinds: Mapping[str, str], quantities: Sequence[str]) -> Row:
@@ -122,10 +122,10 @@ def interval_over_models(
     mean, squares = values.mean(-1), torch.zeros(len(values), dtype=torch.float64)
     models = dict.fromkeys(model for pair in pairs for model in pair)
     for kind in dict.fromkeys(kinds[model] for model in models):
-        own = [model for model in models if kinds[model] == kind]
-        kept = torch.tensor([[model not in pair for pair in pairs] for model in own], dtype=torch.float64)
-        if len(own) < LEAST_MODELS or not bool(kept.any(-1).all()):
+        members = [model for model in models if kinds[model] == kind]
+        without = torch.tensor([[model not in pair for pair in pairs] for model in members], dtype=torch.float64)
+        if len(members) < LEAST_MODELS or not bool(without.any(-1).all()):
             return None
-        low, high = jackknife_interval(mean, (kept / kept.sum(-1, keepdim=True)) @ values.T)
+        low, high = jackknife_interval(mean, (without / without.sum(-1, keepdim=True)) @ values.T)
         squares = squares + ((high - low) / 2).square()
     return mean - squares.sqrt(), mean + squares.sqrt()

@@ -59,8 +59,8 @@ def task_score(score: Score, answers: Tensor, labels: Tensor) -> Tensor:
         labels: (n,) likewise.
     """
     rows = answers.double().reshape(-1, answers.shape[-1])
-    found = _FUNCTIONS[score](rows.nan_to_num().T, labels.double()[:, None].expand(-1, len(rows)))
-    return found.where(rows.isfinite().all(-1), torch.nan).reshape(answers.shape[:-1])
+    scores = _FUNCTIONS[score](rows.nan_to_num().T, labels.double()[:, None].expand(-1, len(rows)))
+    return scores.where(rows.isfinite().all(-1), torch.nan).reshape(answers.shape[:-1])
 
 
 def score_interval(score: Score, answers: Tensor, labels: Tensor, *, seed: int) -> tuple[Tensor, Tensor]:
@@ -83,13 +83,13 @@ def resampled_scores(score: Score, answers: Tensor, labels: Tensor, *, seed: int
     drawn = resampled(answers.shape[-1], seed)
     rows = answers.double().reshape(-1, answers.shape[-1])
     parts = drawn.split(max(1, CELLS // answers.shape[-1]))
-    found = [
+    scores = [
         torch.cat([_FUNCTIONS[score](row[part].T, labels.double()[part].T) for part in parts])
         if bool(row.isfinite().all())
         else torch.full((len(drawn),), torch.nan, dtype=torch.float64)
         for row in rows
     ]
-    return torch.stack(found).reshape(*answers.shape[:-1], len(drawn))
+    return torch.stack(scores).reshape(*answers.shape[:-1], len(drawn))
 
 
 def _accuracy(answers: Tensor, labels: Tensor) -> Tensor:
@@ -103,13 +103,13 @@ def _f1(answers: Tensor, labels: Tensor) -> Tensor:
 
 def _correlation(function: Callable[[Tensor, Tensor], Tensor], answers: Tensor, labels: Tensor) -> Tensor:
     """Correlate the columns of (n, R) and (n, R); 0 if one is constant, where torchmetrics gives NaN and a warning."""
-    spread = torch.stack([each.amax(0) - each.amin(0) for each in (answers, labels)])
+    spread = torch.stack([values.amax(0) - values.amin(0) for values in (answers, labels)])
     constant = (spread == 0).any(0)
     ramp = torch.arange(len(answers), dtype=torch.float64)[:, None].expand_as(answers)
     # Correlations do not depend on the unit, but torchmetrics warns about numbers that are close to each other.
     scaled = [
-        torch.where(constant, ramp, (each - each.amin(0)) / own)
-        for each, own in zip((answers, labels), spread, strict=True)
+        torch.where(constant, ramp, (values - values.amin(0)) / scale)
+        for values, scale in zip((answers, labels), spread, strict=True)
     ]
     return function(*scaled).reshape(-1).double().where(~constant, 0.0)
 

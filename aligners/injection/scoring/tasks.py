@@ -36,7 +36,7 @@ def in_data_order(logits: Tensor, groups: ClassMap | None) -> Tensor:
         return logits
     # one by one: a list as an index would be copied to the device, and that waits for it
     columns = [[logits[..., place] for place in group] for group in groups]
-    return torch.stack([own[0] if len(own) == 1 else torch.stack(own).logsumexp(0) for own in columns], -1)
+    return torch.stack([parts[0] if len(parts) == 1 else torch.stack(parts).logsumexp(0) for parts in columns], -1)
 
 
 def one_after_another(groups: ClassMap | None) -> ClassMap | None:
@@ -76,7 +76,7 @@ def match_heads(
     if True in kinds:
         return {model: {} for model in (*asked, *read) if model.regression}
     names, classes = data.texts.label_names, data.texts.classes
-    found: dict[FrozenModel, dict[str, list[str]]] = {}
+    matched: dict[FrozenModel, dict[str, list[str]]] = {}
     for model in dict.fromkeys((*asked, *read)):
         head, given = model.label_names, _given(data, model)
         if model not in asked and (model.n_labels is None or model.regression):
@@ -88,12 +88,12 @@ def match_heads(
                 raise
             logger.warning("%s only supplies states: its head seems to be for another task. %s", model.name, error)
             continue
-        found[model] = in_words(model.class_map, head, names)
+        matched[model] = in_words(model.class_map, head, names)
     if numbered(names, classes) is not None:
-        _check_agreement([model for model in found if _given(data, model) is None], classes)
-    for caution in matched_by_number(data, list(found)):
+        _check_agreement([model for model in matched if _given(data, model) is None], classes)
+    for caution in matched_by_number(data, list(matched)):
         logger.warning(caution)
-    return found
+    return matched
 
 
 def matched_by_number(data: TextModule, models: Sequence[FrozenModel]) -> list[str]:
@@ -107,8 +107,8 @@ def matched_by_number(data: TextModule, models: Sequence[FrozenModel]) -> list[s
         if not model.regression and _given(data, model) is None and not model.name.startswith(EMBEDDED)
     ]
     texts, source = data.texts, data.text.source
-    each = [by_number(m.label_names, texts.label_names, texts.classes, model=m.name, source=source) for m in doubtful]
-    return [caution for caution in each if caution is not None]
+    notes = [by_number(m.label_names, texts.label_names, texts.classes, model=m.name, source=source) for m in doubtful]
+    return [caution for caution in notes if caution is not None]
 
 
 def _given(data: TextModule, model: FrozenModel) -> GivenMap | None:
@@ -171,7 +171,7 @@ def divergence(logits: Tensor, own: Tensor, temperature: float = 1.0) -> Tensor:
     Returns:
         (...) in nats.
     """
-    learning, matched = ((each / temperature).log_softmax(-1) for each in (logits, own))
+    learning, matched = ((values / temperature).log_softmax(-1) for values in (logits, own))
     return temperature**2 * kl_div(learning, matched, reduction="none", log_target=True).sum(-1)
 
 

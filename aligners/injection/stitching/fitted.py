@@ -48,17 +48,17 @@ def fitted_layers(
     Raises:
         ValueError: as in `fitted_maps`.
     """
-    found: dict[str, dict[str, Aligner]] = {}
+    layers: dict[str, dict[str, Aligner]] = {}
     for key, maps in fitted_maps(bank, routes, models).items():
-        found[key] = {}
+        layers[key] = {}
         for name, aligner in maps.items():
             if not aligner.closed_form:
-                found[key][f"{name}_stitched"] = copy.deepcopy(aligner).requires_grad_(True).train()
+                layers[key][f"{name}_stitched"] = copy.deepcopy(aligner).requires_grad_(True).train()
             elif isinstance(aligner, Affine):
                 moments = cast(Moments, bank.moments)
                 layer = AffineLayer(aligner.sites, aligner.d_x, aligner.d_y, start="linear")
                 layer.adopt(aligner, moments if key == FORWARD else moments.swap())
-                found[key][f"{name}_stitched"] = layer
+                layers[key][f"{name}_stitched"] = layer
             else:
                 logger.warning("%s holds %s, which has nothing to train and is left out.", bank.path, name)
-    return found
+    return layers

@@ -72,12 +72,12 @@ class StitchingEvaluation(Evaluation):
         methods = {route: self._methods(route, maps.get(route.key, {})) for route in self.routes}
         targets = self.injected_into()
         heads = match_heads(data, targets) if targets[0].task == "classification" else {}
-        self.asked = asked = ScoredTask.of(data, targets[0], seed=self.seed)
+        self.asked = task = ScoredTask.of(data, targets[0], seed=self.seed)
         # errors are measured where the mean of the target's states is known, to which they are relative
         self.spread = {} if layers is None else layers.spread
         for route in self.routes:
             means = (None, self.spread[route.key]["mean"]) if self.spread else None
-            behaviour = Behaviour(route, asked, ("native",), self.seed)
+            behaviour = Behaviour(route, task, ("native",), self.seed)
             self.panels.append(Panel(route, methods[route], self.n_texts, self.seed, means=means, behaviour=behaviour))
         self.meta = {
             **described,
@@ -87,8 +87,8 @@ class StitchingEvaluation(Evaluation):
                 for r in self.routes
             ],
             "loss": None if layers is None else layers.loss,
-            "constant_score": asked.constant_score(),
-            "bytes_per_token": asked.bytes_per_token,
+            "constant_score": task.constant_score(),
+            "bytes_per_token": task.bytes_per_token,
         }
 
     def _methods(self, route: Route, fitted: dict[str, Aligner]) -> list[Method]:
@@ -121,5 +121,5 @@ class StitchingEvaluation(Evaluation):
         natives = self.natives(self.injected_into(), batch)
         states = read_all(self.routes, batch, targets=bool(self.spread))
         for panel in cast(Sequence[Panel], self.panels):
-            own = states.targets(panel.route) if self.spread else None
-            panel.update(PanelBatch(batch, states.sources(panel.route), own, batch), natives)
+            target = states.targets(panel.route) if self.spread else None
+            panel.update(PanelBatch(batch, states.sources(panel.route), target, batch), natives)

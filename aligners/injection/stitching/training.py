@@ -180,8 +180,8 @@ class Stitching(BankTraining):
                 further, self._started_from = fitted_layers(bank, self.routes, data.frozen), bank.fitted
             for route in self.routes:
                 sizes = len(route.pairs), route.source.width, route.target.width
-                made = {name: seeded(factory, self.seed, *sizes) for name, factory in self.factories.items()}
-                self.maps[route.key] = nn.ModuleDict({**made, **further.get(route.key, {})})
+                layers = {name: seeded(factory, self.seed, *sizes) for name, factory in self.factories.items()}
+                self.maps[route.key] = nn.ModuleDict({**layers, **further.get(route.key, {})})
         if not list(self.maps.parameters()):
             raise UserError("Expected `layers` that can be trained, but none of them has a parameter.")
 
@@ -190,9 +190,9 @@ class Stitching(BankTraining):
         if self.start_batches == 0 or self.spread:
             return
         loader = self.stream.loader("fit", shuffle=True)
-        found = read_moments(self.trainer, loader, self._read, self._check, self.start_batches)
+        by_route = read_moments(self.trainer, loader, self._read, self._check, self.start_batches)
         for route in self.routes:
-            moments = found[route.key]
+            moments = by_route[route.key]
             variance = moments.yy.diagonal(dim1=-2, dim2=-1).sum(-1) / moments.n
             self.spread[route.key] = {"mean": moments.mean_y.cpu(), "variance": variance.cpu()}
             for name, layer in self.banks_of(route.key).items():
@@ -219,14 +219,14 @@ class Stitching(BankTraining):
         """One step of every layer at every site."""
         cast(Any, self.optimizers()).zero_grad(set_to_none=True)
         # the mean over ranks: with it, ranks' mean gradient is that of all units
-        units, rows = (mean_count(self.trainer, len(each), self.device) for each in (batch.targets, batch.rows))
+        units, rows = (mean_count(self.trainer, len(part), self.device) for part in (batch.targets, batch.rows))
         activation, distillation = self.weights.activation > 0, self.weights.distillation > 0
         states = read_all(self.routes, batch, targets=activation)
-        own = {target: own_logits(target, batch) for target in self._targets()} if distillation else {}
+        natives = {target: own_logits(target, batch) for target in self._targets()} if distillation else {}
         surrogates, losses = [], {}
         for route in self.routes:
             source, target = states.sources(route), states.targets(route) if activation else None
-            loss = partial(self._loss, route, batch, (units, rows), own.get(route.target), target)
+            loss = partial(self._loss, route, batch, (units, rows), natives.get(route.target), target)
             for name, layer in self.banks_of(route.key).items():
                 mapped = mapped_rows(layer, source)
                 losses[route, name], gradients = bank_gradients(mapped, loss)
@@ -303,7 +303,7 @@ class Stitching(BankTraining):
         for route in self.routes:
             for name, layer in self.banks_of(route.key).items():
                 logits = bank_logits(route, batch, mapped_rows(layer, states.sources(route)))
-                losses = torch.stack([unit_losses(each, batch.targets) for each in logits])
+                losses = torch.stack([unit_losses(site_logits, batch.targets) for site_logits in logits])
                 self._means[f"{route.key}.{name}"].update(losses)
 
     def on_validation_epoch_end(self) -> None:
@@ -356,9 +356,9 @@ class Stitching(BankTraining):
         """What a run that goes on from this one has to share, as plain values."""
         routes = {route.key: list(route.pairs) for route in self.routes}
         layers = {key: describe_aligner(layer) for key, layer in self.banks().items()}
-        own = ("start_batches", "schedule", "warmup", "gradient_clip", "seed")
+        keys = ("start_batches", "schedule", "warmup", "gradient_clip", "seed")
         optimizer = describe_optimizer(self.optimizer_factory)
-        options = {"loss": asdict(self.weights), "optimizer": optimizer, **{name: getattr(self, name) for name in own}}
+        options = {"loss": asdict(self.weights), "optimizer": optimizer, **{name: getattr(self, name) for name in keys}}
         about = identity(self.stream, routes=routes, layers=layers, **options)
         return about | {"trainer": trainer_identity(self.trainer)}
 
@@ -374,7 +374,7 @@ class Stitching(BankTraining):
         stored = checkpoint[STITCHING]
         refuse_other_models(stored["data"]["models"], self.stream.describe()["models"], "The checkpoint")
         if "layers" in stored:  # beside the options, as the version before kept them
-            layers = {f"{key}.{name}": layer for key, own in stored["layers"].items() for name, layer in own.items()}
+            layers = {f"{key}.{name}": layer for key, maps in stored["layers"].items() for name, layer in maps.items()}
             stored = {**stored, "options": {**stored["options"], "routes": stored["pairs"], "layers": layers}}
         refuse_other_run(stored, self._identity(), "The checkpoint")
         steps, most = checkpoint["global_step"], self.trainer.max_steps

@@ -26,10 +26,10 @@ def dtype_of(dtype: str | torch.dtype) -> torch.dtype:
     Raises:
         ValueError: there is no such type.
     """
-    found = dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype, None)
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+    resolved = dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype, None)
+    if not isinstance(resolved, torch.dtype) or not resolved.is_floating_point:
         raise UserError(f"Expected `dtype` to be float32, bfloat16 or float16, but got {dtype!r}.")
-    return found
+    return resolved
 
 
 def read_config(name: str, source: dict[str, Any]) -> PreTrainedConfig:
@@ -67,8 +67,8 @@ def read_weights(name: str, loader: Any, options: dict[str, Any]) -> tuple[PreTr
     advice = "If a file of it is missing, damaged or incomplete, download or save the model again."
     with _refusing(f"The model {name!r} cannot be loaded", advice):
         # Weights of another shape pass here, and are then refused by name together with the missing ones.
-        model, found = loader.from_pretrained(name, output_loading_info=True, ignore_mismatched_sizes=True, **options)
-    return model, sorted({*found["missing_keys"], *(key[0] for key in found["mismatched_keys"])})
+        model, info = loader.from_pretrained(name, output_loading_info=True, ignore_mismatched_sizes=True, **options)
+    return model, sorted({*info["missing_keys"], *(key[0] for key in info["mismatched_keys"])})
 
 
 def read_tokenizer(name: str, source: dict[str, Any], config: PreTrainedConfig) -> PreTrainedTokenizerBase:

@@ -92,8 +92,8 @@ def _folder_of(name: str, source: Mapping[str, Any]) -> Path | None:
 
 def _described(path: Path) -> list[Any]:
     """A file by its place, size, and dates: one of them changes whenever it is written."""
-    found = path.resolve().stat()
-    return [str(path.resolve()), found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+    status = path.resolve().stat()
+    return [str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 
 WITH_WEIGHTS = ("model", "blocks", "_caller")  # what is not there before they are read

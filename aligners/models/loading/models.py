@@ -109,12 +109,12 @@ def load_frozen(
         read = quiet()(partial(_model, str(name), task, architecture, placed))
         lasting = device_map is None and getattr(config, "quantization_config", None) is None
         place = known.place(str(name), source, options["dtype"]) if known is not None and lasting else None
-        found = known.find(place) if known is not None and place is not None else None
+        entry = known.find(place) if known is not None and place is not None else None
         # A model's faults are said before its tokenizer's.
-        model = read() if found is None else _skeleton(config, None if found.headless else task, architecture, options)
+        model = read() if entry is None else _skeleton(config, None if entry.headless else task, architecture, options)
         words = read_tokenizer(str(name), source, config) if tokenizer else None
-    if found is not None:
-        return SleepingModel(model, words, **named, fingerprint=found.fingerprint, read=read).to(device)
+    if entry is not None:
+        return SleepingModel(model, words, **named, fingerprint=entry.fingerprint, read=read).to(device)
     frozen = FrozenModel(model, words, **named)
     if known is not None and place is not None:
         known.note(place, frozen, headless=task is not None and model.base_model is model)

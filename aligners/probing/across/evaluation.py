@@ -52,9 +52,9 @@ class PairedWords(NamedTuple):
         """What a map makes of X's words, as words of Y: for each site pair words with states at Y's site."""
         x = self.x.states[[self.x.places.index(Place("model", i)) for i, _ in self.pairs]]
         with torch.no_grad():
-            found = torch.cat([method.map(rows, None) for rows in x.split(AT_ONCE, 1)], 1)
+            y = torch.cat([method.map(rows, None) for rows in x.split(AT_ONCE, 1)], 1)
         return [
-            replace(self.y, states=found[s : s + 1], places=(Place("model", j),)) for s, (_, j) in enumerate(self.pairs)
+            replace(self.y, states=y[s : s + 1], places=(Place("model", j),)) for s, (_, j) in enumerate(self.pairs)
         ]
 
 
@@ -70,7 +70,7 @@ class PairsBeingRead:
         self.pairs, sides = pairs, list(zip(*pairs, strict=True))
         self._chosen = [[side.index(layer) for layer in dict.fromkeys(side)] for side in sides]
         places = [tuple(Place("model", layer) for layer in dict.fromkeys(side)) for side in sides]
-        self._reading = [WordsBeingRead(sentences, own) for own in places]
+        self._reading = [WordsBeingRead(sentences, side_places) for side_places in places]
 
     def add(self, batch: PairedBatch) -> None:
         """Add the sentences of a batch that both models read whole."""
@@ -103,16 +103,16 @@ def compared(x: Task, y: Task, held: PairedWords, methods: Sequence[Method], see
     roles |= {method.name: method.role for method in methods}
     least = y.measures(None, held.y, seed)
     for s, (site_x, site_y) in enumerate(held.pairs):
-        found = {"native_y": y.at(site_y, held.y, seed), "native_x": x.at(site_x, held.x, seed)}
-        found |= {name: y.at(site_y, words[s], seed) for name, words in mapped.items()} | {BASELINE: least}
+        scores = {"native_y": y.at(site_y, held.y, seed), "native_x": x.at(site_x, held.x, seed)}
+        scores |= {name: y.at(site_y, words[s], seed) for name, words in mapped.items()} | {BASELINE: least}
         place = {"site_x": site_x, "site_y": site_y, "n_sentences": len(held.y.sentences)}
-        for measured in found["native_y"]:
-            for name, each in found.items():
-                own, floor = found["native_y"][measured][0], found[MEAN][measured][0]
-                beaten = bool(own[0] > torch.stack((least[measured][0, 0], floor[0])).nan_to_num(0.0).max())
+        for measured in scores["native_y"]:
+            for name, measures in scores.items():
+                native, floor = scores["native_y"][measured][0], scores[MEAN][measured][0]
+                beaten = bool(native[0] > torch.stack((least[measured][0, 0], floor[0])).nan_to_num(0.0).max())
                 outcome = known[name].outcome(s) if name in known else None
                 about = {"task": y.name, "measure": measured, "method": name, "role": roles[name]}
-                yield {**about, "training": outcome, **place, **columns(each[measured][0], own, floor, beaten)}
+                yield {**about, "training": outcome, **place, **columns(measures[measured][0], native, floor, beaten)}
 
 
 def columns(score: Tensor, own: Tensor, floor: Tensor, beaten: bool) -> Row:
@@ -128,8 +128,8 @@ def columns(score: Tensor, own: Tensor, floor: Tensor, beaten: bool) -> Row:
         beaten: whether Y's own beats the baseline and the floor.
     """
     least, row = floor.nan_to_num(0.0), Row()
-    kept = (score - least) / (own - least if beaten else torch.nan)
-    for name, values in {"score": score, "lost": own - score, "kept": kept}.items():
+    share = (score - least) / (own - least if beaten else torch.nan)
+    for name, values in {"score": score, "lost": own - score, "kept": share}.items():
         low, high = percentile_interval(values[1:])
         row |= {name: values[0], f"{name}_low": low, f"{name}_high": high}
     return {name: float(value) if value.isfinite() else None for name, value in row.items()}
@@ -265,7 +265,7 @@ class ProbesAcrossMaps(Evaluation):
         fitting, watched, self.held = self._read("fit"), self._read("validation"), self.reading.whole()
         held, shown = self.held, self.trainer.progress_bar_callback is not None
         planned = [(name, *side) for name in self.tasks for side in ((fitting.x, watched.x), (fitting.y, watched.y))]
-        trained = [self._trained(*each) for each in track(planned, "Training", transient=True, disable=not shown)]
+        trained = [self._trained(*job) for job in track(planned, "Training", transient=True, disable=not shown)]
         self.fitted, self.narrow = list(zip(trained[::2], trained[1::2], strict=True)), list[Task]()
         twin = None if self.asked is None else self._twin(self.asked, fitting.y, watched.y)
         self.meta["unfinished"] = dict(ended(task.banks[0] for task in (*trained, *self.narrow)))

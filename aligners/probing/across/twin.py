@@ -88,22 +88,22 @@ class Twin(nn.Module):
         read = read_all([route], task, targets=True)
         x, y = read.sources(route), read.targets(route)
         self.native.update(text, self.behaviour.without_sites(task, {route.target: own}))
-        found = []
+        results = []
         for method in self.maps:
             mapped = method.map(x, task)
-            found += [self._mean(task, y, mapped, subspaces, own) for _, subspaces in self.parts]
-        self.scores.update(text, {name: torch.stack([each[name] for each in found]) for name in BEHAVIOUR})
+            results += [self._mean(task, y, mapped, subspaces, own) for _, subspaces in self.parts]
+        self.scores.update(text, {name: torch.stack([result[name] for result in results]) for name in BEHAVIOUR})
 
     def _mean(
         self, task: TaskBatch, y: Tensor, mapped: Tensor, subspaces: Sequence[Tensor | None], own: UnitAnswers
     ) -> dict[str, Tensor]:
         """What Y does, averaged over subspaces that are drawn alike: quantity -> (S, B)."""
-        each = [self.behaviour.injected(task, swapped(y, mapped, one), own) for one in subspaces]
-        return {name: torch.stack([found[name] for found in each]).mean(0) for name in BEHAVIOUR}
+        draws = [self.behaviour.injected(task, swapped(y, mapped, one), own) for one in subspaces]
+        return {name: torch.stack([draw[name] for draw in draws]).mean(0) for name in BEHAVIOUR}
 
     def rows(self) -> Iterator[Row]:
         """One row for each map, part and site pair."""
-        route, native = self.behaviour.route, {name: own[0, 0] for name, own in self.native.compute().items()}
+        route, native = self.behaviour.route, {name: figures[0, 0] for name, figures in self.native.compute().items()}
         columns = behaviour_columns(self.scores.compute(), native, self.behaviour.asked, self.seed)
         names = {"model_x": route.source.name, "model_y": route.target.name}
         counts = {"n_texts": len(native["units"]), "n_units": int(native["units"].sum())}
@@ -128,7 +128,7 @@ def read_subspaces(bank: Bank) -> Tensor:
         then twice the projection's width, at most d.
     """
     if isinstance(bank.probes, EdgeProbes):
-        weight = torch.cat([cast(Tensor, each.weight) for each in bank.probes.projections], -1)
+        weight = torch.cat([cast(Tensor, projection.weight) for projection in bank.probes.projections], -1)
     else:
         probes = cast(StructuralProbes, bank.probes)
         weight = probes.weight[:, :, probes.kept[0]]

@@ -47,7 +47,7 @@ def write_page(report: Report, folder: Path) -> Path:
         "run.html.j2",
         title=_title(report),
         about=sentences("about_run", run=folder.name, meta=report.meta)[0],
-        sentences=[each for said in report.sentences for each in SENTENCES.split(said) if each.strip()],
+        sentences=[sentence for text in report.sentences for sentence in SENTENCES.split(text) if sentence.strip()],
         note=report.note,
         figures=_figures(folder / f"{name}.png" for name in report.figures),
         tables=page_tables(report),
@@ -182,8 +182,8 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 def alt_text(image: bytes) -> str:
     """The description that an image carries; images of earlier versions carry none."""
-    with Image.open(io.BytesIO(image)) as found:
-        return str(found.info.get(ENTRY) or "A figure without a description: its values are in the tables.")
+    with Image.open(io.BytesIO(image)) as picture:
+        return str(picture.info.get(ENTRY) or "A figure without a description: its values are in the tables.")
 
 
 def _described(figure: Figure) -> str:
@@ -198,9 +198,9 @@ def _described(figure: Figure) -> str:
     kind = "Heat map" if any(axis.images or (axis.collections and not axis.lines) for axis in panels) else "Chart"
     count = "" if len(panels) == 1 else f" of {len(panels)} panels"
     named = {"vertical axis": up, "horizontal axis": across, "drawn": drawn}
-    said = [f"{kind}{count}{f' ({_listed(titles)})' if titles else ''}"]
-    said += [f"{name}: {what}" for name, what in named.items() if what]
-    return "; ".join(said) + "."
+    parts = [f"{kind}{count}{f' ({_listed(titles)})' if titles else ''}"]
+    parts += [f"{name}: {what}" for name, what in named.items() if what]
+    return "; ".join(parts) + "."
 
 
 def _listed(names: Sequence[str], most: int = MOST_DRAWN) -> str:

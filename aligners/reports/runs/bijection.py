@@ -28,8 +28,8 @@ def report(meta: Row, rows: Sequence[Row]) -> Report:
     if len(sizes) > 1:
         figures["bijection_sizes"] = partial(_sizes_figure, shown, sizes)
     tables = [_table(shown, size) for size in sizes]
-    said = [*_said(shown, sizes[-1]), *what_did_not_train([row | {"method": _name(row)} for row in shown])]
-    return Report("bijection", meta, rows, figures=figures, screen=tables, sentences=said)
+    findings = [*_said(shown, sizes[-1]), *what_did_not_train([row | {"method": _name(row)} for row in shown])]
+    return Report("bijection", meta, rows, figures=figures, screen=tables, sentences=findings)
 
 
 def _name(row: Row) -> str:
@@ -44,13 +44,13 @@ def _of(rows: Iterable[Row], size: int, **wanted: object) -> list[Row]:
 
 def _by_seed(rows: Iterable[Row], column: str) -> list[float]:
     """The mean of a column over sites, for each seed; NaN where one is no number."""
-    return [mean(own, column) for own in grouped(rows, "seed").values()]
+    return [mean(seed_rows, column) for seed_rows in grouped(rows, "seed").values()]
 
 
 def _last(rows: Sequence[Row], size: int, method: str, direction: str) -> list[Row]:
     """A map's rows after the most steps."""
-    own = _of(rows, size, method=method, direction=direction)
-    return where(own, steps=largest(own, "steps"))
+    map_rows = _of(rows, size, method=method, direction=direction)
+    return where(map_rows, steps=largest(map_rows, "steps"))
 
 
 def _price(rows: Sequence[Row], size: int, method: str, direction: str, column: str = "fvu") -> float:
@@ -58,10 +58,10 @@ def _price(rows: Sequence[Row], size: int, method: str, direction: str, column: 
 
     NaN where one of the two is not trained.
     """
-    own, free = (_last(rows, size, name, direction) for name in (method, FREE))
-    if not all(map(is_trained, [*own, *free])):
+    bijective, free = (_last(rows, size, name, direction) for name in (method, FREE))
+    if not all(map(is_trained, [*bijective, *free])):
         return float("nan")
-    return float(np.mean(_by_seed(own, column)) / np.mean(_by_seed(free, column)))
+    return float(np.mean(_by_seed(bijective, column)) / np.mean(_by_seed(free, column)))
 
 
 def _prices(rows: Sequence[Row], size: int) -> dict[str, list[float]]:
@@ -127,12 +127,12 @@ def _curves(axis: Axes, rows: Sequence[Row], across: str) -> None:
     """Draw the mean over seeds of each map's FVU, with the range over seeds, above the least floor."""
     for method in _methods(rows):
         at = dict(sorted(grouped(where(rows, method=method), across).items()))
-        values = [_by_seed(own, "fvu") for own in at.values()]
+        values = [_by_seed(place_rows, "fvu") for place_rows in at.values()]
         if method == "linear":
             axis.axhline(float(np.mean(values)), label=NAMES[method], color=_look(method)["color"], linestyle=":")
         elif method == FLOOR:
-            least, said = min(np.mean(each) for each in values), "below the floor of maps\nthat are good both ways"
-            axis.axhspan(1e-6, float(least), color="0.9", zorder=0, label=said)
+            least, name = min(np.mean(fvus) for fvus in values), "below the floor of maps\nthat are good both ways"
+            axis.axhspan(1e-6, float(least), color="0.9", zorder=0, label=name)
         else:
             _curve(axis, method, at, values)
     places = sorted({row[across] for row in rows if row["method"] != "linear"})
@@ -143,14 +143,14 @@ def _curves(axis: Axes, rows: Sequence[Row], across: str) -> None:
 
 def _curve(axis: Axes, method: str, at: dict[int, list[Row]], values: Sequence[Sequence[float]]) -> None:
     """Draw one map's FVU as far as it is on the scale, and say so where none of it is."""
-    middle = np.array([np.mean(each) for each in values])
-    bars = [middle - [min(each) for each in values], [max(each) for each in values] - middle]
+    middle = np.array([np.mean(fvus) for fvus in values])
+    bars = [middle - [min(fvus) for fvus in values], [max(fvus) for fvus in values] - middle]
     shown = np.where(middle <= LARGEST, middle, np.nan)
     axis.errorbar(list(at), shown, bars, label=NAMES[method], elinewidth=0.8, **_look(method))
-    hollow_where_untrained(axis, list(at), list(shown), [worst_of(own) for own in at.values()], _look(method))
+    hollow_where_untrained(axis, list(at), list(shown), [worst_of(rows) for rows in at.values()], _look(method))
     if np.isnan(shown).all():
-        said, color = f"{NAMES[method]}: off the scale ({middle[-1]:.0e})", _look(method)["color"]
-        axis.annotate(said, (0.03, 0.97), xycoords="axes fraction", color=color, fontsize=7, va="top")
+        text, color = f"{NAMES[method]}: off the scale ({middle[-1]:.0e})", _look(method)["color"]
+        axis.annotate(text, (0.03, 0.97), xycoords="axes fraction", color=color, fontsize=7, va="top")
 
 
 def _draw_prices(axis: Axes, rows: Sequence[Row], size: int) -> None:

@@ -30,12 +30,12 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
     """Summarise each variant in a row: means over seeds and bases, and standard deviations of score and accuracy."""
     return [
         {
-            **{"variant": variant, "kind": own[0]["kind"], "count": own[0]["count"], "n": len(own)},
-            **{"score_name": own[0]["score_name"], **_spread(own, "score"), **_spread(own, "accuracy")},
-            **{name: mean(row[name] for row in own) for name in ("loss", "seconds")},
-            "trained": own[0]["trained"],
+            **{"variant": variant, "kind": runs[0]["kind"], "count": runs[0]["count"], "n": len(runs)},
+            **{"score_name": runs[0]["score_name"], **_spread(runs, "score"), **_spread(runs, "accuracy")},
+            **{name: mean(row[name] for row in runs) for name in ("loss", "seconds")},
+            "trained": runs[0]["trained"],
         }
-        for variant, own in grouped(rows, "variant").items()
+        for variant, runs in grouped(rows, "variant").items()
     ]
 
 
@@ -112,8 +112,8 @@ def _curve(axis: Axes, rows: Sequence[Row], kind: str) -> None:
 
 def _side_by_side(axis: Axes, rows: Sequence[Row]) -> None:
     variants = grouped(rows, "variant")
-    for place, own in enumerate(variants.values()):
-        values = [100 * row["score"] for row in own]
+    for place, runs in enumerate(variants.values()):
+        values = [100 * row["score"] for row in runs]
         _dots(axis, place, values, MODEL_COLOURS[3])
         axis.hlines(mean(values), place - 0.3, place + 0.3, color=MODEL_COLOURS[3], linewidth=1.8)
     axis.set_xticks(range(len(variants)), [name.replace("-", " ") for name in variants])

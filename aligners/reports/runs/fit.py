@@ -28,8 +28,8 @@ def report(meta: Row, rows: Sequence[Row], measured: str = "on the validation te
     shown, tables = with_short_names(rows), {"fvu": measured, "fvu_unseen": UNSEEN}
     known = [_table(shown, name, on) for name, on in tables.items() if is_known(shown, name)]
     figures = {"fvu": partial(fvu_figure, _few_panels(shown))}
-    said = [*no_better_than_the_mean(rows), *what_did_not_train(shown)]
-    return Report("summary", meta, rows, figures=figures, screen=known, sentences=said, files="Figures of the fit")
+    findings = [*no_better_than_the_mean(rows), *what_did_not_train(shown)]
+    return Report("summary", meta, rows, figures=figures, screen=known, sentences=findings, files="Figures of the fit")
 
 
 def _few_panels(rows: Sequence[Row]) -> Sequence[Row]:
@@ -39,9 +39,9 @@ def _few_panels(rows: Sequence[Row]) -> Sequence[Row]:
         return rows
     ends = {"model_x": "X", "model_y": f"Y, median of {len(pairs)} pairs"}
     medians = []
-    for own in grouped(rows, "method", "direction", "site_x", "site_y").values():
-        known = {name: [row[name] for row in own if row.get(name) is not None] for name in MEDIANS}
-        medians.append(worst_of(own) | ends | {name: median(each) if each else None for name, each in known.items()})
+    for group in grouped(rows, "method", "direction", "site_x", "site_y").values():
+        known = {name: [row[name] for row in group if row.get(name) is not None] for name in MEDIANS}
+        medians.append(worst_of(group) | ends | {name: median(each) if each else None for name, each in known.items()})
     return medians
 
 

@@ -72,8 +72,8 @@ def below_chance(rows: Sequence[Row]) -> list[Row]:
 def reading(rows: Sequence[Row]) -> str:
     """Say of each panel whether Y still does its task, how exact the maps are, and whether they are vocabularies."""
     panels = [_facts(panel) for panel in panels_of(rows)]
-    said = sentences("injection", below_chance=below_chance(rows), panels=panels, kept=KEPT)
-    return "\n".join([*said, *what_did_not_train(rows)])
+    lines = sentences("injection", below_chance=below_chance(rows), panels=panels, kept=KEPT)
+    return "\n".join([*lines, *what_did_not_train(rows)])
 
 
 def panels_of(rows: Sequence[Row]) -> list[list[Row]]:
@@ -102,7 +102,7 @@ def _facts(panel: list[Row]) -> Row:
     closest, tokens = _closest(mapped, "fvu"), of_tokens(panel)
     plain = {name: mapped[name] for name in PLAIN if name in mapped}
     native = next(iter(where(panel, method="native_y")), {"loss": None, "score": None})
-    own, known = native["loss" if tokens else "score"], _measured(methods, "penalty" if tokens else "score")
+    ceiling, known = native["loss" if tokens else "score"], _measured(methods, "penalty" if tokens else "score")
     answering = {name: line for name, line in known.items() if name in maps}
     if tokens:
         answering = dict(sorted(answering.items(), key=lambda item: -_total(item[1], "penalty")))
@@ -114,7 +114,7 @@ def _facts(panel: list[Row]) -> Row:
         "scored": is_known(panel, "score"),
         "score": score_words(panel),
         "native": native,
-        "own": own,
+        "own": ceiling,
         "identity": known.get("identity"),
         "lost": [name for name in methods if name not in known],
         "maps": answering,
@@ -191,8 +191,8 @@ def _table(panel: list[Row], pairs: list[tuple[int, int]], columns: list[str]) -
     names = [site_name(pair) for pair in pairs]
     across = {COLUMN_GROUPS[column] or score_heading(panel): names for column in columns}
     table = site_table(panel_title(panel), ["method"], ["parameters"], across)
-    for name, own in grouped(panel, "method").items():
-        line, first = by_sites(own), own[0]
+    for name, method_rows in grouped(panel, "method").items():
+        line, first = by_sites(method_rows), method_rows[0]
         cells = [mark(_short(row[column], column), row) for column in columns
                  for row in (line.get(pair, first) for pair in pairs)]  # fmt: skip
         parameters = f"{first['parameters']:,}" if first["parameters"] else ""
@@ -256,12 +256,12 @@ def accuracy_figure(rows: Sequence[Row]) -> Figure:
 def _by_site(shown: Sequence[list[Row]], roles: Sequence[str], column: str, up: str, scale: float = 1) -> Figure:
     """Draw a column against site; rows without a site are levels if they have one of `roles`."""
     styles = _styles([row for panel in shown for row in panel])
-    looks, each = drawing.LOOKS["levels"], []
+    looks, panels = drawing.LOOKS["levels"], []
     for panel in shown:
         without = [row for row in panel if row["site_x"] is None and row["role"] in roles and row[column] is not None]
         levels = [(row["method"], {"linewidth": 1, **looks[row["method"]]}, row[column]) for row in without]
-        each += [part._replace(levels=levels) for part in _parts(panel, styles)]
-    return drawing.site_figure(each, column, up, scale)
+        panels += [part._replace(levels=levels) for part in _parts(panel, styles)]
+    return drawing.site_figure(panels, column, up, scale)
 
 
 def _parts(panel: list[Row], styles: dict[str, drawing.Look]) -> list[drawing.SitePanel]:

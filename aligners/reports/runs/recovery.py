@@ -18,21 +18,21 @@ def report(meta: Row, rows: Sequence[Row]) -> Report:
     """Make the report from one row for each map, strength, target and site."""
     shown = with_short_names(rows)
     means = _means(shown)
-    said = [*sentences("recovery", best=_best(shown, means)), *what_did_not_train(shown)]
+    findings = [*sentences("recovery", best=_best(shown, means)), *what_did_not_train(shown)]
     figures = {"recover": partial(_figure, means)}
-    return Report("recover", meta, rows, figures=figures, screen=[_table(means)], sentences=said)
+    return Report("recover", meta, rows, figures=figures, screen=[_table(means)], sentences=findings)
 
 
 def _means(rows: Sequence[Row]) -> list[Row]:
     """A row for each method and strength: the mean FVU over targets and sites, NaN where one of them is no number."""
-    return [worst_of(own) | {"fvu": mean(own, "fvu")} for own in grouped(rows, "method", "strength").values()]
+    return [worst_of(group) | {"fvu": mean(group, "fvu")} for group in grouped(rows, "method", "strength").values()]
 
 
 def _best(rows: Sequence[Row], means: Sequence[Row]) -> list[Row]:
     """The mean of the closest map at each strength, of those that are trained everywhere."""
     trained = trained_methods(rows)
     at_each = grouped((row for row in means if row["method"] in trained), "strength")
-    return [min(own, key=lambda row: np.nan_to_num(row["fvu"], nan=np.inf)) for own in at_each.values()]
+    return [min(maps, key=lambda row: np.nan_to_num(row["fvu"], nan=np.inf)) for maps in at_each.values()]
 
 
 def _table(means: Sequence[Row]) -> Table:
@@ -40,8 +40,8 @@ def _table(means: Sequence[Row]) -> Table:
     table.add_column("method")
     for strength in grouped(means, "strength"):
         table.add_column(f"strength {strength:g}", justify="right")
-    for name, own in grouped(means, "method").items():
-        table.add_row(name, *(mark(f"{row['fvu']:.4f}", row) for row in own))
+    for name, line in grouped(means, "method").items():
+        table.add_row(name, *(mark(f"{row['fvu']:.4f}", row) for row in line))
     return table
 
 

@@ -62,8 +62,8 @@ def _figures(rows: Sequence[Row], alone: bool) -> dict[str, Callable[[], Figure]
     if not alone:
         figures["diagonal_all"] = partial(pair_lines, _different(rows))
     if len(names) > 2:
-        for measure, own in grouped(_raw(rows), "measure").items():
-            figures[f"all_{measure}"] = partial(block_map, own)
+        for measure, measured in grouped(_raw(rows), "measure").items():
+            figures[f"all_{measure}"] = partial(block_map, measured)
     return figures
 
 
@@ -86,12 +86,12 @@ def _table(rows: Sequence[Row]) -> Table:
     pairs = matching_layers(*_layers(rows))
     title = f"{rows[0]['model_x']} and {rows[0]['model_y']}, matching layers"
     table = site_table(title, ["measure", ""], [], {"": [site_name(pair) for pair in pairs]})
-    for measure, own in grouped(rows, "label").items():
-        for column, said in WORDS["similarity"].items():
-            cells = {(r["layer_x"], r["layer_y"]): f"{r[column]:.3f}" for r in own if r[column] is not None}
+    for measure, measured in grouped(rows, "label").items():
+        for column, words in WORDS["similarity"].items():
+            cells = {(r["layer_x"], r["layer_y"]): f"{r[column]:.3f}" for r in measured if r[column] is not None}
             values = [cells.get(pair, "") for pair in pairs]
             if any(values):
-                table.add_row(measure if column == "value" else "", said, *values, style="dim" if said else None)
+                table.add_row(measure if column == "value" else "", words, *values, style="dim" if words else None)
     return table
 
 
@@ -103,7 +103,7 @@ def pair_map(rows: Sequence[Row]) -> Figure:
     """
     measures, layers = grouped(rows, "label"), _layers(rows)
     cell = CELL if max(map(len, layers)) <= 8 else SMALL_CELL
-    height, width = (max(1.9, cell * len(own)) for own in layers)
+    height, width = (max(1.9, cell * len(entries)) for entries in layers)
     size = width + 0.55, height + 0.75
     figure, axes = drawing.panels(len(measures), ABREAST, size, (1.1, 0.5), boxed=True, font=8)
     columns = "layer_x", "layer_y", "value"
@@ -120,8 +120,8 @@ def block_map(rows: Sequence[Row]) -> Figure:
     Args:
         rows: those of one measure and all pairs of models, with raw features.
     """
-    models, found = models_in(rows), {(row[f"model_{side}"], row[f"layer_{side}"]) for row in rows for side in "xy"}
-    places = sorted(found, key=lambda place: (models.index(place[0]), place[1]))
+    models, layers = models_in(rows), {(row[f"model_{side}"], row[f"layer_{side}"]) for row in rows for side in "xy"}
+    places = sorted(layers, key=lambda place: (models.index(place[0]), place[1]))
     blocks = Counter(model for model, _ in places)
     room = 0.3 * len(places)
     size = min(max(3.5, room), LARGEST)
@@ -200,8 +200,8 @@ def pair_lines(panels_of_pairs: Sequence[Sequence[Row]]) -> Figure:
             lines.setdefault(measure, []).append(_line(rows, measure, pairs)["value"])
     most = max(len(names) for names in named)
     figure, axes = drawing.panels(len(lines), ABREAST, (2.5, 2.1), (0.6, 0.4), font=8, sharex=True, sharey=True)
-    for axis, (measure, each) in zip(axes, lines.items(), strict=True):
-        stretched = np.array([np.interp(np.linspace(0, 1, most), np.linspace(0, 1, len(one)), one) for one in each])
+    for axis, (measure, curves) in zip(axes, lines.items(), strict=True):
+        stretched = np.array([np.interp(np.linspace(0, 1, most), np.linspace(0, 1, len(one)), one) for one in curves])
         axis.plot(stretched.T, color="0.6", linewidth=0.5, alpha=0.5)
         axis.plot(np.nanmedian(stretched, 0), **LINES["value"], markersize=3.5)
         axis.set_title(measure, fontsize=9)

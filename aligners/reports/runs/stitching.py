@@ -42,8 +42,8 @@ def report(meta: Row, rows: Sequence[Row], curves: Sequence[Row] = (), groups: G
         "accuracy": partial(_accuracy_figure, routes),
         **({"map": partial(_penalty_map, routes)} if routes.is_grid else {}),
     }
-    for method, own in trained.items():
-        figures["curves" if len(trained) == 1 else f"curves_{method}"] = partial(_curve_figure, own, groups)
+    for method, method_curves in trained.items():
+        figures["curves" if len(trained) == 1 else f"curves_{method}"] = partial(_curve_figure, method_curves, groups)
     return Report(
         "stitching",
         meta,
@@ -97,10 +97,10 @@ class Routes:
         """A line for each route, or for each group; models stitched to themselves come last."""
         if self.averaged:
             means = grouped(over_pairs(self.rows, self.groups, **self.averaging), "group")
-            lines = [Line(name, name, name, name == "same model", own) for name, own in means.items()]
+            lines = [Line(name, name, name, name == "same model", rows) for name, rows in means.items()]
         else:
             names = short_names(models_in(self.rows))
-            lines = [Line(f"{names[x]} → {names[y]}", x, y, x == y, own) for (x, y), own in self.routes.items()]
+            lines = [Line(f"{names[x]} → {names[y]}", x, y, x == y, rows) for (x, y), rows in self.routes.items()]
         return sorted(lines, key=lambda line: line.same)
 
     @property
@@ -179,7 +179,7 @@ def _by_site(routes: Routes, column: str, up: str, scale: float = 1, levels: Seq
     pairs, looks, panels = routes.pairs, routes.looks, []
     for method, (aside, share) in product(routes.methods, routes.shares()):
         cells = {line.name: by_sites(where(line.rows, method=method)) for line in share}
-        lines = [(name, looks[name], [own.get(pair) for pair in pairs]) for name, own in cells.items()]
+        lines = [(name, looks[name], [by_pair.get(pair) for pair in pairs]) for name, by_pair in cells.items()]
         panels.append(drawing.SitePanel(method + aside, pairs, lines, levels))
     across = "site (matching layers)" if routes.is_grid else "site (layer)"
     return drawing.site_figure(panels, column, up, scale, across, f"bars: {routes.intervals}")
@@ -192,8 +192,8 @@ def _curve_figure(curves: Sequence[Row], groups: Groups) -> Figure:
     figure, axes = drawing.panels(len(parts), drawing.ABREAST, drawing.PANEL, (2.0, 0.6), sharey=True)
     for (pair, (aside, share)), axis in zip(parts, axes, strict=True):
         for line in share:
-            own = where(line.rows, site_x=pair[0], site_y=pair[1])
-            if points := sorted((row["step"], number(row["penalty"])) for row in own):
+            steps = where(line.rows, site_x=pair[0], site_y=pair[1])
+            if points := sorted((row["step"], number(row["penalty"])) for row in steps):
                 every = -(-len(points) // 12)
                 axis.plot(*zip(*points, strict=True), label=line.name, **looks[line.name], markevery=every)
         axis.set_title(f"site {site_name(pair)}{aside}", fontsize=10)
@@ -207,12 +207,12 @@ def _penalty_map(routes: Routes) -> Figure:
     """Draw penalty over all site pairs: a row of panels with one scale for each method, a column for each line."""
     lines, methods, pairs = routes.lines, routes.methods, site_pairs(routes.rows)
     layers = sorted({x for x, _ in pairs}), sorted({y for _, y in pairs})
-    height, width = (max(1.9, 0.42 * len(own)) for own in layers)
+    height, width = (max(1.9, 0.42 * len(entries)) for entries in layers)
     count, size = len(lines), (width + 0.45, height + 0.7)
     figure, axes = drawing.panels(len(methods) * count, count, size, (1.3, 0.4), boxed=True, font=8)
     for place, method in enumerate(methods):
         cells = [where(line.rows, method=method) for line in lines]
-        known = [row["penalty"] for own in cells for row in own if row["penalty"] is not None]
+        known = [row["penalty"] for entries in cells for row in entries if row["penalty"] is not None]
         ends = (min([0.0, *known]), max([drawing.LINEAR_UP_TO, *known])) if known else (0.0, 1.0)
         titles = [line.name if place == 0 else "" for line in lines]
         across, columns = axes[place * count : (place + 1) * count], ("site_x", "site_y", "penalty")
@@ -283,7 +283,7 @@ def _findings(routes: Routes) -> list[str]:
     nothing of a layer that is not trained.
     """
     trained = {name: list(filter(is_trained, where(routes.rows, method=name))) for name in routes.methods}
-    methods = [_facts(name, own, routes) for name, own in trained.items() if own]
+    methods = [_facts(name, method_rows, routes) for name, method_rows in trained.items() if method_rows]
     about = {"names": short_names(models_in(routes.rows)), "places": _places, "score": score_words(routes.rows)}
     return sentences("stitching", methods=methods, small=SMALL, **about)
 
@@ -344,16 +344,16 @@ def _between_groups(routes: Routes) -> Iterator[Row]:
     for a, b in permutations(routes.groups or (), 2):
         within = [lines[name] for name in (f"{a}-to-{a}", f"{b}-to-{b}") if name in lines]
         between = lines.get(f"{a}-to-{b}", {})
-        both = [(row, [own[place] for own in within]) for place, row in between.items()
-                if within and all(place in own for own in within)]  # fmt: skip
+        both = [(row, [inner[place] for inner in within]) for place, row in between.items()
+                if within and all(place in inner for inner in within)]  # fmt: skip
         if both:
-            over_models = all(row["interval"] == OVER_MODELS for one, own in both for row in (one, *own))
-            clear = sum(all(one["penalty_low"] > other["penalty_high"] for other in own) for one, own in both)
+            over_models = all(row["interval"] == OVER_MODELS for one, inner in both for row in (one, *inner))
+            clear = sum(all(one["penalty_low"] > other["penalty_high"] for other in inner) for one, inner in both)
             yield {
                 "a": a,
                 "b": b,
                 "places": len(both),
-                "dearer": sum(all(one["penalty"] > other["penalty"] for other in own) for one, own in both),
+                "dearer": sum(all(one["penalty"] > other["penalty"] for other in inner) for one, inner in both),
                 "beyond": clear if over_models else None,
             }
 

@@ -18,7 +18,7 @@ def report(meta: Row, rows: Sequence[Row]) -> Report:
     """Make the report from one row for each model and condition."""
     shown, majority = with_short_names(rows), meta["majority_score"]
     draw = {"truncation": truncation_figure, "skipping": skipping_figure}
-    figures = {name: partial(each, shown, majority) for name, each in draw.items()}
+    figures = {name: partial(figure, shown, majority) for name, figure in draw.items()}
     return Report("surgery", meta, rows, figures=figures, screen=[surgery_table(shown, majority)])
 
 
@@ -32,8 +32,8 @@ def surgery_table(rows: Sequence[Row], majority: float) -> Table:
     )
     sites = sorted({row["site"] for row in cut})
     table = site_table(title, ["model", "head"], [], {"": [str(site) for site in sites]})
-    for (model, kind), own in grouped(cut, "model", "kind").items():
-        scores = {row["site"]: f"{100 * row['score']:.1f}" for row in own if row["score"] is not None}
+    for (model, kind), line in grouped(cut, "model", "kind").items():
+        scores = {row["site"]: f"{100 * row['score']:.1f}" for row in line if row["score"] is not None}
         cells = [scores.get(site, "") for site in sites]
         table.add_row(model, kind, *cells, style="bold" if model == MEAN else None)
     return table
@@ -47,9 +47,9 @@ def truncation_figure(rows: Sequence[Row], majority: float) -> Figure:
     figure, (axis,) = panels(1, 1, (7.6, 3.9), (0, 0))
     for kind, style in LOOKS["heads"].items():
         models = grouped(where(rows, kind=kind), "model")
-        for model, own in models.items():
+        for model, model_rows in models.items():
             main = model == MEAN or len(models) == 1
-            line = [row for row in own if row["score"] is not None]
+            line = [row for row in model_rows if row["score"] is not None]
             _line(axis, line, style, main=main)
             if line and not main and MEAN not in models:  # models of different depths have no mean
                 axis.annotate(model, (line[-1]["site"], 100 * line[-1]["score"]), fontsize=6)
@@ -86,9 +86,9 @@ def skipping_figure(rows: Sequence[Row], majority: float) -> Figure:
     ends = [min([*values, majority]), max([*values, *(v for v in native.values() if v is not None)])]
     size = max(2.4, 0.42 * max(row["last"] for row in spans))
     figure, axes = panels(len(models), ABREAST, (size + 0.5, size + 0.7), (1.2, 0.4), boxed=True, font=8)
-    for axis, (model, own) in zip(axes, models, strict=True):
-        blocks = range(1, max(row["last"] for row in own) + 1)
-        grid = layer_grid(own, ("first", "last", "score"), blocks, blocks)
+    for axis, (model, model_rows) in zip(axes, models, strict=True):
+        blocks = range(1, max(row["last"] for row in model_rows) + 1)
+        grid = layer_grid(model_rows, ("first", "last", "score"), blocks, blocks)
         image = heat_map(axis, grid, blocks, blocks, *ends)
         whole = "" if native[model] is None else f"\nwhole: {native[model]:.3f}"
         axis.set_title(f"{model}{whole}", fontsize=8)

@@ -28,16 +28,16 @@ def report(meta: Row, rows: Sequence[Row], directions: Sequence[Row] = ()) -> Re
         directions: for each site and direction of the space its variance, and what each model explains of it.
     """
     shown = with_short_names(rows)
-    own = where(shown, method=NETWORK)
+    net = where(shown, method=NETWORK)
     figures: dict[str, Callable[[], Figure]] = {
         f"universe_site_{site}": partial(_heat_maps, of_site) for site, of_site in grouped(shown, "site_x").items()
     }
     figures["directions"] = partial(_directions, directions, _names(directions))
     about = {"compared": _compared(shown), "sites": _shared(directions), "share": SHARED}
-    trips = {"cycle": largest(own, "cycle"), "trip": largest(own, "round_trip")}
-    said = sentences("universe", models=len(distinct(own, "model_x")), **about, **trips) + what_did_not_train(shown)
+    trips = {"cycle": largest(net, "cycle"), "trip": largest(net, "round_trip")}
+    findings = sentences("universe", models=len(distinct(net, "model_x")), **about, **trips) + what_did_not_train(shown)
     tables = {"directions": directions}
-    return Report("universe", meta, rows, tables, figures=figures, screen=[_table(shown)], sentences=said)
+    return Report("universe", meta, rows, tables, figures=figures, screen=[_table(shown)], sentences=findings)
 
 
 def _names(directions: Sequence[Row]) -> dict[str, str]:
@@ -51,10 +51,10 @@ def _table(rows: Sequence[Row]) -> Table:
     table.add_column("maps")
     for column in ("parameters", *FIGURES):
         table.add_column(column.replace("_", " "), justify="right")
-    for name, own in grouped(rows, "method").items():
-        values = [mean(own, column, known=True) for column in FIGURES]
+    for name, line in grouped(rows, "method").items():
+        values = [mean(line, column, known=True) for column in FIGURES]
         texts = [f"{value:.3g}".replace("nan", "") for value in values]
-        table.add_row(mark(name, worst_of(own)), f"{own[0]['parameters']:,}" if own[0]["parameters"] else "", *texts)
+        table.add_row(mark(name, worst_of(line)), f"{line[0]['parameters']:,}" if line[0]["parameters"] else "", *texts)
     return table
 
 
@@ -75,10 +75,10 @@ def _compared(rows: Sequence[Row]) -> list[Row]:
 def _shared(directions: Sequence[Row]) -> list[Row]:
     """Of each site: how many directions all models share, some, or none."""
     names, sites = _names(directions), []
-    for site, own in grouped(directions, "site").items():
-        sharing = [sum(row[name] > SHARED for name in names) for row in own]
+    for site, rows in grouped(directions, "site").items():
+        sharing = [sum(row[name] > SHARED for name in names) for row in rows]
         every, none = sharing.count(len(names)), sharing.count(0)
-        sites.append({"site": site, "n": len(own), "all": every, "none": none, "some": len(own) - every - none})
+        sites.append({"site": site, "n": len(rows), "all": every, "none": none, "some": len(rows) - every - none})
     return sites
 
 
@@ -106,12 +106,12 @@ def _directions(rows: Sequence[Row], names: dict[str, str]) -> Figure:
     """Draw, site by site, the variance along the space's directions, and what each model shares of them."""
     sites = grouped(rows, "site")
     figure, axes = panels(2 * len(sites), 2, (3.8, 0.2 * len(names) + 1.2), (1.0, 0.6), width_ratios=(1, 1.7))
-    for (site, own), variance, shares in zip(sites.items(), axes[::2], axes[1::2], strict=True):
-        places = [row["direction"] for row in own]
-        variance.semilogy(places, [row["variance"] for row in own], color=COLOURS[0])
+    for (site, site_rows), variance, shares in zip(sites.items(), axes[::2], axes[1::2], strict=True):
+        places = [row["direction"] for row in site_rows]
+        variance.semilogy(places, [row["variance"] for row in site_rows], color=COLOURS[0])
         variance.set_title(f"site {site}: variance of the models' mean", fontsize=9)
-        grid = np.array([[row[name] for row in own] for name in names])
-        extent = (0.5, len(own) + 0.5, len(names) - 0.5, -0.5)
+        grid = np.array([[row[name] for row in site_rows] for name in names])
+        extent = (0.5, len(site_rows) + 0.5, len(names) - 0.5, -0.5)
         image = shares.imshow(grid, vmin=0, vmax=1, cmap="viridis", aspect="auto", extent=extent)
         shares.set_yticks(range(len(names)), list(names.values()), fontsize=8)
         shares.set_title(f"site {site}: what each model shares with the others", fontsize=9)

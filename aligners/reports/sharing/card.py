@@ -90,8 +90,8 @@ def _failures(rows: Sequence[Row]) -> dict[str, list[str]]:
     methods = grouped(maps, "method").items()
     return {
         "untrained": [line.removeprefix(f"{MARK} ") for line in what_did_not_train(maps)[1:]],
-        "vocabularies": [name for name, own in methods if any(map(_partly_vocabulary, own))],
-        "poor": [name for name, own in methods if any((row.get("fvu") or 0) >= 1 for row in own)],
+        "vocabularies": [name for name, method_rows in methods if any(map(_partly_vocabulary, method_rows))],
+        "poor": [name for name, method_rows in methods if any((row.get("fvu") or 0) >= 1 for row in method_rows)],
     }
 
 

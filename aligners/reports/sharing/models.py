@@ -41,7 +41,7 @@ def last_parts(value: Any) -> dict[str, str]:
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list | tuple):
-        return {path: last for each in value for path, last in last_parts(each).items()}
+        return {path: last for item in value for path, last in last_parts(item).items()}
     return {value: Path(value).name} if isinstance(value, str) and is_local(value) else {}
 
 
@@ -53,9 +53,9 @@ def renamed(value: Any, names: Mapping[str, str]) -> Any:
         names: name here -> name for others; of paths that it does not have, the last part stays.
     """
     if isinstance(value, Mapping):
-        return {_name(key, names) if is_local(key) else key: renamed(each, names) for key, each in value.items()}
+        return {_name(key, names) if is_local(key) else key: renamed(item, names) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [renamed(each, names) for each in value]
+        return [renamed(item, names) for item in value]
     return _name(value, names) if isinstance(value, str) else value
 
 

@@ -181,15 +181,15 @@ class Shared(ModelHubMixin, library_name=LIBRARY, tags=[LIBRARY]):
                 f"Expected {pretrained_model_name_or_path} to hold {cls.kind}, but it holds {config.get('kind')}. Load "
                 f"it with {known.__name__ if known else 'a later version'}."
             )
-        found = cls.read_weights(folder, config)
-        found.fitted_on_models = list(config.get("fitted_on_models") or [])
+        shared = cls.read_weights(folder, config)
+        shared.fitted_on_models = list(config.get("fitted_on_models") or [])
         if (folder / CARD).is_file():
-            found.card = (folder / CARD).read_text(encoding="utf-8")
+            shared.card = (folder / CARD).read_text(encoding="utf-8")
         for path in filter(Path.is_file, [folder / REPORT, *sorted((folder / FIGURES).glob("*.png"))]):
-            found.files[path.relative_to(folder).as_posix()] = path.read_bytes()
+            shared.files[path.relative_to(folder).as_posix()] = path.read_bytes()
         if models is not None:
-            found.use_with(models, str(pretrained_model_name_or_path), other_models=other_models)
-        return found
+            shared.use_with(models, str(pretrained_model_name_or_path), other_models=other_models)
+        return shared
 
     def use_with(self, models: Named, what: str = "it", *, other_models: bool = False) -> None:
         """Check that it belongs to some models, or declare it for them.
@@ -216,8 +216,8 @@ class Shared(ModelHubMixin, library_name=LIBRARY, tags=[LIBRARY]):
         self.fitted_on_models = self.fitted_on_models or self.models
         self.rename({a["name"]: b["name"] for a, b in zip(self.models, present, strict=True)})
         self.declare(present)
-        others, own = (listed(models) for models in (present, self.fitted_on_models))
-        notice = f"Declared for {others}, but trained on {own}."
+        others, trained_on = (listed(models) for models in (present, self.fitted_on_models))
+        notice = f"Declared for {others}, but trained on {trained_on}."
         self.card = with_notice(self.card, f"{notice} All that follows is about the latter.") if self.card else ""
         logger.warning("%s: %s Every number in its card is about the latter.", what, notice)
 
@@ -243,7 +243,7 @@ class _SharedBank(Shared):
 
     def about(self) -> dict[str, Any]:
         """Routes, site pairs, maps, and what was read."""
-        maps = {route: {name: type(each).__name__ for name, each in maps.items()}
+        maps = {route: {name: type(aligner).__name__ for name, aligner in maps.items()}
                 for route, maps in self.bank.maps.items()}  # fmt: skip
         known = self.bank.data
         read: dict[str, Any] = {name: known[name] for name in ("component", "rows", "text") if name in known}
@@ -268,8 +268,8 @@ class _SharedBank(Shared):
     def declare(self, models: Sequence[Identity]) -> None:
         """Say that the maps belong to some models."""
         super().declare(models)
-        own = self.bank.data["models"]
-        stored = dict(zip(own, models, strict=True)) if isinstance(own, dict) else list(models)
+        previous = self.bank.data["models"]
+        stored = dict(zip(previous, models, strict=True)) if isinstance(previous, dict) else list(models)
         revisions = [model["revision"] for model in models]
         named = {"revisions": revisions, **dict(zip(("revision_x", "revision_y"), revisions, strict=False))}
         self.data |= {name: value for name, value in named.items() if name in self.data}
@@ -339,8 +339,8 @@ class SharedProbes(Shared):
 
 def _in_name(name: str, names: Mapping[str, str]) -> str:
     """The name of a bank of probes, which ends with that of its model."""
-    found = next((model for model in names if name.endswith(f", {model}")), None)
-    return name if found is None else name.removesuffix(found) + names[found]
+    ending = next((model for model in names if name.endswith(f", {model}")), None)
+    return name if ending is None else name.removesuffix(ending) + names[ending]
 
 
 KINDS = {kind.kind: kind for kind in (SharedUniverse, SharedStitching, SharedMaps, SharedProbes)}

@@ -58,14 +58,14 @@ def _kept(path: Path) -> Path:
     Raises:
         ValueError: there is none.
     """
-    found = [file for file in ([path] if path.is_file() else [path / name for name in KEPT]) if file.is_file()]
-    if not found or found[0].name not in KEPT:
+    files = [file for file in ([path] if path.is_file() else [path / name for name in KEPT]) if file.is_file()]
+    if not files or files[0].name not in KEPT:
         raise UserError(
             f"Expected `run` to hold something to share, one of {', '.join(KEPT)}, but {path} "
             f"{'holds none' if path.is_dir() else 'is no such file or folder'}. `train.py fit`, `universe`, `stitch` "
             "and `probe` leave one when they are finished, `fit_pairs` one in each folder of pairs/."
         )
-    return found[0]
+    return files[0]
 
 
 def _refuse_report_on_others(shared: Shared, file: Path, run: FinishedRun) -> None:

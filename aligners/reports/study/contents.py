@@ -210,9 +210,9 @@ def line_panels(rows: Sequence[Row], places: Sequence[str], line: str, across: s
         look: from a value of `line` to the line's name and meaning.
     """
     panels = []
-    for place, own in by(pd.DataFrame(rows), *places):
-        ticks, lines = sorted(own[across].unique()), list[Series]()
-        for name, part in by(own, line):
+    for place, panel in by(pd.DataFrame(rows), *places):
+        ticks, lines = sorted(panel[across].unique()), list[Series]()
+        for name, part in by(panel, line):
             at = part.set_index(across)[["mean", "low", "high"]].astype(float).reindex(ticks)
             title, meaning = look(name[line])
             number = sum(other.meaning == meaning for other in lines)

@@ -295,8 +295,8 @@ def _page_boxes(drawn: Any, panel: BoxPanel, palette: Palette, place: Place) -> 
         across = [name for name, values in zip(panel.across, series.values, strict=True) for _ in values]
         every = "all" if max(map(len, series.values)) <= MOST_POINTS else "outliers"
         drawn.add_trace(
-            go.Box(x=across, y=[value for own in series.values for value in own],
-                   text=[point for own in series.points for point in own] or None, boxpoints=every, jitter=0.4,
+            go.Box(x=across, y=[value for box in series.values for value in box],
+                   text=[point for box in series.points for point in box] or None, boxpoints=every, jitter=0.4,
                    pointpos=0, offsetgroup=series.name, hoveron="points+boxes", line={"width": 1.3},
                    marker={"color": look.colour, "size": 3.5, "symbol": look.marker[1]},
                    hovertemplate="%{text}<br>%{x}: %{y:.4g}<extra>" + series.name + "</extra>",

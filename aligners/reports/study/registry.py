@@ -40,13 +40,13 @@ class ReportContents(NamedTuple):
     def findings(self) -> list[Table | Figure]:
         """The tables and figures that say something, each with the sentences that none before it says."""
         before: set[str] = set()
-        found: list[Table | Figure] = []
+        contents: list[Table | Figure] = []
         items: list[Table | Figure] = [*self.tables, *self.figures]
         for item in items:
-            said = [sentence for sentence in item.findings if sentence and sentence not in before]
-            before.update(said)
-            found += [replace(item, findings=said)] if said else []
-        return found
+            sentences = [sentence for sentence in item.findings if sentence and sentence not in before]
+            before.update(sentences)
+            contents += [replace(item, findings=sentences)] if sentences else []
+        return contents
 
 
 def check_names(names: Sequence[str]) -> None:
@@ -75,15 +75,15 @@ def make(frames: Frames, names: Sequence[str] | None = None) -> ReportContents:
         ValueError: a name is unknown.
     """
     check_names(names or [])
-    made = ReportContents([], [], {})
+    contents = ReportContents([], [], {})
     for name in names or CONTENTS:
         try:
             item = CONTENTS[name](frames)
         except Missing as reason:
-            made.missing[name] = str(reason)
+            contents.missing[name] = str(reason)
             continue
         if isinstance(item, Table):
-            made.tables.append(item)
+            contents.tables.append(item)
         else:
-            made.figures.append(item)
-    return made
+            contents.figures.append(item)
+    return contents

@@ -49,26 +49,26 @@ def report(
     """
     if not any(len(frame) for frame in frames.values()):
         raise UserError(f"Expected collected rows of {folder}, but there are none: no cell has finished.")
-    made, place = make(Frames(frames), study.get("report")), folder / FOLDER
-    palette, images = Palette(made.figures), dict[str, Path]()
+    contents, place = make(Frames(frames), study.get("report")), folder / FOLDER
+    palette, images = Palette(contents.figures), dict[str, Path]()
     for kind in ("tables", "figures"):
         (place / kind).mkdir(parents=True, exist_ok=True)
-    for figure in made.figures:
+    for figure in contents.figures:
         images[figure.name] = place / "figures" / f"{figure.name}.png"
         with whole_file(images[figure.name]) as unfinished:
             draw(figure, palette).savefig(unfinished, dpi=130, format="png")
     about = provenance((folder / "study.yaml").read_text(encoding="utf-8"), results, failures)
-    said = ("\n- ".join([f"## {item.title}\n", *item.findings]) + "\n" for item in made.findings())
+    paragraphs = ("\n- ".join([f"## {item.title}\n", *item.findings]) + "\n" for item in contents.findings())
     texts = {
-        "report.html": page(study["name"], made, about, images, palette),
-        "findings.md": "\n".join(said),
-        "missing.json": json.dumps(made.missing, indent=1),
-        **{f"figures/{figure.name}.csv": csv_text(figure.values) for figure in made.figures if figure.values},
-        **{f"tables/{table.name}.{end}": form(table) for table in made.tables for end, form in FORMATS.items()},
+        "report.html": page(study["name"], contents, about, images, palette),
+        "findings.md": "\n".join(paragraphs),
+        "missing.json": json.dumps(contents.missing, indent=1),
+        **{f"figures/{figure.name}.csv": csv_text(figure.values) for figure in contents.figures if figure.values},
+        **{f"tables/{table.name}.{end}": form(table) for table in contents.tables for end, form in FORMATS.items()},
     }
     for file, text in texts.items():
         write_text(place / file, text)
-    _log(place, study["name"], folder.name, made, images, texts["report.html"])
+    _log(place, study["name"], folder.name, contents, images, texts["report.html"])
     return place / "report.html"
 
 
@@ -83,5 +83,5 @@ def _log(folder: Path, name: str, group: str, made: ReportContents, images: dict
         logged[f"tables/{table.name}"] = wandb.Table(columns=headings, data=plain_rows(table))
     logged["report"] = wandb.Html(page, inject=False)
     run.log(logged)
-    run.summary["findings"] = [said for found in made.findings() for said in found.findings]
+    run.summary["findings"] = [sentence for item in made.findings() for sentence in item.findings]
     run.finish()

@@ -116,12 +116,12 @@ def sign_test(differences: pd.Series, seed: int = 0) -> Difference | None:
     """
     known = differences.dropna()
     models = list(dict.fromkeys(model for pair in known.index for model in pair))
-    kept = np.array([[model not in pair for pair in known.index] for model in models])
-    if len(models) < 3 or not kept.any(1).all():
+    without = np.array([[model not in pair for pair in known.index] for model in models])
+    if len(models) < 3 or not without.any(1).all():
         return None
     count, values = len(models), known.to_numpy(dtype=float)
     mean = float(values.mean())
-    shares = count * mean - (count - 1) * (kept @ values / kept.sum(1))
+    shares = count * mean - (count - 1) * (without @ values / without.sum(1))
     exact = 2**count <= MOST_EXACT
     draw = np.random.default_rng(seed)
     signs = np.array([*product((1, -1), repeat=count)]) if exact else draw.choice((1, -1), size=(DRAWS, count))
@@ -148,11 +148,11 @@ def group_test(values: pd.Series, groups: Mapping[str, str], seed: int = 0) -> D
     ends = np.array([[models.index(model) for model in pair] for pair in known.index])
     ways, exact = _deals(len(models), int(first.sum()), seed)
     numbers = known.to_numpy(dtype=float)
-    found = _between_less_within(first[None], ends, numbers)[0]
-    if math.isnan(found):
+    difference = _between_less_within(first[None], ends, numbers)[0]
+    if math.isnan(difference):
         return None
-    p = _share_as_far(_between_less_within(ways, ends, numbers), found, exact)
-    return Difference(found, p, 1 / len(ways), len(models))
+    p = _share_as_far(_between_less_within(ways, ends, numbers), difference, exact)
+    return Difference(difference, p, 1 / len(ways), len(models))
 
 
 def holm(ps: Sequence[float]) -> list[float]:

@@ -63,7 +63,7 @@ def provenance(config: str, results: Sequence[Row], failures: Mapping[str, str])
         "config": config,
         "cells": cells,
         "models": sorted(named, key=itemgetter("name")),
-        "versions": [f"{said} ({counted(count, 'cell')})" for said, count in versions if said],
+        "versions": [f"{version} ({counted(count, 'cell')})" for version, count in versions if version],
         "failures": dict(sorted(failures.items())),
     }
 
@@ -125,7 +125,7 @@ def plain_rows(table: Table) -> list[list[str]]:
 def markdown(table: Table) -> str:
     """Write a table with its title, caption, findings and notes as Markdown."""
     rows = [[cell.replace("|", "\\|") for cell in row] for row in plain_rows(table)]
-    notes = [f"- {said}" for said in (*table.findings, *table.notes)]
+    notes = [f"- {note}" for note in (*table.findings, *table.notes)]
     lines = markdown_table([column.heading for column in table.columns], rows, "| --- " * len(table.columns) + "|")
     return "\n".join([f"## {table.title}", "", table.caption, "", *lines, "", *notes, ""])
 

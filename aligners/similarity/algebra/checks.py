@@ -85,11 +85,11 @@ def decomposed(what: str, decompose: Callable[..., Any], matrix: Tensor) -> Any:
     """
     if matrix.isfinite().all():
         try:
-            found = decompose(matrix)
+            factors = decompose(matrix)
         except torch.linalg.LinAlgError as error:
             raise UserError(f"The {what} did not converge: {error}") from error
-        if all(values.isfinite().all() for values in ([found] if isinstance(found, Tensor) else found)):
-            return found
+        if all(values.isfinite().all() for values in ([factors] if isinstance(factors, Tensor) else factors)):
+            return factors
     raise UserError(f"The {what} met or gave values that are not finite. Look for NaN, infinite or overflowing states.")
 
 

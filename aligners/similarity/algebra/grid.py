@@ -101,12 +101,12 @@ class SideSums(NamedTuple):
         quartic = self.quartic + ((along - self.cubic) * by).sum(-1) * 4 + length * (partly + total)
         # two rank-one corrections
         self.xx.baddbmm_(torch.stack([by, self.sum], 2), torch.stack([after, by], 1), alpha=-1)
-        for kept, moved in zip(self, (self.n, to, after, self.xx, cubic, quartic), strict=True):
-            kept.copy_(moved)
+        for old, moved in zip(self, (self.n, to, after, self.xx, cubic, quartic), strict=True):
+            old.copy_(moved)
 
     def of(self, layers: slice) -> Self:
         """The sums of some layers, a view of these."""
-        return type(self)(self.n, *(each[layers] for each in self[1:]))
+        return type(self)(self.n, *(sums[layers] for sums in self[1:]))
 
 
 class CrossSums(NamedTuple):
@@ -180,8 +180,8 @@ class CrossSums(NamedTuple):
             torch.stack([b.after.flatten(), b.by.flatten()]),
             alpha=-1,
         )
-        for kept, moved in zip(self[1:], (cubic_xy, cubic_yx, quartic), strict=True):
-            kept.copy_(moved)
+        for old, moved in zip(self[1:], (cubic_xy, cubic_yx, quartic), strict=True):
+            old.copy_(moved)
 
     def pair(self, i: int, j: int) -> Self:
         """The sums of one layer of X and one of Y, by index: a 1 x 1 grid, a view of this one."""

@@ -159,7 +159,7 @@ def fold(weights: Sequence[Tensor], word: Tensor, words: Tensor) -> Tensor:
         )
     to = member[:, None].double()
     of = (member / counts.clamp(min=1)[:, None]).double().mT[:, None]  # the mean over a word's tokens
-    folded = torch.stack([(of @ (each.double() @ to)).transpose(0, 1) for each in weights])
+    folded = torch.stack([(of @ (matrix.double() @ to)).transpose(0, 1) for matrix in weights])
     mass = folded.sum(-1)
     if not bool((mass[..., real] > 0).all()):
         block, head, text, place = (int(i) for i in ((mass > 0) != real).nonzero()[0])

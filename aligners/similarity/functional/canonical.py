@@ -76,11 +76,11 @@ def whitening(scatter: Tensor, *, share: float = 1.0, tolerance: float = 1e-10) 
     d = scatter.shape[-1]
     weight = torch.empty_like(scatter, memory_format=torch.contiguous_format)
     rank = torch.empty(scatter.shape[:-2], dtype=torch.int64, device=scatter.device)
-    each = zip(scatter.reshape(-1, d, d), weight.view(-1, d, d), rank.view(-1), strict=True)
-    for one, into, count in each:  # one at a time, for the memory
-        found, kept = _whitened(one, share, tolerance)
-        into.copy_(found)
-        count.copy_(kept)
+    layers = zip(scatter.reshape(-1, d, d), weight.view(-1, d, d), rank.view(-1), strict=True)
+    for one, into, count in layers:  # one at a time, for the memory
+        matrix, number = _whitened(one, share, tolerance)
+        into.copy_(matrix)
+        count.copy_(number)
     return Whitening(weight, rank)
 
 
@@ -89,14 +89,14 @@ def _whitened(scatter: Tensor, share: float, tolerance: float) -> tuple[Tensor, 
     variance = scatter.diagonal()
     scale = variance.sqrt() if share == 1 else torch.ones_like(variance)
     correlation = scatter / (scale[:, None] * scale)
-    found = decomposed("eigendecomposition behind a whitening", torch.linalg.eigh, correlation)
-    values, vectors = (part.flip(-1) for part in found)
-    kept = values > tolerance * values[:1]
+    factors = decomposed("eigendecomposition behind a whitening", torch.linalg.eigh, correlation)
+    values, vectors = (part.flip(-1) for part in factors)
+    used = values > tolerance * values[:1]
     if share < 1:
         carried = values.cumsum(-1) - values  # by the components before this one
-        kept &= carried < share * values.sum()
-    root = torch.where(kept, values, 1).rsqrt() * kept
-    return vectors * root / scale[:, None], kept.sum()
+        used &= carried < share * values.sum()
+    root = torch.where(used, values, 1).rsqrt() * used
+    return vectors * root / scale[:, None], used.sum()
 
 
 def canonical(white_x: Whitening, white_y: Whitening, xy: Tensor, *, directions: bool = True) -> Canonical:

@@ -30,7 +30,7 @@ class Correlations(NamedTuple):
 
     def swap(self) -> Self:
         """The same with X and Y in each other's place: all pairs (L_y, L_x)."""
-        rho, rank, weight_x, weight_y = (each.transpose(0, 1) for each in self)
+        rho, rank, weight_x, weight_y = (tensor.transpose(0, 1) for tensor in self)
         return type(self)(rho, rank, weight_y, weight_x)
 
     def mean(self) -> Tensor:
@@ -200,25 +200,25 @@ def _correlations(
     """Correlations, of the rows or of held-out ones, and weights on the rows that the directions were fitted on."""
     if held_out is not None:
         check_moments(held_out, f"Held-out {measure}", 3)
-    found = _decomposed(*_whitened(moments, measure, share), moments, held_out)
+    result = _decomposed(*_whitened(moments, measure, share), moments, held_out)
     if held_out is None:
-        return found
-    used = torch.arange(found.rho.shape[-1], device=found.rho.device) < found.rank[..., None]
-    constant = used & found.rho.isnan()
+        return result
+    used = torch.arange(result.rho.shape[-1], device=result.rho.device) < result.rank[..., None]
+    constant = used & result.rho.isnan()
     if constant.any():
         raise UserError(
             f"Held-out {measure} expects canonical variables that vary on the rows of `held_out`, but "
             f"{int(constant.sum())} of {int(used.sum())} are constant on its {int(held_out.n)} rows. Give more rows."
         )
-    return found._replace(rho=found.rho.where(used, 0.0))
+    return result._replace(rho=result.rho.where(used, 0.0))
 
 
 def _mean_correlation(moments: GridMoments, measure: str, share: float, power: int = 1) -> Tensor:
     white_x, white_y = _whitened(moments, measure, share)
 
     def mean(i: int, some: slice, xy: Tensor) -> Tensor:
-        found = canonical(white_x.of(i), white_y.of(some), xy, directions=False)
-        return found.rho.pow(power).sum(-1) / found.rank
+        variables = canonical(white_x.of(i), white_y.of(some), xy, directions=False)
+        return variables.rho.pow(power).sum(-1) / variables.rank
 
     return by_tile(moments, mean)
 
@@ -247,9 +247,9 @@ def _decomposed(
     c = int(torch.minimum(white_x.rank.max(), white_y.rank.max()))
 
     def of_tile(i: int, some: slice, xy: Tensor) -> Tensor:
-        found = canonical(white_x.of(i), white_y.of(some), xy)
-        rho = found.rho if held_out is None else _held_out_correlations(found, held_out, i, some)
-        weight_x, weight_y = (moments.xx[i] @ found.a).abs().sum(-2), (moments.yy[some] @ found.b).abs().sum(-2)
+        variables = canonical(white_x.of(i), white_y.of(some), xy)
+        rho = variables.rho if held_out is None else _held_out_correlations(variables, held_out, i, some)
+        weight_x, weight_y = (moments.xx[i] @ variables.a).abs().sum(-2), (moments.yy[some] @ variables.b).abs().sum(-2)
         return torch.nn.functional.pad(torch.stack([rho, weight_x, weight_y], 1), (0, c - rho.shape[-1]))
 
     rho, weight_x, weight_y = by_tile(moments, of_tile).unbind(2)

@@ -54,8 +54,8 @@ def unbiased_cka(moments: GridMoments) -> Tensor:
     cross = _hsic(moments.n, _cross(moments), moments.q_xy, trace_x[:, None] * trace_y)
     own_x = _hsic(moments.n, _squared(moments.xx), moments.q_xx, trace_x.square())
     own_y = _hsic(moments.n, _squared(moments.yy), moments.q_yy, trace_y.square())
-    for name, own, trace in (("x", own_x, trace_x), ("y", own_y, trace_y)):
-        refused = ~(own > 1e-12 * trace.square())  # what rounding leaves of 0 is not positive
+    for name, within, trace in (("x", own_x, trace_x), ("y", own_y, trace_y)):
+        refused = ~(within > 1e-12 * trace.square())  # what rounding leaves of 0 is not positive
         expected = f"a positive HSIC of each layer with itself from {int(moments.n)} rows for Unbiased CKA"
         refuse_layers(refused, name, expected, "has none in")
     return cross / (own_x[:, None] * own_y).sqrt()
@@ -151,9 +151,9 @@ def cka_from_hsic(hsic: HSIC) -> Tensor:
     Raises:
         ValueError: a layer's HSIC with itself is not positive, as where its features are constant.
     """
-    for name, own in (("x", hsic.xx), ("y", hsic.yy)):
+    for name, within in (("x", hsic.xx), ("y", hsic.yy)):
         expected = "rows whose HSIC with themselves is positive: features that vary, and enough rows for an estimate"
-        refuse_layers(~(own > 0), name, expected, "has others in")
+        refuse_layers(~(within > 0), name, expected, "has others in")
     return hsic.xy / (hsic.xx.sqrt()[:, None] * hsic.yy.sqrt())
 
 

@@ -120,11 +120,11 @@ def _correlation(sums: PairSums, self_x: Tensor | None = None, self_y: Tensor | 
     pairs = sums.n * (sums.n - 1)
     total_x, total_y = sums.rows_x.sum(1), sums.rows_y.sum(1)
     variances = []
-    for name, squares, total, own in (("x", sums.xx, total_x, self_x), ("y", sums.yy, total_y, self_y)):
+    for name, squares, total, to_self in (("x", sums.xx, total_x, self_x), ("y", sums.yy, total_y, self_y)):
         variance = (squares - total**2 / pairs) / pairs
         least = _CONSTANT * squares / pairs
-        if own is not None:
-            least = torch.maximum(least, _CONSTANT_TO_SELF * own**2)
+        if to_self is not None:
+            least = torch.maximum(least, _CONSTANT_TO_SELF * to_self**2)
         expected = "rows whose similarities to one another differ, so that there is a correlation"
         refuse_layers(~(variance > least), name, expected, "has rows of equal similarities in")
         variances.append(variance)

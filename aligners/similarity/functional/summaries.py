@@ -69,12 +69,12 @@ def angular_distance(cka: Tensor) -> Tensor:
     Raises:
         ValueError: a CKA outside [-1, 1] by more than the 1e-12 that rounding explains.
     """
-    own = cka.diagonal()
-    outside = ~(own.abs() <= 1 + 1e-12)
+    diagonal = cka.diagonal()
+    outside = ~(diagonal.abs() <= 1 + 1e-12)
     if outside.any():
         layer = int(outside.nonzero()[0])
         raise UserError(
-            f"Expected `cka` in [-1, 1], but layer {layer} has {float(own[layer])}. "
+            f"Expected `cka` in [-1, 1], but layer {layer} has {float(diagonal[layer])}. "
             "An unbiased estimate exceeds 1 where rows are few: give more rows, or use linear CKA."
         )
-    return own.clamp(-1, 1).arccos().norm()
+    return diagonal.clamp(-1, 1).arccos().norm()

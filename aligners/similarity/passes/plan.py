@@ -203,12 +203,12 @@ def in_words(passes: Sequence[Pass], models: Sequence[str]) -> str:
     """
     times: dict[int, list[str]] = {}
     for m, name in enumerate(models):
-        times.setdefault(sum(m in each.models for each in passes), []).append(name)
-    said = "; ".join(
+        times.setdefault(sum(m in one.models for one in passes), []).append(name)
+    text = "; ".join(
         f"{', '.join(names) if len(times) > 1 else 'every model'} {count} time{'s' * (count != 1)}"
         for count, names in sorted(times.items())
     )
-    return f"{len(passes)} pass{'es' * (len(passes) != 1)} over the texts, and reads {said}"
+    return f"{len(passes)} pass{'es' * (len(passes) != 1)} over the texts, and reads {text}"
 
 
 def spans_of(tiles: Sequence[Tile]) -> list[Span]:
@@ -237,18 +237,18 @@ def _filled(tiles: Sequence[Tile], needs: Mapping[Tile, Needs], fixed: int, limi
     """Passes of as many tiles as fit, in the order given."""
     here: list[Tile] = []
     shared: set[Hashable] = set()
-    kept = work = 0
+    used = work = 0
     for tile in tiles:
         need = needs[tile]
         more = need.own + sum(size for key, size in need.shared.items() if key not in shared)
-        if here and fixed + kept + more + max(work, need.work) > limit:
-            yield Pass(tuple(here), fixed + kept + work)
-            here, shared, kept, work = [], set(), 0, 0
+        if here and fixed + used + more + max(work, need.work) > limit:
+            yield Pass(tuple(here), fixed + used + work)
+            here, shared, used, work = [], set(), 0, 0
             more = need.own + sum(need.shared.values())
         here.append(tile)
         shared.update(need.shared)
-        kept, work = kept + more, max(work, need.work)
-    yield Pass(tuple(here), fixed + kept + work)
+        used, work = used + more, max(work, need.work)
+    yield Pass(tuple(here), fixed + used + work)
 
 
 class PassCosts:
@@ -288,8 +288,8 @@ class PassCosts:
                 matching = groups * len(self._settings.matching(tile)) if groups > 1 else 0
                 crosses += (x.layers * y.layers + matching) * ("moments" in stream.families)
                 heads += groups * (4 * ("heads" in stream.families) + ("head_moments" in stream.families))
-        own = crosses * x.width * y.width + heads * tile.leads * x.blocks * x.heads * y.blocks * y.heads
-        return Needs(shared, DOUBLE * own, work)
+        entries = crosses * x.width * y.width + heads * tile.leads * x.blocks * x.heads * y.blocks * y.heads
+        return Needs(shared, DOUBLE * entries, work)
 
     def _of_model(self, model: int) -> int:
         """Its batch in each of the streams that read it anew, and its weights."""

@@ -53,9 +53,9 @@ def collected(value: Any) -> list[Any]:
     """The objects of all ranks, in their order."""
     if ranks() == 1:
         return [value]
-    each: list[Any] = [None] * ranks()
-    dist.all_gather_object(each, value)
-    return each
+    objects: list[Any] = [None] * ranks()
+    dist.all_gather_object(objects, value)
+    return objects
 
 
 def from_first(work: Callable[[], Any]) -> Any:
@@ -64,13 +64,13 @@ def from_first(work: Callable[[], Any]) -> Any:
     Raises:
         ValueError: the first rank's, on all ranks.
     """
-    found: Any = None
+    result: Any = None
     if this_rank() == 0:
         try:
-            found = work()
+            result = work()
         except ValueError as error:
-            found = error
-    found = collected(found)[0]
-    if isinstance(found, ValueError):
-        raise found
-    return found
+            result = error
+    result = collected(result)[0]
+    if isinstance(result, ValueError):
+        raise result
+    return result

@@ -104,19 +104,19 @@ class PassRun:
     def _rows(self, batch: LayerBatch, split: Split) -> Iterator[tuple[str, Rows]]:
         """The rows of every stream that reads this split."""
         attention: Sequence[Any] = batch.attention or [None] * len(batch.states)
-        own = self._folded(batch, {m: (batch.states[m], attention[m]) for m in self.this.models})
+        rows = self._folded(batch, {m: (batch.states[m], attention[m]) for m in self.this.models})
         for name, sums in self.streams.items():
             if sums.stream.split != split or not sums.tiles:
                 continue
             if sums.stream.share is not None:
-                yield name, own.rolled(sums.stream.share)
+                yield name, rows.rolled(sums.stream.share)
             elif name == "untrained":
                 read, layers = self.settings.reader.read_model, self.layers
                 yield name, self._folded(batch, {m: read(twin, batch, m, layers[m]) for m, twin in self.twins.items()})
             elif name == "standardised":
-                yield name, own._replace(of=lambda m, side: (self._scaled(batch.states[m], m), None))
+                yield name, rows._replace(of=lambda m, side: (self._scaled(batch.states[m], m), None))
             else:
-                yield name, own
+                yield name, rows
 
     def _scaled(self, states: Tensor, m: int) -> Tensor:
         """The states by mean and deviation of each feature on the fitting texts."""
@@ -126,14 +126,14 @@ class PassRun:
     def _folded(self, batch: LayerBatch, read: Mapping[int, tuple[Tensor, Any]]) -> Rows:
         """Rows from the states and attention of each model, with attention folded to the words that all models have."""
         words = batch.text[:0]
-        found: dict[int, tuple[Tensor, Tensor | None]] = {m: (states, None) for m, (states, _) in read.items()}
+        by_model: dict[int, tuple[Tensor, Tensor | None]] = {m: (states, None) for m, (states, _) in read.items()}
         if self.settings.attention:
             counts, places = cast(Tensor, batch.texts.word_count), cast(tuple[Tensor, ...], batch.texts.words)
             some = counts > 0
             words = counts[some]
             for m, (states, attention) in read.items() if len(words) else ():
-                found[m] = states, fold([block[some] for block in attention], places[m][some], words)
-        return Rows(batch.text, batch.token, words, lambda m, side: found[m])
+                by_model[m] = states, fold([block[some] for block in attention], places[m][some], words)
+        return Rows(batch.text, batch.token, words, lambda m, side: by_model[m])
 
 
 class _StreamSums:

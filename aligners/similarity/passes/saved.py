@@ -71,11 +71,11 @@ class SavedPasses:
             then = json.loads(plan.read_text(encoding="utf-8"))
         except ValueError as error:
             raise UserError(f"{plan} is damaged: it is not what was written. Name a new `run`.") from error
-        found = differences(then, now if given else {**now, "memory": then.get("memory")}, "")
-        if found:
+        changes = differences(then, now if given else {**now, "memory": then.get("memory")}, "")
+        if changes:
             raise UserError(
                 f"Expected the comparison whose finished passes are in {self._folder}, but this is another: "
-                f"{'; '.join(found[:4])}. To go on, give the same; for anything else, name a new `run`."
+                f"{'; '.join(changes[:4])}. To go on, give the same; for anything else, name a new `run`."
             )
         return int(then["memory"])
 
@@ -86,11 +86,11 @@ class SavedPasses:
             ValueError: its file is damaged.
         """
         path = self._path(number)
-        found = load_tensors(path).get("pass") if path.exists() else None
-        if found is None:  # nor if a version before wrote the file, in another form: the pass is then made again
+        content = load_tensors(path).get("pass") if path.exists() else None
+        if content is None:  # nor if a version before wrote the file, in another form: the pass is then made again
             return None
         with safe_globals([PassFigures, TileFigures, Tile, Span]):
-            return torch.load(io.BytesIO(found.numpy().tobytes()), weights_only=True)
+            return torch.load(io.BytesIO(content.numpy().tobytes()), weights_only=True)
 
     def save(self, number: int, figures: PassFigures) -> None:
         """Keep the figures of a pass that is finished.

@@ -171,11 +171,11 @@ class SpanSums:
 
     def means(self) -> Means:
         """The mean of all texts over all ranks."""
-        found = {}
+        means = {}
         for family, (whole, *_) in self.moments.items():
             n, total = summed(whole.n.clone()), summed(whole.n * whole.shift + whole.sum)
-            found[family] = total / n.clamp(min=1)
-        return found
+            means[family] = total / n.clamp(min=1)
+        return means
 
     def end(self, means: Means, draws: Mapping[int, Draw]) -> None:
         """Make the sums those of all ranks, about the mean of all rows, and the samples those of all ranks."""
@@ -300,8 +300,8 @@ class TileSums:
 
 def joined(groups: Sequence[Any]) -> Any:
     """What a measure is computed from, of groups of texts together."""
-    found = reduce(add, groups)
-    return SharedMoments(found.moments()) if isinstance(found, GridSums) else found
+    total = reduce(add, groups)
+    return SharedMoments(total.moments()) if isinstance(total, GridSums) else total
 
 
 def _slices(pair: tuple[int, int] | None) -> tuple[slice, slice]:

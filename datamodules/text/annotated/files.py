@@ -144,8 +144,8 @@ def task_name(path: Path) -> str:
         ['ner_en', 'srl', 'edges', 'spr']
     """
     parts = SPLIT.sub("", path.name.removesuffix(path.suffix)).split(".")
-    found = (part.strip("-_") for part in parts)
-    return next((part for part in found if re.search(r"[^\W\d]", part)), path.resolve().parent.name) or path.stem
+    names = (part.strip("-_") for part in parts)
+    return next((part for part in names if re.search(r"[^\W\d]", part)), path.resolve().parent.name) or path.stem
 
 
 def read_spans(path: Path, counts: Counter[str] | None = None, like: Path | None = None) -> Iterator[Sentence]:
@@ -187,7 +187,7 @@ def read_spans(path: Path, counts: Counter[str] | None = None, like: Path | None
 def _target(task: str, entry: dict[str, Any], words: int) -> Target:
     label, second = entry["label"], entry.get("span2")
     labels = tuple(label) if isinstance(label, list) else (label,)
-    if not all(isinstance(each, str) for each in labels):
+    if not all(isinstance(name, str) for name in labels):
         raise UserError(f"expected `label` to be a string or a list of strings, but got {label!r}.")
     span1 = _span(entry["span1"], "span1", words)
     return Target(task, span1, () if second is None else _span(second, "span2", words), labels)
@@ -226,15 +226,15 @@ def open_annotated(reader: Reader, paths: Sequence[Path]) -> Dataset:
         ValueError: a file cannot be read, or there is no sentence.
     """
     counts: Counter[str] = Counter()
-    found = as_dataset(sentence for path in paths for sentence in reader(path, counts))
-    if not len(found):
+    dataset = as_dataset(sentence for path in paths for sentence in reader(path, counts))
+    if not len(dataset):
         raise UserError(f"Expected sentences in {', '.join(map(str, paths))}, but there is none.")
-    found.info.description = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
-    return found
+    dataset.info.description = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
+    return dataset
 
 
 def grammar() -> Dataset:
     """Sentences of the project's own grammar, always the same."""
-    found = as_dataset(sentences(OF_THE_GRAMMAR))
-    found.info.description = f"{len(found):,} sentences of the grammar"
-    return found
+    dataset = as_dataset(sentences(OF_THE_GRAMMAR))
+    dataset.info.description = f"{len(dataset):,} sentences of the grammar"
+    return dataset

@@ -125,8 +125,8 @@ class _Writer:
 
     def objects(self, kind: str, nested: int) -> list[Node]:
         """What a verb of this kind has to its right."""
-        found = [] if kind == "intransitive" else [self.noun(self.number(), "obj", "patient", nested)]
-        return found + ([self.phrase("to", "obl", "recipient", nested)] if kind == "ditransitive" else [])
+        nodes = [] if kind == "intransitive" else [self.noun(self.number(), "obj", "patient", nested)]
+        return nodes + ([self.phrase("to", "obl", "recipient", nested)] if kind == "ditransitive" else [])
 
     def passive(self, number: str, relation: str, nested: int) -> Node:
         """A clause whose subject is what is done to."""
@@ -178,9 +178,9 @@ class _Writer:
             verb = self.verb(kind, number, "acl:relcl")
             verb.before, verb.after = [Node("that", "PRON", "nsubj")], self.objects(kind, nested)
         else:
-            own = self.number()
-            verb = self.verb("transitive", own, "acl:relcl")
-            verb.before = [Node("that", "PRON", "obj"), self.noun(own, "nsubj", "agent", nested)]
+            subject_number = self.number()
+            verb = self.verb("transitive", subject_number, "acl:relcl")
+            verb.before = [Node("that", "PRON", "obj"), self.noun(subject_number, "nsubj", "agent", nested)]
         return verb
 
     def phrase(self, word: str, relation: str, role: str, nested: int) -> Node:
@@ -207,8 +207,8 @@ def _flat(root: Node) -> Sentence:
             at = place[id(below)]
             targets.append(Target("dependencies", (at, at + 1), span, (below.relation,)))
             if below.role:
-                own = [place[id(each)] for each in _in_order(below)]
-                targets.append(Target("roles", span, (min(own), max(own) + 1), (below.role,)))
+                places = [place[id(part)] for part in _in_order(below)]
+                targets.append(Target("roles", span, (min(places), max(places) + 1), (below.role,)))
     verb = {feature for node in (root, *root.before) for feature in node.features}  # an auxiliary stands before it
     words, ordered = (node.word for node in nodes), (heads[id(node)] for node in nodes)
     return Sentence(tuple(words), tuple(ordered), tuple(targets), "past" if PAST in verb else "present")

@@ -55,14 +55,14 @@ class Sentence:
 
     def annotation(self) -> str:
         """Heads and targets, as JSON."""
-        return json.dumps([self.heads, [(each.task, each.span1, each.span2, each.labels) for each in self.targets]])
+        return json.dumps([self.heads, [(t.task, t.span1, t.span2, t.labels) for t in self.targets]])
 
     @classmethod
     def of(cls, text: str, annotation: str) -> Self:
         """Make a sentence from its `text` and `annotation`."""
         heads, targets = json.loads(annotation)
-        found = (Target(task, tuple(span1), tuple(span2), tuple(labels)) for task, span1, span2, labels in targets)
-        return cls(tuple(text.split()), tuple(heads), tuple(found))
+        parsed = (Target(task, tuple(span1), tuple(span2), tuple(labels)) for task, span1, span2, labels in targets)
+        return cls(tuple(text.split()), tuple(heads), tuple(parsed))
 
 
 def check_tree(heads: Sequence[int]) -> None:

@@ -32,9 +32,9 @@ def report(meta: Row, rows: Sequence[Row], twin: Sequence[Row] = ()) -> Report:
     if twin:
         figures["probes_twin"] = partial(_twin_figure, swaps)
     tables = [_table(shown), *([_twin_table(swaps)] if twin else [])]
-    said = sentences("probes_across", meta=meta, x=shown[0], kept=_kept(shown), swaps=_swaps(swaps))
-    said += what_did_not_train(shown)
-    return Report("probes_across", meta, rows, {"twin": twin}, figures=figures, screen=tables, sentences=said)
+    findings = sentences("probes_across", meta=meta, x=shown[0], kept=_kept(shown), swaps=_swaps(swaps))
+    findings += what_did_not_train(shown)
+    return Report("probes_across", meta, rows, {"twin": twin}, figures=figures, screen=tables, sentences=findings)
 
 
 def _name(method: str, rows: Sequence[Row]) -> str:
@@ -57,11 +57,11 @@ def _table(rows: Sequence[Row]) -> TitledTable:
     """Make a table of scores: what is read down, sites across."""
     title = f"{_title(rows)}: what probes of {rows[0]['model_y']} read, held-out sentences, in hundredths"
     table = site_table(title, ["task", "read in"], ["kept"], {"": [site_name(pair) for pair in site_pairs(rows)]})
-    for (task, measure, method), own in grouped(rows, "task", "measure", "method").items():
-        role = own[0]["role"]
-        kept = _percent(mean(own, "kept", known=True)) if role == "method" else ""
-        cells = [mark(_percent(row["score"]), row) for row in own]
-        table.add_row(f"{task}, {measure}", _name(method, rows), kept, *cells, style=ROLE_STYLES.get(role))
+    for (task, measure, method), line in grouped(rows, "task", "measure", "method").items():
+        role = line[0]["role"]
+        share = _percent(mean(line, "kept", known=True)) if role == "method" else ""
+        cells = [mark(_percent(row["score"]), row) for row in line]
+        table.add_row(f"{task}, {measure}", _name(method, rows), share, *cells, style=ROLE_STYLES.get(role))
     return table
 
 
@@ -70,8 +70,8 @@ def _twin_table(rows: Sequence[Row]) -> TitledTable:
     title = f"{_title(rows)}: penalty of swapping a part of the state, nats"
     sites = {"": [site_name(pair) for pair in site_pairs(rows)]}
     table = site_table(title, ["for", "what a probe reads, or other dimensions"], ["dimensions"], sites)
-    for (method, part, dimensions), own in grouped(rows, "method", "part", "dimensions").items():
-        cells = ["" if row["penalty"] is None else mark(f"{row['penalty']:z.3f}", row) for row in own]
+    for (method, part, dimensions), line in grouped(rows, "method", "part", "dimensions").items():
+        cells = ["" if row["penalty"] is None else mark(f"{row['penalty']:z.3f}", row) for row in line]
         table.add_row(method, part, str(dimensions), *cells)
     return table
 
@@ -85,8 +85,8 @@ def _figure(rows: Sequence[Row]) -> Figure:
     looks |= method_looks([name for name in distinct(rows, "method") if name not in (*NATIVE, BASELINE)])
     looks[BASELINE] = {"color": "0.6", "linestyle": ":", "zorder": 0}
     shown = []
-    for (task, measure), own in grouped(rows, "task", "measure").items():
-        lines = [(_name(name, rows), look, where(own, method=name)) for name, look in looks.items()]
+    for (task, measure), panel in grouped(rows, "task", "measure").items():
+        lines = [(_name(name, rows), look, where(panel, method=name)) for name, look in looks.items()]
         shown.append(SitePanel(f"{task}, {measure}", site_pairs(rows), lines))
     return site_figure(shown, "score", f"what probes of {rows[0]['model_y']} read", note=_title(rows))
 
@@ -98,8 +98,8 @@ def _twin_figure(rows: Sequence[Row]) -> Figure:
         grey = {"color": GREYS[part[0]], "linestyle": ":"} if part[0] in GREYS else {}
         looks[part] = line_look(place, place, "-", MODEL_COLOURS) | grey
     shown = []
-    for method, own in grouped(rows, "method").items():
-        lines = [(f"{name} ({k})", look, where(own, part=name, dimensions=k)) for (name, k), look in looks.items()]
+    for method, panel in grouped(rows, "method").items():
+        lines = [(f"{name} ({k})", look, where(panel, part=name, dimensions=k)) for (name, k), look in looks.items()]
         title = "erased: the mean" if method == ERASED else f"{method}: g(X)"
         shown.append(SitePanel(title, site_pairs(rows), lines))
     note = f"{_title(rows)}\nwhat a probe reads, or other dimensions (how many)"
@@ -111,10 +111,10 @@ def _twin_figure(rows: Sequence[Row]) -> Figure:
 
 def _kept(rows: Sequence[Row]) -> Iterator[Row]:
     """For each measure: what Y's probe reads in its own states, in those of the best map, and what X's probe does."""
-    for (task, measure), own in grouped(rows, "task", "measure").items():
-        means = {name: mean(line, "score", known=True) for name, line in grouped(own, "method").items()}
-        best = max(trained_methods(where(own, role="method")), key=lambda name: means[name], default="")
-        low = [row for row in where(own, method="native_y") if row["kept"] is None]
+    for (task, measure), panel in grouped(rows, "task", "measure").items():
+        means = {name: mean(line, "score", known=True) for name, line in grouped(panel, "method").items()}
+        best = max(trained_methods(where(panel, role="method")), key=lambda name: means[name], default="")
+        low = [row for row in where(panel, method="native_y") if row["kept"] is None]
         yield {
             "name": f"{task}, {measure}",
             "native": _percent(means.get("native_y")),
@@ -122,7 +122,7 @@ def _kept(rows: Sequence[Row]) -> Iterator[Row]:
             "least": _percent(means.get(BASELINE)),
             "best": best,
             "through": _percent(means.get(best)),
-            "kept": _percent(mean(where(own, method=best), "kept", known=True)),
+            "kept": _percent(mean(where(panel, method=best), "kept", known=True)),
             "low": [f"{site_name((row['site_x'], row['site_y']))} ({_percent(row['score'])})" for row in low],
         }
 

@@ -56,10 +56,10 @@ def report(
         figures["probing_codes"] = partial(codes_figure, codes, with_short_names(portions))
     models = grouped(shown, "model")
     about = {"models": list(models), "best": list(_best(shown)), "uninformed": _uninformed(shown)}
-    said = [*sentences("probing", meta=meta, rows=shown, **about), *codes_in_words(codes, shown)]
-    screen = [*(_table(own, model) for model, own in models.items()), *codes_tables(codes)]
+    findings = [*sentences("probing", meta=meta, rows=shown, **about), *codes_in_words(codes, shown)]
+    screen = [*(_table(model_rows, model) for model, model_rows in models.items()), *codes_tables(codes)]
     tables = {"mixes": mixes, "trees": trees, "codelengths": codelengths, "portions": portions}
-    return Report("probing", meta, rows, tables=tables, figures=figures, screen=screen, sentences=said)
+    return Report("probing", meta, rows, tables=tables, figures=figures, screen=screen, sentences=findings)
 
 
 # ---------------------------------------------------------------------- rows
@@ -122,9 +122,9 @@ def _lines(rows: Sequence[Row], sites: Sequence[int | None]) -> list[Line]:
         lines.append(Line(name, column, [trained.get(site) for site in sites]))
         if untrained:
             lines.append(Line(f"{name}, untrained", column, [untrained.get(site) for site in sites]))
-    asked = [row if row and row["control"] is not None else None for row in map(trained.get, sites)]
-    if any(asked):
-        lines += [Line("control task", "control", asked), Line("selectivity", "selectivity", asked)]
+    controls = [row if row and row["control"] is not None else None for row in map(trained.get, sites)]
+    if any(controls):
+        lines += [Line("control task", "control", controls), Line("selectivity", "selectivity", controls)]
     return lines
 
 
@@ -135,13 +135,13 @@ def _table(rows: Sequence[Row], model: str) -> TitledTable:
     """Make the table of a model: a line for each score and control, sites across."""
     sites = _sites(rows)
     table = site_table(f"{model}: what probes find, by layer", ["task", "score"], ["baseline"], {"": map(_word, sites)})
-    for task, own in grouped(rows, "task").items():
-        baseline, ranks = _baseline(own), _ranks(own)
+    for task, task_rows in grouped(rows, "task").items():
+        baseline, ranks = _baseline(task_rows), _ranks(task_rows)
         for rank in ranks:
-            for name, column, cells in _lines(where(_of_states(own), rank=rank), sites):
+            for name, column, cells in _lines(where(_of_states(task_rows), rank=rank), sites):
                 least = _percent(baseline, column) if name in MEASURES[baseline["probe"]].values() else ""
-                said = f"{name}, rank {rank}" if len(ranks) > 1 else name
-                table.add_row(task, said, least, *(_percent(row, column) for row in cells))
+                heading = f"{name}, rank {rank}" if len(ranks) > 1 else name
+                table.add_row(task, heading, least, *(_percent(row, column) for row in cells))
     return table
 
 
@@ -155,10 +155,10 @@ def codes_tables(rows: Sequence[Row]) -> Iterator[TitledTable]:
         sites = _sites(of_model)
         title = f"{model}: uniform code over codelength, by layer"
         table = site_table(title, ["task", "sent by"], ["by frequencies"], {"": map(_word, sites)})
-        for task, own in grouped(of_model, "task").items():
+        for task, task_rows in grouped(of_model, "task").items():
             for name, kind in CODES.items():
-                if cells := {row["site"]: with_interval(row, "compression", ".2f") for row in where(own, **kind)}:
-                    least = "" if kind["control"] else f"{_by_frequencies(own):.2f}"
+                if cells := {row["site"]: with_interval(row, "compression", ".2f") for row in where(task_rows, **kind)}:
+                    least = "" if kind["control"] else f"{_by_frequencies(task_rows):.2f}"
                     table.add_row(task, name, least, *(cells.get(site, "") for site in sites))
         yield table
 
@@ -171,17 +171,17 @@ def layers_figure(rows: Sequence[Row]) -> Figure:
     shown = _measures(rows)
     figure, axes = drawing.panels(len(shown), MOST_ABREAST, drawing.PANEL, (2.2, 0.8))
     for axis, (task, column, name) in zip(axes, shown, strict=True):
-        own = where(rows, task=task)
-        drawn = list(_drawn(own, distinct(rows, "model"), column))
-        with_intervals = [(said, look, line.cells) for said, look, line in drawn if line.column == column]
+        task_rows = where(rows, task=task)
+        drawn = list(_drawn(task_rows, distinct(rows, "model"), column))
+        with_intervals = [(label, look, line.cells) for label, look, line in drawn if line.column == column]
         drawing.lines_by_site(axis, with_intervals, column, 100)
-        for said, look, line in drawn:
+        for label, look, line in drawn:
             if line.column != column:  # the control task, which has no interval
                 here = [(place, 100 * row["control"]) for place, row in enumerate(line.cells) if row is not None]
-                axis.plot(*zip(*here, strict=True), label=said, **look)
-        _mark_level(axis, _baseline(own)[column], "baseline", 100)
+                axis.plot(*zip(*here, strict=True), label=label, **look)
+        _mark_level(axis, _baseline(task_rows)[column], "baseline", 100)
         axis.set_title(f"{task}: {name}", fontsize=10)
-        _name_sites(axis, own)
+        _name_sites(axis, task_rows)
     drawing.dress(figure, axes, "site (layer)", "score, in hundredths")
     return figure
 
@@ -189,8 +189,8 @@ def layers_figure(rows: Sequence[Row]) -> Figure:
 def _drawn(rows: Sequence[Row], models: Sequence[str], column: str) -> Iterator[tuple[str, drawing.Look, Line]]:
     """The lines of a panel: the colour says which model, the line what was read."""
     for m, model in enumerate(models):
-        own = where(_of_states(rows), model=model)
-        for line in _lines(where(own, rank=_ranks(own)[-1]), _sites(rows)):
+        model_rows = where(_of_states(rows), model=model)
+        for line in _lines(where(model_rows, rank=_ranks(model_rows)[-1]), _sites(rows)):
             if line.column == column or (line.column, column) == ("control", "score"):
                 place = 2 if line.column == "control" else int(line.name.endswith("untrained"))
                 kind = ("trained", "untrained", "control task")[place]
@@ -213,9 +213,9 @@ def ranks_figure(rows: Sequence[Row]) -> Figure:
     shown = _measures(row for row in rows if row["probe"] != "edge")
     figure, axes = drawing.panels(len(shown), MOST_ABREAST, drawing.PANEL, (2.2, 0.8))
     for axis, (task, column, name) in zip(axes, shown, strict=True):
-        own = where(rows, task=task, source="model")
-        ranks = _ranks(own)
-        for place, ((model, site), line) in enumerate(grouped(own, "model", "site").items()):
+        task_rows = where(rows, task=task, source="model")
+        ranks = _ranks(task_rows)
+        for place, ((model, site), line) in enumerate(grouped(task_rows, "model", "site").items()):
             scores = {row["rank"]: 100 * number(row[column]) for row in line}
             look = drawing.line_look(place, place, "-", drawing.MODEL_COLOURS)
             axis.plot(range(len(ranks)), [scores[rank] for rank in ranks], label=f"{model}, site {site}", **look)
@@ -238,19 +238,19 @@ def trees_figure(trees: Sequence[Row]) -> Figure:
 
 
 def _tree(axis: Axes, row: Row) -> None:
-    every, counted, found = (_edges(row[name]) for name in ("edges", "counted", "found"))
+    every, counted, guess = (_edges(row[name]) for name in ("edges", "counted", "found"))
     for place, word in enumerate(row["words"].split()):
         axis.text(place, 0, word, ha="center", va="center", fontsize=8)
     for edges, side, colour in (
-        (counted, 1, "0.3"), (every - counted, 1, "0.8"), (found & counted, -1, RIGHT), (found - counted, -1, WRONG),
+        (counted, 1, "0.3"), (every - counted, 1, "0.8"), (guess & counted, -1, RIGHT), (guess - counted, -1, WRONG),
     ):  # fmt: skip
         for first, last in edges:
             size = last - first, 1.1 * (last - first) ** 0.8
             ends = {"theta1": 0, "theta2": 180} if side > 0 else {"theta1": 180, "theta2": 360}
             axis.add_patch(Arc(((first + last) / 2, side * 0.35), *size, color=colour, **ends))
-    tall = max(0.35 + 0.6 * (last - first) ** 0.8 for first, last in every | counted | found)
+    tall = max(0.35 + 0.6 * (last - first) ** 0.8 for first, last in every | counted | guess)
     axis.set_ylim(-tall, tall)
-    axis.set_title(f"{row['model']}, site {row['layer']}: {len(counted & found)} of {len(counted)} edges", fontsize=9)
+    axis.set_title(f"{row['model']}, site {row['layer']}: {len(counted & guess)} of {len(counted)} edges", fontsize=9)
     axis.set_axis_off()
 
 
@@ -263,9 +263,9 @@ def codes_figure(rows: Sequence[Row], portions: Sequence[Row]) -> Figure:
     groups = list(grouped(rows, "model", "task").items())[: drawing.ABREAST]
     several = len({model for (model, _), _ in groups}) > 1
     figure, axes = drawing.panels(2 * len(groups), len(groups), drawing.PANEL, (2.2, 0.9))
-    for place, ((model, task), own) in enumerate(groups):
+    for place, ((model, task), panel) in enumerate(groups):
         axes[place].set_title(f"{model}, {task}" if several else task, fontsize=10)
-        _compressions(axes[place], own)
+        _compressions(axes[place], panel)
         _losses_by_portion(axes[len(groups) + place], where(portions, model=model, task=task, **CODES["model"]))
     axes[0].set_ylabel("uniform code over codelength", fontsize=8)
     axes[len(groups)].set_ylabel("bits a target", fontsize=8)
@@ -307,25 +307,25 @@ def _by_frequencies(rows: Sequence[Row]) -> float:
 
 def _best(rows: Sequence[Row]) -> Iterator[Row]:
     """For each model and task: where it is read best, and how that compares with its controls."""
-    for (model, _, probe), own in grouped(rows, "model", "task", "probe").items():
-        own = [row for row in own if row["score"] is not None]
-        if read := where(own, source="model"):
+    for (model, _, probe), task_rows in grouped(rows, "model", "task", "probe").items():
+        task_rows = [row for row in task_rows if row["score"] is not None]
+        if read := where(task_rows, source="model"):
             yield {
                 "model": model,
                 "measure": next(iter(MEASURES[probe].values())),
                 "best": max(read, key=lambda row: row["score"]),
                 "lexical": next((row["score"] for row in where(read, site=0)), None),
-                "untrained": largest(where(own, source="untrained"), "score"),
+                "untrained": largest(where(task_rows, source="untrained"), "score"),
             }
 
 
 def _uninformed(rows: Sequence[Row]) -> Iterator[Row]:
     """For each model, task and measure: the probes that are no better than what is said without any state."""
-    for (model, task, probe), own in grouped(rows, "model", "task", "probe").items():
-        floor = _baseline(own)
+    for (model, task, probe), task_rows in grouped(rows, "model", "task", "probe").items():
+        floor = _baseline(task_rows)
         for column, measure in MEASURES[probe].items():
             least = floor[column] or 0.0
-            read = [row for row in where(own, source="model") if row[column] is not None and row[column] <= least]
+            read = [row for row in where(task_rows, source="model") if row[column] is not None and row[column] <= least]
             if low := [row | {"score": row[column]} for row in read]:
                 yield {"model": model, "task": task, "measure": measure, "floor": floor, "least": least, "low": low}
 
@@ -338,15 +338,15 @@ def codes_in_words(rows: Sequence[Row], scores: Sequence[Row]) -> list[str]:
         scores: the report's rows, with F1 on held-out sentences.
     """
     tasks = []
-    for (model, task), own in grouped(rows, "model", "task").items():
-        read = [row for row in where(own, **CODES["model"]) if row["site"] is not None]
+    for (model, task), codes in grouped(rows, "model", "task").items():
+        read = [row for row in where(codes, **CODES["model"]) if row["site"] is not None]
         best = max(read, key=lambda row: row["compression"])
-        control = next((row["compression"] for row in where(own, **CODES["control task"], site=best["site"])), None)
+        control = next((row["compression"] for row in where(codes, **CODES["control task"], site=best["site"])), None)
         known = {row["site"]: row["score"] for row in where(scores, model=model, task=task, source="model")}
         both = [(row["site"], row["compression"], known[row["site"]]) for row in read
                 if known.get(row["site"]) is not None]  # fmt: skip
         orders = [[site for site, *_ in sorted(both, key=lambda entry: -entry[place])] for place in (1, 2)]
         rank = spearmanr(*list(zip(*both, strict=True))[1:]).statistic if len(both) > 2 else None
-        tasks.append({"task": task, "best": best, "control": control, "by_frequencies": _by_frequencies(own),
+        tasks.append({"task": task, "best": best, "control": control, "by_frequencies": _by_frequencies(codes),
                       "orders": orders, "rank": rank})  # fmt: skip
     return sentences("codelengths", tasks=tasks, several=len(distinct(rows, "model")) > 1)

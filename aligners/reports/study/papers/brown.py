@@ -22,8 +22,8 @@ def cka_by_layer(frames: Frames, name: str) -> Figure:
     frame, measure = _cka(frames, CKAS)
     values = [
         {**place, **mean._asdict()}
-        for place, own in by(frame.rename(columns={"layer_x": "layer"}), "task", "stage", "groups", "layer")
-        if (mean := over_models(own, "value", _kinds(own, frames.groups)))
+        for place, part in by(frame.rename(columns={"layer_x": "layer"}), "task", "stage", "groups", "layer")
+        if (mean := over_models(part, "value", _kinds(part, frames.groups)))
     ]
     panels = line_panels(values, ["task", "stage"], "groups", "layer", _look)
     return shared.figure(name, panels, values, measure=measure)
@@ -36,10 +36,10 @@ def stitching_by_layer(frames: Frames, name: str) -> Figure:
     if frame.empty:
         raise Missing("nothing was stitched from a site to the same site")
     values = list[Row]()
-    for place, own in by(frame, "task", "stage", "method"):
-        kinds = _kinds(own, frames.groups) or {}
+    for place, part in by(frame, "task", "stage", "method"):
+        kinds = _kinds(part, frames.groups) or {}
         members = {group: [model for model in kinds if kinds[model] == group] for group in kinds.values()}
-        means = over_pairs(own.to_dict("records"), members or None)
+        means = over_pairs(part.to_dict("records"), members or None)
         values += [{"task": place["task"], "stage": place["stage"], **row} for row in means]
     names = {"penalty": "mean", "penalty_low": "low", "penalty_high": "high"}
     drawn = pd.DataFrame(values).astype({"site_x": int}).rename(columns=names).to_dict("records")
@@ -56,8 +56,8 @@ def angles(frames: Frames, name: str) -> Figure:
     """Figure 8: angular distances between whole models, a box for each pair of groups."""
     distances = _distances(frames)
     panels = [
-        box_panel(place_words(*place.values()), own, "groups", "groups", list(dict.fromkeys(own["groups"])), _look)
-        for place, own in by(distances.assign(value=distances["distance"]), "task", "stage")
+        box_panel(place_words(*place.values()), part, "groups", "groups", list(dict.fromkeys(part["groups"])), _look)
+        for place, part in by(distances.assign(value=distances["distance"]), "task", "stage")
     ]
     return shared.figure(name, panels, distances.to_dict("records"), tests=_angles(frames)[1])
 
@@ -71,11 +71,11 @@ def angles_table(frames: Frames, name: str) -> Table:
 def _angles(frames: Frames) -> tuple[list[Row], list[Row]]:
     """Rows of the table of angular distances, and the tests of each task and stage."""
     rows, tests = list[Row](), list[Row]()
-    for place, own in by(_distances(frames), "task", "stage"):
-        test = group_test(pair_means(own, "distance"), frames.groups) if own["grouped"].all() else None
+    for place, part in by(_distances(frames), "task", "stage"):
+        test = group_test(pair_means(part, "distance"), frames.groups) if part["grouped"].all() else None
         tested = {"difference": test.difference, "p": test.p, "least": test.least} if test else {}
         tests += [{**place, **test._asdict()}] if test else []
-        for pair, line in by(own, "groups"):
+        for pair, line in by(part, "groups"):
             means = shared.estimates(line, ["distance"], _kinds(line, frames.groups))
             rows.append({**place, **pair, **means, **tested})
     return rows, tests
@@ -98,10 +98,10 @@ def _distances(frames: Frames) -> pd.DataFrame:
     ends = [frame[[f"model_{side}", f"layer_{side}"]].set_axis(["model", "layer"], axis=1) for side in "xy"]
     depths = pd.concat(ends).groupby("model")["layer"].nunique()
     rows = []
-    for place, own in by(frame, "task", "stage", "model_x", "model_y"):
-        if depths[place["model_x"]] == depths[place["model_y"]] == own["layer_x"].nunique():
-            values = torch.tensor(own.groupby("layer_x")["value"].mean().to_numpy(), dtype=torch.float64)
-            pair = own["groups"].iloc[0]
+    for place, part in by(frame, "task", "stage", "model_x", "model_y"):
+        if depths[place["model_x"]] == depths[place["model_y"]] == part["layer_x"].nunique():
+            values = torch.tensor(part.groupby("layer_x")["value"].mean().to_numpy(), dtype=torch.float64)
+            pair = part["groups"].iloc[0]
             distance = float(angular_distance(torch.diag(values)))
             rows.append({**place, "groups": pair, "grouped": pair != ALL, "distance": distance})
     if not rows:

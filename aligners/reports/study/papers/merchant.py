@@ -21,27 +21,27 @@ def mixed_layers(frames: Frames, name: str) -> Table:
     if frame[frame["site"].isna() & (frame["source"] == "model")].empty:
         raise Missing("no edge probe read a learned mix of layers")
     rows = []
-    for place, own in by(frame[frame["edges"]], *PLACE):
-        base = own[(own["stage"] == BASE) & own["site"].notna()]
+    for place, part in by(frame[frame["edges"]], *PLACE):
+        base = part[(part["stage"] == BASE) & part["site"].notna()]
         lexical = base[(base["source"] == "model") & (base["site"] == 0)]["score"].mean()
         twins = base[base["source"] == "untrained"].groupby("site")["score"].mean()
         beside = {"lexical": finite(lexical), "untrained": finite(twins.max())}
-        rows.append({**place, **_compared(own[own["site"].isna()]), **beside, **_printed(name, own, place)})
+        rows.append({**place, **_compared(part[part["site"].isna()]), **beside, **_printed(name, part, place)})
     ends = ["mean", "min", "max"]
-    changes = [{**place, **own["change"].agg(ends), "models": len(own)} for place, own in _changed(rows)]
+    changes = [{**place, **part["change"].agg(ends), "models": len(part)} for place, part in _changed(rows)]
     return table(name, rows, changes=changes)
 
 
 def scores_by_site(frames: Frames, name: str) -> Table:
     """The same at every layer, structural probes among them (Figure 1 as a table)."""
     rows = []
-    for place, own in by(_probed(frames), *PLACE):
-        for site, line in own[own["site"].notna() & (own["source"] == "model")].groupby("site"):
-            twin = own[(own["source"] == "untrained") & (own["stage"] == BASE) & (own["site"] == site)]["score"].mean()
+    for place, df in by(_probed(frames), *PLACE):
+        for site, line in df[df["site"].notna() & (df["source"] == "model")].groupby("site"):
+            twin = df[(df["source"] == "untrained") & (df["stage"] == BASE) & (df["site"] == site)]["score"].mean()
             rows.append({**place, **_compared(line), "site": int(site), "untrained": finite(twin)})
     changes = []
-    for place, own in _changed(rows):
-        means = own.groupby("site")["change"].mean()
+    for place, df in _changed(rows):
+        means = df.groupby("site")["change"].mean()
         site = means.abs().idxmax()
         changes.append({**place, "site": site, "change": means[site]})
     return table(name, rows, changes=changes, models=0)
@@ -51,8 +51,8 @@ def scores_by_layer(frames: Frames, name: str) -> Figure:
     """Figure 1: the score at every layer, before and after fine-tuning, a panel for each task."""
     frame = _probed(frames)
     twins = (frame["source"] == "untrained") & (frame["stage"] == BASE)
-    own = (frame["source"] == "model") & frame["stage"].isin((BASE, TUNED))
-    drawn = frame[frame["site"].notna() & (own | twins)]
+    trained = (frame["source"] == "model") & frame["stage"].isin((BASE, TUNED))
+    drawn = frame[frame["site"].notna() & (trained | twins)]
     drawn = drawn.assign(stage=drawn["stage"].where(~twins, "random"), layer=drawn["site"])
     means, panels = model_lines(drawn, ["task", "probed"], "stage", "layer", "score", look_of_stage)
     values = [
@@ -82,8 +82,8 @@ def _probed(frames: Frames) -> pd.DataFrame:
 
 def _compared(line: pd.DataFrame) -> Row:
     """Scores before and after fine-tuning, and what it changed."""
-    own = line[line["source"] == "model"]
-    before, after = (own[own["stage"] == stage]["score"] for stage in (BASE, TUNED))
+    trained = line[line["source"] == "model"]
+    before, after = (trained[trained["stage"] == stage]["score"] for stage in (BASE, TUNED))
     tuned = Estimate(float(after.mean()), finite(after.std()), pairs=len(after)) if len(after) else None
     return {"before": finite(before.mean()), "after": tuned, "change": finite(after.mean() - before.mean())}
 

@@ -39,10 +39,10 @@ def between_bases(frames: Frames, name: str) -> Figure:
     if frame.empty:
         raise Missing("no CKA between fine-tuned models of two bases")
     panels = []
-    for place, own in by(frame, "task", "rows", "base"):
+    for place, part in by(frame, "task", "rows", "base"):
         up, _, across = (place["base"] or f"one{AND}another").partition(AND)
         title = place_words(place["task"], kind_words(place["rows"]), place["base"])
-        panels.append(heat_panel(title, _means(own), f"layer, {up}", f"layer, {across}"))
+        panels.append(heat_panel(title, _means(part), f"layer, {up}", f"layer, {across}"))
     return figure(name, panels, [row for panel in panels for row in _values(panel)], models=models_in(frame))
 
 
@@ -61,8 +61,8 @@ def truncation(frames: Frames, name: str) -> Figure:
     look = {head: (name, ("head", name)) for head, name in HEADS.items()}
     means, lines = model_lines(frame, PLACE, "condition", "site", "score", look.__getitem__, 100)
     panels = []
-    for panel, (_, own) in zip(lines, by(frame, *PLACE), strict=True):
-        floor = 100 * float(own["majority_score"].iloc[0])
+    for panel, (_, part) in zip(lines, by(frame, *PLACE), strict=True):
+        floor = 100 * float(part["majority_score"].iloc[0])
         majority = Series(MAJORITY, ("head", MAJORITY), [[floor]] * len(panel.across))
         panels.append(replace(panel, series=[majority, *panel.series]))
     columns = {"task": "task", "base": "model", "condition": "head", "site": "site", "mean": "score"}
@@ -72,11 +72,11 @@ def truncation(frames: Frames, name: str) -> Figure:
 def skipping(frames: Frames, name: str) -> Figure:
     """Figure 4: the score without each span of layers, model by model and task by task."""
     panels, values = [], list[Row]()
-    for place, own in by(_operated(frames, ["skip", "native"]), *PLACE):
-        spans = own[own["condition"] == "skip"].astype({"first": int, "last": int})
+    for place, part in by(_operated(frames, ["skip", "native"]), *PLACE):
+        spans = part[part["condition"] == "skip"].astype({"first": int, "last": int})
         blocks = range(1, spans["last"].max() + 1)
         means = 100 * spans.groupby(["first", "last"])["score"].mean()
-        whole = 100 * own.loc[own["condition"] == "native", "score"].mean()
+        whole = 100 * part.loc[part["condition"] == "native", "score"].mean()
         title = f"{place_words(*place.values())} (whole: {whole:.1f})"
         panels.append(heat_panel(title, means, "first block skipped", "last block skipped", (blocks, blocks)))
         about = {"task": place["task"], "model": place["base"]}
@@ -126,9 +126,9 @@ def _means(chosen: pd.DataFrame) -> pd.Series:
 def _maps(frames: Frames) -> list[tuple[str, HeatPanel, int]]:
     """Every map that there is: which comparison it shows, its panel, and of how many models it is."""
     maps = []
-    for place, own in by(_ckas(frames), "task", "rows", "base"):
+    for place, part in by(_ckas(frames), "task", "rows", "base"):
         for comparison in COMPARISONS:
-            chosen = own[own["comparison"] == comparison]
+            chosen = part[part["comparison"] == comparison]
             layers = sorted(int(layer) for layer in set(chosen["layer_x"]) & set(chosen["layer_y"]))
             if layers:
                 title = place_words(place["task"], kind_words(place["rows"]), place["base"], comparison)

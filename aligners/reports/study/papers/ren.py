@@ -27,7 +27,7 @@ def similarity(frames: Frames, name: str) -> Table:
     """Table 2's indices and the other measures, of untrained, pretrained and fine-tuned models."""
     frame = shared.matching(shared.between_models(shared.of_one_stage(shared.similarities(frames))))
     quantities = ("value", "held_out", "null", "untrained")
-    rows = [place | shared.estimates(own, quantities) for place, own in by(frame, "task", "stage", "measure")]
+    rows = [place | shared.estimates(part, quantities) for place, part in by(frame, "task", "stage", "measure")]
     return shared.table(name, rows, papers_indices=PAPERS_INDICES & set(frame["measure"]))
 
 
@@ -35,7 +35,7 @@ def recovery(frames: Frames, name: str) -> Table:
     """Table 3: how exactly each map recovers a random invertible network of real states."""
     frame = frames.of("recover", "mse").assign(model_y=lambda rows: rows["model_x"])
     row = partial(_map_row, name, frame, ("mse", "mse_fit", "mse_reduced", "relative_error", "fvu"), paper="mse")
-    rows = [row(place, own) for place, own in by(frame, "strength", "method")]
+    rows = [row(place, part) for place, part in by(frame, "strength", "method")]
     return shared.table(name, rows, closest=closest_maps(rows, "strength"), **shared.about_maps(frame))
 
 
@@ -45,7 +45,7 @@ def alignment(frames: Frames, name: str) -> Table:
     quantities = ("mse", "mse_fit", "mse_reduced", "relative_error", "fvu_fit", "fvu", "fvu_inverse")
     row = partial(_map_row, name, errors, quantities, paper_train="train", paper_test="test")
     errors = shared.blocks(errors)
-    rows = [row(place, own) for place, own in by(errors, "task", "stage", "rows", "method")]
+    rows = [row(place, part) for place, part in by(errors, "task", "stage", "rows", "method")]
     closest = closest_maps(rows, "task", "stage", "rows")
     return shared.table(name, rows, closest=closest, **shared.about_maps(errors))
 
@@ -68,8 +68,8 @@ def alignment_tests(frames: Frames, name: str) -> Table:
     errors = shared.blocks(shared.between_models(frames.errors()))
     errors = errors.assign(mse=errors["mse"].where(shared.trained(errors)))  # a pair without a value is not tested
     rows = []
-    for place, own in by(errors[errors["role"] == "method"], "task", "stage", "rows"):
-        means = {at["method"]: pair_means(part, "mse") for at, part in by(own, "method") if part["mse"].any()}
+    for place, group in by(errors[errors["role"] == "method"], "task", "stage", "rows"):
+        means = {at["method"]: pair_means(part, "mse") for at, part in by(group, "method") if part["mse"].any()}
         reference = next((method for method in REFERENCES if method in means), None)
         for method in means if reference else ():
             if method != reference and (test := sign_test(means[method] - means[reference])):
@@ -86,10 +86,10 @@ def injection(frames: Frames, name: str) -> Table:
     frame = shared.between_models(frames.of("inject", "score"))
     injected = frame[frame["score"].notna() | (frame["overflow"].astype(bool) & frame["n_units"].notna())]
     rows = []
-    for place, own in by(injected, "task", "stage", "method"):
-        last = shared.estimates(own[shared.is_last(own)], ("score", "agreement", "penalty"))
-        everywhere = over_models(shared.blocks(own), "score")
-        rows.append({**_map_row(name, frame, (), place, own, paper="score"), **last, "everywhere": everywhere})
+    for place, part in by(injected, "task", "stage", "method"):
+        last = shared.estimates(part[shared.is_last(part)], ("score", "agreement", "penalty"))
+        everywhere = over_models(shared.blocks(part), "score")
+        rows.append({**_map_row(name, frame, (), place, part, paper="score"), **last, "everywhere": everywhere})
     return shared.table(name, rows, kept=kept_scores(rows), **shared.about_maps(frame))
 
 
@@ -114,9 +114,9 @@ def errors_by_layer(
     sited = errors[errors["site_x"].notna()].astype({"site_x": int, "site_y": int})
     sited["layer"] = [site_name(pair) for pair in zip(sited["site_x"], sited["site_y"], strict=True)]
     panels, values = [], list[Row]()
-    for place, own in by(sited, "task", "rows"):
-        for method in shown_methods(own, column):
-            line, boxes = own[own["method"] == method], list[Row]()
+    for place, group in by(sited, "task", "rows"):
+        for method in shown_methods(group, column):
+            line, boxes = group[group["method"] == method], list[Row]()
             cells = shared.map_cells(method, line)
             for at, part in by(line, "stage", "layer"):
                 pairs = pair_means(part, column).dropna()
@@ -163,9 +163,9 @@ def layer_maps(frames: Frames, name: str, *, within: bool) -> Figure:
         raise Missing(f"no map was fitted from one layer to another {whom}: `data.sites` names such pairs, as 1:2")
     errors = errors.astype({"site_x": int, "site_y": int})
     panels, values = [], list[Row]()
-    for place, own in by(errors, "task", "stage", "rows"):
-        for method in shown_methods(own, "fvu", 2):
-            line = own[own["method"] == method]
+    for place, part in by(errors, "task", "stage", "rows"):
+        for method in shown_methods(part, "fvu", 2):
+            line = part[part["method"] == method]
             means = line.groupby(["site_x", "site_y"])["fvu"].mean()
             marked = shared.map_cells(method, line)["method"]
             title = place_words(place["task"], place["stage"], kind_words(place["rows"]), marked)
@@ -181,8 +181,8 @@ def nuclear_norms(frames: Frames, name: str) -> Figure:
     frame = frame.assign(model_x=frame["model"], model_y=frame["model"])
     means = [
         {**place, "nuclear_norm": mean.mean, **mean._asdict()}
-        for place, own in by(frame, "task", "stage", "layer")
-        if (mean := over_models(own, "nuclear_norm"))
+        for place, part in by(frame, "task", "stage", "layer")
+        if (mean := over_models(part, "nuclear_norm"))
     ]
     panels = line_panels(means, ["task"], "stage", "layer", partial(look_of_stage, of_none="all models"))
     values = [{key: row[key] for key in ("task", "stage", "layer", "nuclear_norm")} for row in means]
@@ -206,22 +206,22 @@ def _trend(values: Sequence[Row]) -> Row | None:
 def closest_maps(rows: Sequence[Row], *keys: str) -> list[Row]:
     """At each place the closest map of those that are trained, and the mse of `linear` if that is another."""
     maps = [row | row["mse"]._asdict() for row in rows if row["compared"] and row["mse"] and row.get("role") != "floor"]
-    found = []
+    winners = []
     for place, here in by(pd.DataFrame(maps), *keys) if maps else ():
         closest = here.loc[here["mean"].idxmin()]
         linear = here.loc[(here["method"] == "linear") & (closest["method"] != "linear"), "mean"]
-        found.append({**closest, **place, "linear": None if linear.empty else linear.iloc[0]})
-    return found
+        winners.append({**closest, **place, "linear": None if linear.empty else linear.iloc[0]})
+    return winners
 
 
 def kept_scores(rows: Sequence[Row]) -> list[Row]:
     """For each task the trained map that keeps the most of Y's score, beside Y itself and X without a map."""
-    found = []
+    best_maps = []
     for (task, stage), here in grouped(rows, "task", "stage").items():
         means = {row["method"]: 100 * row["score"].mean for row in here if row["score"]}
         maps = [row["method"] for row in here if row["role"] == "method" and row["compared"] and row["score"]]
         if maps and "native_y" in means:
             best = max(maps, key=means.__getitem__)
             scores = {"native": means["native_y"], "score": means[best], "bare": means.get("identity")}
-            found.append({"task": task, "stage": stage, "best": best, **scores})
-    return found
+            best_maps.append({"task": task, "stage": stage, "best": best, **scores})
+    return best_maps

@@ -40,8 +40,8 @@ def table(name: str, rows: Sequence[Row], **words: Any) -> Table:
     shown = [{**row, "stage": stage_words(row["stage"])} if "stage" in row else row for row in rows]
     known = {key for row in shown for key, cell in row.items() if cell is not None}
     texts = _texts(name, {**words, "known": known, "rows": rows})
-    about = {key: [said] if isinstance(said, str) else said for key, said in texts.pop("columns").items()}
-    columns = [Column(key, *said) for key, said in about.items() if key in known]
+    about = {key: [heading] if isinstance(heading, str) else heading for key, heading in texts.pop("columns").items()}
+    columns = [Column(key, *heading) for key, heading in about.items() if key in known]
     return Table(name=name, columns=columns, rows=shown, **texts)
 
 
@@ -93,7 +93,7 @@ def _texts(name: str, words: dict[str, Any]) -> dict[str, Any]:
     fields = {key: value for key, value in described()[name].items() if key not in ("from", "with")}
     words = {**_read("papers.yaml")["words"], "paper_note": note, **words}
     lines = [line for text in _filled(fields.pop("findings", []), words) for line in text.splitlines()]
-    words["findings"] = [said for line in lines if (said := " ".join(line.split()))]
+    words["findings"] = [sentence for line in lines if (sentence := " ".join(line.split()))]
     return {**_filled(fields, words), "findings": words["findings"]}
 
 
@@ -196,8 +196,8 @@ def untrained_said(frame: pd.DataFrame) -> str:
     """What the mark means, method by method; nothing if all maps are trained."""
     maps = trained(frame).groupby(frame["method"], sort=False).agg(["sum", "size"])
     counted = ", ".join(f"{name} {size - sound} of {size}" for name, sound, size in maps.itertuples() if sound < size)
-    said = f"{MARK}: maps that kept their untrained start or diverged, which no finding and no test counts: "
-    return f"{said}{counted}." if counted else ""
+    meaning = f"{MARK}: maps that kept their untrained start or diverged, which no finding and no test counts: "
+    return f"{meaning}{counted}." if counted else ""
 
 
 def about_maps(errors: pd.DataFrame) -> dict[str, bool | str]:

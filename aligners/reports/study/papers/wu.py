@@ -34,9 +34,9 @@ def block_map(frames: Frames, name: str, measures: Sequence[str], stages: Sequen
     """
     frame = _of_stages(frames, measures, stages)
     panels, values = [], list[Row]()
-    for place, own in by(frame, "task", "measure"):
-        crossed = len(shared.of_one_stage(own)) < len(own)  # stages were compared with each other
-        for part in [own] if crossed else [part for _, part in by(own, "stage_x")]:
+    for place, group in by(frame, "task", "measure"):
+        crossed = len(shared.of_one_stage(group)) < len(group)  # stages were compared with each other
+        for part in [group] if crossed else [part for _, part in by(group, "stage_x")]:
             stages_of = {stage for side in "xy" for stage in part[f"stage_{side}"].dropna()}
             title = place_words(place["measure"], place["task"], *(stages_of if len(stages_of) == 1 else []))
             panels.append(block_panel(part, title, frames.groups))
@@ -56,10 +56,10 @@ def untrained_map(frames: Frames, name: str) -> Figure:
         return block_map(frames, name, ["cka"], ("random", "pretrained"))
     frames.of("similarity", "untrained")
     panels = []
-    for place, own in by(shared.of_one_stage(frame), "task", "stage"):
-        for column, said in (("value", stage_words(place["stage"]) or "trained"), ("untrained", "untrained twins")):
-            title = place_words(place["task"], said)
-            panels.append(block_panel(own.assign(value=own[column]), title, frames.groups))
+    for place, part in by(shared.of_one_stage(frame), "task", "stage"):
+        for column, label in (("value", stage_words(place["stage"]) or "trained"), ("untrained", "untrained twins")):
+            title = place_words(place["task"], label)
+            panels.append(block_panel(part.assign(value=part[column]), title, frames.groups))
     return replace(shared.figure(f"{name}_twins", panels), name=name)
 
 
@@ -70,10 +70,10 @@ def tuned_map(frames: Frames, name: str, measure: str) -> Figure:
         Missing: no model was compared with its own fine-tunings.
     """
     panels, values = [], list[Row]()
-    for place, own in by(_of_one_base(frames, measure), "task", "base"):
-        panels.append(block_panel(own, place_words(place["base"], f"texts of {place['task']}"), {}))
+    for place, part in by(_of_one_base(frames, measure), "task", "base"):
+        panels.append(block_panel(part, place_words(place["base"], f"texts of {place['task']}"), {}))
         about = {"texts": place["task"], "model": place["base"], "measure": measure}
-        values += [{**about, **row} for row in block_values(own)]
+        values += [{**about, **row} for row in block_values(part)]
     return shared.figure(name, panels, values, measure=measure)
 
 
@@ -99,8 +99,8 @@ def freezing(frames: Frames, name: str) -> Table:
     frame = frames.of("finetune", "score", "variant")
     frozen = set(frame["variant"]) != {"none"}
     rows = []
-    for place, own in by(frame, "base", "variant", "task"):
-        scores, family = 100 * own["score"].dropna(), BASES.search(str(place["base"]).lower())
+    for place, part in by(frame, "base", "variant", "task"):
+        scores, family = 100 * part["score"].dropna(), BASES.search(str(place["base"]).lower())
         same = {"model": family and family[1], "variant": place["variant"]}
         printed = shared.paper_value(name, shared.plain(place["task"] or ""), **same)
         cells = {"score": scores.mean(), "sd": scores.std() if len(scores) > 1 else None, "seeds": len(scores)}
@@ -124,7 +124,7 @@ def _families(values: Sequence[Row], groups: dict[str, str]) -> list[Row]:
     families = [frame[f"model_{side}"].map(groups) for side in "ab"]
     other = (frame["model_a"] != frame["model_b"]) & (frame["stage_a"] == frame["stage_b"])
     pairs = frame.assign(alike=families[0] == families[1])[other & families[0].notna() & families[1].notna()]
-    means = [(place, own.groupby("alike")["value"].mean().dropna()) for place, own in by(pairs, "measure")]
+    means = [(place, part.groupby("alike")["value"].mean().dropna()) for place, part in by(pairs, "measure")]
     return [{**place, "within": mean[True], "between": mean[False]} for place, mean in means if len(mean) == 2]
 
 
@@ -160,8 +160,8 @@ def entries_of(frame: pd.DataFrame) -> pd.DataFrame:
     sides = [[f"{name}_{side}" for name in ("model", "stage", "layer")] for side in "xy"]
     parts = []
     for skipped, (a, b) in (("backward", sides), ("forward", sides[::-1])):
-        own = frame.loc[frame["direction"] != skipped, [*a, *b, "value"]]
-        parts.append(own.set_axis([*A, *B, "value"], axis=1))
+        rows = frame.loc[frame["direction"] != skipped, [*a, *b, "value"]]
+        parts.append(rows.set_axis([*A, *B, "value"], axis=1))
     entries = pd.concat(parts, ignore_index=True)
     entries[["stage_a", "stage_b"]] = entries[["stage_a", "stage_b"]].fillna("")
     return entries.groupby([*A, *B], sort=False, as_index=False)["value"].mean()
@@ -181,8 +181,8 @@ def block_panel(frame: pd.DataFrame, title: str, groups: Mapping[str, str]) -> H
         families = {name: entries[name].map(lambda model: groups.get(model, ALL)) for name in ("model_a", "model_b")}
         entries, groups = entries.assign(**families), {}
     ends = pd.concat([entries[side].set_axis(["model", "stage", "layer"], axis=1) for side in (A, B)])
-    layers = {(str(model), str(stage)): sorted(own["layer"].unique())
-              for (model, stage), own in ends.groupby(["model", "stage"], sort=False)}  # fmt: skip
+    layers = {(str(model), str(stage)): sorted(rows["layer"].unique())
+              for (model, stage), rows in ends.groupby(["model", "stage"], sort=False)}  # fmt: skip
     stages = in_order([stage for _, stage in layers])
     place = {family: number for number, family in enumerate(dict.fromkeys(groups.values()))}
     parts = sorted(layers, key=lambda part: (stages.index(part[1]), place.get(groups.get(part[0], ""), -1)))
@@ -210,8 +210,8 @@ def _localizations(frames: Frames) -> pd.DataFrame:
     """Model, layer, score, task and stage of each layer, over all layers that both measures compared it with."""
     frame = shared.of_one_stage(_of_stages(frames, ["neuronsim", "svcca"], STAGES))
     parts = []
-    for place, own in by(frame, "task", "stage"):
-        neurons, subspaces = (entries_of(own[own["measure"] == name]) for name in ("neuronsim", "svcca"))
+    for place, part in by(frame, "task", "stage"):
+        neurons, subspaces = (entries_of(part[part["measure"] == name]) for name in ("neuronsim", "svcca"))
         both = neurons.merge(subspaces, on=[*A, *B], suffixes=("", "_svcca"))
         both = both[(both["model_a"] != both["model_b"]) | (both["layer_a"] != both["layer_b"])]
         scores = both.assign(localization=both["value"] - both["value_svcca"])
