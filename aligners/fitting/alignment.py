@@ -171,22 +171,29 @@ class Alignment(BankTraining):
     # ------------------------------------------------------------------ first phase: moments
 
     def on_fit_start(self) -> None:
-        """Read the moments of the fitting texts unless a checkpoint has them; solve or start all aligners from them.
-
-        Raises:
-            ValueError: there are fewer rows than an aligner needs, or the states of a site are constant.
-        """
+        """Read the moments of the fitting texts unless a checkpoint has them, and fit to them."""
         self.unused = None
         if self.moments is None:
             read = partial(moments_of_states, self.stream, self.moment_rows)
             moments = read(reading=self.reading)["maps"]
             chosen = any(isinstance(fit.aligner, Ridge) for fit in self.fits())  # their strength, on other rows
-            held_out = read("validation")["maps"] if chosen else None
-            for fit in self.fits():
-                fit_map(fit.name, fit.aligner, *fit.moments(moments, held_out))
-            self.moments = moments
+            self.fit_moments(moments, read("validation")["maps"] if chosen else None)
             for caution in few_rows(moments) if self.trainer.is_global_zero else ():
                 logger.warning(caution)
+
+    def fit_moments(self, moments: Moments, validation: Moments | None) -> None:
+        """Solve the closed-form aligners and start the trained ones from the moments of all fitting rows.
+
+        Args:
+            moments: of the fitting rows.
+            validation: of the validation rows; None: no map asks for them.
+
+        Raises:
+            ValueError: there are fewer rows than an aligner needs, or the states of a site are constant.
+        """
+        for fit in self.fits():
+            fit_map(fit.name, fit.aligner, *fit.moments(moments, validation))
+        self.moments = moments
 
     def moment_rows(self, batch: PairedBatch) -> dict[str, tuple[Tensor, Tensor]]:
         """The rows of a batch whose moments are read."""

@@ -47,7 +47,7 @@ class ClosedForms(Alignment):
     `route_methods` asks for them once more, and then says why they are not there.
     """
 
-    def fit_moments(self, moments: Moments, validation: Moments | None = None) -> None:
+    def fit_moments(self, moments: Moments, validation: Moments | None) -> None:
         """Fit what can be fitted."""
         self.moments = moments
         for fit in self.fits():
