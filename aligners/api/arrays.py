@@ -36,9 +36,7 @@ def rows(given: Any, name: str, width: int | None = None) -> Tensor:
             f"{tensor.shape[1]}. Give states of the same model and site."
         )
     if not tensor.is_floating_point():
-        raise UserError(
-            f"Expected `{name}` of floating-point numbers, but got {tensor.dtype}. Convert it, as by `{name} * 1.0`."
-        )
+        raise UserError(f"Expected `{name}` of floats, but got {tensor.dtype}. Convert it, as by `{name} * 1.0`.")
     bad = int((~tensor.isfinite()).any(1).sum())
     if bad:
         raise UserError(

@@ -100,9 +100,7 @@ def check_begun(folder: Path, options: Mapping[str, Any]) -> None:
     except yaml.YAMLError:
         written = None
     if not isinstance(written, dict):
-        raise UserError(
-            f"Expected {folder / CONFIG} to hold the options of a run, but it holds none. Name a new `--run`."
-        )
+        raise UserError(f"Expected the options of a run in {folder / CONFIG}, but got none. Name a new `--run`.")
     begun, now = flat(written), flat(options)
     names = [name for name in {**begun, **now} if not name.startswith(FREE)]
     differences = [name for name in names if begun.get(name) != now.get(name)]

@@ -221,9 +221,7 @@ def finished_row(folder: Path, base_fingerprint: str, about: dict[str, Any] | No
     try:
         row: dict[str, Any] = json.loads((folder / FINISHED).read_text(encoding="utf-8"))
     except ValueError as error:
-        raise UserError(
-            f"Expected JSON in {folder / FINISHED}, but it is damaged: {error}. Move {folder} away."
-        ) from error
+        raise UserError(f"{folder / FINISHED} is damaged: {error}. Move {folder} away.") from error
     if row["base_fingerprint"] != base_fingerprint:
         raise UserError(
             f"The classifier in {folder} was fine-tuned from {row['base']} with the fingerprint "

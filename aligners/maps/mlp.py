@@ -43,9 +43,7 @@ class MLP(Scaled):
     ) -> None:
         super().__init__(sites, d_x, d_y)
         if hidden is not None and parameters is not None:
-            raise UserError(
-                f"Expected `hidden` or `parameters`, but got both: {list(hidden)} and {parameters}. Leave one out."
-            )
+            raise UserError(f"Expected either `hidden` or `parameters`, but got both: {list(hidden)} and {parameters}.")
         if parameters is not None:
             hidden = [_width_for(parameters - skip * d_x * d_y, d_x, d_y)] * 2
         self.hidden = list(hidden) if hidden is not None else [d_y] * 3

@@ -136,9 +136,7 @@ def _check_labels(n_labels: int, label_names: Sequence[str] | None) -> None:
     if n_labels < 1:
         raise UserError(f"Expected `n_labels` of 2 or more classes, or 1 for a number, but got {n_labels}.")
     if label_names is not None and (len(label_names) != n_labels or len(set(label_names)) != n_labels):
-        raise UserError(
-            f"Expected `label_names` to be {n_labels} different names, but got {', '.join(label_names) or 'none'}."
-        )
+        raise UserError(f"Expected {n_labels} different `label_names`, but got {', '.join(label_names) or 'none'}.")
 
 
 def _check_family(architecture: Architecture, model_type: str) -> None:

@@ -94,9 +94,7 @@ def _family_folder(recipe: AnyRecipe, data: list[Any], cache: Path | None) -> Pa
 
 def _check_labels(texts: list[str], labels: list[int]) -> None:
     if len(texts) != len(labels):
-        raise UserError(
-            f"Expected `texts` and one of `labels` for each, but got {len(texts)} texts and {len(labels)} labels."
-        )
+        raise UserError(f"Expected one of `labels` for each of `texts`, but got {len(labels)} for {len(texts)}.")
     if min(labels) < 0 or len(set(labels)) < 2:
         raise UserError(
             f"Expected `labels` of at least two classes, counted from 0, but got {sorted(set(labels))}. "

@@ -280,9 +280,7 @@ class FrozenModel:
         with torch.no_grad():
             expected = self.logits(inputs)
             if not bool(expected.isfinite().all()):
-                raise RuntimeError(
-                    f"{self.name} gives logits that are not finite: nothing read from it can be trusted."
-                )
+                raise RuntimeError(f"{self.name} gives non-finite logits: nothing read from it can be trusted.")
             for site, states in zip(sites, self.front(inputs, sites, component), strict=True):
                 received = self.tail(inputs, site, states, component)
                 if not torch.equal(received, expected):

@@ -56,9 +56,7 @@ class Labels:
         sets = Counter(tuple(sorted(target.labels)) for target in targets)
         names = tuple(sorted(every, key=lambda name: (-every[name], name)))
         if len(sets) < 2:
-            raise UserError(
-                f"Expected targets of {task!r} to be told apart, but all have the labels {targets[0].labels}."
-            )
+            raise UserError(f"Expected targets of {task!r} to differ, but all have the labels {targets[0].labels}.")
         ordered = tuple(sorted(sets.items(), key=lambda entry: (-entry[1], entry[0])))
         return cls(task, names, any(len(entry) != 1 for entry in sets), spans.pop(), ordered)
 

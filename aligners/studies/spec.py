@@ -106,9 +106,7 @@ class Pairs:
     def _known(self, pair: Sequence[str], names: Sequence[str]) -> tuple[str, str]:
         unknown = [name for name in pair if name not in names]
         if len(pair) != 2 or unknown:
-            raise UserError(
-                f"Expected each of `pairs.given` to be two of the models {', '.join(names)}, but got {list(pair)}."
-            )
+            raise UserError(f"Expected each of `pairs.given` to be two of {', '.join(names)}, but got {list(pair)}.")
         return pair[0], pair[1]
 
 

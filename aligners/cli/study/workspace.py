@@ -18,8 +18,6 @@ def workspace(_: Run, entity: str, project: str = PROJECT) -> None:
     """
     view = view_of(entity, project)
     if not logged_in():
-        raise UserError(
-            "Expected a user who is logged in at W&B, but there is no key. Run `wandb login`, or set WANDB_API_KEY."
-        )
+        raise UserError("Expected a login at W&B, but there is no key. Run `wandb login`, or set WANDB_API_KEY.")
     view.save()
     print(f"Saved the view {view.name!r} with {', '.join(CURVES)}, figures and tables: {view.url}")

@@ -24,9 +24,7 @@ def check_device(name: str | int | torch.device, argument: str) -> torch.device:
     try:
         device = torch.device("meta" if name == "disk" else name)  # neither computes
     except (RuntimeError, TypeError) as error:
-        raise UserError(
-            f"Expected `{argument}` to name devices such as cpu or cuda:1, but got {name!r}. Correct the name."
-        ) from error
+        raise UserError(f"Expected `{argument}` to name devices such as cpu or cuda:1, but got {name!r}.") from error
     if device.type == "meta":
         raise UserError(_not_there(argument, str(name)))
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():

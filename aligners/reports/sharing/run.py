@@ -78,9 +78,7 @@ def _refuse_report_on_others(shared: Shared, file: Path, run: FinishedRun) -> No
     named = [*(options.get("checkpoints") or ()), options.get("checkpoint")]  # of a training, the latter is no file
     there = [Path(name) for name in named if isinstance(name, str) and Path(name).is_file()]
     if there and not any(name.samefile(file) for name in there):
-        raise UserError(
-            f"Expected `report` to be about {file}, but {run.folder} measured {', '.join(map(str, there))}."
-        )
+        raise UserError(f"Expected a `report` about {file}, but {run.folder} measured {', '.join(map(str, there))}.")
     present = models_of(run.report.meta)
     known = {model.get("fingerprint") for model in present}
     missing = [model["name"] for model in shared.models if model["fingerprint"] not in known]

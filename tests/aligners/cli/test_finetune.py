@@ -152,7 +152,7 @@ def test_classifiers_of_something_else_are_refused_and_nothing_is_made(
 @pytest.mark.parametrize("content", ["", "data: [1"])
 def test_a_file_without_options_is_refused(content: str, world: World, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(content)
-    with pytest.raises(ValueError, match=r"config.yaml to hold the options of a run, but it holds none"):
+    with pytest.raises(ValueError, match=r"the options of a run in .*config.yaml, but got none"):
         main(options(world, tmp_path))
 
 

@@ -154,7 +154,7 @@ def test_a_saved_classifier_is_whole_and_recognised_and_anything_else_is_refused
     with pytest.raises(ValueError, match=r"fine-tuned from x with the fingerprint abc, but the base model's is other"):
         finished_row(folder, "other")
     (folder / FINISHED).write_text('{"accuracy": 0.')
-    with pytest.raises(ValueError, match=rf"JSON in .*{FINISHED}, but it is damaged: .*Move"):
+    with pytest.raises(ValueError, match=rf"{FINISHED} is damaged: .*Move"):
         finished_row(folder, "abc")
     with pytest.raises(ValueError, match=rf"to hold a fine-tuned classifier with its {FINISHED}"):
         finished_row(tmp_path, "abc")

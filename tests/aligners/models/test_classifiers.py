@@ -104,5 +104,5 @@ def test_bases_and_classes_that_there_are_not_are_refused(tmp_path: Path) -> Non
         new_classifier(tiny_folder(tmp_path / "t5", "t5", n_labels=None), 2, 0)
     with pytest.raises(ValueError, match="`n_labels` of 2 or more classes, or 1 for a number, but got 0"):
         new_classifier(tmp_path, 0, 0)
-    with pytest.raises(ValueError, match="`label_names` to be 3 different names, but got a, b"):
+    with pytest.raises(ValueError, match="3 different `label_names`, but got a, b"):
         new_classifier(tmp_path, 3, 0, label_names=["a", "b"])

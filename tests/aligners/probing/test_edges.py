@@ -173,7 +173,7 @@ def test_spans_tasks_and_arms_that_there_are_not_are_refused() -> None:
     both = [Sentence(("a",), targets=(Target("t", (0, 1), span2, ("x",)),)) for span2 in ((), (0, 1))]
     with pytest.raises(ValueError, match="to have `span2`, or none"):
         Labels.of("t", both)
-    with pytest.raises(ValueError, match=r"to be told apart, but all have the labels \('x',\)"):
+    with pytest.raises(ValueError, match=r"to differ, but all have the labels \('x',\)"):
         Labels.of("t", both[:1])
     with pytest.raises(ValueError, match=r"Expected a place that .*layer=7"):
         edge_bank([Arm("model", 7)], words, kinds, 0)

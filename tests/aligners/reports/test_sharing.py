@@ -250,7 +250,7 @@ def test_a_report_on_other_models_is_refused(run: Path, tmp_path: Path) -> None:
         shared_from_run(run, other)
     shutil.copy(run / "aligners.ckpt", tmp_path / "another.ckpt")
     (other / "config.yaml").write_text(f"checkpoints: [{tmp_path / 'another.ckpt'}]\n")
-    with pytest.raises(ValueError, match=r"`report` to be about .*aligners\.ckpt, but .* measured .*another\.ckpt"):
+    with pytest.raises(ValueError, match=r"`report` about .*aligners\.ckpt, but .* measured .*another\.ckpt"):
         shared_from_run(run, other)
 
 

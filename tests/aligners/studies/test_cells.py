@@ -181,7 +181,7 @@ def test_pairs() -> None:
         ({"models": {"names": "m{seed}"}}, "`models.seeds` with a name"),
         ({"models": {"names": ["a", "a"]}}, "got a twice"),
         ({"pairs": {"random": 4}}, "`pairs.random` to be at least 1 and at most 3, but got 4"),
-        ({"pairs": {"given": [["m0", "m9"]]}}, r"two of the models m0, m1, m2, but got \['m0', 'm9'\]"),
+        ({"pairs": {"given": [["m0", "m9"]]}}, r"two of m0, m1, m2, but got \['m0', 'm9'\]"),
         ({"pairs": {"given": [["m0"]]}}, r"but got \['m0'\]"),
         ({"name": "a/b"}, "`name` to be the name of a folder"),
         ({"tasks": {}}, "`tasks` to name at least one"),
