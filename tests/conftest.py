@@ -9,7 +9,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 import pytest
@@ -48,9 +48,7 @@ patch.object(os, "fsync", lambda file: None).start()  # nobody pulls the plug, a
 def pytest_configure(config: pytest.Config) -> None:
     """Prepare a process that runs tests, and not the one that only waits for those that do."""
     if _WORKER:
-        from tests.processes import split_off_server
-
-        split_off_server()
+        import wandb.sdk.launch.inputs.internal  # noqa: F401  (it inspects all that has been imported before)
     if _WORKER or not config.getoption("numprocesses", None):
         from hypothesis import settings
 
@@ -69,23 +67,6 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 20, 50)
-    if "matplotlib.figure" in sys.modules:
-        _save_figures_as_they_stand()
-
-
-def _save_figures_as_they_stand() -> None:
-    """Leave out most of the work: making room for labels, as the commands do that tests start."""
-    from matplotlib.figure import Figure
-
-    save = Figure.savefig
-
-    def save_as_it_stands(figure: Figure, *given: Any, **options: Any) -> None:
-        engine = figure.get_layout_engine()
-        figure.set_layout_engine(None)
-        save(figure, *given, **options)
-        figure.set_layout_engine(engine)
-
-    patch.object(Figure, "savefig", save_as_it_stands).start()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,15 +6,13 @@ import runpy
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, chdir, nullcontext, suppress
-from importlib import import_module
-from multiprocessing import forkserver, get_context, util
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, chdir, nullcontext
+from multiprocessing import forkserver, get_context
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 HANGS = 3600  # seconds after which a process is given up, on however slow a machine
 ROOT = Path(__file__).parent.parent
@@ -38,30 +36,6 @@ class _Process(ForkServerProcess):
 
 
 PROCESSES.Process = _Process
-
-
-def split_off_server() -> None:
-    """Make the server a copy of this process, which runs no test yet and needs the same imports: they are done once."""
-    for module in PRELOADED:
-        import_module(module)
-    with chdir(ROOT), patch.object(util, "spawnv_passfds", _fork):
-        forkserver.ensure_running()
-
-
-def _fork(_: object, words: Sequence[str], inherited: Sequence[int]) -> int:
-    """In place of starting an interpreter with its last word as code: run that in a copy of this process."""
-    number = os.fork()
-    if not number:
-        nothing = os.open(os.devnull, os.O_RDWR)
-        for file in {*map(int, os.listdir("/dev/fd"))} - {0, 1, 2, *inherited}:  # of this process alone
-            with suppress(OSError):
-                os.dup2(nothing, file)
-        sys.stdout, sys.stderr = (os.fdopen(stream, "w", closefd=False) for stream in (1, 2))
-        try:
-            exec(words[-1])
-        finally:
-            os._exit(0)  # what this process has to clean up is not the copy's
-    return number
 
 
 _OF_THE_TESTS = ("WANDB_SERVICE", "ALIGNERS_RUN_FOLDER")  # not inherited: that service may end, that folder is taken

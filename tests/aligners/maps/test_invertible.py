@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 
 from aligners.maps.invertible import START_NAMES, ShuffledHadamard, Start, TriangularPair, invertible_start, thinned
-from aligners.maps.linear import RIDGES, least_squares, predictive_least_squares
+from aligners.maps.linear import RIDGES, least_squares, ridge_regression
 from aligners.similarity.algebra.moments import moments_of
 
 SITES, WIDTH = 2, 5
@@ -36,12 +36,6 @@ def test_it_starts_at_the_identity_and_can_move_anywhere() -> None:
     pair(x).square().sum().backward()
     assert pair.entries.grad is not None
     assert (pair.entries.grad != 0).all()
-
-
-@pytest.mark.parametrize("way", ["forward", "inverse"])
-def test_gradients_are_those_of_finite_differences(way: str) -> None:
-    pair, x = moved(3), torch.randn(SITES, 4, 3, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x, _: getattr(pair, way)(x), (x, pair.entries))
 
 
 @pytest.mark.parametrize("width", [2, 3, 7, 64, 100])
@@ -158,16 +152,16 @@ def test_each_site_has_its_own_best_start() -> None:
 def test_ridges_adapt_to_the_number_of_rows() -> None:
     x, y = pair(4000, 12, 0.5)
     many = moments_of(x, y)
-    found = predictive_least_squares(many)
+    found = ridge_regression(many, RIDGES)[0]
     torch.testing.assert_close(found, least_squares(many, 1e-6), rtol=0, atol=1e-2)
     gaps = [(found - least_squares(many, ridge)).abs().max().item() for ridge in RIDGES]
     assert min(gaps) < 1e-10  # it is least squares under one of the ridges
     few, other = moments_of(x[:, :14], y[:, :14]), (x[:, 2000:], y[:, 2000:])
     error, plain = (
         (other[0] @ weight - other[1]).square().sum() / other[1].square().sum()
-        for weight in (predictive_least_squares(few), least_squares(few, 1e-6))
+        for weight in (ridge_regression(few, RIDGES)[0], least_squares(few, 1e-6))
     )
     assert error < 0.9
     assert error < 0.5 * plain
-    fewer = predictive_least_squares(moments_of(x[:, :5], y[:, :5]))  # fewer rows than directions
+    fewer = ridge_regression(moments_of(x[:, :5], y[:, :5]), RIDGES)[0]  # fewer rows than directions
     assert (other[0] @ fewer - other[1]).square().sum() / other[1].square().sum() < 1.05
