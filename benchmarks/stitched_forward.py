@@ -32,10 +32,7 @@ def with_plain_hooks(x: FrozenModel, y: FrozenModel, inputs: dict[str, Tensor], 
     def replace(block: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
         return read[0]
 
-    handles = [
-        x.blocks[site - 1].register_forward_hook(keep),
-        y.blocks[site - 1].register_forward_hook(replace),
-    ]
+    handles = [x.blocks[site - 1].register_forward_hook(keep), y.blocks[site - 1].register_forward_hook(replace)]
     try:
         x.model(**inputs)
         return y.model(**inputs).logits

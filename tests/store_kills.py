@@ -54,18 +54,20 @@ class Kills:
         began = time.monotonic()
         write(self.world, folder / "whole")
         self.seconds, self.expected = time.monotonic() - began, everything(folder / "whole")
+        self.shards = sum(path.endswith(".safetensors") for path in self.expected)
 
     def kill(self, number: int) -> None:
-        """Kill a writer at a random moment of its writing, complete its store, and compare.
+        """Kill a writer at a random moment after a random shard, complete its store, and compare.
 
         One that had ended by then counts for nothing.
         """
+        first = self.draw.randrange(self.shards)
         store = self.folder / f"killed-{number}"
         writer = PROCESSES.Process(target=_write_quietly, args=(self.world, store))
         writer.start()
-        while not list(store.glob("*/locks")) and writer.is_alive():
+        while len(list(store.rglob("*.safetensors"))) < first and writer.is_alive():
             time.sleep(0.001)
-        time.sleep(self.draw.uniform(0, 0.9) * self.seconds)
+        time.sleep(self.draw.uniform(0, 1) * self.seconds / self.shards)
         writer.kill()
         writer.join(HANGS)
         if writer.exitcode != -signal.SIGKILL:
@@ -86,7 +88,7 @@ def kill_writers(made: Kills, kills: int) -> Counter[str]:
     while made.counts["killed while writing"] < kills:
         made.kill(number)
         number += 1
-    made.counts["shards of a store"] = sum(path.endswith(".safetensors") for path in made.expected)
+    made.counts["shards of a store"] = made.shards
     return made.counts
 
 

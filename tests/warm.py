@@ -6,11 +6,9 @@ import attrs  # noqa: F401
 from PIL import Image
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
-from aligners.cli.table import COMMANDS, find
+from aligners.cli.table import find
 
-for script in ("train", "evaluate"):
-    for name in COMMANDS[script]:
-        find(script, name).parser()  # which is made once and then copied
+find("train", "fit").parser()  # reads the sources of Lightning's Trainer
 get_checkpoint_conversion_mapping("bert")  # compiles a thousand expressions
 Image.preinit()
 gc.freeze()  # no command need look through all this for garbage

@@ -174,11 +174,7 @@ def inject(
 
 
 def _scores(
-    source: FrozenModel,
-    target: FrozenModel,
-    site: tuple[int, int],
-    mapped: Callable[[Tensor], Tensor],
-    task: TaskBatch,
+    source: FrozenModel, target: FrozenModel, site: tuple[int, int], mapped: Callable[[Tensor], Tensor], task: TaskBatch
 ) -> dict[str, Tensor]:
     """What stands for each unit of a batch, a text or a token, in the fields of `Injected`."""
     rows = read_rows(source, task.inputs, [site[0]], task.rows)[0]

@@ -70,10 +70,6 @@ class Command:
 
     def parser(self) -> ArgumentParser:
         """Make the parser of its options."""
-        return deepcopy(self._parser)  # which takes a twentieth of the time
-
-    @cached_property
-    def _parser(self) -> ArgumentParser:
         about = cleandoc(self.work.__doc__ or "").partition("\n\nArgs:")[0]
         parser = ArgumentParser(description=about, usage=f"%(prog)s {self.usage}")
         skip = set(self.skip)

@@ -49,11 +49,7 @@ def columns_of(place: Place) -> dict[str, Any]:
 
 
 def error_rows(
-    places: Sequence[Place],
-    method: str,
-    aligner: Aligner,
-    training: Sequence[str | None],
-    figures: Mapping[str, Any],
+    places: Sequence[Place], method: str, aligner: Aligner, training: Sequence[str | None], figures: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     """The rows of a report on a map: one for each place, of which `training` and every figure have an entry."""
     about = {"method": method, "role": "method", "parameters": parameters_of(aligner)}

@@ -1,11 +1,9 @@
 """What is injected: the maps of the checkpoints, the closed forms, the floors, and in which direction."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain, count
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Self, cast
 
 from torch import Tensor, nn
 
@@ -68,7 +66,7 @@ class Method(NamedTuple):
     aligner: Aligner | None = None
 
     @classmethod
-    def of(cls, name: str, role: str, aligner: Aligner, about: dict[str, Any], *, turned: bool = False) -> Method:
+    def of(cls, name: str, role: str, aligner: Aligner, about: dict[str, Any], *, turned: bool = False) -> Self:
         """The method of an aligner, or of its inverse.
 
         Args:

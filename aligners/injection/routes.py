@@ -1,12 +1,10 @@
 """Routes: from which model into which, at which site pairs, which are impossible, and what their targets are asked."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import permutations
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, Self, cast, get_args
 
 from torch import Tensor
 
@@ -180,7 +178,7 @@ class InjectedTask:
     asking: Callable[[TextBatch], TaskBatch] | None = None
 
     @classmethod
-    def of(cls, data: States, routes: Sequence[Route], *, masked_share: float, seed: int) -> InjectedTask:
+    def of(cls, data: States, routes: Sequence[Route], *, masked_share: float, seed: int) -> Self:
         """Find out what can be asked.
 
         Args:

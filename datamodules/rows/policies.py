@@ -1,7 +1,5 @@
 """Row policies: which vectors of a batch become rows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -88,7 +86,7 @@ class Rows(Movable):
         counts.index_add_(0, self.owner, torch.ones_like(self.owner))
         return torch.arange(len(self), device=self.owner.device) - (counts.cumsum(0) - counts)[self.owner]
 
-    def only(self, kept: Tensor) -> Rows:
+    def only(self, kept: Tensor) -> "Rows":
         """The rows where `kept` (N,) is True."""
         if self.share is None or self.row is None:
             return Rows(self.index[kept], self.owner[kept], self.texts)

@@ -1,7 +1,5 @@
 """From a batch of texts to paired rows, in one pass of each model."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -88,7 +86,7 @@ class PairedBatch:
     y: Tensor
     rows: Rows
     texts: TextBatch
-    others: list[PairedBatch] = field(default_factory=list)
+    others: list["PairedBatch"] = field(default_factory=list)
     task: Any = None
 
     @property

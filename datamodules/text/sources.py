@@ -224,7 +224,7 @@ def held_out_split(splits: dict[str, Any], held_out: str, source: TextSource) ->
     if Path(held_out).expanduser().is_file():
         like = Path(source.source).expanduser()
         return _local(Path(held_out).expanduser(), source.streaming, like if like.is_file() else None)["train"]
-    raise UserError(f"Expected `held_out` to be a local file or one of {', '.join(splits)}, but got {held_out!r}.")
+    raise UserError(f"Expected `held_out` to be a local file or a split ({', '.join(splits)}), but got {held_out!r}.")
 
 
 @dataclass(frozen=True)

@@ -35,11 +35,7 @@ def accumulate(rank: int, world: int) -> dict[str, Any]:
         errors.update(aligner, a, b)
     text = torch.arange(rank, TEXTS, world)
     scores.update(text, {"a": torch.stack([text, 10 * text])[None].double()})
-    return {
-        "moments": moments.compute()._asdict(),
-        "errors": errors.compute(),
-        "scores": scores.compute(),
-    }
+    return {"moments": moments.compute()._asdict(), "errors": errors.compute(), "scores": scores.compute()}
 
 
 def flat(found: dict[str, Any]) -> dict[str, Tensor]:

@@ -48,11 +48,7 @@ class Running:
 
 
 @command(
-    None,
-    Study,
-    Running,
-    config="The study file; its name may also be the first word.",
-    usage="STUDY.yaml [options]",
+    None, Study, Running, config="The study file; its name may also be the first word.", usage="STUDY.yaml [options]"
 )
 def run(run: Run, folder: Path | None = None, plan: bool = False, changed: bool = False) -> None:
     """Run what is missing of a study: many models, tasks, pairs and maps from one file.

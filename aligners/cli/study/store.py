@@ -14,13 +14,7 @@ from datamodules.store.keeping import remove as remove_store
 
 
 @command(usage="--folder FOLDER [options]", flags={"verify": "Read everything, and say which files are damaged."})
-def store(
-    run: Run,
-    *,
-    folder: Path,
-    remove: Sequence[str] = (),
-    keep: float | None = None,
-) -> None:
+def store(run: Run, *, folder: Path, remove: Sequence[str] = (), keep: float | None = None) -> None:
     """List the states that `--data.store` has kept in a folder; verify or remove them.
 
     Args:

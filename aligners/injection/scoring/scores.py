@@ -1,17 +1,13 @@
 """Scores of each method, kept text by text so that any interval can be taken later."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 
 from aligners.similarity.moments import DoubleMetric
-
-if TYPE_CHECKING:
-    from datamodules.rows.policies import Rows
+from datamodules.rows.policies import Rows
 
 RESAMPLES = 1000
 LEVEL = 0.95

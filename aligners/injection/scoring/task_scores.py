@@ -1,11 +1,9 @@
 """The score of a task, from the answer to each text: accuracy, Matthews' correlation, F1, Pearson's and Spearman's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import Self, cast
 
 import torch
 from torch import Tensor
@@ -17,10 +15,8 @@ from aligners.injection.scoring.scores import percentile_interval, resampled
 from aligners.maps.baselines import random_labels
 from aligners.models.architectures import Task
 from aligners.models.model import FrozenModel
+from datamodules.module import TextModule
 from datamodules.text.sources import Score, TextSource, known_source
-
-if TYPE_CHECKING:
-    from datamodules.module import TextModule
 
 OF_CLASSES: tuple[Score, ...] = ("accuracy", "mcc", "f1")
 OF_NUMBERS: tuple[Score, ...] = ("pearson", "spearman")
@@ -146,7 +142,7 @@ class ScoredTask:
     constant: float = 0.0
 
     @classmethod
-    def of(cls, data: TextModule, model: FrozenModel, *, seed: int) -> ScoredTask:
+    def of(cls, data: TextModule, model: FrozenModel, *, seed: int) -> Self:
         """What a data module's held-out texts ask of a model and of others with the same task.
 
         Raises:

@@ -3,24 +3,20 @@
 Nothing here but `check_labels` waits for the device.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div
 
 from aligners.errors import UserError
+from aligners.models.model import FrozenModel
 from aligners.models.recipes import EMBEDDED
 from datamodules.asking import Targets
+from datamodules.module import TextModule
 from datamodules.text.labels import ClassMap, GivenMap, by_number, check_labelled, class_map, in_words, numbered
-
-if TYPE_CHECKING:
-    from aligners.models.model import FrozenModel
-    from datamodules.module import TextModule
 
 logger = logging.getLogger(__name__)
 

@@ -64,12 +64,7 @@ class Twin(nn.Module):
     """
 
     def __init__(
-        self,
-        behaviour: Behaviour,
-        maps: Sequence[Method],
-        parts: Sequence[Part],
-        texts: int,
-        seed: int,
+        self, behaviour: Behaviour, maps: Sequence[Method], parts: Sequence[Part], texts: int, seed: int
     ) -> None:
         super().__init__()
         self.behaviour, self.maps, self.parts, self.seed = behaviour, list(maps), list(parts), seed

@@ -17,15 +17,11 @@ from aligners.reports.templates import sentences
 def report(meta: Row, rows: Sequence[Row]) -> Report:
     """Make the report from one row for each map, strength, target and site."""
     shown = with_short_names(rows)
-    means = _means(shown)
+    # over targets and sites, NaN where one of them is no number
+    means = [worst_of(group) | {"fvu": mean(group, "fvu")} for group in grouped(shown, "method", "strength").values()]
     findings = [*sentences("recovery", best=_best(shown, means)), *what_did_not_train(shown)]
     figures = {"recover": partial(_figure, means)}
     return Report("recover", meta, rows, figures=figures, screen=[_table(means)], sentences=findings)
-
-
-def _means(rows: Sequence[Row]) -> list[Row]:
-    """A row for each method and strength: the mean FVU over targets and sites, NaN where one of them is no number."""
-    return [worst_of(group) | {"fvu": mean(group, "fvu")} for group in grouped(rows, "method", "strength").values()]
 
 
 def _best(rows: Sequence[Row], means: Sequence[Row]) -> list[Row]:

@@ -14,11 +14,7 @@ from aligners.reports.sharing.pretrained import FIGURES, KEPT, KINDS, REPORT, Sh
 
 
 def shared_from_run(
-    run: Path | str,
-    report: Path | str | None = None,
-    *,
-    names: Sequence[str] | None = None,
-    license: str | None = None,
+    run: Path | str, report: Path | str | None = None, *, names: Sequence[str] | None = None, license: str | None = None
 ) -> Shared:
     """What a run has trained, with the card that its report makes.
 

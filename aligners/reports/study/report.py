@@ -22,11 +22,7 @@ FORMATS = {"md": markdown, "tex": latex, "csv": lambda table: csv_text(numbers(t
 
 
 def report(
-    folder: Path,
-    frames: Mapping[str, pd.DataFrame],
-    study: Row,
-    results: Sequence[Row],
-    failures: Mapping[str, str],
+    folder: Path, frames: Mapping[str, pd.DataFrame], study: Row, results: Sequence[Row], failures: Mapping[str, str]
 ) -> Path:
     """Write a study's report under `folder/report/`, and log it to W&B as one run of the study's group.
 

@@ -5,8 +5,6 @@ elsewhere; those that carry structure are English: "the blenty dwags that stove 
 words, as in any language, and some are a noun in one sentence and a verb in another.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -73,8 +71,8 @@ class Node:
     relation: str
     features: tuple[str, ...] = ()
     role: str = ""
-    before: list[Node] = field(default_factory=list)
-    after: list[Node] = field(default_factory=list)
+    before: list["Node"] = field(default_factory=list)
+    after: list["Node"] = field(default_factory=list)
 
 
 def sentences(count: int, seed: int = 0, lexicon: Lexicon | None = None) -> Iterator[Sentence]:

@@ -86,7 +86,7 @@ WRONG = {
     "one axis": (ROWS[:, 0], ROWS, "of shape"),
     "a bank": (ROWS[None], ROWS, "one site at a time"),
     "a list": (ROWS.tolist(), ROWS, "a list"),
-    "integers": (ROWS.astype(int), ROWS, "floating-point"),
+    "integers": (ROWS.astype(int), ROWS, "of floats"),
     "strings": (ROWS.astype(str), ROWS, "an array of <U"),
     "not finite": (ROWS, NAN, "1 of its 10 rows"),
     "not paired": (ROWS, ROWS[:9], "paired with row by row"),

@@ -1,5 +1,6 @@
 """`--imports`: maps and measures from a file of the user's own."""
 
+import gc
 import sys
 from pathlib import Path
 
@@ -19,6 +20,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("my_map", "my_measure", "broken"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.chdir(tmp_path)
+    gc.collect()  # classes of other tests, which have the same names
 
 
 def text_of(world: World) -> list[str]:

@@ -41,11 +41,7 @@ def states(data: LayerActivations, split: Any) -> list[Tensor]:
 
 
 def grid(
-    evaluation: SimilarityEvaluation,
-    label: str,
-    column: str = "value",
-    features: str = "raw",
-    square: bool = False,
+    evaluation: SimilarityEvaluation, label: str, column: str = "value", features: str = "raw", square: bool = False
 ) -> Tensor:
     """(L_x, L_y) of one measure between the two models; NaN where there is nothing."""
     x, y = (model.name for model in evaluation.models)

@@ -220,7 +220,7 @@ def test_embedded_sentences() -> None:
         ({}, {"text": ["", " ", *sentences(98)]}, "2 of 100 rows.*empty text.*first row 0"),
         ({"text_columns": ["label"]}, {}, "Expected text in column 'label'"),
         ({}, {"other": sentences(100)}, "2 of its columns hold text.*text, other, label"),
-        ({"held_out": "dev"}, {}, "`held_out`.*splits train.*'dev'"),
+        ({"held_out": "dev"}, {}, r"`held_out`.*split \(train.*'dev'"),
         ({"validation_share": 1e-9}, {}, "'validation'.*no texts"),
         ({}, {"text": ["a film", "A  Film"] * 50}, "too few.*Of 100 rows 99 are copies"),
         ({}, {"label": ["1.5", "inf"] * 50}, "'label'.*some are infinite"),

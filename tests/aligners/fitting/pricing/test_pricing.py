@@ -11,15 +11,7 @@ from torch import Tensor
 
 from aligners.cli.table import evaluate
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.price import (
-    NAMES,
-    BijectionPrice,
-    factory,
-    floor,
-    gelbrich,
-    parameters_of,
-    stretches,
-)
+from aligners.fitting.price import NAMES, BijectionPrice, factory, floor, gelbrich, parameters_of, stretches
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP
 from aligners.reports.publishing import write
