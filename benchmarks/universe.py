@@ -52,7 +52,8 @@ def main() -> None:
         seconds = _fitted(options, folder, given)
         found = {**vars(options), "json": None, "cpu_seconds": seconds, "ratios": _ratios(seconds)}
         evaluation = UniverseEvaluation(
-            load_universe(folder / "universe" / "universe.ckpt"), [load_bank(folder / file) for file in _files(folder)]
+            load_universe(folder / "universe" / "universe.safetensors"),
+            [load_bank(folder / file) for file in _files(folder)],
         )
         trainer = bare_trainer(use_distributed_sampler=False, limit_test_batches=options.held_out)
         trainer.test(evaluation, datamodule=universe_states(options.models, **given), verbose=False)
@@ -126,7 +127,7 @@ def _seconds(module: Alignment, data: TextModule, saving: SaveAligners, options:
 
 
 def _files(folder: Path) -> list[Path]:
-    return sorted(path.relative_to(folder) for path in folder.glob("pairs/*/aligners.ckpt"))
+    return sorted(path.relative_to(folder) for path in folder.glob("pairs/*/aligners.safetensors"))
 
 
 def _injected(file: Path, folder: Path, given: dict[str, Any]) -> list[dict[str, Any]]:

@@ -136,10 +136,10 @@ class _Save(pl.Callback):
 
 
 class SaveAligners(_Save):
-    """Writes `last.ckpt` as maps are fitted, and when that is complete `aligners.ckpt`, or what `save_maps` says.
+    """Writes `last.ckpt` as maps are fitted, and at the end `aligners.safetensors`, or what `save_maps` says.
 
-    `last.ckpt` is a checkpoint of Lightning, to go on from (`train.py fit --ckpt_path`). `aligners.ckpt` holds the best
-    parameters of every site, the moments, and what describes them: see `aligners.fitting.bank`.
+    `last.ckpt` is a checkpoint of Lightning, to go on from (`train.py fit --ckpt_path`). `aligners.safetensors` holds
+    the best parameters of every site, the moments, and what describes them: see `aligners.fitting.bank`.
 
     Args:
         folder: where to write; default: beside the run's other files.
@@ -160,10 +160,10 @@ class SaveAligners(_Save):
 
 
 class SaveStitching(_Save):
-    """Writes `last.ckpt` as stitching layers are trained, and `stitching.ckpt` when the run is complete.
+    """Writes `last.ckpt` as stitching layers are trained, and `stitching.safetensors` when the run is complete.
 
-    `last.ckpt` is a checkpoint of Lightning, to go on from (`train.py stitch --ckpt_path`). `stitching.ckpt` holds the
-    best parameters of every site and what describes them: see `aligners.fitting.bank`.
+    `last.ckpt` is a checkpoint of Lightning, to go on from (`train.py stitch --ckpt_path`). `stitching.safetensors`
+    holds the best parameters of every site and what describes them: see `aligners.fitting.bank`.
 
     Args:
         folder: where to write; default: beside the run's other files.
@@ -183,8 +183,8 @@ class SaveStitching(_Save):
 def save_maps(bank: StoredBank, data: Any, path: Path) -> None:
     """Write the maps of a finished run; those of many pairs of models also as `train.py fit` would leave each pair's.
 
-    A fit or a stitching is one file, a fit of many pairs is pairs/X--Y/aligners.ckpt, with short names of the models,
-    and a universe is both.
+    A fit or a stitching is one file, a fit of many pairs is pairs/X--Y/aligners.safetensors, with short names of the
+    models, and a universe is both.
 
     Args:
         bank: the maps.

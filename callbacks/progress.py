@@ -64,9 +64,7 @@ class ProgressBar(RichProgressBar):
         shown = self._in_file and self.trainer.is_global_zero
         self._lines = Lines(what, total, begin) if shown else None
 
-    def get_metrics(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule
-    ) -> dict[str, int | str | float | dict[str, float]]:
+    def get_metrics(self, *_: Any) -> dict[str, Any]:
         """None."""
         return {}
 

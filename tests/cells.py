@@ -56,6 +56,6 @@ def finish(study: str, number: str, content: str = '{"rows": []}') -> str:
     """What a finished cell leaves: its result, and all that others may need."""
     place = Path(study) / "cells" / number
     (place / "run" / "model").mkdir(parents=True, exist_ok=True)
-    (place / "run" / "aligners.ckpt").touch()
+    (place / "run" / "aligners.safetensors").touch()
     write_text(place / RESULT, content)
     return "done"

@@ -33,7 +33,7 @@ def fit_options(world: World) -> list[str]:
 def inject_options(world: World, fitted: Path) -> list[str]:
     """On the tokens that the maps were fitted on, and on means, whose moments are read first; on other text, too."""
     return options(
-        checkpoints=[str(fitted / "aligners.ckpt")], both_directions=True, data__rows="mean",
+        checkpoints=[str(fitted / "aligners.safetensors")], both_directions=True, data__rows="mean",
         other_text__source=world.test, other_text__test_share=0.3, trainer__accelerator="cpu",
     )  # fmt: skip
 
@@ -61,9 +61,9 @@ def report(run: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 def test_fit_leaves_all_that_a_run_should(world: World, fitted: Path) -> None:
     assert fitted.name.startswith("fit-")
     assert {path.name for path in fitted.iterdir()} >= {
-        *("aligners.ckpt", "last.ckpt", "config.yaml", "metrics.csv", "fvu.png", "wandb")
+        *("aligners.safetensors", "last.ckpt", "config.yaml", "metrics.csv", "fvu.png", "wandb")
     }
-    stored = load_bank(fitted / "aligners.ckpt")
+    stored = load_bank(fitted / "aligners.safetensors")
     assert {route: set(maps) for route, maps in stored.maps.items()} == {
         "0_1": {"linear", "mlp", "inn"},
         "1_0": {"linear", "mlp"},
@@ -101,7 +101,7 @@ def test_inject_leaves_a_report(injected: Path, fitted: Path, world: World) -> N
     assert all(row["fvu_other"] is not None and row["n_texts_other"] > 0 for row in sited)
     assert meta["models"]["x"]["name"] == world.model_x
     assert meta["text"]["source"] == world.fit  # the checkpoint's data, without naming them again
-    assert meta["methods"]["forward.mlp"]["checkpoint"] == str(fitted / "aligners.ckpt")
+    assert meta["methods"]["forward.mlp"]["checkpoint"] == str(fitted / "aligners.safetensors")
     assert meta["versions"]["torch"] == torch.__version__
     assert (meta["ranks"], meta["split"], meta["seed"]) == (1, "test", 0)
     with (injected / "report.csv").open() as file:
@@ -117,7 +117,7 @@ def test_inject_leaves_a_report(injected: Path, fitted: Path, world: World) -> N
 
 def test_two_ranks_fit_what_one_does(world: World, fitted: Path, folder: Path) -> None:
     again = command(folder, "train", "fit", *fit_options(world), ranks=2)
-    one, two = (load_bank(run / "aligners.ckpt") for run in (fitted, again))
+    one, two = (load_bank(run / "aligners.safetensors") for run in (fitted, again))
     torch.testing.assert_close(two.moments.xy, one.moments.xy, rtol=1e-5, atol=1e-4)
     assert two.moments.n == one.moments.n
     for direction, maps in one.maps.items():
@@ -154,7 +154,7 @@ def test_a_fit_goes_on_and_is_validated(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     quiet = ["--trainer.logger", "false"]
-    train(["validate", *fit_options(world), *quiet, "--ckpt_path", str(fitted / "aligners.ckpt")])
+    train(["validate", *fit_options(world), *quiet, "--ckpt_path", str(fitted / "aligners.safetensors")])
     table = capsys.readouterr().out
     for name, value in metrics(fitted).items():
         if name.startswith("validation/linear") and name.endswith("/fvu"):
@@ -167,7 +167,7 @@ def test_a_fit_goes_on_and_is_validated(
 
 def test_the_command_line_overrules_what_a_checkpoint_says_of_the_data(fitted: Path, tmp_path: Path) -> None:
     fewer = options(data__text__max_texts=11, data__batch_size=4, closed_form=[], trainer__logger=False)
-    given = options(checkpoints=[str(fitted / "aligners.ckpt")], run=str(tmp_path / "new"))
+    given = options(checkpoints=[str(fitted / "aligners.safetensors")], run=str(tmp_path / "new"))
     evaluate(["inject", *given, *fewer])
     meta, rows = report(tmp_path / "new")
     assert {row["n_texts"] for row in rows} == {11}

@@ -58,10 +58,10 @@ def test_a_layer_that_no_step_improves_is_called_untrained(world: World) -> None
 def test_training_leaves_all_that_a_run_should(world: World, trained: Path) -> None:
     assert trained.name.startswith("stitch-")
     assert {path.name for path in trained.iterdir()} >= {
-        *("stitching.ckpt", "last.ckpt", "config.yaml", "metrics.csv", "wandb"),
+        *("stitching.safetensors", "last.ckpt", "config.yaml", "metrics.csv", "wandb"),
         *("stitching.json", "stitching.csv", "stitching.md", "curves.csv", "penalty.png", "curves_affine.png"),
     }
-    stored = load_bank(trained / "stitching.ckpt")
+    stored = load_bank(trained / "stitching.safetensors")
     assert list(stored.maps) == ["0_1", "1_0", "0_0", "1_1"]
     assert all(list(layers) == ["affine", "norm"] for layers in stored.maps.values())
     whole = report(trained)
@@ -84,7 +84,9 @@ def test_training_leaves_all_that_a_run_should(world: World, trained: Path) -> N
 
 def test_what_was_trained_is_measured_again_from_its_file(trained: Path, tmp_path: Path) -> None:
     """Without naming the models and texts again, in batches of other sizes."""
-    evaluate(["stitch", "--checkpoint", str(trained / "stitching.ckpt"), *QUIET, "--run", str(tmp_path / "again")])
+    evaluate(
+        ["stitch", "--checkpoint", str(trained / "stitching.safetensors"), *QUIET, "--run", str(tmp_path / "again")]
+    )
     again, first = report(tmp_path / "again"), report(trained)
     assert again["rows"] == [
         {name: pytest.approx(value, 1e-6, 1e-6) if isinstance(value, float) else value for name, value in row.items()}
@@ -117,7 +119,7 @@ def test_many_models_are_compared_without_training(world: World, tmp_path: Path)
 @pytest.mark.parametrize("closed", [["linear"], []])
 def test_layers_are_injected_from_their_file(trained: Path, tmp_path: Path, closed: list[str]) -> None:
     """What stitching says of them, beside closed forms that are fitted on the spot, or alone."""
-    given = options(checkpoints=[str(trained / "stitching.ckpt")], closed_form=closed, both_directions=True)
+    given = options(checkpoints=[str(trained / "stitching.safetensors")], closed_form=closed, both_directions=True)
     evaluate(["inject", *given, *QUIET, "--run", str(tmp_path / "run")])
     rows = json.loads((tmp_path / "run" / "report.json").read_text())["rows"]
     methods = {row["method"]: row["fit"] for row in rows if row["role"] == "method"}

@@ -93,7 +93,7 @@ def test_it_runs_from_an_empty_folder(installed: Path, world: World, tmp_path: P
     assert len(yaml.safe_load(Path(file).read_text())["models"]["names"]) == 2  # so that it has two cells
     commands = [
         ["train", "fit", "--config", "inn", *few, *text, *models, "--data.sites", "1", "--run", "fit"],
-        ["evaluate", "inject", "--checkpoints+", "fit/aligners.ckpt", "--closed_form", "[]", "--run", "report"],
+        ["evaluate", "inject", "--checkpoints+", "fit/aligners.safetensors", "--closed_form", "[]", "--run", "report"],
         ["evaluate", "show", "report"],
         ["study", "run", file, "--rate", "1e12"],
     ]

@@ -73,7 +73,7 @@ def jobs(world: World) -> dict[str, Job]:
         "fit": Job(
             "train",
             ["fit", *aligned, "--model.aligners", json.dumps(MAPS), "--trainer.max_epochs", "2", *OFTEN, *QUIET],
-            lambda folder: {"aligners.ckpt": digest(folder / "aligners.ckpt")},
+            lambda folder: {"aligners.safetensors": digest(folder / "aligners.safetensors")},
             "last.ckpt",
         ),
         "stitch": Job(
@@ -82,7 +82,7 @@ def jobs(world: World) -> dict[str, Job]:
                 *("stitch", *many, *text, "--data.batch_size", "17", "--data.sites", "1:2,3", *OFTEN, *QUIET),
                 *("--trainer.max_steps", "8", "--trainer.val_check_interval", "4", "--model.start_batches", "3"),
             ],
-            lambda folder: {"stitching.ckpt": digest(folder / "stitching.ckpt"), **rows(folder / "stitching.json")},
+            lambda folder: {"layers": digest(folder / "stitching.safetensors"), **rows(folder / "stitching.json")},
             "last.ckpt",
         ),
         "finetune": Job(

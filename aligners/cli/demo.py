@@ -57,7 +57,7 @@ def run_demo(folder: Path) -> None:
 def steps_in(folder: Path) -> list[Step]:
     """The commands of the demo, whose runs are in a folder."""
     fit, report, classifiers = (str(folder / name) for name in ("fit", "report", "classifiers"))
-    stored = ["--checkpoints+", f"{fit}/aligners.ckpt", "--closed_form", "[]"]
+    stored = ["--checkpoints+", f"{fit}/aligners.safetensors", "--closed_form", "[]"]
     closed = ["--data.sites", "blocks", "--closed_form", "[permutation,procrustes,linear]"]
     return [
         Step(

@@ -9,6 +9,7 @@ from pathlib import Path
 from lightning.pytorch.utilities import rank_zero_only
 
 from aligners.errors import UserError
+from aligners.files.shared import FILE_ENDINGS
 from aligners.files.whole import lock, refusing_folder, remove_unfinished, write_text
 
 CONFIG = "config.yaml"
@@ -102,7 +103,7 @@ def claim_checkpoints(folder: Path, run: Path, resumed: Path | None = None) -> N
         folder.mkdir(parents=True, exist_ok=True)
         owner = folder / OWNER
         file = _locked(owner, "checkpoint.folder")
-        there = sorted(path.name for path in folder.glob("*.ckpt"))
+        there = sorted(path.name for path in folder.iterdir() if path.suffix in FILE_ENDINGS)
         if there and (resumed is None or resumed.resolve().parent != folder.resolve()):
             os.close(file)
             raise UserError(

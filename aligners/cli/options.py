@@ -43,7 +43,7 @@ class TrainingOptions:
 
     Args:
         seed_everything: Seed for Python, NumPy and torch. `true` draws one, `false` sets none.
-        ckpt_path: The last.ckpt of an interrupted run, to resume it; for `validate`, an aligners.ckpt.
+        ckpt_path: The last.ckpt of an interrupted run, to resume it; for `validate`, an aligners.safetensors.
     """
 
     seed_everything: bool | int = 0

@@ -13,7 +13,9 @@ FORMAT = 1  # of shared folders; a later one is refused
 LIBRARY = "aligners"
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")  # owner/name, or owner/name@revision
 WANTED = [MODEL, CONFIG, "README.md", "report.json", "figures/*.png"]
-FILE_ENDINGS = (".ckpt", ".safetensors")
+FILE_ENDINGS = (".safetensors", ".ckpt")
+# What runs keep; those of the version before end in .ckpt.
+RUN_FILES = [f"{name}{end}" for end in FILE_ENDINGS for name in ("aligners", "universe", "stitching", "probes")]
 
 
 def shared_file(place: Path | str) -> Path:
@@ -81,8 +83,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         ValueError: it is no shared folder, is of a later version, or its weights are damaged.
     """
     wanted = f"Expected {folder} to be a folder that `evaluate.py share` wrote, but"
-    runs = [name for name in ("aligners.ckpt", "universe.ckpt", "stitching.ckpt", "probes.safetensors")
-            if (folder / name).is_file()]  # fmt: skip
+    runs = [name for name in RUN_FILES if (folder / name).is_file()]
     if runs:
         raise UserError(f"{wanted} it is that of a run. Name its file {folder / runs[0]}.")
     try:

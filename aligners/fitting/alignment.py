@@ -88,7 +88,7 @@ class Alignment(BankTraining):
         seed: the seed of every aligner's initial weights, which do not depend on the other aligners of the run.
     """
 
-    final = "aligners.ckpt"
+    final = "aligners.safetensors"
 
     def __init__(
         self,

@@ -79,20 +79,21 @@ def pairs_within(limit: float, sites: int, bytes_each: int, model: int) -> int:
 
 
 def find_part(folder: Path, number: int) -> tuple[Path, Path | None, Path | None]:
-    """A new folder for a part of a run, and its newest aligners.ckpt and last.ckpt, or None where there is none."""
+    """A new folder for a part of a run, and its newest file of maps and last.ckpt, or None where there is none."""
     tries = sorted(folder.glob(f"part-{number}-*"), key=lambda path: int(path.name.split("-")[2]))
 
-    def newest(name: str) -> Path | None:
-        return next((path / name for path in reversed(tries) if (path / name).is_file()), None)
+    def newest(*names: str) -> Path | None:
+        return next((path / name for path in reversed(tries) for name in names if (path / name).is_file()), None)
 
-    return folder / f"part-{number}-{len(tries) + 1}", newest("aligners.ckpt"), newest("last.ckpt")
+    done = newest("aligners.safetensors", "aligners.ckpt")  # as the version before called it
+    return folder / f"part-{number}-{len(tries) + 1}", done, newest("last.ckpt")
 
 
 def check_part(file: Path, sites: str, module: Alignment, data: States) -> None:
     """Check that a finished part belongs to a run.
 
     Args:
-        file: its aligners.ckpt.
+        file: its aligners.safetensors.
         sites: the sites of this part of the run.
         module: the run's module, not set up yet.
         data: the run's data module.
@@ -117,7 +118,7 @@ def check_part(file: Path, sites: str, module: Alignment, data: States) -> None:
 
 
 def join_parts(files: Sequence[Path], folder: Path) -> StoredBank:
-    """Join the sites of all parts, in their order, in one bank, and write it to `folder`/aligners.ckpt."""
+    """Join the sites of all parts, in their order, in one bank, and write it to `folder`/aligners.safetensors."""
     parts = [load_bank(file) for file in files]
     moments = [cast(Moments, part.moments) for part in parts]
     joined = replace(
@@ -131,7 +132,7 @@ def join_parts(files: Sequence[Path], folder: Path) -> StoredBank:
         data_config={**parts[0].data_config, "sites": ",".join(part.data_config["sites"] for part in parts)},
         moments=Moments(moments[0].n, *(torch.cat(sums) for sums in zip(*(one[1:] for one in moments), strict=True))),
         training={key: join_records([part.training[key] for part in parts]) for key in parts[0].training},
-        path=folder / "aligners.ckpt",
+        path=folder / "aligners.safetensors",
     )
     save_bank(joined, joined.path)
     return joined

@@ -209,7 +209,7 @@ def between_two_models(bank: StoredBank) -> StoredBank:
     if bank.command == "universe":
         raise UserError(
             f"Expected a checkpoint of two models, but {bank.path} holds a universe of "
-            f"{len(bank.data['models'])}. Name one of the files pairs/X--Y/aligners.ckpt beside it."
+            f"{len(bank.data['models'])}. Name one of the files pairs/X--Y/aligners.safetensors beside it."
         )
     config, models = bank.data_config, bank.data["models"]
     if len(models) != 2:

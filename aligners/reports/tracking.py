@@ -12,6 +12,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from safetensors import SafetensorError, safe_open
 
 from aligners.errors import UserError
+from aligners.files.shared import RUN_FILES
 from aligners.files.whole import write_text
 from aligners.reports.names import file_names
 
@@ -20,7 +21,7 @@ NUMBER = "wandb/unfinished.txt"  # in a run's folder, until the run is complete:
 LONGEST_NAME = 128  # of an artifact, in letters
 MANIFEST = "manifest.json"
 SHARED = "model.safetensors"  # the same file in a shared folder, and its name in every artifact
-FILES = ("aligners.ckpt", "stitching.ckpt", "universe.ckpt", "probes.safetensors", SHARED)
+FILES = (*RUN_FILES, SHARED)
 KINDS = {"fit": "maps", "stitch": "stitching", "universe": "universe"}  # command that made a bank -> type of artifact
 STEP = "trainer/global_step"
 VIEW = yaml.safe_load(Path(__file__).with_name("workspace.yaml").read_text(encoding="utf-8"))

@@ -48,7 +48,7 @@ class Kind:
 KINDS = {
     "untrained": Kind("train", "untrained", leaves="run/model"),
     "finetune": Kind("train", "finetune", report="finetuning.json", table="finetune"),
-    "fit": Kind("train", "fit", PAIR, "summary.json", "fit", leaves="run/aligners.ckpt"),
+    "fit": Kind("train", "fit", PAIR, "summary.json", "fit", leaves="run/aligners.safetensors"),
     "fit_pairs": Kind("train", "fit_pairs", ("models", "pairs"), "summary.json", "fit", leaves="run/pairs"),
     "attention": Kind("train", "fit_attention", PAIR, "attention.json", "attention"),
     "inject": Kind("evaluate", "inject", PAIR, "report.json", "inject", apart=("checkpoints",)),
@@ -203,7 +203,7 @@ class _Expansion:
             part = pairs[first : first + at_once]
             if len(part) == 1:
                 cell = self._add("fit", task, self._instances(part[0], stage, task))
-                by_pair[part[0]] = cell, f"{FOLDER}/{cell.folder}/run/aligners.ckpt"
+                by_pair[part[0]] = cell, f"{FOLDER}/{cell.folder}/run/aligners.safetensors"
                 continue
             models = list(dict.fromkeys(model for pair in part for model in pair))
             instances = self._instances(models, stage, task)
@@ -211,7 +211,7 @@ class _Expansion:
             cell = self._add("fit_pairs", task, instances, {"data": {"pairs": numbers}})
             names = list(file_names([model.path for model in instances]).values())
             for pair, (x, y) in zip(part, numbers, strict=True):
-                by_pair[pair] = cell, f"{FOLDER}/{cell.folder}/run/pairs/{names[x]}--{names[y]}/aligners.ckpt"
+                by_pair[pair] = cell, f"{FOLDER}/{cell.folder}/run/pairs/{names[x]}--{names[y]}/aligners.safetensors"
         return by_pair
 
     def _models(self, task: str, stage: Stage) -> None:

@@ -54,14 +54,14 @@ def whole(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def same_end(folder: Path, expected: Path) -> None:
     """Equal maps, and an equal record of their training."""
-    assert (folder / "aligners.ckpt").read_bytes() == (expected / "aligners.ckpt").read_bytes()
+    assert (folder / "aligners.safetensors").read_bytes() == (expected / "aligners.safetensors").read_bytes()
 
 
 def test_a_run_interrupted_by_ctrl_c_ends_where_it_would_have(world: World, whole: Path, tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         run(world, tmp_path, Interrupt("on_train_batch_end", BATCHES))
     last = tmp_path / "last.ckpt"
-    assert not (tmp_path / "aligners.ckpt").exists()
+    assert not (tmp_path / "aligners.safetensors").exists()
     with pytest.raises(ValueError, match=r"last\.ckpt is one to go on from: `train\.py fit --ckpt_path"):
         load_bank(last)
     assert state(last)["global_step"] == BATCHES
@@ -86,7 +86,7 @@ def test_a_signal_anywhere_changes_nothing_nor_does_the_order_of_callbacks(
 ) -> None:
     with strike(owner, method, call), pytest.raises(SystemExit):
         run(world, tmp_path, order=order)
-    assert not (tmp_path / "aligners.ckpt").exists()
+    assert not (tmp_path / "aligners.safetensors").exists()
     run(world, tmp_path, resume=tmp_path / "last.ckpt", order=order)
     same_end(tmp_path, whole)
 
@@ -115,7 +115,7 @@ def test_worker_processes_resume_too(world: World, whole: Path, tmp_path: Path) 
     with pytest.raises(SystemExit):
         run(world, tmp_path, Interrupt("on_train_batch_end", BATCHES + 2))
     run(world, tmp_path, resume=tmp_path / "last.ckpt", workers=1)
-    expected, found = (load_file(folder / "aligners.ckpt") for folder in (whole, tmp_path))
+    expected, found = (load_file(folder / "aligners.safetensors") for folder in (whole, tmp_path))
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6, msg=name)
 
@@ -165,7 +165,7 @@ def test_it_is_saved_every_so_many_minutes(world: World, whole: Path, tmp_path: 
     (tmp_path / "last.ckpt").write_bytes(kept[3])
     assert state(tmp_path / "last.ckpt")[ALIGNMENT]["reading"]["batches"] == 4
     (tmp_path / "last.ckpt").write_bytes(kept[BATCHES + 4])
-    (tmp_path / "aligners.ckpt").unlink()
+    (tmp_path / "aligners.safetensors").unlink()
     run(world, tmp_path, resume=tmp_path / "last.ckpt")
     same_end(tmp_path, whole)
 
@@ -176,7 +176,7 @@ def test_a_folder_that_cannot_be_written_to_is_refused_before_any_work(world: Wo
         run(world, tmp_path / "file" / "below")
 
 
-@pytest.mark.parametrize("name", ["last.ckpt", "aligners.ckpt"])
+@pytest.mark.parametrize("name", ["last.ckpt", "aligners.safetensors"])
 def test_a_file_that_cannot_be_written_stops_the_run_and_leaves_the_one_before(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
@@ -211,7 +211,7 @@ def test_any_other_error_leaves_what_was_saved_before_it(world: World, tmp_path:
 
 def test_the_finished_file_holds_the_best_of_each_site(world: World, whole: Path) -> None:
     (best,) = [value for name, value in state(whole / "last.ckpt")["callbacks"].items() if "BestPerSite" in name]
-    stored = load_bank(whole / "aligners.ckpt")
+    stored = load_bank(whole / "aligners.safetensors")
     for name, value in best["kept"]["0_1.inn"].items():
         assert torch.equal(value, stored.maps["0_1"]["inn"].state_dict()[name])
     assert set(stored.maps["0_1"]) == {"linear", "mlp", "inn"}

@@ -39,7 +39,7 @@ def run(folder: Path, world: World, models: dict[str, list[str]], *, ranks: int)
         steps = {"max_steps": 4, "val_check_interval": 2, "callbacks": [BestPerSite(), SaveStitching(saved)]}
         module = train(world, layers, models=models[kind], trainer=settings | steps, **given)
         data = {name: given[name] for name in ("batch_size", "sites", "packed", "max_length") if name in given}
-        evaluation = StitchingEvaluation(load_bank(saved / "stitching.ckpt"))
+        evaluation = StitchingEvaluation(load_bank(saved / "stitching.safetensors"))
         datamodule = model_texts(world, models=models[kind], **data)
         quiet_trainer(**settings).test(evaluation, datamodule=datamodule, verbose=False)
         found[kind] = {

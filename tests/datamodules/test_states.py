@@ -115,7 +115,7 @@ def test_a_pair_gets_what_it_would_get_alone(world: World, tmp_path: Path) -> No
     alone = {"model_x": world.model_y, "model_y": world.model_x, "sites": "1,2:3", "held_out_types": 0.1}
     fit(activations(world, **alone), tmp_path / "alone")
     folders = tmp_path / "pairs" / "y--x", tmp_path / "alone"
-    found, wanted = (load_bank(folder / "aligners.ckpt") for folder in folders)
+    found, wanted = (load_bank(folder / "aligners.safetensors") for folder in folders)
     assert found.pairs == wanted.pairs
     assert found.seen == wanted.seen
     assert {**found.data_config, "sites": None} == {**wanted.data_config, "sites": None}

@@ -37,8 +37,8 @@ def inject(run: Run, checkpoints: Sequence[Path] = ()) -> None:
 
     Args:
         run: of the command.
-        checkpoints: Files aligners.ckpt or stitching.ckpt of one pair of models. The data options of the first are this
-            command's defaults. Without an aligners.ckpt, the closed forms are fitted on the spot.
+        checkpoints: Files aligners.safetensors or stitching.safetensors of one pair of models. The data options of the
+            first are this command's defaults. Without an aligners.safetensors, the closed forms are fitted on the spot.
     """
     if not checkpoints and not run.options.closed_form:
         raise UserError(
@@ -73,7 +73,7 @@ def _fit_closed_forms(run: Run, *callbacks: pl.Callback) -> StoredBank:
     once = {"max_epochs": -1, "logger": False, "limit_val_batches": 0, "enable_model_summary": False}
     trainer = run.trainer(*callbacks, **once)
     trainer.fit(module, datamodule=run.made.data)
-    bank = replace(module.stored().freeze(), path=run.folder / "aligners.ckpt")
+    bank = replace(module.stored().freeze(), path=run.folder / "aligners.safetensors")
     if trainer.is_global_zero:
         save_bank(bank, bank.path)
         print(f"Saved {bank.path}")

@@ -32,11 +32,11 @@ def probe(run: Run, checkpoints: Sequence[Path] = ()) -> None:
 
     Args:
         run: of the command.
-        checkpoints: Files aligners.ckpt of `train.py fit`, of one pair of models. The data options of the first are
-            this command's defaults, but for `rows`: maps of tokens are read at the last piece of each word.
+        checkpoints: Files aligners.safetensors of `train.py fit`, of one pair of models. The data options of the first
+            are this command's defaults, but for `rows`: maps of tokens are read at the last piece of each word.
     """
     if not checkpoints:
-        raise UserError("Expected `checkpoints` to name at least one aligners.ckpt of `train.py fit`, but got none.")
+        raise UserError("Expected at least one aligners.safetensors of `train.py fit` in `checkpoints`, but got none.")
     stored = [between_two_models(load_bank(path)) for path in checkpoints]
     run.use_data_of(_of_words(stored[0]))
     check_annotated(run.made.data, run.options.tasks)  # before any model is made or loaded

@@ -25,7 +25,7 @@ def stitch(run: Run, checkpoint: Path | None = None, groups: dict[str, list[str]
 
     Args:
         run: of the command.
-        checkpoint: File stitching.ckpt. Its data options are this command's defaults.
+        checkpoint: File stitching.safetensors. Its data options are this command's defaults.
         groups: Name -> models, for example those that generalise and those that do not: means are then taken over the
             routes within and between groups.
     """

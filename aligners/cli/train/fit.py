@@ -144,7 +144,7 @@ def _fit_part(run: Run, sites: str, folder: Path, last: Path | None) -> Path:
     options.ckpt_path = None if last is None else str(last)
     part = Run(run.command, run.parser, options)
     fit_and_show(part, begin(part))
-    return folder / "aligners.ckpt"
+    return folder / "aligners.safetensors"
 
 
 @fits("validate", Parts, check=unchecked)
@@ -152,7 +152,7 @@ def validate(run: Run) -> None:
     """Show the figures of a checkpoint's aligners on the validation texts."""
     model = run.made.model
     if run.options.ckpt_path is None:
-        raise UserError("Expected `ckpt_path` to name the file aligners.ckpt of a fit, but got nothing.")
+        raise UserError("Expected `ckpt_path` to name the file aligners.safetensors of a fit, but got nothing.")
     stored = load_bank(run.options.ckpt_path)
     run.start()
     model.adopt(stored)
@@ -163,7 +163,7 @@ def validate(run: Run) -> None:
 def fit_pairs(run: Run) -> None:
     """Fit aligners of many pairs of models at once: one bank of pairs x sites, every model read once a batch.
 
-    Each pair gets a file pairs/X--Y/aligners.ckpt, as `fit` would write it.
+    Each pair gets a file pairs/X--Y/aligners.safetensors, as `fit` would write it.
     """
     check_widths(run)
     trainer = begin(run)

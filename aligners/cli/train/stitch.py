@@ -29,6 +29,7 @@ def stitch(run: Run) -> None:
     model = run.made.model
     trainer = run.training(WriteReport("stitching", run.folder))
     run.fit(trainer)
-    stored = replace(model.stored().freeze(), path=run.made.checkpoint.inside(run.folder).folder / "stitching.ckpt")
+    folder = run.made.checkpoint.inside(run.folder).folder
+    stored = replace(model.stored().freeze(), path=folder / model.final)
     evaluation = StitchingEvaluation(stored, model.fitted, allow_mixed=model.allow_mixed, seed=model.seed)
     trainer.test(evaluation, datamodule=run.made.data, verbose=False)

@@ -20,12 +20,12 @@ def universe(run: Run, against: Sequence[Path] = ()) -> None:
     """Fit k models of one width to one shared space: a bijection u_i for each model.
 
     The map from model i into model j is u_i followed by the inverse of u_j, for all pairs from k maps. Every map is
-    measured on held-out text, and universe.ckpt and pairs/X--Y/aligners.ckpt are written, which `evaluate.py inject`
-    takes.
+    measured on held-out text, and universe.safetensors and pairs/X--Y/aligners.safetensors are written, which
+    `evaluate.py inject` takes.
 
     Args:
         run: of the command.
-        against: Files aligners.ckpt of `fit` or `fit_pairs` between models of the universe, to measure beside it.
+        against: Files aligners.safetensors of `fit` or `fit_pairs` between its models, to measure beside it.
     """
     check_resumed(run)
     beside = [load_bank(path) for path in against]
@@ -47,11 +47,11 @@ def join(run: Run, universe: Path | None = None, against: Sequence[Path] = ()) -
 
     Args:
         run: of the command.
-        universe: The file universe.ckpt to join.
+        universe: The file universe.safetensors to join.
         against: As in `train.py universe`: maps of pairs to measure beside.
     """
     if universe is None:
-        raise UserError("Expected `universe` to name a file universe.ckpt, but got nothing.")
+        raise UserError("Expected `universe` to name a file universe.safetensors, but got nothing.")
     check_resumed(run)
     stored, beside = load_universe(universe), [load_bank(path) for path in against]
     run.use_data_of({**stored.data_config, "models": []})

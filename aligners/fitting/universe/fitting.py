@@ -39,7 +39,7 @@ class UniverseAlignment(Alignment):
         ValueError: an option is unknown or out of its range.
     """
 
-    final = "universe.ckpt"
+    final = "universe.safetensors"
 
     def __init__(
         self,

@@ -280,14 +280,14 @@ def _set(maps: Aligner, joint: JointMoments, into: Tensor, back: Tensor) -> None
 
 
 def load_universe(path: Path | str) -> StoredBank:
-    """Read a file universe.ckpt, whose banks hold k · S places, model after model.
+    """Read a file universe.safetensors, whose banks hold k · S places, model after model.
 
     Raises:
         ValueError: the file is not there, cannot be read, or is of something else.
     """
     bank = load_bank(path)
     if bank.command != "universe":
-        raise UserError(f"Expected a universe.ckpt of `train.py universe`, but {path} is of `train.py {bank.command}`.")
+        raise UserError(f"Expected a file of `train.py universe`, but {path} is of `train.py {bank.command}`.")
     return bank
 
 

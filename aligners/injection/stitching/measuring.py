@@ -30,7 +30,7 @@ class StitchingEvaluation(Evaluation):
     Args:
         stored: a checkpoint of `train.py stitch`; None: identity stitching alone (Brown et al. §4), for which no
             training is needed.
-        fitted: file aligners.ckpt of `train.py fit` on the first two models at the same sites: its maps as they are.
+        fitted: file of `train.py fit` on the first two models at the same sites: its maps as they are.
         routes: which routes, of a checkpoint those that it has; default: all.
         identity: whether identity stitching is measured too, where widths are equal.
         allow_mixed: let a model that sees the next token feed one that has to predict it.

@@ -111,8 +111,8 @@ class Stitching(BankTraining):
         routes: `all`: every ordered pair of models, each model to itself among them; `different`: without those;
             `forward`: from the first model into the others.
         loss: what the layers are trained on.
-        fitted: file aligners.ckpt of `train.py fit` on the first two models at the same sites: each of its maps is
-            trained on, from where it stands.
+        fitted: file aligners.safetensors of `train.py fit` on the first two models at the same sites: each of its maps
+            is trained on, from where it stands.
         start_batches: batches of fitting texts from whose states the layers start; 0: no layer needs any.
         allow_mixed: let a model that sees the next token feed one that has to predict it.
         optimizer: one optimiser for all layers.
@@ -122,7 +122,7 @@ class Stitching(BankTraining):
         seed: of every layer's starting weights.
     """
 
-    final = "stitching.ckpt"
+    final = "stitching.safetensors"
 
     def __init__(
         self,

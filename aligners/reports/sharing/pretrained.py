@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 from huggingface_hub import ModelCard, ModelHubMixin
 
 from aligners.errors import UserError
-from aligners.files.shared import CONFIG, FORMAT, LIBRARY, MODEL, fetch, read_config, sha256
+from aligners.files.shared import CONFIG, FILE_ENDINGS, FORMAT, LIBRARY, MODEL, fetch, read_config, sha256
 from aligners.files.whole import check_new_folder, whole_folder
 from aligners.fitting.bank import StoredBank, for_others, load_bank, save_bank
 from aligners.models.model import FrozenModel
@@ -279,19 +279,19 @@ class _SharedBank(Shared):
 class SharedMaps(_SharedBank):
     """Maps between two models, of `train.py fit`, one for each site pair."""
 
-    kind, command, file = "maps", "fit", "aligners.ckpt"
+    kind, command, file = "maps", "fit", "aligners.safetensors"
 
 
 class SharedUniverse(_SharedBank):
     """One space for many models, of `train.py universe` or `train.py join`."""
 
-    kind, command, file = "universe", "universe", "universe.ckpt"
+    kind, command, file = "universe", "universe", "universe.safetensors"
 
 
 class SharedStitching(_SharedBank):
     """Stitching layers, of `train.py stitch`."""
 
-    kind, command, file = "stitching", "stitch", "stitching.ckpt"
+    kind, command, file = "stitching", "stitch", "stitching.safetensors"
 
 
 class SharedProbes(Shared):
@@ -344,7 +344,8 @@ def _in_name(name: str, names: Mapping[str, str]) -> str:
 
 
 KINDS = {kind.kind: kind for kind in (SharedUniverse, SharedStitching, SharedMaps, SharedProbes)}
-KEPT = {kind.file: kind for kind in KINDS.values()}  # by the file that a run keeps
+# by the file that a run keeps, and as the version before called it
+KEPT = {str(Path(kind.file).with_suffix(end)): kind for end in FILE_ENDINGS for kind in KINDS.values()}
 
 
 def identities(models: Sequence[str | FrozenModel], data: Mapping[str, Any]) -> list[Identity]:

@@ -57,7 +57,7 @@ def _kept(path: Path) -> Path:
     files = [file for file in ([path] if path.is_file() else [path / name for name in KEPT]) if file.is_file()]
     if not files or files[0].name not in KEPT:
         raise UserError(
-            f"Expected `run` to hold something to share, one of {', '.join(KEPT)}, but {path} "
+            f"Expected `run` to hold something to share, one of {', '.join(list(KEPT)[: len(KINDS)])}, but {path} "
             f"{'holds none' if path.is_dir() else 'is no such file or folder'}. `train.py fit`, `universe`, `stitch` "
             "and `probe` leave one when they are finished, `fit_pairs` one in each folder of pairs/."
         )

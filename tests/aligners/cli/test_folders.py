@@ -86,7 +86,10 @@ def test_a_folder_of_checkpoints_belongs_to_one_run(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"`checkpoint\.folder` to be a folder of its own, but another command is at"):
         claim_checkpoints(place, tmp_path / "two")
     os.close(let_go(owner))  # its process has ended
-    (place / "last.ckpt").touch()
+    (place / "aligners.safetensors").touch()
+    with pytest.raises(ValueError, match=r"to hold no checkpoints.*holds aligners.safetensors. Name"):
+        claim_checkpoints(place, tmp_path / "two")
+    (place / "aligners.safetensors").rename(place / "last.ckpt")
     for resumed in (None, tmp_path / "last.ckpt"):
         with pytest.raises(ValueError, match=r"`checkpoint.folder` to hold no checkpoints.*holds last.ckpt. Name"):
             claim_checkpoints(place, tmp_path / "two", resumed)

@@ -33,7 +33,7 @@ def test_a_map_of_a_users_file_is_fitted_and_injected(world: World) -> None:
     models = options(data__model_x=world.model_x, data__model_y=world.model_y)
     train(["fit", "--imports+", "my_map.py", "--model.aligners.scale", "Scale", *models, *text_of(world), "--run", "a"])
     del sys.modules["my_map"], Aligner.registry["Scale"]  # as in another process
-    stored = ["inject", "--checkpoints+", "a/aligners.ckpt", "--closed_form", "[]", "--trainer.logger", "false"]
+    stored = ["inject", "--checkpoints+", "a/aligners.safetensors", "--closed_form", "[]", "--trainer.logger", "false"]
     with pytest.raises(ValueError, match="class 'Scale'"):
         evaluate([*stored, "--run", "b"])
     evaluate([*stored, "--imports+", "my_map.py", "--run", "c"])

@@ -47,7 +47,7 @@ def labelled(folder: Path, labels: list[int]) -> str:
 def test_labels_that_no_head_answers_are_refused(labels: list[int], said: str, world: World, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=said):
         inject(world, tmp_path / "run", data__text__held_out=labelled(tmp_path, labels))
-    assert not (tmp_path / "run" / "aligners.ckpt").exists()
+    assert not (tmp_path / "run" / "aligners.safetensors").exists()
     with pytest.raises(Begun):  # the folder is free again
         inject(world, tmp_path / "run")
 

@@ -45,7 +45,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_maps_and_states_lead_from_run_to_run_and_stay_where_they_are(world: World, tmp_path: Path) -> None:
     fit(world, "fit", "--data.store=store")
-    made, kept = {each.name: each for each in own_artifacts("fit")}, load_bank("fit/aligners.ckpt")
+    made, kept = {each.name: each for each in own_artifacts("fit")}, load_bank("fit/aligners.safetensors")
     (maps,) = (each for each in made.values() if each.type == "maps")
     assert not maps.use_after_commit
     about = json.loads(maps.metadata)
@@ -55,7 +55,7 @@ def test_maps_and_states_lead_from_run_to_run_and_stay_where_they_are(world: Wor
     assert stores == {f"states-{path.parent.name}" for path in Path("store").glob("*/manifest.json")}
     assert all(each.use_after_commit for each in made.values() if each.type == "states")
 
-    evaluate(["inject", "--checkpoints+=fit/aligners.ckpt", "--closed_form=[]", "--run=inject", *QUIET])
+    evaluate(["inject", "--checkpoints+=fit/aligners.safetensors", "--closed_form=[]", "--run=inject", *QUIET])
     wandb.finish()
     (used,) = (each for each in own_artifacts("inject") if each.type == "maps")
     assert used.use_after_commit
@@ -75,10 +75,11 @@ def test_a_file_is_uploaded_on_request(world: World) -> None:
     assert (entry.path, entry.ref) == ("model.safetensors", "")
     assert entry.local_path
     (Path("shared")).mkdir()
-    shutil.copy("fit/aligners.ckpt", "shared/model.safetensors")  # as `evaluate.py share` does
-    shared = described(Path("shared"))
-    assert shared is not None
-    assert (shared.name, shared.artifact().digest) == (maps.name, maps.digest)
+    for copy in ("shared/model.safetensors", "aligners.ckpt"):  # as of `evaluate.py share`, and of the version before
+        shutil.copy("fit/aligners.safetensors", copy)
+        artifact = described(Path(copy))
+        assert artifact is not None
+        assert (artifact.name, artifact.artifact().digest) == (maps.name, maps.digest)
 
 
 def test_without_wandb_nothing_is_said(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,13 +87,13 @@ def test_without_wandb_nothing_is_said(world: World, monkeypatch: pytest.MonkeyP
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="W&B was not told.*")
         fit(world, "fit")
-    assert Path("fit/aligners.ckpt").is_file()
+    assert Path("fit/aligners.safetensors").is_file()
 
 
 def test_what_is_no_file_of_ours_is_no_artifact(world: World, tmp_path: Path) -> None:
-    (tmp_path / "aligners.ckpt").write_text("no maps")
+    (tmp_path / "aligners.safetensors").write_text("no maps")
     (tmp_path / "config.yaml").write_text("a: 1")
-    for path in (Path(world.model_x), tmp_path / "aligners.ckpt", tmp_path / "config.yaml", tmp_path):
+    for path in (Path(world.model_x), tmp_path / "aligners.safetensors", tmp_path / "config.yaml", tmp_path):
         assert described(path) is None  # the first are a model's own weights
 
 
@@ -120,7 +121,7 @@ def test_the_interrupted_run_is_found_where_its_checkpoints_are_kept_elsewhere(t
     claim_checkpoints(kept, run)
     for checkpoint in (kept / "last.ckpt", run / "last.ckpt", run):  # the last with its parts
         assert interrupted_run(str(checkpoint)) == run
-    assert interrupted_run(str(run / "aligners.ckpt")) is interrupted_run(None) is None
+    assert interrupted_run(str(run / "aligners.safetensors")) is interrupted_run(None) is None
 
 
 def test_a_number_that_is_in_use_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,7 +68,8 @@ def given(world: World, treebank: TextSource, tmp_path_factory: pytest.TempPathF
         "text": text, "pair": pair, "models": models, "x": ["--data.models", json.dumps([world.model_x])],
         "three": three, "fourth": ["--data.models", json.dumps([fourth])],
         "trees": [f"--data.text.source={treebank.source}", f"--data.text.held_out={treebank.held_out}", *common],
-        "fit": [str(folder / "fit" / "aligners.ckpt")], "universe": [str(folder / "universe" / "universe.ckpt")],
+        "fit": [str(folder / "fit" / "aligners.safetensors")],
+        "universe": [str(folder / "universe" / "universe.safetensors")],
         "world.model_x": [world.model_x],
     }  # fmt: skip
 

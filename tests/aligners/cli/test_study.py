@@ -60,7 +60,7 @@ def test_the_papers_study_on_tiny_models(world: World, tmp_path: Path, capsys: p
         zip(compared["stage_x"], compared["stage_y"], strict=True)
     )
     assert list((folder / "store").iterdir())
-    kept = {path.parts[-3] for path in folder.glob("cells/*/run/aligners.ckpt")}
+    kept = {path.parts[-3] for path in folder.glob("cells/*/run/aligners.safetensors")}
     assert {StudyFolder(folder).described(number)["kind"] for number in kept} == {"attention", "recover"}  # not "fit"
     assert os.environ["WANDB_RUN_GROUP"] == "ren_small"
     assert {path.stem for path in (folder / "report" / "tables").glob("*.md")} == set(config["report"])

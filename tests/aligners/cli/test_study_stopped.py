@@ -47,7 +47,7 @@ def processes_of(words: bytes, parent: int | None = None) -> list[int]:
 def results(folder: Path) -> dict[str, Any]:
     """What every cell has found, and the bytes of its maps."""
     this = StudyFolder(folder)
-    maps = {file.parts[-3]: file.read_bytes() for file in folder.glob("cells/*/run/aligners.ckpt")}
+    maps = {file.parts[-3]: file.read_bytes() for file in folder.glob("cells/*/run/aligners.safetensors")}
     return {number: (this.result(number)["rows"], maps.get(number)) for number in this.cells}
 
 

@@ -46,7 +46,7 @@ def fit(world: World, folder: Path, aligners: dict[str, Any], epochs: int = 1, *
     module = Alignment(aligners, both_directions=True, optimizer=partial(torch.optim.AdamW, lr=1e-2))
     trainer = quiet_trainer(max_epochs=epochs, limit_val_batches=0, callbacks=[SaveAligners(folder)])
     trainer.fit(module, datamodule=activations(world, **{"sites": SITES} | options))
-    return load_bank(folder / "aligners.ckpt")
+    return load_bank(folder / "aligners.safetensors")
 
 
 @pytest.fixture(scope="module")
@@ -257,7 +257,7 @@ def test_several_checkpoints_stand_side_by_side(world: World, stored: StoredBank
     about = evaluation.meta["methods"]
     assert about["forward.linear"]["fitted_on"] == "tokens"
     assert about["forward.linear_2"]["fitted_on"] == "mean"
-    assert about["forward.linear_2"]["checkpoint"].endswith("aligners.ckpt")
+    assert about["forward.linear_2"]["checkpoint"].endswith("aligners.safetensors")
     assert rows_of(evaluation, "linear_2")[0]["fvu"] > rows_of(evaluation, "linear")[0]["fvu"]
     assert not rows_of(evaluation, "procrustes")
     names = [(row["rows"], row["method"], row["site_x"]) for row in evaluation.rows]
@@ -339,7 +339,7 @@ def test_what_cannot_be_evaluated_is_refused(world: World, stored: StoredBank, t
     write_texts(three, sentences(280)[200:], [i % 3 for i in range(80)])  # none that was fitted on
     for options, says in (
         ({"text": TextSource(str(three))}, r"labels 0\.\.1.*three\.csv' have labels 0\.\.2"),
-        ({"model_x": world.model_y}, r"aligners\.ckpt was fitted on other models: X was .*/x .*and is .*/y "),
+        ({"model_x": world.model_y}, r"aligners\.safetensors was fitted on other models: X was .*/x .*and is .*/y "),
         ({"sites": [1, 3]}, r"site pairs \[\(0, 0\), \(2, 1\), \(3, 3\)\].*`data\.sites`"),
     ):
         with pytest.raises(ValueError, match=says):

@@ -44,7 +44,7 @@ def test_injection_costs_a_language_model_what_stitching_says(
     assert (module.meta["task"], module.meta["unit"]) == ("masked" if kind == "masked" else "causal", "token")
     assert module.meta["masked_share"] == own.get("masked_share")
     data = {"models": models, "sites": SITES, "batch_size": 5, **own}
-    stitched = stitch(world, None, tmp_path / "aligners.ckpt", "different", data=data)
+    stitched = stitch(world, None, tmp_path / "aligners.safetensors", "different", data=data)
     for direction, source, target in (("forward", *models), ("backward", *models[::-1])):
         mine = [row for row in module.rows if row["direction"] == direction]
         for name, other in (("native_y", "native"), ("identity", "identity"), ("linear", "linear"), ("inn", "inn")):

@@ -57,7 +57,7 @@ def test_a_closed_form_that_few_rows_do_not_determine_costs_its_own_rows(world: 
     assert 2 < rows < WIDTH + 1
     module = ClosedForms(dict(CLOSED_FORMS), both_directions=True)
     quiet_trainer(max_epochs=-1, limit_val_batches=0).fit(module, datamodule=data)
-    stored = replace(module.stored().freeze(), path=tmp_path / "aligners.ckpt")
+    stored = replace(module.stored().freeze(), path=tmp_path / "aligners.safetensors")
     evaluation = evaluate(world, [stored], both=True, rows="mean", text=text)
     kept = {"ridge", "procrustes", "permutation"}
     assert set(stored.maps["0_1"]) == kept

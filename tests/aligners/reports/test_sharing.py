@@ -75,7 +75,7 @@ def shared(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_maps_come_back_as_they_were(run: Path, shared: Path, world: World) -> None:
-    before, found = load_bank(run / "aligners.ckpt"), SharedMaps.from_pretrained(shared, models=world[:2])
+    before, found = load_bank(run / "aligners.safetensors"), SharedMaps.from_pretrained(shared, models=world[:2])
     x = torch.randn(2, 5, before.maps["0_1"]["linear"].d_x)
     for name, aligner in before.maps["0_1"].items():
         assert torch.equal(found.bank.maps["0_1"][name](x), aligner(x))
@@ -145,7 +145,7 @@ def test_a_damaged_folder_is_refused_and_nothing_in_it_is_unpickled(shared: Path
 
 def test_a_folder_of_something_else_is_refused(run: Path, world: World, shared: Path, tmp_path: Path) -> None:
     refused(world.model_x, r"its config\.json is of something else")
-    refused(run, r"it is that of a run\. Name its file .*aligners\.ckpt")
+    refused(run, r"it is that of a run\. Name its file .*aligners\.safetensors")
     refused(tmp_path, r"it has no config\.json")
     refused("runs/aligners.ckpt", r"checkpoint at runs/aligners\.ckpt, but there is no such file")  # no name on the Hub
     with pytest.raises(ValueError, match=r"to hold universe, but it holds maps\. Load it with SharedMaps"):
@@ -248,9 +248,9 @@ def test_a_report_on_other_models_is_refused(run: Path, tmp_path: Path) -> None:
     (other / "report.json").write_text(json.dumps(content))
     with pytest.raises(ValueError, match=r"`report` to be about the models .* is not about .*x, .*y"):
         shared_from_run(run, other)
-    shutil.copy(run / "aligners.ckpt", tmp_path / "another.ckpt")
-    (other / "config.yaml").write_text(f"checkpoints: [{tmp_path / 'another.ckpt'}]\n")
-    with pytest.raises(ValueError, match=r"`report` about .*aligners\.ckpt, but .* measured .*another\.ckpt"):
+    shutil.copy(run / "aligners.safetensors", tmp_path / "another.safetensors")
+    (other / "config.yaml").write_text(f"checkpoints: [{tmp_path / 'another.safetensors'}]\n")
+    with pytest.raises(ValueError, match=r"`report` about .*/aligners\..*, but .* measured .*/another\."):
         shared_from_run(run, other)
 
 
@@ -266,10 +266,10 @@ def test_names_for_others(run: Path, tmp_path: Path) -> None:
 
 
 def test_a_card_without_a_report_says_so_and_a_run_that_keeps_nothing_is_refused(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"`run` to hold something to share, one of universe\.ckpt, .* holds none"):
+    with pytest.raises(ValueError, match=r"`run` to hold something to share, one of universe\..*, .* holds none"):
         evaluate(["share", str(tmp_path), str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()
-    shutil.copy(run / "aligners.ckpt", tmp_path)
+    shutil.copy(run / "aligners.safetensors", tmp_path / "aligners.ckpt")  # as the version before called it
     given = shared_from_run(tmp_path)
     assert "Nothing: no report came with it." in given.card
     assert given.files == {}

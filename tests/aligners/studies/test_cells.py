@@ -56,7 +56,7 @@ def test_a_cell_comes_after_those_that_it_needs() -> None:
     inject = next(cell for cell in cells if cell.kind == "inject" and cell.stage == "finetuned")
     assert Counter(kinds[need] for need in inject.needs) == {"finetune": 2, "fit": 1}
     (need,) = [need for need in inject.needs if kinds[need] == "fit"]
-    assert inject.options["checkpoints"] == [f"{{study}}/cells/{need}/run/aligners.ckpt"]
+    assert inject.options["checkpoints"] == [f"{{study}}/cells/{need}/run/aligners.safetensors"]
 
 
 def test_a_fine_tuned_model_is_the_folder_that_its_cell_leaves() -> None:
@@ -128,8 +128,8 @@ def test_several_pairs_share_a_cell_and_each_has_maps_of_its_own() -> None:
         for cell in cells
         if cell.kind == "inject"
     }
-    assert files["m1", "m2"] == f"{first.id}/run/pairs/m1--m2/aligners.ckpt"
-    assert files["m2", "m3"] == f"{second.id}/run/pairs/m2--m3/aligners.ckpt"
+    assert files["m1", "m2"] == f"{first.id}/run/pairs/m1--m2/aligners.safetensors"
+    assert files["m2", "m3"] == f"{second.id}/run/pairs/m2--m3/aligners.safetensors"
 
 
 @pytest.mark.parametrize("place", [{"data": {"wrong": 1}}, {"tasks": {"t": {"wrong": 1}}}])

@@ -87,7 +87,7 @@ def test_a_studys_folder_can_be_moved(tmp_path: Path) -> None:
     (tmp_path / "here").rename(tmp_path / "there")
     moved = StudyFolder(tmp_path / "there")
     (file,) = moved.described(inject.id)["options"]["checkpoints"]
-    assert file == str(tmp_path / "there" / "cells" / inject.needs[0] / "run" / "aligners.ckpt")
+    assert file == str(tmp_path / "there" / "cells" / inject.needs[0] / "run" / "aligners.safetensors")
 
 
 # ---------------------------------------------------------------------- what is collected from it

@@ -154,7 +154,7 @@ def test_what_a_cell_needs_is_made_again_if_it_is_gone(tmp_path: Path) -> None:
     inject = first(cells, "inject")
     (folder.cell(inject.id) / RESULT).unlink()
     assert kinds(folder, cells) == ["inject"]
-    (folder.cell(inject.needs[0]) / "run" / "aligners.ckpt").unlink()
+    (folder.cell(inject.needs[0]) / "run" / "aligners.safetensors").unlink()
     assert kinds(folder, cells) == ["fit", "inject"]
 
 
@@ -168,7 +168,7 @@ def test_where_only_results_are_kept_maps_go_once_nothing_needs_them(tmp_path: P
     needs = {cell.id: cell.needs for cell in cells}
 
     def maps_are_there(number: str) -> None:
-        assert all((folder.cell(need) / "run" / "aligners.ckpt").exists() for need in needs[number])
+        assert all((folder.cell(need) / "run" / "aligners.safetensors").exists() for need in needs[number])
 
     go(folder, cells, maps_are_there)
     assert not any(folder.leaves(cell) for cell in fits)

@@ -51,7 +51,7 @@ def bank(path: Path = Path()) -> StoredBank:
 
 
 def test_what_was_stored_comes_back(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "aligners.ckpt"
+    path = tmp_path / "new" / "aligners.safetensors"
     expected = bank(path)
     save_bank(expected, path)
     found = load_bank(path)
@@ -85,8 +85,9 @@ def test_equal_banks_make_equal_files_without_anything_else_in_them(tmp_path: Pa
 
 def test_tensors_that_share_memory_are_written_too(tmp_path: Path) -> None:
     mean = torch.ones(2, 5)
-    save_bank(replace(bank(), spread={route: {"mean": mean} for route in ("0_1", "1_0")}), tmp_path / "aligners.ckpt")
-    assert torch.equal(load_bank(tmp_path / "aligners.ckpt").spread["1_0"]["mean"], mean)
+    path = tmp_path / "aligners.safetensors"
+    save_bank(replace(bank(), spread={route: {"mean": mean} for route in ("0_1", "1_0")}), path)
+    assert torch.equal(load_bank(path).spread["1_0"]["mean"], mean)
 
 
 @pytest.mark.parametrize(("key", "command"), [(ALIGNMENT, "fit"), (STITCHING, "stitch")])
@@ -132,7 +133,7 @@ def test_a_file_that_brings_code_is_refused_and_not_run(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_missing_damaged_something_else_or_of_unknown_maps_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "aligners.ckpt"
+    path = tmp_path / "aligners.safetensors"
     with pytest.raises(ValueError, match=r"Expected a checkpoint at .*, but there is no such file"):
         load_bank(path)
     said = r"written by `train\.py fit` or `train\.py stitch`, but it cannot be read"

@@ -33,7 +33,7 @@ from tests.tiny import tiny_folder
 from tests.world import World, sentences, write_texts
 
 SMALL = partial(INN, couplings=2, hidden=8, start="procrustes")
-PAIR = Path("pairs", "x--y", "aligners.ckpt")
+PAIR = Path("pairs", "x--y", "aligners.safetensors")
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ Found = tuple[UniverseAlignment, UniverseEvaluation, Path]
 def found(world: World, models: list[str], tmp_path_factory: pytest.TempPathFactory) -> Found:
     folder = tmp_path_factory.mktemp("universe")
     module = fitted(world, models, folder)
-    evaluation = UniverseEvaluation(load_universe(folder / "universe.ckpt"), [load_bank(folder / PAIR)])
+    evaluation = UniverseEvaluation(load_universe(folder / "universe.safetensors"), [load_bank(folder / PAIR)])
     quiet_trainer().test(evaluation, datamodule=module.stream, verbose=False)
     return module, evaluation, folder
 
@@ -88,7 +88,7 @@ def test_every_ordered_pair_and_site_has_the_error_of_its_map(found: Found) -> N
     for method in ("universe", "procrustes", "gcca"):
         rows = [row for row in evaluation.rows if row["method"] == method]
         assert len({(row["model_x"], row["model_y"], row["site_x"]) for row in rows}) == 3 * 2 * 2 == len(rows)
-        maps = universes_of(load_universe(folder / "universe.ckpt"))[method]
+        maps = universes_of(load_universe(folder / "universe.safetensors"))[method]
         for row in rows:
             i, j, s = names.index(row["model_x"]), names.index(row["model_y"]), [1, 3].index(row["site_x"])
             left = (maps.map(i, j)(x[i])[s] - x[j, s]).detach().square().sum()
@@ -113,7 +113,7 @@ def test_maps_between_pairs_are_read_as_those_of_a_fit(found: Found) -> None:
 
 def test_maps_compose(found: Found) -> None:
     module, evaluation, folder = found
-    x, space = held_out(module.stream), universes_of(load_universe(folder / "universe.ckpt"))["universe"]
+    x, space = held_out(module.stream), universes_of(load_universe(folder / "universe.safetensors"))["universe"]
     over = space.map(1, 2)(space.map(0, 1)(x[0]))
     torch.testing.assert_close(over, space.map(0, 2)(x[0]), atol=2e-3, rtol=0)
     rows = [row for row in evaluation.rows if row["method"] == "universe"]
@@ -168,9 +168,9 @@ def test_the_report_has_its_figures_and_compares_what_is_trained(found: Found, t
 
 
 def test_a_file_of_all_models_is_none_of_two(found: Found) -> None:
-    with pytest.raises(ValueError, match=r"holds a universe of 3. Name one of the files pairs/X--Y/aligners.ckpt"):
-        between_two_models(load_bank(found[2] / "universe.ckpt"))
-    with pytest.raises(ValueError, match=r"Expected a universe.ckpt of .* but .* is of `train.py fit`"):
+    with pytest.raises(ValueError, match=r"holds a universe of 3. Name one of the files pairs/X--Y/"):
+        between_two_models(load_bank(found[2] / "universe.safetensors"))
+    with pytest.raises(ValueError, match=r"Expected a file of `train.py universe`, but .* is of `train.py fit`"):
         load_universe(found[2] / PAIR)
 
 
@@ -188,7 +188,7 @@ def test_maps_at_more_sites_are_measured_at_those_of_the_universe(found: Found, 
     assert cut == pytest.approx({place: value for place, value in both.items() if place[2] == 3}, rel=1e-4)
     pair.pairs = {FORWARD: [(2, 2)]}
     with pytest.raises(ValueError, match=r"`against` to name maps between two models of the universe at its sites"):
-        UniverseEvaluation(load_universe(folder / "universe.ckpt"), [pair])
+        UniverseEvaluation(load_universe(folder / "universe.safetensors"), [pair])
 
 
 def test_models_that_differ_in_width_or_depth_or_are_too_few_are_refused(
@@ -234,9 +234,9 @@ def test_an_interrupted_run_ends_where_it_would_have(
 ) -> None:
     with strike(UniverseAlignment, "training_step", 10), pytest.raises(SystemExit):
         fitted(world, models, tmp_path)
-    assert not (tmp_path / "universe.ckpt").exists()
+    assert not (tmp_path / "universe.safetensors").exists()
     fitted(world, models, tmp_path, resume=tmp_path / "last.ckpt")
-    for path in ("universe.ckpt", PAIR):
+    for path in ("universe.safetensors", PAIR):
         assert (tmp_path / path).read_bytes() == (found[2] / path).read_bytes()
 
 
@@ -267,9 +267,9 @@ def joining(stored: Path, *newcomers: str) -> list[str]:
 
 
 def test_a_fourth_model_joins_and_the_members_stay_as_they_are(found: Found, models: list[str], tmp_path: Path) -> None:
-    three, fourth = found[2] / "universe.ckpt", str(tiny_folder(tmp_path / "m3", seed=3))
+    three, fourth = found[2] / "universe.safetensors", str(tiny_folder(tmp_path / "m3", seed=3))
     train([*joining(three, fourth), "--run", str(tmp_path / "four"), *QUICK])
-    before, after = load_universe(three), load_universe(tmp_path / "four" / "universe.ckpt")
+    before, after = load_universe(three), load_universe(tmp_path / "four" / "universe.safetensors")
     assert [model["name"] for model in after.data["models"]] == [*models, fourth]
     then, now = (bank.maps[FORWARD]["universe"] for bank in (before, after))
     assert (then.sites, now.sites) == (6, 8)
@@ -281,13 +281,13 @@ def test_a_fourth_model_joins_and_the_members_stay_as_they_are(found: Found, mod
     members = [row["fvu"] for row in rows if fourth not in (row["model_x"], row["model_y"])]
     assert (len(with_new), len(members)) == (12, 12)
     assert sum(with_new) < 1.25 * sum(members)
-    pair = load_bank(tmp_path / "four" / "pairs" / "x--m3" / "aligners.ckpt")
+    pair = load_bank(tmp_path / "four" / "pairs" / "x--m3" / "aligners.safetensors")
     assert pair.data["models"]["y"]["name"] == fourth
     assert pair.moments is not None
 
 
 def test_who_cannot_join(found: Found, models: list[str], tmp_path: Path) -> None:
-    three, fourth = found[2] / "universe.ckpt", str(tiny_folder(tmp_path / "m3", seed=3))
+    three, fourth = found[2] / "universe.safetensors", str(tiny_folder(tmp_path / "m3", seed=3))
     other = ["--data.text.source", write_texts(tmp_path / "other.csv", sentences(60))]
     refused = [
         (joining(three, models[0]), "is in it already"),

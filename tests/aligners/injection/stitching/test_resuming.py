@@ -43,7 +43,7 @@ def whole(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def same_end(folder: Path, expected: Path) -> None:
     """Equal layers and equal learning curves."""
-    found, wanted = (load_bank(place / "stitching.ckpt") for place in (folder, expected))
+    found, wanted = (load_bank(place / "stitching.safetensors") for place in (folder, expected))
     assert found.curves == wanted.curves
     for route, layers in wanted.maps.items():
         for name, layer in layers.items():
@@ -78,7 +78,7 @@ def test_a_signal_anywhere_changes_nothing(
 ) -> None:
     with strike(owner, method, call), pytest.raises(SystemExit):
         run(world, tmp_path)
-    assert not (tmp_path / "stitching.ckpt").exists()
+    assert not (tmp_path / "stitching.safetensors").exists()
     run(world, tmp_path, resume=tmp_path / "last.ckpt")
     same_end(tmp_path, whole)
 
@@ -117,8 +117,8 @@ def test_before_the_first_step_there_is_nothing_to_keep(world: World, tmp_path: 
 def test_ctrl_c_while_measuring_leaves_the_trained_layers_alone(world: World, tmp_path: Path) -> None:
     module = run(world, tmp_path, layers={"norm": MIXED["norm"]}, routes="forward")
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    assert set(before) == {"last.ckpt", "stitching.ckpt"}
-    evaluation = StitchingEvaluation(load_bank(tmp_path / "stitching.ckpt"))
+    assert set(before) == {"last.ckpt", "stitching.safetensors"}
+    evaluation = StitchingEvaluation(load_bank(tmp_path / "stitching.safetensors"))
     module.trainer.callbacks.append(Interrupt("on_test_batch_end", 1))  # type: ignore[attr-defined]
     with pytest.raises(SystemExit):
         module.trainer.test(evaluation, datamodule=model_texts(world), verbose=False)
@@ -141,7 +141,7 @@ def test_a_state_of_no_meaning_is_not_written(world: World, tmp_path: Path) -> N
 
 
 def test_what_was_stored_comes_back(world: World, whole: Path) -> None:
-    stored, content = load_bank(whole / "stitching.ckpt"), state(whole / "last.ckpt")
+    stored, content = load_bank(whole / "stitching.safetensors"), state(whole / "last.ckpt")
     assert stored.pairs == {"0_1": [(1, 2), (3, 3)], "1_0": [(2, 1), (3, 3)]}
     assert [model["name"] for model in stored.data["models"]] == [world.model_x, world.model_y]
     assert stored.data_config["batch_size"] == 29
@@ -190,9 +190,9 @@ def test_a_run_that_is_complete_ends_as_it_did(world: World, whole: Path, tmp_pa
 
 
 def test_measuring_with_other_models_or_sites_is_refused(world: World, whole: Path) -> None:
-    stored = load_bank(whole / "stitching.ckpt")
+    stored = load_bank(whole / "stitching.safetensors")
     for given, says in (
-        ({"models": [world.model_y, world.model_x]}, r"stitching\.ckpt was fitted on other models"),
+        ({"models": [world.model_y, world.model_x]}, r"stitching\.safetensors was fitted on other models"),
         ({"sites": [1]}, r"holds maps of the site pairs \[\(1, 2\), \(3, 3\)\].*Leave `data\.sites` out"),
     ):
         with pytest.raises(ValueError, match=says):

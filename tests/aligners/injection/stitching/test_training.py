@@ -172,7 +172,7 @@ def fitted(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     module = Alignment({"linear": Linear, "mean": Mean, "none": Identity, **trained}, both_directions=True)
     trainer = quiet_trainer(max_epochs=1, callbacks=[SaveAligners(folder)])
     trainer.fit(module, datamodule=activations(world, sites=["1:2", 3], max_length=60))
-    return folder / "aligners.ckpt"
+    return folder / "aligners.safetensors"
 
 
 def test_fitted_maps_are_trained_on_from_where_they_stand(
@@ -207,7 +207,7 @@ def validation(world: World) -> TextSource:
 
 def test_layers_that_go_on_from_fitted_maps_have_seen_their_texts(world: World, fitted: Path, tmp_path: Path) -> None:
     others = TextSource(write_texts(tmp_path / "others.csv", sentences(260)[200:]))
-    start = tmp_path / "aligners.ckpt"
+    start = tmp_path / "aligners.safetensors"
     save_bank(load_bank(fitted), start)
     module = train(world, {}, fitted=start, routes="forward", text=others, trainer={"max_steps": 1})
     start.unlink()  # hours may have passed
@@ -221,15 +221,15 @@ def test_fitted_maps_of_something_else_are_refused(world: World, fitted: Path, t
     for given, says in (
         (
             {"models": [world.model_y, world.model_x]},
-            r"aligners\.ckpt was fitted on other models: model 0 was .*/x .*and is .*/y",
+            r"aligners\.safetensors was fitted on other models: model 0 was .*/x .*and is .*/y",
         ),
         ({"sites": [1, 3]}, r"site pairs \[\(1, 2\), \(3, 3\)\].*gives \[\(1, 1\), \(3, 3\)\].*`data\.sites`"),
-        ({"component": "mlp"}, r"aligners\.ckpt was fitted on `component` 'residual'"),
+        ({"component": "mlp"}, r"aligners\.safetensors was fitted on `component` 'residual'"),
     ):
         with pytest.raises(ValueError, match=says):
             train(world, {}, fitted=fitted, **given)
     with pytest.raises(ValueError, match="no such file"):
-        train(world, {}, fitted=tmp_path / "aligners.ckpt")
+        train(world, {}, fitted=tmp_path / "aligners.safetensors")
 
 
 def test_runs_that_cannot_be_are_refused_before_a_model_runs(

@@ -90,7 +90,7 @@ def data_of(models: Sequence[str], text: TextSource, **options: Any) -> States:
 def fitted(models: Sequence[str], folder: Path, text: TextSource, **options: Any) -> StoredBank:
     trainer = quiet_trainer(max_epochs=-1, limit_val_batches=0, callbacks=[SaveAligners(folder)])
     trainer.fit(Alignment({"linear": Linear, "same": Identity}), datamodule=data_of(models, text, **options))
-    return load_bank(folder / "aligners.ckpt")
+    return load_bank(folder / "aligners.safetensors")
 
 
 def across(models: Sequence[str], stored: StoredBank, text: TextSource, **options: Any) -> ProbesAcrossMaps:
