@@ -47,32 +47,6 @@ def words(template: str, **values: Any) -> str:
     environment = Environment(loader=FileSystemLoader(HERE / "findings"), undefined=StrictUndefined)
     environment.filters |= {"form": format, "listed": listed, "site_name": site_name, "span": _span}
     environment.filters |= {"held_out_name": held_out_name, "last_part": lambda path: Path(str(path)).name}
-    return environment.get_template(template).render(css=css, js=js, **values)
-
-
-def sentences(template: str, **values: Any) -> list[str]:
-    """Render findings: the items of the list that a template of `findings/` is, each in one line.
-
-    Filters: `form` writes a number as `format` does, `span` the range of a column of rows, `listed` a list, `last_part`
-    that of a path.
-
-    Args:
-        template: name of its file, without the ending.
-        values: of the template.
-    """
-    items = ITEM.split(words(template, **values))[1:]
-    return [BEFORE_PUNCTUATION.sub("", " ".join(item.split())) for item in items]
-
-
-def words(template: str, **values: Any) -> str:
-    """Render a template of `findings/` as it is; see `sentences`."""
-    environment = Environment(loader=FileSystemLoader(HERE / "findings"), undefined=StrictUndefined)
-    environment.filters |= {
-        "form": format,
-        "held_out_name": held_out_name,
-        "last_part": lambda path: Path(str(path)).name,
-    }
-    environment.filters |= {"listed": listed, "site_name": site_name, "span": _span}
     return environment.get_template(f"{template}.j2").render(**values)
 
 
