@@ -54,13 +54,14 @@ def test_a_bank_is_its_probes_one_after_another(name: str, arms: list[Arm]) -> N
         alone, part = trained([arm]), together.only([a])
         assert not any(weight.requires_grad for weight in alone.parameters())
         assert (part.places, part.arms) == (alone.places, alone.arms)
-        whole, one, other, fresh = (
+        whole, one, other, fresh, another = (
             torch.cat([found.flatten(1) for _, found in answers(bank, asked)], 1)
-            for bank in (together, part, alone, task_of([arm]).fresh(0))
+            for bank in (together, part, alone, *(task_of([arm]).fresh(seed) for seed in range(2)))
         )
         for found in (whole[a], one[0]):
             torch.testing.assert_close(found, other[0], rtol=1e-3, atol=1e-4)
         assert not torch.allclose(fresh, other, atol=1e-2)
+        assert not torch.allclose(fresh, another, atol=1e-2)  # a start of its own for each seed
 
 
 @pytest.mark.parametrize("width", [6, 384])
