@@ -157,9 +157,10 @@ def test_a_folder_of_something_else_is_refused(run: Path, world: World, shared: 
 
 
 def test_what_is_uploaded_is_fetched_by_its_name(
-    run: Path, hub: Path, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Path, hub: Path, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     evaluate(["share", str(run), str(tmp_path / "out"), "--push", "me/maps"])
+    assert "Uploaded: https://huggingface.co/me/maps/commit/1\n" in capsys.readouterr().out
     assert (hub / "me" / "maps" / "private").read_text() == "True"
     found = SharedMaps.from_pretrained("me/maps", models=world[:2])
     assert load_bank("me/maps").pairs == load_bank("me/maps@main").pairs == found.bank.pairs
@@ -255,7 +256,7 @@ def test_a_report_on_other_models_is_refused(run: Path, tmp_path: Path) -> None:
 
 
 def test_names_for_others(run: Path, tmp_path: Path) -> None:
-    shared_from_run(run, names=["me/one", "me/two"]).save_pretrained(tmp_path / "out")
+    evaluate(["share", str(run), str(tmp_path / "out"), "--names", "[me/one, me/two]"])
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert [model["name"] for model in config["models"]] == ["me/one", "me/two"]
     assert (config["data"]["model_x"], config["data"]["text"]["source"]) == ("me/one", "fit.csv")
