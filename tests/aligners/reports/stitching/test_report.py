@@ -222,8 +222,9 @@ def test_groups_are_compared_with_their_own_routes() -> None:
     words = "identity: good-to-poor costs more than routes within good and within poor at 1 of 2 sites"
     assert f"{words}, beyond the intervals over models at 1." in said(rows, GROUPS)
     assert "→" not in said(rows, GROUPS)
-    four = [row for row in rows if {row["model_x"], row["model_y"]} <= set(FOUR)]
-    assert "intervals over models" not in said(four, {"good": EIGHT[:2], "poor": EIGHT[2:4]})
+    few = {name: models[:2] for name, models in GROUPS.items()}
+    four = [row for row in rows if {row["model_x"], row["model_y"]} <= {*few["good"], *few["poor"]}]
+    assert f"{words}.\n" in said(four, few)  # too few models for an interval over them
 
 
 def test_a_layer_that_is_not_trained_is_marked_and_no_finding_speaks_of_it() -> None:
