@@ -64,6 +64,7 @@ def test_the_report_has_every_table_and_figure(probed: ProbeExperiment, tmp_path
     structural = where(probed.rows, probe="distance")
     best = max(where(structural, source="model"), key=lambda row: row["score"])
     assert {row["layer"] for row in probed.report_tables["trees"]} == {best["site"]}
+    assert made.figures["probing_trees"]().axes[0].get_title().startswith(f"x, site {best['site']}: ")
     assert Counter((row["source"], row["rank"]) for row in structural) == {
         ("word order", None): 1, **{(source, rank): 4 for source in ("model", "untrained") for rank in (2, 4)}
     }  # fmt: skip

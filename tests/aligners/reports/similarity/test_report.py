@@ -13,13 +13,13 @@ PAIR = [("X", "Y")]
 
 
 def rows(pairs: list[tuple[str, str]], *layers: int, controls: bool = False) -> list[dict[str, Any]]:
-    """Two measures over all layer pairs; the value is ten times X's layer and Y's layer, in hundredths."""
+    """Two measures over all layer pairs; in hundredths ten times X's layer and Y's layer, and 1 if standardised."""
     found = []
     for (x, y), label, features in product(pairs, ("cka", "r2 of X"), ("raw", "standardised")):
         direction = "both" if label == "cka" else "forward"
         about = {"model_x": x, "model_y": y, "measure": label.split()[0], "label": label, "direction": direction}
         for i, j in product(*map(range, layers or (3, 3))):
-            value = (10 * i + j) / 100
+            value = (10 * i + j + (features != "raw")) / 100
             place = {"features": features, "layer_x": i, "layer_y": j, "value": value}
             found.append(about | place | dict.fromkeys(CONTROLS, value / 2 if controls else None))
     return found
