@@ -22,14 +22,17 @@ def shared_file(place: Path | str) -> Path:
     """The file of weights that a path or a name means: the file itself, or that of a shared folder.
 
     Args:
-        place: a file, a shared folder, or the name of one on the Hub, `owner/name` or `owner/name@revision`.
+        place: a file, by its name now or in the version before; a shared folder; or the name of one on the Hub,
+            `owner/name` or `owner/name@revision`.
 
     Raises:
         ValueError: a folder is no shared one or is damaged, or the Hub has no such name. A file need not be there.
     """
     path = Path(place)
-    if path.is_file() or not (path.is_dir() or is_hub_name(place)):
-        return path
+    names = [path, *(path.with_suffix(end) for end in FILE_ENDINGS if path.name in RUN_FILES)]
+    file = next((name for name in names if name.is_file()), None)
+    if file or not (path.is_dir() or is_hub_name(place)):
+        return file or path
     folder = fetch(place)
     read_config(folder)
     return folder / MODEL

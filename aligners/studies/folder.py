@@ -100,7 +100,9 @@ class StudyFolder:
     def leaves(self, cell: Cell) -> bool:
         """Whether a cell is done, and what other cells need of it is there."""
         place = self.path / cell.folder
-        return (place / RESULT).is_file() and (place / KINDS[cell.kind].leaves).exists()
+        left = place / KINDS[cell.kind].leaves
+        there = left.exists() or left.with_suffix(".ckpt").exists()  # as the version before called maps
+        return there and (place / RESULT).is_file()
 
     # ------------------------------------------------------------------ beginning
 

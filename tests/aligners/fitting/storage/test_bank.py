@@ -72,6 +72,14 @@ def test_what_was_stored_comes_back(tmp_path: Path) -> None:
     assert torch.equal(found.spread["1_0"]["mean"], torch.ones(2, 5))
 
 
+def test_a_file_is_found_by_its_name_now_and_in_the_version_before(tmp_path: Path) -> None:
+    now, before = tmp_path / "aligners.safetensors", tmp_path / "aligners.ckpt"
+    save_bank(bank(), now)
+    assert load_bank(before).pairs == load_bank(now).pairs
+    now.rename(before)
+    assert load_bank(before).pairs == load_bank(now).pairs
+
+
 def test_equal_banks_make_equal_files_without_anything_else_in_them(tmp_path: Path) -> None:
     for name in ("one", "two"):
         save_bank(bank(), tmp_path / name)
