@@ -207,7 +207,7 @@ class FrozenModel:
         states = {site: self._outward(state, shape, layout) for site, state in raw.items()}
         return [states[site] for site in sites], outputs, layout
 
-    def untrained(self, seed: int) -> Self:
+    def untrained(self, seed: int) -> "FrozenModel":
         """The same model before any training: its config, with fresh weights drawn from `seed`.
 
         They are drawn by the model's own recipe, on the CPU, so that they are the same on every device. The global
@@ -219,7 +219,7 @@ class FrozenModel:
             torch.default_generator.manual_seed(seed)
             fresh: Any = type(self.model)(copy.deepcopy(self.config), **options)
         placed, name = place_like(fresh.to(self.dtype), self.model), f"{self.name} (untrained, seed {seed})"
-        return type(self)(placed, self.tokenizer, name=name, revision=self.revision)
+        return FrozenModel(placed, self.tokenizer, name=name, revision=self.revision)
 
     def tail(
         self, inputs: Mapping[str, Tensor], site: int, states: Tensor, component: Component = "residual"

@@ -1,7 +1,6 @@
 """What an evaluation says where maps cannot be fitted, were fitted on other rows, or leave the range of numbers."""
 
 import copy
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from aligners.fitting.bank import DIRECTIONS, StoredBank
+from aligners.cli.table import evaluate as main
+from aligners.fitting.bank import DIRECTIONS, StoredBank, load_bank
 from aligners.injection.injecting import InjectionEvaluation
-from aligners.injection.methods import CLOSED_FORMS, ClosedForms
+from aligners.injection.methods import CLOSED_FORMS
 from aligners.maps.linear import Linear
 from aligners.reports.finished import make_report
 from aligners.reports.publishing import write
@@ -19,7 +19,8 @@ from aligners.reports.runs.injection import console_tables, left_out, reading
 from datamodules.rows.reading import PairedBatch
 from datamodules.text.sources import TextSource
 from tests.aligners.injection.test_injecting import evaluate, fit, rows_of
-from tests.runs import activations, quiet_trainer
+from tests.runs import activations
+from tests.shell import options
 from tests.world import TEST_TEXTS, World, sentences, write_texts
 
 report = partial(make_report, "injection")
@@ -49,15 +50,23 @@ def test_floors_are_of_the_rows_that_are_injected(world: World, means: StoredBan
                     assert a["fvu"] > 1.5
 
 
-def test_a_closed_form_that_few_rows_do_not_determine_costs_its_own_rows(world: World, tmp_path: Path) -> None:
+def test_a_closed_form_that_few_rows_do_not_determine_costs_its_own_rows(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     few = write_texts(tmp_path / "few.csv", sentences(TEST_TEXTS + 3 * FEW)[TEST_TEXTS:])
     text = TextSource(few, held_out=world.test, validation_share=0.66)
     data = activations(world, rows="mean", sites=SITES, text=text)
     rows = len(data.split("fit"))
     assert 2 < rows < WIDTH + 1
-    module = ClosedForms(dict(CLOSED_FORMS), both_directions=True)
-    quiet_trainer(max_epochs=-1, limit_val_batches=0).fit(module, datamodule=data)
-    stored = replace(module.stored().freeze(), path=tmp_path / "aligners.safetensors")
+    given = {
+        "data__model_x": world.model_x, "data__model_y": world.model_y, "data__sites": "1,3", "data__rows": "mean",
+        "data__max_length": 64, "data__text__source": few, "data__text__held_out": world.test,
+        "data__text__validation_share": 0.66, "both_directions": True, "trainer__logger": False,
+        "trainer__accelerator": "cpu", "run": str(tmp_path / "spot"),
+    }  # fmt: skip
+    main(["inject", *options(**given)])
+    assert "Left out, forward.linear: linear expects" in " ".join(capsys.readouterr().out.split())
+    stored = load_bank(tmp_path / "spot" / "aligners.safetensors")
     evaluation = evaluate(world, [stored], both=True, rows="mean", text=text)
     kept = {"ridge", "procrustes", "permutation"}
     assert set(stored.maps["0_1"]) == kept

@@ -210,6 +210,7 @@ def test_a_sleeping_model_is_the_model(world: World, tmp_path: Path, loads: list
     assert torch.equal(asleep.logits(inputs), plain.logits(inputs))
     assert asleep.awake
     assert len(loads) == 2
+    assert asleep.untrained(1).fingerprint == plain.untrained(1).fingerprint
     (path,) = (path for path in tmp_path.iterdir() if path.suffix == ".json")
     os.truncate(path, 9)  # what is written down of it is damaged: it is read again
     assert not isinstance(load_frozen(world.model_x, known=known), SleepingModel)
