@@ -11,7 +11,7 @@ import torch
 from aligners.cli.table import evaluate, train
 from aligners.fitting.bank import load_bank
 from aligners.injection.methods import CLOSED_FORMS
-from tests.shell import command, metrics, options
+from tests.shell import TWO_RANKS, command, metrics, options
 from tests.tiny import tiny_folder
 from tests.world import TEST_TEXTS, World
 
@@ -116,7 +116,8 @@ def test_inject_leaves_a_report(injected: Path, fitted: Path, world: World) -> N
 
 
 def test_two_ranks_fit_what_one_does(world: World, fitted: Path, folder: Path) -> None:
-    again = command(folder, "train", "fit", *fit_options(world), ranks=2)
+    """Lightning starts the second rank; elsewhere, tests start both."""
+    again = command(folder, "train", "fit", *fit_options(world), *TWO_RANKS)
     one, two = (load_bank(run / "aligners.safetensors") for run in (fitted, again))
     torch.testing.assert_close(two.moments.xy, one.moments.xy, rtol=1e-5, atol=1e-4)
     assert two.moments.n == one.moments.n
