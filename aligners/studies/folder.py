@@ -101,8 +101,8 @@ class StudyFolder:
         """Whether a cell is done, and what other cells need of it is there."""
         place = self.path / cell.folder
         left = place / KINDS[cell.kind].leaves
-        there = left.exists() or left.with_suffix(".ckpt").exists()  # as the version before called maps
-        return there and (place / RESULT).is_file()
+        names = left, left.with_suffix(".ckpt")  # as the version before called maps
+        return (place / RESULT).is_file() and any(name.exists() for name in names)
 
     # ------------------------------------------------------------------ beginning
 

@@ -1,7 +1,5 @@
 """`evaluate.py similarity`: how similar layers are."""
 
-from pathlib import Path
-
 from aligners.cli.endings import goes_on_with
 from aligners.cli.folders import is_begun, rank
 from aligners.cli.run import Run, can_build, command
@@ -30,7 +28,8 @@ def similarity(run: Run, each_pair: bool | None = None) -> None:
         each_pair: Figures and a table of each pair of models. Default: up to a dozen pairs; one figure for all of more.
     """
     evaluation = run.build(SimilarityEvaluation)
-    begun = _is_begun(run.options.run)
+    folder = run.options.run  # of a comparison that was stopped, if it holds passes or no result
+    begun = is_begun(folder) and ((folder / PASSES).exists() or not (folder / RESULT).exists())
     if begun:
         run.check_begun()
     run.start(begun=begun)
@@ -39,8 +38,3 @@ def similarity(run: Run, each_pair: bool | None = None) -> None:
         run.test(evaluation, "similarity", each_pair=each_pair)
     if rank() == 0:
         saved.remove()
-
-
-def _is_begun(folder: Path | None) -> bool:
-    """Whether a folder holds a comparison that was stopped."""
-    return folder is not None and is_begun(folder) and ((folder / PASSES).exists() or not (folder / RESULT).exists())
