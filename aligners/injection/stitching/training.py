@@ -182,8 +182,9 @@ class Stitching(BankTraining):
                 sizes = len(route.pairs), route.source.width, route.target.width
                 layers = {name: seeded(factory, self.seed, *sizes) for name, factory in self.factories.items()}
                 self.maps[route.key] = nn.ModuleDict({**layers, **further.get(route.key, {})})
-        if not list(self.maps.parameters()):
-            raise UserError("Expected `layers` that can be trained, but none of them has a parameter.")
+        closed = {name for key in self.maps for name, layer in self.banks_of(key).items() if layer.closed_form}
+        if closed or not self.banks():
+            raise UserError(f"Expected `layers` that can be trained, but got {', '.join(sorted(closed)) or 'none'}.")
 
     def on_fit_start(self) -> None:
         """Start every layer from the states of some fitting texts, unless a checkpoint says where to go on."""

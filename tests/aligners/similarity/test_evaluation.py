@@ -1,3 +1,6 @@
+from functools import reduce
+from itertools import product
+from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ from aligners.similarity.algebra.grid import grid_moments
 from aligners.similarity.catalogue import DEFAULT
 from aligners.similarity.controls import jackknife_interval, matching_layers
 from aligners.similarity.evaluation import SimilarityEvaluation
+from aligners.similarity.functional.attention import AttentionSums, attention_sums, attnsim, fold
 from aligners.similarity.functional.cca import cca_held_out, svcca
 from aligners.similarity.functional.cka import linear_cka, unbiased_cka
 from aligners.similarity.functional.kernels import rsa
@@ -144,13 +148,20 @@ def test_intervals_leave_out_groups_of_texts(controlled: SimilarityEvaluation, w
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
-def test_attention_has_a_value_for_every_pair_of_blocks(controlled: SimilarityEvaluation) -> None:
-    rows = [row for row in controlled.rows if row["label"] == "attnsim_js of X" and row["model_x"] != row["model_y"]]
-    assert {(row["layer_x"], row["layer_y"]) for row in rows} == {
-        (i, j) for i in range(1, BLOCKS_X + 1) for j in range(1, BLOCKS_Y + 1)
-    }
-    assert all(row["null"] < row["ceiling"] for row in rows)
-    assert all(row["ceiling"] == pytest.approx(1) for row in rows)
+def test_attention_has_the_value_of_its_measure_for_every_pair_of_blocks(
+    controlled: SimilarityEvaluation, world: World, models: list[str]
+) -> None:
+    sums: list[AttentionSums] = []
+    for batch in stream(world, models, attention=True).batches("test"):
+        words = batch.texts.word_count
+        sums.append(attention_sums(*(fold(batch.attention[m], batch.texts.words[m], words) for m in range(2)), words))
+    both = reduce(add, sums)
+    for label, value in (("X", attnsim(both, "js")), ("Y", attnsim(both.swap(), "js").mT)):
+        rows = [row for row in controlled.rows if row["label"] == f"attnsim_js of {label}" and row["null"] is not None]
+        found = {(row["layer_x"], row["layer_y"]): row["value"] for row in rows}
+        places = product(range(1, BLOCKS_X + 1), range(1, BLOCKS_Y + 1))
+        assert found == pytest.approx(dict(zip(places, value.flatten().tolist(), strict=True)))
+        assert all(row["null"] < row["ceiling"] == pytest.approx(1) for row in rows)
 
 
 def test_the_null_of_attention_sets_different_texts_against_each_other() -> None:

@@ -135,7 +135,11 @@ def test_training_beats_the_start_and_the_space_keeps_scale_and_rank(found: Foun
 def test_the_loss_is_the_error_from_single_models_and_from_the_mean_of_the_others(found: Found) -> None:
     module, _, _ = found
     space = module.universes()["universe"]
-    x = next(iter(module.stream.batches("validation"))).x
+    batch = next(iter(module.stream.batches("validation")))
+    x = batch.x
+    for step in (module.global_step, 0):  # training and not
+        module.train(bool(step)).rows_of(batch)
+        assert torch.equal(space.turns, batch.text + step)
     turns = torch.randint(1000, (x.shape[1],), generator=torch.Generator().manual_seed(0))
     space.turns = turns
     with torch.no_grad():
