@@ -146,13 +146,15 @@ def test_errors_of_the_linear_map_are_those_of_its_own_fit_on_each_text(found: F
         if (batches := list(data.paired(split, shuffle=split == "fit")))
     }
     assert splits["fit"][0].shape[1] == MOST > splits["test"][0].shape[1] == price.meta["n_rows"]
+    whole, unseen = slice(None), torch.cat([batch.rows.unseen for batch in data.paired("test")])
+    figures = (("fvu", "test", whole), ("fvu_seen", "test", ~unseen), ("fvu_unseen", "test", unseen))
     for way, turn in (("X to Y", 1), ("Y to X", -1)):
         source, target = splits["fit"][::turn]
         linear, moments = Linear(2, source.shape[-1], target.shape[-1]), moments_of(source, target)
         linear.fit(moments)
         rows = [row for row in price.rows if (row["method"], row["direction"]) == ("linear", way)]
-        for split, column in (("test", "fvu"), ("other", "fvu_other")):
-            x, y = splits[split][::turn]
+        for column, split, part in (*figures, ("fvu_other", "other", whole)):
+            x, y = (states[:, part] for states in splits[split][::turn])
             mapped = linear(x).double().numpy()
             for s, row in enumerate(rows):
                 expected = fvu(mapped[s], y[s].double().numpy(), moments.mean_y[s].numpy())
