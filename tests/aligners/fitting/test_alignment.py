@@ -1,8 +1,10 @@
 import csv
+import json
 import math
 import re
 from functools import partial, wraps
 from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from aligners.maps.linear import Identity, Linear, Mean, Procrustes, Ridge
 from aligners.maps.mlp import MLP
 from aligners.similarity.algebra.moments import moments_of
 from callbacks.best import BestPerSite
+from callbacks.progress import FitSummary
 from datamodules.rows.reading import PairedBatch
 from datamodules.text.sources import TextSource
 from datamodules.tokens.splits import Split
@@ -58,7 +61,9 @@ def bank(world: World) -> Alignment:
     return fit(world, TRAINED | {"linear": Linear}, epochs=3, gradient_clip=0.05, **FAST)
 
 
-def test_closed_forms_are_solved_in_one_pass_in_both_directions(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_closed_forms_are_solved_in_one_pass_in_both_directions_and_reported(
+    world: World, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
     aligners = {"linear": Linear, "procrustes": Procrustes, "mean": Mean, "identity": Identity, "ridge": Ridge}
     module = fit(world, aligners, both_directions=True)
     assert "fitting rows for" not in caplog.text
@@ -82,6 +87,14 @@ def test_closed_forms_are_solved_in_one_pass_in_both_directions(world: World, ca
             assert f.aligner.findings() == ours.findings()
             assert ours.findings()["ridge_chosen_by"] == f"{x_out.shape[1]} validation rows"
             assert ours.ridge[1] > 1e-6
+    trainer = quiet_trainer(callbacks=[FitSummary(tmp_path)])
+    trainer.validate(module, datamodule=activations(world, sites=SITES), verbose=False)
+    columns = itemgetter("method", "model_x", "model_y", "site_x", "site_y", "fvu")
+    assert list(map(columns, json.loads((tmp_path / "summary.json").read_text())["rows"])) == [
+        (f.name, *f.orient(world.model_x, world.model_y), *f.orient(*site), pytest.approx(fvu))
+        for f in module.fits()
+        for site, fvu in zip(module.sites, module.validation_figures[f]["fvu"].tolist(), strict=True)
+    ]
 
 
 def test_few_rows_for_the_dimensions_are_a_caution(world: World, caplog: pytest.LogCaptureFixture) -> None:

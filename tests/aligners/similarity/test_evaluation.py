@@ -10,7 +10,7 @@ from torch import Tensor
 
 from aligners.similarity.algebra.grid import grid_moments
 from aligners.similarity.catalogue import DEFAULT
-from aligners.similarity.controls import jackknife_interval, matching_layers
+from aligners.similarity.controls import jackknife_interval, matching_layers, permuted_rows
 from aligners.similarity.evaluation import SimilarityEvaluation
 from aligners.similarity.functional.attention import AttentionSums, attention_sums, attnsim, fold
 from aligners.similarity.functional.cca import cca_held_out, svcca
@@ -135,8 +135,17 @@ def test_controls_stand_beside_every_value(controlled: SimilarityEvaluation, wor
     assert {row["chance"] for row in controlled.rows if row["model_x"] == row["model_y"]} == {None}
 
 
-def test_intervals_leave_out_groups_of_texts(controlled: SimilarityEvaluation, world: World, models: list[str]) -> None:
+def test_intervals_leave_out_groups_and_nulls_pair_other_texts(
+    controlled: SimilarityEvaluation, world: World, models: list[str]
+) -> None:
     batches = list(stream(world, models, batch_size=3).batches("test"))
+    null = []
+    for share in (1 / 3, 2 / 3):
+        pairs = [(batch.states, permuted_rows(batch.text, share)) for batch in batches]
+        other = (torch.cat([states[m][:, rows[m]] for states, rows in pairs], 1).double() for m in range(2))
+        null.append(linear_cka(*other))
+    torch.testing.assert_close(grid(controlled, "cka", "null"), (null[0] + null[1]) / 2, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(grid(controlled, "cka", "null_high"), null[0].maximum(null[1]), rtol=1e-5, atol=1e-6)
     x, y = (torch.cat([batch.states[m] for batch in batches], 1).double() for m in range(2))
     text = torch.cat([batch.text for batch in batches])
     number = torch.cat([torch.full_like(batch.text, 4 * at // len(batches)) for at, batch in enumerate(batches)])

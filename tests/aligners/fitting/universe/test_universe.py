@@ -14,7 +14,7 @@ from aligners.fitting.bank import FORWARD, load_bank
 from aligners.fitting.training import make_optimizer
 from aligners.fitting.universe.evaluation import UniverseEvaluation
 from aligners.fitting.universe.fitting import UniverseAlignment
-from aligners.fitting.universe.joint import paired_rows
+from aligners.fitting.universe.joint import JointMoments, directions, paired_rows
 from aligners.fitting.universe.universe import Universe, fit_network, load_universe, universes_of
 from aligners.injection.methods import between_two_models
 from aligners.maps.inn import INN
@@ -126,8 +126,13 @@ def test_training_beats_the_start_and_the_space_keeps_scale_and_rank(found: Foun
     best = module.training_record["0_1.universe"]["best_step"]
     assert all(step > 0 for step in best)
     assert best == best[:2] * 3  # the maps of a site are of one step
-    for site in (1, 3):
-        variance = [row["variance"] for row in evaluation.report_tables["directions"] if row["site"] == site]
+    states = evaluation.spaces["universe"].embed(held_out(module.stream).flatten(0, 1))
+    _, explained = directions(JointMoments.of(moments_of(*paired_rows(states, 3)), 3))
+    for s, site in enumerate((1, 3)):
+        rows = [row for row in evaluation.report_tables["directions"] if row["site"] == site]
+        found = torch.tensor([[row[model.name] for row in rows] for model in module.stream.reader.models])
+        torch.testing.assert_close(found[:, :-1], explained[:, s, :-1].float(), rtol=0, atol=1e-3)
+        variance = [row["variance"] for row in rows]
         assert 0.1 < sum(variance) / len(variance) < 3
         assert min(variance[:-1]) > 1e-3 * max(variance)  # the last: states after a LayerNorm lie on a hyperplane
 
