@@ -182,9 +182,8 @@ class Stitching(BankTraining):
                 sizes = len(route.pairs), route.source.width, route.target.width
                 layers = {name: seeded(factory, self.seed, *sizes) for name, factory in self.factories.items()}
                 self.maps[route.key] = nn.ModuleDict({**layers, **further.get(route.key, {})})
-        closed = {name for key in self.maps for name, layer in self.banks_of(key).items() if layer.closed_form}
-        if closed or not self.banks():
-            raise UserError(f"Expected `layers` that can be trained, but got {', '.join(sorted(closed)) or 'none'}.")
+        if not self.banks() or any(layer.closed_form for key in self.maps for layer in self.banks_of(key).values()):
+            raise UserError("Expected `layers` that can be trained, but got one without parameters. Leave it out.")
 
     def on_fit_start(self) -> None:
         """Start every layer from the states of some fitting texts, unless a checkpoint says where to go on."""

@@ -249,7 +249,7 @@ def test_runs_that_cannot_be_are_refused_before_a_model_runs(
         ({"models": [world.model_x, wide], "layers": IDENTITY}, "identity only between equal widths"),
         ({"models": [world.model_x, wide], "layers": {"o": Orthogonal}}, "equal widths"),
         ({"layers": {"rank": partial(LowRank, rank=17)}}, "`rank` to be at least 1 and at most 16"),
-        ({"layers": {"linear": Linear, **LAYERS}}, "`layers` that can be trained, but got linear"),
+        ({"layers": {"linear": Linear, **LAYERS}}, "`layers` that can be trained, but got one without"),
         ({"trainer": {"max_steps": -1, "max_epochs": 2}}, r"`trainer\.max_steps` to be at least 1, but got -1"),
         ({"trainer": {"max_steps": 0}}, r"`trainer\.max_steps` to be at least 1, but got 0"),
         ({"trainer": {"precision": "64-true"}}, r"`trainer\.precision` 32-true or bf16-mixed, but got 64-true"),
