@@ -88,10 +88,6 @@ def resampled_scores(score: Score, answers: Tensor, labels: Tensor, *, seed: int
     return torch.stack(scores).reshape(*answers.shape[:-1], len(drawn))
 
 
-def _accuracy(answers: Tensor, labels: Tensor) -> Tensor:
-    return (answers == labels).double().mean(0)
-
-
 def _f1(answers: Tensor, labels: Tensor) -> Tensor:
     whole = answers.T.long(), labels.T.long()
     return binary_f1_score(*whole, multidim_average="samplewise", validate_args=False).double()
@@ -111,7 +107,7 @@ def _correlation(function: Callable[[Tensor, Tensor], Tensor], answers: Tensor, 
 
 
 _FUNCTIONS: dict[Score, Callable[[Tensor, Tensor], Tensor]] = {
-    "accuracy": _accuracy,
+    "accuracy": lambda answers, labels: (answers == labels).double().mean(0),
     "mcc": partial(_correlation, pearson_corrcoef),  # for classes 0 and 1 this is Matthews' correlation
     "f1": _f1,
     "pearson": partial(_correlation, pearson_corrcoef),
