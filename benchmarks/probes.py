@@ -17,7 +17,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
 from aligners.models import FrozenModel
-from aligners.probing.bank import Arm, Place, Words
+from aligners.probing.bank import Arm, ModelLayer, Words
 from aligners.probing.edges import EdgeTask
 from aligners.probing.training import ProbeTraining
 from aligners.probing.trees import TreeTask
@@ -44,7 +44,7 @@ def read(model: FrozenModel, chosen: Sequence[Sentence], sites: Sequence[int], *
         parts |= {b: states[:, place, : len(chosen[b].words)].clone() for place, b in enumerate(group)}
     lengths = torch.tensor([0, *(len(own.words) for own in chosen)])
     joined = torch.cat([parts[b] for b in range(len(chosen))], 1)
-    return Words(joined, tuple(Place("model", site) for site in sites), list(chosen), lengths.cumsum(0))
+    return Words(joined, tuple(ModelLayer("model", site) for site in sites), list(chosen), lengths.cumsum(0))
 
 
 def train(task: str, words: Words, sizes: dict[str, int], how: ProbeTraining) -> None:

@@ -15,7 +15,7 @@ from aligners.errors import UserError, finite
 from aligners.files.whole import whole_folder
 from aligners.finetuning.training import Finetuning, FinetuningRecipe, measured_columns
 from aligners.models.loading.files import save_model
-from aligners.models.truncation import Kept, check_count, freeze, shortened
+from aligners.models.truncation import KeptLayers, check_count, freeze, shortened
 from datamodules.identity import identity, refuse_other_run
 from datamodules.model_texts import ModelTexts
 from datamodules.text.sources import Score
@@ -34,7 +34,7 @@ class Variant:
         count: the number of blocks; 0 for none.
     """
 
-    kind: Kept | Literal["none"] = "none"
+    kind: KeptLayers | Literal["none"] = "none"
     count: int = 0
 
     @property
@@ -49,7 +49,7 @@ class Variant:
             ValueError: the model has fewer blocks, or they are shared.
         """
         if self.kind != NONE:
-            check_count(model, cast(Kept, self.kind), self.count)
+            check_count(model, cast(KeptLayers, self.kind), self.count)
 
     def apply(self, model: PreTrainedModel) -> PreTrainedModel:
         """Return the model to train: `model` itself with blocks frozen, or a smaller copy.
@@ -76,14 +76,14 @@ def parse_variants(written: Sequence[str], depth: int) -> list[Variant]:
         ValueError: nothing is written, or something else.
     """
     known: dict[str, list[Variant]] = {NONE: [Variant()]}
-    for kind in get_args(Kept):
+    for kind in get_args(KeptLayers):
         every = [Variant(kind, count) for count in range(kind != "bottom", depth + 1)]
         known[f"{kind}:all"] = every if kind == "layers" else [Variant(), *every]
     variants = []
     for entry in written:
         kind, _, count = entry.strip().partition(":")
-        if kind in get_args(Kept) and count.isdigit():
-            variants.append(Variant(cast(Kept, kind), int(count)))
+        if kind in get_args(KeptLayers) and count.isdigit():
+            variants.append(Variant(cast(KeptLayers, kind), int(count)))
         elif entry.strip() in known:
             variants += known[entry.strip()]
         else:

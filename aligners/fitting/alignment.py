@@ -23,7 +23,7 @@ from aligners.fitting.bank import (
 )
 from aligners.fitting.errors import MapErrors, error_rows
 from aligners.fitting.fits import AlignerFactory, Fit, fit_map, seeded
-from aligners.fitting.moments import Reading, moments_of_states
+from aligners.fitting.moments import MomentsSoFar, moments_of_states
 from aligners.fitting.outcomes import few_rows, outcomes
 from aligners.fitting.training import (
     LEAST_RISE,
@@ -111,7 +111,7 @@ class Alignment(BankTraining):
         self.products = check_products(products)
         self.maps.update({route: nn.ModuleDict() for route in (FORWARD, BACKWARD)})
         self.moments: Moments | None = None
-        self.reading = Reading()
+        self.reading = MomentsSoFar()
         self.validated_at: int | None = None
         self.unused: nn.Parameter | None = None
         self._adopted: StoredBank | None = None
@@ -385,7 +385,7 @@ class Alignment(BankTraining):
         if stored["moments"]:
             self.moments = Moments(**{name: value.to(self.device) for name, value in stored["moments"].items()})
         else:
-            self.reading = Reading.from_state(stored["reading"], self.device)
+            self.reading = MomentsSoFar.from_state(stored["reading"], self.device)
         self.training_record, self.validated_at = stored["training"], stored["validated_at"]
         self.divergence.load_state_dict(stored["divergence"], self.device)
         self._complete = let_end(self.trainer, checkpoint)

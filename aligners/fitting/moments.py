@@ -24,7 +24,7 @@ from datamodules.tokens.splits import Split
 
 
 @dataclass
-class Reading:
+class MomentsSoFar:
     """How far the moments have been read.
 
     Attributes:
@@ -61,7 +61,7 @@ def read_moments(
     rows: Callable[[Any], Mapping[str, tuple[Tensor, Tensor]]],
     check: FiniteCheck,
     batches: int,
-    reading: Reading | None = None,
+    reading: MomentsSoFar | None = None,
     about: Mapping[str, Any] | None = None,
 ) -> dict[str, Moments]:
     """Return the moments of the paired rows that all ranks together read, exact over ranks.
@@ -92,7 +92,7 @@ def read_moments(
         device = trainer.strategy.root_device
         stored = nested({name: value.to(device) for name, value in load_tensors(file).items()})
         return {name: Moments(**parts) for name, parts in stored.items()}
-    reading = Reading() if reading is None else reading
+    reading = MomentsSoFar() if reading is None else reading
     watching = [callback for callback in cast(Any, trainer).callbacks if hasattr(callback, "on_moments_batch_end")]
     count, shown = min(len(loader), batches), trainer.is_global_zero and trainer.progress_bar_callback is not None
     left = max(count - reading.batches, 0)
@@ -114,7 +114,7 @@ def moments_of_states(
     rows: Callable[[PairedBatch], Mapping[str, tuple[Tensor, Tensor]]],
     split: Split = "fit",
     *,
-    reading: Reading | None = None,
+    reading: MomentsSoFar | None = None,
     **about: Any,
 ) -> dict[str, Moments]:
     """Return the moments of paired rows of a split, read in batches as the Trainer of the run would hand them on.

@@ -15,7 +15,7 @@ from aligners.errors import UserError
 from aligners.models.architectures import architecture_of
 from aligners.models.hooks import Blocks, blocks_of, read, trunk_of
 
-Kept = Literal["bottom", "top", "layers"]
+KeptLayers = Literal["bottom", "top", "layers"]
 
 
 def shortened(model: PreTrainedModel, layers: int) -> PreTrainedModel:
@@ -85,7 +85,7 @@ def freeze_unused(model: PreTrainedModel, logits: Tensor) -> None:
         weight.requires_grad_(True)
 
 
-def check_count(model: PreTrainedModel, kind: Kept, count: int) -> None:
+def check_count(model: PreTrainedModel, kind: KeptLayers, count: int) -> None:
     """Raise what `freeze` and `shortened` would, before anything is changed.
 
     Raises:

@@ -14,7 +14,7 @@ from datamodules.text.annotated.sentence import Sentence
 Source = Literal["model", "untrained"]
 
 
-class Place(NamedTuple):
+class ModelLayer(NamedTuple):
     """Where states were read.
 
     Attributes:
@@ -41,7 +41,7 @@ class Arm(NamedTuple):
     control: bool = False
     rank: int | None = None
 
-    def reads(self, place: Place) -> bool:
+    def reads(self, place: ModelLayer) -> bool:
         """Whether it reads what was read at a place."""
         return place.source == self.source and self.layer in (None, place.layer)
 
@@ -59,7 +59,7 @@ class Words:
     """
 
     states: Tensor
-    places: tuple[Place, ...]
+    places: tuple[ModelLayer, ...]
     sentences: Sequence[Sentence]
     first: Tensor
     cut: int = 0
@@ -73,7 +73,7 @@ class Words:
         lengths = self.first.diff()[list(sentences)]
         return lengths.cumsum(0) - lengths
 
-    def read(self, places: Sequence[Place], sentences: Sequence[int]) -> Tensor:
+    def read(self, places: Sequence[ModelLayer], sentences: Sequence[int]) -> Tensor:
         """The states of some sentences at some places: (L', n, d).
 
         Raises:
@@ -108,7 +108,7 @@ class WordsBeingRead:
     """
 
     sentences: Sequence[Sentence]
-    places: tuple[Place, ...]
+    places: tuple[ModelLayer, ...]
     _parts: list[tuple[int, Tensor]] = field(default_factory=list)
     _cut: list[int] = field(default_factory=list)
 
@@ -171,11 +171,11 @@ class Examples:
         self.words, self.annotations = words, annotations
         self.sentences = annotations.sentences if sentences is None else sentences
 
-    def batch(self, places: Sequence[Place], sentences: Sequence[int]) -> tuple[Tensor, Any]:
+    def batch(self, places: Sequence[ModelLayer], sentences: Sequence[int]) -> tuple[Tensor, Any]:
         """States (L, n, d) and annotations of some sentences."""
         return self.words.read(places, sentences), self.annotations.part(self.words, sentences)
 
-    def batches(self, places: Sequence[Place]) -> Iterator[tuple[Tensor, Any]]:
+    def batches(self, places: Sequence[ModelLayer]) -> Iterator[tuple[Tensor, Any]]:
         """All of them, in order, `AT_ONCE` sentences at a time."""
         for first in range(0, len(self.sentences), AT_ONCE):
             yield self.batch(places, self.sentences[first : first + AT_ONCE])
@@ -220,10 +220,10 @@ class Bank(nn.Module):
         places: of which those are kept that an arm reads.
     """
 
-    def __init__(self, probes: Probes, places: Sequence[Place]) -> None:
+    def __init__(self, probes: Probes, places: Sequence[ModelLayer]) -> None:
         super().__init__()
         self.arms, self.places = probes.arms, needed(probes.arms, places)
-        self.readings = Readings(self.arms, self.places, probes.width)
+        self.readings = ArmInputs(self.arms, self.places, probes.width)
         self.probes = probes
         self.unfinished: list[Arm] = []
 
@@ -285,7 +285,7 @@ def losses(bank: Bank, examples: Examples) -> Tensor:
 QUICKER = 10  # how much faster than other parameters the weights of a mix learn: they have far to go in few steps
 
 
-def needed(arms: Sequence[Arm], places: Sequence[Place]) -> tuple[Place, ...]:
+def needed(arms: Sequence[Arm], places: Sequence[ModelLayer]) -> tuple[ModelLayer, ...]:
     """The places that any arm reads.
 
     Raises:
@@ -297,7 +297,7 @@ def needed(arms: Sequence[Arm], places: Sequence[Place]) -> tuple[Place, ...]:
     return tuple(place for place in places if any(arm.reads(place) for arm in arms))
 
 
-class Readings(nn.Module):
+class ArmInputs(nn.Module):
     """What the arms of a bank read: each a layer at unit scale, mostly centred, or a learned mix of such layers.
 
     The mix is γ Σ_l softmax(a)_l h_l. One number scales a layer, so that one learning rate suits all layers and
@@ -318,7 +318,7 @@ class Readings(nn.Module):
     read: Tensor
     mixed: Tensor
 
-    def __init__(self, arms: Sequence[Arm], places: Sequence[Place], width: int) -> None:
+    def __init__(self, arms: Sequence[Arm], places: Sequence[ModelLayer], width: int) -> None:
         super().__init__()
         self.register_buffer("mean", torch.zeros(len(places), 1, width))
         self.register_buffer("scale", torch.ones(len(places), 1, 1))
@@ -328,7 +328,7 @@ class Readings(nn.Module):
         self.mix = nn.Parameter(torch.zeros(len(arms), len(places)))
         self.gamma = nn.Parameter(torch.ones(len(arms), 1))
 
-    def fit(self, words: Words, places: Sequence[Place], *, centred: bool) -> None:
+    def fit(self, words: Words, places: Sequence[ModelLayer], *, centred: bool) -> None:
         """Take scales, and centres if they are wanted, from words, in double precision."""
         for number, place in enumerate(places):
             states = words.states[words.places.index(place)].double()

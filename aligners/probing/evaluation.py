@@ -9,7 +9,7 @@ import lightning.pytorch as pl
 import torch
 
 from aligners.errors import UserError, check_range
-from aligners.probing.bank import Arm, Place, Source, WordsBeingRead
+from aligners.probing.bank import Arm, ModelLayer, Source, WordsBeingRead
 from aligners.probing.codes import PORTIONS, code_rows, portion_ends, portion_rows, send
 from aligners.probing.edges import EdgeTask
 from aligners.probing.reading import SPLITS, check_annotated, check_room, make_task
@@ -104,9 +104,9 @@ class ProbeExperiment(pl.LightningModule):
         check_room(self._sentences.values(), wide, self.trainer.strategy.root_device)
         data.plan(tuple(SPLITS))
 
-    def _places(self, m: int) -> tuple[Place, ...]:
+    def _places(self, m: int) -> tuple[ModelLayer, ...]:
         sources: list[Source] = ["model", "untrained"] if self.controls else ["model"]
-        return tuple(Place(source, layer) for source in sources for layer in self._data.reader.layers[m])
+        return tuple(ModelLayer(source, layer) for source in sources for layer in self._data.reader.layers[m])
 
     def on_test_start(self) -> None:
         """Make the untrained twins."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from aligners.errors import UserError
 from aligners.files.shared import shared_file
 from aligners.files.whole import whole_file
-from aligners.probing.bank import Arm, Bank, Place, Probes
+from aligners.probing.bank import Arm, Bank, ModelLayer, Probes
 from aligners.probing.edges import EdgeProbes
 from aligners.probing.trees import DepthProbes, DistanceProbes
 
@@ -71,6 +71,6 @@ def load_banks(path: Path | str) -> dict[str, tuple[Bank, dict[str, Any]]]:
 
 def _bank(each: Mapping[str, Any], tensors: Mapping[str, Any], start: str) -> Bank:
     arms = [Arm(*arm) for arm in each["arms"]]
-    bank = Bank(KINDS[each["kind"]](arms, each["width"], **each["options"]), [Place(*p) for p in each["places"]])
+    bank = Bank(KINDS[each["kind"]](arms, each["width"], **each["options"]), [ModelLayer(*p) for p in each["places"]])
     bank.load_state_dict({key.removeprefix(start): value for key, value in tensors.items() if key.startswith(start)})
     return bank.eval().requires_grad_(False)

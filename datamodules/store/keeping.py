@@ -20,7 +20,7 @@ from datamodules.store.states import MANIFEST, USED, Manifest, shard_path
 
 
 @dataclass
-class Kept:
+class StoreEntry:
     """A store in its folder, or the file of what was computed from stores.
 
     Attributes:
@@ -43,7 +43,7 @@ class Kept:
         return Manifest.load(self.folder)
 
 
-def kept_in(root: Path) -> list[Kept]:
+def kept_in(root: Path) -> list[StoreEntry]:
     """The stores in a folder and the moments beside them, the least recently used first.
 
     Raises:
@@ -56,13 +56,13 @@ def kept_in(root: Path) -> list[Kept]:
         files = [path for path in folder.rglob("*") if path.is_file()]
         dates = [path.stat().st_mtime for path in files if path.name in (MANIFEST, USED)]
         used = max(dates, default=folder.stat().st_mtime)
-        entries.append(Kept(folder, sum(path.stat().st_size for path in files), used))
+        entries.append(StoreEntry(folder, sum(path.stat().st_size for path in files), used))
     for path in (root / "moments").glob("*.safetensors"):
-        entries.append(Kept(path, path.stat().st_size, path.stat().st_mtime))
+        entries.append(StoreEntry(path, path.stat().st_size, path.stat().st_mtime))
     return sorted(entries, key=lambda kept: (kept.used, kept.folder))
 
 
-def damages(kept: Kept) -> Iterator[str]:
+def damages(kept: StoreEntry) -> Iterator[str]:
     """Read all of a store, and say what is damaged."""
     try:
         if kept.folder.is_file():
@@ -91,7 +91,7 @@ def _check_all(shard: Shard, row_bytes: int) -> None:
             shard.check(text, file.read(length * row_bytes))
 
 
-def remove(kept: Kept) -> bool:
+def remove(kept: StoreEntry) -> bool:
     """Remove a store, unless somebody is writing it; whether it was removed."""
     if kept.folder.is_file():
         kept.folder.unlink()
@@ -109,7 +109,7 @@ def remove(kept: Kept) -> bool:
     return True
 
 
-def remove_down_to(root: Path, size: float) -> list[Kept]:
+def remove_down_to(root: Path, size: float) -> list[StoreEntry]:
     """Remove the least recently used stores until at most so many bytes are left; what was removed.
 
     Raises:

@@ -75,7 +75,7 @@ class Ring:
         return start if start + size <= oldest else None
 
 
-class Part(NamedTuple):
+class TextSpan(NamedTuple):
     """Where the rows of a text belong.
 
     Attributes:
@@ -102,7 +102,7 @@ def start_reading(
         batches: on the CPU.
         ring: memory for the rows; None: page-locked memory, which torch itself uses again once it has been copied.
     """
-    parts: list[list[Part]] = [[] for _ in stored]
+    parts: list[list[TextSpan]] = [[] for _ in stored]
     for batch in batches:  # in the order in which they are let go of
         for (states, sites), of_model in zip(stored, parts, strict=True):
             of_model += _attach(states, sites, batch, ring)
@@ -113,7 +113,7 @@ def start_reading(
     return futures
 
 
-def _attach(states: StoredStates, sites: tuple[int, ...], batch: TextBatch, ring: Ring | None) -> Iterator[Part]:
+def _attach(states: StoredStates, sites: tuple[int, ...], batch: TextBatch, ring: Ring | None) -> Iterator[TextSpan]:
     """Give a batch memory for its rows, and say where those of each text belong."""
     ends = np.cumsum(states.lengths[list(batch.text_numbers)]) * states.row_bytes
     shape = (len(sites), int(ends[-1]))
@@ -124,11 +124,11 @@ def _attach(states: StoredStates, sites: tuple[int, ...], batch: TextBatch, ring
     batch.stored[states.model] = StoredRows(sites, memory.view(states.dtype).unflatten(1, (-1, states.manifest.width)))
     into, start = memory.numpy(), 0
     for text, end in zip(batch.text_numbers, ends.tolist(), strict=True):
-        yield Part(text, into, start, end)
+        yield TextSpan(text, into, start, end)
         start = end
 
 
-def _pieces(states: StoredStates, parts: Sequence[Part]) -> Iterator[tuple[int, list[Part]]]:
+def _pieces(states: StoredStates, parts: Sequence[TextSpan]) -> Iterator[tuple[int, list[TextSpan]]]:
     """Divide sorted parts into pieces of one shard and of a few megabytes at each site."""
     shards = np.searchsorted(states.manifest.bounds, [part.text for part in parts], side="right") - 1
     pieces = np.cumsum([part.end - part.start for part in parts]) // PIECE
@@ -137,7 +137,7 @@ def _pieces(states: StoredStates, parts: Sequence[Part]) -> Iterator[tuple[int, 
         yield shard, [part for _, _, part in piece]
 
 
-def _read(states: StoredStates, site: int, place: int, number: int, parts: list[Part]) -> None:
+def _read(states: StoredStates, site: int, place: int, number: int, parts: list[TextSpan]) -> None:
     """Read the rows of some texts of one shard, and check those that were not read before.
 
     `parts` is emptied: a thread lets go of its arguments some time after its future is done, and the memory in them may

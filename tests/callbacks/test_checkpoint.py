@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.bank import ALIGNMENT, load_bank
-from aligners.fitting.moments import Reading
+from aligners.fitting.moments import MomentsSoFar
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP
@@ -137,8 +137,8 @@ def test_what_was_read_of_the_moments_is_kept(
     assert [path.name for path in tmp_path.iterdir()] == ["last.ckpt"]
     assert state(tmp_path / "last.ckpt")[ALIGNMENT]["reading"]["batches"] == 3
     read: list[Any] = []
-    reads = Reading.add
-    monkeypatch.setattr(Reading, "add", lambda self, rows: read.append(rows) or reads(self, rows))
+    reads = MomentsSoFar.add
+    monkeypatch.setattr(MomentsSoFar, "add", lambda self, rows: read.append(rows) or reads(self, rows))
     run(world, tmp_path, resume=tmp_path / "last.ckpt")
     assert len(read) == BATCHES - 3
     same_end(tmp_path, whole)

@@ -9,7 +9,7 @@ from aligners.errors import UserError, check_known, check_range
 from aligners.files.room import in_words
 from aligners.progress import track
 from aligners.reports.screen import TitledTable, say, screen
-from datamodules.store.keeping import Kept, damages, kept_in, remove_down_to
+from datamodules.store.keeping import StoreEntry, damages, kept_in, remove_down_to
 from datamodules.store.keeping import remove as remove_store
 
 
@@ -43,7 +43,7 @@ def _remove_named(folder: Path, names: Sequence[str]) -> None:
         print(f"Removed {known[name].folder} ({in_words(known[name].size)}).")
 
 
-def _list(folder: Path, stores: Sequence[Kept]) -> None:
+def _list(folder: Path, stores: Sequence[StoreEntry]) -> None:
     console = screen()
     table = TitledTable(f"States in {folder}, the least recently used first")
     for heading in ("name", "model", "texts", "rows", "sites", "stored as", "size", "last used"):
@@ -55,7 +55,7 @@ def _list(folder: Path, stores: Sequence[Kept]) -> None:
     say(console, f"{len(stores)} stores, {in_words(sum(entry.size for entry in stores))} in all.")
 
 
-def _described(kept: Kept) -> list[str]:
+def _described(kept: StoreEntry) -> list[str]:
     """Model, texts, rows, sites and data type."""
     if kept.folder.is_file():
         return ["moments of a pair", "", "", "", "float64"]
@@ -75,7 +75,7 @@ def _described(kept: Kept) -> list[str]:
     ]
 
 
-def _verify(stores: Sequence[Kept]) -> None:
+def _verify(stores: Sequence[StoreEntry]) -> None:
     """Raise if anything is damaged, and name it."""
     faults = [fault for entry in track(stores, "Verifying", transient=True) for fault in damages(entry)]
     if faults:

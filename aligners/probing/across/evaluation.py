@@ -18,7 +18,7 @@ from aligners.injection.scoring.task_scores import ScoredTask
 from aligners.models.loading.models import check_precision
 from aligners.models.model import FrozenModel
 from aligners.probing.across.twin import Twin, parts_of, read_subspaces
-from aligners.probing.bank import Arm, Place, Words, WordsBeingRead
+from aligners.probing.bank import Arm, ModelLayer, Words, WordsBeingRead
 from aligners.probing.reading import check_annotated, check_room, make_task
 from aligners.probing.tasks import Row, Task
 from aligners.probing.training import ProbeTraining, ended
@@ -50,11 +50,12 @@ class PairedWords(NamedTuple):
 
     def mapped(self, method: Method) -> list[Words]:
         """What a map makes of X's words, as words of Y: for each site pair words with states at Y's site."""
-        x = self.x.states[[self.x.places.index(Place("model", i)) for i, _ in self.pairs]]
+        x = self.x.states[[self.x.places.index(ModelLayer("model", i)) for i, _ in self.pairs]]
         with torch.no_grad():
             y = torch.cat([method.map(rows, None) for rows in x.split(AT_ONCE, 1)], 1)
         return [
-            replace(self.y, states=y[s : s + 1], places=(Place("model", j),)) for s, (_, j) in enumerate(self.pairs)
+            replace(self.y, states=y[s : s + 1], places=(ModelLayer("model", j),))
+            for s, (_, j) in enumerate(self.pairs)
         ]
 
 
@@ -69,7 +70,7 @@ class PairsBeingRead:
     def __init__(self, sentences: Sequence[Sentence], pairs: Sequence[tuple[int, int]]) -> None:
         self.pairs, sides = pairs, list(zip(*pairs, strict=True))
         self._chosen = [[side.index(layer) for layer in dict.fromkeys(side)] for side in sides]
-        places = [tuple(Place("model", layer) for layer in dict.fromkeys(side)) for side in sides]
+        places = [tuple(ModelLayer("model", layer) for layer in dict.fromkeys(side)) for side in sides]
         self._reading = [WordsBeingRead(sentences, side_places) for side_places in places]
 
     def add(self, batch: PairedBatch) -> None:
@@ -291,7 +292,7 @@ class ProbesAcrossMaps(Evaluation):
 
     def _twin(self, asked: ScoredTask, words: Words, watched: Words) -> Twin:
         """The swaps: for each task what a narrow probe reads, then other dimensions, then everything."""
-        places = [words.places.index(Place("model", j)) for _, j in self.route.pairs]
+        places = [words.places.index(ModelLayer("model", j)) for _, j in self.route.pairs]
         self.narrow = [self._trained(name, words, watched, self.dimensions) for name in self.tasks]
         read = {task.name: read_subspaces(task.banks[0])[places] for task in self.narrow}
         states = words.states[places]

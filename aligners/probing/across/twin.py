@@ -24,7 +24,7 @@ RANDOM, PRINCIPAL, WHOLE = "random", "principal", "whole state"  # parts that no
 Row = dict[str, Any]
 
 
-class Part(NamedTuple):
+class SwappedPart(NamedTuple):
     """A part of the state that is swapped.
 
     Attributes:
@@ -36,7 +36,7 @@ class Part(NamedTuple):
     subspaces: Sequence[Tensor | None]
 
 
-def parts_of(read: Mapping[str, Tensor], states: Tensor, draws: int, seed: int) -> list[Part]:
+def parts_of(read: Mapping[str, Tensor], states: Tensor, draws: int, seed: int) -> list[SwappedPart]:
     """What is swapped: what probes read, as many random and principal dimensions, and everything.
 
     Args:
@@ -45,11 +45,11 @@ def parts_of(read: Mapping[str, Tensor], states: Tensor, draws: int, seed: int) 
         draws: of random dimensions.
         seed: of the first draw.
     """
-    parts = [Part(name, [subspaces]) for name, subspaces in read.items()]
+    parts = [SwappedPart(name, [subspaces]) for name, subspaces in read.items()]
     for like in {subspaces.shape: subspaces for subspaces in read.values()}.values():
-        parts.append(Part(RANDOM, [random_subspaces(like, seed + draw) for draw in range(draws)]))
-        parts.append(Part(PRINCIPAL, [principal_subspaces(states, like.shape[-1])]))
-    return [*parts, Part(WHOLE, [None])]
+        parts.append(SwappedPart(RANDOM, [random_subspaces(like, seed + draw) for draw in range(draws)]))
+        parts.append(SwappedPart(PRINCIPAL, [principal_subspaces(states, like.shape[-1])]))
+    return [*parts, SwappedPart(WHOLE, [None])]
 
 
 class Twin(nn.Module):
@@ -64,7 +64,7 @@ class Twin(nn.Module):
     """
 
     def __init__(
-        self, behaviour: Behaviour, maps: Sequence[Method], parts: Sequence[Part], texts: int, seed: int
+        self, behaviour: Behaviour, maps: Sequence[Method], parts: Sequence[SwappedPart], texts: int, seed: int
     ) -> None:
         super().__init__()
         self.behaviour, self.maps, self.parts, self.seed = behaviour, list(maps), list(parts), seed

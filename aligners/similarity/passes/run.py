@@ -12,7 +12,7 @@ from aligners.similarity.controls import Draw
 from aligners.similarity.functional.attention import fold, word_pairs
 from aligners.similarity.passes.plan import Pass, Settings, Span, Tile
 from aligners.similarity.passes.ranks import ranks, summed
-from aligners.similarity.passes.sums import Given, Rows, SpanSums, Stream, TileSums
+from aligners.similarity.passes.sums import BatchRows, Given, SpanSums, Stream, TileSums
 from datamodules.layers import LayerBatch
 from datamodules.tokens.splits import Split
 
@@ -101,7 +101,7 @@ class PassRun:
 
     # ------------------------------------------------------------------ the rows of each stream
 
-    def _rows(self, batch: LayerBatch, split: Split) -> Iterator[tuple[str, Rows]]:
+    def _rows(self, batch: LayerBatch, split: Split) -> Iterator[tuple[str, BatchRows]]:
         """The rows of every stream that reads this split."""
         attention: Sequence[Any] = batch.attention or [None] * len(batch.states)
         rows = self._folded(batch, {m: (batch.states[m], attention[m]) for m in self.this.models})
@@ -123,7 +123,7 @@ class PassRun:
         mean, deviation = self.scaling[m]
         return (states.double() - mean[:, None]) / deviation[:, None]
 
-    def _folded(self, batch: LayerBatch, read: Mapping[int, tuple[Tensor, Any]]) -> Rows:
+    def _folded(self, batch: LayerBatch, read: Mapping[int, tuple[Tensor, Any]]) -> BatchRows:
         """Rows from the states and attention of each model, with attention folded to the words that all models have."""
         words = batch.text[:0]
         by_model: dict[int, tuple[Tensor, Tensor | None]] = {m: (states, None) for m, (states, _) in read.items()}
@@ -133,7 +133,7 @@ class PassRun:
             words = counts[some]
             for m, (states, attention) in read.items() if len(words) else ():
                 by_model[m] = states, fold([block[some] for block in attention], places[m][some], words)
-        return Rows(batch.text, batch.token, words, lambda m, side: by_model[m])
+        return BatchRows(batch.text, batch.token, words, lambda m, side: by_model[m])
 
 
 class _StreamSums:
@@ -166,7 +166,7 @@ class _StreamSums:
         name_x, name_y = self.stream.sides
         return (name_x, tile.x), (name_y, tile.y)
 
-    def update(self, rows: Rows, group: int) -> None:
+    def update(self, rows: BatchRows, group: int) -> None:
         """Add a batch."""
         admitted = {budget: draw.admit(rows.text, rows.token) for budget, draw in self.draws.items()}
         for side, sums in self.sides.items():
@@ -175,7 +175,7 @@ class _StreamSums:
             x, y = (self._given(rows, side) for side in self._sides(tile))
             sums_of_both.update(x, y, group)
 
-    def _given(self, rows: Rows, side: Side) -> Given:
+    def _given(self, rows: BatchRows, side: Side) -> Given:
         """What a batch has of one side."""
         name, span = side
         states, weights = rows.of(span.model, name)

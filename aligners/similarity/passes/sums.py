@@ -92,7 +92,7 @@ def streams_of(measures: Sequence[Measure], controls: bool, groups: int, permuta
     ]
 
 
-class Rows(NamedTuple):
+class BatchRows(NamedTuple):
     """The rows of one batch of one stream, of each model made when they are asked for.
 
     Attributes:

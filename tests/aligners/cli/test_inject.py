@@ -7,7 +7,7 @@ import pytest
 
 from aligners.cli.table import evaluate
 from aligners.fitting import moments
-from aligners.fitting.moments import Reading
+from aligners.fitting.moments import MomentsSoFar
 from tests.shell import options
 from tests.tiny import tiny_folder
 from tests.world import World, sentences, write_texts
@@ -56,7 +56,7 @@ def test_an_evaluation_that_is_stopped_keeps_nothing_to_go_on_from(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(*given: Any) -> None:
-        next(each for each in given if isinstance(each, Reading)).batches = 1
+        next(each for each in given if isinstance(each, MomentsSoFar)).batches = 1
         raise KeyboardInterrupt
 
     monkeypatch.setattr(moments, "read_moments", stop)

@@ -7,12 +7,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from aligners.probing.bank import Arm, Bank, Place, Words, fresh_bank
+from aligners.probing.bank import Arm, Bank, ModelLayer, Words, fresh_bank
 from aligners.probing.edges import EdgeProbes, Labels
 from datamodules.text.annotated.sentence import Sentence, Target
 from tests.tiny import WORDS
 
-PLACES = (Place("model", 0), Place("model", 1), Place("untrained", 0), Place("untrained", 1))
+PLACES = (ModelLayer("model", 0), ModelLayer("model", 1), ModelLayer("untrained", 0), ModelLayer("untrained", 1))
 FORMS = ("ba", "do", "fe", "gu", "ka", "lo", "me")
 
 
@@ -53,7 +53,7 @@ def drawn_words(lengths: tuple[int, ...] = (3, 1, 6, 5, 2, 7), width: int = 6, s
 def made_words(sentences: Sequence[Sentence], *states: Tensor) -> Words:
     """Words of sentences; the model's layers 0, 1, ... have these states, each (N, d)."""
     first = torch.tensor([0, *(len(sentence.words) for sentence in sentences)]).cumsum(0)
-    places = tuple(Place("model", layer) for layer in range(len(states)))
+    places = tuple(ModelLayer("model", layer) for layer in range(len(states)))
     return Words(torch.stack(states), places, sentences, first)
 
 

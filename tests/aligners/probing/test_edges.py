@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from aligners.probing.bank import Arm, Bank, Examples, Place, Words, answers
+from aligners.probing.bank import Arm, Bank, Examples, ModelLayer, Words, answers
 from aligners.probing.edges import (
     EdgeProbes,
     EdgeTask,
@@ -64,11 +64,11 @@ def test_answers_are_those_of_plain_layers(task: str) -> None:
     scaled = [(own - own.mean(0)) / (own - own.mean(0)).square().mean().sqrt() for own in words.states]
     for a, arm in enumerate(ARMS):
         if arm.layer is None:
-            own = bank.readings.mix[a, [bank.places.index(Place("model", layer)) for layer in (0, 1)]]
+            own = bank.readings.mix[a, [bank.places.index(ModelLayer("model", layer)) for layer in (0, 1)]]
             shares = (10 * own).softmax(0) * bank.readings.gamma[a]
             read = shares[0] * scaled[0] + shares[1] * scaled[1]
         else:
-            read = scaled[PLACES.index(Place(arm.source, arm.layer))]
+            read = scaled[PLACES.index(ModelLayer(arm.source, arm.layer))]
         for t in range(len(targets)):
             expected = plain_logits(bank, a, read, targets.spans[t] + words.first[targets.sentence[t]])
             torch.testing.assert_close(found[a, t], expected, rtol=1e-4, atol=1e-5)

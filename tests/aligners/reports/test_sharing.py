@@ -16,7 +16,7 @@ from aligners.cli.table import evaluate
 from aligners.files.shared import sha256
 from aligners.fitting.bank import load_bank
 from aligners.models.loading.models import load_frozen
-from aligners.probing.bank import Arm, Bank, Place
+from aligners.probing.bank import Arm, Bank, ModelLayer
 from aligners.probing.edges import EdgeProbes
 from aligners.probing.storing import load_banks, save_banks
 from aligners.reports.finished import finished_run
@@ -183,7 +183,7 @@ def test_what_is_uploaded_is_fetched_by_its_name(
 def test_probes_are_shared_with_their_models(world: World, tmp_path: Path) -> None:
     arms = [Arm("model", 0), Arm("model", 1)]
     bank = Bank(EdgeProbes(arms, 4, labels=3, spans=1, several=False, projection=2, hidden=2),
-                [Place("model", 0), Place("model", 1)])  # fmt: skip
+                [ModelLayer("model", 0), ModelLayer("model", 1)])  # fmt: skip
     model = load_frozen(world.model_x, tokenizer=False).identity()
     banks = {f"pos, seed 0, {world.model_x}": (bank, {"model": world.model_x, "task": "pos"})}
     given = SharedProbes(banks, [model], {})

@@ -15,7 +15,7 @@ from aligners.similarity.functional.cka import linear_cka, unbiased_cka
 from aligners.similarity.functional.kernels import rsa
 from aligners.similarity.functional.regression import neuronsim, r2, r2_held_out
 from aligners.similarity.functional.summaries import nuclear_norm
-from aligners.similarity.passes.sums import Rows
+from aligners.similarity.passes.sums import BatchRows
 from datamodules.layers import LayerActivations
 from datamodules.text.sources import TextSource
 from tests.runs import quiet_trainer
@@ -174,7 +174,7 @@ def test_the_null_of_attention_sets_different_texts_against_each_other() -> None
     weights[:, :, 2:] = 1 / 3  # texts 2 and 3 spread evenly, 0 and 1 look at themselves
     words, text = torch.full((4,), 3), torch.arange(4).repeat_interleave(3)
     states = torch.zeros(1, 12, 2)
-    null = Rows(text, torch.arange(3).repeat(4), words, lambda m, side: (states, weights)).rolled(0.5)
+    null = BatchRows(text, torch.arange(3).repeat(4), words, lambda m, side: (states, weights)).rolled(0.5)
     torch.testing.assert_close(null.of(0, "x")[1], weights)
     torch.testing.assert_close(null.of(1, "y")[1], weights[:, :, [2, 3, 0, 1]])
 
