@@ -1,9 +1,7 @@
 import math
-import os
 import pickle
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +24,7 @@ from aligners.maps.linear import Linear, Procrustes
 from aligners.similarity.algebra.moments import Moments, moments_of
 from datamodules.rows.types import SeenTypes
 from datamodules.text.texts import FittedTexts
+from tests.pickled import Code
 from tests.runs import related_rows
 
 MODELS = {which: {"name": f"model-{which}", "revision": None, "fingerprint": which * 32} for which in "xy"}
@@ -117,16 +116,6 @@ def test_a_model_is_another_when_its_weights_are() -> None:
         refuse_other_models(MODELS, swapped, "a.ckpt")
     with pytest.raises(ValueError, match=r"model 1 was model-y .* and is nothing"):
         refuse_other_models(list(MODELS.values()), [MODELS["x"]], "a.ckpt")
-
-
-class Code:
-    """Pickled, it makes a folder when it is read."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.mkdir, (str(self.folder),)
 
 
 def test_a_file_that_brings_code_is_refused_and_not_run(tmp_path: Path) -> None:

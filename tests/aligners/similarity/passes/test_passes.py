@@ -1,8 +1,10 @@
 """Whatever the passes, tiles, ranks and interruptions, a comparison finds the same."""
 
+import io
 import shutil
 from functools import partial
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 from unittest.mock import patch
 
@@ -20,6 +22,7 @@ from aligners.similarity.passes.saved import SavedPasses
 from datamodules.layers import LayerActivations
 from datamodules.store.keeping import save_tensors
 from datamodules.text.sources import TextSource
+from tests.pickled import Code
 from tests.ranks import two_ranks
 from tests.runs import quiet_trainer
 from tests.tiny import tiny_folder
@@ -236,3 +239,12 @@ def test_an_earlier_version_is_made_again_and_its_memory_kept_unless_another_is_
     assert kept.begin({"seed": 0}, 10, given=True) == kept.begin({"seed": 0}, 20, given=False) == 10
     save_tensors(tmp_path / "00000.safetensors", {"about": torch.zeros(3), "0/cka/value/both": torch.ones(2, 2)})
     assert kept.load(0) is kept.load(1) is None
+
+
+def test_a_pass_that_brings_code_is_refused_and_not_run(tmp_path: Path) -> None:
+    written = io.BytesIO()
+    torch.save(Code(tmp_path / "trace"), written)
+    save_tensors(tmp_path / "00000.safetensors", {"pass": torch.frombuffer(written.getbuffer(), dtype=torch.uint8)})
+    with pytest.raises(UnpicklingError):
+        SavedPasses(tmp_path).load(0)
+    assert not (tmp_path / "trace").exists()
