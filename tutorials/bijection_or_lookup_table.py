@@ -22,7 +22,7 @@ from aligners.reports.drawing import method_looks
 from datamodules.pairings import pair_states
 
 small = os.environ.get("ALIGNERS_TUTORIAL_SIZE") == "small"  # as the tests run it
-size = ":layers=2,width=32,steps=40,batch=2" if small else ""
+size = ":layers=2,width=32,steps=100,batch=2" if small else ""
 
 # %% [markdown]
 # ## Leave out a tenth of the words
@@ -44,7 +44,7 @@ def rows_of(split, texts):
     return [torch.cat(part) for part in zip(*parts, strict=True)]
 
 
-x, y, tokens, _ = rows_of("fit", 300 if small else 5000)
+x, y, tokens, _ = rows_of("fit", 500 if small else 5000)
 x_test, y_test, tokens_test, unseen = rows_of("test", 200 if small else 1000)
 print(f"{len(x)} rows to fit on; held out {int((~unseen).sum())} of seen types and {int(unseen.sum())} of unseen ones")
 
@@ -57,7 +57,7 @@ print(f"{len(x)} rows to fit on; held out {int((~unseen).sum())} of seen types a
 # %%
 table = {int(token): y[tokens == token].mean(0) for token in tokens.unique()}
 looked_up = torch.stack([table.get(int(token), y.mean(0)) for token in tokens_test])
-steps = 40 if small else 1000
+steps = 150 if small else 1000
 maps = {
     "linear": Linear(),
     "mlp": MLP(steps=steps, hidden=[128, 128], learning_rate=2e-3),

@@ -36,7 +36,7 @@ def controlled(found: dict[str, Any]) -> bool:
 
 def looked_up(found: dict[str, Any]) -> bool:
     seen, unseen = found["left"]["lookup table"]
-    return seen < 0.8 < 0.95 < unseen
+    return seen < 0.5 < 0.9 < unseen
 
 
 def stitched(found: dict[str, Any]) -> bool:

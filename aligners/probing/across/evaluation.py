@@ -100,8 +100,8 @@ def compared(x: Task, y: Task, held: PairedWords, methods: Sequence[Method], see
     """
     mapped = {method.name: held.mapped(method) for method in methods}
     known = {method.name: method for method in methods}
-    roles = {"native_y": "ceiling", "native_x": "ceiling", BASELINE: "floor"}
-    roles |= {method.name: method.role for method in methods}
+    roles = {method.name: method.role for method in methods}
+    roles |= {"native_y": "ceiling", "native_x": "ceiling", BASELINE: "floor"}
     least = y.measures(None, held.y, seed)
     for s, (site_x, site_y) in enumerate(held.pairs):
         scores = {"native_y": y.at(site_y, held.y, seed), "native_x": x.at(site_x, held.x, seed)}
