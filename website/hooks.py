@@ -1,5 +1,6 @@
 """What mkdocs calls: pages that are generated from the code join those of docs/."""
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ __all__ = ["on_config", "on_files", "on_page_markdown"]
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Put the generated pages where the navigation names their folder."""
+    """Put the generated pages where the navigation names their folder, and the repository's address into the header."""
+    project = tomllib.loads(Path(config.config_file_path).with_name("pyproject.toml").read_text(encoding="utf-8"))
+    config.repo_url = project["project"].get("urls", {}).get("Repository")
     config.nav = _filled(config.nav)
     return config
 
