@@ -12,7 +12,7 @@ from aligners.cli.endings import early_endings
 from aligners.cli.log import log_to
 
 STEPS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
-IMPORTS = 7.0  # what is imported takes so long where a step takes its `seconds`
+IMPORTS = 7.0  # seconds that the imports take where a step takes its `seconds`
 
 
 def run_demo(folder: Path, kind: str = "quick") -> None:
@@ -25,7 +25,8 @@ def run_demo(folder: Path, kind: str = "quick") -> None:
     print("Maps the states of one small language model to those of another, which goes on with them.")
     print(f"Results, and a log of what is printed here: {folder}", flush=True)
     begun, done, steps, reports = time.monotonic(), IMPORTS, STEPS[kind], []
-    import_commands()
+    table._import_wandb_first()
+    table.quiet()
     from aligners.cli.cells.running import end_run
     from aligners.reports.runs.demo import demo_words
     from aligners.reports.screen import open_where_there_is_a_desktop
@@ -45,8 +46,7 @@ def run_demo(folder: Path, kind: str = "quick") -> None:
         if (picture := run / "penalty.png").is_file():
             print(f"\nThe picture: {picture}", flush=True)
             open_where_there_is_a_desktop(picture)
-    classifiers = [reports.pop()] if kind == "full" else []
-    print("\n".join(["", *demo_words(reports[-1], *classifiers)]))
+    print("\n".join(["", *(demo_words(*reports) if kind == "full" else demo_words(reports[-1]))]))
     print(f"All of it, with intervals: {folder / 'report' / 'report.html'}")
 
 
@@ -60,14 +60,6 @@ def time_left(planned: float, done: float, taken: float) -> str:
     """
     minutes, seconds = divmod(10 * max(1, round(planned * taken / done / 10)), 60)
     return f"{minutes}:{seconds:02} minutes" if minutes else f"{seconds} seconds"
-
-
-def import_commands() -> None:
-    """Import what the commands of the demo need, in the order in which it is quick."""
-    table._import_wandb_first()
-    table.quiet()
-    for script, name in (("evaluate", "inject"), ("train", "fit")):
-        table.find(script, name)
 
 
 if __name__ == "__main__":

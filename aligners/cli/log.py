@@ -33,4 +33,4 @@ def log_to(path: Path) -> None:
     """From now on, write what this process prints, to its output and to that of errors, to a file as well."""
     path.parent.mkdir(parents=True, exist_ok=True)
     log = path.open("a", encoding="utf-8", buffering=1)
-    sys.stdout, sys.stderr = (Logged(stream, log) for stream in (sys.stdout, sys.stderr))  # type: ignore[assignment]
+    sys.stdout, sys.stderr = (Logged(stream, log) for stream in (sys.stdout, sys.stderr))

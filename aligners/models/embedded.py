@@ -83,7 +83,7 @@ def embedded_model(
             tokenizer = AutoTokenizer.from_pretrained(family / "tokenizer")
             if shipped.is_dir():
                 with quiet():
-                    model = AutoModelForCausalLM.from_pretrained(shipped, dtype=torch.float32)
+                    model: Any = AutoModelForCausalLM.from_pretrained(shipped, dtype=torch.float32)
             else:
                 if progress:
                     size = f"{recipe.folder}, {recipe.layers} blocks, {recipe.width} wide, {recipe.length(texts)}"

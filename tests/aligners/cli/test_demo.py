@@ -83,7 +83,6 @@ def test_the_demo_from_first_to_last_line(
             if rows is LANGUAGE:
                 (folder / "penalty.png").touch()
 
-    monkeypatch.setattr(demo, "import_commands", lambda: None)
     monkeypatch.setattr("aligners.cli.cells.running.end_run", lambda run: ended.append(run.name))
     monkeypatch.setattr("aligners.reports.screen.open_where_there_is_a_desktop", opened.append)
     monkeypatch.setattr(table, "run_script", ran)
