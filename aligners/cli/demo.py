@@ -59,7 +59,7 @@ def time_left(planned: float, done: float, taken: float) -> str:
         taken: seconds that these took.
     """
     minutes, seconds = divmod(10 * max(1, round(planned * taken / done / 10)), 60)
-    return f"{minutes}:{seconds:02} minutes" if minutes else f"{seconds} seconds"
+    return f"{minutes}:{seconds:02} min" if minutes else f"{seconds} seconds"
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ def embedded_model(
         if not folder.is_dir():
             tokenizer = AutoTokenizer.from_pretrained(family / "tokenizer")
             if shipped.is_dir():
-                with quiet():
+                with quiet(), alone(seed):
                     model: Any = AutoModelForCausalLM.from_pretrained(shipped, dtype=torch.float32)
             else:
                 if progress:

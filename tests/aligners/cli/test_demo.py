@@ -59,7 +59,7 @@ def test_the_words_are_few_and_have_the_runs_numbers() -> None:
 
 @pytest.mark.parametrize(
     ("planned", "done", "taken", "said"),
-    [(100, 10, 10, "1:40 minutes"), (120, 30, 60, "4:00 minutes"), (20, 100, 100, "20 seconds"),
+    [(100, 10, 10, "1:40 min"), (120, 30, 60, "4:00 min"), (20, 100, 100, "20 seconds"),
      (1, 100, 1, "10 seconds")],
 )  # fmt: skip
 def test_the_time_left_follows_the_pace_so_far(planned: float, done: float, taken: float, said: str) -> None:
@@ -90,9 +90,7 @@ def test_the_demo_from_first_to_last_line(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("Maps the states of one small language model")
     assert [line[:11] for line in lines if line.startswith("Step")] == ["Step 1 of 3", "Step 2 of 3", "Step 3 of 3"]
-    assert all(
-        re.search(r"About (\d+:\d\d minutes|\d+ seconds) left in all", line) for line in lines if line[:4] == "Step"
-    )
+    assert all(re.search(r"About (\d+:\d\d min|\d+ seconds) left in all", line) for line in lines if line[:4] == "Step")
     assert ended == [step["run"] for step in demo.STEPS[kind]]
     pictures = ["report"] if kind == "full" else ["closed_forms", "report"]  # the first before anything is trained
     assert opened == [tmp_path / "run" / name / "penalty.png" for name in pictures]
