@@ -6,14 +6,17 @@ RUN := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 export TOKENIZERS_PARALLELISM := false
 unexport PYTHONDONTWRITEBYTECODE  # or every process would compile all modules anew
 
-.PHONY: help demo test check bench docs clean
+.PHONY: help demo demo-full test check bench docs clean clean-runs
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-demo: .venv/demo ## align two small language models on real text, inject one into the other; then two classifiers
-	@$(BIN)/python -m aligners.cli.demo $(RUN)
+demo: .venv/demo ## map one small language model to another on real text, and let the second go on with mapped states
+	@$(BIN)/python -m aligners.cli.demo quick $(RUN)
+
+demo-full: .venv/demo ## the same with eight maps, trained for longer; then two classifiers, trained on first use
+	@$(BIN)/python -m aligners.cli.demo full $(RUN)
 
 test: .venv/dev ## run the tests
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
@@ -32,8 +35,11 @@ bench: .venv/benchmarks ## run every benchmark and print its ratios
 docs: .venv/docs ## build the documentation site into build/site, which needs no network and no server
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-clean: ## remove the virtual environment and the runs
-	rm -rf .venv runs
+clean: ## remove the virtual environment; the runs stay
+	rm -rf .venv
+
+clean-runs: ## remove all runs, with their results
+	rm -rf runs
 
 # What is installed: the project itself with the extras that the target needs, at the tested versions. What pip says is
 # shown where it fails; nobody can act on its warnings.

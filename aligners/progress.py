@@ -1,14 +1,18 @@
-"""How far something is: a bar in a terminal, and a line now and then where the output goes to a file."""
+"""How far something is: a bar in a terminal; a line now and then in a file, and in the log of a terminal."""
 
+import math
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from operator import length_hint
 from typing import TypeVar
 
 import rich
-import rich.progress
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
 
 EVERY = 30.0  # seconds between two lines
+COLUMNS = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
 T = TypeVar("T")
 
 
@@ -18,19 +22,23 @@ def in_terminal() -> bool:
     return console.is_terminal or console.is_jupyter
 
 
-class Lines:
-    """Says at the beginning what is done, and at most every 30 seconds how far it is.
+class Progress:
+    """Shows how far something is: by a bar, or by a line at its beginning and at most every 30 seconds.
 
     Args:
         what: is done: `Training`.
-        total: steps.
+        total: steps; infinite where it is not known.
         begin: steps that were done before.
     """
 
     def __init__(self, what: str, total: float, begin: int = 0) -> None:
         self.what, self.total, self.done, self._begin = what, total, begin, begin
         self._began = self._said = time.monotonic()
-        print(f"{what}: {total:,.0f} steps.", flush=True)
+        self._bar = Bar(*COLUMNS, console=rich.get_console(), transient=True) if in_terminal() else None
+        if self._bar is not None:
+            self._bar.add_task(what, total=total if math.isfinite(total) else None, completed=begin)
+            self._bar.start()
+        self._say(f"{what}: {total:,.0f} steps.")
 
     def step(self, words: Callable[[], str] = str) -> None:
         """Count a step, and say how far it is if the last line is old enough.
@@ -39,20 +47,34 @@ class Lines:
             words: returns what is said besides; called only if something is said.
         """
         self.done, now = self.done + 1, time.monotonic()
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=self.done)
         if now - self._said >= EVERY:
             self._said = now
             left = (now - self._began) / (self.done - self._begin) * (self.total - self.done) / 60
             text = f"{self.what}: step {self.done:,} of {self.total:,.0f}{words()}"
-            print(f"{text}, about {left:.1f} min left", flush=True)
+            self._say(f"{text}, about {left:.1f} min left")
+
+    def end(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.stop()
+
+    def _say(self, line: str) -> None:
+        """Write a line to the file that the output goes to, or to the log beside a terminal, if there is one."""
+        file = sys.stdout if self._bar is None else getattr(sys.stdout, "log", None)
+        if file is not None:
+            print(line, file=file, flush=True)
 
 
-def track(
-    each: Iterable[T], what: str, total: float | None = None, *, transient: bool = False, disable: bool = False
-) -> Iterator[T]:
-    """Yield each, and show how far it is, as Rich's `track`; in a file by lines."""
-    lines = None if disable or in_terminal() else Lines(what, length_hint(each) if total is None else total)
-    hidden = disable or lines is not None
-    for one in rich.progress.track(each, what, total, transient=transient, disable=hidden):
-        yield one
-        if lines is not None:
-            lines.step()
+def track(each: Iterable[T], what: str, total: float | None = None, *, disable: bool = False) -> Iterator[T]:
+    """Yield each, and show how far it is; see `Progress`."""
+    shown = None if disable else Progress(what, length_hint(each) if total is None else total)
+    try:
+        for one in each:
+            yield one
+            if shown is not None:
+                shown.step()
+    finally:
+        if shown is not None:
+            shown.end()

@@ -1,4 +1,4 @@
-"""The progress of a run: a bar in a terminal, lines in a file, and the last validation figures of a fit."""
+"""The progress of a run: a bar in a terminal, lines in a file; and the last validation figures of a fit."""
 
 import math
 from collections.abc import Iterator
@@ -7,72 +7,60 @@ from typing import Any, cast
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.callbacks import RichProgressBar
 
 from aligners.errors import finite
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.outcomes import few_rows, outcomes
-from aligners.progress import Lines, in_terminal
+from aligners.progress import Progress
 from aligners.reports.finished import make_report
 from aligners.reports.publishing import environment, publish
 from aligners.similarity.algebra.moments import Moments
 
 
-class ProgressBar(RichProgressBar):
-    """Rich's progress bar without metrics: every site's curves do not fit on one line. Lines where it cannot move."""
+class ProgressBar(pl.callbacks.ProgressBar):
+    """How far a training is, over all of its epochs, or an evaluation; see `Progress`."""
 
-    def __init__(self) -> None:
-        super().__init__(leave=False)
-        self._lines: Lines | None = None
-        self._in_file = not in_terminal()
-        if self._in_file:
-            self.disable()
+    _shown: Progress | None = None
 
-    @property
-    def total_train_batches(self) -> int | float:
-        """Batches of this epoch, but not beyond the steps that the module will take."""
-        return min(super().total_train_batches, self._steps(self.trainer) - self.trainer.global_step)
-
-    def _steps(self, trainer: pl.Trainer) -> float:
-        return getattr(trainer.lightning_module, "training_steps", math.inf)
-
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Say in a file that training begins: only now the module knows for how many steps."""
-        super().on_train_epoch_start(trainer, pl_module)
-        if self._lines is None:
-            self._begin("Training", min(self._steps(trainer), trainer.estimated_stepping_batches))
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *given: Any) -> None:
+        """Begin with the first batch: not earlier, the module knows for how many steps it trains."""
+        if self._shown is None:
+            steps = getattr(pl_module, "training_steps", math.inf)
+            self._begin("Training", min(steps, trainer.estimated_stepping_batches), trainer.global_step)
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *given: Any) -> None:
-        """Say in a file how far it is, with the mean of the losses that were logged last."""
-        super().on_train_batch_end(trainer, pl_module, *given)
-        if self._lines is not None:
-            self._lines.step(lambda: _loss(trainer))
+        """Count a step, and say in a line the mean of the losses that were logged last."""
+        if self._shown is not None:
+            self._shown.step(lambda: _loss(trainer))
 
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Say in a file that an evaluation begins."""
-        super().on_test_start(trainer, pl_module)
+        """Begin to show an evaluation."""
         self._begin("Evaluating", math.fsum(trainer.num_test_batches))
 
     def on_test_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *given: Any) -> None:
-        """Say in a file how far it is."""
-        super().on_test_batch_end(trainer, pl_module, *given)
-        if self._lines is not None:
-            self._lines.step()
+        """Count a batch."""
+        if self._shown is not None:
+            self._shown.step()
 
-    def _begin(self, what: str, total: float) -> None:
-        begin = self.trainer.global_step if what == "Training" else 0
-        shown = self._in_file and self.trainer.is_global_zero
-        self._lines = Lines(what, total, begin) if shown else None
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Take the bar away, before anything is printed."""
+        self.disable()
 
-    def get_metrics(self, *_: Any) -> dict[str, Any]:
-        """None."""
-        return {}
+    on_test_end = on_train_end
 
-    def _get_train_description(self, current_epoch: int) -> str:
-        """`Epoch 2 of 6`, or `Training` where the number of epochs is not what ends it."""
-        epochs = self.trainer.max_epochs
-        text = f"Epoch {current_epoch + 1} of {epochs}" if epochs and epochs > 0 else "Training"
-        return text.ljust(len(self.validation_description))
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Give the terminal back."""
+        self.disable()
+
+    def disable(self) -> None:
+        """Show nothing any more; Lightning asks the further ranks for it."""
+        if self._shown is not None:
+            self._shown.end()
+        self._shown = None
+
+    def _begin(self, what: str, total: float, begin: int = 0) -> None:
+        if self.trainer.is_global_zero:
+            self._shown = Progress(what, total, begin)
 
 
 def _loss(trainer: pl.Trainer) -> str:

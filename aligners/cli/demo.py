@@ -1,86 +1,69 @@
-"""`make demo`: three commands one after another, with the time that is left, and their findings in plain words."""
+"""`make demo`: a few commands in one process, with the time that is left, and their findings in plain words."""
 
 import json
-import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import NamedTuple
 
+import yaml
+
+from aligners.cli import table
 from aligners.cli.endings import early_endings
-from aligners.reports.runs.demo import demo_words
-from aligners.reports.screen import open_where_there_is_a_desktop
+from aligners.cli.log import log_to
 
-BEGINNING = (
-    "Maps two small language models to each other, then two classifiers: about 5 minutes with two free cores, and 5 "
-    "more the first time, when the models are made."
-)
-REPORT = "report.json"
+STEPS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+IMPORTS = 7.0  # seconds that the imports take where a step takes its `seconds`
 
 
-class Step(NamedTuple):
-    """One command of the demo.
-
-    Attributes:
-        said: what it does.
-        minutes: that it takes, about, with two cores to itself.
-        words: the command.
-    """
-
-    said: str
-    minutes: float
-    words: list[str]
-
-
-def run_demo(folder: Path) -> None:
-    """Run all steps, each in a folder of its own, then say what was found, and open a picture.
+def run_demo(folder: Path, kind: str = "quick") -> None:
+    """Run all steps, each in a folder of its own, show their pictures, and say what was found.
 
     Args:
         folder: new, for all.
+        kind: which steps: `quick` or `full`.
     """
-    print(BEGINNING, flush=True)
-    steps, begun, done = steps_in(folder), time.monotonic(), 0.0
+    print("Maps the states of one small language model to those of another, which goes on with them.")
+    print(f"Results, and a log of what is printed here: {folder}", flush=True)
+    begun, done, steps, reports = time.monotonic(), IMPORTS, STEPS[kind], []
+    table._import_wandb_first()
+    table.quiet()
+    from aligners.cli.cells.running import end_run
+    from aligners.reports.runs.demo import demo_words
+    from aligners.reports.screen import open_where_there_is_a_desktop
+
     for number, step in enumerate(steps, 1):
-        left = minutes_left(sum(step.minutes for step in steps[number - 1 :]), done, (time.monotonic() - begun) / 60)
-        print(f"\nStep {number} of {len(steps)}: {step.said}. About {left} left.", flush=True)
-        ended = subprocess.run([sys.executable, *step.words]).returncode
-        if ended:  # it has said why
-            sys.exit(ended)
-        done += step.minutes
-    picture = folder / "report" / "penalty.png"
-    reports = [json.loads((folder / name / REPORT).read_text(encoding="utf-8")) for name in ("report", "classifiers")]
-    words = demo_words(*(report["rows"] for report in reports))
-    print("\n".join(["", *words, f"The picture: {picture}. Everything else is in {folder}."]))
-    open_where_there_is_a_desktop(picture)
+        left = time_left(sum(step["seconds"] for step in steps[number - 1 :]), done, time.monotonic() - begun)
+        print(f"\nStep {number} of {len(steps)}: {step['about']}. About {left} left in all.", flush=True)
+        run = folder / step["run"]
+        script, *words = (word.format(folder=folder) for word in step["command"].split())
+        try:
+            table.run_script(script, [*words, "--run", str(run)])
+        finally:
+            end_run(run)
+        done += step["seconds"]
+        if script == "evaluate":
+            reports.append(json.loads((run / "report.json").read_text(encoding="utf-8"))["rows"])
+        if (picture := run / "penalty.png").is_file():
+            print(f"\nThe picture: {picture}", flush=True)
+            open_where_there_is_a_desktop(picture)
+    print("\n".join(["", *(demo_words(*reports) if kind == "full" else demo_words(reports[-1]))]))
+    print(f"All of it, with intervals: {folder / 'report' / 'report.html'}")
 
 
-def steps_in(folder: Path) -> list[Step]:
-    """The commands of the demo, whose runs are in a folder."""
-    fit, report, classifiers = (str(folder / name) for name in ("fit", "report", "classifiers"))
-    stored = ["--checkpoints+", f"{fit}/aligners.safetensors", "--closed_form", "[]"]
-    closed = ["--data.sites", "blocks", "--closed_form", "[permutation,procrustes,linear]"]
-    return [
-        Step(
-            "eight maps from one language model to the other, at every block", 3,
-            ["train.py", "fit", "--config", "demo", "--run", fit],
-        ),
-        Step("mapped states into the second language model", 1, ["evaluate.py", "inject", *stored, "--run", report]),
-        Step("the same with two classifiers", 1, ["evaluate.py", "inject", *closed, "--run", classifiers]),
-    ]  # fmt: skip
-
-
-def minutes_left(planned: float, done: float, taken: float) -> str:
-    """How long the rest takes, in words, if it goes on at the pace so far.
+def time_left(planned: float, done: float, taken: float) -> str:
+    """How long the rest takes if it goes on at the pace so far, in minutes and seconds.
 
     Args:
-        planned: minutes of the steps that are left.
-        done: planned minutes of those that are done.
-        taken: minutes that these took.
+        planned: seconds of the steps that are left.
+        done: planned seconds of those that are done.
+        taken: seconds that these took.
     """
-    left = max(1, round(planned * (taken / done if done else 1)))
-    return f"{left} minute{'s' if left > 1 else ''}"
+    minutes, seconds = divmod(10 * max(1, round(planned * taken / done / 10)), 60)
+    return f"{minutes}:{seconds:02} min" if minutes else f"{seconds} seconds"
 
 
 if __name__ == "__main__":
+    kind, place = sys.argv[1:]
+    log_to(Path(place) / "demo.log")
     with early_endings():
-        run_demo(Path(sys.argv[1]))
+        run_demo(Path(place), kind)

@@ -145,6 +145,7 @@ def quiet() -> None:
     """Silence messages of other packages that nobody here can act on."""
     os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     for message in (
         ".*does not have many workers.*",
         ".*is smaller than the logging interval.*",

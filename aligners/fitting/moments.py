@@ -97,7 +97,7 @@ def read_moments(
     count, shown = min(len(loader), batches), trainer.is_global_zero and trainer.progress_bar_callback is not None
     left = max(count - reading.batches, 0)
     cast(LengthBatches, loader.sampler).skip(reading.batches)
-    for batch in track(islice(loader, left), "Reading moments", left, transient=True, disable=not shown):
+    for batch in track(islice(loader, left), "Reading moments", left, disable=not shown):
         reading.add(rows(batch))
         for callback in watching:
             callback.on_moments_batch_end(trainer)

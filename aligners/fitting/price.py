@@ -347,7 +347,7 @@ class BijectionPrice(pl.LightningModule):
             (name, size, steps, seed)
             for seed, size, steps, name in product(range(self.seeds), sizes, self.steps, trained)
         ]
-        shown = track(planned, "Training", transient=True, disable=self.trainer.progress_bar_callback is None)
+        shown = track(planned, "Training", disable=self.trainer.progress_bar_callback is None)
         self.rows = [row for job in shown for row in self._fitted(*job)]
 
     def _fitted(self, name: str, size: int, steps: int, seed: int) -> Iterator[dict[str, Any]]:

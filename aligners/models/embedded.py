@@ -1,6 +1,7 @@
 """Models that need no model hub: trained from a seed and text on first use, always to the same weights, then cached.
 
-A model is an ordinary folder of `transformers`, loaded like any other.
+A model is an ordinary folder of `transformers`, loaded like any other. Those of the demo come with the package, trained
+by `.ci/ship` and rounded to half precision: they are the same on every machine.
 """
 
 import hashlib
@@ -9,20 +10,23 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 from filelock import FileLock
 from lightning.pytorch.utilities.seed import isolate_rng
-from rich.progress import track
 from torch.nn.utils import clip_grad_norm_
-from transformers import AutoTokenizer, get_linear_schedule_with_warmup
+from transformers import AutoModelForCausalLM, AutoTokenizer, get_linear_schedule_with_warmup
 
 from aligners.errors import UserError
 from aligners.files.whole import check_folder, whole_folder
-from aligners.models.loading.files import save_model
+from aligners.models.loading.files import quiet, save_model
 from aligners.models.recipes import AnyRecipe, Plan, Recipe
+from aligners.progress import track
+
+SHIPPED = Path(__file__).with_name("shipped")  # models that come with the package, in folders named like the cache's
 
 
 def cache_folder(cache: Path | None = None) -> Path:
@@ -39,11 +43,11 @@ def embedded_model(
     cache: Path | None = None,
     progress: bool = True,
 ) -> Path:
-    """The folder of the model with this seed, trained now if it is not in the cache.
+    """The folder of the model with this seed, trained now if neither the cache nor the package has it.
 
-    The weights follow from the arguments and the machine; the global random state is left alone. Seeds share
-    the tokenizer, which is trained on the same texts. Several processes may ask at once: one trains, the
-    others wait.
+    The weights follow from the arguments and the machine, or come with the package and are the same everywhere; the
+    global random state is left alone. Seeds share the tokenizer, which is trained on the same texts. Several processes
+    may ask at once: one trains, the others wait.
 
     Args:
         seed: of the initial weights, dropout, masks, and the order of the texts.
@@ -63,25 +67,35 @@ def embedded_model(
     if isinstance(recipe, Recipe):
         _check_labels(texts, labels)
     family = _family_folder(recipe, [texts, labels] if isinstance(recipe, Recipe) else [texts], cache)
-    folder = family / f"seed-{seed}"
+    shipped = SHIPPED / family.name / f"seed-{seed}"
+    # By a name of its own: an earlier version has trained the same model here, and did not round it.
+    folder = family / f"{'shipped' if shipped.is_dir() else 'seed'}-{seed}"
     if folder.is_dir():
         return folder
     check_folder(family, "cache")
     with FileLock(family / ".lock"):
         if not (family / "tokenizer").is_dir():
+            known = SHIPPED / family.name / "tokenizer"
             with whole_folder(family / "tokenizer") as unfinished:
-                recipe.tokenizer(texts).save_pretrained(unfinished)
+                tokenizer = AutoTokenizer.from_pretrained(known) if known.is_dir() else recipe.tokenizer(texts)
+                tokenizer.save_pretrained(unfinished)
         if not folder.is_dir():
-            if progress:
-                size = f"{recipe.folder}, {recipe.layers} blocks, {recipe.width} wide, {recipe.length(texts)}"
-                print(f"Training the embedded model of seed {seed} ({size}), new in the cache: {folder}", flush=True)
             tokenizer = AutoTokenizer.from_pretrained(family / "tokenizer")
-            with whole_folder(folder) as unfinished, alone(seed):
-                plan = recipe.plan(seed, texts, labels, tokenizer)
-                train(plan, recipe, f"Seed {seed}" if progress else None)
+            if shipped.is_dir():
+                with quiet(), alone(seed):
+                    model: Any = AutoModelForCausalLM.from_pretrained(shipped, dtype=torch.float32)
+            else:
+                if progress:
+                    size = f"{recipe.folder}, {recipe.layers} blocks, {recipe.width} wide, {recipe.length(texts)}"
+                    print(f"Training the embedded model of seed {seed} ({size}), once: it is kept.", flush=True)
+                with alone(seed):
+                    plan = recipe.plan(seed, texts, labels, tokenizer)
+                    train(plan, recipe, f"Training seed {seed}" if progress else None)
+                model = plan.model
                 # Not earlier: transformers would take a GPT's end-of-text tokens for padding, and warn.
-                plan.model.config.pad_token_id = tokenizer.pad_token_id
-                save_model(unfinished, plan.model, tokenizer)
+                model.config.pad_token_id = tokenizer.pad_token_id
+            with whole_folder(folder) as unfinished:
+                save_model(unfinished, model, tokenizer)
     return folder
 
 
@@ -124,16 +138,15 @@ def train(plan: Plan, recipe: AnyRecipe, bar: str | None) -> None:
     Args:
         plan: its model is changed in place.
         recipe: learning rate, warm-up and weight decay.
-        bar: how the progress bar begins; None for no bar.
+        bar: what is said to be trained; None: nothing is shown.
     """
     model, steps = plan.model.train(), plan.epochs * len(plan.batches)
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
     schedule = get_linear_schedule_with_warmup(optimizer, int(recipe.warm_up * steps), steps)
-    for epoch in range(plan.epochs):
-        named = f"{bar}, epoch {epoch}/{plan.epochs - 1}"
-        for batch in track(plan.batches, named, transient=True, disable=bar is None):
-            optimizer.zero_grad()
-            plan.loss(model, batch).backward()
-            clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            schedule.step()
+    every = chain.from_iterable(plan.batches for _ in range(plan.epochs))
+    for batch in track(every, bar or "", steps, disable=bar is None):
+        optimizer.zero_grad()
+        plan.loss(model, batch).backward()
+        clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()

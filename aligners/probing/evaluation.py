@@ -156,7 +156,7 @@ class ProbeExperiment(pl.LightningModule):
         }  # fmt: skip
 
     def _shown(self, planned: Sequence[Any], what: str) -> Any:
-        return track(planned, what, transient=True, disable=self.trainer.progress_bar_callback is None)
+        return track(planned, what, disable=self.trainer.progress_bar_callback is None)
 
     def _task(self, m: int, name: str) -> Task:
         """A task on a model's words. All are made, and checked, before any training."""

@@ -1,13 +1,18 @@
+import io
 import itertools
 import re
+import sys
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import lightning.pytorch as pl
 import pytest
 
+from aligners.cli.log import log_to
 from aligners.fitting.alignment import Alignment
 from aligners.maps.mlp import MLP
+from aligners.progress import Progress, track
 from callbacks.progress import ProgressBar
 from tests.runs import activations, quiet_trainer
 from tests.world import World
@@ -22,24 +27,39 @@ def train(world: World, bar: ProgressBar, epochs: int = -1) -> pl.Trainer:
     return trainer
 
 
-@pytest.mark.parametrize(("epochs", "steps", "said"), [(2, 22, "Epoch 2 of 2"), (-1, 16, "Training")])
-def test_the_bar_says_what_ends_the_training_and_ends_there(
-    world: World, epochs: int, steps: int, said: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("epochs", "steps"), [(2, 22), (-1, 16)])
+def test_the_bar_is_of_all_epochs_and_ends_with_the_training(
+    world: World, epochs: int, steps: int, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
-    totals: list[float] = []
-
-    class Bar(ProgressBar):
-        def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-            super().on_train_epoch_start(trainer, pl_module)
-            totals.append(self.total_train_batches)
-
-    trainer = train(world, Bar(), epochs)
-    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capfd.readouterr().out)
-    assert said in shown
-    assert "-2" not in shown
+    monkeypatch.setattr("rich._console", None)
+    shown: list[tuple[float, float]] = []
+    end = Progress.end
+    monkeypatch.setattr(Progress, "end", lambda bar: [shown.append((bar.done, bar.total)), end(bar)])
+    trainer = train(world, ProgressBar(), epochs)
     assert trainer.global_step == steps
-    assert totals == [trainer.num_training_batches, steps - trainer.num_training_batches]
+    assert shown[-1] == (steps, steps)
+    bars = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capfd.readouterr().out)
+    assert re.search(rf"Training +━+ +\d+/{steps}\b", bars)
+
+
+def test_a_log_beside_a_terminal_gets_the_lines(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr("rich._console", None)
+    for stream in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, stream, io.StringIO())
+    screen = sys.stdout
+    log_to(tmp_path / "new" / "run.log")
+    for step in track(range(3), "Reading"):
+        print(f"a line at step {step}")
+    print("\x1b[1mthe end\x1b[0m")
+    print("a warning", file=sys.stderr)
+    log = (tmp_path / "new" / "run.log").read_text().splitlines()  # before it is closed: a process may be killed
+    assert [line for line in log if line] == [
+        "Reading: 3 steps.", *(f"a line at step {step}" for step in range(3)), "the end", "a warning",
+    ]  # fmt: skip
+    assert "━" in screen.getvalue()  # type: ignore[attr-defined]
+    assert "a line at step 1" in screen.getvalue()  # type: ignore[attr-defined]
 
 
 def test_a_file_gets_lines_and_a_terminal_gets_none(

@@ -72,7 +72,7 @@ def _run(folder: StudyFolder, cell: dict[str, Any], place: Path) -> dict[str, An
     try:
         run_script(kind.script, words)
     finally:
-        _end_run(run)
+        end_run(run)
     rows = {} if kind.report is None else json.loads((run / kind.report).read_text(encoding="utf-8"))
     return {
         "cell": cell["id"],
@@ -101,7 +101,7 @@ def _words(cell: dict[str, Any], place: Path) -> list[str]:
     return [*words, "--ckpt_path", str(before / "last.ckpt")] if before.is_dir() else words
 
 
-def _end_run(run: Path) -> None:
+def end_run(run: Path) -> None:
     """Leave the process as it was, for the next cell."""
     if "wandb" in sys.modules:
         sys.modules["wandb"].finish()

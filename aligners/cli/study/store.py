@@ -77,7 +77,7 @@ def _described(kept: StoreEntry) -> list[str]:
 
 def _verify(stores: Sequence[StoreEntry]) -> None:
     """Raise if anything is damaged, and name it."""
-    faults = [fault for entry in track(stores, "Verifying", transient=True) for fault in damages(entry)]
+    faults = [fault for entry in track(stores, "Verifying") for fault in damages(entry)]
     if faults:
         raise UserError("\n".join(faults))
     print("Everything is as it was written.")

@@ -266,7 +266,7 @@ class ProbesAcrossMaps(Evaluation):
         fitting, watched, self.held = self._read("fit"), self._read("validation"), self.reading.whole()
         held, shown = self.held, self.trainer.progress_bar_callback is not None
         planned = [(name, *side) for name in self.tasks for side in ((fitting.x, watched.x), (fitting.y, watched.y))]
-        trained = [self._trained(*job) for job in track(planned, "Training", transient=True, disable=not shown)]
+        trained = [self._trained(*job) for job in track(planned, "Training", disable=not shown)]
         self.fitted, self.narrow = list(zip(trained[::2], trained[1::2], strict=True)), list[Task]()
         twin = None if self.asked is None else self._twin(self.asked, fitting.y, watched.y)
         self.meta["unfinished"] = dict(ended(task.banks[0] for task in (*trained, *self.narrow)))
@@ -305,7 +305,7 @@ class ProbesAcrossMaps(Evaluation):
         with torch.no_grad():
             batches, hidden = len(self.stream.loader("test")), self.trainer.progress_bar_callback is None
             paired = self.stream.paired("test")
-            for batch in track(paired, "Swapping", batches, transient=True, disable=hidden):
+            for batch in track(paired, "Swapping", batches, disable=hidden):
                 task = cast(TaskBatch, batch.task)
                 twin.update(task, self.natives([self.route.target], task)[self.route.target])
         scores: dict[tuple[str, int], float] = {}

@@ -8,16 +8,16 @@ from aligners.reports.report import Row, grouped
 from aligners.reports.templates import words
 
 
-def demo_words(language: Sequence[Row], classifiers: Sequence[Row]) -> list[str]:
+def demo_words(language: Sequence[Row], classifiers: Sequence[Row] = ()) -> list[str]:
     """Say in a few lines what was found.
 
     Args:
         language: rows of the report of the two language models.
-        classifiers: rows of that of the two classifiers.
+        classifiers: rows of that of the two classifiers, if there are any.
     """
     methods = grouped(language, "method")
     lines = words("demo", language=methods, classifiers=grouped(classifiers, "method"), span=_span).splitlines()
-    return [*lines, *what_did_not_train(methods.get("inn", []))]
+    return [*lines, *what_did_not_train([row for name in ("mlp", "inn") for row in methods.get(name, [])])]
 
 
 def _span(methods: Mapping[str, Sequence[Row]], name: str, column: str, form: str) -> str:

@@ -1,13 +1,13 @@
 """The demo says what it will do, how long is left, and what it has found, in few words."""
 
 import json
-import subprocess
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from aligners.cli import demo
+from aligners.cli import demo, table
 from aligners.cli.table import COMMANDS, CONFIGS
 from aligners.reports.runs.demo import demo_words
 from tests.processes import ROOT
@@ -24,6 +24,8 @@ LANGUAGE = [
     row("native_y", None, loss=4.94),
     *(row("identity", site, penalty=3 + site / 10) for site in (1, 2)),
     row("procrustes", 1, penalty=0.3),
+    *(row("linear", site, penalty=0.25, fvu_seen=0.21, fvu_unseen=0.3) for site in (1, 2)),
+    *(row("mlp", site, penalty=0.05, fvu_seen=0.04, fvu_unseen=0.27) for site in (1, 2)),
     *(row("inn", site, penalty=0.07, fvu_seen=0.06, fvu_unseen=0.28 + site / 100) for site in (1, 2)),
 ]
 CLASSIFIERS = [
@@ -34,61 +36,75 @@ CLASSIFIERS = [
 
 
 def test_the_words_are_few_and_have_the_runs_numbers() -> None:
-    words = demo_words(LANGUAGE, CLASSIFIERS)
-    assert len(words) <= 9  # and a line with the places
-    assert all(len(line) <= 140 for line in words)
+    words = demo_words(LANGUAGE)
+    assert len(words) <= 11  # and the lines with the places
+    assert all(len(line) <= 84 for line in words)
     said = "\n".join(words)
-    for number in ("4.94", "3.10 to 3.20", "0.30\n", "0.07\n", "0.29 to 0.30", "72%", "36% to 38%", "73% mapped"):
-        assert number in said
+    assert "a loss of 4.94 nats a token" in said
+    lines = [line.strip() for line in words]
+    linear, mlp, inn = (next(line for line in lines if name in line) for name in ("linearly", "MLP", "INN"))
+    assert linear.split()[-3:] == ["0.25", "0.21", "0.30"]
+    assert mlp.split()[-3:] == ["0.05", "0.04", "0.27"]
+    assert inn.split()[-5:] == ["0.07", "0.06", "0.29", "to", "0.30"]
+    assert "3.10 to 3.20" in next(line for line in lines if line.startswith("not mapped"))
+    assert words[-1].startswith("FVU: fraction of variance")
+    more = "\n".join(demo_words(LANGUAGE, CLASSIFIERS)[len(words) :])
+    for number in ("72%", "36% to 38%", "73%"):
+        assert number in more
     untrained = [r | {"training": "untrained start (linear)"} if r["method"] == "inn" else r for r in LANGUAGE]
-    words = demo_words(untrained, CLASSIFIERS)
-    assert any(line.endswith("0.07*") for line in words)
+    words = demo_words(untrained)
+    assert any("0.07*" in line for line in words)
     assert words[-1].endswith("untrained start (linear).")
 
 
 @pytest.mark.parametrize(
     ("planned", "done", "taken", "said"),
-    [(5, 0, 0, "5 minutes"), (2, 3, 6, "4 minutes"), (1, 4, 4, "1 minute"), (1, 4, 0.1, "1 minute")],
-)
+    [(100, 10, 10, "1:40 min"), (120, 30, 60, "4:00 min"), (20, 100, 100, "20 seconds"),
+     (1, 100, 1, "10 seconds")],
+)  # fmt: skip
 def test_the_time_left_follows_the_pace_so_far(planned: float, done: float, taken: float, said: str) -> None:
-    assert demo.minutes_left(planned, done, taken) == said
+    assert demo.time_left(planned, done, taken) == said
 
 
+@pytest.mark.parametrize("kind", ["quick", "full"])
 def test_the_demo_from_first_to_last_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def ran(words: list[str]) -> subprocess.CompletedProcess[str]:
-        folder = Path(words[words.index("--run") + 1])
+    opened: list[Path] = []
+    ended: list[str] = []
+
+    def ran(script: str, words: list[str]) -> None:
+        assert len(ended) == len(list((tmp_path / "run").glob("*")))  # the run before is over
+        folder = Path(words[-1])
         folder.mkdir(parents=True)
         rows = CLASSIFIERS if folder.name == "classifiers" else LANGUAGE
-        (folder / "report.json").write_text(json.dumps({"rows": rows}))
-        return subprocess.CompletedProcess(words, status)
+        if script == "evaluate":
+            (folder / "report.json").write_text(json.dumps({"rows": rows}))
+            if rows is LANGUAGE:
+                (folder / "penalty.png").touch()
 
-    opened: list[Path] = []
-    status = 0
-    monkeypatch.setattr(subprocess, "run", ran)
-    monkeypatch.setattr(demo, "open_where_there_is_a_desktop", opened.append)
-    demo.run_demo(tmp_path / "run")
+    monkeypatch.setattr("aligners.cli.cells.running.end_run", lambda run: ended.append(run.name))
+    monkeypatch.setattr("aligners.reports.screen.open_where_there_is_a_desktop", opened.append)
+    monkeypatch.setattr(table, "run_script", ran)
+    demo.run_demo(tmp_path / "run", kind)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("Maps two small language models")
-    assert "minutes with two free cores" in lines[0]
+    assert lines[0].startswith("Maps the states of one small language model")
     assert [line[:11] for line in lines if line.startswith("Step")] == ["Step 1 of 3", "Step 2 of 3", "Step 3 of 3"]
-    assert len(lines[lines.index("", lines.index("") + 1) :]) <= 20
-    assert lines[-1].startswith("The picture: ")
-    assert opened == [tmp_path / "run" / "report" / "penalty.png"]
-
-    status = 2
-    with pytest.raises(SystemExit) as ended:
-        demo.run_demo(tmp_path / "failed")
-    assert ended.value.code == 2
-    assert not (tmp_path / "failed" / "report").exists()
+    assert all(re.search(r"About (\d+:\d\d min|\d+ seconds) left in all", line) for line in lines if line[:4] == "Step")
+    assert ended == [step["run"] for step in demo.STEPS[kind]]
+    pictures = ["report"] if kind == "full" else ["closed_forms", "report"]  # the first before anything is trained
+    assert opened == [tmp_path / "run" / name / "penalty.png" for name in pictures]
+    assert [line for line in lines if line.startswith("The picture")] == [f"The picture: {path}" for path in opened]
+    assert any("classifies 72% of the texts correctly" in line for line in lines) == (kind == "full")
+    assert lines[-1].endswith("report.html")
 
 
-def test_the_demos_commands_and_files_are_there(tmp_path: Path) -> None:
-    for step in demo.steps_in(tmp_path):
-        script, command = step.words[:2]
-        assert command in COMMANDS[script.removesuffix(".py")]
-        if "--config" in step.words:
-            name = step.words[step.words.index("--config") + 1]
-            assert (CONFIGS / script.removesuffix(".py") / f"{name}.yaml").is_file()
-    assert "-m aligners.cli.demo" in (ROOT / "Makefile").read_text()
+def test_the_demos_commands_and_configs_are_there() -> None:
+    for kind, steps in demo.STEPS.items():
+        for step in steps:
+            script, command, *words = step["command"].split()
+            assert command in COMMANDS[script]
+            if "--config" in words:
+                name = words[words.index("--config") + 1]
+                assert any((CONFIGS / folder / f"{name}.yaml").is_file() for folder in (command, script))
+        assert f"-m aligners.cli.demo {kind} " in (ROOT / "Makefile").read_text()

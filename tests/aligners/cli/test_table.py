@@ -79,6 +79,7 @@ def test_help_explains_the_options(capsys: pytest.CaptureFixture[str]) -> None:
 # Folder of configs -> its command, and what some of its files set.
 OF_FOLDERS = {
     "finetune": ("train finetune", "variants:"),
+    "inject": ("evaluate inject", "closed_form:"),
     "probe": ("train probe", "tasks:"),
     "similarity": ("evaluate similarity", "permutations:"),
     "surgery": ("evaluate surgery", "bases:"),
