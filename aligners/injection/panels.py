@@ -1,7 +1,7 @@
 """A panel of a report: one route, one kind of rows, every method at every site, with its errors text by text."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple, cast
@@ -291,7 +291,7 @@ def _over_draws(columns: dict[str, Tensor], draws: list[int]) -> dict[str, Any]:
     if len(draws) == 1:
         return _figures(columns, draws[0], 0)
     found: dict[str, Any] = {"fit": f"mean of {len(draws)} draws, interval from the least to the largest"}
-    ends = {"low": torch.amin, "high": torch.amax}
+    ends: dict[str, Callable[[Tensor], Tensor]] = {"low": torch.amin, "high": torch.amax}
     for name, values in columns.items():
         base, _, end = name.rpartition("_")
         found[name] = finite(ends.get(end, torch.mean)((columns[base] if end in ends else values)[draws, 0]))

@@ -269,7 +269,7 @@ def site_figure(
         lines_by_site(axis, panel.lines, column, scale)
         for name, look, height in panel.levels:
             axis.axhline(scale * height, label=name, zorder=0, **look)
-        name_sites(axis, panel.title, panel.pairs)
+        name_sites(axis, panel.title, map(site_name, panel.pairs))
     if column == "penalty":
         penalty_scale(axes)
     if not all(row is None or is_trained(row) for panel in shown for _, _, cells in panel.lines for row in cells):
@@ -278,14 +278,14 @@ def site_figure(
     return figure
 
 
-def name_sites(axis: Axes, title: str, pairs: Sequence[tuple[int, int]], letters: int = LETTERS) -> None:
-    """Give a panel its title, and its horizontal axis the site pairs, as many as there is room for."""
+def name_sites(axis: Axes, title: str, sites: Iterable[str], letters: int = LETTERS) -> None:
+    """Give a panel its title, and its horizontal axis the names of sites, as many as there is room for."""
     axis.set_title("\n".join(fill(line, letters, break_long_words=False) for line in title.split("\n")), fontsize=10)
-    names = [site_name(pair) for pair in pairs]
+    names = list(sites)
     every = -(-sum(len(name) + 2 for name in names) // letters)
-    axis.set_xticks(range(0, len(pairs), every), names[::every])
-    room = max(0, FEWEST_ACROSS - len(pairs)) / 2
-    axis.set_xlim(-0.5 - room, len(pairs) - 0.5 + room)
+    axis.set_xticks(range(0, len(names), every), names[::every])
+    room = max(0, FEWEST_ACROSS - len(names)) / 2
+    axis.set_xlim(-0.5 - room, len(names) - 0.5 + room)
 
 
 def shared_out(groups: Iterable[Sequence[str]]) -> list[list[str]]:

@@ -162,19 +162,18 @@ def report(meta: Row, rows: Sequence[Row]) -> Report:
         rows,
         figures={name: partial(draw, shown) for name, (column, draw) in FIGURES.items() if is_known(rows, column)},
         screen=console_tables(shown),
-        note="\n".join(dict.fromkeys(map(_draws, filter(_is_drawn, shown)))),
+        note=_draws(shown),
         sentences=[*reading(shown).splitlines(), *left_out(meta)],
     )
 
 
-def _is_drawn(row: Row) -> bool:
-    """Whether a row is a mean over several draws; reports of earlier versions have one draw."""
-    return row["method"] == "random_classifier" and bool(row.get("fit")) and row["score_low"] is not None
-
-
-def _draws(row: Row) -> str:
-    ends = " to ".join(f"{100 * row[f'score_{end}']:.1f}" for end in ("low", "high"))
-    return f"random_classifier ({row['model_y']}): {row['fit']}: {ends} ({score_words([row])})"
+def _draws(rows: Sequence[Row]) -> str:
+    """Say of means over several draws how far these are apart; reports of earlier versions have one draw."""
+    several = [row for row in rows if row["site_x"] is None and row.get("fit") and is_known([row], "score")]
+    ends = [f"{100 * row['score_low']:.1f} to {100 * row['score_high']:.1f}" for row in several]
+    lines = [f"{row['method']} ({row['model_y']}): {row['fit']}: {span} ({score_words([row])})"
+             for row, span in zip(several, ends, strict=True)]  # fmt: skip
+    return "\n".join(dict.fromkeys(lines))
 
 
 def left_out(meta: Row) -> list[str]:
@@ -234,7 +233,7 @@ def fvu_figure(rows: Sequence[Row]) -> Figure:
             if any(value >= FVU_TOP for value in values):
                 beyond[f"{name} into {line[0]['model_y']}"] = None
         axis.axhline(1, color="0.6", linewidth=0.8, zorder=0)
-        drawing.name_sites(axis, part.title if height == "fvu" else "", part.pairs)
+        drawing.name_sites(axis, part.title if height == "fvu" else "", map(site_name, part.pairs))
         if part is parts[0]:
             axis.set_ylabel(FVU_LABELS[height])
     drawing.log_scale(axes)
@@ -264,8 +263,9 @@ def _by_site(shown: Sequence[list[Row]], roles: Sequence[str], column: str, up: 
     for panel in shown:
         without = [row for row in panel if row["site_x"] is None and row["role"] in roles and row[column] is not None]
         levels = [(row["method"], {"linewidth": 1, **looks[row["method"]]}, row[column]) for row in without]
-        for row, end in product(filter(_is_drawn, without), ("_low", "_high")):
-            levels.append((None, {**looks[row["method"]], "linewidth": 0.5}, row[column + end]))
+        for row, end in product(without, ("_low", "_high")):
+            if row.get("fit"):  # a mean over draws
+                levels.append((None, {**looks[row["method"]], "linewidth": 0.5}, row[column + end]))
         panels += [part._replace(levels=levels) for part in _parts(panel, styles)]
     return drawing.site_figure(panels, column, up, scale)
 

@@ -92,7 +92,7 @@ def _table(rows: Sequence[Row]) -> Table:
             cells = {(r["layer_x"], r["layer_y"]): f"{r[column]:.3f}" for r in measured if r[column] is not None}
             values = [cells.get(pair, "") for pair in pairs]
             if any(values):
-                table.add_row(measure if column == "value" else "", words, *values, style="dim" if words else None)
+                table.add_row(measure, words, *values, style="dim" if words else None)
     return table
 
 
@@ -174,7 +174,7 @@ def layer_lines(rows: Sequence[Row]) -> Figure:
     figure, axes = drawing.panels(len(measures), ABREAST, (2.5, 2.1), (1.6, 0.4), font=8, sharex=True, sharey=True)
     for axis, measure in zip(axes, measures, strict=True):
         _draw(axis, _line(rows, measure, pairs))
-        drawing.name_sites(axis, measure, pairs, NARROW)
+        drawing.name_sites(axis, measure, map(site_name, pairs), NARROW)
         axis.axhline(0, color="0.85", linewidth=0.8, zorder=0)
     handles, names = drawing.shown_lines(axes)
     interval = ", 95 % interval" * is_known(rows, "low")

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from aligners.fitting.outcomes import is_trained, mark, what_did_not_train, worst_of
 from aligners.fitting.universe.universe import NETWORK
 from aligners.reports.drawing import COLOURS, heat_maps, label, log_scale, panels, short
-from aligners.reports.names import short_names, with_short_names
+from aligners.reports.names import aligned, short_names, with_short_names
 from aligners.reports.report import Report, Row, distinct, grouped, largest, mean, where
 from aligners.reports.screen import TitledTable, site_table
 from aligners.reports.templates import sentences
@@ -51,8 +51,9 @@ def _table(rows: Sequence[Row]) -> TitledTable:
     table = site_table("Mean over all ordered pairs of models and sites, held-out rows", ["maps"], columns, {})
     for name, line in grouped(rows, "method").items():
         values = [mean(line, column, known=True) for column in FIGURES]
-        texts = [f"{value:.3g}".replace("nan", "") for value in values]
-        table.add_row(mark(name, worst_of(line)), f"{line[0]['parameters']:,}" if line[0]["parameters"] else "", *texts)
+        trips = (f"{value:.1e}".replace("nan", "") for value in values[2:])
+        parameters = f"{line[0]['parameters']:,}" if line[0]["parameters"] else ""
+        table.add_row(mark(name, worst_of(line)), parameters, *map(aligned, values[:2]), *trips)
     return table
 
 

@@ -80,3 +80,29 @@ def test_names_without_room_stand_on_lines_of_their_own() -> None:
 def test_numbers_of_a_column_have_as_many_decimals() -> None:
     numbers = [aligned(value) for value in (0.05, 1.15, 20, 546.2, 60_000, 3e9, None, float("nan"), -0.0001)]
     assert numbers == ["0.050", "1.150", "20.000", "546", "60,000", "3e+09", "", "", "0.000"]
+
+
+def test_a_fit_says_which_maps_are_closed_forms_and_draws_them_apart() -> None:
+    report = made("fit", every_kind(3)["fit"])
+    assert "closed form permutation 1.173" in " ".join(printed(report.screen).split())
+    axes = report.figures["fvu"]().axes
+    assert {axis.get_title().split("\n")[-1] for axis in axes} == {"closed forms", "trained maps", ""}
+    for axis in axes:
+        low, high = axis.get_ylim()
+        assert axis.get_yscale() == "log"  # 1.15 beside 0.05
+        assert all(low < value < high for line in axis.lines for value in line.get_ydata())
+
+
+def test_loss_and_penalty_of_classifiers_stand_beside_accuracy_and_draws_with_their_spread() -> None:
+    rows = every_kind(3)["injection"]
+    report = made("injection", rows)
+    assert all(heading in printed(report.screen) for heading in ("penalty, nats", "loss, nats", "acc. %"))
+    assert report.note == (
+        "random_classifier (embedded:1): mean of 20 draws, interval from the least to the largest: 28.0 to 51.0 "
+        "(accuracy in %)"
+    )
+    assert report.figures["penalty"]().get_supylabel() == "penalty of injection, nats a text"
+    lines = report.figures["accuracy"]().axes[0].lines
+    assert {28.0, 49.0, 51.0} <= {round(float(height), 6) for line in lines for height in line.get_ydata()}
+    earlier = [row | {"fit": None} if row["method"] == "random_classifier" else row for row in rows]
+    assert made("injection", earlier).note == ""  # of one draw
