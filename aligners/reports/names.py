@@ -1,5 +1,6 @@
 """Names of models, sites and scores for readers, and numbers and lists in words."""
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -134,6 +135,13 @@ def value_range(values: Sequence[float], form: str) -> str:
     """`0.100 to 0.200`, or one number if both ends read the same."""
     low, high = fixed(min(values), form), fixed(max(values), form)
     return low if low == high else f"{low} to {high}"
+
+
+def aligned(value: float | None, places: int = 3) -> str:
+    """A number of a column of the screen, with as many decimals as the others, or whole from 100 on; empty for none."""
+    if value is None or math.isnan(value):
+        return ""
+    return f"{value:z.{places}f}" if abs(value) < 100 else f"{value:,.0f}" if abs(value) < 1e7 else f"{value:.0e}"
 
 
 def listed(items: Sequence[str]) -> str:

@@ -46,6 +46,8 @@ def show(report: Report) -> Console:
     console = screen()
     for table in report.screen:
         console.print(table)
+    if "…" in (full := names_in_full(report.rows)):  # some are cut
+        say(console, full.rstrip(), style="dim")
     if report.note:
         say(console, report.note, style="dim")
     say(console, "\n".join(["", *report.sentences]))
