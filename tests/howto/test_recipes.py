@@ -88,6 +88,7 @@ def smaller_study(text: str) -> str:
         task["text"] |= TEXT
     if "fit" in content:
         content["fit"]["options"]["trainer"] = {**SHORT, "logger": False}
+        content["inject"]["options"]["trainer"] = {"logger": False}
     content["report"] = ["ren_table_2"]  # of all others there are tests enough
     return yaml.safe_dump(content)
 
