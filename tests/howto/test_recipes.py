@@ -25,7 +25,7 @@ TINY = {"layers": 2, "width": 16, "steps": 4, "batch": 2, "vocabulary": 300}
 MODEL = re.compile(r"\"?(embedded-gpt:[^:,\" \]]+):?([\w=]*)\"?")
 TEXT = {"max_texts": 80, "max_held_out": 20}
 SHORT = {"max_epochs": 1, "limit_train_batches": 2}
-MINUTES = re.compile(r"^\*\*Takes (\d):(\d\d)\*\* on \[two cores\]", re.MULTILINE)
+MINUTES = re.compile(r"^\*\*Takes (\d):(\d\d) minutes\*\* on two cores", re.MULTILINE)
 # Another machine, as the pages say for one without GPUs or a cluster.
 HERE = {"cuda:0": "cpu", "cuda:1": "cpu", "--trainer.accelerator gpu": "--trainer.accelerator cpu"}
 
