@@ -1,4 +1,4 @@
-"""The examples of docs/how_it_works.md for what can be added: each does what the page says."""
+"""The examples of docs/adding_things.md for what can be added: each does what the page says."""
 
 import ast
 import json
@@ -31,7 +31,7 @@ from tests.rows import paired
 from tests.runs import related_rows
 from tests.world import TEST_TEXTS, World
 
-PAGE = (ROOT / "docs" / "how_it_works.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "adding_things.md").read_text(encoding="utf-8")
 
 
 def example(beginning: str) -> str:

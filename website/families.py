@@ -16,7 +16,7 @@ masked tokens, or the next token.
 "Sub-layers" are what `--data.component` can read besides the residual stream. A model with a setting of the last column
 is refused. Tests try every family, with each of the heads listed, on random models of a few thousand weights: what was
 read is injected, and the answers must be the same bit for bit at every site. Before every evaluation the same self-test
-runs on the model at hand. [A family of your own](../how_it_works.md#a-model-family) takes one line.
+runs on the model at hand. [A family of your own](../adding_things.md#a-model-family) takes one line.
 
 | in transformers | `model_type` | a token sees | heads tested | sub-layers | refused with |
 |---|---|---|---|---|---|

@@ -1,6 +1,7 @@
 """What mkdocs calls: pages that are generated from the code join those of docs/."""
 
 import time
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,9 @@ LOG = get_plugin_logger("website")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Put the generated pages where the navigation names their folder."""
+    """Put the generated pages where the navigation names their folder, and the repository's address into the header."""
+    project = tomllib.loads(Path(config.config_file_path).with_name("pyproject.toml").read_text(encoding="utf-8"))
+    config.repo_url = project["project"].get("urls", {}).get("Repository")
     config.nav = _filled(config.nav)
     return config
 

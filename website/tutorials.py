@@ -27,9 +27,9 @@ MODEL = re.compile(r'"(embedded-[^"]+)"')
 COMMAND = "make tutorials"
 NOTE = """
 !!! note ""
-    [Download the notebook]({name}.ipynb){{: download="" }}: it runs in Jupyter where `aligners` is installed with its
-    extra `demo`. The numbers and figures below are those of `{command}`, which took {seconds} minutes for this page on
-    {machine}, besides making the models.
+    [Download the notebook]({name}.ipynb){{: download="" }}: it runs in Jupyter where `aligners` is
+    [installed](../installation.md) with its extra `demo`. The numbers and figures below are those of `{command}`, which
+    took {seconds} minutes for this page on {machine}, besides making the models.
 
 """
 

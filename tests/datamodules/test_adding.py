@@ -1,4 +1,4 @@
-"""The examples of docs/how_it_works.md for a source of text, a row policy and a pairing do what the page says."""
+"""The examples of docs/adding_things.md for a source of text, a row policy and a pairing do what the page says."""
 
 import re
 from typing import Any
@@ -15,7 +15,7 @@ from tests.world import World
 
 def run(beginning: str, **names: Any) -> dict[str, Any]:
     """Run the only example of the page that begins so, and return what it has defined."""
-    page = (ROOT / "docs" / "how_it_works.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "adding_things.md").read_text(encoding="utf-8")
     (code,) = (code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if code.startswith(beginning))
     exec(code, names)
     return names

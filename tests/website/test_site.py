@@ -13,7 +13,7 @@ from aligners.cli.evaluate.inject import inject
 from aligners.models.architectures import known_architectures
 from aligners.similarity.catalogue import catalogue
 from tests.processes import ROOT
-from website import families, invariances, modules, options
+from website import families, glossary, invariances, modules, options
 from website.drawings import with_drawings
 
 DOCS = ROOT / "docs"
@@ -70,6 +70,12 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_pictures_have_a_text_instead() -> None:
     assert [page.name for page in WRITTEN if "![](" in page.read_text(encoding="utf-8")] == []
+
+
+def test_the_glossary_has_the_words_of_the_reports() -> None:
+    page = glossary.PLACE.read_text(encoding="utf-8")
+    assert page == glossary.page(), "run python -m website.glossary"
+    assert "\n## FVU\n\nFraction of variance unexplained" in page
 
 
 def test_every_model_family_has_its_row() -> None:

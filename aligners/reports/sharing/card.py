@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
+from importlib.metadata import metadata
 from pathlib import Path
 from typing import Any
 
@@ -60,24 +61,32 @@ def card_text(
         names=json.dumps(names),
         short=list(short_names(names).values()),
         place=PLACE,
+        **_package(),
         run=run,
         figures={name: alt_text(image) for name, image in files.items() if name.endswith(".png")},
         **(_numbers(run.report.rows) | _failures(run.report.rows) if run else {}),
     )
     source = str(data.get("text", {}).get("source", ""))
-    metadata = ModelCardData(
+    header = ModelCardData(
         base_model=list(dict.fromkeys(filter(_on_hub, names))) or None,
         datasets=[source] if _on_hub(source) else None,
         library_name=LIBRARY,
         license=license,
         tags=[LIBRARY, "safetensors", "interpretability", TAGS[kind]],
     )
-    return f"---\n{metadata.to_yaml()}\n---\n{body}"
+    return f"---\n{header.to_yaml()}\n---\n{body}"
 
 
 def with_notice(card: str, notice: str) -> str:
     """A card with a notice below its title."""
     return re.sub(r"^(# .*\n)", lambda found: f"{found[1]}\n> **{notice}**\n", card, count=1, flags=re.MULTILINE)
+
+
+def _package() -> dict[str, str | None]:
+    """The installed version, and the address of the repository, where `pyproject.toml` has one."""
+    about = metadata(LIBRARY)
+    urls = dict(entry.split(", ", 1) for entry in about.get_all("Project-URL", []))
+    return {"version": about["Version"], "repository": urls.get("Repository")}
 
 
 def _on_hub(name: str) -> bool:

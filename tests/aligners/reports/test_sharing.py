@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from email.message import Message
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 
+import aligners
 from aligners import SharedMaps, SharedProbes, SharedUniverse
 from aligners.cli.table import evaluate
 from aligners.files.shared import sha256
@@ -217,6 +219,20 @@ def test_the_card_says_what_was_measured_and_on_what(run: Path, tmp_path: Path) 
     for figure in ("fvu", "accuracy"):
         assert f"](figures/{figure}.png)" in text
         assert (tmp_path / "out" / "figures" / f"{figure}.png").stat().st_size > 1000
+
+
+def test_a_card_says_how_to_install_the_package(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluate(["share", str(run), str(tmp_path / "unknown")])
+    assert f"version {aligners.__version__} wrote this folder. In a clone of it, `pip install .`" in (
+        tmp_path / "unknown" / "README.md"
+    ).read_text().replace("\n", " ")
+    about = Message()
+    about["Version"], about["Project-URL"] = "9.8.7", "Repository, https://example.org/aligners"
+    monkeypatch.setattr("aligners.reports.sharing.card.metadata", lambda _: about)
+    evaluate(["share", str(run), str(tmp_path / "known")])
+    card = (tmp_path / "known" / "README.md").read_text()
+    assert "version 9.8.7" in card
+    assert 'pip install "aligners @ git+https://example.org/aligners"' in card
 
 
 def test_what_a_card_says_of_its_numbers(run: Path) -> None:
