@@ -139,7 +139,7 @@ def task_name(path: Path) -> str:
     It is the file's name up to a dot, without train, dev, valid, val, validation or test and the number of a part, or
     what follows the dot where that leaves nothing, or else the name of the folder.
 
-    Example:
+    Examples:
         >>> [task_name(Path(f"tasks/spr/{name}.json")) for name in ("ner_en_train", "srl.test", "dev.edges", "train")]
         ['ner_en', 'srl', 'edges', 'spr']
     """
