@@ -200,7 +200,7 @@ class ArrayMap:
         from aligners.fitting.bank import FORWARD, StoredBank, save_bank
 
         maps = {FORWARD: {type(self.bank).__name__.lower(): self.bank}}
-        pairs = {FORWARD: [key if isinstance(key, tuple) else (key, key) for key in self.sites_ or [None]]}
+        pairs: dict[str, list[Any]] = {FORWARD: [key if isinstance(key, tuple) else (key, key) for key in self.sites_ or [None]]}
         columns = list(getattr(self, "feature_names_in_", ()))
         data = {"options": self._options("aligner"), "columns": columns}
         save_bank(StoredBank("arrays", maps, pairs, data, {}, spread={FORWARD: {"mean": self.mean_y_}}), Path(path))
@@ -233,7 +233,7 @@ class ArrayMap:
         ready = cast(Self, made(**stored.data.get("options", bank.options())))
         moments = stored.moments if stored.moments is None or route == FORWARD else stored.moments.swap()
         mean_y = stored.spread[route]["mean"] if moments is None else moments.mean_y
-        sites = [i if i == j else (i, j) for i, j in stored.pairs[route]]
+        sites: list[Any] = [i if i == j else (i, j) for i, j in stored.pairs[route]]
         ready._keep(bank, mean_y, None if sites == [None] else sites, None, stored.data.get("columns", ()))
         return ready
 
