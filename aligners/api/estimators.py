@@ -200,10 +200,10 @@ class ArrayMap:
         from aligners.fitting.bank import FORWARD, StoredBank, save_bank
 
         maps = {FORWARD: {type(self.bank).__name__.lower(): self.bank}}
-        pairs: dict[str, list[Any]] = {FORWARD: [key if isinstance(key, tuple) else (key, key) for key in self.sites_ or [None]]}
+        pairs: list[Any] = [key if isinstance(key, tuple) else (key, key) for key in self.sites_ or [None]]
         columns = list(getattr(self, "feature_names_in_", ()))
         data = {"options": self._options("aligner"), "columns": columns}
-        save_bank(StoredBank("arrays", maps, pairs, data, {}, spread={FORWARD: {"mean": self.mean_y_}}), Path(path))
+        save_bank(StoredBank("arrays", maps, {FORWARD: pairs}, data, {}, spread={FORWARD: {"mean": self.mean_y_}}), Path(path))
 
     @classmethod
     def load(cls, path: Path | str, name: str | None = None, *, route: str = "0_1") -> Self:
