@@ -202,8 +202,8 @@ class ArrayMap:
         maps = {FORWARD: {type(self.bank).__name__.lower(): self.bank}}
         pairs: list[Any] = [key if isinstance(key, tuple) else (key, key) for key in self.sites_ or [None]]
         columns = list(getattr(self, "feature_names_in_", ()))
-        data = {"options": self._options("aligner"), "columns": columns}
-        save_bank(StoredBank("arrays", maps, {FORWARD: pairs}, data, {}, spread={FORWARD: {"mean": self.mean_y_}}), Path(path))
+        data, spread = {"options": self._options("aligner"), "columns": columns}, {FORWARD: {"mean": self.mean_y_}}
+        save_bank(StoredBank("arrays", maps, {FORWARD: pairs}, data, {}, spread=spread), Path(path))
 
     @classmethod
     def load(cls, path: Path | str, name: str | None = None, *, route: str = "0_1") -> Self:
