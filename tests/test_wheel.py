@@ -57,7 +57,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_it_brings_everything_that_is_no_test(installed: Path) -> None:
-    kinds = {".py", ".yaml", ".j2", ".css", ".js", ".typed"}
+    kinds = {".py", ".yaml", ".j2", ".css", ".js", ".json", ".typed"}
 
     def files(folder: Path) -> set[str]:
         every = (path for name in ROOTS for path in (folder / name).rglob("*"))
