@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import secrets
 from collections.abc import Iterable, Mapping
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -140,9 +142,17 @@ class RunArtifact(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name of its artifact: kind and models; for states the name of their folder, which says what they are of."""
+        """Name of its artifact: kind and models; for states the name of their folder, which says what they are of.
+
+        W&B takes 128 letters, digits and `_.-`. A name that has to be changed for it ends in a hash of the whole.
+        """
         ends = [self.path.parent.name] if self.kind == "states" else file_names(self.about["models"]).values()
-        return f"{self.kind}-{'--'.join(ends)}"[:LONGEST_NAME]
+        name = f"{self.kind}-{'--'.join(ends)}"
+        legal = re.sub(r"[^a-zA-Z0-9_.-]", "-", name)
+        if legal == name and len(name) <= LONGEST_NAME:
+            return name
+        digest = blake2b(name.encode(), digest_size=4).hexdigest()
+        return f"{legal[: LONGEST_NAME - len(digest) - 1]}-{digest}"
 
     def artifact(self, *, upload: bool = False) -> Any:
         """Make the artifact.
