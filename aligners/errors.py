@@ -3,6 +3,7 @@
 import math
 import operator
 from collections.abc import Iterable
+from importlib.util import find_spec
 from typing import Any, SupportsFloat
 
 
@@ -62,6 +63,25 @@ def check_known(known: Iterable[str], **given: str | Iterable[str] | None) -> No
         unknown = [] if isinstance(value, str) else [entry for entry in value or () if entry not in known]
         if unknown:
             raise UserError(f"Expected `{name}` out of {', '.join(known) or 'none'}, but got {', '.join(unknown)}.")
+
+
+def check_extra(extra: str, package: str, user: str) -> None:
+    """Raise unless a package that only some need is installed.
+
+    Args:
+        extra: of this project, which brings the package.
+        package: as it is imported.
+        user: what needs it: the beginning of a sentence.
+
+    Raises:
+        UserError: says how to install the extra.
+    """
+    if find_spec(package) is None:
+        name = package.replace("_", "-")
+        raise UserError(
+            f"{user} needs the package {name}, which is not installed. Run: pip install 'aligners[{extra}]' (in a "
+            f"clone: pip install '.[{extra}]')"
+        )
 
 
 def finite(value: SupportsFloat | None) -> float | None:

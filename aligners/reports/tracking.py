@@ -13,7 +13,7 @@ import yaml
 from lightning.pytorch.utilities import rank_zero_warn
 from safetensors import SafetensorError, safe_open
 
-from aligners.errors import UserError
+from aligners.errors import check_extra
 from aligners.files.shared import RUN_FILES
 from aligners.files.whole import write_text
 from aligners.reports.names import file_names
@@ -257,14 +257,10 @@ def workspace(entity: str, project: str = PROJECT) -> Any:
     Raises:
         ValueError: wandb-workspaces is not installed.
     """
-    try:
-        from wandb_workspaces import expr, workspaces
-        from wandb_workspaces.reports import v2 as panels
-    except ImportError as error:
-        raise UserError(
-            "A view at W&B is described by the package wandb-workspaces, which is not installed. Run: "
-            "pip install '.[workspace]'"
-        ) from error
+    check_extra("workspace", "wandb_workspaces", "A view at W&B")
+    from wandb_workspaces import expr, workspaces
+    from wandb_workspaces.reports import v2 as panels
+
     line: dict[str, Any] = {"x": STEP, "log_y": True, "max_runs_to_show": 20}  # all metrics of a regular expression
     contents = {
         name: [panels.LinePlot(title=title, metric_regex=metrics, **line) for title, metrics in curves.items()]
