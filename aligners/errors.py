@@ -4,6 +4,7 @@ import math
 import operator
 from collections.abc import Iterable
 from difflib import get_close_matches
+from importlib.util import find_spec
 from typing import Any, SupportsFloat
 
 
@@ -75,6 +76,25 @@ def did_you_mean(unknown: Iterable[str], known: Iterable[str]) -> str:
     cases = {str(name).lower(): str(name) for name in known}
     like = [cases[close] for name in unknown for close in get_close_matches(str(name).lower(), cases, 2)]
     return f" Did you mean {' or '.join(dict.fromkeys(like))}?" if like else ""
+
+
+def check_extra(extra: str, package: str, user: str) -> None:
+    """Raise unless a package that only some need is installed.
+
+    Args:
+        extra: of this project, which brings the package.
+        package: as it is imported.
+        user: what needs it: the beginning of a sentence.
+
+    Raises:
+        UserError: says how to install the extra.
+    """
+    if find_spec(package) is None:
+        name = package.replace("_", "-")
+        raise UserError(
+            f"{user} needs the package {name}, which is not installed. Run: pip install 'aligners[{extra}]' (in a "
+            f"clone: pip install '.[{extra}]')"
+        )
 
 
 def finite(value: SupportsFloat | None) -> float | None:

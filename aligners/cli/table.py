@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import re
@@ -168,9 +169,18 @@ def _usage(program: str, script: str) -> str:
 
 
 def _import_wandb_first() -> None:
-    """Import what every W&B run needs: it inspects all loaded modules, and is ten times faster before Lightning is."""
-    with suppress(ImportError):
-        import wandb.sdk.launch.inputs.internal  # noqa: F401
+    """Import what every W&B run needs, then Lightning: W&B inspects all loaded modules, and many take it long.
+
+    No garbage is looked for meanwhile: modules stay, and the search took a sixth of the time.
+    """
+    gc.disable()
+    try:
+        if os.environ.get("WANDB_MODE") != "disabled":
+            with suppress(ImportError):
+                import wandb.sdk.launch.inputs.internal  # noqa: F401
+        import aligners.cli.run  # noqa: F401
+    finally:
+        gc.enable()
 
 
 def quiet() -> None:
