@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from aligners.fitting.outcomes import is_trained, mark, what_did_not_train, worst_of
 from aligners.reports.drawing import PANEL, Look, dress, hollow_where_untrained, log_scale, method_looks, panels
-from aligners.reports.names import WORDS, with_short_names
+from aligners.reports.names import WORDS, plain_number, with_short_names
 from aligners.reports.report import Report, Row, distinct, grouped, largest, mean, where
 from aligners.reports.screen import TitledTable, site_table
 from aligners.reports.templates import sentences
@@ -101,7 +101,7 @@ def _cells(rows: Sequence[Row], price: float) -> list[str]:
 
 
 def _short(value: float) -> str:
-    return "" if np.isnan(value) else f"{value:.3f}" if value < 10 else f"{value:.1e}"
+    return "" if np.isnan(value) else f"{value:.3f}" if value < 10 else plain_number(value)
 
 
 # ---------------------------------------------------------------------- figures

@@ -19,7 +19,7 @@ from aligners.fitting.outcomes import (
     what_did_not_train,
 )
 from aligners.reports import drawing
-from aligners.reports.names import WORDS, score_heading, score_words, site_name, with_short_names
+from aligners.reports.names import WORDS, plain_number, score_heading, score_words, site_name, with_short_names
 from aligners.reports.report import Report, Row, by_sites, grouped, is_known, number, site_pairs, where
 from aligners.reports.screen import ROLE_STYLES, site_table
 from aligners.reports.templates import sentences
@@ -205,7 +205,7 @@ def _short(value: float | None, column: str) -> str:
         return ""
     if column == "score":
         return f"{100 * value:.1f}"
-    return f"{value:.0e}" if value >= 100 else f"{value:.2f}" if value >= 1 else f"{value:.3f}"
+    return plain_number(value) if value >= 100 else f"{value:.2f}" if value >= 1 else f"{value:.3f}"
 
 
 def fvu_figure(rows: Sequence[Row]) -> Figure:
