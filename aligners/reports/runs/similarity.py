@@ -55,11 +55,12 @@ def _figures(rows: Sequence[Row], alone: bool) -> dict[str, Callable[[], Figure]
     """List the figures: two for each pair of models, or one for all; of more than two models, one for each measure."""
     figures: dict[str, Callable[[], Figure]] = {}
     names = file_names(models_in(rows))
-    for (model_x, model_y), panel in grouped(rows, "model_x", "model_y").items() if alone else ():
+    panels = grouped(rows, "model_x", "model_y").items() if alone else ()
+    for (model_x, model_y), panel in sorted(panels, key=lambda item: item[0][0] == item[0][1]):
         pair = f"{names[model_x]}_{names[model_y]}"
-        figures[f"layers_{pair}"] = partial(pair_map, _raw(panel))
         if model_x != model_y:
             figures[f"diagonal_{pair}"] = partial(layer_lines, panel)
+        figures[f"layers_{pair}"] = partial(pair_map, _raw(panel))
     if not alone:
         figures["diagonal_all"] = partial(pair_lines, _different(rows))
     if len(names) > 2:
