@@ -32,6 +32,10 @@ bench: .venv/benchmarks ## run every benchmark and print its ratios
 		echo; echo "$$script"; $(BIN)/python $$script || exit 1; \
 	done
 
+.PHONY: tutorials
+tutorials: .venv/docs ## run the tutorials whose code has changed, and keep their outputs for the site
+	$(BIN)/python -m website.tutorials
+
 docs: .venv/docs ## build the documentation site into build/site, which needs no network and no server
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 

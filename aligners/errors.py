@@ -3,6 +3,8 @@
 import math
 import operator
 from collections.abc import Iterable
+from difflib import get_close_matches
+from importlib.util import find_spec
 from typing import Any, SupportsFloat
 
 
@@ -54,14 +56,45 @@ def check_known(known: Iterable[str], **given: str | Iterable[str] | None) -> No
     >>> check_known(["linear", "mlp"], maps=["mlp", "cca"])
     Traceback (most recent call last):
     aligners.errors.UserError: Expected `maps` out of linear, mlp, but got cca.
+    >>> check_known(["linear", "mlp"], map="lineal")
+    Traceback (most recent call last):
+    aligners.errors.UserError: Expected `map` to be one of linear, mlp, but got 'lineal'. Did you mean linear?
     """
     known = list(known)
     for name, value in given.items():
         if isinstance(value, str) and value not in known:
-            raise UserError(f"Expected `{name}` to be one of {', '.join(known)}, but got {value!r}.")
+            like = did_you_mean([value], known)
+            raise UserError(f"Expected `{name}` to be one of {', '.join(known)}, but got {value!r}.{like}")
         unknown = [] if isinstance(value, str) else [entry for entry in value or () if entry not in known]
         if unknown:
-            raise UserError(f"Expected `{name}` out of {', '.join(known) or 'none'}, but got {', '.join(unknown)}.")
+            got = f"{', '.join(unknown)}.{did_you_mean(unknown, known)}"
+            raise UserError(f"Expected `{name}` out of {', '.join(known) or 'none'}, but got {got}")
+
+
+def did_you_mean(unknown: Iterable[str], known: Iterable[str]) -> str:
+    """A question that follows an error: the known names that are most like unknown ones; empty if none is."""
+    cases = {str(name).lower(): str(name) for name in known}
+    like = [cases[close] for name in unknown for close in get_close_matches(str(name).lower(), cases, 2)]
+    return f" Did you mean {' or '.join(dict.fromkeys(like))}?" if like else ""
+
+
+def check_extra(extra: str, package: str, user: str) -> None:
+    """Raise unless a package that only some need is installed.
+
+    Args:
+        extra: of this project, which brings the package.
+        package: as it is imported.
+        user: what needs it: the beginning of a sentence.
+
+    Raises:
+        UserError: says how to install the extra.
+    """
+    if find_spec(package) is None:
+        name = package.replace("_", "-")
+        raise UserError(
+            f"{user} needs the package {name}, which is not installed. Run: pip install 'aligners[{extra}]' (in a "
+            f"clone: pip install '.[{extra}]')"
+        )
 
 
 def finite(value: SupportsFloat | None) -> float | None:

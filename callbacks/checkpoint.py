@@ -128,8 +128,7 @@ class _Save(pl.Callback):
         trainer.save_checkpoint(path)
         self._saved_at = time.monotonic()
         if announce:
-            words = f"The same command with `--ckpt_path {path}`, and another `--run`, goes on from there."
-            rank_zero_only(print)(f"Saved {path}\n{words}")
+            rank_zero_only(print)(f"Saved {path}")
 
     def _path(self, trainer: pl.Trainer, name: str = "last.ckpt") -> Path:
         return (self.folder or Path(trainer.log_dir or trainer.default_root_dir)) / name

@@ -10,7 +10,7 @@ import torch
 
 from aligners.errors import finite
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.outcomes import few_rows, outcomes
+from aligners.fitting.outcomes import few_rows, how_fitted, outcomes
 from aligners.progress import Progress
 from aligners.reports.finished import make_report
 from aligners.reports.publishing import environment, publish
@@ -97,5 +97,5 @@ def _rows(module: Alignment) -> Iterator[dict[str, Any]]:
             model_x, model_y = fit.orient(place.model_x, place.model_y)
             site_x, site_y = fit.orient(place.site_x, place.site_y)
             row = {"model_x": model_x, "model_y": model_y, "method": fit.name, "role": "method"}
-            row |= {"site_x": site_x, "site_y": site_y, "training": training[s]}
+            row |= {"site_x": site_x, "site_y": site_y, "fit": how_fitted(fit.aligner), "training": training[s]}
             yield row | {name: finite(module.validation_figures[fit][name][s]) for name in FIGURES}

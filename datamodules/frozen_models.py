@@ -200,8 +200,8 @@ class FrozenModels:
         texts = self.texts()
         if isinstance(recipe, Recipe):
             _check_classes(name, texts)
-        labels = list(texts.fit["label"]) if "label" in texts.fit.column_names else None
-        folder = embedded_model(seed, list(texts.fit["text"]), labels, recipe=recipe, cache=self.cache)
+        labels = texts.fit["label"][:] if "label" in texts.fit.column_names else None
+        folder = embedded_model(seed, texts.fit["text"][:], labels, recipe=recipe, cache=self.cache)
         if not (folder / FITTED).is_file() and os.access(folder, os.W_OK):
             with FileLock(folder.parent / ".lock"):
                 texts.fitted("fit").save(folder)

@@ -261,7 +261,7 @@ class States(TextModule):
             split: which texts.
             options: of `loader`.
 
-        Example:
+        Examples:
             >>> data = pair_states("embedded:0", "embedded:1", sites="blocks")  # doctest: +SKIP
             >>> for batch in data.paired("fit", only=100):  # doctest: +SKIP
             ...     print(batch.x.shape, batch.y.shape)  # (S, N, d_x) and (S, N, d_y)

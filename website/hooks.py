@@ -1,10 +1,13 @@
 """What mkdocs calls: pages that are generated from the code join those of docs/."""
 
+import time
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.plugins import get_plugin_logger
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
@@ -12,6 +15,16 @@ from website import families, invariances, modules, options, tutorials
 from website.drawings import with_drawings
 
 __all__ = ["on_config", "on_files", "on_page_markdown"]
+
+GENERATED: dict[str, Callable[[], dict[str, str | bytes]]] = {
+    "model families": lambda: {"reference/families.md": families.page()},
+    "measures": lambda: {"reference/measures.md": invariances.page()},
+    "options of the commands": lambda: {**options.pages()},
+    "modules": lambda: {**modules.pages()},
+    "tutorials": tutorials.pages,
+}
+BEGUN = time.monotonic()
+LOG = get_plugin_logger("website")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -24,20 +37,19 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages, and their pictures."""
-    made: dict[str, str | bytes] = {
-        "reference/families.md": families.page(),
-        "reference/measures.md": invariances.page(),
-        **options.pages(),
-        **modules.pages(),
-        **tutorials.pages(),
-    }
-    for place, content in made.items():
-        files.append(File.generated(config, place, content=content))
+    for number, (name, generate) in enumerate(GENERATED.items(), 1):
+        LOG.info(f"Generating part {number} of {len(GENERATED)}: {name}, {time.monotonic() - BEGUN:.0f} s")
+        for place, content in generate().items():
+            files.append(File.generated(config, place, content=content))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Draw what the page shows as SVG."""
+    """Draw what the page shows as SVG, and log the progress every ten pages."""
+    pages = files.documentation_pages()
+    number = pages.index(page.file) + 1
+    if number % 10 == 0 or number == len(pages):
+        LOG.info(f"Page {number} of {len(pages)}: {page.file.src_uri}, {time.monotonic() - BEGUN:.0f} s")
     return with_drawings(markdown, (Path(config.docs_dir) / page.file.src_uri).parent)
 
 

@@ -11,14 +11,14 @@ from aligners.api.maps import *  # noqa: F403
 from aligners.api.measures import *  # noqa: F403
 
 if TYPE_CHECKING:
-    from aligners.api.models import Injected, inject, load, states
+    from aligners.api.models import Injected, TextSource, inject, load, load_texts, states
 
-__all__ = [*maps.__all__, *measures.__all__, "Injected", "inject", "load", "states"]
+__all__ = [*maps.__all__, *measures.__all__, "Injected", "TextSource", "inject", "load", "load_texts", "states"]
 
 
 def __getattr__(name: str) -> Any:
     """What runs models is imported, with transformers, when it is asked for."""
-    if name in ("Injected", "inject", "load", "states"):
+    if name in __all__:
         from aligners.api import models
 
         return getattr(models, name)

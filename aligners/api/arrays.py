@@ -1,6 +1,7 @@
-"""From arrays (N, d) to the tensors that banks and measures work on, and back."""
+"""From arrays (N, d), of one site or of several, to the tensors that banks and measures work on, and back."""
 
-from typing import Any, TypeVar
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -8,78 +9,132 @@ from torch import Tensor
 
 from aligners.errors import UserError
 
-__all__ = ["Array", "as_given", "rows", "rows_of_both"]
+__all__ = ["Array", "as_given", "by_site", "check_paired", "column_names", "of_kind", "rows", "rows_of_both"]
 
-Array = TypeVar("Array", np.ndarray, Tensor)
+# (N, d): a tensor, a NumPy array, or what NumPy makes one of, such as a data frame or a list of rows. Of several sites:
+# a tensor or an array (S, N, d), or a list or a dictionary of S of (N, d).
+Array = Any
+
+SPARSE = "A sparse matrix has `toarray()`."
 
 
-def rows(given: Any, name: str, width: int | None = None) -> Tensor:
-    """The rows of an array as a tensor (N, d), detached; half precision becomes float32.
+def by_site(given: Array) -> tuple[list[Hashable] | None, list[Any]]:
+    """The keys of several sites, numbers if they have no others, and the array of each; no keys for one site alone."""
+    if isinstance(given, Mapping):
+        return list(given), list(given.values())
+    listed = isinstance(given, (list, tuple)) and {len(getattr(part, "shape", ())) for part in given} == {2}
+    if listed or len(getattr(given, "shape", ())) == 3:
+        return list(range(len(given))), list(given)
+    return None, [given]
+
+
+def column_names(given: Array) -> list[str]:
+    """The names of a data frame's columns, of the first site if there are several; none of other arrays."""
+    return [str(name) for part in by_site(given)[1][:1] for name in getattr(part, "columns", ())]
+
+
+def rows(given: Array, name: str, width: int | None = None, sites: Sequence[Hashable] | None = None) -> Tensor:
+    """Rows as a tensor (S, N, d), detached; half precision becomes float32, and whole numbers float64.
+
+    A vector `y` is a column.
 
     Args:
-        given: a NumPy array or a tensor.
+        given: of one site or of several.
         name: of the argument, for error messages.
         width: d, where it is known.
+        sites: the keys of a dictionary, in the order of the result; default: as they come.
 
     Raises:
-        ValueError: `given` is neither, has another shape, is not of floating-point numbers, or not finite.
+        ValueError: `given` has another shape or other keys, is not of real numbers, or not finite.
     """
-    tensor = _tensor(given, name)
-    if tensor.ndim != 2 or not tensor.numel():
+    parts = by_site(given)[1]
+    if sites is not None and isinstance(given, Mapping):
+        if set(given) != set(sites):
+            raise UserError(f"Expected `{name}` with rows of the sites {list(sites)}, but got {list(given)}.")
+        parts = [given[site] for site in sites]
+    tensors = [_tensor(part, name) for part in parts]
+    tensors = [tensor[:, None] if name == "y" and tensor.ndim == 1 else tensor for tensor in tensors]
+    shapes = list(dict.fromkeys(tuple(tensor.shape) for tensor in tensors))
+    if len(shapes) != 1 or len(shapes[0]) != 2 or 0 in shapes[0]:
         raise UserError(
-            f"Expected `{name}` of shape (N, d), one row for each token or text, but got shape {tuple(tensor.shape)}. "
-            "Give the rows of one site at a time."
+            f"Expected `{name}` of shape (N, d), one row for each token or text, alike at all sites if there are "
+            f"several, but got {' and '.join(map(str, shapes)) or 'no site'}. Reshape your data: `{name}[None]` makes "
+            f"a row of a vector. {SPARSE}"
         )
-    if width is not None and tensor.shape[1] != width:
+    if width not in (None, shapes[0][1]):
         raise UserError(
             f"Expected `{name}` of width {width}, that of the rows that the map was fitted on, but got "
-            f"{tensor.shape[1]}. Give states of the same model and site."
+            f"{shapes[0][1]}. Give states of the same model and site."
         )
-    if not tensor.is_floating_point():
-        raise UserError(f"Expected `{name}` of floats, but got {tensor.dtype}. Convert it, as by `{name} * 1.0`.")
-    bad = int((~tensor.isfinite()).any(1).sum())
+    tensor = torch.stack(tensors)
+    bad = int((~tensor.isfinite()).any(-1).sum())
     if bad:
         raise UserError(
-            f"Expected `{name}` to be finite, but {bad} of its {len(tensor)} rows hold NaN or infinite values. Leave "
-            "these rows out, of its partner too."
+            f"Expected `{name}` to be finite, but {bad} of its {tensor.shape[:2].numel()} rows hold NaN or infinite "
+            "values (inf). Leave these rows out, of its partner too."
         )
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
-def rows_of_both(x: Any, y: Any, width_x: int | None = None, width_y: int | None = None) -> tuple[Tensor, Tensor]:
-    """Paired rows (N, d_x) and (N, d_y), on one device and of one data type.
+def rows_of_both(x: Array, y: Array) -> tuple[Tensor, Tensor]:
+    """Paired rows (S, N, d_x) and (S, N, d_y), on the device of `x` and of one data type.
 
     Raises:
-        ValueError: as `rows`, or they have different numbers of rows, devices or kinds.
+        ValueError: as `rows`, or they have different numbers of sites or rows.
     """
-    if isinstance(x, Tensor) != isinstance(y, Tensor):
-        raise UserError(f"Expected `x` and `y` of one kind, but got {_kind(x)} and {_kind(y)}. Convert one of them.")
-    of_x, of_y = rows(x, "x", width_x), rows(y, "y", width_y)
-    if len(of_x) != len(of_y):
-        raise UserError(
-            f"Expected as many rows in `y` as in `x`, which it is paired with row by row, but got {len(of_y)} and "
-            f"{len(of_x)}."
-        )
-    if of_x.device != of_y.device:
-        raise UserError(f"Expected `x` and `y` on one device, but got {of_x.device} and {of_y.device}. Move one.")
+    of_x, of_y = rows(x, "x"), rows(y, "y", sites=by_site(x)[0])
+    check_paired(of_x, of_y)
     both = torch.promote_types(of_x.dtype, of_y.dtype)
-    return of_x.to(both), of_y.to(both)
+    return of_x.to(both), of_y.to(of_x.device, both)
 
 
-def as_given(found: Tensor, given: Array) -> Array:
-    """What was computed, as the kind of array and with the data type that was given."""
+def check_paired(x: Tensor, y: Tensor) -> None:
+    """Raise unless both have as many sites and rows."""
+    for axis, what in enumerate(("site", "row")):
+        if x.shape[axis] != y.shape[axis]:
+            raise UserError(
+                f"Expected as many {what}s in `y` as in `x`, which it is paired with {what} by {what}, but got "
+                f"{y.shape[axis]} and {x.shape[axis]}."
+            )
+
+
+def as_given(result: Tensor, given: Array, sites: Sequence[Hashable] | None = None) -> Any:
+    """A result (S, N, d) in the form, and of the kind, data type and device, of what was given.
+
+    Args:
+        result: of each site.
+        given: what `rows` was called with.
+        sites: likewise.
+    """
+    if isinstance(given, Mapping):
+        return {site: of_kind(part, given[site]) for site, part in zip(sites or given, result, strict=True)}
+    keys, parts = by_site(given)
+    if isinstance(given, (list, tuple)) and keys is not None:
+        return [of_kind(part, like) for part, like in zip(result, parts, strict=True)]
+    return of_kind(result[0] if keys is None else result, given)
+
+
+def of_kind(result: Tensor, given: Array) -> Tensor | np.ndarray:
+    """A result as a tensor or a NumPy array, and in the precision, as was given; other kinds become NumPy."""
     if isinstance(given, Tensor):
-        return found.to(given.dtype)
-    return found.numpy().astype(given.dtype)
+        return result.to(given.device, given.dtype if given.is_floating_point() else result.dtype)
+    values = result.cpu().numpy()
+    return values.astype(given.dtype if isinstance(given, np.ndarray) and given.dtype.kind == "f" else values.dtype)
 
 
-def _tensor(given: Any, name: str) -> Tensor:
-    if isinstance(given, Tensor):
-        return given.detach()
-    if isinstance(given, np.ndarray) and given.dtype.kind in "fiu" and given.dtype.itemsize <= 8:
-        return torch.from_numpy(given.astype(given.dtype.newbyteorder("="), order="C", copy=True))
-    raise UserError(f"Expected `{name}` to be a NumPy array or a tensor of numbers, but got {_kind(given)}.")
+def _tensor(given: Array, name: str) -> Tensor:
+    try:
+        tensor = given.detach() if isinstance(given, Tensor) else _from_numpy(np.asarray(given))
+    except (TypeError, ValueError) as error:
+        kind = f"an array of {given.dtype}" if isinstance(given, np.ndarray) else f"a {type(given).__name__}"
+        raise UserError(
+            f"Expected `{name}` to be a tensor or an array of real numbers, but got {kind}: {error}. {SPARSE}"
+        ) from error
+    return tensor if tensor.is_floating_point() else tensor.double()
 
 
-def _kind(given: Any) -> str:
-    return f"an array of {given.dtype}" if isinstance(given, np.ndarray) else f"a {type(given).__name__}"
+def _from_numpy(values: np.ndarray) -> Tensor:
+    if values.dtype.kind not in "biuOf" or values.dtype.itemsize > 8:
+        raise TypeError(f"{values.dtype} is none of float16, float32, float64 and whole numbers")
+    like = values.dtype.newbyteorder("=") if values.dtype.kind == "f" else np.float64
+    return torch.from_numpy(np.require(values.astype(like, copy=False), like, ["C", "W"]))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from aligners.api.arrays import Array, rows_of_both
-from aligners.errors import check_known
+from aligners.errors import UserError, check_known
 from aligners.similarity.algebra.grid import grid_moments
 from aligners.similarity.catalogue import catalogue
 from aligners.similarity.controls import Sample
@@ -29,7 +29,9 @@ __all__ = [
 def _one(formula: Callable[..., Tensor], x: Array, y: Array, **options: Any) -> float:
     """A formula for all pairs of layers, of one pair."""
     of_x, of_y = rows_of_both(x, y)
-    return float(formula(of_x[None], of_y[None], **options))
+    if len(of_x) > 1:
+        raise UserError(f"Expected rows of one site, but got {len(of_x)} sites. Give the rows of one site at a time.")
+    return float(formula(of_x, of_y, **options))
 
 
 def cka(x: Array, y: Array) -> float:

@@ -13,20 +13,20 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from aligners.api.maps import ArrayMap
-from aligners.errors import UserError, check_known, check_range
+from aligners.errors import UserError, check_range
 from aligners.injection.forward import stitched_logits
 from aligners.injection.scoring.tasks import agreement, check_labels, chosen, unit_answers
 from aligners.models.model import FrozenModel
 from datamodules.asking import TaskBatch, check_mask, task_batch
 from datamodules.batches import TextBatch
 from datamodules.frozen_models import FrozenModels
-from datamodules.rows.policies import select_rows
+from datamodules.rows.policies import PAIRS_TOKENS, RowKind, policy_of, rows_of_each
 from datamodules.rows.reading import read_rows
 from datamodules.text.loading import load_texts
 from datamodules.text.sources import TextSource
 from datamodules.tokens.tokenised import TokenisedTexts, same_tokenizer, tokenise
 
-__all__ = ["Injected", "inject", "load", "states"]
+__all__ = ["Injected", "TextSource", "inject", "load", "load_texts", "states"]
 
 Model = str | Path | FrozenModel | tuple[PreTrainedModel, PreTrainedTokenizerBase]
 
@@ -83,33 +83,48 @@ def load(model: Model, *, device: str = "cpu", dtype: str = "float32", text: Tex
 
 @torch.no_grad()
 def states(
-    model: Model, texts: Sequence[str], site: int, *, rows: str = "tokens", batch_size: int = 32, max_length: int = 128
-) -> Tensor:
-    """States of a model at a site: one row for each real token, text by text.
+    model: Model | list[Model], texts: Sequence[str], site: int | Sequence[int], *, rows: str = "tokens",
+    batch_size: int = 32, max_length: int = 128,
+) -> Any:  # fmt: skip
+    """States of a model at a site, or at several: one row for each real token, word or text, in the texts' order.
+
+    Two models of one tokenizer have their tokens in one order. Those of others can be compared word by word: read them
+    in one call, as a list, which leaves out the words that one of them has no token of or only in part.
 
     Args:
-        model: see `load`.
+        model: see `load`; or a list of models.
         texts: what it reads.
-        site: 0 is the embedding output, l the output of block l, before any final norm.
-        rows: `tokens`; `mean`, the mean over a text's tokens; or `cls`, its first.
+        site: 0 is the embedding output, l the output of block l, before any final norm; or a list of them.
+        rows: `tokens`; `mean`, the mean over a text's tokens; `cls`, its first; or `words`, the last token of each
+            word, between white space, `words_first`, or `words_mean`.
         batch_size: texts that are read together.
-        max_length: most tokens of a text, or fewer where the model has fewer positions; what is beyond is cut, and the
+        max_length: most tokens of a text, or fewer where a model has fewer positions; what is beyond is cut, and the
             log says of how many texts.
 
     Returns:
-        (N, d) float32, on the model's device. Two models of one tokenizer have their rows in one order.
+        (N, d) float32, or (S, N, d) at several sites, on the model's device; of a list of models a list, row by row of
+        the same token, word or text.
 
     Raises:
-        ValueError: the model has no such site, there are no texts, or `rows` is something else.
+        ValueError: a model has no such site, there are no texts, `rows` is something else, or tokens are asked for of
+            models with different tokenizers.
     """
-    check_known(("tokens", "mean", "cls"), rows=rows)
-    frozen = load(model)
-    frozen.check_site(site, "site")
-    parts = []
-    for batch in _batches(frozen, texts, None, batch_size, max_length):
-        chosen = select_rows(batch.inputs_x["attention_mask"], batch.special[0], rows).to(frozen.device)
-        parts.append(read_rows(frozen, batch.to(frozen.device).inputs_x, [site], chosen)[0])
-    return torch.cat(parts)
+    sites = [site] if isinstance(site, int) else list(site)
+    models = [load(one) for one in (model if isinstance(model, list) else [model])]
+    words = policy_of(rows).types == "words"
+    for frozen in models:
+        for place in sites:
+            frozen.check_site(place, "site")
+    parts: list[list[Tensor]] = [[] for _ in models]
+    for batch in _batches(models, texts, None, batch_size, max_length, words=words):
+        if rows == "tokens" and any(inputs is not batch.inputs_x for inputs in batch.inputs):
+            raise UserError(f"{PAIRS_TOKENS[0]}, but these models have different tokenizers. {PAIRS_TOKENS[1]}.")
+        selected = rows_of_each(batch, RowKind(rows))
+        for part, frozen, inputs, places in zip(parts, models, batch.inputs, selected, strict=True):
+            placed = {name: value.to(frozen.device) for name, value in inputs.items()}
+            part.append(read_rows(frozen, placed, sites, places.to(frozen.device)))
+    read = [torch.cat(part, 1)[0] if isinstance(site, int) else torch.cat(part, 1) for part in parts]
+    return read if isinstance(model, list) else read[0]
 
 
 @torch.no_grad()
@@ -154,7 +169,7 @@ def inject(
     check_mask(target)
     mapped = map.transform if isinstance(map, ArrayMap) else map
     n, sums = 0, dict[str, Any]()
-    for batch in _batches(target, texts, labels, batch_size, max_length):
+    for batch in _batches([target], texts, labels, batch_size, max_length):
         if not sums:
             target.self_test({name: part[:SELF_TEST].to(target.device) for name, part in batch.inputs_x.items()})
         if labels is not None:
@@ -212,16 +227,18 @@ def _check(source: FrozenModel, target: FrozenModel, *, labelled: bool) -> None:
 
 
 def _batches(
-    frozen: FrozenModel, texts: Sequence[str], labels: Sequence[int] | None, size: int, longest: int
-) -> Iterator[TextBatch]:
+    models: Sequence[FrozenModel], texts: Sequence[str], labels: Sequence[int] | None, size: int, longest: int, *,
+    words: bool = False,
+) -> Iterator[TextBatch]:  # fmt: skip
     """The texts in their order, tokenised and padded, some at a time.
 
     Args:
-        frozen: the model that reads them.
+        models: that read them.
         texts: one or more.
         labels: the class of each, if known.
         size: texts of a batch.
-        longest: most tokens of a text, or fewer where the model has fewer positions.
+        longest: most tokens of a text, or fewer where a model has fewer positions.
+        words: whether words are numbered.
 
     Raises:
         ValueError: there are no texts or a string instead, no tokenizer, not one label for each, or `size` is 0.
@@ -233,14 +250,18 @@ def _batches(
     if labels is not None and len(labels) != len(texts):
         raise UserError(f"Expected one of `labels` for each of {len(texts)} texts, but got {len(labels)}.")
     check_range(least=1, batch_size=size)
-    if frozen.tokenizer is None:
-        raise UserError(f"Expected a model with its tokenizer, but {frozen.name} has none. Give (model, tokenizer).")
+    tokenizers: list[PreTrainedTokenizerBase] = []  # one object for equal ones
+    for model in models:
+        if model.tokenizer is None:
+            raise UserError(f"Expected a model with its tokenizer, but {model.name} has none. Give (model, tokenizer).")
+        tokenizers.append(next((t for t in tokenizers if same_tokenizer(t, model.tokenizer)), model.tokenizer))
     columns: dict[str, list[Any]] = {"text": list(texts), "id": list(range(len(texts)))}
     columns |= {} if labels is None else {"label": [int(label) for label in labels]}
+    length = min(longest, *(model.max_length or longest for model in models))
     with _no_bars():
-        length = min(longest, frozen.max_length or longest)
-        split = tokenise(datasets.Dataset.from_dict(columns), frozen.tokenizer, length)
-    tokens = TokenisedTexts([split], [frozen.tokenizer])
+        split = datasets.Dataset.from_dict(columns)
+        tables = {id(t): tokenise(split, t, length, words=words) for t in tokenizers}
+    tokens = TokenisedTexts([tables[id(t)] for t in tokenizers], tokenizers)
     return (tokens[range(first, min(first + size, len(tokens)))] for first in range(0, len(tokens), size))
 
 

@@ -2,11 +2,12 @@
 
 import errno
 import os
+import shlex
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -17,6 +18,7 @@ ENDING = (signal.SIGTERM, signal.SIGHUP)
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 PATIENCE = 10.0  # seconds; a first rank that fails in the same way has ended by then
 LONGEST_EXIT = 30.0  # seconds after a signal; W&B, stopped as it starts, waits for itself for ever
+_resuming: list[str] = []  # what the user can do once a signal has ended this process
 
 
 class Terminated(SystemExit):
@@ -48,14 +50,31 @@ def ended_by_signals() -> Iterator[None]:
 
 
 @contextmanager
-def goes_on_with(words: str) -> Iterator[None]:
-    """If what runs within it is stopped by a signal, say that the same command goes on, with these words."""
+def goes_on_with(options: Callable[[], Mapping[str, object] | None]) -> Iterator[None]:
+    """If what runs within it is stopped by a signal, the process ends with the command that goes on.
+
+    Args:
+        options: gives those that differ from what was typed, by their names; None for one to leave out. No options at
+            all: there is nothing to resume.
+    """
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
-        if _rank() == 0:
-            print(f"The same command{words} goes on with what is missing.", file=sys.stderr)
+        changed = options()
+        if changed is not None:
+            _resuming[:] = [f"To resume, run\n  {_typed_with(changed)}"]
         raise
+
+
+def _typed_with(changed: Mapping[str, object]) -> str:
+    """The command line of this process with other values of some options."""
+    script, *words = sys.argv
+    names = {f"--{name}" for name in changed}
+    before = ["", *words]
+    kept = [word for n, word in enumerate(words) if before[n] not in names and word.partition("=")[0] not in names]
+    added = [word for name, value in changed.items() if value is not None for word in (f"--{name}", str(value))]
+    program = ["python", script] if script.endswith(".py") else [os.path.basename(script)]
+    return shlex.join([*program, *kept, *added])
 
 
 @contextmanager
@@ -68,6 +87,7 @@ def early_endings(*, traceback: bool = False) -> Iterator[None]:
     Args:
         traceback: whether errors that the user can mend show their traceback, too.
     """
+    _resuming[:] = ["There is nothing to resume."]
     parent = os.getppid()  # the first rank, if Lightning started this process
     try:
         with ended_by_signals():
@@ -108,7 +128,7 @@ def _end(message: str, status: int, parent: int) -> NoReturn:
         threading.Thread(target=_exit_in_time, args=[status], daemon=True).start()
     if _rank() == 0:
         _stop_further_ranks()
-        print(message, file=sys.stderr)
+        print(message, *(_resuming if status != MENDABLE else ()), sep="\n", file=sys.stderr)
     elif not _ends(parent) and status == MENDABLE:
         print(f"On rank {_rank()}: {message}", file=sys.stderr)
     sys.exit(status)

@@ -1,11 +1,13 @@
 """A command, and a run of it: its options, folder, loggers and Trainer."""
 
+import re
 from argparse import SUPPRESS
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from inspect import cleandoc, isclass, signature
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,9 +16,11 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace, class_from_function
 from lightning.pytorch.loggers import WandbLogger
 
+from aligners.cli.endings import goes_on_with
 from aligners.cli.folders import claim, claim_checkpoints, interrupted_run, new_run_folder, rank, release_unused, tidy
 from aligners.cli.lineage import run_loggers, tell_wandb
 from aligners.cli.options import RunOptions, TrainingOptions, check_begun, check_trains, flat
+from aligners.cli.parsing import OptionParser
 from aligners.errors import UserError, check_range
 from aligners.reports.publishing import WriteReport
 from aligners.reports.tracking import new_number, unfinished
@@ -37,8 +41,8 @@ class Command:
     """A command: its options, and what it does; `command` makes one of a function.
 
     Attributes:
-        work: what it does, given a `Run` and its own options, which its docstring explains: what stands above its
-            arguments is shown above the list of options.
+        work: what it does, given a `Run` and its own options, which its docstring explains. What stands above its
+            arguments is shown above the list of options, the words of its example after the command's name.
         kind: first part of the default name of its run's folder; None: it leaves no run.
         options: classes whose arguments become options, too.
         parts: name -> a class whose arguments become `--NAME.ARGUMENT`.
@@ -70,8 +74,8 @@ class Command:
 
     def parser(self) -> ArgumentParser:
         """Make the parser of its options."""
-        about = cleandoc(self.work.__doc__ or "").partition("\n\nArgs:")[0]
-        parser = ArgumentParser(description=about, usage=f"%(prog)s {self.usage}")
+        about = re.split(r"\n\n(?:Example|Args):", cleandoc(self.work.__doc__ or ""))[0]
+        parser = OptionParser(description=about, usage=f"%(prog)s {self.usage}", allow_abbrev=False)
         skip = set(self.skip)
         config = self.config or (self.kind and "YAML file with any of these options.")
         if config:
@@ -168,7 +172,8 @@ def run_command(command: Command, program: str, words: Sequence[str]) -> None:
     try:
         run = Run(command, parser, parser.parse_args(words), words)
         names = list(signature(command.work).parameters)[1:]
-        command.work(run, **{name: run.options[name] for name in names})
+        with goes_on_with(run.resumed_by):
+            command.work(run, **{name: run.options[name] for name in names})
         for tell in _at_the_end:
             tell()
     except BaseException:
@@ -295,6 +300,17 @@ class Run:
                 written = yaml.safe_load(self.parser.dump(options))
                 logger.experiment.config.update(written, allow_val_change=True)
                 _at_the_end.append(partial(tell_wandb, logger.experiment, self.folder, options, self.made))
+
+    def resumed_by(self) -> dict[str, Path | None] | None:
+        """Options of a command that goes on where this training was stopped; None if nothing is saved."""
+        saving = self.options.get("checkpoint")
+        if not hasattr(self, "folder") or not isinstance(saving, Namespace):
+            return None
+        last = (saving.folder or self.folder) / "last.ckpt"
+        saved = last if last.is_file() else self.folder if any(self.folder.glob("part-*")) else None
+        names = (self.folder.with_name(f"{self.folder.name}-{number}") for number in count(2))
+        run = self.options.run and next(folder for folder in names if not folder.exists())
+        return None if saved is None else {"run": run, "ckpt_path": saved}
 
     def trainer(self, *callbacks: pl.Callback, **changes: Any) -> pl.Trainer:
         """Make a Trainer for this run.

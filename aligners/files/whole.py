@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def whole_file(path: Path) -> Iterator[Path]:
     Raises:
         OSError: the file cannot be written; `path` is as it was.
     """
-    with _taking_place(_unfinished(path), path) as unfinished:
+    with _taking_place(path, Path.touch) as unfinished:
         yield unfinished
 
 
@@ -36,19 +36,26 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     Raises:
         OSError: something cannot be written, or `folder` holds files already.
     """
-    unfinished = _unfinished(folder)
-    shutil.rmtree(unfinished, ignore_errors=True)  # left by a process that was killed
-    unfinished.mkdir(parents=True)
-    with _taking_place(unfinished, folder):
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _taking_place(folder, Path.mkdir) as unfinished:
         yield unfinished
 
 
 @contextmanager
-def _taking_place(unfinished: Path, path: Path) -> Iterator[Path]:
-    """What was written takes the place of `path`; after an error, it is removed."""
+def _taking_place(path: Path, make: Callable[[Path], object]) -> Iterator[Path]:
+    """What is written to a file or folder that `make` makes takes the place of `path`; after an error, it is removed.
+
+    Everybody whom the umask lets may read it, whoever wrote it: safetensors leaves files to their owner alone.
+    """
+    unfinished = _unfinished(path)
     try:
+        remove(unfinished)  # left by a process that was killed
+        make(unfinished)
+        mode = unfinished.stat().st_mode & 0o666
         yield unfinished
         for part in [*unfinished.rglob("*"), unfinished]:
+            if part.is_file() and part.stat().st_mode & 0o666 != mode:
+                part.chmod(mode)
             _sync(part)
         os.replace(unfinished, path)
         _sync(path.parent)
@@ -74,7 +81,7 @@ def lock(path: Path) -> int | None:
     Returns:
         The number of the open file, which is locked until it is closed.
     """
-    file = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
+    file = os.open(path, os.O_CREAT | os.O_RDWR, 0o666)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

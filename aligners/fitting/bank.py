@@ -51,10 +51,18 @@ def build_aligner(description: Mapping[str, Any]) -> Aligner:
         return known[name](description["sites"], description["d_x"], description["d_y"], **description["options"])
 
 
+def restored(description: Mapping[str, Any], state: Mapping[str, Tensor]) -> Aligner:
+    """An aligner as described, with these parameters and buffers in the precision that they have."""
+    aligner = build_aligner(description)
+    precision = next((value.dtype for value in state.values() if value.is_floating_point()), None)
+    aligner.to(precision).load_state_dict(state)
+    return aligner
+
+
 def take_places(bank: Aligner, places: slice | list[int]) -> Aligner:
     """Some places of a bank as a bank of their own, frozen."""
-    taken = build_aligner({**describe_aligner(bank), "sites": len(torch.arange(bank.sites)[places])})
-    taken.load_state_dict({name: value[places] for name, value in bank.state_dict().items()})
+    description = {**describe_aligner(bank), "sites": len(torch.arange(bank.sites)[places])}
+    taken = restored(description, {name: value[places] for name, value in bank.state_dict().items()})
     return taken.requires_grad_(False).eval()
 
 
@@ -122,7 +130,7 @@ class StoredBank:
     Routes have the numbers of their two models for keys: `0_1` leads from the first model of the run into the second.
 
     Attributes:
-        command: of `train.py`, which made it.
+        command: of `train.py`, which made it; `arrays`: a map of `aligners.api`, whose models nobody has named.
         maps: route -> name -> bank, one map for each site pair.
         pairs: route -> site pairs (l, m) in the order of the banks.
         data: what the data module was, by its `describe()`.
@@ -138,7 +146,7 @@ class StoredBank:
         path: the file, the shared folder, or its name on the Hub.
     """
 
-    command: Literal["fit", "stitch", "universe"]
+    command: Literal["fit", "stitch", "universe", "arrays"]
     maps: dict[str, dict[str, Aligner]]
     pairs: dict[str, list[tuple[int, int]]]
     data: dict[str, Any]
@@ -247,14 +255,16 @@ def nested(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     return tree
 
 
-def load_bank(path: Path | str) -> StoredBank:
+def load_bank(path: Path | str, *, arrays: bool = False) -> StoredBank:
     """Read the file of a finished run of `train.py fit` or `train.py stitch`. Nothing in it is run.
 
     Args:
         path: the file, a folder of `evaluate.py share`, or the name of one on the Hub.
+        arrays: whether it may be a map that `save` of `aligners.api` wrote, which says nothing of models.
 
     Raises:
-        ValueError: the file is not there, cannot be read, or is a last.ckpt to go on from; or as `shared_file`.
+        ValueError: the file is not there, cannot be read, is a last.ckpt to go on from, or a map on arrays; or as
+            `shared_file`.
     """
     shared, file, path = is_shared(path), shared_file(path), Path(path)
     try:
@@ -271,6 +281,11 @@ def load_bank(path: Path | str) -> StoredBank:
         raise UserError(
             f"Expected the file of a finished run, but {path} is one to go on from: `train.py {command} --ckpt_path "
             f"{path}` goes on, and leaves the finished file beside its report."
+        )
+    if bank.command == "arrays" and not arrays:
+        raise UserError(
+            f"Expected a file of `train.py`, which says which models its maps are between, but {path} was written from "
+            "Python. Read it there, by `aligners.api.ArrayMap.load`."
         )
     bank.path = path
     bank.data_config = for_others(bank.data_config) if shared else bank.data_config
@@ -299,9 +314,8 @@ def _read(path: Path) -> StoredBank:
     described = json.loads(header)
     maps: dict[str, dict[str, Aligner]] = {}
     for route, entries in described["maps"].items():
-        maps[route] = {name: build_aligner(about) for name, about in entries.items()}
-        for name, aligner in maps[route].items():
-            aligner.load_state_dict(tensors["maps"].get(route, {}).get(name, {}))
+        states = tensors.get("maps", {}).get(route, {})
+        maps[route] = {name: restored(about, states.get(name, {})) for name, about in entries.items()}
     plain = {name: described[name] for name in PLAIN}
     plain["pairs"] = {route: [(i, j) for i, j in entries] for route, entries in described["pairs"].items()}
     seen, origins = described["seen"], described["fitted"]

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from aligners.errors import finite
+from aligners.fitting.outcomes import how_fitted
 from aligners.maps.base import Aligner
 from aligners.similarity.moments import DoubleMetric
 from datamodules.rows.reading import Place
@@ -52,7 +53,7 @@ def error_rows(
     places: Sequence[Place], method: str, aligner: Aligner, training: Sequence[str | None], figures: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     """The rows of a report on a map: one for each place, of which `training` and every figure have an entry."""
-    about = {"method": method, "role": "method", "parameters": parameters_of(aligner)}
+    about = {"method": method, "role": "method", "parameters": parameters_of(aligner), "fit": how_fitted(aligner)}
     return [
         {
             **columns_of(place),

@@ -32,6 +32,13 @@ def outcomes(record: Mapping[str, Any] | None, sites: int) -> list[str | None]:
     return words
 
 
+def how_fitted(aligner: Any, *, turned: bool = False) -> str:
+    """How a map was fitted, in the words of the column `fit`; `turned`: it is the inverse of what was fitted."""
+    if aligner.closed_form:
+        return CLOSED
+    return BOTH_WAYS if aligner.both_ways else INVERSE_OF_ONE_WAY if turned else TRAINED
+
+
 def is_trained(row: Mapping[str, Any]) -> bool:
     """Tell whether the map of a row is what its fit was to make of it, and not its start or what it was set back to."""
     outcome = row.get("training")

@@ -1,7 +1,7 @@
 """What Y does with states that are put into it, text by text, and the columns that a report makes of it."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import cast
 
 import torch
@@ -23,6 +23,7 @@ BEHAVIOUR_COLUMNS = (
 # What stands beside the maps and needs no site, by what is asked: ceilings, then floors.
 OF_LABELS = ("native_x", "native_y", "random_classifier", "random_label", "constant_label")
 OF_TOKENS = ("native_x", "native_y", "unigram")
+DRAWS = {"random_classifier": 20}  # heads: one of two classes answers like Y's own, or the opposite, by chance
 BITS = math.log(2)
 
 
@@ -60,8 +61,12 @@ class Behaviour:
         return self._sums(answers, batch, own)
 
     def without_sites(self, batch: TaskBatch, natives: Natives) -> dict[str, Tensor]:
-        """What is answered without any map: quantity -> (methods, 1, B)."""
-        answers = (self._answers(name, batch, natives) for name in self.whole)
+        """What is answered without any map: quantity -> (answers, 1, B), several of what is drawn: see `DRAWS`."""
+        answers = (
+            answer
+            for name in self.whole
+            for answer in (self._fresh_heads(batch) if name in DRAWS else [self._answers(name, batch, natives)])
+        )
         return {name: sums[:, None] for name, sums in self._sums(answers, batch, natives[self.route.target]).items()}
 
     def _sums(self, each: Iterable[UnitAnswers], batch: TaskBatch, own: UnitAnswers) -> dict[str, Tensor]:
@@ -76,6 +81,15 @@ class Behaviour:
             results.append(sums)
         return {name: torch.stack([sums[name] for sums in results]) for name in BEHAVIOUR}
 
+    def _fresh_heads(self, batch: TaskBatch) -> Iterator[UnitAnswers]:
+        """The answers of freshly drawn heads to Y's own last states."""
+        target = self.route.target
+        (states,) = target.front(batch.inputs, [target.depth])
+        for draw in range(DRAWS["random_classifier"]):
+            with target.fresh_head(self.seed + draw):
+                logits = target.tail(batch.inputs, target.depth, states)
+            yield unit_answers(chosen(logits, batch.targets, one_after_another(target.class_map)), batch.targets)
+
     def _answers(self, name: str, batch: TaskBatch, natives: Natives) -> UnitAnswers:
         """The answers of a method that needs no site."""
         target, right = self.route.target, batch.targets.answer
@@ -84,10 +98,6 @@ class Behaviour:
         nothing = torch.full(right.shape, torch.nan, device=right.device)
         if name == "native_x":  # which need not know the task
             return natives.get(self.route.source, UnitAnswers(nothing, nothing, nothing))
-        if name == "random_classifier":
-            with target.fresh_head(self.seed):
-                logits = chosen(target.logits(batch.inputs), batch.targets, one_after_another(target.class_map))
-            return unit_answers(logits, batch.targets)
         if name == "unigram":  # the frequencies of tokens in the fitting texts
             self._unigrams = cast(Tensor, self._unigrams).to(right.device)  # once: a copy to the device waits for it
             answer = self._unigrams.argmax().expand_as(right)

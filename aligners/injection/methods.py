@@ -11,7 +11,7 @@ from aligners.errors import UserError, check_known
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.bank import BACKWARD, FORWARD, StoredBank
 from aligners.fitting.fits import fit_map
-from aligners.fitting.outcomes import BOTH_WAYS, CLOSED, INVERSE_OF_ONE_WAY, TRAINED, outcomes
+from aligners.fitting.outcomes import CLOSED, how_fitted, outcomes
 from aligners.injection.behaviour import OF_LABELS, OF_TOKENS
 from aligners.injection.forward import mapped_rows
 from aligners.injection.routes import Route
@@ -173,18 +173,12 @@ def stored_kind(checkpoint: StoredBank) -> RowKind:
 
 def describe_map(aligner: Aligner, turned: bool = False) -> dict[str, Any]:
     """Class, options, findings, `parameters` of one site, and how it was fitted."""
-    if aligner.closed_form:
-        fit = CLOSED
-    elif aligner.both_ways:
-        fit = BOTH_WAYS
-    else:
-        fit = INVERSE_OF_ONE_WAY if turned else TRAINED
     return {
         "class": type(aligner).__name__,
         "options": aligner.options(),
         **aligner.findings(),
         "parameters": sum(p.numel() for p in aligner.parameters()) // aligner.sites or None,
-        "fit": fit,
+        "fit": how_fitted(aligner, turned=turned),
         "bijective": aligner.bijective,
     }
 

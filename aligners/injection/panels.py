@@ -1,8 +1,9 @@
 """A panel of a report: one route, one kind of rows, every method at every site, with its errors text by text."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import groupby
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from aligners.errors import finite
 from aligners.fitting.errors import squared_errors
-from aligners.injection.behaviour import BEHAVIOUR, BEHAVIOUR_COLUMNS, Behaviour, Natives, behaviour_columns
+from aligners.injection.behaviour import BEHAVIOUR, BEHAVIOUR_COLUMNS, DRAWS, Behaviour, Natives, behaviour_columns
 from aligners.injection.methods import Method
 from aligners.injection.routes import Route
 from aligners.injection.scoring.scores import TextScores, UnitMeans, bootstrap_interval, of_unseen, per_text_sums
@@ -170,7 +171,8 @@ class Panel(nn.Module):
         sites = len(route.pairs)
         scored = [*(ERRORS if means else []), *(BEHAVIOUR if behaviour else [])]
         self.scores = TextScores(scored, len(self.methods), sites, texts)
-        self.whole = TextScores(BEHAVIOUR, len(behaviour.whole), 1, texts) if behaviour else None
+        self.answers = [name for name in (behaviour.whole if behaviour else ()) for _ in range(DRAWS.get(name, 1))]
+        self.whole = TextScores(BEHAVIOUR, len(self.answers), 1, texts) if behaviour else None
         self.lengths = TextScores(COUNTED, 1, 1, texts)
         self.elsewhere = TextScores(SQUARES, len(self.methods), sites, others) if others else None
         self.fitting = UnitMeans(1 + len(SQUARES) * len(self.methods) * sites) if fitting else None
@@ -239,13 +241,13 @@ class Panel(nn.Module):
         overflows = torch.zeros(len(self.methods), len(pairs), dtype=torch.bool)
         columns: dict[str, Tensor] = {}
         if self.behaviour is not None:
-            names, task = self.behaviour.whole, self.behaviour.asked
+            names, task = self.answers, self.behaviour.asked
             index = names.index("native_y" if "native_y" in names else "native")
             native = {name: values[index, 0] for name, values in whole.items()}
             without = behaviour_columns(whole, native, task, self.seed)
-            for place, name in enumerate(names):
+            for name, answers in groupby(range(len(names)), lambda place: names[place]):
                 role = "ceiling" if name.startswith("native") else "floor"
-                yield _row(name, role, (None, None), {}, _figures(without, place, 0))
+                yield _row(name, role, (None, None), {}, _over_draws(without, list(answers)))
             columns |= behaviour_columns(table, native, task, self.seed)
             overflows |= ~table["loss"].isfinite().all(-1)
         if self.mean_target is not None:
@@ -282,6 +284,18 @@ def _row(name: str, role: str, pair: Sequence[int | None], about: Mapping[str, A
         "overflow": False,
         **found,
     }
+
+
+def _over_draws(columns: dict[str, Tensor], draws: list[int]) -> dict[str, Any]:
+    """One row's figures: of several draws the mean, whose interval ends at the least and the largest of them."""
+    if len(draws) == 1:
+        return _figures(columns, draws[0], 0)
+    found: dict[str, Any] = {"fit": f"mean of {len(draws)} draws, interval from the least to the largest"}
+    ends: dict[str, Callable[[Tensor], Tensor]] = {"low": torch.amin, "high": torch.amax}
+    for name, values in columns.items():
+        base, _, end = name.rpartition("_")
+        found[name] = finite(ends.get(end, torch.mean)((columns[base] if end in ends else values)[draws, 0]))
+    return found
 
 
 def _figures(columns: dict[str, Tensor], method: int, site: int) -> dict[str, Any]:

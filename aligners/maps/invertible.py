@@ -6,8 +6,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from scipy.linalg import hadamard
-from scipy.stats import wishart
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
@@ -132,6 +130,8 @@ class ShuffledHadamard(nn.Module):
     block: Tensor
 
     def __init__(self, width: int, number: int) -> None:
+        from scipy.linalg import hadamard
+
         super().__init__()
         draw = torch.Generator().manual_seed(number)
         order = torch.randperm(width, generator=draw)
@@ -293,6 +293,8 @@ def _scatter(rows: int, width: int, draw: np.random.Generator) -> np.ndarray:
     if rows < width:
         drawn = draw.standard_normal((rows, width))
         return drawn.T @ drawn
+    from scipy.stats import wishart
+
     return np.reshape(wishart(rows, np.eye(width)).rvs(random_state=draw), (width, width))
 
 

@@ -3,7 +3,6 @@
 from typing import Any, ClassVar
 
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from aligners.maps.linear import Affine, deviations
@@ -51,6 +50,8 @@ class Permutation(Affine):
         Raises:
             ValueError: a neuron is constant over the fitting rows, or not finite.
         """
+        from scipy.optimize import linear_sum_assignment
+
         x, y = deviations(moments)
         correlations = moments.xy / moments.n / (x[:, :, None] * y[:, None, :])  # Pearson's, (S, d_x, d_y)
         ones = torch.ones_like(correlations)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
@@ -268,7 +269,7 @@ def site_figure(
         lines_by_site(axis, panel.lines, column, scale)
         for name, look, height in panel.levels:
             axis.axhline(scale * height, label=name, zorder=0, **look)
-        name_sites(axis, panel.title, panel.pairs)
+        name_sites(axis, panel.title, map(site_name, panel.pairs))
     if column == "penalty":
         penalty_scale(axes)
     if not all(row is None or is_trained(row) for panel in shown for _, _, cells in panel.lines for row in cells):
@@ -277,14 +278,14 @@ def site_figure(
     return figure
 
 
-def name_sites(axis: Axes, title: str, pairs: Sequence[tuple[int, int]]) -> None:
-    """Give a panel its title, and its horizontal axis the site pairs, as many as there is room for."""
-    axis.set_title(title, fontsize=10)
-    names = [site_name(pair) for pair in pairs]
-    every = -(-sum(len(name) + 2 for name in names) // LETTERS)
-    axis.set_xticks(range(0, len(pairs), every), names[::every])
-    room = max(0, FEWEST_ACROSS - len(pairs)) / 2
-    axis.set_xlim(-0.5 - room, len(pairs) - 0.5 + room)
+def name_sites(axis: Axes, title: str, sites: Iterable[str], letters: int = LETTERS) -> None:
+    """Give a panel its title, and its horizontal axis the names of sites, as many as there is room for."""
+    axis.set_title("\n".join(fill(line, letters, break_long_words=False) for line in title.split("\n")), fontsize=10)
+    names = list(sites)
+    every = -(-sum(len(name) + 2 for name in names) // letters)
+    axis.set_xticks(range(0, len(names), every), names[::every])
+    room = max(0, FEWEST_ACROSS - len(names)) / 2
+    axis.set_xlim(-0.5 - room, len(names) - 0.5 + room)
 
 
 def shared_out(groups: Iterable[Sequence[str]]) -> list[list[str]]:
@@ -349,7 +350,7 @@ def log_scale(axes: Sequence[Axes]) -> None:
         axis.set_yscale("log")
         axis.minorticks_off()
         axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
-        axis.set_ylim(min(0.9 * drawn.min(), ticks[0]), 1.03 * max(ticks))
+        axis.set_ylim(min(0.8 * drawn.min(), ticks[0]), 1.03 * max(ticks))
 
 
 def _log_ticks(low: float, high: float) -> list[float]:
@@ -373,8 +374,8 @@ def penalty_scale(axes: Sequence[Axes]) -> None:
         axis.axhline(0, color="0.6", linewidth=0.8, zorder=0)
         axis.set_yscale("symlog", linthresh=LINEAR_UP_TO, linscale=0.6)
         axis.yaxis.set_major_formatter("{x:g}")
-    least = min(float(axis.dataLim.y0) for axis in axes)
-    axes[0].set_ylim(bottom=2 * min(least, -LINEAR_UP_TO / 8))  # little room below zero
+    least, most = min(float(axis.dataLim.y0) for axis in axes), max(float(axis.dataLim.y1) for axis in axes)
+    axes[0].set_ylim(2 * min(least, -LINEAR_UP_TO / 8), 1.5 * max(most, LINEAR_UP_TO))  # little room below zero
 
 
 def short(value: float) -> str:

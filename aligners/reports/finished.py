@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
+from jinja2 import UndefinedError
 
 from aligners.errors import UserError
+from aligners.reports.names import with_short_names
 from aligners.reports.page.run import CONFIG
 from aligners.reports.report import Report, Row
+from aligners.reports.templates import lead
 from datamodules.text.texts import words_on_copies, words_on_left_out
 
 KINDS: dict[str, Row] = yaml.safe_load(Path(__file__).with_name("kinds.yaml").read_text(encoding="utf-8"))
@@ -39,15 +42,18 @@ def make_report(kind: str, meta: Row, rows: Sequence[Row], **more: Any) -> Repor
         more: further tables and options of this kind of report.
     """
     about = KINDS[kind]
-    report = maker(kind)(meta, rows, **about.get("options", {}), **more)
+    options = about.get("options", {})
+    report = maker(kind)(meta, rows, **options, **more)
     texts = [meta.get(name, {}) for name in ("text", "other_text")]
     of_texts = [words for text in texts for words in (*words_on_copies(text), *words_on_left_out(text))]
     return replace(
         report,
         name=file_name(kind),
         title=about.get("title", ""),
+        lead=lead(about.get("lead", kind), meta=meta, rows=with_short_names(rows), tables=report.tables, **options),
         note=about.get("note", report.note),
         columns=about.get("columns", report.columns),
+        captions=about.get("captions", {}),
         sentences=[*meta.get("cautions", ()), *report.sentences, *of_texts],
     )
 
@@ -99,7 +105,8 @@ def finished_run(folder: Path) -> FinishedRun:
     config = folder / CONFIG
     written = config.read_text(encoding="utf-8") if config.is_file() else ""
     report = _report(kinds[0], content, yaml.safe_load(written) or {})
-    return FinishedRun(folder, kinds[0], replace(report, sentences=content["findings"]), written)
+    said = [sentence for sentence in content["findings"] if sentence != report.lead]
+    return FinishedRun(folder, kinds[0], replace(report, sentences=said), written)
 
 
 def _what_it_is(folder: Path) -> str:
@@ -138,7 +145,7 @@ def _report(kind: str, content: Row, options: Row) -> Report:
     further = {name: value for name, value in {**options, **content}.items() if name in takes and name not in PARTS}
     try:
         return make_report(kind, content["meta"], content["rows"], **further)
-    except KeyError as error:
+    except (KeyError, UndefinedError) as error:
         raise UserError(
             f"Expected a {kind} report as this version writes them, but its rows have no {error}: another version "
             "wrote it. Its own files are as they were; the run's command makes a new one."

@@ -1,5 +1,6 @@
 """Names of models, sites and scores for readers, and numbers and lists in words."""
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -117,11 +118,22 @@ def with_interval(row: Row, column: str, form: str, scale: float = 1) -> str:
     return text if low is None or high is None else f"{text} ±{scale * (high - low) / 2:{form.removeprefix('z')}}"
 
 
+def plain_number(value: float, digits: int = 3) -> str:
+    """A number as people write it: 12,345, 546, 1.25, 0.071; scientific below 0.0001 alone: 1.3e-06.
+
+    Args:
+        value: the number.
+        digits: how many of them are shown, beside all of a whole number.
+    """
+    whole = isinstance(value, int) or abs(value) >= 10 ** (digits - 1)
+    return f"{value:z,.0f}" if whole else f"{value:z.{digits}g}"
+
+
 def four_digits(value: object) -> str:
     """A value of a row for readers; empty where there is none."""
     if value is None or value != value:
         return ""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return plain_number(value, 4) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 
 
 def markdown_table(headings: Iterable[str], rows: Iterable[Sequence[str]], rule: str) -> list[str]:
@@ -134,6 +146,13 @@ def value_range(values: Sequence[float], form: str) -> str:
     """`0.100 to 0.200`, or one number if both ends read the same."""
     low, high = fixed(min(values), form), fixed(max(values), form)
     return low if low == high else f"{low} to {high}"
+
+
+def aligned(value: float | None, places: int = 3) -> str:
+    """A number of a column of the screen, with as many decimals as the others, or whole from 100 on; empty for none."""
+    if value is None or math.isnan(value):
+        return ""
+    return f"{value:z.{places}f}" if abs(value) < 100 else f"{value:,.0f}" if abs(value) < 1e7 else f"{value:.0e}"
 
 
 def listed(items: Sequence[str]) -> str:

@@ -38,7 +38,7 @@ def publish(report: Report, folder: Path, trainer: pl.Trainer) -> None:
     console = show(report)
     runs = [logger for logger in trainer.loggers if isinstance(logger, WandbLogger)]
     places = [f"{report.files}: {folder}", *(f"W&B run: {_log(report, figures, run)}" for run in runs)]
-    say(console, "\n".join(["", *places] if report.sentences else places))
+    say(console, "\n".join(["", *places] if report.findings else places))
 
 
 def show(report: Report) -> Console:
@@ -46,9 +46,11 @@ def show(report: Report) -> Console:
     console = screen()
     for table in report.screen:
         console.print(table)
+    if "…" in (full := names_in_full(report.rows)):  # some are cut
+        say(console, full.rstrip(), style="dim")
     if report.note:
         say(console, report.note, style="dim")
-    say(console, "\n".join(["", *report.sentences]))
+    say(console, "\n".join(["", *report.findings]))
     return console
 
 
@@ -103,7 +105,7 @@ def _markdown(report: Report) -> str:
     """Write the table to four digits, the sentences, and the models' full names."""
     rows = [[four_digits(row[key]) for key in report.columns] for row in map(_one_site, with_short_names(report.rows))]
     lines = markdown_table(report.columns.values(), rows, "|" + "---|" * len(report.columns))
-    plain = (sentence.replace(MARK, f"\\{MARK}", sentence.startswith(MARK)) for sentence in report.sentences)
+    plain = (sentence.replace(MARK, f"\\{MARK}", sentence.startswith(MARK)) for sentence in report.findings)
     findings = "".join(f"- {sentence}\n" for sentence in plain)
     return "\n".join(lines) + "\n" + (f"\n{findings}" if findings else "") + names_in_full(report.rows)
 

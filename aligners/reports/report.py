@@ -27,7 +27,9 @@ class Report:
         screen: tables to show, with short names of models.
         note: a line below them.
         title: of its page; default: its name.
-        sentences: the findings in words.
+        lead: what it found, in two or three sentences.
+        sentences: further findings.
+        captions: name of a figure, or what it begins with -> what it shows and what to look at.
         files: name of the files for the last line on screen.
     """
 
@@ -40,14 +42,21 @@ class Report:
     screen: Sequence[Table] = ()
     note: str = ""
     title: str = ""
+    lead: str = ""
     sentences: Sequence[str] = ()
+    captions: Mapping[str, str] = field(default_factory=dict)
     files: str = "Report and figures"
+
+    @property
+    def findings(self) -> list[str]:
+        """All that it says in words, the lead first."""
+        return [*([self.lead] if self.lead else []), *self.sentences]
 
     @property
     def content(self) -> dict[str, Any]:
         """What the JSON file holds."""
         tables = {name: list(table) for name, table in self.tables.items()}
-        return {"meta": self.meta, "findings": list(self.sentences), "rows": list(self.rows), **tables}
+        return {"meta": self.meta, "findings": self.findings, "rows": list(self.rows), **tables}
 
 
 def where(rows: Iterable[Row], **values: object) -> list[Row]:

@@ -3,39 +3,103 @@
 import os
 import sys
 import webbrowser
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions
 from rich.table import Table
 from rich.text import Text
 
 ROLE_STYLES = {"ceiling": "green", "floor": "dim"}  # of a row on screen
+GAP = "  "  # between columns
 WhenToOpen = Literal["auto", "true", "false"]
 
 
+class _Column(NamedTuple):
+    """A column: the heading of its group or nothing, its own heading and its cells, and whether they stand right."""
+
+    group: str
+    texts: Sequence[str]
+    right: bool
+
+
 class TitledTable(Table):
-    """A table whose title may be wider than its columns; Rich would fold it.
+    """A table for any width: where it is wider than the console its columns are split, and each part names the rows.
+
+    A name that is the same in all rows stands once above the table. Names that would take more than half of the width
+    stand on lines of their own. Nothing is cut.
 
     Args:
         title: shown above the table, at the left.
+        names: how many of the first columns name the rows.
+        alone: how many of the columns after these are in no group.
     """
 
-    def __init__(self, title: str) -> None:
-        super().__init__(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-        self._over = title
+    def __init__(self, title: str, names: int = 1, alone: int = 0) -> None:
+        super().__init__(title=title)
+        self.names, self.alone = names, alone
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield the title, then the table."""
-        yield Text(f"\n{self._over}", style="bold")
-        yield from super().__rich_console__(console, options)
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        """Yield the title, then the parts of the table."""
+        yield Text(f"\n{title_of(self)}", style="bold")
+        columns, above, width = list(self._columns()), list[_Column](), options.max_width
+        names = columns[: self.names]
+        for column in names[:-1]:
+            if len({*column.texts[1:]}) == 1:
+                names.remove(column)
+                if column.texts[1]:
+                    yield Text(f"{column.texts[0]}: {column.texts[1]}")
+        while names and _width(names) > width // 2:
+            above.append(names.pop(0))
+        parts = [names]
+        for _, block in groupby(columns[self.names :], lambda column: column.group or id(column)):
+            whole = [*block]
+            fits = _width([*names, *whole]) <= width and any(column.group for column in parts[-1])
+            for piece in [whole] if fits else [[column] for column in whole]:
+                if len(parts[-1]) > len(names) and _width([*parts[-1], *piece]) > width:
+                    parts.append(names)
+                parts[-1] = [*parts[-1], *piece]
+        for part in parts:
+            yield from self._lines(part, len(names), above)
+
+    def _columns(self) -> Iterator[_Column]:
+        group = ""
+        for place, column in enumerate(self.columns):
+            heading, over, name = str(column.header).rpartition("\n")
+            group = heading or (group if over and place > self.names + self.alone else "")
+            yield _Column(group, [name, *map(str, column.cells)], column.justify == "right")
+
+    def _lines(self, part: Sequence[_Column], names: int, above: Sequence[_Column]) -> Iterator[Text]:
+        """The headings of some columns, and the rows that have a value in them."""
+        groups, headings, *rows = (GAP.join(texts) for texts in zip(*_padded(part), strict=True))
+        yield from map(Text, ("", *filter(str.strip, (groups, headings)), "─" * len(headings)))
+        before = ""
+        for n, row in enumerate(self.rows, start=1):
+            if any(column.texts[n] for column in part[names:]):
+                name = ", ".join(column.texts[n] for column in above)
+                yield from (Text(line, row.style or "") for line in [name] * (name != before) + [rows[n - 1]])
+                before = name
+
+
+def _padded(part: Sequence[_Column]) -> Iterator[list[str]]:
+    """Fill each column with blanks; a group's heading stands above the first of its columns in this part."""
+    for before, column in zip([None, *part], part, strict=False):
+        texts = ["" if before and before.group == column.group else column.group, *column.texts]
+        width = max(map(cell_len, texts))
+        blanks = (" " * (width - cell_len(text)) for text in texts)
+        yield [blank + text if column.right else text + blank for blank, text in zip(blanks, texts, strict=True)]
+
+
+def _width(part: Sequence[_Column]) -> int:
+    return sum(cell_len(texts[0] + GAP) for texts in _padded(part)) - len(GAP)
 
 
 def title_of(table: Table) -> str:
-    """The title of a table, of Rich's own or of ours; empty if it has none."""
-    return str(table._over if isinstance(table, TitledTable) else table.title or "")
+    """The title of a table; empty if it has none."""
+    return str(table.title or "")
 
 
 def site_table(
@@ -45,20 +109,20 @@ def site_table(
 
     Args:
         title: shown above the table.
-        names: headings of the first columns, which hold text; the first of them may be folded.
+        names: headings of the first columns, which hold text.
         columns: headings of the numeric columns between these and the sites.
         sites: heading -> the sites below it; one empty heading means no line of headings.
     """
     over = "\n" if any(sites) else ""
-    table = TitledTable(title)
-    for place, name in enumerate(names):
-        table.add_column(f"{over}{name}", overflow="fold", no_wrap=place > 0)
+    table = TitledTable(title, len(names), len(columns))
+    for name in names:
+        table.add_column(f"{over}{name}")
     for column in columns:
-        table.add_column(column if "\n" in column else f"{over}{column}", justify="right", no_wrap=True)
+        table.add_column(column if "\n" in column else f"{over}{column}", justify="right")
     for heading, below in sites.items():
         for place, site in enumerate(below):
             above = heading if place == 0 else ""
-            table.add_column(f"{above}\n{site}" if over else site, justify="right", no_wrap=True)
+            table.add_column(f"{above}\n{site}" if over else site, justify="right")
     return table
 
 

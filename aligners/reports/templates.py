@@ -4,50 +4,83 @@ import re
 from pathlib import Path
 from typing import Any
 
+import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from aligners.reports.names import held_out_name, listed, site_name, value_range
+from aligners.fitting.outcomes import trained_methods
+from aligners.reports.names import WORDS, four_digits, held_out_name, listed, plain_number, site_name, value_range
+from aligners.reports.report import Row, distinct, grouped, mean, where
+from aligners.similarity.controls import matching_layers
 
 HERE = Path(__file__).parent
 PAGES = HERE / "page"
 ITEM = re.compile("^- ", re.MULTILINE)
+GLOSSARY: dict[str, str] = yaml.safe_load((HERE / "glossary.yaml").read_text(encoding="utf-8"))
+WORD = r"(?<![\w-])(%s)s?(?![\w-])"
+FILTERS = (held_out_name, listed, mean, site_name, trained_methods, where)  # by their names
+NO_WORDS = re.compile("<(script|style|pre).*?</\\1>|<[^>]*>", re.DOTALL)  # of a page
 BEFORE_PUNCTUATION = re.compile(r" (?=[.,;:)](?: |$|[.,;:]))")  # a space that a line's end in a template leaves
 
 
 def page(template: str, **values: Any) -> str:
-    """Render the template of a page.
+    """Render the template of a page, with a glossary of the words that occur on it.
 
     Args:
         template: name of its file.
         values: of the template.
     """
     environment = Environment(loader=FileSystemLoader(PAGES), autoescape=True, keep_trailing_newline=True)
-    environment.filters["code"] = _code
+    environment.filters |= {"code": _code, "four_digits": four_digits}
     css, js = (Markup((PAGES / name).read_text(encoding="utf-8")) for name in ("page.css", "page.js"))
-    return environment.get_template(template).render(css=css, js=js, **values)
+    whole = environment.get_template(template)
+    words = NO_WORDS.sub(" ", whole.render(css=css, js=js, glossary={}, **values))
+    return whole.render(css=css, js=js, glossary=glossary(words), **values)
+
+
+def glossary(text: str) -> dict[str, str]:
+    """The terms of `glossary.yaml` that occur in a text, in the plural too, with their definitions."""
+    names = {term: "|".join(map(re.escape, term.split(" / "))) for term in GLOSSARY}
+    return {term: GLOSSARY[term] for term in names if re.search(WORD % names[term], text, re.IGNORECASE)}
+
+
+def lead(kind: str, **values: Any) -> str:
+    """Say what a report found in two or three sentences, as the template of its kind in `findings/leads/` does."""
+    return _in_one_line(words(f"leads/{kind}", **values))
 
 
 def sentences(template: str, **values: Any) -> list[str]:
     """Render findings: the items of the list that a template of `findings/` is, each in one line.
 
-    Filters: `form` writes a number as `format` does, `span` the range of a column of rows, `listed` a list, `last_part`
-    that of a path.
+    Filters: `form` writes a number as `format` does, `number` as people do, `span` the range of a column of rows,
+    `listed` a list, `last_part` that of a path. `where`, `by` and `mean` choose, group and average rows, `matching`
+    chooses those of matching layers, and `trained_methods` names the methods that are trained in all rows.
 
     Args:
         template: name of its file, without the ending.
         values: of the template.
     """
-    items = ITEM.split(words(template, **values))[1:]
-    return [BEFORE_PUNCTUATION.sub("", " ".join(item.split())) for item in items]
+    return [_in_one_line(item) for item in ITEM.split(words(template, **values))[1:]]
 
 
 def words(template: str, **values: Any) -> str:
     """Render a template of `findings/` as it is; see `sentences`."""
     environment = Environment(loader=FileSystemLoader(HERE / "findings"), undefined=StrictUndefined)
-    environment.filters |= {"form": format, "listed": listed, "site_name": site_name, "span": _span}
-    environment.filters |= {"held_out_name": held_out_name, "last_part": lambda path: Path(str(path)).name}
+    environment.globals["words"] = WORDS
+    environment.filters |= {function.__name__: function for function in FILTERS}
+    environment.filters |= {"form": format, "number": plain_number, "span": _span, "by": grouped, "matching": _matching}
+    environment.filters["last_part"] = lambda path: Path(str(path)).name
     return environment.get_template(f"{template}.j2").render(**values)
+
+
+def _matching(rows: list[Row]) -> list[Row]:
+    """The rows of matching layers of two models."""
+    pairs = matching_layers(*(sorted(distinct(rows, column)) for column in ("layer_x", "layer_y")))
+    return [row for row in rows if (row["layer_x"], row["layer_y"]) in pairs]
+
+
+def _in_one_line(text: str) -> str:
+    return BEFORE_PUNCTUATION.sub("", " ".join(text.split()))
 
 
 def _span(rows: Any, column: str, form: str) -> str:

@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import secrets
 from collections.abc import Iterable, Mapping
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +13,7 @@ import yaml
 from lightning.pytorch.utilities import rank_zero_warn
 from safetensors import SafetensorError, safe_open
 
-from aligners.errors import UserError
+from aligners.errors import check_extra
 from aligners.files.shared import RUN_FILES
 from aligners.files.whole import write_text
 from aligners.reports.names import file_names
@@ -140,9 +142,17 @@ class RunArtifact(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name of its artifact: kind and models; for states the name of their folder, which says what they are of."""
+        """Name of its artifact: kind and models; for states the name of their folder, which says what they are of.
+
+        W&B takes 128 letters, digits and `_.-`. A name that has to be changed for it ends in a hash of the whole.
+        """
         ends = [self.path.parent.name] if self.kind == "states" else file_names(self.about["models"]).values()
-        return f"{self.kind}-{'--'.join(ends)}"[:LONGEST_NAME]
+        name = f"{self.kind}-{'--'.join(ends)}"
+        legal = re.sub(r"[^a-zA-Z0-9_.-]", "-", name)
+        if legal == name and len(name) <= LONGEST_NAME:
+            return name
+        digest = blake2b(name.encode(), digest_size=4).hexdigest()
+        return f"{legal[: LONGEST_NAME - len(digest) - 1]}-{digest}"
 
     def artifact(self, *, upload: bool = False) -> Any:
         """Make the artifact.
@@ -247,14 +257,10 @@ def workspace(entity: str, project: str = PROJECT) -> Any:
     Raises:
         ValueError: wandb-workspaces is not installed.
     """
-    try:
-        from wandb_workspaces import expr, workspaces
-        from wandb_workspaces.reports import v2 as panels
-    except ImportError as error:
-        raise UserError(
-            "A view at W&B is described by the package wandb-workspaces, which is not installed. Run: "
-            "pip install '.[workspace]'"
-        ) from error
+    check_extra("workspace", "wandb_workspaces", "A view at W&B")
+    from wandb_workspaces import expr, workspaces
+    from wandb_workspaces.reports import v2 as panels
+
     line: dict[str, Any] = {"x": STEP, "log_y": True, "max_runs_to_show": 20}  # all metrics of a regular expression
     contents = {
         name: [panels.LinePlot(title=title, metric_regex=metrics, **line) for title, metrics in curves.items()]

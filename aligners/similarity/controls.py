@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import NamedTuple, Self
 
 import torch
-from scipy.stats import t as student
 from torch import Tensor
 
 from aligners.errors import UserError
@@ -78,6 +77,8 @@ def jackknife_interval(estimate: Tensor, left_out: Tensor, level: float = 0.95) 
     groups = len(left_out)
     if groups < 2:
         raise UserError(f"An interval needs at least 2 groups of texts in `left_out`, but got {groups}.")
+    from scipy.stats import t as student
+
     error = ((groups - 1) * left_out.var(0, correction=0)).sqrt()
     half = float(student.ppf((1 + level) / 2, groups - 1)) * error
     return estimate - half, estimate + half

@@ -14,7 +14,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from aligners.errors import UserError, check_known
+from aligners.errors import UserError, check_extra, check_known
 
 PATIENCE = 20.0  # seconds that a worker has to end by itself
 THREADS = "OMP_NUM_THREADS"
@@ -187,7 +187,7 @@ def _let_jobs_import() -> None:
 
 
 # Name -> the package that it needs.
-EXECUTORS = {"processes": None, "slurm": "submitit", "ray": "ray"}
+EXECUTORS = {"processes": None, "slurm": ("slurm", "submitit"), "ray": ("cluster", "ray")}  # extra and its package
 
 
 def make_executor(name: str, workers: int, gpus: int, folder: Path, options: dict[str, Any]) -> Executor:
@@ -204,14 +204,11 @@ def make_executor(name: str, workers: int, gpus: int, folder: Path, options: dic
         ValueError: there is no such executor or option, or its package is not installed.
     """
     check_known(EXECUTORS, executor=name)
+    if needed := EXECUTORS[name]:
+        check_extra(*needed, f"The executor {name!r}")
     try:
         if name == "slurm":
             return SlurmJobs(workers, folder / "slurm", **options)
         return RayTasks(**options) if name == "ray" else Processes(workers, gpus, **options)
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"The executor {name!r} needs the package {EXECUTORS[name]}, which is not installed. Run: pip install "
-            f"{EXECUTORS[name]}"
-        ) from error
     except (TypeError, NameError) as error:  # of an option that there is not
         raise UserError(f"Expected `executor_options` of {name!r}, but: {error}") from error

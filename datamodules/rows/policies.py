@@ -1,16 +1,20 @@
 """Row policies: which vectors of a batch become rows."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from aligners.errors import UserError, check_known
-from aligners.models.architectures import Component
 from datamodules.batches import Movable, TextBatch
+
+if TYPE_CHECKING:
+    from aligners.models.architectures import Component
 
 # SplitMix64's increment and its two factors, as int64.
 _STEP, _FACTORS = 0x9E3779B97F4A7C15 - 2**64, (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
@@ -86,7 +90,7 @@ class Rows(Movable):
         counts.index_add_(0, self.owner, torch.ones_like(self.owner))
         return torch.arange(len(self), device=self.owner.device) - (counts.cumsum(0) - counts)[self.owner]
 
-    def only(self, kept: Tensor) -> "Rows":
+    def only(self, kept: Tensor) -> Rows:
         """The rows where `kept` (N,) is True."""
         if self.share is None or self.row is None:
             return Rows(self.index[kept], self.owner[kept], self.texts)
@@ -272,6 +276,8 @@ def check_rows(rows: str, component: Component, packed: bool) -> None:
 
 def check_component(component: Component) -> None:
     """Raise unless `component` is one that can be read."""
+    from aligners.models.architectures import Component
+
     check_known(get_args(Component), component=component)
 
 

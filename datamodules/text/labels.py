@@ -195,7 +195,7 @@ def class_map(
         ValueError: the names differ and no map is given, or one that does not name every class of the texts once, or a
             class of the head that there is not, or twice.
 
-    Example:
+    Examples:
         >>> class_map(["POSITIVE", "NEGATIVE"], ["negative", "positive"], 2, model="m", source="s")
         ((1,), (0,))
     """

@@ -1,7 +1,6 @@
 """What the commands say of the options of a study's cells, before any cell runs."""
 
 import json
-from argparse import ArgumentError
 from collections.abc import Mapping
 from copy import deepcopy
 from functools import cache
@@ -36,7 +35,7 @@ class CellOptions:
         command = f"{KINDS[kind].script}.py {KINDS[kind].command}"
         try:
             return _parser(kind).parse_object(deepcopy(options))  # it writes into what it is given
-        except ArgumentError as error:
+        except UserError as error:
             raise UserError(
                 f"Expected `{kind}` and `data` of the study to hold options of `{command}`, which `{command} --help` "
                 f"lists, but: {error}"
@@ -78,9 +77,9 @@ def _command(kind: str) -> Command:
 
 @cache
 def _parser(kind: str) -> ArgumentParser:
-    """Its parser, which raises errors."""
+    """Its parser."""
     parser = _command(kind).parser()
-    parser.exit_on_error = False
+    parser.prog = f"{KINDS[kind].script}.py {KINDS[kind].command}"
     return parser
 
 

@@ -12,6 +12,8 @@ def bijection(run: Run) -> None:
 
     Maps of equal size are trained for equal numbers of steps on the same rows, and measured on held-out text in both
     directions, beside the least error that a map can have if it is to be good both ways.
+
+    Example: `--data.sites 2 --steps 100 300 --run runs/price`
     """
     price = run.build(BijectionPrice)
     price.check_widths(*run.made.data.frozen_models.widths())

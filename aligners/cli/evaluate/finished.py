@@ -19,6 +19,8 @@ def show(_: Run, run: Path, open: WhenToOpen = "auto") -> None:
 
     The page of a run of an earlier version is made now. Nothing is computed anew.
 
+    Example: `runs/mine`
+
     Args:
         run: Folder of the run.
         open: Whether to open the page in a browser: `auto` where there is a desktop, `true`, or `false`.
@@ -49,6 +51,8 @@ def share(
     That is weights as safetensors, the models that they belong to with their fingerprints, and a card with what was
     measured and what it is not good for. Every option that takes a file of maps takes such a folder, or its name on the
     Hub. Paths and options of this machine are left out.
+
+    Example: `runs/mine shared/mine`
 
     Args:
         run: Folder of a finished `train.py fit`, `universe`, `join`, `stitch` or `probe`, one of the folders pairs/X--Y

@@ -35,6 +35,8 @@ def inject(run: Run, checkpoints: Sequence[Path] = ()) -> None:
     Errors are those on the rows that the maps were fitted on. The frozen model is a classifier on texts with labels,
     or a language model; to inject into it, both models must read the same tokens.
 
+    Example: `--checkpoints runs/mine/aligners.safetensors --run runs/injected`
+
     Args:
         run: of the command.
         checkpoints: Files aligners.safetensors or stitching.safetensors of one pair of models. The data options of the

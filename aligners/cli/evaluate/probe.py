@@ -30,6 +30,8 @@ def probe(run: Run, checkpoints: Sequence[Path] = ()) -> None:
     floors. It needs annotated sentences and any two models. Where maps are of tokens and Y has a head, the few
     dimensions that a narrow probe reads are also swapped through the map, and Y's answers measured.
 
+    Example: `--checkpoints runs/mine/aligners.safetensors --tasks pos --run runs/across`
+
     Args:
         run: of the command.
         checkpoints: Files aligners.safetensors of `train.py fit`, of one pair of models. The data options of the first

@@ -23,6 +23,8 @@ def similarity(run: Run, each_pair: bool | None = None) -> None:
     It draws heat maps over all layer pairs, and lines along matching layers, beside one table. The same command with
     the same `--run`, after an interruption, goes on after the last finished pass over the texts.
 
+    Example: `--data.models embedded:0 embedded:1 --measures cka svcca --run runs/compared`
+
     Args:
         run: of the command.
         each_pair: Figures and a table of each pair of models. Default: up to a dozen pairs; one figure for all of more.
@@ -34,7 +36,7 @@ def similarity(run: Run, each_pair: bool | None = None) -> None:
         run.check_begun()
     run.start(begun=begun)
     saved = evaluation.keep_passes(run.folder / PASSES)
-    with goes_on_with(f" with `--run {run.folder}`"):
+    with goes_on_with(lambda: {"run": run.folder}):
         run.test(evaluation, "similarity", each_pair=each_pair)
     if rank() == 0:
         saved.remove()

@@ -23,6 +23,8 @@ def stitch(run: Run, checkpoint: Path | None = None, groups: dict[str, list[str]
     With a checkpoint of `train.py stitch`: its layers. Without: identity stitching between any number of models of one
     width, at every block or on the whole grid of site pairs.
 
+    Example: `--checkpoint runs/stitched/stitching.safetensors --run runs/penalties`
+
     Args:
         run: of the command.
         checkpoint: File stitching.safetensors. Its data options are this command's defaults.

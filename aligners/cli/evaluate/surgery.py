@@ -26,6 +26,8 @@ def surgery(run: Run, seed: int = 0) -> None:
     one trained on the base model's states (tuned_orig, where `data.bases` are named), as Phang et al. 2021, Figures 3
     and 4. Several models, such as seeds, give a mean and each. Without heads: `--trainer.max_epochs 0`.
 
+    Example: `--data.models runs/tuned/none/seed-0 --run runs/surgery`
+
     Args:
         run: of the command.
         seed: Of the resampling of texts for intervals.

@@ -21,6 +21,8 @@ for_folder = partial(command, usage="FOLDER [options]")
 def status(_: Run, folder: Path) -> None:
     """Count a study's cells by kind and state, and list those that failed.
 
+    Example: `runs/embedded`
+
     Args:
         folder: Of the study, such as runs/NAME.
     """
@@ -34,6 +36,8 @@ def status(_: Run, folder: Path) -> None:
 def collect(_: Run, folder: Path) -> None:
     """Write the results of all finished cells into one table of each kind, Parquet and CSV.
 
+    Example: `runs/embedded`
+
     Args:
         folder: Of the study, such as runs/NAME.
     """
@@ -44,6 +48,8 @@ def collect(_: Run, folder: Path) -> None:
 @for_folder()
 def report(_: Run, folder: Path) -> None:
     """Collect the results of a study's cells, and make its tables and figures.
+
+    Example: `runs/embedded`
 
     Args:
         folder: Of the study, such as runs/NAME.

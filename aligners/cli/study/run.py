@@ -56,6 +56,8 @@ def run(run: Run, folder: Path | None = None, plan: bool = False, changed: bool 
     It says first what it will cost. A study that was stopped, or some of whose cells failed, goes on by the same
     command. Options of the study file can be given here, too.
 
+    Example: `embedded --plan true`
+
     Args:
         run: of the command.
         folder: Of the study. Default: runs/NAME.
@@ -71,6 +73,8 @@ def run(run: Run, folder: Path | None = None, plan: bool = False, changed: bool 
 @for_folder(None, Running)
 def retry(run: Run, folder: Path) -> None:
     """Run the failed cells of a study once more, from their beginning, and what needs them.
+
+    Example: `runs/embedded`
 
     Args:
         run: of the command.
@@ -119,7 +123,7 @@ def _plan_and_run(
         schedule.forget()
         print(f"\n{len(cells) - len(schedule.todo)} of {len(cells)} cells are done, in {folder.path}.", flush=True)
         if schedule.todo:
-            with goes_on_with(""):
+            with goes_on_with(lambda: {}):
                 executor = make_executor(options.executor, workers, gpus, folder.path, dict(options.executor_options))
                 try:
                     schedule.run(executor, workers, again=again)

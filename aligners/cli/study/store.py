@@ -17,6 +17,8 @@ from datamodules.store.keeping import remove as remove_store
 def store(run: Run, *, folder: Path, remove: Sequence[str] = (), keep: float | None = None) -> None:
     """List the states that `--data.store` has kept in a folder; verify or remove them.
 
+    Example: `--folder states --verify`
+
     Args:
         run: of the command.
         folder: The folder that `--data.store` named.

@@ -12,6 +12,8 @@ def workspace(_: Run, entity: str, project: str = PROJECT) -> None:
 
     They are grouped by study and kind of job. It needs a network and `wandb login`, and sends nothing but the view.
 
+    Example: `my-team`
+
     Args:
         entity: User or team at W&B.
         project: In which the runs are.

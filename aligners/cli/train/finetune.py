@@ -38,6 +38,8 @@ def finetune(run: Run, seeds: int | list[int] = 1, variants: list[str] = ["none"
     Each ends as a model folder VARIANT/seed-SEED of the run, written whole, with its figures in finetuned.json. The
     same command with the same `--run`, after an interruption, goes on with what is missing.
 
+    Example: `--data.models embedded:0 --seeds 3 --variants none bottom:2 --run runs/tuned`
+
     Args:
         run: of the command.
         seeds: How many (3: 0, 1, 2), or which ([5, 7]). A seed decides the head, the order of texts and dropout.
@@ -60,7 +62,7 @@ def finetune(run: Run, seeds: int | list[int] = 1, variants: list[str] = ["none"
     meta = {**data.describe(), **asdict(recipe), "score": score, "majority_score": majority}
     rows: list[Row] = []
     for job in jobs:
-        with goes_on_with(f" with `--run {run.folder}`"):
+        with goes_on_with(lambda: {"run": run.folder}):
             done = _finished(job, data, recipe, run.folder)
             rows.append(done or train(job, data, recipe, score, run.trainer(), run.folder))
         if rank() == 0:

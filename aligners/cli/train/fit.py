@@ -76,7 +76,10 @@ def fit_and_measure(run: Run, report: str) -> None:
 
 @fits("fit", Parts)
 def fit(run: Run) -> None:
-    """Fit aligners between the states of two frozen models, and show how exact they are."""
+    """Fit aligners between the states of two frozen models, and show how exact they are.
+
+    Example: `--data.model_x embedded:0 --data.model_y embedded:1 --model.aligners linear mlp --run runs/mine`
+    """
     check_widths(run)
     trainer, resumed = begin(run), run.options.ckpt_path
     at_once = _sites_at_once(run, trainer)
@@ -149,7 +152,10 @@ def _fit_part(run: Run, sites: str, folder: Path, last: Path | None) -> Path:
 
 @fits("validate", Parts, check=unchecked)
 def validate(run: Run) -> None:
-    """Show the figures of a checkpoint's aligners on the validation texts."""
+    """Show the figures of a checkpoint's aligners on the validation texts.
+
+    Example: `--ckpt_path runs/mine/aligners.safetensors`
+    """
     model = run.made.model
     if run.options.ckpt_path is None:
         raise UserError("Expected `ckpt_path` to name the file aligners.safetensors of a fit, but got nothing.")
@@ -164,6 +170,8 @@ def fit_pairs(run: Run) -> None:
     """Fit aligners of many pairs of models at once: one bank of pairs x sites, every model read once a batch.
 
     Each pair gets a file pairs/X--Y/aligners.safetensors, as `fit` would write it.
+
+    Example: `--data.models embedded:0 embedded:1 embedded:2 --data.sites 2 --run runs/pairs`
     """
     check_widths(run)
     trainer = begin(run)
@@ -193,6 +201,8 @@ def fit_attention(run: Run) -> None:
     """Fit aligners between the attention weights of two models' blocks, the heads as dimensions.
 
     Their errors are measured on held-out texts (Ren et al. 2023, Figures 4 and 5b).
+
+    Example: `--data.model_x embedded:0 --data.model_y embedded:1 --run runs/attention`
     """
     fit_and_measure(run, "attention")
 
@@ -202,5 +212,7 @@ def recover(run: Run) -> None:
     """Pair a model's states with random invertible networks of them, fit maps, and measure what they recover.
 
     How well each finds the network is shown by strength of the non-linearity and by site (Ren et al. 2023, Table 3).
+
+    Example: `--data.model embedded:0 --data.sites 2 --run runs/recovered`
     """
     fit_and_measure(run, "recovery")

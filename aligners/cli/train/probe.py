@@ -28,6 +28,8 @@ def probe(run: Run) -> None:
     Edge probes read labels of words and spans, structural probes read trees. Beside them stand the same probes on an
     untrained twin, on a control task, and baselines. By default on sentences of a small grammar, and a model that is
     trained on them.
+
+    Example: `--data.models embedded-sentences:0 --tasks pos --run runs/probes`
     """
     check_annotated(run.made.data, run.options.tasks)  # before any model is made or loaded
     run.start()

@@ -23,7 +23,10 @@ from datamodules.model_texts import stitched_texts
     num_sanity_val_steps=-1,  # gives the first point of the learning curves
 )
 def stitch(run: Run) -> None:
-    """Train stitching layers through frozen tails, then measure them on the held-out texts and report."""
+    """Train stitching layers through frozen tails, then measure them on the held-out texts and report.
+
+    Example: `--data.models embedded:0 embedded:1 --data.sites 2 --run runs/stitched`
+    """
     check_goes_on(run.options.ckpt_path, "stitch", STITCHING)
     run.start()
     model = run.made.model

@@ -23,6 +23,8 @@ def universe(run: Run, against: Sequence[Path] = ()) -> None:
     measured on held-out text, and universe.safetensors and pairs/X--Y/aligners.safetensors are written, which
     `evaluate.py inject` takes.
 
+    Example: `--data.models embedded:0 embedded:1 embedded:2 --run runs/universe`
+
     Args:
         run: of the command.
         against: Files aligners.safetensors of `fit` or `fit_pairs` between its models, to measure beside it.
@@ -44,6 +46,8 @@ def join(run: Run, universe: Path | None = None, against: Sequence[Path] = ()) -
 
     It is one fit for the maps from and to all its members, whose states on the same texts are read. The universe of
     all is written.
+
+    Example: `--universe runs/universe/universe.safetensors --data.models embedded:3 --run runs/joined`
 
     Args:
         run: of the command.

@@ -19,6 +19,8 @@ from datamodules.layers import LayerActivations
 def untrained(run: Run, seed: int = 0) -> None:
     """Save a model's untrained twin in model/: the same config, with weights drawn at random.
 
+    Example: `--data.models embedded:0 --run runs/untrained`
+
     Args:
         run: of the command.
         seed: Of the weights.

@@ -1,14 +1,13 @@
 """Placement of a model's weights: on one device, or block by block on several."""
 
 from collections.abc import Callable, Mapping
-from importlib.util import find_spec
 from typing import Any, cast
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from aligners.errors import UserError
+from aligners.errors import UserError, check_extra
 from aligners.models.hooks import Blocks
 
 DeviceMap = str | Mapping[str, int | str | torch.device]
@@ -46,11 +45,7 @@ def check_device_map(device_map: DeviceMap, model: PreTrainedModel, blocks: Bloc
     Raises:
         ValueError: accelerate is missing, a device is unknown or only offloads weights, or a block is split.
     """
-    if find_spec("accelerate") is None:
-        raise UserError(
-            f"A `device_map` ({device_map!r}) needs the package accelerate, which is not installed. Install "
-            "aligners[sharded], or leave `device_map` out."
-        )
+    check_extra("sharded", "accelerate", f"A `device_map` ({device_map!r})")
     if isinstance(device_map, str):
         if device_map not in _CHOSEN:
             check_device(device_map, "device_map")

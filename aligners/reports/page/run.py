@@ -16,7 +16,7 @@ from rich.text import Text
 
 from aligners.files.whole import write_text
 from aligners.fitting.outcomes import MARK
-from aligners.reports.names import four_digits, short_names, with_short_names
+from aligners.reports.names import WORDS, four_digits, short_names, with_short_names
 from aligners.reports.report import Report, Row
 from aligners.reports.screen import title_of
 from aligners.reports.templates import page as rendered
@@ -46,10 +46,12 @@ def write_page(report: Report, folder: Path) -> Path:
     page = rendered(
         "run.html.j2",
         title=_title(report),
+        lead=report.lead,
         about=sentences("about_run", run=folder.name, meta=report.meta)[0],
         sentences=[sentence for text in report.sentences for sentence in SENTENCES.split(text) if sentence.strip()],
         note=report.note,
         figures=_figures(folder / f"{name}.png" for name in report.figures),
+        captions=report.captions,
         tables=page_tables(report),
         models=models_of(report.meta),
         versions=_versions(report.meta),
@@ -93,10 +95,11 @@ def _versions(meta: Row) -> list[str]:
 
 
 class Cell(NamedTuple):
-    """A cell: what it shows, and what it is sorted by, a number where it is one."""
+    """A cell: what it shows, what it is sorted by, a number where it is one, and the value's interval if it has one."""
 
     value: str
     key: float | str
+    interval: str = ""
 
 
 class Line(NamedTuple):
@@ -114,13 +117,25 @@ class PageTable(NamedTuple):
     caption: str
     headings: Sequence[str]
     rows: Sequence[Line]
+    folded: bool = False
+
+    def without_constants(self) -> "PageTable":
+        """What is the same in all rows stands in the caption instead, of measured values only in a folded table."""
+        columns = list(zip(*(line.cells for line in self.rows), strict=True)) if len(self.rows) > 1 else []
+        once = {n: each[0] for n, each in enumerate(columns) if len(set(each)) == 1}
+        once = {n: cell for n, cell in once.items() if self.folded or isinstance(cell.key, str)}
+        known = "; ".join(f"{self.headings[n]} {cell.value}" for n, cell in once.items() if cell.value)
+        headings = [heading for n, heading in enumerate(self.headings) if n not in once]
+        rows = [Line([cell for n, cell in enumerate(cells) if n not in once], role) for cells, role in self.rows]
+        caption = f"{self.caption} In all rows: {known}." if known else self.caption
+        return self._replace(caption=caption, headings=headings, rows=rows)
 
 
 def page_tables(report: Report) -> list[PageTable]:
     """Those of the screen, then all rows, with short names of models."""
     titles = [title_of(table) for table in report.screen]
     shown = [_of_screen(table, n, titles.count(titles[n - 1]) > 1) for n, table in enumerate(report.screen, start=1)]
-    return [*shown, _of_rows(report)] if report.rows else shown
+    return [table.without_constants() for table in ([*shown, _of_rows(report)] if report.rows else shown)]
 
 
 def _of_screen(table: Table, number: int, one_of_several: bool) -> PageTable:
@@ -161,18 +176,22 @@ def _sorted_by(text: str) -> float | str:
 
 def _of_rows(report: Report) -> PageTable:
     rows = with_short_names(report.rows[:MOST_ROWS])
-    keys = [key for key in report.rows[0] if any(row.get(key) is not None for row in rows)]
-    count = f"{len(report.rows):,} rows"
-    held = f"The first {MOST_ROWS} of {count}" if len(report.rows) > MOST_ROWS else f"All {count}"
-    caption = f"{held}, to four digits; {report.name}.csv has them in full. Columns without a value are left out."
+    every = [key for key in report.rows[0] if any(row.get(key) is not None for row in rows)]
+    ends = {f"{key}_{end}" for key in every for end in ("low", "high")}
+    keys = [key for key in every if key not in ends]
+    held = f"The first {MOST_ROWS} of {len(report.rows):,}" if len(report.rows) > MOST_ROWS else "All"
+    caption = f"To four digits, intervals in brackets; {report.name}.csv has all of them. Empty columns are left out."
     roles = [str(row.get("role")) if row.get("role") in ROLES.values() else "" for row in rows]
-    lines = [Line([_value(row[key]) for key in keys], role) for row, role in zip(rows, roles, strict=True)]
-    return PageTable("all-rows", "All rows", caption, keys, lines)
+    lines = [Line([_value(row, key) for key in keys], role) for row, role in zip(rows, roles, strict=True)]
+    headings = [WORDS["columns"].get(key, key.replace("_", " ")) for key in keys]
+    return PageTable("all-rows", f"{held} rows as they were measured", caption, headings, lines, folded=True)
 
 
-def _value(value: Any) -> Cell:
-    text = four_digits(value)
-    return Cell(text, float(value) if isinstance(value, int | float) and not isinstance(value, bool) else text)
+def _value(row: Row, key: str) -> Cell:
+    value, text = row[key], four_digits(row[key])
+    ends = [four_digits(row.get(f"{key}_{end}")) for end in ("low", "high")]
+    by = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else text
+    return Cell(text, by, f"[{', '.join(ends)}]" if text and all(ends) else "")
 
 
 def save_figure(figure: Figure, path: Path) -> None:

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from aligners.fitting.outcomes import is_trained, mark, what_did_not_train, worst_of
 from aligners.reports.drawing import PANEL, Look, dress, hollow_where_untrained, log_scale, method_looks, panels
-from aligners.reports.names import WORDS, with_short_names
+from aligners.reports.names import WORDS, aligned, with_short_names
 from aligners.reports.report import Report, Row, distinct, grouped, largest, mean, where
 from aligners.reports.screen import TitledTable, site_table
 from aligners.reports.templates import sentences
@@ -91,17 +91,13 @@ def _cells(rows: Sequence[Row], price: float) -> list[str]:
     fvu, trip = _by_seed(rows, "fvu"), largest(rows, "round_trip")
     low, high = mean(rows, "stretch_low"), mean(rows, "stretch_high")
     return [
-        mark(_short(float(np.mean(fvu))), worst_of(rows)),
-        f"{_short(min(fvu))} to {_short(max(fvu))}" if len(fvu) > 1 else "",
-        f"{price:.3g}".replace("nan", ""),
-        *(_short(mean(rows, column)) for column in ("fvu_seen", "fvu_unseen", "fvu_other")),
+        mark(aligned(float(np.mean(fvu))), worst_of(rows)),
+        f"{aligned(min(fvu))} to {aligned(max(fvu))}" if len(fvu) > 1 else "",
+        aligned(price, 2),
+        *(aligned(mean(rows, column)) for column in ("fvu_seen", "fvu_unseen", "fvu_other")),
         "" if trip is None else f"{trip:.1e}",
         "" if np.isnan(low) else f"{low:.2g} to {high:.2g}",
     ]
-
-
-def _short(value: float) -> str:
-    return "" if np.isnan(value) else f"{value:.3f}" if value < 10 else f"{value:.1e}"
 
 
 # ---------------------------------------------------------------------- figures
@@ -149,7 +145,7 @@ def _curve(axis: Axes, method: str, at: dict[int, list[Row]], values: Sequence[S
     axis.errorbar(list(at), shown, bars, label=NAMES[method], elinewidth=0.8, **_look(method))
     hollow_where_untrained(axis, list(at), list(shown), [worst_of(rows) for rows in at.values()], _look(method))
     if np.isnan(shown).all():
-        text, color = f"{NAMES[method]}: off the scale ({middle[-1]:.0e})", _look(method)["color"]
+        text, color = f"{NAMES[method]}: off the scale ({aligned(middle[-1])})", _look(method)["color"]
         axis.annotate(text, (0.03, 0.97), xycoords="axes fraction", color=color, fontsize=7, va="top")
 
 
@@ -164,8 +160,9 @@ def _draw_prices(axis: Axes, rows: Sequence[Row], size: int) -> None:
                 continue
             left, height, beyond = at + 0.8 * (place / len(prices) - 0.5), min(value, top), value > top
             axis.bar(left, height, 0.8 / len(prices), color=color)
-            axis.text(left, min(height, 0.98 * top), f"{value:.0e}" if beyond else f"{value:.2f}", ha="center",
-                      va="top" if beyond else "bottom", fontsize=6, rotation=90 if beyond else 0)  # fmt: skip
+            axis.text(left, min(height, 0.98 * top), aligned(value, 2), ha="center",
+                      va="top" if beyond else "bottom", fontsize=6, rotation=90 if beyond else 0,
+                      bbox={"facecolor": "w", "edgecolor": "none", "pad": 0.5} if beyond else None)  # fmt: skip
     axis.axhline(1, color=_look(FREE)["color"], linewidth=1.3)
     axis.set_ylim(0, top)
     axis.set_xticks(range(2), list(DIRECTIONS))

@@ -7,7 +7,7 @@ from statistics import median
 from rich.table import Table
 
 from aligners.fitting.outcomes import mark, no_better_than_the_mean, what_did_not_train, worst_of
-from aligners.reports.names import site_name, with_short_names
+from aligners.reports.names import aligned, site_name, with_short_names
 from aligners.reports.report import Report, Row, distinct, grouped, is_known
 from aligners.reports.runs.injection import fvu_figure
 from aligners.reports.screen import site_table
@@ -47,9 +47,11 @@ def _few_panels(rows: Sequence[Row]) -> Sequence[Row]:
 
 def _table(rows: Sequence[Row], column: str, said: str) -> Table:
     """Make a table with aligners down and sites across; a star marks a map that training did not improve."""
-    lines = grouped(rows, "model_x", "model_y", "method")
+    pairs = grouped(rows, "model_x", "model_y").values()
+    lines = {key: line for pair in pairs for key, line in grouped(pair, "model_x", "model_y", "method").items()}
     sites = [site_name((row["site_x"], row["site_y"])) for row in next(iter(lines.values()))]
-    table = site_table(f"FVU {said}, by site pair", ["aligner"], [], {"": sites})
+    table = site_table(f"FVU {said}, by site pair", ["models", "fit", "aligner"], [], {"": sites})
     for (x, y, method), line in lines.items():
-        table.add_row(f"{x} → {y}  {method}", *(mark(f"{row[column]:.3f}", row) for row in line))
+        cells = (mark(aligned(row[column]), row) for row in line)
+        table.add_row(f"{x} → {y}", line[0].get("fit") or "", method, *cells)
     return table

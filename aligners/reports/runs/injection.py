@@ -19,7 +19,7 @@ from aligners.fitting.outcomes import (
     what_did_not_train,
 )
 from aligners.reports import drawing
-from aligners.reports.names import WORDS, score_heading, score_words, site_name, with_short_names
+from aligners.reports.names import WORDS, aligned, score_heading, score_words, site_name, with_short_names
 from aligners.reports.report import Report, Row, by_sites, grouped, is_known, number, site_pairs, where
 from aligners.reports.screen import ROLE_STYLES, site_table
 from aligners.reports.templates import sentences
@@ -162,8 +162,18 @@ def report(meta: Row, rows: Sequence[Row]) -> Report:
         rows,
         figures={name: partial(draw, shown) for name, (column, draw) in FIGURES.items() if is_known(rows, column)},
         screen=console_tables(shown),
+        note=_draws(shown),
         sentences=[*reading(shown).splitlines(), *left_out(meta)],
     )
+
+
+def _draws(rows: Sequence[Row]) -> str:
+    """Say of means over several draws how far these are apart; reports of earlier versions have one draw."""
+    several = [row for row in rows if row["site_x"] is None and row.get("fit") and is_known([row], "score")]
+    ends = [f"{100 * row['score_low']:.1f} to {100 * row['score_high']:.1f}" for row in several]
+    lines = [f"{row['method']} ({row['model_y']}): {row['fit']}: {span} ({score_words([row])})"
+             for row, span in zip(several, ends, strict=True)]  # fmt: skip
+    return "\n".join(dict.fromkeys(lines))
 
 
 def left_out(meta: Row) -> list[str]:
@@ -174,14 +184,14 @@ def left_out(meta: Row) -> list[str]:
 def console_tables(rows: Sequence[Row]) -> list[Table]:
     """Make tables for each direction and kind of rows: methods down, sites across.
 
-    Groups of columns are the penalty of language models, FVU, FVU on unseen types and on other text, FVU of the
-    inverse, and the score. They stand side by side as far as they fit on a screen, and below each other where there are
-    many sites. A group without numbers is left out.
+    Groups of columns are penalty, loss, score, FVU, FVU on unseen types and on other text, and FVU of the inverse.
+    Where there are many sites each has a table of its own. A group without numbers is left out.
     """
     tables = []
     for panel in panels_of(rows):
         pairs = site_pairs(panel)
-        groups = [name for name in COLUMN_GROUPS if is_known(panel, name) and (name != "penalty" or of_tokens(panel))]
+        nats = is_known(panel, "penalty")  # where numbers are predicted, the loss is in their own unit
+        groups = [name for name in COLUMN_GROUPS if is_known(panel, name) and (nats or name != "loss")]
         count = math.ceil(len(groups) / max(1, MOST_NUMBERS_ABREAST // len(pairs)))
         tables += [_table(panel, pairs, list(part)) for part in np.array_split(groups, count)]
     return tables
@@ -193,19 +203,11 @@ def _table(panel: list[Row], pairs: list[tuple[int, int]], columns: list[str]) -
     table = site_table(panel_title(panel), ["method"], ["parameters"], across)
     for name, method_rows in grouped(panel, "method").items():
         line, first = by_sites(method_rows), method_rows[0]
-        cells = [mark(_short(row[column], column), row) for column in columns
-                 for row in (line.get(pair, first) for pair in pairs)]  # fmt: skip
+        cells = [mark(aligned(100 * number(row[column]), 1) if column == "score" else aligned(row[column]), row)
+                 for column in columns for row in (line.get(pair, first) for pair in pairs)]  # fmt: skip
         parameters = f"{first['parameters']:,}" if first["parameters"] else ""
         table.add_row(name, parameters, *cells, style=ROLE_STYLES.get(first["role"]))
     return table
-
-
-def _short(value: float | None, column: str) -> str:
-    if value is None:
-        return ""
-    if column == "score":
-        return f"{100 * value:.1f}"
-    return f"{value:.0e}" if value >= 100 else f"{value:.2f}" if value >= 1 else f"{value:.3f}"
 
 
 def fvu_figure(rows: Sequence[Row]) -> Figure:
@@ -228,10 +230,10 @@ def fvu_figure(rows: Sequence[Row]) -> Figure:
             axis.plot(range(len(line)), shown, label=name if any(on_scale) else None, **style)
             if drawing.hollow_where_untrained(axis, range(len(line)), shown, line, style):
                 starts.add(name)
-            if not all(on_scale):
+            if any(value >= FVU_TOP for value in values):
                 beyond[f"{name} into {line[0]['model_y']}"] = None
         axis.axhline(1, color="0.6", linewidth=0.8, zorder=0)
-        drawing.name_sites(axis, part.title if height == "fvu" else "", part.pairs)
+        drawing.name_sites(axis, part.title if height == "fvu" else "", map(site_name, part.pairs))
         if part is parts[0]:
             axis.set_ylabel(FVU_LABELS[height])
     drawing.log_scale(axes)
@@ -242,9 +244,10 @@ def fvu_figure(rows: Sequence[Row]) -> Figure:
 
 
 def penalty_figure(rows: Sequence[Row]) -> Figure:
-    """Draw how much injection raises a language model's loss, with intervals and floors."""
-    of_models = [panel for panel in panels_of(rows) if of_tokens(panel)]
-    return _by_site(of_models, ("floor",), "penalty", "penalty of injection, nats a token")
+    """Draw how much injection raises the target's loss, with intervals and floors."""
+    of_models = [panel for panel in panels_of(rows) if is_known(panel, "penalty")]
+    unit = "token" if any(map(of_tokens, of_models)) else "text"
+    return _by_site(of_models, ("floor",), "penalty", f"penalty of injection, nats a {unit}")
 
 
 def accuracy_figure(rows: Sequence[Row]) -> Figure:
@@ -260,6 +263,9 @@ def _by_site(shown: Sequence[list[Row]], roles: Sequence[str], column: str, up: 
     for panel in shown:
         without = [row for row in panel if row["site_x"] is None and row["role"] in roles and row[column] is not None]
         levels = [(row["method"], {"linewidth": 1, **looks[row["method"]]}, row[column]) for row in without]
+        for row, end in product(without, ("_low", "_high")):
+            if row.get("fit"):  # a mean over draws
+                levels.append((None, {**looks[row["method"]], "linewidth": 0.5}, row[column + end]))
         panels += [part._replace(levels=levels) for part in _parts(panel, styles)]
     return drawing.site_figure(panels, column, up, scale)
 
@@ -293,7 +299,7 @@ def _styles(rows: Sequence[Row]) -> dict[str, drawing.Look]:
 
 
 FIGURES = {  # name -> column without which there is nothing to draw, and what draws it
-    "penalty": ("perplexity", penalty_figure),
+    "penalty": ("penalty", penalty_figure),
     "fvu": ("fvu", fvu_figure),
     "accuracy": ("score", accuracy_figure),
 }

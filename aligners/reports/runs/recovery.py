@@ -5,12 +5,12 @@ from functools import partial
 
 import numpy as np
 from matplotlib.figure import Figure
-from rich.table import Table
 
 from aligners.fitting.outcomes import mark, trained_methods, what_did_not_train, worst_of
 from aligners.reports.drawing import HOLLOW, PANEL, dress, hollow_where_untrained, log_scale, method_looks, panels
 from aligners.reports.names import with_short_names
 from aligners.reports.report import Report, Row, grouped, mean
+from aligners.reports.screen import TitledTable, site_table
 from aligners.reports.templates import sentences
 
 
@@ -31,11 +31,10 @@ def _best(rows: Sequence[Row], means: Sequence[Row]) -> list[Row]:
     return [min(maps, key=lambda row: np.nan_to_num(row["fvu"], nan=np.inf)) for maps in at_each.values()]
 
 
-def _table(means: Sequence[Row]) -> Table:
-    table = Table(title=f"FVU on held-out rows of random INNs of {means[0]['model_x']}, mean over targets and sites")
-    table.add_column("method")
-    for strength in grouped(means, "strength"):
-        table.add_column(f"strength {strength:g}", justify="right")
+def _table(means: Sequence[Row]) -> TitledTable:
+    title = f"FVU on held-out rows of random INNs of {means[0]['model_x']}, mean over targets and sites"
+    strengths = [f"{strength:g}" for strength in grouped(means, "strength")]
+    table = site_table(title, ["method"], [], {"strength": strengths})
     for name, line in grouped(means, "method").items():
         table.add_row(name, *(mark(f"{row['fvu']:.4f}", row) for row in line))
     return table

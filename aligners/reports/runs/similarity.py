@@ -19,6 +19,7 @@ from aligners.similarity.controls import matching_layers
 
 MOST_PAIRS = 12  # of different models, each of which has figures and a table of its own by default
 ABREAST = 5
+NARROW = 30  # letters that fit below one of so many panels abreast
 LARGEST = 14  # inches
 CELL, SMALL_CELL = 0.42, 0.27  # inches, with a number in letters of either size
 LINES: dict[str, drawing.Look] = drawing.LOOKS["similarity"]
@@ -54,11 +55,12 @@ def _figures(rows: Sequence[Row], alone: bool) -> dict[str, Callable[[], Figure]
     """List the figures: two for each pair of models, or one for all; of more than two models, one for each measure."""
     figures: dict[str, Callable[[], Figure]] = {}
     names = file_names(models_in(rows))
-    for (model_x, model_y), panel in grouped(rows, "model_x", "model_y").items() if alone else ():
+    panels = grouped(rows, "model_x", "model_y").items() if alone else ()
+    for (model_x, model_y), panel in sorted(panels, key=lambda item: item[0][0] == item[0][1]):
         pair = f"{names[model_x]}_{names[model_y]}"
-        figures[f"layers_{pair}"] = partial(pair_map, _raw(panel))
         if model_x != model_y:
             figures[f"diagonal_{pair}"] = partial(layer_lines, panel)
+        figures[f"layers_{pair}"] = partial(pair_map, _raw(panel))
     if not alone:
         figures["diagonal_all"] = partial(pair_lines, _different(rows))
     if len(names) > 2:
@@ -91,7 +93,7 @@ def _table(rows: Sequence[Row]) -> Table:
             cells = {(r["layer_x"], r["layer_y"]): f"{r[column]:.3f}" for r in measured if r[column] is not None}
             values = [cells.get(pair, "") for pair in pairs]
             if any(values):
-                table.add_row(measure if column == "value" else "", words, *values, style="dim" if words else None)
+                table.add_row(measure, words, *values, style="dim" if words else None)
     return table
 
 
@@ -173,7 +175,7 @@ def layer_lines(rows: Sequence[Row]) -> Figure:
     figure, axes = drawing.panels(len(measures), ABREAST, (2.5, 2.1), (1.6, 0.4), font=8, sharex=True, sharey=True)
     for axis, measure in zip(axes, measures, strict=True):
         _draw(axis, _line(rows, measure, pairs))
-        drawing.name_sites(axis, measure, pairs)
+        drawing.name_sites(axis, measure, map(site_name, pairs), NARROW)
         axis.axhline(0, color="0.85", linewidth=0.8, zorder=0)
     handles, names = drawing.shown_lines(axes)
     interval = ", 95 % interval" * is_known(rows, "low")
@@ -228,7 +230,7 @@ def _draw(axis: Axes, line: dict[str, NDArray[np.float64]]) -> None:
     """Draw the quantities that have values."""
     places = np.arange(len(line["value"]))
     if np.isfinite(line["low"]).any():
-        axis.fill_between(places, line["low"], line["high"], color=LINES["value"]["color"], alpha=0.2, linewidth=0)
+        axis.vlines(places, line["low"], line["high"], color=LINES["value"]["color"], alpha=0.4, linewidth=2.5)
     for name, style in LINES.items():
         if np.isfinite(line[name]).any():
             axis.plot(places, line[name], markersize=3.5, **style)

@@ -21,7 +21,6 @@ Pair = tuple[int, int]
 Groups = Mapping[str, Sequence[str]] | None
 MOST_MODELS = 3  # more routes than theirs cannot be told apart in a panel
 MOST_SITES_TOGETHER = 3  # penalty and accuracy side by side
-MOST_SITES_ABREAST = {"penalty": 6, "score": 12}  # either alone
 LOST = "lost × 100"  # of the score, if lines are means over routes
 SMALL = 0.01  # nats, and hundredths of the score
 PENALTY = "penalty: stitched minus native loss, nats"
@@ -228,19 +227,13 @@ def _penalty_map(routes: Routes) -> Figure:
 def _tables(routes: Routes) -> list[Table]:
     """Tables with lines down and sites across: the penalty ± half its interval's width, and the task's score.
 
-    Many sites are spread over several tables; of a grid, only the matching sites are shown. Means over routes show how
+    Of many sites each has a table of its own; of a grid, only the matching sites are shown. Means over routes show how
     much of the score is lost.
     """
     pairs = routes.pairs
-    units = {"penalty": "penalty", "score": LOST if routes.averaged else score_heading(routes.rows)}
-    blocks = [(list(units.values()), pairs)]
-    if len(pairs) > MOST_SITES_TOGETHER:
-        blocks = [
-            ([units[name]], pairs[start : start + most])
-            for name, most in MOST_SITES_ABREAST.items()
-            for start in range(0, len(pairs), most)
-        ]
-    return [_table(routes, method, *block) for method in routes.methods for block in blocks]
+    units = ["penalty", LOST if routes.averaged else score_heading(routes.rows)]
+    blocks = [[unit] for unit in units] if len(pairs) > MOST_SITES_TOGETHER else [units]
+    return [_table(routes, method, block, pairs) for method in routes.methods for block in blocks]
 
 
 def _table(routes: Routes, method: str, columns: Sequence[str], pairs: Sequence[Pair]) -> Table:
@@ -269,7 +262,7 @@ def _cell(row: Row | None, column: str) -> str:
         return "" if value is None else mark(f"{100 * value:z.1f}", row)
     if row["penalty"] is None:
         return "overflow"
-    return with_interval(row, "penalty", "z.3f" if abs(row["penalty"]) < 1 else "z.2f")
+    return with_interval(row, "penalty", "z.3f")
 
 
 # ---------------------------------------------------------------------- findings

@@ -5,13 +5,13 @@ from functools import partial
 
 import numpy as np
 from matplotlib.figure import Figure
-from rich.table import Table
 
 from aligners.fitting.outcomes import is_trained, mark, what_did_not_train, worst_of
 from aligners.fitting.universe.universe import NETWORK
-from aligners.reports.drawing import COLOURS, heat_maps, label, panels, short
-from aligners.reports.names import short_names, with_short_names
+from aligners.reports.drawing import COLOURS, heat_maps, label, log_scale, panels, short
+from aligners.reports.names import aligned, short_names, with_short_names
 from aligners.reports.report import Report, Row, distinct, grouped, largest, mean, where
+from aligners.reports.screen import TitledTable, site_table
 from aligners.reports.templates import sentences
 
 SHARED = 0.5  # share of the others' variance along a direction above which a model is said to share it
@@ -45,16 +45,15 @@ def _names(directions: Sequence[Row]) -> dict[str, str]:
     return short_names(name for name in directions[0] if name not in ("site", "direction", "variance"))
 
 
-def _table(rows: Sequence[Row]) -> Table:
+def _table(rows: Sequence[Row]) -> TitledTable:
     """Means over all directions and sites."""
-    table = Table(title="Mean over all ordered pairs of models and sites, held-out rows")
-    table.add_column("maps")
-    for column in ("parameters", *FIGURES):
-        table.add_column(column.replace("_", " "), justify="right")
+    columns = ["parameters", "FVU", "unseen", "round trip", "cycle"]
+    table = site_table("Mean over all ordered pairs of models and sites, held-out rows", ["maps"], columns, {})
     for name, line in grouped(rows, "method").items():
         values = [mean(line, column, known=True) for column in FIGURES]
-        texts = [f"{value:.3g}".replace("nan", "") for value in values]
-        table.add_row(mark(name, worst_of(line)), f"{line[0]['parameters']:,}" if line[0]["parameters"] else "", *texts)
+        trips = (f"{value:.1e}".replace("nan", "") for value in values[2:])
+        parameters = f"{line[0]['parameters']:,}" if line[0]["parameters"] else ""
+        table.add_row(mark(name, worst_of(line)), parameters, *map(aligned, values[:2]), *trips)
     return table
 
 
@@ -108,7 +107,8 @@ def _directions(rows: Sequence[Row], names: dict[str, str]) -> Figure:
     figure, axes = panels(2 * len(sites), 2, (3.8, 0.2 * len(names) + 1.2), (1.0, 0.6), width_ratios=(1, 1.7))
     for (site, site_rows), variance, shares in zip(sites.items(), axes[::2], axes[1::2], strict=True):
         places = [row["direction"] for row in site_rows]
-        variance.semilogy(places, [row["variance"] for row in site_rows], color=COLOURS[0])
+        variance.plot(places, [row["variance"] for row in site_rows], color=COLOURS[0], marker=".")
+        log_scale([variance])
         variance.set_title(f"site {site}: variance of the models' mean", fontsize=9)
         grid = np.array([[row[name] for row in site_rows] for name in names])
         extent = (0.5, len(site_rows) + 0.5, len(names) - 0.5, -0.5)

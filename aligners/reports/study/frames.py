@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from aligners.injection.methods import INVERSE_OF_ONE_WAY
+from aligners.fitting.outcomes import INVERSE_OF_ONE_WAY
 from aligners.reports.names import short_names
 
 STAGES = ("random", "pretrained", "finetuned")  # in this order, wherever they stand side by side

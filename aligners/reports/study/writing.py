@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 from markupsafe import Markup
 
-from aligners.reports.names import fixed, four_digits, markdown_table
+from aligners.reports.names import fixed, markdown_table
 from aligners.reports.page.run import models_of
 from aligners.reports.report import Row
 from aligners.reports.study import drawing
@@ -20,6 +20,7 @@ from aligners.reports.study.drawing import Palette
 from aligners.reports.study.frames import counted
 from aligners.reports.study.registry import ReportContents
 from aligners.reports.study.statistics import RANGE_OF_PAIRS, Estimate
+from aligners.reports.templates import lead
 from aligners.reports.templates import page as rendered
 
 MODEL = ("name", "revision", "fingerprint")
@@ -186,5 +187,5 @@ def page(name: str, made: ReportContents, about: Row, images: dict[str, Path], p
         else:
             drawn[figure.name] = {"png": base64.b64encode(images[figure.name].read_bytes()).decode()}
     script = Markup(drawing.script()) if drawing.PLOTLY and made.figures else None
-    shown = {"made": made, "drawn": drawn, "written": written, "four_digits": four_digits, "plotly": script}
-    return rendered("study.html.j2", title=f"Study {name}", **shown, **about)
+    shown = {"made": made, "drawn": drawn, "written": written, "plotly": script}
+    return rendered("study.html.j2", title=f"Study {name}", lead=lead("study", made=made, **about), **shown, **about)

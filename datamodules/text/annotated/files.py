@@ -11,7 +11,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aligners.errors import UserError
+from aligners.errors import UserError, check_extra
 from datamodules.text.annotated.grammar import sentences
 from datamodules.text.annotated.sentence import Sentence, Target, as_dataset, check_tree
 
@@ -53,8 +53,10 @@ def read_conllu(path: Path, counts: Counter[str] | None = None) -> Iterator[Sent
         counts: filled with what was read and left out.
 
     Raises:
-        ValueError: a line is malformed or not UTF-8, a word has no form, or heads make no tree; names file and line.
+        ValueError: conllu is missing; a line is malformed or not UTF-8, a word has no form, or heads make no tree:
+            names file and line.
     """
+    check_extra("trees", "conllu", f"A treebank ({path})")
     counts = Counter() if counts is None else counts
     for blank, block in groupby(numbered_lines(path), key=lambda line: not line[1].strip()):
         if not blank:
@@ -139,7 +141,7 @@ def task_name(path: Path) -> str:
     It is the file's name up to a dot, without train, dev, valid, val, validation or test and the number of a part, or
     what follows the dot where that leaves nothing, or else the name of the folder.
 
-    Example:
+    Examples:
         >>> [task_name(Path(f"tasks/spr/{name}.json")) for name in ("ner_en_train", "srl.test", "dev.edges", "train")]
         ['ner_en', 'srl', 'edges', 'spr']
     """

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from aligners import api, maps
-from aligners.api import INN, MLP, ArrayMap, Linear, TrainedMap
+from aligners.api import INN, MLP, ArrayMap, Linear, NotFittedError, TrainedMap
 from aligners.maps.base import Aligner
 from aligners.similarity.algebra.moments import moments_of
 from tests.runs import related_rows
@@ -84,13 +84,15 @@ ROWS = np.ones((10, 3)) * np.arange(10.0)[:, None]
 NAN = np.where(np.arange(10)[:, None] == 2, np.nan, ROWS)
 WRONG = {
     "one axis": (ROWS[:, 0], ROWS, "of shape"),
-    "a bank": (ROWS[None], ROWS, "one site at a time"),
-    "a list": (ROWS.tolist(), ROWS, "a list"),
-    "integers": (ROWS.astype(int), ROWS, "of floats"),
+    "two sites and one": (np.stack([ROWS, ROWS]), ROWS, "as many sites"),
+    "other sites": ({1: ROWS}, {2: ROWS}, "of the sites"),
+    "sites of two widths": ([ROWS, ROWS[:, :2]], [ROWS, ROWS], "alike at all sites"),
+    "no site": ({}, {}, "no site"),
+    "uneven rows": ([[1.0, 2.0], [3.0]], ROWS, "a list"),
+    "complex": (ROWS * 1j, ROWS, "real numbers"),
     "strings": (ROWS.astype(str), ROWS, "an array of <U"),
     "not finite": (ROWS, NAN, "1 of its 10 rows"),
     "not paired": (ROWS, ROWS[:9], "paired with row by row"),
-    "two kinds": (ROWS, torch.ones(10, 3), "of one kind"),
     "no rows": (ROWS[:0], ROWS[:0], "of shape"),
     "too few": (ROWS[:3], ROWS[:3], "at least 4 fitting rows"),
 }
@@ -105,16 +107,19 @@ def test_what_cannot_be_fitted_is_refused(case: str) -> None:
 
 def test_what_is_asked_too_early_or_too_much_is_refused() -> None:
     x, y = (part[0] for part in related_rows(1, 60, 4, 3))
-    with pytest.raises(ValueError, match="Call `fit"):
+    with pytest.raises(NotFittedError, match="Call `fit"):
         Linear().score(x, y)
     found = Linear().fit(x, y)
     for ask, says in (
-        (lambda: found.inverse(y), "has none"),
+        (lambda: found.inverse_transform(y), "has none"),
         (lambda: found.transform(y), "of width 4"),
+        (lambda: found.transform(torch.stack([x, x])), "as many sites"),
+        (lambda: found.at(1), "there is one alone"),
         (lambda: found.score(x, 0 * y + found.bank.mean_y[0]), "differ from the mean"),
+        (lambda: found.set_params(rigde=1), "out of ridge, inverse_tolerance, but got rigde"),
         (lambda: ArrayMap(maps.MLP).fit(x, y), "TrainedMap"),
         (lambda: MLP(steps=30, learning_rate=1e12).fit(x, y), "diverged at step"),
-        (lambda: INN(steps=0), "`steps` to be at least 1"),
+        (lambda: INN(steps=0).fit(x, x), "`steps` to be at least 1"),
     ):
         with pytest.raises(ValueError, match=says):
             ask()

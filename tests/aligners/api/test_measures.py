@@ -46,5 +46,7 @@ def test_options_reach_the_formula(name: str, option: dict[str, Any]) -> None:
 def test_what_cannot_be_measured_is_refused() -> None:
     with pytest.raises(ValueError, match="paired with row by row"):
         cka(np.ones((4, 2)), np.ones((5, 2)))
+    with pytest.raises(ValueError, match="one site at a time"):
+        cka(np.ones((2, 4, 2)), np.ones((2, 4, 2)))
     with pytest.raises(ValueError, match="but got 'attnsim_js'"):
         measure("attnsim_js", np.ones((4, 2)), np.ones((4, 2)))

@@ -1,5 +1,6 @@
 """States and injection by name, folder or loaded model say what the runs say."""
 
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -9,6 +10,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from aligners.api import Identity, Linear, inject, load, states
 from aligners.errors import UserError
 from aligners.models.model import FrozenModel
+from tests.datamodules.tokens.splitters import byte_level, splitter_folder
 from tests.tiny import TEXTS
 from tests.world import World
 
@@ -23,6 +25,29 @@ def test_states_are_those_of_the_model(world: World) -> None:
     loaded = AutoModelForSequenceClassification.from_pretrained(world.model_x)
     pair = loaded, AutoTokenizer.from_pretrained(world.model_x)
     torch.testing.assert_close(states(pair, TEXTS, 2, rows="mean")[2], expected[-3 - 13 - 4 : -3 - 13].mean(0))
+
+
+def test_states_at_several_sites_are_those_at_each(world: World) -> None:
+    several = states(world.model_x, TEXTS, [2, 0])
+    for found, site in zip(several, (2, 0), strict=True):
+        assert torch.equal(found, states(world.model_x, TEXTS, site))
+
+
+def test_models_of_other_tokenizers_are_read_word_by_word(world: World, tmp_path: Path) -> None:
+    other = splitter_folder(tmp_path, byte_level())
+    alone = [states(model, TEXTS, 1, rows="words") for model in (world.model_x, other)]
+    special = [flag for text in TEXTS for flag in (True, *[False] * len(text.split()), True)]
+    assert torch.equal(alone[0], states(world.model_x, TEXTS, 1)[~torch.tensor(special)])  # its tokens are whole words
+    x, y = states([world.model_x, other], TEXTS, 1, rows="words")
+    torch.testing.assert_close(x, alone[0])
+    torch.testing.assert_close(y, alone[1])
+    x, y = states([world.model_x, other], TEXTS, [0, 1], rows="words", max_length=9)
+    assert x.shape == y.shape
+    assert 5 < x.shape[1] < len(states(world.model_x, TEXTS, 1, rows="words", max_length=9))  # others are cut in Y
+    same = states([world.model_x, world.model_x], TEXTS, 1)
+    assert torch.equal(same[0], same[1])
+    with pytest.raises(ValueError, match="have different tokenizers"):
+        states([world.model_x, other], TEXTS, 1)
 
 
 def test_a_models_own_states_change_nothing(world: World) -> None:
@@ -72,5 +97,5 @@ def test_what_cannot_be_injected_is_refused(world: World, causal: list[str]) -> 
         pytest.raises(UserError, match="differ"),
     ):
         inject(world.model_x, world.model_y, same, TEXTS, site=1)
-    with pytest.raises(ValueError, match="tokens, mean, cls"):
-        states(world.model_x, TEXTS, 1, rows="words")
+    with pytest.raises(ValueError, match="tokens, mean, cls, words"):
+        states(world.model_x, TEXTS, 1, rows="sentences")

@@ -1,5 +1,6 @@
 import fcntl
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from unittest.mock import patch
 
 import lightning.pytorch as pl
 import pytest
+import torch
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from aligners.cli import table
@@ -71,7 +73,8 @@ def test_our_own_faults_keep_their_traceback(error: Exception, fails: Fails) -> 
 
 def test_a_signal_ends_with_a_line_and_its_status(fails: Fails, capsys: pytest.CaptureFixture[str]) -> None:
     assert (fails(KeyboardInterrupt()), fails(SIGTERMException())) == (130, 143)
-    assert capsys.readouterr().err == "Stopped by Ctrl-C.\nStopped by SIGTERM.\n"
+    nothing = "There is nothing to resume.\n"
+    assert capsys.readouterr().err == f"Stopped by Ctrl-C.\n{nothing}Stopped by SIGTERM.\n{nothing}"
 
 
 def test_an_exit_that_hangs_is_cut_off() -> None:
@@ -112,7 +115,12 @@ WRONG = [
     ("train stitch", ["--model.loss.task", "-1"], "loss"),
     ("train stitch", ["--trainer.max_steps", "0"], "`trainer.max_steps` to be at least 1, but got 0"),
     ("train validate", ["--model.warmup", "2"], "`warmup` to be at least 0 and below 1"),
-    ("evaluate inject", ["--closed_form", "[nonsense]"], "`closed_form` out of linear"),
+    ("train fit", ["--data.batch_size", "ten"], "`--data.batch_size` to be a whole number, but got 'ten'"),
+    ("train fit", ["--model.aligners", "linaer"], "Did you mean Linear?"),
+    ("train fit", ["--config", "demmo"], "Did you mean demo?"),
+    ("train fit", ["--imports", "none.py"], "`imports` to name Python files or modules, but there is no file none.py"),
+    ("evaluate inject", ["--closed_form", "nonsense"], "`closed_form` out of linear"),
+    ("evaluate inject", ["--checkpoints", "nothing.ckpt", "more"], "no such file"),
     ("evaluate inject", ["--closed_form", "[]"], "`checkpoints` or `closed_form` to name at least one map"),
     ("evaluate inject", ["--checkpoints+", "nothing.ckpt"], "no such file"),
     ("evaluate stitch", ["--checkpoint", "nothing.ckpt"], "no such file"),
@@ -192,12 +200,21 @@ def test_the_ranks_that_lightning_has_started_end_with_the_first(world: World, t
     assert not {"Traceback", "late"} & set(done.said().split())
 
 
-def test_ctrl_c_while_a_fit_runs(world: World, tmp_path: Path) -> None:
-    running = Started(tmp_path, "train", *fit_options(world, trainer__max_epochs=100000))
-    running.wait_until(lambda: list(tmp_path.glob("runs/*/last.ckpt")))
+def test_ctrl_c_prints_the_command_that_resumes_a_fit(world: World, tmp_path: Path) -> None:
+    words = [*fit_options(world, trainer__max_epochs=100000), "--model.aligners={mlp: MLP}"]
+    running = Started(tmp_path, "train", *words, "--run", "my run")
+    running.wait_until((tmp_path / "my run" / "last.ckpt").is_file)
     running.signal(signal.SIGINT)
     assert running.end() == 130
     out, err = running.printed()
-    assert err.endswith("Stopped by Ctrl-C.\n")
+    said = "Stopped by Ctrl-C.\nTo resume, run\n  "
+    assert said in err
     assert "Traceback" not in err
-    assert "last.ckpt" in out
+    assert "Saved my run/last.ckpt" in out
+    program, script, *typed = shlex.split(err.partition(said)[2])
+    assert (program, script) == ("python", str(ROOT / "train.py"))
+    assert typed == [*words, "--run", "my run-2", "--ckpt_path", "my run/last.ckpt"]
+    steps = torch.load(tmp_path / "my run" / "last.ckpt", weights_only=True)["global_step"]
+    ended = Started(tmp_path, "train", *typed, "--trainer.max_epochs=-1", f"--trainer.max_steps={steps + 1}")
+    assert ended.end() == 0, ended.said()
+    assert torch.load(tmp_path / "my run-2" / "last.ckpt", weights_only=True)["global_step"] == steps + 1

@@ -9,6 +9,7 @@ import pytest
 from aligners.cli.endings import what_to_mend
 from aligners.cli.evaluate.similarity import similarity
 from aligners.cli.table import evaluate, train
+from aligners.errors import UserError
 from aligners.maps.base import Aligner
 from tests.shell import options
 from tests.test_adding_things import example
@@ -52,11 +53,10 @@ def test_a_measure_of_a_users_file_from_a_config(world: World) -> None:
     ("name", "said"),
     [("none.py", "there is no file"), ("json.py", "no other module has"), ("no.such", "there is no module")],
 )
-def test_what_cannot_be_imported_is_refused(name: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_imported_is_refused(name: str, said: str) -> None:
     Path("json.py").write_text("")
-    with pytest.raises(SystemExit):
+    with pytest.raises(UserError, match=rf"^Expected .*{said}"):
         similarity.parser().parse_args(["--imports+", name])
-    assert said in capsys.readouterr().err
 
 
 def test_an_error_of_the_file_is_shown_with_its_place() -> None:

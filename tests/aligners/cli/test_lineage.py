@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 import torch
 import wandb
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from aligners.cli.folders import claim, claim_checkpoints, interrupted_run
 from aligners.cli.table import evaluate, train
 from aligners.fitting.bank import load_bank
-from aligners.reports.tracking import described, new_number, start_run, unfinished
+from aligners.reports.tracking import RunArtifact, described, new_number, start_run, unfinished
 from tests.processes import Started
 from tests.wandb_files import artifacts, records, run_numbers
 from tests.world import World
@@ -88,6 +90,21 @@ def test_without_wandb_nothing_is_said(world: World, monkeypatch: pytest.MonkeyP
         warnings.filterwarnings("error", message="W&B was not told.*")
         fit(world, "fit")
     assert Path("fit/aligners.safetensors").is_file()
+
+
+@given(st.lists(st.text(min_size=1), min_size=2, max_size=2, unique=True))
+@example(["embedded:1:vocabulary=500", "embedded:1:vocabulary-500"])
+@example(["x" * 200 + "a", "x" * 200 + "b"])
+@example(["modèle", "mod-le"])
+def test_the_name_of_every_artifact_is_legal_and_its_own(folders: list[str]) -> None:
+    of_states = [RunArtifact(Path("store", folder, "manifest.json"), "states", {}) for folder in folders]
+    of_maps = [
+        RunArtifact(Path("aligners.safetensors"), "maps", {"models": {"embedded:0": "", f: ""}}) for f in folders
+    ]
+    for artifact in (*of_states, *of_maps):
+        assert wandb.Artifact(artifact.name, artifact.kind).name == artifact.name
+    differ = len({artifact.path for artifact in of_states}) == 2
+    assert (len({artifact.name for artifact in of_states}) == 2) == differ
 
 
 def test_what_is_no_file_of_ours_is_no_artifact(world: World, tmp_path: Path) -> None:

@@ -65,9 +65,9 @@ assert not {"torch", "lightning", "wandb", "matplotlib"} & set(sys.modules)
         assert {line.split()[0] for line in said.splitlines() if line.startswith("  ")} == set(commands)
 
 
-def test_help_explains_the_options(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_of_all_explains_the_options(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as done:
-        table.train(["fit", "--help"])
+        table.train(["fit", "--help", "all"])
     assert not done.value.code
     shown = capsys.readouterr().out
     assert "usage: train.py fit [options]" in shown

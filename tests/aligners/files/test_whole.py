@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from aligners.files.whole import remove_unfinished, whole_file, whole_folder, write_text
+from aligners.files.whole import lock, remove_unfinished, whole_file, whole_folder, write_text
 
 KILLED = """
 import os, signal, sys
@@ -81,6 +81,23 @@ def test_what_a_killed_process_left_is_written_over(tmp_path: Path, writer: str,
             (unfinished / "other").write_text("whole")
         assert names(tmp_path / "name") == ["other"]
     assert names(tmp_path) == ["name"]
+
+
+@pytest.mark.parametrize(("umask", "file", "folder"), [(0o022, "644", "755"), (0o007, "660", "770")])
+def test_the_umask_says_who_may_read_what_is_written(tmp_path: Path, umask: int, file: str, folder: str) -> None:
+    (tmp_path / ".weights.unfinished").touch(0o600)  # left by a process that was killed
+    before = os.umask(umask)
+    try:
+        with whole_file(tmp_path / "weights") as unfinished:
+            save_file({"x": torch.ones(1)}, unfinished)
+        with whole_folder(tmp_path / "model") as unfinished:
+            save_file({"x": torch.ones(1)}, unfinished / "weights")
+        write_text(tmp_path / "text", "text")
+        os.close(lock(tmp_path / "lock") or -1)
+    finally:
+        os.umask(before)
+    modes = {str(path.relative_to(tmp_path)): f"{path.stat().st_mode & 0o777:o}" for path in tmp_path.rglob("*")}
+    assert modes == {"model": folder, **dict.fromkeys(("weights", "model/weights", "text", "lock"), file)}
 
 
 @pytest.mark.parametrize("of_folders", [True, False])

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.bank import DIRECTIONS, StoredBank, load_bank
+from aligners.injection.behaviour import DRAWS
 from aligners.injection.injecting import InjectionEvaluation
 from aligners.injection.methods import CLOSED_FORMS
 from aligners.maps.base import Aligner
@@ -204,11 +205,18 @@ def test_ceilings_and_floors_are_what_they_say(
     with torch.no_grad():
         native_y = [directly.y.logits(one) for one in directly.inputs]
         native_x = [directly.x.logits(one) for one in directly.inputs]
-        with directly.y.fresh_head(0):
-            fresh = [directly.y.logits(one) for one in directly.inputs]
+        fresh = []
+        for draw in range(DRAWS["random_classifier"]):
+            with directly.y.fresh_head(draw):
+                logits = [directly.y.logits(one) for one in directly.inputs]
+            fresh.append(directly.behaviour(logits, directly.y))
     same(rows_of(both, "native_y")[0], directly.behaviour(native_y, directly.y))
     same(rows_of(both, "native_x")[0], directly.behaviour(native_x, directly.y))
-    same(rows_of(both, "random_classifier")[0], directly.behaviour(fresh, directly.y))
+    (drawn_heads,) = rows_of(both, "random_classifier")
+    same(drawn_heads, {name: mean(each[name] for each in fresh) for name in fresh[0]})
+    accuracies = [each["accuracy"] for each in fresh]
+    same(drawn_heads, {"accuracy_low": min(accuracies), "accuracy_high": max(accuracies)})
+    assert min(accuracies) < max(accuracies)
     assert rows_of(both, "native_x", "backward")[0]["accuracy"] == rows_of(both, "native_y")[0]["accuracy"]
     (chance,) = rows_of(both, "random_label")
     drawn = random_labels(TEST_TEXTS, 2, 0)

@@ -81,7 +81,7 @@ def test_the_floor_of_a_language_model_is_how_often_tokens_come_and_reports_say_
     assert floor["penalty"] == pytest.approx(floor["loss"] - native["loss"])
     made = report(module.meta, module.rows)
     assert {"penalty", "fvu", "accuracy"} <= set(made.figures)
-    for sentence in ("nats a token on its own", "as they are cost"):
+    for sentence in ("nats a token with its own states", "as they are raise the loss by"):
         assert sentence in " ".join(made.sentences)
     for draw in made.figures.values():
         draw()

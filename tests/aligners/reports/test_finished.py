@@ -61,7 +61,7 @@ def test_show_prints_the_run_and_makes_its_page(
     evaluate(["show", str(run)])
     shown = capsys.readouterr().out
     assert "FVU on the validation texts, by site pair" in shown
-    assert "left/x → y  linear" in shown
+    assert "left/x → y   linear" in shown
     assert "As it was said then." in shown
     assert (run / "report.html").is_file()
     assert opened == []  # there is no terminal here

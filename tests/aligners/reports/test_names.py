@@ -1,4 +1,5 @@
 import io
+import math
 from typing import Any
 
 import pytest
@@ -9,7 +10,9 @@ from aligners.reports.names import (
     MOST_LETTERS,
     file_names,
     fixed,
+    four_digits,
     names_in_full,
+    plain_number,
     short_names,
     value_range,
     with_short_names,
@@ -82,3 +85,21 @@ def test_a_rounding_to_zero_has_no_sign() -> None:
     ]  # fmt: skip
     assert (fixed(-3, "d"), value_range([-0.0001, 0.0002], ".3f"), short(-0.001)) == ("-3", "0.000", ".00")
     assert plain_cell(Estimate(-0.00001, low=-0.00002, high=0.1), Column("x", "x", ".3f")) == "0.000 [0.000, 0.100]"
+
+
+@pytest.mark.parametrize(
+    ("value", "three", "four"),
+    [
+        (546.2, "546", "546.2"),
+        (12345.6, "12,346", "12,346"),
+        (1250, "1,250", "1,250"),
+        (0.0712, "0.0712", "0.0712"),
+        (0.5, "0.5", "0.5"),
+        (1.2345, "1.23", "1.234"),
+        (-0.0, "0", "0"),
+        (1.26e-6, "1.26e-06", "1.26e-06"),
+    ],
+)
+def test_numbers_are_as_people_write_them(value: float, three: str, four: str) -> None:
+    assert (plain_number(value), four_digits(value)) == (three, four)
+    assert (four_digits(None), four_digits(math.nan), four_digits(True)) == ("", "", "True")

@@ -19,6 +19,7 @@ from aligners.reports.page.run import alt_text, page_tables, write_page
 from aligners.reports.publishing import WriteReport, publish, write
 from aligners.reports.report import Report, Row
 from aligners.reports.screen import site_table
+from aligners.reports.templates import GLOSSARY, glossary
 
 META: Row = {
     "models": {"x": {"name": "runs/deep/seed-0", "revision": None, "fingerprint": "f" * 32}},
@@ -53,6 +54,8 @@ def report(**changes: Any) -> Report:
         "note": "a note",
         "sentences": ["It `holds` at 0.5. Not <there>."],
         "title": "Fit",
+        "lead": "Two maps. FVU is `low`.",
+        "captions": {"fv": "what to look at"},
     }
     return Report("summary", META, ROWS, **given | changes)
 
@@ -76,14 +79,21 @@ def test_a_folder_holds_all_that_a_report_has(folder: Path) -> None:
     names = {"summary.json", "summary.csv", "summary.md", "more.csv", "fvu.png", "config.yaml", "report.html"}
     assert {path.name for path in folder.iterdir()} == names
     found = json.loads((folder / "summary.json").read_text())
-    assert found == {"meta": META, "findings": report().sentences, "rows": ROWS, "more": [{"a": 1}], "none": []}
+    assert found == {"meta": META, "findings": report().findings, "rows": ROWS, "more": [{"a": 1}], "none": []}
     lines = ["| from | site | FVU |", "|---|---|---|", "| seed-0 | 1→2 | 0.1235 |", "| seed-0 | 3 |  |"]
-    lines += ["", "- It `holds` at 0.5. Not <there>.", "", "- seed-0: `runs/deep/seed-0`", ""]
+    lines += [
+        "",
+        "- Two maps. FVU is `low`.",
+        "- It `holds` at 0.5. Not <there>.",
+        "",
+        "- seed-0: `runs/deep/seed-0`",
+        "",
+    ]
     assert (folder / "summary.md").read_text() == "\n".join(lines)
 
 
 def test_what_a_report_lacks_leaves_no_file(tmp_path: Path) -> None:
-    write(report(tables={}, columns={}, figures={}, sentences=[]), tmp_path)
+    write(report(tables={}, columns={}, figures={}, sentences=[], lead=""), tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"summary.json", "summary.csv"}
     with pytest.raises(ValueError, match="not JSON compliant"):
         write(Report("bad", {"x": float("nan")}, ROWS), tmp_path)
@@ -115,6 +125,7 @@ def test_the_callback_hands_tables_and_options_to_the_report(tmp_path: Path, mon
         return Report("thing", meta, rows)
 
     monkeypatch.setattr("aligners.reports.finished.maker", lambda kind: made)
+    monkeypatch.setattr("aligners.reports.finished.lead", lambda kind, **values: "")
     module: Any = SimpleNamespace(meta={"seed": 3}, rows=ROWS, report_tables={"curves": [{"step": 1}]})
     for rank in (1, 0):
         run = trainer()
@@ -136,7 +147,9 @@ def test_a_page_needs_nothing_but_itself_and_holds_what_the_run_was(folder: Path
     assert set(re.findall(r'href="#([^"]+)"', text)) <= set(ids)
     assert set(re.findall(r'data-filters="([^"]+)"', text)) <= set(ids)
     for part in (
-        "<h1>Fit: seed-0</h1>",
+        '<h1>Fit: seed-0</h1>\n<p class="lead">Two maps. FVU is <code>low</code>.</p>',
+        "<figcaption>what to look at</figcaption>",
+        "<dt>FVU</dt><dd>Fraction of variance unexplained",
         "texts of texts.csv (2 to watch training on, 9 held out)",
         "It <code>holds</code> at 0.5.",
         '<p class="said">Not &lt;there&gt;.</p>',  # a sentence a line, and nothing of it is HTML
@@ -146,6 +159,12 @@ def test_a_page_needs_nothing_but_itself_and_holds_what_the_run_was(folder: Path
         "<li>torch 2.8</li>",
     ):
         assert part in text
+
+
+def test_a_glossary_holds_the_words_of_a_page_and_no_others() -> None:
+    found = set(glossary("<p>The Penalties of closed forms, native_x; unseen types.</p>"))
+    assert found == {"closed form", "unseen types / unseen"}
+    assert set(glossary(" ".join(GLOSSARY))) == set(GLOSSARY)
 
 
 def test_headings_repeat_what_stands_above_several_columns_and_cells_are_sorted_by_their_numbers() -> None:
@@ -159,12 +178,16 @@ def test_headings_repeat_what_stands_above_several_columns_and_cells_are_sorted_
 
 def test_all_rows_have_short_names_and_no_empty_columns_and_many_are_cut() -> None:
     table = page_tables(report())[-1]
-    assert table.headings == ["model_x", "model_y", "site_x", "site_y", "role", "fvu"]
-    assert [cell.value for cell in table.rows[0].cells] == ["seed-0", "seed-1", "1", "2", "floor", "0.1235"]
+    assert table.headings == ["site of X", "site of Y", "role", "FVU"]
+    assert table.caption.endswith("In all rows: from seed-0; into seed-1.")
+    assert [cell.value for cell in table.rows[0].cells] == ["1", "2", "floor", "0.1235"]
     assert [row.role for row in table.rows] == ["floor", ""]
     table = page_tables(Report("summary", META, ROWS * 300))[-1]
     assert len(table.rows) == 400
-    assert table.caption.startswith("The first 400 of 600 rows")
+    assert table.title.startswith("The first 400 of 600 rows")
+    ends = {"fvu_low": 0.1, "fvu_high": 0.25}
+    (line,) = page_tables(Report("summary", META, [ROWS[0] | ends]))[-1].rows
+    assert (line.cells[-1].value, line.cells[-1].interval) == ("0.1235", "[0.1, 0.25]")
 
 
 def test_tables_of_one_title_are_told_apart() -> None:

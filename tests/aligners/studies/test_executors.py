@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import tempfile
 from concurrent.futures import BrokenExecutor, CancelledError
 from contextlib import ExitStack
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from aligners.errors import UserError
 from aligners.studies import executors
 from aligners.studies.executors import Processes, make_executor
 from tests.processes import ROOT
@@ -134,9 +136,12 @@ def test_wrong_options_are_refused(tmp_path: Path, name: str, options: dict[str,
 
 
 def test_a_package_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "ray", None)
-    with pytest.raises(ValueError, match=r"'ray' needs the package ray, which is not installed. Run: pip install ray"):
-        make_executor("ray", 1, 0, tmp_path, {})
+    for name, extra, package in (("ray", "cluster", "ray"), ("slurm", "slurm", "submitit")):
+        monkeypatch.setitem(sys.modules, package, None)
+        with pytest.raises(
+            UserError, match=rf"{name!r} needs the package {package}.*pip install 'aligners\[{extra}\]'"
+        ):
+            make_executor(name, 1, 0, tmp_path, {})
 
 
 def test_jobs_find_the_packages_in_the_folder_they_are_given() -> None:

@@ -61,15 +61,15 @@ def _table(rows: Sequence[Row]) -> TitledTable:
         role = line[0]["role"]
         share = _percent(mean(line, "kept", known=True)) if role == "method" else ""
         cells = [mark(_percent(row["score"]), row) for row in line]
-        table.add_row(f"{task}, {measure}", _name(method, rows), share, *cells, style=ROLE_STYLES.get(role))
+        table.add_row(f"{task}, {measure}", method, share, *cells, style=ROLE_STYLES.get(role))
     return table
 
 
 def _twin_table(rows: Sequence[Row]) -> TitledTable:
     """Make a table of penalties: what was swapped down, sites across."""
-    title = f"{_title(rows)}: penalty of swapping a part of the state, nats"
+    title = f"{_title(rows)}: penalty of swapping what a probe reads, or other dimensions, nats"
     sites = {"": [site_name(pair) for pair in site_pairs(rows)]}
-    table = site_table(title, ["for", "what a probe reads, or other dimensions"], ["dimensions"], sites)
+    table = site_table(title, ["map", "part"], ["dimensions"], sites)
     for (method, part, dimensions), line in grouped(rows, "method", "part", "dimensions").items():
         cells = ["" if row["penalty"] is None else mark(f"{row['penalty']:z.3f}", row) for row in line]
         table.add_row(method, part, str(dimensions), *cells)
@@ -83,12 +83,12 @@ def _figure(rows: Sequence[Row]) -> Figure:
     """Draw scores by site, a panel for each task and measure."""
     looks = {name: line_look(*look, MODEL_COLOURS) | {"markersize": 3.5} for name, look in NATIVE.items()}
     looks |= method_looks([name for name in distinct(rows, "method") if name not in (*NATIVE, BASELINE)])
-    looks[BASELINE] = {"color": "0.6", "linestyle": ":", "zorder": 0}
+    looks[BASELINE] = {"color": "0.6", "marker": "_", "linestyle": ":", "zorder": 0}
     shown = []
     for (task, measure), panel in grouped(rows, "task", "measure").items():
         lines = [(_name(name, rows), look, where(panel, method=name)) for name, look in looks.items()]
         shown.append(SitePanel(f"{task}, {measure}", site_pairs(rows), lines))
-    return site_figure(shown, "score", f"what probes of {rows[0]['model_y']} read", note=_title(rows))
+    return site_figure(shown, "score", f"probes of {rows[0]['model_y']}: score × 100", 100, note=_title(rows))
 
 
 def _twin_figure(rows: Sequence[Row]) -> Figure:

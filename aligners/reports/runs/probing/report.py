@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from textwrap import fill
 from typing import NamedTuple
 
+import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -24,7 +26,7 @@ CODES = {  # what is sent by a code -> source, and whether it is the control tas
     "control task": {"source": "model", "control": True},
 }
 MOST_ABREAST = 3
-WIDTH = 0.62  # inches a word takes
+WIDTH, LETTERS = 0.62, 9  # inches a word takes, and letters of a note that this has room for
 RIGHT, WRONG = drawing.COLOURS[2], drawing.COLOURS[1]
 
 
@@ -180,8 +182,7 @@ def layers_figure(rows: Sequence[Row]) -> Figure:
                 here = [(place, 100 * row["control"]) for place, row in enumerate(line.cells) if row is not None]
                 axis.plot(*zip(*here, strict=True), label=label, **look)
         _mark_level(axis, _baseline(task_rows)[column], "baseline", 100)
-        axis.set_title(f"{task}: {name}", fontsize=10)
-        _name_sites(axis, task_rows)
+        drawing.name_sites(axis, f"{task}: {name}", map(_word, _sites(task_rows)))
     drawing.dress(figure, axes, "site (layer)", "score, in hundredths")
     return figure
 
@@ -194,13 +195,9 @@ def _drawn(rows: Sequence[Row], models: Sequence[str], column: str) -> Iterator[
             if line.column == column or (line.column, column) == ("control", "score"):
                 place = 2 if line.column == "control" else int(line.name.endswith("untrained"))
                 kind = ("trained", "untrained", "control task")[place]
-                look = drawing.line_look(m or place, place, ("-", "--", ":")[place], drawing.MODEL_COLOURS)
+                colour, dashes = m if len(models) > 1 else place, ("-", "--", ":")[place]
+                look = drawing.line_look(colour, place, dashes, drawing.MODEL_COLOURS)
                 yield f"{model}, {kind}" if len(models) > 1 else kind, look, line
-
-
-def _name_sites(axis: Axes, rows: Sequence[Row]) -> None:
-    sites = _sites(rows)
-    axis.set_xticks(range(len(sites)), map(_word, sites))
 
 
 def _mark_level(axis: Axes, height: float | None, name: str, scale: float = 1) -> None:
@@ -233,7 +230,7 @@ def trees_figure(trees: Sequence[Row]) -> Figure:
         _tree(axis, row)
         axis.set_xlim(-0.7, longest - 0.3)
     note = "above: the tree, pale where punctuation does not count; below: what the probe finds, right edges green"
-    figure.supxlabel(note, fontsize=9)
+    figure.supxlabel(fill(note, max(30, LETTERS * longest)), fontsize=9)
     return figure
 
 
@@ -264,8 +261,7 @@ def codes_figure(rows: Sequence[Row], portions: Sequence[Row]) -> Figure:
     several = len({model for (model, _), _ in groups}) > 1
     figure, axes = drawing.panels(2 * len(groups), len(groups), drawing.PANEL, (2.2, 0.9))
     for place, ((model, task), panel) in enumerate(groups):
-        axes[place].set_title(f"{model}, {task}" if several else task, fontsize=10)
-        _compressions(axes[place], panel)
+        _compressions(axes[place], panel, f"{model}, {task}" if several else task)
         _losses_by_portion(axes[len(groups) + place], where(portions, model=model, task=task, **CODES["model"]))
     axes[0].set_ylabel("uniform code over codelength", fontsize=8)
     axes[len(groups)].set_ylabel("bits a target", fontsize=8)
@@ -273,26 +269,29 @@ def codes_figure(rows: Sequence[Row], portions: Sequence[Row]) -> Figure:
     return figure
 
 
-def _compressions(axis: Axes, rows: Sequence[Row]) -> None:
+def _compressions(axis: Axes, rows: Sequence[Row], title: str) -> None:
     """Draw compression by site: a line for the model, its untrained twin, and the control task."""
     for place, (name, kind) in enumerate(CODES.items()):
         here = {row["site"]: row for row in where(rows, **kind)}
         look = drawing.line_look(place, place, ("-", "--", ":")[place], drawing.MODEL_COLOURS)
         drawing.lines_by_site(axis, [(name, look, [here.get(site) for site in _sites(rows)])], "compression")
     _mark_level(axis, _by_frequencies(rows), "by frequencies")
-    _name_sites(axis, rows)
+    drawing.name_sites(axis, title, map(_word, _sites(rows)))
     axis.set_xlabel("site (layer)", fontsize=8)
 
 
 def _losses_by_portion(axis: Axes, rows: Sequence[Row]) -> None:
     """Draw bits a target by portion, a line for each site."""
-    for place, site in enumerate(_sites(rows)):
+    sites = _sites(rows)
+    for place, site in enumerate(sites):
         losses = {share: mean(own, "bits_a_target") for share, own in grouped(where(rows, site=site), "share").items()}
         shares = sorted(losses)
-        look = {**drawing.line_look(place, place + 3, "-", drawing.MODEL_COLOURS), "markersize": 3, "linewidth": 1}
+        deep = {"color": mpl.colormaps["viridis"](0.9 * place / len(sites))}  # the deeper, the brighter
+        look = {**drawing.line_look(place, place + 3, "-"), **deep, "markersize": 3, "linewidth": 1}
         name = "mix" if site is None else f"site {site}"
         axis.plot(100 * np.array(shares), [losses[share] for share in shares], label=name, **look)
     axis.set_xscale("log")
+    axis.xaxis.set_major_formatter("{x:g}")
     axis.set_xlabel("end of the portion, %", fontsize=8)
 
 

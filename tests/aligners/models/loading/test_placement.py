@@ -193,7 +193,7 @@ def test_a_map_that_cannot_be_followed_is_refused_before_weights_are_read(
 
 
 def test_a_device_map_needs_accelerate(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aligners.models.loading.placement.find_spec", lambda name: None)
+    monkeypatch.setattr("aligners.errors.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"`device_map` \('auto'\) needs the package accelerate.*aligners\[sharded\]"):
         load_frozen(folder, device_map="auto")
     load_frozen(folder)

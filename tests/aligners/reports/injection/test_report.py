@@ -117,7 +117,7 @@ def test_price_of_bijectivity_is_asked_of_networks_of_equal_size() -> None:
 
 def test_reading_says_what_the_numbers_say() -> None:
     for part in (
-        "second answers 80.0% of the held-out texts rightly on its own",
+        "second classifies 80.0% of the held-out texts correctly with its own states",
         "50.0% to 60.0% when first's states are put in as they are",
         "mapped by linear, inn and mlp they keep it within 1.5 points",
         "the worst site loses 5.0 points with procrustes and 10.0 points with mlp_wide",
@@ -126,7 +126,7 @@ def test_reading_says_what_the_numbers_say() -> None:
         "inn 1.25 to 1.50 times mlp",
     ):
         assert part in reading(forward())
-    assert reading(two_ways()).count("answers") == 2
+    assert reading(two_ways()).count("classifies") == 2
     unmapped = [r for r in forward() if r["role"] != "method"]
     assert "No map that is trained at every site was evaluated" in reading(unmapped)
 

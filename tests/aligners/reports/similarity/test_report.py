@@ -91,7 +91,7 @@ def test_tables_hold_every_row_and_models_in_deep_folders_make_files_that_a_disk
     layers = [{"model": "b", "layer": 0, "nuclear_norm": 2.5, "localization": None}]
     made = report({"seed": 3}, every, layers, [])
     assert (made.name, made.rows, made.tables) == ("similarity", every, {"layers": layers, "distances": []})
-    assert list(made.figures) == ["layers_a-x_b-x", "diagonal_a-x_b-x", "layers_b-x_b-x"]
+    assert list(made.figures) == ["diagonal_a-x_b-x", "layers_a-x_b-x", "layers_b-x_b-x"]
 
 
 def test_the_table_shows_matching_layers_of_different_models() -> None:

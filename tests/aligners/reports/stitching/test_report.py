@@ -165,7 +165,7 @@ def test_many_sites_make_several_tables_of_which_nothing_is_cut_off() -> None:
         shown = printed(report(stitched(models, range(1, 13)), groups=groups).screen)
         assert route in shown
         assert "…" not in shown
-        assert shown.count("affine_norm, task loss") == 3  # penalty of six sites each, accuracy of twelve
+        assert shown.count("affine_norm, task loss") == 2  # penalty and accuracy
 
 
 def wide(row: Row) -> Row:

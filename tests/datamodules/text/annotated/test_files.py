@@ -1,6 +1,7 @@
 """Treebanks, labelled spans and the grammar, read from files and opened as sources of text."""
 
 import json
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from aligners.errors import UserError
 from datamodules.text.annotated import files
 from datamodules.text.annotated.files import holds_spans, read_conllu, read_spans, task_name
 from datamodules.text.annotated.grammar import sentences
@@ -225,3 +227,9 @@ def test_the_grammar_is_a_source_of_text(monkeypatch: pytest.MonkeyPatch) -> Non
         sentence = known[row["text"]]
         assert Sentence.of(row["text"], row[ANNOTATION]) == replace(sentence, label="")
         assert texts.label_names[row["label"]] == sentence.label
+
+
+def test_a_treebank_needs_conllu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "conllu", None)
+    with pytest.raises(UserError, match=r"needs the package conllu.*pip install 'aligners\[trees\]'"):
+        load_texts(TextSource(str(bank(tmp_path, TREEBANK))))

@@ -1,0 +1,334 @@
+"""What all maps on arrays have in common: the methods of a scikit-learn estimator, over a bank of `aligners.maps`.
+
+scikit-learn is not needed, but accepts these maps in its pipelines and searches.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self, cast, dataclass_transform
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aligners.api.arrays import Array, as_given, by_site, check_paired, column_names, of_kind, rows, rows_of_both
+from aligners.errors import UserError, check_known, check_range
+from aligners.maps.base import Aligner
+from aligners.maps.linear import Affine
+from aligners.similarity.algebra.moments import Moments, moments_of
+
+__all__ = ["ArrayMap", "NotFittedError", "TrainedMap"]
+
+
+class NotFittedError(UserError, AttributeError):
+    """A map is used before it is fitted. The bases are those of scikit-learn's error of this name."""
+
+
+@dataclass_transform(kw_only_default=True, eq_default=False)
+@dataclass(init=False, repr=False, eq=False)
+class ArrayMap:
+    """A map from rows of X (N, d_x) to rows of Y (N, d_y), of any aligner with a closed form.
+
+    Rows are NumPy arrays or tensors, and what comes out is of the kind, data type and device that went in. Data frames
+    and lists are taken, too, and give NumPy arrays. Rows of several sites, as (S, N, d) or a list or a dictionary of
+    (N, d), are fitted by one map for each site, and come out in that form. Closed forms are solved in float64.
+
+    Args:
+        aligner: the class, one of `aligners.maps` or one's own.
+        options: of the class, besides the number of sites and the widths.
+
+    Attributes:
+        bank_: the aligner, a bank of one map for each site; like all attributes here, there once the map is fitted.
+        sites_: the keys of the sites that it was fitted on; None for rows of one site.
+        mean_y_: mean of Y's fitting rows, (S, d_y).
+        n_features_in_: d_x.
+        feature_names_in_: names of the columns of X, if it was a data frame.
+        coef_: of maps that are linear in closed form: (d_y, d_x), or (S, d_y, d_x) at several sites.
+        intercept_: likewise, (d_y,) or (S, d_y): y = x coef_ᵀ + intercept_.
+    """
+
+    aligner: ClassVar[type[Aligner]]
+
+    def __init_subclass__(cls, aligner: type[Aligner] | None = None) -> None:
+        """A subclass names its aligner, and the options of that with their defaults."""
+        if aligner is not None:
+            cls.aligner = aligner
+        dataclass(kw_only=True, repr=False, eq=False)(cls)
+
+    def __init__(self, aligner: type[Aligner], **options: Any) -> None:
+        vars(self).update({field.name: field.default for field in fields(self)}, aligner=aligner, **options)
+
+    def __repr__(self) -> str:
+        options = self.get_params()
+        words = [options.pop("aligner").__name__] if "aligner" in options else []
+        words += [f"{name}={value!r}" for name, value in options.items() if getattr(type(self), name, None) != value]
+        return f"{type(self).__name__}({', '.join(words)})"
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The options by name; `deep` is there for scikit-learn, and changes nothing."""
+        return {name: value for name, value in vars(self).items() if name.strip("_") == name}
+
+    def set_params(self, **options: Any) -> Self:
+        """Set options, for the next `fit`.
+
+        Raises:
+            ValueError: the map has no such option.
+        """
+        check_known(self.get_params(), options=options)
+        vars(self).update(options)
+        return self
+
+    def fit(self, x: Array, y: Array) -> Self:
+        """Fit the map on paired rows; what was fitted before is forgotten.
+
+        Args:
+            x: (N, d_x), or several sites.
+            y: (N, d_y), row by row the partners of `x`, or the same sites.
+
+        Raises:
+            ValueError: an option is out of range; or the rows are not paired, not finite or too few, or the map cannot
+                be fitted to them.
+        """
+        from aligners.fitting.fits import fit_map
+
+        of_x, of_y = rows_of_both(x, y)
+        bank = self._made(len(of_x), of_x.shape[2], of_y.shape[2]).to(of_x)
+        moments = self._moments(of_x, of_y)
+        fit_map(self.aligner.__name__, bank, *moments, advice="Give more rows.")
+        self._train(bank, of_x, of_y)
+        sites, (first, *_) = by_site(x)
+        self._keep(bank, moments[0].mean_y, sites, first, column_names(x))
+        return self
+
+    def transform(self, x: Array) -> Any:
+        """Map rows of X: (N, d_x) -> (N, d_y).
+
+        Raises:
+            ValueError: the map is not fitted; or the rows have another width, device or number of sites, or other
+                names of columns, or are not finite.
+        """
+        return as_given(self.bank(self._rows(x, "x")), x, self.sites_)
+
+    predict = transform
+
+    def fit_transform(self, x: Array, y: Array) -> Any:
+        """Fit the map, and map the fitting rows."""
+        return self.fit(x, y).transform(x)
+
+    def inverse_transform(self, y: Array) -> Any:
+        """Map rows of Y back: (N, d_y) -> (N, d_x).
+
+        Raises:
+            ValueError: as `transform`, or the map has no inverse.
+        """
+        bank = self.bank
+        if not bank.invertible:
+            raise UserError(
+                f"Expected a map with an inverse, but {self!r} from width {bank.d_x} to {bank.d_y} has none. Fit a map "
+                "from Y to X, or use Procrustes, Permutation or INN."
+            )
+        return as_given(bank.inverse(self._rows(y, "y")), y, self.sites_)
+
+    inverse = inverse_transform
+
+    def score(self, x: Array, y: Array) -> Any:
+        """1 − FVU of paired rows: 1 is perfect, 0 no better than the mean of Y's fitting rows, and it may be negative.
+
+        All neurons count together, by their variance; scikit-learn's score of several outputs is a mean over them.
+
+        Returns:
+            A float; of several sites a list of them, or a dictionary.
+
+        Raises:
+            ValueError: as `transform`, or the rows are not paired, or none of Y's differs from the mean.
+        """
+        bank, of_x, of_y = self.bank, self._rows(x, "x"), self._rows(y, "y")
+        check_paired(of_x, of_y)
+        total = (of_y.double() - self.mean_y_[:, None]).square().sum((1, 2))
+        if not (total > 0).all():
+            raise UserError("Expected rows in `y` that differ from the mean of the fitting rows, but got only that.")
+        scores = (1 - (bank(of_x) - of_y).double().square().sum((1, 2)) / total).tolist()
+        if isinstance(x, Mapping):
+            return dict(zip(self.sites_ or x, scores, strict=True))
+        return scores[0] if by_site(x)[0] is None else scores
+
+    def at(self, site: Hashable) -> Self:
+        """The map of one of several sites.
+
+        Args:
+            site: its key in the dictionary, or its number in the list or the array, that the maps were fitted on; in a
+                file of `train.py fit`, the site, or the pair (of X, of Y) where they differ.
+
+        Raises:
+            ValueError: there is no such site.
+        """
+        from aligners.fitting.bank import take_places
+
+        bank, sites = self.bank, self.sites_ or []
+        if site not in sites:
+            raise UserError(
+                f"Expected `site` to be one of {sites or 'several, but there is one alone'}, but got {site!r}."
+            )
+        one, place = copy(self), [sites.index(site)]
+        taken, like = take_places(bank, place).to(self.mean_y_.device), getattr(self, "coef_", None)
+        one._keep(taken, self.mean_y_[place], None, like, getattr(self, "feature_names_in_", ()))
+        return one
+
+    @property
+    def bank(self) -> Aligner:
+        """The fitted aligner.
+
+        Raises:
+            NotFittedError: the map is not fitted.
+        """
+        if "bank_" not in vars(self):
+            raise NotFittedError(f"Expected a map that is fitted, but {self!r} is not. Call `fit(x, y)` first.")
+        return self.bank_
+
+    def save(self, path: Path | str) -> None:
+        """Write the fitted map and its options as safetensors, whole or not at all: for `load`.
+
+        The commands do not take such a file, since it does not say which models the map is between.
+
+        Raises:
+            OSError: the file cannot be written; what was there before is still there.
+            ValueError: the map is not fitted.
+        """
+        from aligners.fitting.bank import FORWARD, StoredBank, save_bank
+
+        maps = {FORWARD: {type(self.bank).__name__.lower(): self.bank}}
+        pairs: list[Any] = [key if isinstance(key, tuple) else (key, key) for key in self.sites_ or [None]]
+        columns = list(getattr(self, "feature_names_in_", ()))
+        data, spread = {"options": self._options("aligner"), "columns": columns}, {FORWARD: {"mean": self.mean_y_}}
+        save_bank(StoredBank("arrays", maps, {FORWARD: pairs}, data, {}, spread=spread), Path(path))
+
+    @classmethod
+    def load(cls, path: Path | str, name: str | None = None, *, route: str = "0_1") -> Self:
+        """Read a map that `save` wrote, or one that `train.py fit` has fitted, onto the CPU. Nothing in it is run.
+
+        `ArrayMap.load` reads any map, as what it is: `Linear.load` reads no other.
+
+        Args:
+            path: the file, a folder of `evaluate.py share`, or the name of one on the Hub.
+            name: of the map, where the file holds several of the class.
+            route: `1_0` is from Y to X.
+
+        Raises:
+            ValueError: the file cannot be read, or does not hold one such map.
+        """
+        from aligners.api import maps
+        from aligners.fitting.bank import BACKWARD, FORWARD, load_bank
+
+        stored, kind = load_bank(path, arrays=True), getattr(cls, "aligner", Aligner)
+        check_known({FORWARD, BACKWARD} & stored.maps.keys(), route=route)
+        held = {key: bank for key, bank in stored.maps[route].items() if isinstance(bank, kind)}
+        name = next(iter(held)) if name is None and len(held) == 1 else name
+        check_known(held, name=name or "")
+        bank = held[cast(str, name)]
+        made = getattr(maps, type(bank).__name__, None)
+        made = made or partial(ArrayMap if bank.closed_form else TrainedMap, type(bank))
+        ready = cast(Self, made(**stored.data.get("options", bank.options())))
+        moments = stored.moments if stored.moments is None or route == FORWARD else stored.moments.swap()
+        mean_y = stored.spread[route]["mean"] if moments is None else moments.mean_y
+        sites: list[Any] = [i if i == j else (i, j) for i, j in stored.pairs[route]]
+        ready._keep(bank, mean_y, None if sites == [None] else sites, None, stored.data.get("columns", ()))
+        return ready
+
+    def __sklearn_tags__(self) -> Any:
+        """What scikit-learn, which alone asks, has to know of a map: a regressor with several outputs."""
+        from sklearn.utils import InputTags, RegressorTags, Tags, TargetTags, TransformerTags
+
+        target = TargetTags(required=True, two_d_labels=True, multi_output=True, single_output=False)
+        kinds = TransformerTags(["float64", "float32", "float16"])
+        return Tags("regressor", target, kinds, None, RegressorTags(), input_tags=InputTags(three_d_array=True))
+
+    def _options(self, *others: str) -> dict[str, Any]:
+        """The options without these others, as plain values."""
+        options = {name: value for name, value in self.get_params().items() if name not in others}
+        return {name: value.item() if isinstance(value, np.generic) else value for name, value in options.items()}
+
+    def _made(self, sites: int, d_x: int, d_y: int) -> Aligner:
+        return self.aligner(sites, d_x, d_y, **self._options("aligner"))
+
+    def _moments(self, x: Tensor, y: Tensor) -> list[Moments]:
+        """Moments of the fitting rows and, for a map that chooses a strength on them, of others."""
+        return [moments_of(x, y)]
+
+    def _train(self, bank: Aligner, x: Tensor, y: Tensor) -> None:
+        if not bank.closed_form:
+            raise UserError(f"Expected an aligner with a closed form, but {type(bank).__name__} trains: TrainedMap.")
+
+    def _keep(
+        self, bank: Aligner, mean_y: Tensor, sites: list[Hashable] | None, like: Array, columns: Sequence[str]
+    ) -> None:
+        """Take over a fitted bank, in the place of one before; matrices become of the kind of `like`."""
+        for name in [name for name in vars(self) if name.endswith("_")]:
+            delattr(self, name)
+        self.bank_: Aligner = bank.requires_grad_(False).eval()
+        self.mean_y_, self.sites_, self.n_features_in_ = mean_y, sites, bank.d_x
+        if len(columns):
+            self.feature_names_in_ = np.array(columns, dtype=object)
+        if isinstance(bank, Affine):
+            offset = (bank.mean_y - bank.mean_x @ bank.weight)[:, 0]
+            self.coef_, self.intercept_ = (
+                of_kind(part[0] if sites is None else part, like) for part in (bank.weight.mT, offset)
+            )
+
+    def _rows(self, given: Array, name: Literal["x", "y"]) -> Tensor:
+        """Rows of the bank's sites (S, N, d), on the device and in the precision of the map."""
+        bank, names = self.bank, column_names(given)
+        known = list(getattr(self, "feature_names_in_", names))
+        if name == "x" and names and names != known:
+            raise UserError(f"Expected `x` with the columns of the fitting rows, {known}, but got {names}.")
+        tensor = rows(given, name, bank.d_x if name == "x" else bank.d_y, self.sites_)
+        if len(tensor) != bank.sites:
+            raise UserError(
+                f"Expected `{name}` with rows of as many sites as the map was fitted on, {bank.sites}, but got "
+                f"{len(tensor)}. `at(site)` is the map of one."
+            )
+        like = next((value for value in bank.state_dict().values() if value.is_floating_point()), tensor)
+        return tensor.to(self.mean_y_.device, like.dtype)
+
+
+class TrainedMap(ArrayMap):
+    """As `ArrayMap`, of an aligner that takes gradient steps, with the optimiser, rates and clipping of `train.py fit`.
+
+    The last step is kept, whatever other rows would say of it: score it on rows that it was not fitted on.
+
+    Args:
+        aligner: the class.
+        steps: how many; the learning rate rises and falls over them.
+        rows_a_step: drawn with replacement.
+        learning_rate: for matrices of up to 64 inputs; wider ones get proportionally less.
+        seed: of the initial weights and of the rows that are drawn.
+        options: of the class.
+    """
+
+    steps: int = 1000
+    rows_a_step: int = 512
+    learning_rate: float = 1e-2
+    seed: int = 0
+    __init__ = ArrayMap.__init__
+
+    def _made(self, sites: int, d_x: int, d_y: int) -> Aligner:
+        from aligners.fitting.fits import seeded
+
+        check_range(least=1, steps=self.steps, rows_a_step=self.rows_a_step)
+        check_range(above=0, learning_rate=self.learning_rate)
+        options = self._options("aligner", *(field.name for field in fields(TrainedMap)))
+        return seeded(partial(self.aligner, **options), self.seed, sites, d_x, d_y)
+
+    def _train(self, bank: Aligner, x: Tensor, y: Tensor) -> None:
+        from aligners.fitting.alignment import Alignment
+
+        optimizer = partial(torch.optim.AdamW, lr=self.learning_rate, weight_decay=0.0, fused=True)
+        like = Alignment(optimizer=optimizer)
+        diverged = like.train_on_rows(bank, x, y, self.steps, min(self.rows_a_step, x.shape[1]), self.seed)
+        if diverged.any():
+            raise UserError(
+                f"Expected training to converge, but {type(bank).__name__} diverged at step {int(diverged.max())} of "
+                f"{self.steps} with `learning_rate` {self.learning_rate:g}. Lower it."
+            )

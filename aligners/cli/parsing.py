@@ -1,0 +1,64 @@
+"""The parser of a command's options, and its errors in plain words: what was expected, where, and what came."""
+
+import re
+from collections.abc import Collection
+from typing import NoReturn
+
+from jsonargparse import ArgumentParser
+
+from aligners.cli.words import KINDS, known_options, unknown_option
+from aligners.errors import UserError, did_you_mean
+
+TYPES = {**KINDS, "str": "a text", "dict": "names and values such as {a: b}", "NoneType": ""}
+LIST = "a list such as [a, b]"  # any other type
+TYPE = re.compile(r"Expected an? (?:<class '(?:[\w.]+\.)?(\w+)'>|typing\.Literal\[(.*?)\])")
+VALUE = re.compile(r"(?:Got|Given) value: (?:NestedArg\(.*val=)?'?(.*?)(?:'?\)?$|\. Got value)", re.MULTILINE)
+UNKNOWN = re.compile(r"(?:unrecognized arguments:|Option|Group '([\w.]+)' does not accept option) '?([^\s']+)")
+
+
+class OptionParser(ArgumentParser):
+    """jsonargparse's parser; what the user can mend is a `UserError`."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Raise.
+
+        Raises:
+            UserError: always, unless it parses for another parser, which words the error then.
+        """
+        if getattr(self, "_inner_parser", False):
+            super().error(message, ex)
+        options = [option[2:] for action in self._actions for option in action.option_strings if option[-1] != "+"]
+        raise UserError(in_plain_words(message, self.prog, options)) from ex
+
+
+def in_plain_words(message: str, program: str, options: Collection[str]) -> str:
+    """An error of jsonargparse, in our words.
+
+    Args:
+        message: jsonargparse's.
+        program: what the user typed up to the command.
+        options: names of all options of the command.
+    """
+    keys = re.findall(r'Parser key "([^"]+)"', message)
+    if "Expected `" in message:  # ours, from a check of a value
+        return message[message.find("Expected `") :]
+    if unknown := UNKNOWN.match(message):
+        in_file = f"--{'.'.join(filter(None, unknown.groups()))}"
+        return str(unknown_option(program, unknown[2] if message.startswith("unrecognized") else in_file, options))
+    if missing := re.match(r"argument (\S+): expected one|the following arguments are required: (.*)", message):
+        return f"Expected a value of `{missing[1] or missing[2]}`, but got none. `{program} --help` explains it."
+    if not keys:
+        return message
+    place = f"`--{keys[0]}`" if keys[-1] == keys[0] else f"`{keys[-1]}` of `--{keys[0]}`"
+    if unknown := re.search(r"Option '([^']+)' is not accepted", message):
+        return f"Expected an argument that {place} has, but got {unknown[1]}. `{program} --{keys[0]}.help` lists them."
+    types = [literal.replace("'", "") or TYPES.get(kind, LIST) for kind, literal in TYPE.findall(message)]
+    name = re.search(r"Expected a dot import path string: (\S+)", message)
+    if name and not set(types) & set(KINDS.values()):
+        known = known_options()["names"].get(keys[0], ["the full paths of classes"])
+        return f"Expected {place} out of {', '.join(known)}, but got {name[1]}.{did_you_mean([name[1]], known)}"
+    got = VALUE.findall(message) or [message.splitlines()[-1].strip()]
+    if any(types):
+        return f"Expected {place} to be {' or '.join(filter(None, dict.fromkeys(types)))}, but got {got[0]!r}."
+    what = re.sub(r'.*Parser key ".*?": ', "", got[-1])
+    return f"Expected another value of {place}: {what}"

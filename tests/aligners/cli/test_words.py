@@ -1,0 +1,215 @@
+"""Help and the first check of options, which import nothing; and the parser's errors in plain words."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aligners.cli.table import COMMANDS, find, train
+from aligners.cli.words import as_parsed, help_of, known_options
+from aligners.errors import UserError
+from tests.aligners.cli.test_stopped import STOPPED
+from tests.processes import ROOT
+from website.known_options import known
+
+EVERY = list(known_options()["commands"])
+SHOWN = re.compile(
+    r"(?:python )?(train|evaluate|study)\.py ((?:\\\n|[^\n`])+)|aligners (train|evaluate|study) ([^\n`]+)"
+)
+HEAVY = {"torch", "lightning", "transformers", "jsonargparse", "wandb", "matplotlib", "datasets", "numpy"}
+
+
+def understood(command: str, words: list[str]) -> list[str]:
+    return as_parsed(command.replace(" ", ".py "), known_options()["commands"][command], words)
+
+
+def written_commands() -> list[tuple[str, list[str]]]:
+    """All command lines of the README, the docs and the tests that stop commands."""
+    lines = [(command, words) for command, (_, words) in STOPPED.items()]
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        for found in SHOWN.finditer(page.read_text()):
+            script, rest = found[1] or found[3], (found[2] or found[4]).replace("\\\n", " ").partition(" #")[0]
+            words = shlex.split(rest.replace("'", '"') if rest.count("'") % 2 else rest)
+            if words and f"{script} {words[0]}" in EVERY:
+                lines.append((f"{script} {words[0]}", [word for word in words[1:] if word not in ("...", "--help")]))
+    return lines
+
+
+def test_what_is_known_is_what_the_parsers_say() -> None:
+    """`python -m website.known_options` renews it."""
+    assert known() == known_options()
+    assert set(EVERY) == {f"{script} {name}" for script, names in COMMANDS.items() for name in names}
+
+
+def test_command_lines_that_people_read_are_understood() -> None:
+    lines = written_commands()
+    assert len(lines) > 80
+    assert {command for command, _ in lines} >= {*STOPPED, "evaluate show", "study run", "study retry"}
+    for command, words in lines:
+        understood(command, words)
+
+
+@pytest.mark.parametrize("command", EVERY)
+def test_an_example_is_what_the_command_takes(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    about = known_options()["commands"][command]
+    words = shlex.split(about["example"])
+    assert words
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = help_of(command.replace(" ", ".py "), about).splitlines()
+    assert len(shown) <= 40
+    assert max(len(line) for line in shown if "--help all" not in line) <= 80
+    if command != "study run":  # whose file's name comes first
+        find(*command.split()).parser().parse_args(understood(command, words))
+
+
+def test_help_and_errors_import_nothing(tmp_path: Path) -> None:
+    lines = [
+        ["fit", "--help"],
+        ["--version"],
+        ["fit", "--data.batch_size", "ten"],
+        ["fit", "--data.batchsize=3"],
+        ["fit", "--config", "nothing"],
+        ["fit", "--model.aligners", "{linear: Linaer}"],
+        ["fit", "--data.rows", "token"],
+        ["fit", "--data.model_x", "embeded:0"],
+    ]
+    code = f"""
+import sys
+from aligners.cli.table import train
+from aligners.errors import UserError
+for words in {lines}:
+    try:
+        train(words)
+    except UserError as error:
+        print(error)
+assert not {HEAVY} & set(sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for said in (
+        "python train.py fit --data.model_x embedded:0",
+        "torch 2",
+        "`--data.batch_size` to be a whole number, but got 'ten'",
+        "got --data.batchsize. Did you mean --data.batch_size",
+        "one of classifiers, closed_forms, demo",
+        "Orthogonal, Permutation, Procrustes, Ridge, but got Linaer. Did you mean Linear?",
+        "got token. Did you mean tokens?",
+        "got embeded. Did you mean embedded",
+    ):
+        assert said in done.stdout
+
+
+# What is refused at once; the parser refuses it, too.
+REFUSED = [
+    *(["--data.batch_size", "3.0"], ["--data.batch_size=1e3"], ["--data.batch_size", "true"], ["--data.batch_size="]),
+    *(["--data.batch_size", "null"], ["--data.batch_size.x", "3"], ["--data.held_out_types", "inf"], ["--upload", "1"]),
+    *(["--upload"], ["--run", "--upload", "true"], ["--data.component", "resid"], ["--data.component", "null"]),
+    *(["--data.batch", "3"], ["--foo", "3"], ["--data.foo=3"], ["--trainer.max_epochs", "x"], ["--checkpoints", "x"]),
+    *(["--data.text.sorce", "x"], ["--seed_everything", "x"], ["--model.rows", "all"], ["--trainer.min_steps", "x"]),
+]
+TAKEN = [
+    *(["--data.batch_size", "1_000"], ["--data.batch_size", "0x10"], ["--data.batch_size", " 3 "], ["--upload", "yes"]),
+    *(
+        ["--data.held_out_types", "5e-1"],
+        ["--data.held_out_types=1"],
+        ["--data.sites", "1,2:4"],
+        ["--data.sites=[1,2]"],
+    ),
+    *(["--data.sites", "1", "2"], ["--model.aligners.inn", "INN", "--model.aligners.inn.init_args.couplings", "3"]),
+    *(
+        ["--data.text", "{source: x}"],
+        ["--model.optimizer.lr", "3"],
+        ["--trainer.precision", "16-mixed"],
+        ["-c", "inn"],
+    ),
+    *(["--data.model_x", "3"], ["--trainer.devices", "2"], ["--model.optimizer", "SGD", "--model.optimizer.lr=1e-3"]),
+    *(["--data.labels", "{a: 0, b: [1, 2]}"], ["--seed_everything", "true"], ["--sites_at_once", "null"]),
+]
+
+
+@pytest.mark.parametrize("words", REFUSED, ids=" ".join)
+def test_what_is_refused_at_once_the_parser_refuses(words: list[str]) -> None:
+    with pytest.raises(UserError, match=r"^Expected "):
+        understood("train fit", words)
+    with pytest.raises(UserError):
+        find("train", "fit").parser().parse_args(words)
+
+
+def test_what_the_parser_takes_is_understood() -> None:
+    parser = find("train", "fit").parser()
+    inn = str(ROOT / "aligners/configs/train/inn.yaml")
+    for words in TAKEN:
+        parser.parse_args(understood("train fit", [inn if word == "inn" else word for word in words]))
+    understood("train fit", ["--trainer.of_a_later_version", "3", "--print_config"])
+
+
+@pytest.mark.parametrize(
+    ("command", "typed", "parsed"),
+    [
+        ("evaluate inject", "--checkpoints a.safetensors", '--checkpoints ["a.safetensors"]'),
+        ("evaluate inject", "--checkpoints a 'b c' --seed 1", '--checkpoints ["a", "b c"] --seed 1'),
+        ("evaluate inject", "--checkpoints [a,b]", "--checkpoints [a,b]"),
+        ("evaluate inject", "--checkpoints [a, b]", "--checkpoints [a, b]"),
+        ("evaluate inject", "--checkpoints+ a", "--checkpoints+ a"),
+        ("evaluate inject", "--closed_form=linear,cca", '--closed_form=["linear", "cca"]'),
+        ("evaluate similarity", "--measures cka", "--measures cka"),
+        ("evaluate similarity", "--measures cka rsa", '--measures ["cka", "rsa"]'),
+        ("evaluate bijection", "--steps 100 300", "--steps [100, 300]"),
+        ("train fit", "--model.aligners linear INN", '--model.aligners {"linear": "Linear", "inn": "INN"}'),
+        (
+            "train fit",
+            "--imports mine.py --model.aligners Mine",
+            '--imports ["mine.py"] --model.aligners {"mine": "Mine"}',
+        ),
+        ("evaluate share", "run folder --names a b", 'run folder --names ["a"] b'),
+        ("train fit", "--model.warmup -1", "--model.warmup -1"),
+    ],
+)
+def test_lists_and_maps_may_be_bare_words(command: str, typed: str, parsed: str) -> None:
+    assert " ".join(understood(command, shlex.split(typed))) == parsed
+
+
+RAW = re.compile(r"<class|Parser key|Union|NestedArg|typing\.|Namespace|Does not validate|jsonargparse")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--data.site", "all"], "got --data.site. Did you mean --data.sites or "),
+        (["--trainer.max_epochs", "x"], "Expected `--trainer.max_epochs` to be a whole number, but got 'x'."),
+        (["--trainer.foo", "1"], "Expected options of `fit`, but got --trainer.foo."),
+        (["--model.aligners", "{a: Linaer}"], "but got Linaer. Did you mean Linear?"),
+        (["--model.aligners.a", "Linaer"], "but got Linaer. Did you mean Linear?"),
+        (["--model.aligners", "{a: {class_path: INN, init_args: {rigde: 1}}}"], "but got rigde."),
+        (
+            ["--model.aligners", "{a: {class_path: INN, init_args: {couplings: x}}}"],
+            "`couplings` of `--model.aligners`",
+        ),
+        (["--model.aligners", "{a: torch.nn.Linear}"], "--model.aligners"),
+        (["--model.optimizer", "Foo"], "Expected `--model.optimizer` out of the full paths of classes, but got Foo."),
+        (["--model.optimizer", "SGD", "--model.optimizer.lr", "x"], "`lr` of `--model.optimizer` to be a number"),
+        (["--data.labels", "x"], "to be names and values such as {a: b} or a list such as [a, b], but got 'x'"),
+        (["--data.component", "resid"], "`--data.component` to be residual, attention, mlp, but got 'resid'."),
+        (["--data.text", "foo"], "--data.text"),
+        (["--trainer.precision", "17"], "`--trainer.precision` to be 64, 32, 16 or "),
+        (["extra"], "got extra"),
+        (["--run"], "Expected a value of `--run`, but got none."),
+    ],
+)
+def test_the_parsers_errors_are_in_plain_words(words: list[str], said: str) -> None:
+    parser = find("train", "fit").parser()
+    parser.prog = "fit"
+    with pytest.raises(UserError) as raised:
+        parser.parse_args(words)
+    assert said in str(raised.value)
+    assert str(raised.value).startswith("Expected ")
+    assert not RAW.search(str(raised.value))
+
+
+def test_a_word_that_is_like_a_command_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        train(["fti"])
+    assert "Did you mean fit?" in capsys.readouterr().err

@@ -1,0 +1,183 @@
+"""A small report of every kind, of any number of sites, with rows that are made up."""
+
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+from aligners.finetuning.truncating import MEAN, conditions
+from aligners.fitting.outcomes import BOTH_WAYS, CLOSED, TRAINED
+from aligners.reports.report import Row
+from tests.aligners.reports.made import curves, row, scored, stitched
+
+X, Y = "embedded-gpt:0", "embedded-gpt:1"
+MAPS = {  # of an evaluation: how it was fitted, and its FVU at the first site
+    "permutation": (CLOSED, 1.15), "procrustes": (CLOSED, 0.7), "cca": (CLOSED, 0.6), "linear": (CLOSED, 0.5),
+    "mlp": (TRAINED, 0.05), "mlp_paper": (TRAINED, 0.12), "inn": (BOTH_WAYS, 0.08), "inn_paper": (TRAINED, 0.2),
+}  # fmt: skip
+
+
+def fit(sites: int, x: str = X, y: str = Y) -> list[Row]:
+    """All maps both ways, but for one at one site trained."""
+    rows = []
+    for (name, (fitted, fvu)), site in product(MAPS.items(), range(1, sites + 1)):
+        about = {"fit": fitted, "fvu": fvu * (1 + 0.02 * site), "fvu_unseen": 1.4 * fvu}
+        rows.append(row(x, y, name, "method", (site, site), **about))
+        rows.append(row(y, x, name, "method", (site, site), **about))
+    rows[-1]["training"] = "untrained start (linear)"
+    return rows
+
+
+def injection(sites: int, x: str = "embedded:0", y: str = "embedded:1") -> list[Row]:
+    """A classifier's: ceilings, floors, a mean over draws, and all maps."""
+
+    def answered(accuracy: float, penalty: float) -> Row:
+        costs = {"penalty": penalty, "penalty_low": penalty - 0.01, "penalty_high": penalty + 0.01}
+        return {**scored(accuracy, 0.02), **costs, "loss": 0.56 + penalty, "agreement": 0.9}
+
+    whole: dict[str, Any] = {"native_x": ("ceiling", 0.73, 0.0), "native_y": ("ceiling", 0.718, 0.0)}
+    whole |= {"random_classifier": ("floor", 0.49, 0.11)}
+    rows = [row(x, y, name, role, (None, None), **answered(right, cost)) for name, (role, right, cost) in whole.items()]
+    rows[-1] |= {"fit": "mean of 20 draws, interval from the least to the largest", "score_low": 0.28}
+    rows.append(row(x, y, "random_label", "floor", (None, None), **scored(0.503, 0.02)))
+    for site in range(1, sites + 1):
+        for name, cost in (("mean", 0.4), ("identity", 0.25)):
+            rows.append(row(x, y, name, "floor", (site, site), fvu=4 * cost, **answered(0.6 - cost, cost)))
+        for name, (fitted, fvu) in MAPS.items():
+            about = {"fit": fitted, "parameters": 16512, "fvu": fvu, "fvu_unseen": 1.5 * fvu, "fvu_inverse": 900 * fvu}
+            known = answered(0.72 - 0.02 * fvu, 0.03 * fvu / site)
+            rows.append(row(x, y, name, "method", (site, site), **about, bijective=name == "inn", **known))
+    return [one | {"direction": "forward", "n_texts": 1679, "n_rows": 9000} for one in rows]
+
+
+def bijection(sites: int, x: str = X, y: str = Y) -> list[Row]:
+    """All maps in both directions after three numbers of steps, from two seeds."""
+    fvus = {"linear": 0.45, "inn_paper": 0.2, "inn_one_way": 0.18, "inn": 0.21, "mlp": 0.2, "free_form": 0.21}
+    rows = []
+    for (name, fvu), way, steps, seed in product(fvus.items(), ("X to Y", "Y to X"), (150, 500, 2000), (0, 1)):
+        worse = 5e4 if name == "inn_one_way" and way == "Y to X" else 1.0
+        for site in range(1, sites + 1):
+            trained = {"steps": steps, "size": 130_000, "seed": seed} if name != "linear" else {"steps": 0, "size": 0}
+            high = worse * fvu * (1 + 0.02 * seed) * (2000 / steps) ** 0.2
+            figures = {"fvu": high, "fvu_seen": high, "fvu_unseen": 3 * high, "fvu_other": 2 * high}
+            stretch = {"round_trip": 1e-5, "stretch_low": 0.5, "stretch_high": 2.0}
+            rows.append(row(x, y, name, "method", (site, site), direction=way) | figures | stretch | trained)
+    return rows
+
+
+def probing(sites: int, x: str = X, y: str = Y) -> dict[str, list[Row]]:
+    """Two models with twins, three probes, and codes of one."""
+    rows, codes, portions = [], [], []
+    probes = {"parts of speech": "edge", "distances": "distance", "depths": "depth"}
+    for model, (task, probe) in product((x, y), probes.items()):
+        about = {"model": model, "task": task, "probe": probe, "rank": None, "uuas": 0.6, "root_accuracy": 0.5}
+        rows.append(
+            {**about, "source": "majority", "site": None, "score": 0.3, "control": None, "centre_of_gravity": None}
+        )
+        for source, site in product(("model", "untrained"), range(sites)):
+            score = 0.8 if source == "model" else 0.5
+            ends = {f"{name}_{end}": score for name in ("score", "uuas", "root_accuracy") for end in ("low", "high")}
+            control = 0.4 if source == "model" and probe == "edge" else None
+            known = {"source": source, "site": site, "score": score, "control": control, "centre_of_gravity": None}
+            rows.append(about | known | ends | {"selectivity": control and score - control})
+    for control, site in product((False, True), range(sites)):
+        bits = {"uniform_bits": 5000.0, "frequency_bits": 4000.0, "compression": 2.5 + 0.1 * site}
+        kind = {"model": x, "task": "parts of speech", "source": "model", "control": control, "site": site}
+        codes.append({**kind, **bits, "compression_low": 2.4, "compression_high": 2.9 + 0.1 * site})
+        portions += [{**kind, "share": share, "bits_a_target": 2 - share - 0.1 * site} for share in (0.001, 0.1, 1.0)]
+    given = {"model": x, "layer": 1, "words": "the old film moved slowly", "edges": "0-2 1-2 2-3 3-4"}
+    trees: list[Row] = [{**given, "counted": given["edges"], "found": "0-1 1-2 2-3 3-4"}]
+    return {"rows": rows, "codelengths": codes, "portions": portions, "trees": trees}
+
+
+def probes_across(sites: int, x: str = X, y: str = Y) -> dict[str, list[Row]]:
+    """What a probe reads in Y, in X, through two maps, and a swap of what it reads."""
+    rows, twin = [], []
+    roles = {"native_y": "ceiling", "native_x": "ceiling", "linear": "method", "inn": "method", "mean": "floor",
+             "baseline": "floor"}  # fmt: skip
+    for (name, role), site in product(roles.items(), range(1, sites + 1)):
+        score = {"ceiling": 0.9, "method": 0.8, "floor": 0.3}[role]
+        ends = {"score": score, "score_low": score - 0.02, "score_high": score + 0.02}
+        kept = {"kept": 0.9 if role == "method" else 1.0}
+        rows.append(row(x, y, name, role, (site, site), task="parts of speech", measure="F1") | ends | kept)
+    parts = {"POS": 8, "random": 8, "principal": 8, "whole state": 64}
+    for name, (part, k), site in product(("linear", "mean"), parts.items(), range(1, sites + 1)):
+        costs = {"part": part, "dimensions": k, "penalty": k / 100, "penalty_low": k / 200, "penalty_high": k / 80}
+        twin.append(row(x, y, name, "method", (site, site)) | costs)
+    return {"rows": rows, "twin": twin}
+
+
+def similarity(sites: int, x: str = X, y: str = Y) -> list[Row]:
+    """Four measures with all controls over all pairs of layers."""
+    rows = []
+    for label, features, i, j in product(
+        ("linear CKA", "CCA", "SVCCA", "mixed"), ("raw", "standardised"), *[range(sites)] * 2
+    ):
+        value = 1 / (1 + abs(i - j)) * (0.9 if features == "raw" else 0.8)
+        place = {"model_x": x, "model_y": y, "measure": label.split()[0], "label": label, "direction": "both"}
+        controls = {"low": value - 0.05, "high": value + 0.05, "held_out": value - 0.1, "null": 0.1, "null_high": 0.12,
+                    "untrained": 0.3, "ceiling": 0.95}  # fmt: skip
+        rows.append(place | {"features": features, "layer_x": i, "layer_y": j, "value": value} | controls)
+    return rows
+
+
+def surgery(sites: int, x: str = X, y: str = Y) -> list[Row]:
+    """Two models and their mean, truncated and skipped in all ways."""
+    rows = []
+    for model in (x, y, MEAN):
+        for number, condition in enumerate(conditions(max(2, sites), base=False, heads=True)):
+            score = 0.5 + 0.3 * (number % 11) / 11
+            rows.append({"model": model, **vars(condition), **scored(score, 0.03), "loss": 0.5, "n_texts": 25,
+                         "score_name": "accuracy"})  # fmt: skip
+    return rows
+
+
+def finetuning(sites: int) -> list[Row]:
+    """Two seeds of each number of frozen blocks."""
+    variants = ["none", *(f"bottom-{count}" for count in range(1, sites + 1)), "top-1"]
+    about = {"trained": 1_234_567, "layers": sites, "n_texts": 20, "score_name": "accuracy", "loss": 0.5}
+    rows = []
+    for (place, name), seed in product(enumerate(variants), (0, 1)):
+        kind, _, count = name.partition("-")
+        known = {"variant": name, "kind": kind, "count": int(count or 0), "seed": seed, "seconds": 2.0}
+        rows.append({**known, **about, **scored(0.8 - 0.01 * place - 0.02 * seed, 0.01)})
+    return rows
+
+
+def recovery(sites: int, x: str = X) -> list[Row]:
+    """Five strengths."""
+    return [
+        row(x, "target", name, "method", (site, site), strength=strength, fvu=fvu * (strength + 0.01))
+        for name, (_, fvu) in MAPS.items() for strength in (0.1, 0.3, 1.0, 2.0, 3.0) for site in range(1, sites + 1)
+    ]  # fmt: skip
+
+
+def universe(sites: int, names: Sequence[str] = (X, Y, "embedded-gpt:2")) -> dict[str, list[Row]]:
+    """The network and two others for three models, and the directions of its space."""
+    trips = {"round_trip": 1e-5, "cycle": 0.1, "parameters": 99_000}
+    rows = [
+        row(x, y, name, "method", (site, site), fvu=fvu, fvu_unseen=2 * fvu, **trips)
+        for name, fvu in (("universe", 0.2), ("procrustes", 1.5), ("pairwise_inn", 0.18))
+        for x, y in product(names, names) if x != y for site in range(1, sites + 1)
+    ]  # fmt: skip
+    spread = [{"site": site, "direction": place, "variance": 3 / place, **dict.fromkeys(names, 1 / place)}
+              for site in range(1, sites + 1) for place in range(1, 9)]  # fmt: skip
+    return {"rows": rows, "directions": spread}
+
+
+def every_kind(sites: int, **names: str) -> dict[str, Any]:
+    """Kind of report -> its rows, or its rows and further tables; `x` and `y` name other models."""
+    far = list(names.values()) or [X, Y]
+    return {
+        "attention": fit(sites, **names),
+        "bijection": bijection(sites, **names),
+        "finetuning": finetuning(sites),
+        "fit": fit(sites, **names),
+        "injection": injection(sites, **names),
+        "probes_across": probes_across(sites, **names),
+        "probing": probing(sites, **names),
+        "recovery": recovery(sites),
+        "similarity": {"rows": similarity(sites, **names), "layers": [], "distances": []},
+        "stitching": (lambda rows: {"rows": rows, "curves": curves(rows)})(stitched(far, range(1, sites + 1))),
+        "surgery": surgery(sites, **names),
+        "universe": universe(sites, [*far, "embedded-gpt:2"]),
+    }

@@ -1,0 +1,102 @@
+"""What the page of each kind of report begins with."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aligners.reports.finished import KINDS, make_report
+from aligners.reports.page.run import write_page
+from aligners.reports.report import Row
+from tests.aligners.reports.made import row, scored, stitched
+
+FIVE = {"score": 0.5, "score_low": 0.4, "score_high": 0.6, "score_name": "accuracy", "n_texts": 1200}
+MAPS = [
+    row("x", "y", name, "method", (1, 1), fvu=fvu, fvu_unseen=2 * fvu, fvu_inverse=fvu, training=None)
+    for name, fvu in (("linear", 0.4), ("inn", 0.1))
+]
+
+
+def bijection() -> list[Row]:
+    about = dict.fromkeys(("fvu_seen", "fvu_unseen", "fvu_other", "round_trip", "stretch_low", "stretch_high"))
+    about |= {"model_x": "x", "model_y": "y", "site_x": 1, "site_y": 1, "training": "trained", "size": 100, "steps": 9}
+    fvus = {"inn": 0.3, "mlp": 0.2}
+    return [
+        about | {"method": name, "direction": way, "seed": seed, "fvu": fvu + seed / 100}
+        for name, fvu in fvus.items()
+        for way in ("X to Y", "Y to X")
+        for seed in range(2)
+    ]
+
+
+def finetuning() -> list[Row]:
+    about = {"kind": "none", "count": 0, "loss": 0.7, "seconds": 1.0, "trained": 9, "layers": 2, "accuracy": 0.5}
+    return [FIVE | about | {"variant": name, "score": score} for name, score in (("none", 0.7), ("top-1", 0.5))]
+
+
+def similarity() -> list[Row]:
+    about: Row = {"model_x": "x", "model_y": "y", "direction": "both", "features": "raw", "layer_x": 0, "layer_y": 0}
+    about |= {"held_out": None, "null": 0.1, "value": 0.5, "high": 0.6, "n_rows": 12000}
+    controls = {"cka": (0.45, 0.4), "cca": (0.45, 0.5)}
+    return [
+        about | {"measure": name, "label": name, "low": low, "untrained": twin}
+        for name, (low, twin) in controls.items()
+    ]
+
+
+def probing() -> list[Row]:
+    about = FIVE | dict.fromkeys(("rank", "control", "selectivity", "centre_of_gravity", "parameters"))
+    about |= {"model": "x", "task": "pos", "probe": "edge", "n_sentences": 1300}
+    sources = {"majority": (None, 0.2), "model": (1, 0.7), "untrained": (1, 0.6)}
+    return [about | {"source": name, "site": site, "score": score} for name, (site, score) in sources.items()]
+
+
+def across() -> list[Row]:
+    about: Row = {"model_x": "x", "model_y": "y", "site_x": 1, "site_y": 1, "task": "pos", "measure": "F1", "kept": 0.9}
+    about |= {"score_low": None, "score_high": None, "training": None}
+    roles = {"native_y": ("ceiling", 0.8), "linear": ("method", 0.75), "baseline": ("floor", 0.2)}
+    return [about | {"method": name, "role": role, "score": score} for name, (role, score) in roles.items()]
+
+
+def surgery() -> list[Row]:
+    kinds = {"native": (2, None, 0.7), "untuned": (1, 2, 0.5), "skip": (None, 1, 0.4)}
+    about = {"model": "x", "first": 1}
+    return [
+        FIVE | about | {"kind": name, "site": site, "last": last, "score": score}
+        for name, (site, last, score) in kinds.items()
+    ]
+
+
+UNIVERSE = [r | {"method": "universe", "cycle": 1e-6, "round_trip": 1e-6} for r in MAPS[1:]]
+INJECTION = [
+    row("x", "y", "native_y", "ceiling", (None, None), direction="forward", n_texts=1200, **scored(0.7, 0.02)),
+    *(r | {"direction": "forward", "n_texts": 1200, **scored(0.69, 0.02)} for r in MAPS),
+]
+CASES: dict[str, tuple[list[Row], Row, str]] = {
+    "attention": (MAPS, {}, "The closest, inn, leaves 10.0% of the target's variance unexplained (FVU), linear 40.0%"),
+    "bijection": (bijection(), {}, "is 1.49 times that of a free network (MLP) with as many parameters (100)"),
+    "finetuning": (finetuning(), {}, "highest with none, 70.0% [40.0%, 60.0%], and lowest with top-1"),
+    "fit": (MAPS, {}, "inn 20.0% on types that no map saw"),
+    "injection": (INJECTION, {}, "y classifies 70.0% [68.0%, 72.0%] of 1,200 held-out texts correctly"),
+    "probes_across": (across(), {}, "F1 75.0 in the states of the best map, linear, 80.0 in y's own and 20.0 is"),
+    "probing": (probing(), {}, "pos at site 1, F1 70.0 [40.0, 60.0] (untrained twin 60.0)"),
+    "recovery": ([r | {"strength": 0.3} for r in MAPS], {}, "inn, leaves 10% of the variance of held-out rows"),
+    "similarity": (similarity(), {"layers": [], "distances": []}, "over texts, by cka. At none they are by cca."),
+    "stitching": (stitched(), {}, "at its worst place 0.208 [0.186, 0.230]"),
+    "surgery": (surgery(), {}, "Skipping one block costs the most at block 1: 40.0%"),
+    "universe": (UNIVERSE, {"directions": [{"site": 1, "direction": 1, "variance": 1.0, "x": 0.6}]}, "leaves 10% unex"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_page_begins_with_what_was_found(kind: str, tmp_path: Path) -> None:
+    rows, more, part = CASES[kind]
+    meta: dict[str, Any] = {"majority_score": 0.5, "unit": "text"}
+    text = write_page(make_report(kind, meta, rows, **more), tmp_path).read_text(encoding="utf-8")
+    lead = re.search(r'</h1>\n<p class="lead">(.*)</p>\n</header>', text)
+    assert lead is not None
+    words = re.sub("<[^>]*>", "", lead[1]).replace("&#39;", "'")
+    assert part in words
+    assert 2 <= len(re.findall(r"[.](?: |$)", words)) <= 5
+    assert set(KINDS[kind]["captions"])
