@@ -351,7 +351,7 @@ def test_groups_that_mean_nothing_are_not_told_apart(frames: Collected) -> None:
     mixed = rows.assign(**{f"group_{side}": rows[f"model_{side}"].str[-1].isin(["0", "1"]) for side in "xy"})
     mixed = mixed.astype({"group_x": str, "group_y": str})
     (table,) = items({"similarity": mixed}, "brown_angular_distance").values()
-    assert "models of different groups are not told apart from models of one group: " in table.findings[0]
+    assert "are neither significantly further apart nor closer together than models of one group: " in table.findings[0]
 
 
 # ---------------------------------------------------------------------- Merchant et al.
@@ -366,7 +366,7 @@ def test_the_mix_stands_beside_the_papers(made: dict[str, Any]) -> None:
     assert (entry["change"], entry["lexical"], entry["untrained"]) == tuple(map(pytest.approx, (-2, 60, 30)))
     assert (entry["paper_before"], entry["paper_change"]) == (95.5, -0.5)
     assert "Merchant et al. 2020, Table 1" in found.notes[-1]
-    assert found.findings == ["Fine-tuning on mnli changes what edge probes read of dependencies by -2.0 points."]
+    assert found.findings == ["Fine-tuning on mnli changes the F1 of edge probes for dependencies by -2.0 points."]
 
 
 @pytest.mark.parametrize(
@@ -384,7 +384,7 @@ def test_the_paper_is_beside_its_own_models_corpora_and_fine_tunings_alone(
 def test_every_layer_before_and_after(made: dict[str, Any]) -> None:
     found = made["merchant_layers"].rows
     said = made["merchant_layers"].findings[1]
-    assert said.startswith("Of depth, fine-tuning on mnli changes most at layer")
+    assert said.startswith("Fine-tuning on mnli changes the score on depth most at layer")
     assert said.endswith(": -2.0 points.")
     assert [(row["probed"], row["site"]) for row in found] == [*product(("dependencies", "depth"), (0, 1, 2))]
     for key, values in (("before", 2 * [60, 70, 80]), ("change", 6 * [-2]), ("untrained", 6 * [30])):
