@@ -7,11 +7,11 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from aligners.injection.forward import bank_logits
+from aligners.injection.forward import bank_answers
 from aligners.injection.routes import Route
 from aligners.injection.scoring.scores import bootstrap_interval
 from aligners.injection.scoring.task_scores import ScoredTask, score_interval, task_score
-from aligners.injection.scoring.tasks import UnitAnswers, agreement, chosen, one_after_another, per_text, unit_answers
+from aligners.injection.scoring.tasks import UnitAnswers, agreement, batch_answers, one_after_another, per_text
 from aligners.models.model import FrozenModel
 from datamodules.asking import TaskBatch
 
@@ -56,8 +56,7 @@ class Behaviour:
             mapped: what is put into Y.
             own: what Y answers by itself.
         """
-        answers = (unit_answers(logits, batch.targets) for logits in bank_logits(self.route, batch, mapped))
-        return self._sums(answers, batch, own)
+        return self._sums(bank_answers(self.route, batch, mapped), batch, own)
 
     def without_sites(self, batch: TaskBatch, natives: Natives) -> dict[str, Tensor]:
         """What is answered without any map: quantity -> (methods, 1, B)."""
@@ -86,8 +85,8 @@ class Behaviour:
             return natives.get(self.route.source, UnitAnswers(nothing, nothing, nothing))
         if name == "random_classifier":
             with target.fresh_head(self.seed):
-                logits = chosen(target.logits(batch.inputs), batch.targets, one_after_another(target.class_map))
-            return unit_answers(logits, batch.targets)
+                groups = one_after_another(target.class_map)
+                return batch_answers(target.logits(batch.inputs), batch.targets, groups)
         if name == "unigram":  # the frequencies of tokens in the fitting texts
             self._unigrams = cast(Tensor, self._unigrams).to(right.device)  # once: a copy to the device waits for it
             answer = self._unigrams.argmax().expand_as(right)
