@@ -195,14 +195,7 @@ class UnitAnswers(NamedTuple):
 
 def unit_answers(logits: Tensor, targets: Targets) -> UnitAnswers:
     """Score the answer to each unit by chosen logits (..., U, C); NaN where they are not finite: there is no answer."""
-    logits = logits.float()
-    finite = logits.amax(-1).isfinite() & logits.amin(-1).isfinite()  # both are NaN if any logit is
-    known = torch.where(finite, 1.0, torch.nan)
-    loss = unit_losses(logits, targets) * known
-    if targets.answer.is_floating_point():
-        return UnitAnswers(loss, torch.full_like(known, torch.nan), logits[..., 0].double().where(finite, torch.nan))
-    answer = _likeliest(logits)
-    return UnitAnswers(loss, (answer == targets.answer) * known, answer.double().where(finite, torch.nan))
+    return _answers(targets, *_looked_at(logits.float(), targets))
 
 
 def batch_answers(logits: Tensor, targets: Targets, groups: ClassMap | None = None) -> UnitAnswers:
@@ -214,8 +207,23 @@ def batch_answers(logits: Tensor, targets: Targets, groups: ClassMap | None = No
         groups: see `in_data_order`.
     """
     units = max(1, PART[logits.device.type == "cpu"] // logits.shape[-1])
-    parts = [unit_answers(chosen(logits, part, groups), part) for part in targets.split(units)]
-    return UnitAnswers(*map(torch.cat, zip(*parts, strict=True)))
+    parts = [_looked_at(chosen(logits, part, groups), part) for part in targets.split(units)]
+    return _answers(targets, *map(torch.cat, zip(*parts, strict=True)))
+
+
+def _looked_at(logits: Tensor, targets: Targets) -> tuple[Tensor, Tensor, Tensor]:
+    """What scores are made of, from chosen logits (..., U, C): losses, answers and least logits, each (..., U)."""
+    answer = logits[..., 0].double() if targets.answer.is_floating_point() else _likeliest(logits)
+    return unit_losses(logits, targets), answer, logits.amin(-1)
+
+
+def _answers(targets: Targets, loss: Tensor, answer: Tensor, least: Tensor) -> UnitAnswers:
+    """Score the answers to all units at once: many small steps for every part would take longer than its logits."""
+    finite = least.isfinite() & ~loss.isnan()  # a logit of NaN or +inf makes the loss NaN
+    known = torch.where(finite, 1.0, torch.nan)
+    numbers = targets.answer.is_floating_point()
+    correct = torch.full_like(known, torch.nan) if numbers else (answer == targets.answer) * known
+    return UnitAnswers(loss * known, correct, answer.double() * known)
 
 
 def _likeliest(logits: Tensor) -> Tensor:
