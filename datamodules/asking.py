@@ -1,6 +1,6 @@
 """What frozen models are asked about a batch of texts: a class, a number, masked tokens or next tokens."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -35,6 +35,11 @@ class Targets(Movable):
     def __len__(self) -> int:
         """U, the number of units."""
         return len(self.index)
+
+    def split(self, size: int) -> Iterator["Targets"]:
+        """The same in parts of so many units; the last may have fewer, and of no unit there is one empty part."""
+        parts = zip(self.index.split(size), self.answer.split(size), self.owner.split(size), strict=True)
+        return (Targets(*part, texts=self.texts) for part in parts)
 
 
 def classification_targets(labels: Tensor) -> Targets:

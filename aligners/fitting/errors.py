@@ -33,9 +33,14 @@ class Way(NamedTuple):
         return cast(Callable[[Tensor], Tensor], self.back)(y)
 
 
-def squared_errors(mapped: Tensor, y: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
-    """The squared error of each row and its squared distance from the mean, (S, N) in float64; `mean` is (S, 1, d)."""
-    return (mapped - y).double().square().sum(-1), (y.double() - mean).square().sum(-1)
+def squared_errors(mapped: Tensor, y: Tensor) -> Tensor:
+    """The squared error of each row: (S, N, d) -> (S, N) in float64."""
+    return (mapped - y).double().square_().sum(-1)
+
+
+def squared_distances(y: Tensor, mean: Tensor) -> Tensor:
+    """The squared distance of each row (S, N, d) from the mean (S, 1, d): (S, N) in float64."""
+    return squared_errors(y.double(), mean)
 
 
 def parameters_of(aligner: Aligner) -> int:
@@ -97,7 +102,7 @@ class MapErrors(DoubleMetric):
     def update(self, aligner: Aligner | Way, x: Tensor, y: Tensor, unseen: Tensor | None = None) -> None:
         """Map x (S, N, d_x) and add its errors against y (S, N, d_y); `unseen` (N,) marks rows of unseen types."""
         mapped = aligner(x)
-        squares, totals = squared_errors(mapped, y, self.mean_y)
+        squares, totals = squared_errors(mapped, y), squared_distances(y, self.mean_y)
         cosine = torch.nn.functional.cosine_similarity(mapped.double(), y.double(), dim=-1)
         total = totals.sum(-1)
         marked = totals.new_zeros(x.shape[1], dtype=torch.bool) if unseen is None else unseen

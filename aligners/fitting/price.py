@@ -12,7 +12,7 @@ from torch import Tensor
 from aligners.errors import UserError, check_known, check_range, finite
 from aligners.files.room import free_memory, in_words
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.errors import Way, columns_of, parameters_of, squared_errors
+from aligners.fitting.errors import Way, columns_of, parameters_of, squared_distances, squared_errors
 from aligners.fitting.fits import AlignerFactory, fit_map, seeded
 from aligners.fitting.outcomes import TRAINED_WELL
 from aligners.fitting.training import describe_optimizer
@@ -79,14 +79,14 @@ def measure(
     """
     (mean_x, mean_y), x = means, held.x
     mapped = mapped_rows(way, x)
-    squares, totals = squared_errors(mapped, held.y, mean_y[:, None])
+    squares, totals = squared_errors(mapped, held.y), squared_distances(held.y, mean_y[:, None])
     unseen = torch.zeros(x.shape[1], dtype=torch.bool, device=x.device) if held.unseen is None else held.unseen
     figures = {"fvu": squares.sum(1) / totals.sum(1)}
     for name, part in (("fvu_seen", ~unseen), ("fvu_unseen", unseen)):
         figures[name] = squares[:, part].sum(1) / totals[:, part].sum(1)  # 0/0 without such rows
     if other is not None:
-        elsewhere, whole = squared_errors(mapped_rows(way, other.x), other.y, mean_y[:, None])
-        figures["fvu_other"] = elsewhere.sum(1) / whole.sum(1)
+        elsewhere = squared_errors(mapped_rows(way, other.x), other.y)
+        figures["fvu_other"] = elsewhere.sum(1) / squared_distances(other.y, mean_y[:, None]).sum(1)
     if way.invertible:
         gaps = [
             (way.inverse(there) - rows).abs().amax((1, 2))

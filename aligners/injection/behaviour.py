@@ -7,11 +7,11 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from aligners.injection.forward import bank_logits
+from aligners.injection.forward import bank_answers
 from aligners.injection.routes import Route
 from aligners.injection.scoring.scores import bootstrap_interval
 from aligners.injection.scoring.task_scores import ScoredTask, score_interval, task_score
-from aligners.injection.scoring.tasks import UnitAnswers, agreement, chosen, one_after_another, per_text, unit_answers
+from aligners.injection.scoring.tasks import UnitAnswers, agreement, batch_answers, one_after_another, per_text
 from aligners.models.model import FrozenModel
 from datamodules.asking import TaskBatch
 
@@ -57,8 +57,7 @@ class Behaviour:
             mapped: what is put into Y.
             own: what Y answers by itself.
         """
-        answers = (unit_answers(logits, batch.targets) for logits in bank_logits(self.route, batch, mapped))
-        return self._sums(answers, batch, own)
+        return self._sums(bank_answers(self.route, batch, mapped), batch, own)
 
     def without_sites(self, batch: TaskBatch, natives: Natives) -> dict[str, Tensor]:
         """What is answered without any map: quantity -> (answers, 1, B), several of what is drawn: see `DRAWS`."""
@@ -88,7 +87,7 @@ class Behaviour:
         for draw in range(DRAWS["random_classifier"]):
             with target.fresh_head(self.seed + draw):
                 logits = target.tail(batch.inputs, target.depth, states)
-            yield unit_answers(chosen(logits, batch.targets, one_after_another(target.class_map)), batch.targets)
+            yield batch_answers(logits, batch.targets, one_after_another(target.class_map))
 
     def _answers(self, name: str, batch: TaskBatch, natives: Natives) -> UnitAnswers:
         """The answers of a method that needs no site."""

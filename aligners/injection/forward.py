@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from aligners.injection.routes import Route
-from aligners.injection.scoring.tasks import chosen
+from aligners.injection.scoring.tasks import UnitAnswers, batch_answers, chosen
 from aligners.models.architectures import Component
 from aligners.models.model import FrozenModel
 from datamodules.asking import TaskBatch
@@ -44,14 +44,19 @@ def stitched_logits(
 
 def pair_logits(route: Route, pair: int, batch: TaskBatch, mapped: Tensor) -> Tensor:
     """What the target answers with mapped rows (N, d_y) at the site pair of this number: (U, C)."""
+    return chosen(_stitched(route, pair, batch, mapped), batch.targets, route.target.class_map)
+
+
+def bank_answers(route: Route, batch: TaskBatch, mapped: Tensor) -> Iterator[UnitAnswers]:
+    """Score what the target answers with the mapped rows (S, N, d_y) at each site in turn, one site's logits held."""
+    groups = route.target.class_map
+    for pair, rows in enumerate(mapped):
+        yield batch_answers(_stitched(route, pair, batch, rows), batch.targets, groups)
+
+
+def _stitched(route: Route, pair: int, batch: TaskBatch, mapped: Tensor) -> Tensor:
     site = route.pairs[pair][1]
-    logits = stitched_logits(route.target, batch.inputs, site, batch.rows, mapped, route.component)
-    return chosen(logits, batch.targets, route.target.class_map)
-
-
-def bank_logits(route: Route, batch: TaskBatch, mapped: Tensor) -> Iterator[Tensor]:
-    """What the target answers with the mapped rows (S, N, d_y) at each site in turn: (U, C)."""
-    return (pair_logits(route, pair, batch, rows) for pair, rows in enumerate(mapped))
+    return stitched_logits(route.target, batch.inputs, site, batch.rows, mapped, route.component)
 
 
 class ReadStates:
@@ -102,3 +107,9 @@ def read_all(routes: Sequence[Route], batch: TaskBatch, *, targets: bool = False
 def own_logits(target: FrozenModel, batch: TaskBatch) -> Tensor:
     """What the target answers by itself, (U, C), without gradients."""
     return chosen(target.logits(batch.inputs), batch.targets, target.class_map)
+
+
+@torch.no_grad()
+def own_answers(target: FrozenModel, batch: TaskBatch) -> UnitAnswers:
+    """Score what the target answers by itself."""
+    return batch_answers(target.logits(batch.inputs), batch.targets, target.class_map)

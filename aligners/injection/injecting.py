@@ -12,7 +12,7 @@ from aligners.fitting.bank import DIRECTIONS, FORWARD, StoredBank, refuse_other_
 from aligners.fitting.moments import moments_of_states
 from aligners.fitting.outcomes import few_rows
 from aligners.injection.behaviour import OF_LABELS, OF_TOKENS, Behaviour, Natives
-from aligners.injection.forward import own_logits, read_all
+from aligners.injection.forward import own_answers, read_all
 from aligners.injection.methods import (
     CLOSED_FORMS,
     Method,
@@ -25,7 +25,7 @@ from aligners.injection.methods import (
 from aligners.injection.panels import Panel, PanelBatch
 from aligners.injection.routes import InjectedTask, Route, paired_routes
 from aligners.injection.scoring.task_scores import ScoredTask
-from aligners.injection.scoring.tasks import matched_by_number, unit_answers
+from aligners.injection.scoring.tasks import matched_by_number
 from aligners.models.loading.models import check_precision
 from aligners.models.model import FrozenModel
 from aligners.similarity.algebra.moments import Moments
@@ -101,7 +101,7 @@ class Evaluation(pl.LightningModule):
 
     def natives(self, models: Sequence[FrozenModel], task: TaskBatch) -> Natives:
         """What the models answer by themselves, one after another, so that only one model's logits are held."""
-        return {model: unit_answers(own_logits(model, task), task.targets) for model in models}
+        return {model: own_answers(model, task) for model in models}
 
     def on_test_start(self) -> None:
         """Run the self-test, on a few of the held-out texts."""

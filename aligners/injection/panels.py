@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple, cast
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from aligners.errors import finite
-from aligners.fitting.errors import squared_errors
+from aligners.fitting.errors import squared_distances, squared_errors
 from aligners.injection.behaviour import BEHAVIOUR, BEHAVIOUR_COLUMNS, DRAWS, Behaviour, Natives, behaviour_columns
 from aligners.injection.methods import Method
 from aligners.injection.routes import Route
@@ -28,48 +27,60 @@ ERROR_COLUMNS = (
     "mse", "l2", *(f"{name}{end}" for name in FVUS for end in ("", "_low", "_high")),
     "fvu_inverse", "relative_error", "cosine", "round_trip", *FITTING,
 )  # fmt: skip
+Sums = dict[str, Tensor]
+Inverse = Callable[[Tensor], Tensor]
 
 
-def text_errors(
-    method: Method, rows: Rows, source: Tensor, target: Tensor, mapped: Tensor, means: tuple[Tensor | None, Tensor]
-) -> dict[str, Tensor]:
-    """How far the mapped rows are from Y's own, and the inverse's from X's: quantity out of `ERRORS` -> (S, B).
+def text_totals(rows: Rows, source: Tensor, target: Tensor, mean_source: Tensor | None, mean_target: Tensor) -> Sums:
+    """What the errors of every method are compared with: those of `ERRORS` that need none, quantity -> (S, B).
+
+    Args:
+        rows: which text each row belongs to.
+        source: (S, N, d_x) what is mapped.
+        target: (S, N, d_y) what it should be.
+        mean_source: (S, 1, d_x) mean of the source on the fitting rows; None: nothing is said of inverses.
+        mean_target: (S, 1, d_y) that of the target.
+    """
+    total = squared_distances(target, mean_target)
+    back = torch.full_like(total, torch.nan) if mean_source is None else squared_distances(source, mean_source)
+    return {
+        "total": per_text_sums(total, rows),
+        "total_unseen": per_text_sums(of_unseen(total, rows), rows),
+        "back_total": per_text_sums(back, rows),
+        "largest": _per_text_largest(source.abs().amax(-1), rows),
+    }
+
+
+def text_errors(rows: Rows, source: Tensor, target: Tensor, mapped: Tensor, inverse: Inverse | None) -> Sums:
+    """How far the mapped rows are from Y's own, and the inverse's from X's: the others of `ERRORS`, each (S, B).
 
     Where there is no inverse, what is said of it is NaN; an inverse that gives no number is infinitely far off.
 
     Args:
-        method: what mapped.
         rows: which text each row belongs to.
         source: (S, N, d_x) what was mapped.
         target: (S, N, d_y) what it should be.
         mapped: (S, N, d_y) what it is.
-        means: of source and target on the fitting rows, (S, 1, d); without that of the source, nothing is said of the
-            inverse.
+        inverse: from target rows to source rows.
     """
-    mean_source, mean_target = means
-
-    per_text = partial(per_text_sums, rows=rows)
-    squares, total = squared_errors(mapped, target, mean_target)
-    errors = {
-        "squares": per_text(squares),
-        "squares_unseen": per_text(of_unseen(squares, rows)),
-        "norm": per_text(squares.sqrt()),
-        "total": per_text(total),
-        "total_unseen": per_text(of_unseen(total, rows)),
-        "cosine": per_text(torch.nn.functional.cosine_similarity(mapped.double(), target.double(), dim=-1)),
+    squares = squared_errors(mapped, target)
+    values = {
+        "squares": squares,
+        "squares_unseen": of_unseen(squares, rows),
+        "norm": squares.sqrt(),
+        "cosine": torch.nn.functional.cosine_similarity(mapped.double(), target.double(), dim=-1),
     }
-    for name in ("back", "back_total", "gap", "largest"):
-        errors[name] = torch.full_like(errors["squares"], torch.nan)
-    if method.inverse is not None and mean_source is not None:
-        back, back_total = squared_errors(method.inverse(target), source, mean_source)
-        errors["back"] = per_text(back.nan_to_num(torch.inf, torch.inf))
-        errors["back_total"] = per_text(back_total)
-        gap = (method.inverse(mapped) - source).abs().amax(-1).nan_to_num(torch.inf, torch.inf)
-        owner = rows.owner.expand_as(gap)
-        blank = torch.zeros_like(errors["squares"], dtype=gap.dtype)
-        errors["gap"] = blank.scatter_reduce(1, owner, gap, "amax")
-        errors["largest"] = blank.scatter_reduce(1, owner, source.abs().amax(-1), "amax")
-    return errors
+    errors = {name: per_text_sums(part, rows) for name, part in values.items()}
+    if inverse is None:
+        return errors | dict.fromkeys(("back", "gap"), torch.full_like(errors["squares"], torch.nan))
+    back, gap = squared_errors(inverse(target), source), (inverse(mapped) - source).abs_().amax(-1)
+    errors["back"] = per_text_sums(back.nan_to_num(torch.inf, torch.inf), rows)
+    return errors | {"gap": _per_text_largest(gap.nan_to_num(torch.inf, torch.inf), rows)}
+
+
+def _per_text_largest(values: Tensor, rows: Rows) -> Tensor:
+    """The largest over the rows of each text of a batch: (S, N) -> (S, B)."""
+    return values.new_zeros(len(values), rows.texts).scatter_reduce(1, rows.owner.expand_as(values), values, "amax")
 
 
 def error_columns(
@@ -190,12 +201,14 @@ class Panel(nn.Module):
         self.lengths.update(text, {name: per_text_sums(values, rows) for name, values in counted})
         if self.behaviour is not None and self.whole is not None and read.task is not None:
             self.whole.update(text, self.behaviour.without_sites(read.task, natives))
-        results = []
+        results, totals = [], Sums()
+        if self.mean_target is not None and read.target is not None:
+            totals = text_totals(rows, read.source, read.target, self.mean_source, self.mean_target)
         for method in self.methods:
-            mapped, sums = method.map(read.source, read.batch), {}
-            if self.mean_target is not None and read.target is not None:
-                means = self.mean_source, self.mean_target
-                sums = text_errors(method, rows, read.source, read.target, mapped, means)
+            mapped, sums = method.map(read.source, read.batch), dict(totals)
+            if read.target is not None and totals:
+                inverse = None if self.mean_source is None else method.inverse
+                sums |= text_errors(rows, read.source, read.target, mapped, inverse)
             if self.behaviour is not None and read.task is not None:
                 put = mapped if read.injected is None else method.map(read.injected, read.task)
                 sums |= self.behaviour.injected(read.task, put, natives[self.route.target])
@@ -205,9 +218,10 @@ class Panel(nn.Module):
     def update_squares(self, split: str, read: PanelBatch) -> None:
         """Measure how far every method is off at every site on a batch of another source, or of the fitting texts."""
         rows, target, mean = read.batch.rows, cast(Tensor, read.target), cast(Tensor, self.mean_target)
-        errors = [squared_errors(method.map(read.source, read.batch), target, mean) for method in self.methods]
-        sums = (torch.stack([per_text_sums(part, rows) for part in parts]) for parts in zip(*errors, strict=True))
-        squares = dict(zip(SQUARES, sums, strict=True))  # (methods, S, B)
+        total = per_text_sums(squared_distances(target, mean), rows)
+        errors = (squared_errors(method.map(read.source, read.batch), target) for method in self.methods)
+        sums = torch.stack([per_text_sums(part, rows) for part in errors])
+        squares = dict(zip(SQUARES, (sums, total.expand_as(sums)), strict=True))  # (methods, S, B)
         if split == "other" and self.elsewhere is not None:
             self.elsewhere.update(read.batch.texts.text, squares)
         elif self.fitting is not None:

@@ -27,7 +27,7 @@ from aligners.fitting.training import (
     mean_count,
     mean_over_ranks,
 )
-from aligners.injection.forward import bank_logits, mapped_rows, own_logits, pair_logits, read_all
+from aligners.injection.forward import bank_answers, mapped_rows, own_answers, own_logits, pair_logits, read_all
 from aligners.injection.routes import Route, Routes, build_routes, check_routes
 from aligners.injection.scoring.scores import UnitMeans
 from aligners.injection.scoring.tasks import divergence, match_heads, unit_losses
@@ -298,13 +298,12 @@ class Stitching(BankTraining):
     def validation_step(self, batch: TaskBatch, batch_idx: int) -> None:
         """Losses of every layer and of the targets by themselves."""
         for target, means in self._natives.items():
-            means.update(unit_losses(own_logits(target, batch), batch.targets)[None])
+            means.update(own_answers(target, batch).loss[None])
         states = read_all(self.routes, batch)
         for route in self.routes:
             for name, layer in self.banks_of(route.key).items():
-                logits = bank_logits(route, batch, mapped_rows(layer, states.sources(route)))
-                losses = torch.stack([unit_losses(site_logits, batch.targets) for site_logits in logits])
-                self._means[f"{route.key}.{name}"].update(losses)
+                answers = bank_answers(route, batch, mapped_rows(layer, states.sources(route)))
+                self._means[f"{route.key}.{name}"].update(torch.stack([site.loss for site in answers]))
 
     def on_validation_epoch_end(self) -> None:
         """One point of every learning curve: the penalty on the validation texts."""

@@ -12,11 +12,13 @@ from scipy import stats
 from scipy.special import log_softmax
 from torchmetrics.functional.classification import binary_matthews_corrcoef
 
+from aligners.injection.scoring import tasks
 from aligners.injection.scoring.pair_intervals import OVER_MODELS, RANGE, over_pairs
 from aligners.injection.scoring.scores import TextScores, bootstrap_interval, resampled
 from aligners.injection.scoring.task_scores import OF_CLASSES, OF_NUMBERS, choose_score, score_interval, task_score
 from aligners.injection.scoring.tasks import (
     agreement,
+    batch_answers,
     check_labels,
     chosen,
     divergence,
@@ -213,6 +215,22 @@ def test_logits_that_are_not_finite_give_no_answer(bad: float) -> None:
     found = unit_answers(logits, asked())
     for values in (*found, agreement(found.answer, torch.zeros(5))):
         assert values.isnan().tolist() == [False, True, False, False, False]
+
+
+@pytest.mark.parametrize("groups", [None, ((1,), (2, 0), (3,), (4,), (5,), (6,), (0,))])
+def test_answers_are_the_same_to_the_last_digit_in_any_parts(monkeypatch: pytest.MonkeyPatch, groups: Any) -> None:
+    logits, targets = draw(B, T, C).clamp(max=0), asked()  # with ties, of which the first is the answer
+    logits[0, 4, 2], logits[2, 2, 1] = math.nan, -math.inf
+    expected = unit_answers(chosen(logits, targets, groups), targets)
+    first = chosen(logits, targets, groups).argmax(-1).double()
+    assert torch.equal(expected.answer[[0, 2, 4]], first[[0, 2, 4]])
+    for part in (1, 2 * C, 2**18):
+        monkeypatch.setattr(tasks, "PART", (part, part))
+        found = batch_answers(logits, targets, groups)
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+    nothing = batch_answers(logits, masked_targets(torch.full((B, T), -100)), groups)
+    assert [len(values) for values in nothing] == [0, 0, 0]
 
 
 def test_labels_that_the_head_does_not_know_are_refused() -> None:
