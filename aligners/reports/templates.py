@@ -53,8 +53,8 @@ def sentences(template: str, **values: Any) -> list[str]:
     """Render findings: the items of the list that a template of `findings/` is, each in one line.
 
     Filters: `form` writes a number as `format` does, `number` as people do, `span` the range of a column of rows,
-    `listed` a list, `last_part` that of a path. `where`, `by` and `mean` choose, group and average rows, `matching`
-    chooses those of matching layers, and `trained_methods` names the methods that are trained in all rows.
+    `listed` a list. `where`, `by` and `mean` choose, group and average rows, `matching` chooses those of matching
+    layers, and `trained_methods` names the methods that are trained in all rows.
 
     Args:
         template: name of its file, without the ending.
@@ -67,9 +67,8 @@ def words(template: str, **values: Any) -> str:
     """Render a template of `findings/` as it is; see `sentences`."""
     environment = Environment(loader=FileSystemLoader(HERE / "findings"), undefined=StrictUndefined)
     environment.globals["words"] = WORDS
-    environment.filters |= {function.__name__: function for function in FILTERS}
     environment.filters |= {"form": format, "number": plain_number, "span": _span, "by": grouped, "matching": _matching}
-    environment.filters["last_part"] = lambda path: Path(str(path)).name
+    environment.filters |= {function.__name__: function for function in FILTERS}
     return environment.get_template(f"{template}.j2").render(**values)
 
 
