@@ -14,7 +14,6 @@ from aligners.reports.report import Row, distinct, grouped, mean, where
 from aligners.similarity.controls import matching_layers
 
 HERE = Path(__file__).parent
-PAGES = HERE / "page"
 ITEM = re.compile("^- ", re.MULTILINE)
 GLOSSARY: dict[str, str] = yaml.safe_load((HERE / "glossary.yaml").read_text(encoding="utf-8"))
 WORD = r"(?<![\w-])(%s)s?(?![\w-])"
@@ -30,12 +29,11 @@ def page(template: str, **values: Any) -> str:
         template: name of its file.
         values: of the template.
     """
-    environment = Environment(loader=FileSystemLoader(PAGES), autoescape=True, keep_trailing_newline=True)
+    environment = Environment(loader=FileSystemLoader(HERE / "page"), autoescape=True, keep_trailing_newline=True)
     environment.filters |= {"code": _code, "four_digits": four_digits}
-    css, js = (Markup((PAGES / name).read_text(encoding="utf-8")) for name in ("page.css", "page.js"))
     whole = environment.get_template(template)
-    words = NO_WORDS.sub(" ", whole.render(css=css, js=js, glossary={}, **values))
-    return whole.render(css=css, js=js, glossary=glossary(words), **values)
+    words = NO_WORDS.sub(" ", whole.render(glossary={}, **values))
+    return whole.render(glossary=glossary(words), **values)
 
 
 def glossary(text: str) -> dict[str, str]:
