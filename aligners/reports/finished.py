@@ -46,16 +46,10 @@ def make_report(kind: str, meta: Row, rows: Sequence[Row], **more: Any) -> Repor
     report = maker(kind)(meta, rows, **options, **more)
     texts = [meta.get(name, {}) for name in ("text", "other_text")]
     of_texts = [words for text in texts for words in (*words_on_copies(text), *words_on_left_out(text))]
-    return replace(
-        report,
-        name=file_name(kind),
-        title=about.get("title", ""),
-        lead=lead(about.get("lead", kind), meta=meta, rows=with_short_names(rows), tables=report.tables, **options),
-        note=about.get("note", report.note),
-        columns=about.get("columns", report.columns),
-        captions=about.get("captions", {}),
-        sentences=[*meta.get("cautions", ()), *report.sentences, *of_texts],
-    )
+    given = {name: about[name] for name in ("title", "note", "columns", "captions", "files") if name in about}
+    begins = lead(about.get("lead", kind), meta=meta, rows=with_short_names(rows), tables=report.tables, **options)
+    sentences = [*meta.get("cautions", ()), *report.sentences, *of_texts]
+    return replace(report, name=file_name(kind), lead=begins, sentences=sentences, **given)
 
 
 PARTS = ("meta", "findings", "rows")

@@ -14,7 +14,7 @@ import torch
 from lightning.pytorch.loggers import WandbLogger
 from rich.console import Console
 
-from aligners.files.whole import whole_file, write_text
+from aligners.files.whole import write_text
 from aligners.fitting.outcomes import MARK
 from aligners.reports.finished import make_report
 from aligners.reports.names import four_digits, markdown_table, names_in_full, site_name, with_short_names
@@ -63,12 +63,10 @@ def write(report: Report, folder: Path) -> list[Path]:
             write_text(folder / f"{name}.csv", csv_text(table))
     if report.columns:
         write_text(folder / f"{report.name}.md", _markdown(report))
-    figures = []
-    for name, draw in report.figures.items():
-        figures.append(folder / f"{name}.png")
-        with whole_file(figures[-1]) as unfinished:
-            save_figure(draw(), unfinished)
-    return figures
+    figures = {folder / f"{name}.png": draw for name, draw in report.figures.items()}
+    for path, draw in figures.items():
+        save_figure(draw(), path)
+    return list(figures)
 
 
 def environment(trainer: pl.Trainer) -> Row:
@@ -85,6 +83,7 @@ def environment(trainer: pl.Trainer) -> Row:
 def _log(report: Report, figures: Iterable[Path], logger: WandbLogger) -> Path:
     """Log a report to a W&B run, and return the run's folder."""
     logger.experiment.config.update(report.meta, allow_val_change=True)
+    logger.experiment.summary["findings"] = report.findings
     columns = list(report.rows[0])
     logger.log_table(report.name, columns=columns, data=[[row[column] for column in columns] for row in report.rows])
     for figure in figures:

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from rich.table import Table
+
+from aligners.reports.screen import SiteTable
 
 Row = dict[str, Any]
 MODELS = ("model_x", "model_y", "model")  # columns that name a model
@@ -39,7 +40,7 @@ class Report:
     tables: Mapping[str, Sequence[Row]] = field(default_factory=dict)
     columns: Mapping[str, str] = field(default_factory=dict)
     figures: Mapping[str, Callable[[], Figure]] = field(default_factory=dict)
-    screen: Sequence[Table] = ()
+    screen: Sequence[SiteTable] = ()
     note: str = ""
     title: str = ""
     lead: str = ""

@@ -10,7 +10,6 @@ from typing import Literal, NamedTuple
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions
-from rich.table import Table
 from rich.text import Text
 
 ROLE_STYLES = {"ceiling": "green", "floor": "dim"}  # of a row on screen
@@ -18,15 +17,20 @@ GAP = "  "  # between columns
 WhenToOpen = Literal["auto", "true", "false"]
 
 
-class _Column(NamedTuple):
+class Column(NamedTuple):
     """A column: the heading of its group or nothing, its own heading and its cells, and whether they stand right."""
 
     group: str
-    texts: Sequence[str]
-    right: bool
+    texts: list[str]
+    right: bool = True
+
+    @property
+    def cells(self) -> list[str]:
+        """What stands below the heading."""
+        return self.texts[1:]
 
 
-class TitledTable(Table):
+class SiteTable:
     """A table for any width: where it is wider than the console its columns are split, and each part names the rows.
 
     A name that is the same in all rows stands once above the table. Names that would take more than half of the width
@@ -34,28 +38,45 @@ class TitledTable(Table):
 
     Args:
         title: shown above the table, at the left.
-        names: how many of the first columns name the rows.
-        alone: how many of the columns after these are in no group.
+        names: headings of the first columns, which hold text.
+        columns: headings of the numeric columns between these and the sites; a line above one is its group.
+        sites: heading of a group of columns, or nothing -> the sites below it.
     """
 
-    def __init__(self, title: str, names: int = 1, alone: int = 0) -> None:
-        super().__init__(title=title)
-        self.names, self.alone = names, alone
+    def __init__(
+        self, title: str, names: Sequence[str], columns: Sequence[str], sites: Mapping[str, Iterable[str]]
+    ) -> None:
+        self.title, self.names = title, len(names)
+        self.columns = [Column("", [name], right=False) for name in names]
+        for group, _, heading in (column.rpartition("\n") for column in columns):
+            self.columns.append(Column(group, [heading]))
+        self.columns += [Column(group, [site]) for group, below in sites.items() for site in below]
+        self.styles: list[str] = []
+
+    def add_row(self, *cells: str, style: str | None = None) -> None:
+        """Add a row; cells that are left out at its end are empty.
+
+        Args:
+            cells: of the first columns.
+            style: of the whole row, as rich names it.
+        """
+        for column, text in zip(self.columns, [*cells, *[""] * (len(self.columns) - len(cells))], strict=True):
+            column.texts.append(text)
+        self.styles.append(style or "")
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         """Yield the title, then the parts of the table."""
-        yield Text(f"\n{title_of(self)}", style="bold")
-        columns, above, width = list(self._columns()), list[_Column](), options.max_width
-        names = columns[: self.names]
+        yield Text(f"\n{self.title}", style="bold")
+        names, above, width = self.columns[: self.names], list[Column](), options.max_width
         for column in names[:-1]:
-            if len({*column.texts[1:]}) == 1:
+            if len({*column.cells}) == 1:
                 names.remove(column)
-                if column.texts[1]:
-                    yield Text(f"{column.texts[0]}: {column.texts[1]}")
+                if column.cells[0]:
+                    yield Text(": ".join(column.texts[:2]))
         while names and _width(names) > width // 2:
             above.append(names.pop(0))
         parts = [names]
-        for _, block in groupby(columns[self.names :], lambda column: column.group or id(column)):
+        for _, block in groupby(self.columns[self.names :], lambda column: column.group or id(column)):
             whole = [*block]
             fits = _width([*names, *whole]) <= width and any(column.group for column in parts[-1])
             for piece in [whole] if fits else [[column] for column in whole]:
@@ -65,26 +86,19 @@ class TitledTable(Table):
         for part in parts:
             yield from self._lines(part, len(names), above)
 
-    def _columns(self) -> Iterator[_Column]:
-        group = ""
-        for place, column in enumerate(self.columns):
-            heading, over, name = str(column.header).rpartition("\n")
-            group = heading or (group if over and place > self.names + self.alone else "")
-            yield _Column(group, [name, *map(str, column.cells)], column.justify == "right")
-
-    def _lines(self, part: Sequence[_Column], names: int, above: Sequence[_Column]) -> Iterator[Text]:
+    def _lines(self, part: Sequence[Column], names: int, above: Sequence[Column]) -> Iterator[Text]:
         """The headings of some columns, and the rows that have a value in them."""
         groups, headings, *rows = (GAP.join(texts) for texts in zip(*_padded(part), strict=True))
         yield from map(Text, ("", *filter(str.strip, (groups, headings)), "─" * len(headings)))
         before = ""
-        for n, row in enumerate(self.rows, start=1):
+        for n, (row, style) in enumerate(zip(rows, self.styles, strict=True), start=1):
             if any(column.texts[n] for column in part[names:]):
                 name = ", ".join(column.texts[n] for column in above)
-                yield from (Text(line, row.style or "") for line in [name] * (name != before) + [rows[n - 1]])
+                yield from (Text(line, style) for line in [name] * (name != before) + [row])
                 before = name
 
 
-def _padded(part: Sequence[_Column]) -> Iterator[list[str]]:
+def _padded(part: Sequence[Column]) -> Iterator[list[str]]:
     """Fill each column with blanks; a group's heading stands above the first of its columns in this part."""
     for before, column in zip([None, *part], part, strict=False):
         texts = ["" if before and before.group == column.group else column.group, *column.texts]
@@ -93,37 +107,8 @@ def _padded(part: Sequence[_Column]) -> Iterator[list[str]]:
         yield [blank + text if column.right else text + blank for blank, text in zip(blanks, texts, strict=True)]
 
 
-def _width(part: Sequence[_Column]) -> int:
+def _width(part: Sequence[Column]) -> int:
     return sum(cell_len(texts[0] + GAP) for texts in _padded(part)) - len(GAP)
-
-
-def title_of(table: Table) -> str:
-    """The title of a table; empty if it has none."""
-    return str(table.title or "")
-
-
-def site_table(
-    title: str, names: Sequence[str], columns: Sequence[str], sites: Mapping[str, Iterable[str]]
-) -> TitledTable:
-    """Make an empty table with sites across.
-
-    Args:
-        title: shown above the table.
-        names: headings of the first columns, which hold text.
-        columns: headings of the numeric columns between these and the sites.
-        sites: heading -> the sites below it; one empty heading means no line of headings.
-    """
-    over = "\n" if any(sites) else ""
-    table = TitledTable(title, len(names), len(columns))
-    for name in names:
-        table.add_column(f"{over}{name}")
-    for column in columns:
-        table.add_column(column if "\n" in column else f"{over}{column}", justify="right")
-    for heading, below in sites.items():
-        for place, site in enumerate(below):
-            above = heading if place == 0 else ""
-            table.add_column(f"{above}\n{site}" if over else site, justify="right")
-    return table
 
 
 def screen() -> Console:

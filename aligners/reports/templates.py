@@ -14,7 +14,6 @@ from aligners.reports.report import Row, distinct, grouped, mean, where
 from aligners.similarity.controls import matching_layers
 
 HERE = Path(__file__).parent
-PAGES = HERE / "page"
 ITEM = re.compile("^- ", re.MULTILINE)
 GLOSSARY: dict[str, str] = yaml.safe_load((HERE / "glossary.yaml").read_text(encoding="utf-8"))
 WORD = r"(?<![\w-])(%s)s?(?![\w-])"
@@ -30,12 +29,11 @@ def page(template: str, **values: Any) -> str:
         template: name of its file.
         values: of the template.
     """
-    environment = Environment(loader=FileSystemLoader(PAGES), autoescape=True, keep_trailing_newline=True)
+    environment = Environment(loader=FileSystemLoader(HERE / "page"), autoescape=True, keep_trailing_newline=True)
     environment.filters |= {"code": _code, "four_digits": four_digits}
-    css, js = (Markup((PAGES / name).read_text(encoding="utf-8")) for name in ("page.css", "page.js"))
     whole = environment.get_template(template)
-    words = NO_WORDS.sub(" ", whole.render(css=css, js=js, glossary={}, **values))
-    return whole.render(css=css, js=js, glossary=glossary(words), **values)
+    words = NO_WORDS.sub(" ", whole.render(glossary={}, **values))
+    return whole.render(glossary=glossary(words), **values)
 
 
 def glossary(text: str) -> dict[str, str]:
@@ -53,8 +51,8 @@ def sentences(template: str, **values: Any) -> list[str]:
     """Render findings: the items of the list that a template of `findings/` is, each in one line.
 
     Filters: `form` writes a number as `format` does, `number` as people do, `span` the range of a column of rows,
-    `listed` a list, `last_part` that of a path. `where`, `by` and `mean` choose, group and average rows, `matching`
-    chooses those of matching layers, and `trained_methods` names the methods that are trained in all rows.
+    `listed` a list. `where`, `by` and `mean` choose, group and average rows, `matching` chooses those of matching
+    layers, and `trained_methods` names the methods that are trained in all rows.
 
     Args:
         template: name of its file, without the ending.
@@ -67,9 +65,8 @@ def words(template: str, **values: Any) -> str:
     """Render a template of `findings/` as it is; see `sentences`."""
     environment = Environment(loader=FileSystemLoader(HERE / "findings"), undefined=StrictUndefined)
     environment.globals["words"] = WORDS
-    environment.filters |= {function.__name__: function for function in FILTERS}
     environment.filters |= {"form": format, "number": plain_number, "span": _span, "by": grouped, "matching": _matching}
-    environment.filters["last_part"] = lambda path: Path(str(path)).name
+    environment.filters |= {function.__name__: function for function in FILTERS}
     return environment.get_template(f"{template}.j2").render(**values)
 
 

@@ -7,7 +7,6 @@ from functools import cache
 from typing import Any, Self
 
 import torch
-from rich.table import Table
 from torch import nn
 from torch.utils.benchmark import Timer
 
@@ -15,7 +14,7 @@ from aligners.files.room import in_words
 from aligners.models.architectures import architecture_of
 from aligners.models.loading.files import read_config
 from aligners.models.recipes import EMBEDDED, Recipe, embedded_recipe
-from aligners.reports.screen import site_table
+from aligners.reports.screen import SiteTable
 from aligners.studies.cells import Cell
 from aligners.studies.spec import Assumed
 
@@ -131,10 +130,10 @@ class Plan:
     assumed: Sequence[str]
     rated: str = "`--rate`"
 
-    def table(self) -> Table:
+    def table(self) -> SiteTable:
         """One line for each kind of cell, and one for all."""
         columns = ["passes", "FLOP", "on 1 worker", "left on disk", "memory"]
-        table = site_table("What it will cost", ["cells"], ["number", *columns], {})
+        table = SiteTable("What it will cost", ["cells"], ["number", *columns], {})
         for kind in (*dict.fromkeys(cell.kind for cell, _ in self.costs), "all"):
             costs = [cost for cell, cost in self.costs if kind in (cell.kind, "all")]
             flops, memory = sum(cost.flops for cost in costs), max((cost.memory for cost in costs), default=0)

@@ -4,10 +4,8 @@ from collections import Counter
 from functools import partial
 from pathlib import Path
 
-from rich.table import Table
-
 from aligners.cli.run import Run, command
-from aligners.reports.screen import screen, site_table
+from aligners.reports.screen import SiteTable, screen
 from aligners.reports.study.report import report as write_report
 from aligners.studies.collecting import TABLES
 from aligners.studies.collecting import collect as write_tables
@@ -65,10 +63,10 @@ def collect_and_report(folder: StudyFolder) -> None:
         write_report(folder.path, collected, folder.study, results, folder.failed())
 
 
-def status_table(folder: StudyFolder) -> Table:
+def status_table(folder: StudyFolder) -> SiteTable:
     """Count the cells by kind and state."""
     counts = Counter((folder.described(number)["kind"], folder.state(number)) for number in folder.cells)
-    table = site_table(f"{folder.name}: {len(folder.cells)} cells in {folder.path}", ["cells"], list(STATES), {})
+    table = SiteTable(f"{folder.name}: {len(folder.cells)} cells in {folder.path}", ["cells"], list(STATES), {})
     for kind in dict.fromkeys(kind for kind, _ in counts):
         table.add_row(kind, *(str(counts[kind, state] or "") for state in STATES))
     return table

@@ -17,9 +17,9 @@ from aligners.cli.cells.running import run_cell
 from aligners.cli.endings import goes_on_with
 from aligners.cli.run import Run, command, options_of
 from aligners.cli.study.folder import collect_and_report, failures, for_folder, status_table
-from aligners.errors import check_range
+from aligners.errors import check_known, check_range
 from aligners.reports.screen import screen
-from aligners.reports.study.registry import check_names
+from aligners.reports.study.registry import CONTENTS
 from aligners.studies.cells import expand
 from aligners.studies.executors import make_executor
 from aligners.studies.folder import StudyFolder
@@ -99,7 +99,7 @@ def _plan_and_run(
     Raises:
         ValueError: an option is out of its range, or `report` names an unknown table or figure.
     """
-    check_names(study.report or [])
+    check_known(CONTENTS, report=study.report)
     gpus = torch.cuda.device_count() if options.executor == "processes" else 0
     workers = options.workers or max(1, gpus)
     check_range(least=1, workers=workers)

@@ -8,7 +8,7 @@ from aligners.cli.run import Run, command
 from aligners.errors import UserError, check_known, check_range
 from aligners.files.room import in_words
 from aligners.progress import track
-from aligners.reports.screen import TitledTable, say, screen
+from aligners.reports.screen import SiteTable, say, screen
 from datamodules.store.keeping import StoreEntry, damages, kept_in, remove_down_to
 from datamodules.store.keeping import remove as remove_store
 
@@ -47,9 +47,8 @@ def _remove_named(folder: Path, names: Sequence[str]) -> None:
 
 def _list(folder: Path, stores: Sequence[StoreEntry]) -> None:
     console = screen()
-    table = TitledTable(f"States in {folder}, the least recently used first")
-    for heading in ("name", "model", "texts", "rows", "sites", "stored as", "size", "last used"):
-        table.add_column(heading, overflow="fold", no_wrap=heading != "model")
+    columns = ["model", "texts", "rows", "sites", "stored as", "size", "last used"]
+    table = SiteTable(f"States in {folder}, the least recently used first", ["name"], columns, {})
     for entry in stores:
         when = datetime.fromtimestamp(entry.used).strftime("%Y-%m-%d %H:%M")
         table.add_row(entry.folder.name, *_described(entry), in_words(entry.size), when)

@@ -11,14 +11,12 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
-from rich.table import Table
-from rich.text import Text
 
-from aligners.files.whole import write_text
+from aligners.files.whole import whole_file, write_text
 from aligners.fitting.outcomes import MARK
 from aligners.reports.names import WORDS, four_digits, short_names, with_short_names
 from aligners.reports.report import Report, Row
-from aligners.reports.screen import title_of
+from aligners.reports.screen import SiteTable
 from aligners.reports.templates import page as rendered
 from aligners.reports.templates import sentences
 
@@ -54,7 +52,7 @@ def write_page(report: Report, folder: Path) -> Path:
         captions=report.captions,
         tables=page_tables(report),
         models=models_of(report.meta),
-        versions=_versions(report.meta),
+        versions=versions_of(report.meta),
         config=config.read_text(encoding="utf-8") if config.is_file() else "",
         meta=json.dumps(report.meta, indent=1, ensure_ascii=False),
     )
@@ -88,10 +86,11 @@ def _figures(paths: Iterable[Path]) -> list[Row]:
     return figures
 
 
-def _versions(meta: Row) -> list[str]:
+def versions_of(meta: Row) -> list[str]:
+    """The versions and the device of a run, as far as its report says."""
     ranks = meta.get("ranks", 1)
     device = [f"{meta['device']}, {ranks} rank{'s' * (ranks > 1)}"] if meta.get("device") else []
-    return [*(f"{name} {version}" for name, version in meta.get("versions", {}).items()), *device]
+    return [*(f"{name} {version}" for name, version in (meta.get("versions") or {}).items()), *device]
 
 
 class Cell(NamedTuple):
@@ -133,36 +132,27 @@ class PageTable(NamedTuple):
 
 def page_tables(report: Report) -> list[PageTable]:
     """Those of the screen, then all rows, with short names of models."""
-    titles = [title_of(table) for table in report.screen]
+    titles = [table.title for table in report.screen]
     shown = [_of_screen(table, n, titles.count(titles[n - 1]) > 1) for n, table in enumerate(report.screen, start=1)]
     return [table.without_constants() for table in ([*shown, _of_rows(report)] if report.rows else shown)]
 
 
-def _of_screen(table: Table, number: int, one_of_several: bool) -> PageTable:
+def _of_screen(table: SiteTable, number: int, one_of_several: bool) -> PageTable:
     """A table of the screen; where several have one title, the groups of its columns are part of it."""
-    columns = [[_plain(cell) for cell in column.cells] for column in table.columns]
+    rows = zip(*(column.cells for column in table.columns), strict=True)
     lines = [
-        Line([Cell(text, _sorted_by(text)) for text in texts], ROLES.get(str(row.style or ""), ""))
-        for texts, row in zip(zip(*columns, strict=True), table.rows, strict=True)
+        Line([Cell(text, _sorted_by(text)) for text in texts], ROLES.get(style, ""))
+        for texts, style in zip(rows, table.styles, strict=True)
     ]
     caption = "Sort with the headings."
     if any(line.role == "ceiling" for line in lines):
         caption += " Bold: ceilings. Grey: floors."
     if any(cell.value.endswith(MARK) for line in lines for cell in line.cells):
         caption += f" {MARK}: untrained start, or diverged (see the findings)."
-    headings, groups, group = list[str](), list[str](), ""
-    for column in table.columns:  # what stands above several columns is repeated in each of them
-        above, _, below = _plain(column.header).partition("\n")
-        groups.append(above.strip())
-        group = above.strip() or group if below else group
-        headings.append(" · ".join(filter(None, (group, below))) if below else above.strip() or "of")
-    title, named = title_of(table) or f"Table {number}", ", ".join(dict.fromkeys(filter(None, groups)))
-    title = f"{title}: {named}" if one_of_several and named else title
+    headings = [" · ".join(filter(None, (column.group, column.texts[0]))) or "of" for column in table.columns]
+    groups = ", ".join(dict.fromkeys(column.group for column in table.columns if column.group))
+    title = f"{table.title}: {groups}" if one_of_several and groups else table.title
     return PageTable(f"table-{number}", title, caption, headings, lines)
-
-
-def _plain(content: Any) -> str:
-    return Text.from_markup(content).plain if isinstance(content, str) else str(content)
 
 
 def _sorted_by(text: str) -> float | str:
@@ -182,21 +172,23 @@ def _of_rows(report: Report) -> PageTable:
     held = f"The first {MOST_ROWS} of {len(report.rows):,}" if len(report.rows) > MOST_ROWS else "All"
     caption = f"To four digits, intervals in brackets; {report.name}.csv has all of them. Empty columns are left out."
     roles = [str(row.get("role")) if row.get("role") in ROLES.values() else "" for row in rows]
-    lines = [Line([_value(row, key) for key in keys], role) for row, role in zip(rows, roles, strict=True)]
+    lines = [Line([cell_of(row, key) for key in keys], role) for row, role in zip(rows, roles, strict=True)]
     headings = [WORDS["columns"].get(key, key.replace("_", " ")) for key in keys]
     return PageTable("all-rows", f"{held} rows as they were measured", caption, headings, lines, folded=True)
 
 
-def _value(row: Row, key: str) -> Cell:
-    value, text = row[key], four_digits(row[key])
+def cell_of(row: Row, key: str) -> Cell:
+    """A value of a row to four digits, with its interval if it has one."""
+    value, text = row.get(key), four_digits(row.get(key))
     ends = [four_digits(row.get(f"{key}_{end}")) for end in ("low", "high")]
     by = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else text
     return Cell(text, by, f"[{', '.join(ends)}]" if text and all(ends) else "")
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write a figure as PNG, with its description."""
-    figure.savefig(path, dpi=130, format="png", metadata={ENTRY: _described(figure)})
+    """Write a figure as PNG, whole or not at all, with its description."""
+    with whole_file(path) as unfinished:
+        figure.savefig(unfinished, dpi=130, format="png", metadata={ENTRY: _described(figure)})
 
 
 def alt_text(image: bytes) -> str:

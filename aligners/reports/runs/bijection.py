@@ -11,7 +11,7 @@ from aligners.fitting.outcomes import is_trained, mark, what_did_not_train, wors
 from aligners.reports.drawing import PANEL, Look, dress, hollow_where_untrained, log_scale, method_looks, panels
 from aligners.reports.names import WORDS, aligned, with_short_names
 from aligners.reports.report import Report, Row, distinct, grouped, largest, mean, where
-from aligners.reports.screen import TitledTable, site_table
+from aligners.reports.screen import SiteTable
 from aligners.reports.templates import sentences
 
 FREE, FLOOR = "mlp", "floor"
@@ -74,12 +74,12 @@ def _methods(rows: Iterable[Row]) -> list[str]:
     return sorted(distinct(rows, "method"), key=list(NAMES).index)
 
 
-def _table(rows: Sequence[Row], size: int) -> TitledTable:
+def _table(rows: Sequence[Row], size: int) -> SiteTable:
     """Make a table of what each map reaches with the most steps, a line for each direction."""
     models = f"{rows[0]['model_x']} (X) and {rows[0]['model_y']} (Y)"
     title = f"{models}, held-out rows, mean over sites; {size:,} parameters, {largest(rows, 'steps'):,} steps"
     columns = ["FVU", "over seeds", "price", "seen", "unseen", "other text", "round trip", "stretch"]
-    table = site_table(title, ["map", "direction"], columns, {})
+    table = SiteTable(title, ["map", "direction"], columns, {})
     for method, prices in _prices(rows, size).items():
         for direction, price in zip(DIRECTIONS, prices, strict=True):
             table.add_row(NAMES[method], direction, *_cells(_last(rows, size, method, direction), price))

@@ -6,12 +6,11 @@ from statistics import mean, stdev
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from rich.table import Table
 
 from aligners.reports.drawing import MODEL_COLOURS, panels
 from aligners.reports.names import WORDS, floor_words, score_heading, score_words
 from aligners.reports.report import Report, Row, distinct, grouped, where
-from aligners.reports.screen import site_table
+from aligners.reports.screen import SiteTable
 
 CURVE_FROM = 3  # numbers of blocks; fewer stand side by side
 UNFROZEN = -1  # where Merchant et al. put the model with nothing frozen
@@ -22,8 +21,7 @@ def report(meta: Row, rows: Sequence[Row]) -> Report:
     """Make the report from one row for each finished classifier."""
     majority, tables = meta["majority_score"], {"summary": summarise(rows)}
     figures, screen = {"finetuning": partial(finetuning_figure, rows, majority)}, [finetuning_table(rows, majority)]
-    files = "Classifiers, report and figure"
-    return Report("finetuning", meta, rows, tables, figures=figures, screen=screen, files=files)
+    return Report("finetuning", meta, rows, tables, figures=figures, screen=screen)
 
 
 def summarise(rows: Sequence[Row]) -> list[Row]:
@@ -47,12 +45,12 @@ def _spread(rows: Sequence[Row], column: str) -> Row:
     return {column: mean(values), f"{column}_sd": stdev(values) if len(values) > 1 else None}
 
 
-def finetuning_table(rows: Sequence[Row], majority: float) -> Table:
+def finetuning_table(rows: Sequence[Row], majority: float) -> SiteTable:
     """Make a table of scores by variant; the last line is the majority class, or the mean number."""
     words = score_words(rows)
     title = f"{words[0].upper()}{words[1:]} on {rows[0]['n_texts']} held-out texts"
     columns = ["classifiers", score_heading(rows), "± sd", "loss", "seconds", "weights trained"]
-    table = site_table(title, ["variant"], columns, {})
+    table = SiteTable(title, ["variant"], columns, {})
     for row in summarise(rows):
         table.add_row(
             row["variant"],

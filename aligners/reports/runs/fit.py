@@ -4,13 +4,11 @@ from collections.abc import Sequence
 from functools import partial
 from statistics import median
 
-from rich.table import Table
-
 from aligners.fitting.outcomes import mark, no_better_than_the_mean, what_did_not_train, worst_of
 from aligners.reports.names import aligned, site_name, with_short_names
 from aligners.reports.report import Report, Row, distinct, grouped, is_known
 from aligners.reports.runs.injection import fvu_figure
-from aligners.reports.screen import site_table
+from aligners.reports.screen import SiteTable
 
 MOST_PAIRS = 12  # of models with a panel each
 MEDIANS = ("fvu", "fvu_unseen")
@@ -29,7 +27,7 @@ def report(meta: Row, rows: Sequence[Row], measured: str = "on the validation te
     known = [_table(shown, name, on) for name, on in tables.items() if is_known(shown, name)]
     figures = {"fvu": partial(fvu_figure, _few_panels(shown))}
     findings = [*no_better_than_the_mean(rows), *what_did_not_train(shown)]
-    return Report("summary", meta, rows, figures=figures, screen=known, sentences=findings, files="Figures of the fit")
+    return Report("summary", meta, rows, figures=figures, screen=known, sentences=findings)
 
 
 def _few_panels(rows: Sequence[Row]) -> Sequence[Row]:
@@ -45,12 +43,12 @@ def _few_panels(rows: Sequence[Row]) -> Sequence[Row]:
     return medians
 
 
-def _table(rows: Sequence[Row], column: str, said: str) -> Table:
+def _table(rows: Sequence[Row], column: str, said: str) -> SiteTable:
     """Make a table with aligners down and sites across; a star marks a map that training did not improve."""
     pairs = grouped(rows, "model_x", "model_y").values()
     lines = {key: line for pair in pairs for key, line in grouped(pair, "model_x", "model_y", "method").items()}
     sites = [site_name((row["site_x"], row["site_y"])) for row in next(iter(lines.values()))]
-    table = site_table(f"FVU {said}, by site pair", ["models", "fit", "aligner"], [], {"": sites})
+    table = SiteTable(f"FVU {said}, by site pair", ["models", "fit", "aligner"], [], {"": sites})
     for (x, y, method), line in lines.items():
         cells = (mark(aligned(row[column]), row) for row in line)
         table.add_row(f"{x} → {y}", line[0].get("fit") or "", method, *cells)

@@ -7,7 +7,6 @@ from itertools import pairwise, product
 
 import numpy as np
 from matplotlib.figure import Figure
-from rich.table import Table
 
 from aligners.fitting.outcomes import (
     BOTH_WAYS,
@@ -21,7 +20,7 @@ from aligners.fitting.outcomes import (
 from aligners.reports import drawing
 from aligners.reports.names import WORDS, aligned, score_heading, score_words, site_name, with_short_names
 from aligners.reports.report import Report, Row, by_sites, grouped, is_known, number, site_pairs, where
-from aligners.reports.screen import ROLE_STYLES, site_table
+from aligners.reports.screen import ROLE_STYLES, SiteTable
 from aligners.reports.templates import sentences
 
 ALIKE = 0.05  # numbers of parameters within this share count as equal
@@ -69,10 +68,15 @@ def below_chance(rows: Sequence[Row]) -> list[Row]:
     return list(below.values())
 
 
-def reading(rows: Sequence[Row]) -> str:
-    """Say of each panel whether Y still does its task, how exact the maps are, and whether they are vocabularies."""
+def reading(rows: Sequence[Row], *, begun: bool = False) -> str:
+    """Say of each panel whether Y still does its task, how exact the maps are, and whether they are vocabularies.
+
+    Args:
+        rows: of a report.
+        begun: whether the report's lead has been read, which says some of it of the first panel.
+    """
     panels = [_facts(panel) for panel in panels_of(rows)]
-    lines = sentences("injection", below_chance=below_chance(rows), panels=panels, kept=KEPT)
+    lines = sentences("injection", below_chance=below_chance(rows), panels=panels, kept=KEPT, begun=begun)
     return "\n".join([*lines, *what_did_not_train(rows)])
 
 
@@ -156,15 +160,11 @@ def _total(line: list[Row], column: str) -> float:
 def report(meta: Row, rows: Sequence[Row]) -> Report:
     """Make the report from one row for each method, site, direction and kind of rows."""
     shown = with_short_names(rows)
-    return Report(
-        "report",
-        meta | {"price_of_bijectivity": price_of_bijectivity(rows), "below_chance": below_chance(rows)},
-        rows,
-        figures={name: partial(draw, shown) for name, (column, draw) in FIGURES.items() if is_known(rows, column)},
-        screen=console_tables(shown),
-        note=_draws(shown),
-        sentences=[*reading(shown).splitlines(), *left_out(meta)],
-    )
+    about = {"price_of_bijectivity": price_of_bijectivity(rows), "below_chance": below_chance(rows)}
+    figures = {name: partial(draw, shown) for name, (column, draw) in FIGURES.items() if is_known(rows, column)}
+    findings = [*reading(shown, begun=True).splitlines(), *sentences("left_out", meta=meta)]
+    screen, note = console_tables(shown), _draws(shown)
+    return Report("report", meta | about, rows, figures=figures, screen=screen, note=note, sentences=findings)
 
 
 def _draws(rows: Sequence[Row]) -> str:
@@ -176,12 +176,7 @@ def _draws(rows: Sequence[Row]) -> str:
     return "\n".join(dict.fromkeys(lines))
 
 
-def left_out(meta: Row) -> list[str]:
-    """Say what was asked for but not measured."""
-    return sentences("left_out", meta=meta)
-
-
-def console_tables(rows: Sequence[Row]) -> list[Table]:
+def console_tables(rows: Sequence[Row]) -> list[SiteTable]:
     """Make tables for each direction and kind of rows: methods down, sites across.
 
     Groups of columns are penalty, loss, score, FVU, FVU on unseen types and on other text, and FVU of the inverse.
@@ -197,10 +192,10 @@ def console_tables(rows: Sequence[Row]) -> list[Table]:
     return tables
 
 
-def _table(panel: list[Row], pairs: list[tuple[int, int]], columns: list[str]) -> Table:
+def _table(panel: list[Row], pairs: list[tuple[int, int]], columns: list[str]) -> SiteTable:
     names = [site_name(pair) for pair in pairs]
     across = {COLUMN_GROUPS[column] or score_heading(panel): names for column in columns}
-    table = site_table(panel_title(panel), ["method"], ["parameters"], across)
+    table = SiteTable(panel_title(panel), ["method"], ["parameters"], across)
     for name, method_rows in grouped(panel, "method").items():
         line, first = by_sites(method_rows), method_rows[0]
         cells = [mark(aligned(100 * number(row[column]), 1) if column == "score" else aligned(row[column]), row)

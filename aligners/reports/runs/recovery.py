@@ -3,15 +3,13 @@
 from collections.abc import Sequence
 from functools import partial
 
-import numpy as np
 from matplotlib.figure import Figure
 
-from aligners.fitting.outcomes import mark, trained_methods, what_did_not_train, worst_of
+from aligners.fitting.outcomes import mark, what_did_not_train, worst_of
 from aligners.reports.drawing import HOLLOW, PANEL, dress, hollow_where_untrained, log_scale, method_looks, panels
 from aligners.reports.names import with_short_names
 from aligners.reports.report import Report, Row, grouped, mean
-from aligners.reports.screen import TitledTable, site_table
-from aligners.reports.templates import sentences
+from aligners.reports.screen import SiteTable
 
 
 def report(meta: Row, rows: Sequence[Row]) -> Report:
@@ -19,22 +17,14 @@ def report(meta: Row, rows: Sequence[Row]) -> Report:
     shown = with_short_names(rows)
     # over targets and sites, NaN where one of them is no number
     means = [worst_of(group) | {"fvu": mean(group, "fvu")} for group in grouped(shown, "method", "strength").values()]
-    findings = [*sentences("recovery", best=_best(shown, means)), *what_did_not_train(shown)]
-    figures = {"recover": partial(_figure, means)}
+    figures, findings = {"recover": partial(_figure, means)}, what_did_not_train(shown)
     return Report("recover", meta, rows, figures=figures, screen=[_table(means)], sentences=findings)
 
 
-def _best(rows: Sequence[Row], means: Sequence[Row]) -> list[Row]:
-    """The mean of the closest map at each strength, of those that are trained everywhere."""
-    trained = trained_methods(rows)
-    at_each = grouped((row for row in means if row["method"] in trained), "strength")
-    return [min(maps, key=lambda row: np.nan_to_num(row["fvu"], nan=np.inf)) for maps in at_each.values()]
-
-
-def _table(means: Sequence[Row]) -> TitledTable:
+def _table(means: Sequence[Row]) -> SiteTable:
     title = f"FVU on held-out rows of random INNs of {means[0]['model_x']}, mean over targets and sites"
     strengths = [f"{strength:g}" for strength in grouped(means, "strength")]
-    table = site_table(title, ["method"], [], {"strength": strengths})
+    table = SiteTable(title, ["method"], [], {"strength": strengths})
     for name, line in grouped(means, "method").items():
         table.add_row(name, *(mark(f"{row['fvu']:.4f}", row) for row in line))
     return table

@@ -8,12 +8,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from rich.table import Table
 
 from aligners.reports import drawing
 from aligners.reports.names import WORDS, file_names, site_name, with_short_names
 from aligners.reports.report import Report, Row, distinct, grouped, is_known, models_in, number, where
-from aligners.reports.screen import site_table
+from aligners.reports.screen import SiteTable
 from aligners.reports.templates import sentences
 from aligners.similarity.controls import matching_layers
 
@@ -40,15 +39,10 @@ def report(
     shown = with_short_names(rows)
     several = len(_different(shown))
     alone = several <= MOST_PAIRS if each_pair is None else each_pair
-    return Report(
-        "similarity",
-        meta,
-        rows,
-        {"layers": layers, "distances": distances},
-        figures=_figures(shown, alone),
-        screen=[_table(_raw(panel)) for panel in _different(shown)] if alone else [],
-        sentences=sentences("similarity", alone=alone, several=several, distances=with_short_names(distances)),
-    )
+    tables, figures = {"layers": layers, "distances": distances}, _figures(shown, alone)
+    screen = [_table(_raw(panel)) for panel in _different(shown)] if alone else []
+    findings = sentences("similarity", alone=alone, several=several, distances=with_short_names(distances))
+    return Report("similarity", meta, rows, tables, figures=figures, screen=screen, sentences=findings)
 
 
 def _figures(rows: Sequence[Row], alone: bool) -> dict[str, Callable[[], Figure]]:
@@ -83,11 +77,11 @@ def _raw(rows: Sequence[Row]) -> list[Row]:
     return where(rows, features="raw")
 
 
-def _table(rows: Sequence[Row]) -> Table:
+def _table(rows: Sequence[Row]) -> SiteTable:
     """Make the table of a pair of models: measures down, matching layers across, controls below each value."""
     pairs = matching_layers(*_layers(rows))
     title = f"{rows[0]['model_x']} and {rows[0]['model_y']}, matching layers"
-    table = site_table(title, ["measure", ""], [], {"": [site_name(pair) for pair in pairs]})
+    table = SiteTable(title, ["measure", ""], [], {"": [site_name(pair) for pair in pairs]})
     for measure, measured in grouped(rows, "label").items():
         for column, words in WORDS["similarity"].items():
             cells = {(r["layer_x"], r["layer_y"]): f"{r[column]:.3f}" for r in measured if r[column] is not None}

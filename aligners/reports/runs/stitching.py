@@ -6,14 +6,13 @@ from itertools import permutations, product
 from typing import NamedTuple
 
 from matplotlib.figure import Figure
-from rich.table import Table
 
 from aligners.fitting.outcomes import is_trained, mark, what_did_not_train
 from aligners.injection.scoring.pair_intervals import OVER_MODELS, over_pairs
 from aligners.reports import drawing
 from aligners.reports.names import score_heading, score_words, short_names, site_name, with_interval, with_short_names
 from aligners.reports.report import Report, Row, by_sites, distinct, grouped, models_in, number, site_pairs, where
-from aligners.reports.screen import site_table
+from aligners.reports.screen import SiteTable
 from aligners.reports.templates import sentences
 from aligners.similarity.controls import matching_layers
 
@@ -43,16 +42,10 @@ def report(meta: Row, rows: Sequence[Row], curves: Sequence[Row] = (), groups: G
     }
     for method, method_curves in trained.items():
         figures["curves" if len(trained) == 1 else f"curves_{method}"] = partial(_curve_figure, method_curves, groups)
-    return Report(
-        "stitching",
-        meta,
-        rows,
-        {"pairs": over_pairs(rows, groups) if routes.averaged else [], "curves": curves},
-        figures=figures,
-        screen=_tables(routes),
-        note=f"±: half of the {routes.intervals}",
-        sentences=[*_findings(routes), *what_did_not_train(with_short_names(rows))],
-    )
+    tables = {"pairs": over_pairs(rows, groups) if routes.averaged else [], "curves": curves}
+    findings = [*_findings(routes), *what_did_not_train(with_short_names(rows))]
+    screen, note = _tables(routes), f"±: half of the {routes.intervals}"
+    return Report("stitching", meta, rows, tables, figures=figures, screen=screen, note=note, sentences=findings)
 
 
 class Line(NamedTuple):
@@ -224,7 +217,7 @@ def _penalty_map(routes: Routes) -> Figure:
 # ---------------------------------------------------------------------- tables
 
 
-def _tables(routes: Routes) -> list[Table]:
+def _tables(routes: Routes) -> list[SiteTable]:
     """Tables with lines down and sites across: the penalty ± half its interval's width, and the task's score.
 
     Of many sites each has a table of its own; of a grid, only the matching sites are shown. Means over routes show how
@@ -236,7 +229,7 @@ def _tables(routes: Routes) -> list[Table]:
     return [_table(routes, method, block, pairs) for method in routes.methods for block in blocks]
 
 
-def _table(routes: Routes, method: str, columns: Sequence[str], pairs: Sequence[Pair]) -> Table:
+def _table(routes: Routes, method: str, columns: Sequence[str], pairs: Sequence[Pair]) -> SiteTable:
     about = where(routes.rows, method=method)[0]
     parameters = about["parameters"] and f"{about['parameters']:,} parameters a site"
     fit = None if about["fit"] == "none" else about["fit"]
@@ -244,7 +237,7 @@ def _table(routes: Routes, method: str, columns: Sequence[str], pairs: Sequence[
     whole = [column for column in columns if column not in ("penalty", LOST)]
     sites = [site_name(pair) for pair in pairs]
     across = {f"{column}, nats" if column == "penalty" else column: sites for column in columns}
-    table = site_table(title, ["from → into"], [f"native\n{column}" for column in whole], across)
+    table = SiteTable(title, ["from → into"], [f"native\n{column}" for column in whole], across)
     for line in routes.lines:
         if cells := by_sites(where(line.rows, method=method)):
             natives = where(line.rows, method="native") if whole else []

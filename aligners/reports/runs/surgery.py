@@ -5,13 +5,12 @@ from functools import partial
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from rich.table import Table
 
 from aligners.finetuning.truncating import MEAN
 from aligners.reports.drawing import ABREAST, LOOKS, Look, heat_map, label, layer_grid, panels
 from aligners.reports.names import floor_words, score_words, with_short_names
 from aligners.reports.report import Report, Row, grouped, where
-from aligners.reports.screen import site_table
+from aligners.reports.screen import SiteTable
 
 
 def report(meta: Row, rows: Sequence[Row]) -> Report:
@@ -22,7 +21,7 @@ def report(meta: Row, rows: Sequence[Row]) -> Report:
     return Report("surgery", meta, rows, figures=figures, screen=[surgery_table(shown, majority)])
 
 
-def surgery_table(rows: Sequence[Row], majority: float) -> Table:
+def surgery_table(rows: Sequence[Row], majority: float) -> SiteTable:
     """Make a table of every truncation's score by site, for each model and for their mean."""
     cut = [row for row in rows if row["site"] is not None and row["kind"] != "native"]
     words = score_words(rows)
@@ -31,7 +30,7 @@ def surgery_table(rows: Sequence[Row], majority: float) -> Table:
         f"({floor_words(rows)}: {100 * majority:.1f})"
     )
     sites = sorted({row["site"] for row in cut})
-    table = site_table(title, ["model", "head"], [], {"": [str(site) for site in sites]})
+    table = SiteTable(title, ["model", "head"], [], {"": [str(site) for site in sites]})
     for (model, kind), line in grouped(cut, "model", "kind").items():
         scores = {row["site"]: f"{100 * row['score']:.1f}" for row in line if row["score"] is not None}
         cells = [scores.get(site, "") for site in sites]

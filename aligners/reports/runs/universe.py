@@ -6,12 +6,11 @@ from functools import partial
 import numpy as np
 from matplotlib.figure import Figure
 
-from aligners.fitting.outcomes import is_trained, mark, what_did_not_train, worst_of
-from aligners.fitting.universe.universe import NETWORK
+from aligners.fitting.outcomes import mark, what_did_not_train, worst_of
 from aligners.reports.drawing import COLOURS, heat_maps, label, log_scale, panels, short
 from aligners.reports.names import aligned, short_names, with_short_names
-from aligners.reports.report import Report, Row, distinct, grouped, largest, mean, where
-from aligners.reports.screen import TitledTable, site_table
+from aligners.reports.report import Report, Row, distinct, grouped, largest, mean
+from aligners.reports.screen import SiteTable
 from aligners.reports.templates import sentences
 
 SHARED = 0.5  # share of the others' variance along a direction above which a model is said to share it
@@ -28,14 +27,11 @@ def report(meta: Row, rows: Sequence[Row], directions: Sequence[Row] = ()) -> Re
         directions: for each site and direction of the space its variance, and what each model explains of it.
     """
     shown = with_short_names(rows)
-    net = where(shown, method=NETWORK)
     figures: dict[str, Callable[[], Figure]] = {
         f"universe_site_{site}": partial(_heat_maps, of_site) for site, of_site in grouped(shown, "site_x").items()
     }
     figures["directions"] = partial(_directions, directions, _names(directions))
-    about = {"compared": _compared(shown), "sites": _shared(directions), "share": SHARED}
-    trips = {"cycle": largest(net, "cycle"), "trip": largest(net, "round_trip")}
-    findings = sentences("universe", models=len(distinct(net, "model_x")), **about, **trips) + what_did_not_train(shown)
+    findings = sentences("universe", sites=_shared(directions), share=SHARED) + what_did_not_train(shown)
     tables = {"directions": directions}
     return Report("universe", meta, rows, tables, figures=figures, screen=[_table(shown)], sentences=findings)
 
@@ -45,30 +41,16 @@ def _names(directions: Sequence[Row]) -> dict[str, str]:
     return short_names(name for name in directions[0] if name not in ("site", "direction", "variance"))
 
 
-def _table(rows: Sequence[Row]) -> TitledTable:
+def _table(rows: Sequence[Row]) -> SiteTable:
     """Means over all directions and sites."""
     columns = ["parameters", "FVU", "unseen", "round trip", "cycle"]
-    table = site_table("Mean over all ordered pairs of models and sites, held-out rows", ["maps"], columns, {})
+    table = SiteTable("Mean over all ordered pairs of models and sites, held-out rows", ["maps"], columns, {})
     for name, line in grouped(rows, "method").items():
         values = [mean(line, column, known=True) for column in FIGURES]
         trips = (f"{value:.1e}".replace("nan", "") for value in values[2:])
         parameters = f"{line[0]['parameters']:,}" if line[0]["parameters"] else ""
         table.add_row(mark(name, worst_of(line)), parameters, *map(aligned, values[:2]), *trips)
     return table
-
-
-def _compared(rows: Sequence[Row]) -> list[Row]:
-    """The universe beside maps of pairs, each kind of these where both are trained."""
-    place = ("model_x", "model_y", "site_x")
-    ours = grouped(filter(is_trained, where(rows, method=NETWORK)), *place)
-    kinds = []
-    for name in distinct(rows, "method"):
-        theirs = grouped(filter(is_trained, where(rows, method=name)), *place)
-        both = [[row for key in ours if key in theirs for row in part[key]] for part in (ours, theirs)]
-        means = [mean(part, "fvu", known=True) for part in both]
-        if name.startswith("pairwise_") and means[0] == means[0] and means[1]:
-            kinds.append({"name": name, "ours": means[0], "theirs": means[1]})
-    return kinds
 
 
 def _shared(directions: Sequence[Row]) -> list[Row]:

@@ -14,16 +14,16 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from aligners.files.shared import LIBRARY
 from aligners.fitting.outcomes import MARK, what_did_not_train
 from aligners.reports.finished import FinishedRun
-from aligners.reports.names import held_out_name, short_names, site_name, with_short_names
-from aligners.reports.page.run import alt_text
+from aligners.reports.names import four_digits, held_out_name, short_names, site_name, with_short_names
+from aligners.reports.page.run import alt_text, cell_of
 from aligners.reports.report import Row, grouped, is_known
+from aligners.reports.runs.injection import VOCABULARY
 from aligners.reports.sharing.models import is_local
 
 HERE = Path(__file__).parent
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 TAGS = {"maps": "model-alignment", "universe": "model-alignment", "stitching": "model-stitching", "probes": "probing"}
 PLACE = "FOLDER-OR-NAME"  # until it is uploaded
-VOCABULARY = 2.0  # FVU on unseen types over that on seen ones from which a map is called partly a vocabulary
 MOST_ROWS = 80
 COLUMNS = yaml.safe_load((HERE / "card.yaml").read_text(encoding="utf-8"))
 LABELS, VALUES = COLUMNS["labels"], COLUMNS["values"]
@@ -119,7 +119,9 @@ def _numbers(rows: Sequence[Row]) -> dict[str, Any]:
     columns = {name: cells for name, cells in labels.items() if any(cells)}
     if len(set(labels["route"])) == 1:  # it says nothing
         columns.pop("route", None)
-    columns |= {headings[name]: [_value(row, name) for row in shown] for name in values}
+    for name in values:
+        cells = (cell_of(row, name) for row in shown)
+        columns[headings[name]] = [f"{cell.value} {cell.interval}".strip() for cell in cells]
     return {
         "headings": list(columns),
         "rows": list(zip(*columns.values(), strict=True))[:MOST_ROWS],
@@ -133,18 +135,4 @@ def _label(row: Row, name: str) -> str:
         return f"{row['model_x']} → {row['model_y']}" if "model_x" in row else str(row.get("model", ""))
     if name == "site" and row.get("site_x") is not None:
         return site_name((row["site_x"], row["site_y"]))
-    value = row.get(name)
-    return "" if value is None else str(value)
-
-
-def _value(row: Row, name: str) -> str:
-    value, low, high = (row.get(key) for key in (name, f"{name}_low", f"{name}_high"))
-    if value is None:
-        return ""
-    return _short(value) if low is None or high is None else f"{_short(value)} [{_short(low)}, {_short(high)}]"
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, int):
-        return f"{value:,}"
-    return f"{value:.3f}" if value == 0 or 0.001 <= abs(value) < 100 else f"{value:.1e}"
+    return four_digits(row.get(name))

@@ -8,7 +8,8 @@ from typing import Any
 import pandas as pd
 
 from aligners.errors import UserError
-from aligners.files.whole import whole_file, write_text
+from aligners.files.whole import write_text
+from aligners.reports.page.run import save_figure
 from aligners.reports.publishing import csv_text
 from aligners.reports.report import Row
 from aligners.reports.study.drawing import Palette, draw
@@ -51,8 +52,7 @@ def report(
         (place / kind).mkdir(parents=True, exist_ok=True)
     for figure in contents.figures:
         images[figure.name] = place / "figures" / f"{figure.name}.png"
-        with whole_file(images[figure.name]) as unfinished:
-            draw(figure, palette).savefig(unfinished, dpi=130, format="png")
+        save_figure(draw(figure, palette), images[figure.name])
     about = provenance((folder / "study.yaml").read_text(encoding="utf-8"), results, failures)
     paragraphs = ("\n- ".join([f"## {item.title}\n", *item.findings]) + "\n" for item in contents.findings())
     texts = {

@@ -12,7 +12,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from aligners.reports.names import fixed, markdown_table
-from aligners.reports.page.run import models_of
+from aligners.reports.page.run import models_of, versions_of
 from aligners.reports.report import Row
 from aligners.reports.study import drawing
 from aligners.reports.study.contents import Column, Table
@@ -58,7 +58,7 @@ def provenance(config: str, results: Sequence[Row], failures: Mapping[str, str])
     metas = [{"versions": result["versions"], **result["meta"]} for result in results]
     models = {(model.get("name"), model.get("fingerprint")): model for meta in metas for model in models_of(meta)}
     named = [{key: str(model.get(key) or "") for key in MODEL} for model in models.values()]
-    versions = Counter(map(_versions, metas)).items()
+    versions = Counter(", ".join(versions_of(meta)) for meta in metas).items()
     return {
         "about": f"{counted(len(results) + len(failures), 'cell')}{failed}, {time} of computing in all.",
         "config": config,
@@ -67,13 +67,6 @@ def provenance(config: str, results: Sequence[Row], failures: Mapping[str, str])
         "versions": [f"{version} ({counted(count, 'cell')})" for version, count in versions if version],
         "failures": dict(sorted(failures.items())),
     }
-
-
-def _versions(meta: Row) -> str:
-    """The versions and the device of a cell; nothing if it says none."""
-    versions = ", ".join(f"{name} {version}" for name, version in (meta.get("versions") or {}).items())
-    device = f"; {meta['device']}, {counted(meta.get('ranks', 1), 'rank')}" if meta.get("device") else ""
-    return versions and versions + device
 
 
 class CellText(NamedTuple):

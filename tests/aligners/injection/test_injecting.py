@@ -315,7 +315,7 @@ def test_without_a_head_or_labels_the_errors_are_the_same(
     unlabelled = TextSource(str(plain[0]), held_out=str(plain[1]))
     no_labels, no_head = f"the texts of {str(plain[0])!r} have no labels", f"{bare} has no classification head and none"
     for checkpoint, options, why, figures in (
-        (headless, {"model_y": str(bare)}, {"forward": no_head}, ["fvu.png", "accuracy.png"]),
+        (headless, {"model_y": str(bare)}, {"forward": no_head}, ["penalty.png", "fvu.png", "accuracy.png"]),
         (stored, {"text": unlabelled}, {"forward": no_labels, "backward": no_labels}, ["fvu.png"]),
     ):
         found = evaluate(world, [checkpoint], both=True, **options)

@@ -70,6 +70,7 @@ def probing(sites: int, x: str = X, y: str = Y) -> dict[str, list[Row]]:
     probes = {"parts of speech": "edge", "distances": "distance", "depths": "depth"}
     for model, (task, probe) in product((x, y), probes.items()):
         about = {"model": model, "task": task, "probe": probe, "rank": None, "uuas": 0.6, "root_accuracy": 0.5}
+        about["n_sentences"] = 1300
         rows.append(
             {**about, "source": "majority", "site": None, "score": 0.3, "control": None, "centre_of_gravity": None}
         )
@@ -114,6 +115,7 @@ def similarity(sites: int, x: str = X, y: str = Y) -> list[Row]:
     ):
         value = 1 / (1 + abs(i - j)) * (0.9 if features == "raw" else 0.8)
         place = {"model_x": x, "model_y": y, "measure": label.split()[0], "label": label, "direction": "both"}
+        place["n_rows"] = 9000
         controls = {"low": value - 0.05, "high": value + 0.05, "held_out": value - 0.1, "null": 0.1, "null_high": 0.12,
                     "untrained": 0.3, "ceiling": 0.95}  # fmt: skip
         rows.append(place | {"features": features, "layer_x": i, "layer_y": j, "value": value} | controls)

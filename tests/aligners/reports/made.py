@@ -7,10 +7,10 @@ from itertools import product
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from aligners.injection.behaviour import BEHAVIOUR_COLUMNS
 from aligners.injection.panels import ERROR_COLUMNS
+from aligners.reports.screen import SiteTable
 
 Row = dict[str, Any]
 COLUMNS = ("parameters", "fit", "bijective", "fitted_on", "training", *BEHAVIOUR_COLUMNS, *ERROR_COLUMNS)
@@ -64,7 +64,7 @@ def curves(rows: Sequence[Row], steps: Sequence[int] = (0, 50, 100, 150, 200)) -
     ]
 
 
-def printed(tables: Iterable[Table], width: int = 120) -> str:
+def printed(tables: Iterable[SiteTable], width: int = 120) -> str:
     """The tables on a screen."""
     console = Console(width=width, file=io.StringIO())
     for table in tables:
@@ -72,6 +72,6 @@ def printed(tables: Iterable[Table], width: int = 120) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
 
-def cells(tables: Iterable[Table]) -> set[str]:
+def cells(tables: Iterable[SiteTable]) -> set[str]:
     """What stands in any cell."""
-    return {str(cell) for table in tables for column in table.columns for cell in column.cells}
+    return {cell for table in tables for column in table.columns for cell in column.cells}

@@ -17,7 +17,7 @@ from aligners.reports.names import (
     value_range,
     with_short_names,
 )
-from aligners.reports.screen import TitledTable, say
+from aligners.reports.screen import SiteTable, say
 from aligners.reports.study.contents import Column
 from aligners.reports.study.statistics import Estimate
 from aligners.reports.study.writing import plain_cell
@@ -68,8 +68,7 @@ def test_rows_to_show_are_copies_and_the_rest_of_them_stays() -> None:
 
 
 def test_a_title_may_be_wider_than_its_table_and_words_are_whole_in_a_file() -> None:
-    table = TitledTable("a title of many more letters than the table has")
-    table.add_column("n")
+    table = SiteTable("a title of many more letters than the table has", ["n"], [], {})
     table.add_row("1")
     console = Console(width=60, file=io.StringIO())
     console.print(table)

@@ -18,7 +18,7 @@ from PIL import Image
 from aligners.reports.page.run import alt_text, page_tables, write_page
 from aligners.reports.publishing import WriteReport, publish, write
 from aligners.reports.report import Report, Row
-from aligners.reports.screen import site_table
+from aligners.reports.screen import SiteTable
 from aligners.reports.templates import GLOSSARY, glossary
 
 META: Row = {
@@ -43,7 +43,7 @@ def drawn() -> Figure:
 
 
 def report(**changes: Any) -> Report:
-    table = site_table("FVU <by> site", ["method"], ["parameters"], {"FVU": ["1", "2"], "acc. %": ["1", "2"]})
+    table = SiteTable("FVU <by> site", ["method"], ["parameters"], {"FVU": ["1", "2"], "acc. %": ["1", "2"]})
     table.add_row("native", "", "", "", "70.0", "71.5*", style="green")
     table.add_row("linear", "1,024", "0.300", "4e+03", "69.9", "9.5")
     given: dict[str, Any] = {
@@ -111,6 +111,7 @@ def test_a_report_is_shown_in_order_and_wandb_has_its_rows_figures_and_what_hold
     assert logged["summary"] == (list(ROWS[0]), [list(row.values()) for row in ROWS])
     assert logged["fvu"] == [str(tmp_path / "run" / "fvu.png")]
     assert logger.experiment.config["versions"] == META["versions"]
+    assert logger.experiment.summary["findings"] == report().findings
     shown, place = capsys.readouterr().out, Path(logger.experiment.dir).parent
     parts = ["FVU <by> site", "4e+03", "a note", "It `holds`", f"Report and figures: {tmp_path}", f"W&B run: {place}"]
     assert sorted(parts, key=shown.index) == parts
@@ -191,7 +192,7 @@ def test_all_rows_have_short_names_and_no_empty_columns_and_many_are_cut() -> No
 
 
 def test_tables_of_one_title_are_told_apart() -> None:
-    tables = [site_table("the same", ["method"], [], {group: ["1"]}) for group in ("FVU", "penalty")]
+    tables = [SiteTable("the same", ["method"], [], {group: ["1"]}) for group in ("FVU", "penalty")]
     titles = [table.title for table in page_tables(Report("thing", {}, [], screen=tables))]
     assert titles == ["the same: FVU", "the same: penalty"]
 

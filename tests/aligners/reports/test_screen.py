@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from rich.table import Table
 
 from aligners.reports.finished import KINDS, make_report
 from aligners.reports.names import aligned
 from aligners.reports.report import Report
-from aligners.reports.screen import site_table
+from aligners.reports.screen import SiteTable
 from tests.aligners.reports.every import every_kind
 from tests.aligners.reports.made import printed
 
@@ -32,8 +31,8 @@ def parts_of(shown: str) -> list[list[str]]:
     return parts
 
 
-def values_of(tables: Sequence[Table]) -> list[str]:
-    return sorted(str(cell) for table in tables for column in table.columns[table.names :] for cell in column.cells)  # type: ignore[attr-defined]
+def values_of(tables: Sequence[SiteTable]) -> list[str]:
+    return sorted(cell for table in tables for column in table.columns[table.names :] for cell in column.cells)
 
 
 @pytest.mark.parametrize("names", [{}, LONG], ids=["short", "long"])
@@ -55,7 +54,7 @@ def test_no_kind_of_report_is_cut_at_any_width(sites: int, names: dict[str, str]
 
 
 def test_each_part_names_the_rows_and_what_is_the_same_in_all_stands_once_above() -> None:
-    table = site_table("a title", ["models", "method"], ["parameters"], {"FVU": map(str, range(9)), "loss": ["0"]})
+    table = SiteTable("a title", ["models", "method"], ["parameters"], {"FVU": map(str, range(9)), "loss": ["0"]})
     table.add_row("x → y", "linear", "16,512", *["0.123"] * 9, "1.5")
     table.add_row("x → y", "native", "", *[""] * 9, "1.4", style="green")
     lines = printed([table], 60).splitlines()
@@ -67,7 +66,7 @@ def test_each_part_names_the_rows_and_what_is_the_same_in_all_stands_once_above(
 
 
 def test_names_without_room_stand_on_lines_of_their_own() -> None:
-    table = site_table("stitched", ["from → into", "map"], [], {"": ["1", "2"]})
+    table = SiteTable("stitched", ["from → into", "map"], [], {"": ["1", "2"]})
     for end in ("0", "1"):
         for name in ("linear", "mlp"):
             table.add_row(f"a-model-of-a-long-name-{end}", name, "0.5", "0.6")

@@ -22,6 +22,7 @@ from aligners.probing.bank import Arm, Bank, ModelLayer
 from aligners.probing.edges import EdgeProbes
 from aligners.probing.storing import load_banks, save_banks
 from aligners.reports.finished import finished_run
+from aligners.reports.names import four_digits
 from aligners.reports.sharing.models import renamed
 from aligners.reports.sharing.run import shared_from_run
 from tests.tiny import tiny_folder
@@ -212,7 +213,8 @@ def test_the_card_says_what_was_measured_and_on_what(run: Path, tmp_path: Path) 
     assert f"On {TEST_TEXTS} held-out texts of `test.csv`, beside `fit.csv`, none of which was fitted on." in text
     assert "| X | `x` |" in text
     (row,) = (row for row in finished_run(run).report.rows if (row["method"], row["site_x"]) == ("linear", 1))
-    assert f"| {row['fvu']:.3f} [{row['fvu_low']:.3f}, {row['fvu_high']:.3f}] |" in text
+    fvu, low, high = (four_digits(row[f"fvu{end}"]) for end in ("", "_low", "_high"))
+    assert f"| {fvu} [{low}, {high}] |" in text
     assert "| identity | floor | 1 |" in text
     assert "An interval in brackets is of 95 %." in text
     assert finished_run(run).report.sentences[0] in text

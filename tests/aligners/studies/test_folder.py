@@ -148,5 +148,5 @@ def test_status_counts_and_names_what_failed(tmp_path: Path) -> None:
     (line,) = failures(folder)
     assert line.startswith("inject m0 – m1, t: ValueError: no room\n")
     assert failed.id in line
-    counts = [list(column.cells) for column in status_table(folder).columns]
+    counts = [column.cells for column in status_table(folder).columns]
     assert counts == [["fit", "inject"], ["1", ""], ["", ""], ["2", "2"], ["", "1"]]

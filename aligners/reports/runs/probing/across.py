@@ -11,7 +11,7 @@ from aligners.probing.across.twin import PRINCIPAL, RANDOM, WHOLE
 from aligners.reports.drawing import MODEL_COLOURS, Look, SitePanel, line_look, method_looks, site_figure
 from aligners.reports.names import site_name, with_short_names
 from aligners.reports.report import Report, Row, distinct, grouped, mean, site_pairs, where
-from aligners.reports.screen import ROLE_STYLES, TitledTable, site_table
+from aligners.reports.screen import ROLE_STYLES, SiteTable
 from aligners.reports.templates import sentences
 
 NATIVE = {"native_y": (0, 7, "-"), "native_x": (1, 6, "--")}  # the look of the models themselves
@@ -53,10 +53,10 @@ def _title(rows: Sequence[Row]) -> str:
 # ---------------------------------------------------------------------- tables
 
 
-def _table(rows: Sequence[Row]) -> TitledTable:
+def _table(rows: Sequence[Row]) -> SiteTable:
     """Make a table of scores: what is read down, sites across."""
     title = f"{_title(rows)}: what probes of {rows[0]['model_y']} read, held-out sentences, in hundredths"
-    table = site_table(title, ["task", "read in"], ["kept"], {"": [site_name(pair) for pair in site_pairs(rows)]})
+    table = SiteTable(title, ["task", "read in"], ["kept"], {"": [site_name(pair) for pair in site_pairs(rows)]})
     for (task, measure, method), line in grouped(rows, "task", "measure", "method").items():
         role = line[0]["role"]
         share = _percent(mean(line, "kept", known=True)) if role == "method" else ""
@@ -65,11 +65,11 @@ def _table(rows: Sequence[Row]) -> TitledTable:
     return table
 
 
-def _twin_table(rows: Sequence[Row]) -> TitledTable:
+def _twin_table(rows: Sequence[Row]) -> SiteTable:
     """Make a table of penalties: what was swapped down, sites across."""
     title = f"{_title(rows)}: penalty of swapping what a probe reads, or other dimensions, nats"
     sites = {"": [site_name(pair) for pair in site_pairs(rows)]}
-    table = site_table(title, ["map", "part"], ["dimensions"], sites)
+    table = SiteTable(title, ["map", "part"], ["dimensions"], sites)
     for (method, part, dimensions), line in grouped(rows, "method", "part", "dimensions").items():
         cells = ["" if row["penalty"] is None else mark(f"{row['penalty']:z.3f}", row) for row in line]
         table.add_row(method, part, str(dimensions), *cells)

@@ -15,7 +15,7 @@ from scipy.stats import spearmanr
 from aligners.reports import drawing
 from aligners.reports.names import WORDS, with_interval, with_short_names
 from aligners.reports.report import Report, Row, distinct, grouped, largest, mean, number, where
-from aligners.reports.screen import TitledTable, site_table
+from aligners.reports.screen import SiteTable
 from aligners.reports.templates import sentences
 
 BASELINES = ("majority", "word order")
@@ -133,10 +133,10 @@ def _lines(rows: Sequence[Row], sites: Sequence[int | None]) -> list[Line]:
 # ---------------------------------------------------------------------- tables
 
 
-def _table(rows: Sequence[Row], model: str) -> TitledTable:
+def _table(rows: Sequence[Row], model: str) -> SiteTable:
     """Make the table of a model: a line for each score and control, sites across."""
     sites = _sites(rows)
-    table = site_table(f"{model}: what probes find, by layer", ["task", "score"], ["baseline"], {"": map(_word, sites)})
+    table = SiteTable(f"{model}: what probes find, by layer", ["task", "score"], ["baseline"], {"": map(_word, sites)})
     for task, task_rows in grouped(rows, "task").items():
         baseline, ranks = _baseline(task_rows), _ranks(task_rows)
         for rank in ranks:
@@ -151,12 +151,12 @@ def _percent(row: Row | None, column: str) -> str:
     return "" if row is None else with_interval(row, column, ".1f", 100)
 
 
-def codes_tables(rows: Sequence[Row]) -> Iterator[TitledTable]:
+def codes_tables(rows: Sequence[Row]) -> Iterator[SiteTable]:
     """A table for each model: compression of each task, sites across."""
     for model, of_model in grouped(rows, "model").items():
         sites = _sites(of_model)
         title = f"{model}: uniform code over codelength, by layer"
-        table = site_table(title, ["task", "sent by"], ["by frequencies"], {"": map(_word, sites)})
+        table = SiteTable(title, ["task", "sent by"], ["by frequencies"], {"": map(_word, sites)})
         for task, task_rows in grouped(of_model, "task").items():
             for name, kind in CODES.items():
                 if cells := {row["site"]: with_interval(row, "compression", ".2f") for row in where(task_rows, **kind)}:

@@ -14,6 +14,7 @@ from aligners.fitting.alignment import Alignment
 from aligners.fitting.price import NAMES, BijectionPrice, factory, floor, gelbrich, parameters_of, stretches
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP
+from aligners.reports.finished import make_report
 from aligners.reports.publishing import write
 from aligners.reports.runs.bijection import report
 from aligners.similarity.algebra.moments import moments_of
@@ -178,7 +179,7 @@ def test_the_report_states_the_price(found: Found, tmp_path: Path) -> None:
         return fmean(r["fvu"] for r in price.rows if [r[key] for key in keys] == [method, "X to Y", STEPS[-1]])
 
     times = mean("inn") / mean("mlp")
-    assert any(said.startswith(f"INN, both ways: {times:.2f} times") for said in shown.sentences)
+    assert f"(INN, both ways) is {times:.2f} times" in make_report("bijection", price.meta, price.rows).lead
     assert "On rows of unseen token types" in shown.sentences[-2]
     assert "On the other text" in shown.sentences[-1]
     assert [path.name for path in write(shown, tmp_path)] == ["bijection.png"]

@@ -8,8 +8,8 @@ from aligners.fitting.alignment import Alignment
 from aligners.fitting.recovering import random_inns, target_states
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear
+from aligners.reports.finished import make_report
 from aligners.reports.publishing import write
-from aligners.reports.runs.recovery import report
 from aligners.similarity.algebra.moments import moments_of
 from datamodules.states import States
 from datamodules.text.sources import TextSource
@@ -67,6 +67,6 @@ def test_every_strength_target_and_site_has_its_errors_on_held_out_and_on_fittin
 
 
 def test_the_report_says_which_map_is_closest(found: tuple[States, Alignment], tmp_path: Path) -> None:
-    made = report(found[1].meta, found[1].rows)
-    assert made.sentences[0].startswith("Closest to the target, of its variance: at strength 0 linear leaves")
+    made = make_report("recovery", found[1].meta, found[1].rows)
+    assert "(strength 0) the closest map, linear, leaves" in made.lead
     assert [path.name for path in write(made, tmp_path)] == ["recover.png"]

@@ -13,7 +13,6 @@ from aligners.reports.page.run import write_page
 from aligners.reports.publishing import write
 from aligners.reports.runs.fit import report as report_of_fit
 from aligners.reports.runs.injection import below_chance, console_tables, fvu_figure, price_of_bijectivity, reading
-from aligners.reports.screen import title_of
 from tests.aligners.reports.made import Row, cells, printed, scored
 from tests.aligners.reports.made import row as made_row
 
@@ -89,8 +88,8 @@ def test_a_report_holds_every_row_and_what_is_judged_of_them() -> None:
     made = report({"seed": 3}, rows)
     judged = {"price_of_bijectivity": price_of_bijectivity(rows), "below_chance": below_chance(rows)}
     assert (made.name, made.meta, made.rows) == ("report", {"seed": 3, **judged}, rows)
-    assert made.sentences == reading(two_ways()).splitlines()  # under short names
-    assert [title_of(table) for table in made.screen] == ["first → second", "second → first"]
+    assert made.sentences == reading(two_ways(), begun=True).splitlines()  # under short names
+    assert [table.title for table in made.screen] == ["first → second", "second → first"]
     assert list(made.figures) == ["fvu", "accuracy"]
 
 
@@ -244,5 +243,5 @@ def test_the_map_that_recovers_best_is_one_that_is_trained() -> None:
     known: dict[str, Row] = {"linear": {"fvu": 0.2}, "inn": {"fvu": 0.1, "training": "diverged at step 2"}}
     each = [made_row("x", "target", name, "method", (1, 1), strength=0.3, **about) for name, about in known.items()]
     made = make_report("recovery", {}, each)
-    assert made.sentences[0].startswith("Closest to the target, of its variance: at strength 0.3 linear leaves 20 %")
+    assert "(strength 0.3) the closest map, linear, leaves 20% of the variance" in made.lead
     assert "0.1000*" in cells(made.screen)

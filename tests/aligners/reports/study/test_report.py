@@ -87,7 +87,7 @@ def test_the_page_says_what_the_study_ran_and_what_is_missing(study: Path) -> No
     assert "ValueError: &lt;no head&gt;" in text
     assert "(kind <code>attention</code>)" in text
     assert "<code>f00d</code>" in text
-    assert "torch 2.13.0; cpu (x86_64), 1 rank (2 cells)" in text
+    assert "torch 2.13.0, cpu (x86_64), 1 rank (2 cells)" in text
     assert "name: seeds &amp; &lt;friends&gt;" in text
     assert json.loads((study / "report" / "missing.json").read_text()).keys() == {"ren_figure_4"}
     assert "the closest map is mlp" in (study / "report" / "findings.md").read_text()
