@@ -24,7 +24,7 @@ def status(_: Run, folder: Path) -> None:
     Example: `runs/embedded`
 
     Args:
-        folder: Of the study, such as runs/NAME.
+        folder: Folder of the study, such as runs/NAME.
     """
     study = StudyFolder(folder)
     screen().print(status_table(study))
@@ -39,7 +39,7 @@ def collect(_: Run, folder: Path) -> None:
     Example: `runs/embedded`
 
     Args:
-        folder: Of the study, such as runs/NAME.
+        folder: Folder of the study, such as runs/NAME.
     """
     for name in write_tables(StudyFolder(folder)):
         print(folder / TABLES / f"{name}.parquet")
@@ -52,7 +52,7 @@ def report(_: Run, folder: Path) -> None:
     Example: `runs/embedded`
 
     Args:
-        folder: Of the study, such as runs/NAME.
+        folder: Folder of the study, such as runs/NAME.
     """
     collect_and_report(StudyFolder(folder))
 

@@ -17,9 +17,9 @@ from aligners.cli.cells.running import run_cell
 from aligners.cli.endings import goes_on_with
 from aligners.cli.run import Run, command, options_of
 from aligners.cli.study.folder import collect_and_report, failures, for_folder, status_table
-from aligners.errors import check_range
+from aligners.errors import check_known, check_range
 from aligners.reports.screen import screen
-from aligners.reports.study.registry import check_names
+from aligners.reports.study.registry import CONTENTS
 from aligners.studies.cells import expand
 from aligners.studies.executors import make_executor
 from aligners.studies.folder import StudyFolder
@@ -60,7 +60,7 @@ def run(run: Run, folder: Path | None = None, plan: bool = False, changed: bool 
 
     Args:
         run: of the command.
-        folder: Of the study. Default: runs/NAME.
+        folder: Folder of the study. Default: runs/NAME.
         plan: Say what it would cost, by which formulas, and end.
         changed: Go on with a study file that has changed, although finished cells are no longer part of it.
     """
@@ -78,7 +78,7 @@ def retry(run: Run, folder: Path) -> None:
 
     Args:
         run: of the command.
-        folder: Of the study, such as runs/NAME.
+        folder: Folder of the study, such as runs/NAME.
     """
     _plan_and_run(read_study(StudyFolder(folder).study), folder, run.options, again=True)
 
@@ -99,7 +99,7 @@ def _plan_and_run(
     Raises:
         ValueError: an option is out of its range, or `report` names an unknown table or figure.
     """
-    check_names(study.report or [])
+    check_known(CONTENTS, report=study.report)
     gpus = torch.cuda.device_count() if options.executor == "processes" else 0
     workers = options.workers or max(1, gpus)
     check_range(least=1, workers=workers)

@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from functools import partial
 from typing import NamedTuple
 
-from aligners.errors import UserError
+from aligners.errors import check_known
 from aligners.reports.study.contents import Figure, Table
 from aligners.reports.study.frames import Frames, Missing
 from aligners.reports.study.papers import brown, merchant, phang, ren, wu
@@ -49,21 +48,6 @@ class ReportContents(NamedTuple):
         return contents
 
 
-def check_names(names: Sequence[str]) -> None:
-    """Raise if a name is not in `CONTENTS`.
-
-    Raises:
-        ValueError: naming them, and names that are like them.
-    """
-    unknown = [name for name in names if name not in CONTENTS]
-    if unknown:
-        like = sorted({close for name in unknown for close in get_close_matches(name, CONTENTS, 2)}) or list(CONTENTS)
-        raise UserError(
-            f"Expected `report` to name tables and figures that there are, but got {', '.join(unknown)}. Did you mean "
-            f"{' or '.join(like)}? Leave `report` out for all."
-        )
-
-
 def make(frames: Frames, names: Sequence[str] | None = None) -> ReportContents:
     """Make tables and figures.
 
@@ -74,7 +58,7 @@ def make(frames: Frames, names: Sequence[str] | None = None) -> ReportContents:
     Raises:
         ValueError: a name is unknown.
     """
-    check_names(names or [])
+    check_known(CONTENTS, report=names)
     contents = ReportContents([], [], {})
     for name in names or CONTENTS:
         try:
