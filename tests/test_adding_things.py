@@ -1,6 +1,5 @@
 """The examples of docs/adding_things.md for what can be added: each does what the page says."""
 
-import ast
 import json
 import re
 from importlib import import_module
@@ -108,7 +107,7 @@ def test_a_command(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     add("aligners/cli/evaluate/count.py", tmp_path, monkeypatch)
-    entry = ast.literal_eval(f"{{{line_of('aligners/cli/table.py')}}}")
+    entry = yaml.safe_load(line_of("aligners/cli/commands.yaml"))
     monkeypatch.setattr(table, "COMMANDS", {"evaluate": table.COMMANDS["evaluate"] | entry})
     texts = ["--data.text.source", world.fit, "--data.text.held_out", world.test, "--data.max_length", "60"]
     table.evaluate(["count", "--data.models", f"[{world.model_x}]", *texts])

@@ -21,7 +21,7 @@ LATE = {"pandas", "plotly", "conllu", "ray", "submitit", "wandb_workspaces", "ju
             "from aligners.api import INN, Linear, cka; Linear()",
             {*LATE, "lightning", "transformers", "datasets", "torchmetrics", "wandb", "scipy", "matplotlib"},
         ),
-        ("from aligners.cli.table import find, _import_wandb_first as first; first(); find('train', 'fit')",
+        ("from aligners.cli.table import find, import_first; import_first(); find('train', 'fit')",
          {*LATE, "datasets", "pyarrow", "wandb"}),
     ],
     ids=["package", "api", "fit"],

@@ -20,7 +20,7 @@ import yaml
 from aligners import maps
 from aligners.cli.run import Command
 from aligners.cli.table import COMMANDS, find, quiet
-from aligners.cli.words import KNOWN
+from aligners.cli.words import CONFIGS, KNOWN
 from aligners.fitting.price import NAMES
 from aligners.fitting.universe.universe import CLOSED_UNIVERSES
 from aligners.injection.methods import CLOSED_FORMS
@@ -29,6 +29,7 @@ from aligners.models.recipes import EMBEDDED
 from aligners.similarity.catalogue import catalogue
 from datamodules.rows.policies import POLICIES
 
+MODELS = {"models", *(f"data.{name}" for name in ("model", "model_x", "model_y", "models", "bases"))}
 OFTEN: dict[str, str] = yaml.safe_load(Path(__file__).with_name("often.yaml").read_text(encoding="utf-8"))
 
 
@@ -43,26 +44,48 @@ def known() -> dict[str, Any]:
         "model.aligners": classes,
         "model.closed_form": CLOSED_UNIVERSES,
         "model.layers": classes,
-        "models": [kind.rstrip(":") for kind in EMBEDDED],
     }
-    commands = {f"{script} {name}": _about(find(script, name)) for script, each in COMMANDS.items() for name in each}
+    commands = {f"{script} {name}": _about(script, name) for script, each in COMMANDS.items() for name in each}
+    kinds = [kind.rstrip(":") for kind in EMBEDDED]
+    of_models = sorted({option for about in commands.values() for option in about["options"]} & MODELS)
+    names |= dict.fromkeys(of_models, kinds)
     return {"names": {option: list(each) for option, each in names.items()}, "commands": commands}
 
 
-def _about(command: Command) -> dict[str, Any]:
+def _about(script: str, name: str) -> dict[str, Any]:
+    command = find(script, name)
     parser = command.parser()
     options = {_name(action): action for action in parser._actions if action.option_strings and _name(action) != "help"}
-    positional = [action for action in parser._actions if not action.option_strings]
-    own = [action.dest for action in parser._actions if action.dest in list(signature(command.work).parameters)[1:]]
-    shown = [name for name in dict.fromkeys([*own, *OFTEN]) if _is_used(options.get(name), command)]
+    folder = CONFIGS / (name if (CONFIGS / name).is_dir() else script)
+    configs = sorted(folder.glob("*.yaml")) if "config" in options else []
     return {
-        "about": parser.description,
-        "example": re.findall(r"\n\n *Example: `(.*?)`", command.work.__doc__ or "")[0],
-        "usage": command.usage,
-        "positional": len(positional),
-        "shown": {a.dest: _help(a) for a in positional} | {f"--{name}": _help(options[name]) for name in shown},
+        "help": _help(command, parser, options),
+        "positional": sum(not action.option_strings for action in parser._actions),
+        "configs": {path.stem: f"{folder.name}/{path.name}" for path in configs},
         "options": {name: _kind(action) for name, action in options.items()},
     }
+
+
+def _help(command: Command, parser: Any, options: dict[str, Any]) -> list[list[Any]]:
+    """The lines of a help, each with the indent of what does not fit: see `aligners.cli.words.help_of`."""
+    positional = [action for action in parser._actions if not action.option_strings]
+    own = [action.dest for action in parser._actions if action.dest in list(signature(command.work).parameters)[1:]]
+    names = [name for name in dict.fromkeys([*own, *OFTEN]) if _is_used(options.get(name), command)]
+    shown = {a.dest: _sentence(a) for a in positional} | {f"--{name}": _sentence(options[name]) for name in names}
+    files = "A file of options, or one that comes along: --config NAME. " if "config" in options else ""
+    about = [" ".join(part.split()) for part in parser.description.split("\n\n")]
+    plain = [f"usage: PROGRAM {command.usage}", *(line for part in about for line in ("", part)), "", "example:"]
+    return [
+        *([0, line] for line in plain),
+        *([4, f"  PROGRAM {example_of(command)}"], [0, ""]),
+        *([26, f"  {option:<23} {sentence}"] for option, sentence in shown.items()),
+        *([0, ""], [0, f"{files}All options: PROGRAM --help all"]),
+    ]
+
+
+def example_of(command: Command) -> str:
+    """The words of the example in a command's docstring."""
+    return re.findall(r"\n\n *Example: `(.*?)`", command.work.__doc__ or "")[0]
 
 
 def _name(action: Any) -> str:
@@ -71,23 +94,27 @@ def _name(action: Any) -> str:
 
 def _is_used(action: Any, command: Command) -> bool:
     """Whether a command has an option, and makes use of it; one that evaluates counts no epochs."""
-    return hasattr(action, "_typehint") and (not action.dest.startswith("trainer.") or action.dest in command.defaults)
+    if not hasattr(action, "_typehint") or get_origin(action._typehint) is dict:  # such as the tasks of a study
+        return False
+    return not action.dest.startswith("trainer.") or action.dest in command.defaults
 
 
-def _help(action: Any) -> str:
+def _sentence(action: Any) -> str:
     """What often.yaml says of an option, or else the first sentence of its help; and its default."""
     first = re.split(r"(?<=[.:;]) ", " ".join(action.help.split()), maxsplit=1)[0].rstrip(".:;")
-    sentence = OFTEN.get(action.dest, first)
+    sentence = OFTEN.get(action.dest, first) if action.option_strings else first
     plain = isinstance(action.default, (str, int, float)) and action.default != SUPPRESS
     default = str(action.default).lower() if isinstance(action.default, bool) else action.default
     return f"{sentence[0].upper()}{sentence[1:]}" + (f" [{default}]" if plain else "")
 
 
 def _kind(action: Any) -> str:
-    """The kinds of values that an option takes, the one with brackets or braces first: see `KINDS`."""
+    """The kinds of values that an option takes, the one with brackets or braces first: see `words.KINDS`."""
     if action.nargs in (0, "?") or action.dest == "print_config":
         return "flag"
     kinds = _kinds(action._typehint) if hasattr(action, "_typehint") else ["file"]
+    if action.dest.startswith("trainer.") and any(kind.startswith("=") for kind in kinds):
+        return "any"  # Lightning takes more than its hints say
     return "|".join(sorted(dict.fromkeys(kinds), key=lambda kind: not kind.startswith(("list", "maps"))))
 
 

@@ -1,7 +1,6 @@
 """States of models as arrays, and injection: from names, folders or loaded models, and texts."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -258,19 +257,12 @@ def _batches(
     columns: dict[str, list[Any]] = {"text": list(texts), "id": list(range(len(texts)))}
     columns |= {} if labels is None else {"label": [int(label) for label in labels]}
     length = min(longest, *(model.max_length or longest for model in models))
-    with _no_bars():
-        split = datasets.Dataset.from_dict(columns)
-        tables = {id(t): tokenise(split, t, length, words=words) for t in tokenizers}
-    tokens = TokenisedTexts([tables[id(t)] for t in tokenizers], tokenizers)
-    return (tokens[range(first, min(first + size, len(tokens)))] for first in range(0, len(tokens), size))
-
-
-@contextmanager
-def _no_bars() -> Iterator[None]:
-    shown = not datasets.utils.are_progress_bars_disabled()
+    split, shown = datasets.Dataset.from_dict(columns), not datasets.utils.are_progress_bars_disabled()
     datasets.disable_progress_bars()
     try:
-        yield
+        tables = {id(t): tokenise(split, t, length, words=words) for t in tokenizers}
     finally:
         if shown:
             datasets.enable_progress_bars()
+    tokens = TokenisedTexts([tables[id(t)] for t in tokenizers], tokenizers)
+    return (tokens[range(first, min(first + size, len(tokens)))] for first in range(0, len(tokens), size))

@@ -25,8 +25,7 @@ def run_demo(folder: Path, kind: str = "quick") -> None:
     print("Maps the states of one small language model to those of another, which goes on with them.")
     print(f"Results, and a log of what is printed here: {folder}", flush=True)
     begun, done, steps, reports = time.monotonic(), IMPORTS, STEPS[kind], []
-    table._import_wandb_first()
-    table.quiet()
+    table.import_first()
     from aligners.cli.cells.running import end_run
     from aligners.reports.runs.demo import demo_words
     from aligners.reports.screen import open_where_there_is_a_desktop
@@ -36,8 +35,9 @@ def run_demo(folder: Path, kind: str = "quick") -> None:
         print(f"\nStep {number} of {len(steps)}: {step['about']}. About {left} left in all.", flush=True)
         run = folder / step["run"]
         script, *words = (word.format(folder=folder) for word in step["command"].split())
+        sys.argv = [f"{script}.py", *words, "--run", str(run)]  # what is typed to resume it
         try:
-            table.run_script(script, [*words, "--run", str(run)])
+            table.run_script(script, sys.argv[1:])
         finally:
             end_run(run)
         done += step["seconds"]

@@ -50,19 +50,20 @@ def ended_by_signals() -> Iterator[None]:
 
 
 @contextmanager
-def goes_on_with(options: Callable[[], Mapping[str, object] | None]) -> Iterator[None]:
+def goes_on_with(options: Callable[[], Mapping[str, object] | None], words: str = "To resume") -> Iterator[None]:
     """If what runs within it is stopped by a signal, the process ends with the command that goes on.
 
     Args:
         options: gives those that differ from what was typed, by their names; None for one to leave out. No options at
             all: there is nothing to resume.
+        words: what that command is for.
     """
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
         changed = options()
-        if changed is not None:
-            _resuming[:] = [f"To resume, run\n  {_typed_with(changed)}"]
+        if changed is not None and not _resuming:
+            _resuming.append(f"{words}, run\n  {_typed_with(changed)}")
         raise
 
 
@@ -87,7 +88,7 @@ def early_endings(*, traceback: bool = False) -> Iterator[None]:
     Args:
         traceback: whether errors that the user can mend show their traceback, too.
     """
-    _resuming[:] = ["There is nothing to resume."]
+    _resuming.clear()
     parent = os.getppid()  # the first rank, if Lightning started this process
     try:
         with ended_by_signals():
@@ -128,7 +129,8 @@ def _end(message: str, status: int, parent: int) -> NoReturn:
         threading.Thread(target=_exit_in_time, args=[status], daemon=True).start()
     if _rank() == 0:
         _stop_further_ranks()
-        print(message, *(_resuming if status != MENDABLE else ()), sep="\n", file=sys.stderr)
+        further = [] if status == MENDABLE else _resuming or ["There is nothing to resume."]
+        print(message, *further, sep="\n", file=sys.stderr)
     elif not _ends(parent) and status == MENDABLE:
         print(f"On rank {_rank()}: {message}", file=sys.stderr)
     sys.exit(status)

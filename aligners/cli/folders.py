@@ -45,7 +45,7 @@ def new_run_folder(wanted: Path | None, kind: str, *, begun: bool = False) -> Pa
     base = wanted or Path("runs") / f"{kind}-{datetime.now():%Y%m%d-%H%M%S}"
     folder, number = base, 1
     with refusing_folder(base, "run"):
-        if rank() == 0 and not begun and wanted is not None and wanted.exists() and _holds(wanted) - {WANDB}:
+        if rank() == 0 and not begun and wanted is not None and not is_free(wanted):
             raise UserError(f"Expected `run` to be a new or empty folder, but {wanted} holds files. Name another.")
         while rank() == 0:
             try:
@@ -163,6 +163,11 @@ def tidy(folder: Path) -> None:
 def is_begun(folder: Path | None) -> bool:
     """Tell whether a folder holds the options of a run."""
     return folder is not None and (folder / CONFIG).is_file()
+
+
+def is_free(folder: Path) -> bool:
+    """Tell whether a folder can become that of a run: it is new, or empty, W&B's files aside."""
+    return not folder.exists() or not _holds(folder) - {WANDB}
 
 
 def try_run_folder(wanted: Path | None) -> None:

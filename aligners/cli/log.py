@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 from typing import Any, TextIO
 
-CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")  # colours, and what moves a bar
-BAR = "━"  # in every frame of a bar that moves
+# Not for a log: colours, what moves a bar, and the frames of bars.
+ON_SCREEN = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r|.*━.*\n?")
 
 
 class Logged:
@@ -21,8 +21,7 @@ class Logged:
 
     def write(self, text: str) -> int:
         """Write to both."""
-        lines = CONTROL.sub("", text).splitlines(keepends=True)
-        self.log.write("".join(line for line in lines if BAR not in line))
+        self.log.write(ON_SCREEN.sub("", text))
         return self._screen.write(text)
 
     def __getattr__(self, name: str) -> Any:

@@ -45,8 +45,8 @@ def in_plain_words(message: str, program: str, options: Collection[str]) -> str:
     if unknown := UNKNOWN.match(message):
         in_file = f"--{'.'.join(filter(None, unknown.groups()))}"
         return str(unknown_option(program, unknown[2] if message.startswith("unrecognized") else in_file, options))
-    if missing := re.match(r"argument (\S+): expected one|the following arguments are required: (.*)", message):
-        return f"Expected a value of `{missing[1] or missing[2]}`, but got none. `{program} --help` explains it."
+    if missing := re.match(r"the following arguments are required: (.*)", message):
+        return f"Expected a value of `{missing[1]}`, but got none. `{program} --help` explains it."
     if not keys:
         return message
     place = f"`--{keys[0]}`" if keys[-1] == keys[0] else f"`{keys[-1]}` of `--{keys[0]}`"

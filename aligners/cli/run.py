@@ -17,7 +17,16 @@ from jsonargparse import ArgumentParser, Namespace, class_from_function
 from lightning.pytorch.loggers import WandbLogger
 
 from aligners.cli.endings import goes_on_with
-from aligners.cli.folders import claim, claim_checkpoints, interrupted_run, new_run_folder, rank, release_unused, tidy
+from aligners.cli.folders import (
+    claim,
+    claim_checkpoints,
+    interrupted_run,
+    is_free,
+    new_run_folder,
+    rank,
+    release_unused,
+    tidy,
+)
 from aligners.cli.lineage import run_loggers, tell_wandb
 from aligners.cli.options import RunOptions, TrainingOptions, check_begun, check_trains, flat
 from aligners.cli.parsing import OptionParser
@@ -172,7 +181,7 @@ def run_command(command: Command, program: str, words: Sequence[str]) -> None:
     try:
         run = Run(command, parser, parser.parse_args(words), words)
         names = list(signature(command.work).parameters)[1:]
-        with goes_on_with(run.resumed_by):
+        with goes_on_with(run.begun_again_by, "To begin again"), goes_on_with(run.resumed_by):
             command.work(run, **{name: run.options[name] for name in names})
         for tell in _at_the_end:
             tell()
@@ -301,16 +310,23 @@ class Run:
                 logger.experiment.config.update(written, allow_val_change=True)
                 _at_the_end.append(partial(tell_wandb, logger.experiment, self.folder, options, self.made))
 
-    def resumed_by(self) -> dict[str, Path | None] | None:
+    def resumed_by(self) -> dict[str, Path] | None:
         """Options of a command that goes on where this training was stopped; None if nothing is saved."""
         saving = self.options.get("checkpoint")
         if not hasattr(self, "folder") or not isinstance(saving, Namespace):
             return None
         last = (saving.folder or self.folder) / "last.ckpt"
         saved = last if last.is_file() else self.folder if any(self.folder.glob("part-*")) else None
+        return None if saved is None else {**self._next_run(), "ckpt_path": saved}
+
+    def begun_again_by(self) -> dict[str, Path] | None:
+        """The option that names another folder, if this run's is named and no longer empty; None if it is not."""
+        release_unused()
+        return None if not hasattr(self, "folder") or is_free(self.folder) else self._next_run() or None
+
+    def _next_run(self) -> dict[str, Path]:
         names = (self.folder.with_name(f"{self.folder.name}-{number}") for number in count(2))
-        run = self.options.run and next(folder for folder in names if not folder.exists())
-        return None if saved is None else {"run": run, "ckpt_path": saved}
+        return {"run": next(name for name in names if not name.exists())} if self.options.get("run") else {}
 
     def trainer(self, *callbacks: pl.Callback, **changes: Any) -> pl.Trainer:
         """Make a Trainer for this run.

@@ -1,11 +1,10 @@
-"""The commands of `train.py`, `evaluate.py` and `study.py`, one line each, which `aligners` runs as well."""
+"""Runs the commands of `train.py`, `evaluate.py` and `study.py`, which `aligners` runs as well."""
 
 from __future__ import annotations
 
 import gc
 import logging
 import os
-import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -13,56 +12,23 @@ from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from importlib.metadata import version
-from os.path import exists
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import yaml
 
 from aligners import __version__
 from aligners.cli.endings import early_endings
 from aligners.cli.words import as_parsed, help_of, known_options
-from aligners.errors import UserError, did_you_mean
+from aligners.errors import did_you_mean
 
 if TYPE_CHECKING:
     from aligners.cli.run import Command
 
-CONFIGS = Path(__file__).parents[1] / "configs"  # the YAML files that the package brings
-
-# Script -> command -> the module in the script's folder that has it, by its name, and its line of help. A module is
-# imported only when a command of it is used.
-COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
-    "train": {
-        "fit": ("fit", "Fit aligners between the states of two frozen models."),
-        "finetune": ("finetune", "Fine-tune classifiers from any number of seeds, with blocks frozen or left out."),
-        "fit_attention": ("fit", "Fit aligners between the attention weights of two models."),
-        "fit_pairs": ("fit", "Fit aligners of many pairs of models at once, in one bank."),
-        "join": ("universe", "Fit one more model to a shared space that many have."),
-        "probe": ("probe", "Train probes on the states of models: what is encoded, layer by layer."),
-        "recover": ("fit", "Fit maps to random bijections of a model's states, and measure how well each is found."),
-        "stitch": ("stitch", "Train stitching layers through frozen tails, and report what they cost."),
-        "universe": ("universe", "Fit one shared space for many models, with a bijection from each."),
-        "untrained": ("untrained", "Save a model's untrained twin."),
-        "validate": ("fit", "Show the figures of a checkpoint's aligners on the validation texts."),
-    },
-    "evaluate": {
-        "bijection": ("bijection", "Measure what being a bijection costs, by steps and size."),
-        "inject": ("inject", "Measure the errors of maps, and inject mapped states at every site."),
-        "probe": ("probe", "Let probes of one model read the mapped states of another."),
-        "share": ("finished", "Write what a run has trained to a folder for others, with a card; upload it."),
-        "show": ("finished", "Show a finished run's tables and findings, and open its report."),
-        "similarity": ("similarity", "Measure all layers of models against each other."),
-        "stitch": ("stitch", "Stitch models together and measure the penalty."),
-        "surgery": ("surgery", "Truncate classifiers, and skip spans of their layers."),
-    },
-    "study": {
-        "run": ("run", "Run what is missing of a study, and report."),
-        "status": ("folder", "Show how far a study is."),
-        "retry": ("run", "Run the failed cells of a study once more."),
-        "collect": ("folder", "Write the results of a study into tables."),
-        "report": ("folder", "Make the tables and figures of a study."),
-        "store": ("store", "List, verify and remove the states that a store keeps."),
-        "workspace": ("workspace", "Save a view of all runs at W&B."),
-    },
-}
+# Script -> command -> its module and its line of help: see commands.yaml.
+COMMANDS: dict[str, dict[str, list[str]]] = yaml.safe_load(
+    Path(__file__).with_name("commands.yaml").read_text(encoding="utf-8")
+)
 
 
 def run_script(script: str, args: Sequence[str] | None = None, program: str | None = None, skip: int = 1) -> None:
@@ -122,17 +88,17 @@ def _run(script: str, words: list[str], program: str) -> None:
 
 
 def _run_command(script: str, name: str, program: str, words: list[str]) -> None:
-    about = known_options()["commands"].get(f"{script} {name}")
-    short = [word for word in words if word in ("-h", "--help")]
-    if about and short and "all" not in words:
+    about = known_options()["commands"].get(f"{script} {name}")  # of a command of one's own: None
+    asked = not {"-h", "--help"}.isdisjoint(words)
+    if about and asked and "all" not in words:
         print(help_of(program, about))
         return
-    words = ["--help"] if short else _with_config_files(script, name, words)
-    words = as_parsed(program, about, words) if about and not short else words
-    _import_wandb_first()
+    if (script, name) == ("study", "run") and words and not words[0].startswith("-"):
+        words = ["--config", *words]
+    words = ["--help"] if asked else as_parsed(program, about, words) if about else words
+    import_first()
     from aligners.cli.run import run_command
 
-    quiet()
     run_command(find(script, name), program, words)
 
 
@@ -142,33 +108,13 @@ def _versions() -> str:
     return ", ".join([f"aligners {__version__}", *others])
 
 
-def _with_config_files(script: str, command: str, words: list[str]) -> list[str]:
-    """Put the files of configs that the package brings in the place of their names: `--config demo`, `run embedded`."""
-    folder = CONFIGS / (command if (CONFIGS / command).is_dir() else script)
-    if (script, command) == ("study", "run") and words and not words[0].startswith("-"):
-        words = ["--config", *words]
-
-    def file_of(name: str) -> str:
-        brought = sorted(path.stem for path in folder.glob("*.yaml"))
-        if exists(name) or not re.fullmatch(r"[\w./+-]+", name):  # it may also be options in YAML
-            return name
-        if name not in brought:
-            there = f"a YAML file{' or one of ' if brought else ''}{', '.join(brought)}"
-            raise UserError(f"Expected `config` to be {there}, but there is no {name}.{did_you_mean([name], brought)}")
-        return str(folder / f"{name}.yaml")
-
-    words = [f"--config={file_of(word[9:])}" if word.startswith("--config=") else word for word in words]
-    before = ["", *words]
-    return [file_of(word) if before[n] in ("-c", "--config") else word for n, word in enumerate(words)]
-
-
 def _usage(program: str, script: str) -> str:
     lines = [f"  {name:<14}{summary}" for name, (_, summary) in COMMANDS[script].items()]
     usage = [f"usage: {program} COMMAND [options]", "", *lines, ""]
     return "\n".join([*usage, f"`{program} COMMAND --help` shows an example and the options that people use."])
 
 
-def _import_wandb_first() -> None:
+def import_first() -> None:
     """Import what every W&B run needs, then Lightning: W&B inspects all loaded modules, and many take it long.
 
     No garbage is looked for meanwhile: modules stay, and the search took a sixth of the time.
@@ -181,6 +127,7 @@ def _import_wandb_first() -> None:
         import aligners.cli.run  # noqa: F401
     finally:
         gc.enable()
+    quiet()
 
 
 def quiet() -> None:

@@ -11,16 +11,20 @@ import sys
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
+from itertools import takewhile
 from os.path import exists
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from aligners.errors import UserError, check_known, did_you_mean
 
 KNOWN = Path(__file__).with_name("known_options.json")
-# Kinds of values in words. A kind that begins with = is a choice; of all others nothing is checked here.
+CONFIGS = Path(__file__).parents[1] / "configs"  # the YAML files that the package brings
+# Kinds of values in words, and as YAML reads them. One that begins with = is a choice; of all others nothing is checked
+# here.
 KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "null": "null"}
-MODELS = ("model", "model_x", "model_y", "models", "bases")
+TYPES: dict[str, list[type]] = {"int": [int], "float": [int, float], "bool": [bool], "null": [NoneType]}
 NUMBER = re.compile(r"-\d+|-\d*\.\d+")  # argparse's: a value, although it begins as an option does
 
 
@@ -39,19 +43,13 @@ def help_of(program: str, about: Mapping[str, Any]) -> str:
         about: the command's entry in known_options.json.
     """
     width = min(100, shutil.get_terminal_size().columns)
-    example = f"{'python ' if '.py ' in program else ''}{program} {about['example']}"
-    lines = [f"usage: {program} {about['usage']}", ""]
-    for part in about["about"].split("\n\n"):
-        lines += [*textwrap.wrap(part, width), ""]
-    lines += ["example:", *textwrap.wrap(example, width, initial_indent="  ", subsequent_indent="    "), ""]
-    for option, words in about["shown"].items():
-        lines += textwrap.wrap(words, width, initial_indent=f"  {option:<23} ", subsequent_indent=" " * 26)
-    files = "A file of options, or one that comes along: --config NAME. " if "config" in about["options"] else ""
-    return "\n".join([*lines, "", f"{files}All options: {program} --help all"])
+    typed = f"python {program}" if ".py " in program else program
+    lines = ((text.replace("PROGRAM", typed), " " * indent) for indent, text in about["help"])
+    return "\n".join(textwrap.fill(text, width, subsequent_indent=indent) for text, indent in lines)
 
 
 def as_parsed(program: str, about: Mapping[str, Any], words: Sequence[str]) -> list[str]:
-    """The words as the parser takes them: it wants brackets around lists, and braces around maps.
+    """The words as the parser takes them: it wants brackets around lists, braces around maps, and paths of files.
 
     Args:
         program: what the user typed up to the command.
@@ -59,36 +57,34 @@ def as_parsed(program: str, about: Mapping[str, Any], words: Sequence[str]) -> l
         words: after the command.
 
     Raises:
-        UserError: an option is unknown, or its value is of the wrong kind; or a map, a measure or the like is unknown.
+        UserError: an option is unknown, or its value is of the wrong kind; or a file of options, a map, a measure or
+            the like is unknown.
     """
-    options, names, taken, rest = about["options"], known_options()["names"], list[str](), list(words)
+    options, names, parsed, rest = about["options"], known_options()["names"], list[str](), list(words)
     foreign = _may_define_names(words)
     while rest:
         word = rest.pop(0)
-        option, equals, value = word.partition("=")
-        if not option.startswith("--") or " " in option:
-            taken += [word, *(rest.pop(0) for _ in rest[:1] if word == "-c")]
-            continue
+        option, equals, value = ("--config" if word == "-c" else word).partition("=")
         name = option[2:].removesuffix("+")
-        kinds = _kinds(name, options)
+        kinds = _kinds(name, options) if option.startswith("--") else ["flag"]
         if kinds is None:
             raise unknown_option(program, option, options)
         if kinds == ["flag"]:
-            taken.append(word)
+            parsed.append(word)
             continue
-        several = not about["positional"] and kinds[0] in ("maps", "list", "list[int]")
-        values = [value] if equals else _values(rest, len(rest) if several else 1)
-        if not values and (not rest or rest[0].startswith("--")):
+        several = kinds[0] in ("maps", "list", "list[int]") and not about["positional"]
+        values = [value] if equals else list(takewhile(_is_value, rest if several else rest[:1]))
+        if not values:
             raise UserError(f"Expected a value after `{option}`, but got none.")
-        above, _, last = name.rpartition(".")
-        known = names["models"] if last in MODELS else names.get(name) or names.get(above) or []
-        if values:
-            value = _as_one_value(values, kinds, option, known)
-            _check_kind(option, value, kinds)
-            if known and not foreign and not exists(value):
-                check_known(known, **{option: _names_in(value, kinds, known)})
-        taken += [f"{option}={value}"] if equals else [option, value] if values else [option]
-    return taken
+        del rest[: 0 if equals else len(values)]
+        known = names.get(name) or names.get(name.rpartition(".")[0]) or []
+        value = _as_one_value(values, kinds, known, added=option.endswith("+"))
+        value = _file(option, value, about) if kinds == ["file"] else value
+        _check_kind(option, value, kinds)
+        if known and not foreign and not exists(value):
+            check_known(known, **{option: _names_in(value, known)})
+        parsed.append(f"{option}={value}")
+    return parsed
 
 
 def unknown_option(program: str, option: str, options: Collection[str]) -> UserError:
@@ -113,32 +109,44 @@ def _kinds(name: str, options: Mapping[str, str]) -> list[str] | None:
     return ["any"] if name.startswith("trainer.") or any(re.search("any|maps", kinds) for kinds in above) else None
 
 
-def _values(rest: list[str], most: int) -> list[str]:
-    """Take the values that stand first, at most so many."""
-    count = 0
-    while count < min(most, len(rest)) and (not rest[count].startswith("-") or NUMBER.fullmatch(rest[count])):
-        count += 1
-    values, rest[:count] = rest[:count], []
-    return values
+def _is_value(word: str) -> bool:
+    return not word.startswith("-") or NUMBER.fullmatch(word) is not None
 
 
-def _as_one_value(values: list[str], kinds: Sequence[str], option: str, known: Sequence[str]) -> str:
-    """`a b` as `["a", "b"]` where the option takes a list, and as `{"a": "A", "b": "B"}` where it takes maps."""
-    bare = not any(re.search(r"[\[{]|^null$", value) for value in values)
-    if bare and kinds[0] == "maps" and not exists(values[0]):
+def _as_one_value(values: list[str], kinds: Sequence[str], known: Sequence[str], *, added: bool) -> str:
+    """`a b` as `["a", "b"]` where the option takes a list, and as `{"a": "A", "b": "B"}` where it takes maps.
+
+    What is listed are also the parts between commas, where names are known; embedded models and files may hold commas.
+    """
+    if any(re.search(r"[\[{]|^null$", value) for value in values):
+        return " ".join(values)
+    names = known and not any(":" in value or exists(value) for value in values)
+    parts = ",".join(values).split(",") if names else values
+    if names and kinds[0] == "maps":
         classes = {name.lower(): name for name in known}
-        names = [name for value in values for name in value.split(",")]
-        return json.dumps({name.lower(): classes.get(name.lower(), name) for name in names})
-    if bare and kinds[0].startswith("list"):
-        parted = [name for value in values for name in _parts(value, known)]
-        if len(parted) > 1 or (not option.endswith("+") and set(kinds) <= {"list", "list[int]", "null"}):
-            return f"[{', '.join(parted)}]" if kinds[0] == "list[int]" else json.dumps(parted)
+        return json.dumps({part.lower(): classes.get(part.lower(), part) for part in parts})
+    if kinds[0].startswith("list") and (len(parts) > 1 or (not added and {*kinds} <= {"list", "list[int]", "null"})):
+        return f"[{', '.join(parts)}]" if kinds[0] == "list[int]" else json.dumps(parts)
     return " ".join(values)
 
 
-def _parts(value: str, known: Sequence[str]) -> list[str]:
-    """The names between commas, where what is listed are names; those of embedded models and files may hold commas."""
-    return value.split(",") if known and ":" not in value and not exists(value) else [value]
+def _file(option: str, value: str, about: Mapping[str, Any]) -> str:
+    """The path of a file of options, which may come along: `--config demo`; options in YAML stay as they are.
+
+    Raises:
+        UserError: there is no such file.
+    """
+    if exists(value) or not re.fullmatch(r"[\w./+-]+", value):
+        return value
+    brought = about["configs"] if option == "--config" else {}
+    if value in brought:
+        return str(CONFIGS / brought[value])
+    parts = [f"--{name}" for name in about["options"] if name.startswith(f"{option[2:]}.")][:3]
+    there = (
+        f" or one of {', '.join(brought)}" if brought else f" of options such as {', '.join(parts)}" if parts else ""
+    )
+    like = did_you_mean([value], brought)
+    raise UserError(f"Expected `{option}` to be a YAML file{there}, but there is no {value}.{like}")
 
 
 def _check_kind(option: str, value: str, kinds: Sequence[str]) -> None:
@@ -147,18 +155,14 @@ def _check_kind(option: str, value: str, kinds: Sequence[str]) -> None:
     Raises:
         UserError: it is.
     """
-    choices = [kind[1:] for kind in kinds if kind.startswith("=")]
-    if len(choices) + len(KINDS.keys() & kinds) < len(kinds) or (choices and option.startswith("--trainer.")):
-        return
-    loaded = _loaded(value)
-    of = {int: {"int", "float"}, float: {"float"}, bool: {"bool"}, type(None): {"null"}}.get(type(loaded), set[str]())
-    if value not in choices and not of & set(kinds):
-        expected = [*(KINDS[kind] for kind in kinds if kind in KINDS), *choices]
-        like = did_you_mean([value], choices)
-        raise UserError(f"Expected `{option}` to be {' or '.join(expected)}, but got {value!r}.{like}")
+    choices, others = [kind[1:] for kind in kinds if kind[0] == "="], [kind for kind in kinds if kind in KINDS]
+    known = len(choices) + len(others) == len(kinds)
+    if known and value not in choices and not any(type(_loaded(value)) in TYPES[kind] for kind in others):
+        wanted = " or ".join([*(KINDS[kind] for kind in others), *choices])
+        raise UserError(f"Expected `{option}` to be {wanted}, but got {value!r}.{did_you_mean([value], choices)}")
 
 
-def _names_in(value: str, kinds: Sequence[str], known: Sequence[str]) -> list[str]:
+def _names_in(value: str, known: Sequence[str]) -> list[str]:
     """The names in a value: of classes, where it gives maps; of kinds of embedded models, where it gives models."""
     loaded = _loaded(value)
     entries = list(loaded.values()) if isinstance(loaded, dict) else loaded if isinstance(loaded, list) else [loaded]
@@ -167,7 +171,7 @@ def _names_in(value: str, kinds: Sequence[str], known: Sequence[str]) -> list[st
     if "embedded" in known:
         before = [name.partition(":")[0] for name in plain if ":" in name and not exists(name)]
         return [kind for kind in before if did_you_mean([kind], known)]
-    return [name for name in plain if "." not in name] if kinds[0] != "maps" or isinstance(loaded, dict) else []
+    return [name for name in plain if "." not in name]
 
 
 def _loaded(value: str) -> Any:

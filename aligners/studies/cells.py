@@ -4,14 +4,17 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Protocol
+
+import yaml
 
 from aligners.errors import UserError
 from aligners.models.recipes import EMBEDDED
 from aligners.reports.names import file_names
 from aligners.studies.spec import Model, Stage, Study
 
-PAIR = ("model_x", "model_y")
+PAIR = ["model_x", "model_y"]
 FOLDER = "{study}"  # stands for the study's folder in the options of a cell
 Options = dict[str, Any]
 
@@ -32,11 +35,11 @@ class Kind:
 
     script: Literal["train", "evaluate"]
     command: str
-    names: tuple[str, ...] = ("models",)
+    names: Sequence[str] = ("models",)
     report: str | None = None
     table: str | None = None
     leaves: str = "run"
-    apart: tuple[str, ...] = ()
+    apart: Sequence[str] = ()
 
     def unnamed(self, options: Mapping[str, Any]) -> Options:
         """The options of a cell that name neither models nor cells."""
@@ -45,20 +48,8 @@ class Kind:
         return {**rest, "data": data}
 
 
-KINDS = {
-    "untrained": Kind("train", "untrained", leaves="run/model"),
-    "finetune": Kind("train", "finetune", report="finetuning.json", table="finetune"),
-    "fit": Kind("train", "fit", PAIR, "summary.json", "fit", leaves="run/aligners.safetensors"),
-    "fit_pairs": Kind("train", "fit_pairs", ("models", "pairs"), "summary.json", "fit", leaves="run/pairs"),
-    "attention": Kind("train", "fit_attention", PAIR, "attention.json", "attention"),
-    "inject": Kind("evaluate", "inject", PAIR, "report.json", "inject", apart=("checkpoints",)),
-    "similarity": Kind("evaluate", "similarity", report="similarity.json", table="similarity"),
-    "stitch": Kind("train", "stitch", report="stitching.json", table="stitching"),
-    "identity": Kind("evaluate", "stitch", report="stitching.json", table="stitching", apart=("groups",)),
-    "surgery": Kind("evaluate", "surgery", ("models", "bases"), "surgery.json", "surgery"),
-    "probe": Kind("train", "probe", report="probing.json", table="probing"),
-    "recover": Kind("train", "recover", ("model",), "recover.json", "recover"),
-}
+_written: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("kinds.yaml").read_text(encoding="utf-8"))
+KINDS = {kind: Kind(**about) for kind, about in _written.items()}
 
 
 class Commands(Protocol):
@@ -374,7 +365,7 @@ def naming(kind: str, models: Instances) -> Options:
     if "bases" in names:
         tuned = [model.path for model in models if model.stage == "finetuned"]
         return {"models": tuned, "bases": [path for path in paths if path not in tuned]}
-    return {names[0]: paths[0] if names == ("model",) else paths}
+    return {names[0]: paths[0] if "model" in names else paths}
 
 
 def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> Options:

@@ -22,7 +22,7 @@ def status(_: Run, folder: Path) -> None:
     Example: `runs/embedded`
 
     Args:
-        folder: Of the study, such as runs/NAME.
+        folder: Folder of the study, such as runs/NAME.
     """
     study = StudyFolder(folder)
     screen().print(status_table(study))
@@ -37,7 +37,7 @@ def collect(_: Run, folder: Path) -> None:
     Example: `runs/embedded`
 
     Args:
-        folder: Of the study, such as runs/NAME.
+        folder: Folder of the study, such as runs/NAME.
     """
     for name in write_tables(StudyFolder(folder)):
         print(folder / TABLES / f"{name}.parquet")
@@ -50,7 +50,7 @@ def report(_: Run, folder: Path) -> None:
     Example: `runs/embedded`
 
     Args:
-        folder: Of the study, such as runs/NAME.
+        folder: Folder of the study, such as runs/NAME.
     """
     collect_and_report(StudyFolder(folder))
 

@@ -60,7 +60,7 @@ def run(run: Run, folder: Path | None = None, plan: bool = False, changed: bool 
 
     Args:
         run: of the command.
-        folder: Of the study. Default: runs/NAME.
+        folder: Folder of the study. Default: runs/NAME.
         plan: Say what it would cost, by which formulas, and end.
         changed: Go on with a study file that has changed, although finished cells are no longer part of it.
     """
@@ -78,7 +78,7 @@ def retry(run: Run, folder: Path) -> None:
 
     Args:
         run: of the command.
-        folder: Of the study, such as runs/NAME.
+        folder: Folder of the study, such as runs/NAME.
     """
     _plan_and_run(read_study(StudyFolder(folder).study), folder, run.options, again=True)
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from aligners.cli import demo, table
-from aligners.cli.table import COMMANDS, CONFIGS
+from aligners.cli.table import COMMANDS
+from aligners.cli.words import CONFIGS
 from aligners.reports.runs.demo import demo_words
 from tests.processes import ROOT
 

@@ -8,7 +8,8 @@ import pandas as pd
 import pytest
 import yaml
 
-from aligners.cli.table import CONFIGS, study
+from aligners.cli.table import study
+from aligners.cli.words import CONFIGS
 from aligners.errors import UserError
 from aligners.reports.study.frames import Frames
 from aligners.reports.study.registry import make

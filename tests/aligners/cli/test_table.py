@@ -26,7 +26,7 @@ def test_the_first_word_says_what_runs_by_default_of_those_of_the_process(
     table.train(["fit", "--run", "x"])
     monkeypatch.setattr("sys.argv", ["train.py", "fit", "--run", "y"])
     table.train()
-    assert seen == [("train.py fit", ["--run", "x"]), ("train.py fit", ["--run", "y"])]
+    assert seen == [("train.py fit", ["--run=x"]), ("train.py fit", ["--run=y"])]
 
 
 def test_shapes_of_batches_are_not_kept_for_ever(seen: list[object], monkeypatch: pytest.MonkeyPatch) -> None:

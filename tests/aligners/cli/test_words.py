@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from aligners.cli.table import COMMANDS, find, train
-from aligners.cli.words import as_parsed, help_of, known_options
+from aligners.cli.words import CONFIGS, as_parsed, help_of, known_options
 from aligners.errors import UserError
 from tests.aligners.cli.test_stopped import STOPPED
 from tests.processes import ROOT
-from website.known_options import known
+from website.known_options import example_of, known
 
 EVERY = list(known_options()["commands"])
 SHOWN = re.compile(
@@ -48,21 +48,22 @@ def test_command_lines_that_people_read_are_understood() -> None:
     lines = written_commands()
     assert len(lines) > 80
     assert {command for command, _ in lines} >= {*STOPPED, "evaluate show", "study run", "study retry"}
+    there = str(CONFIGS / "train" / "inn.yaml")
     for command, words in lines:
-        understood(command, words)
+        understood(command, [there if word.endswith(".yaml") else word for word in words])
 
 
 @pytest.mark.parametrize("command", EVERY)
 def test_an_example_is_what_the_command_takes(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    about = known_options()["commands"][command]
-    words = shlex.split(about["example"])
+    about, (script, name) = known_options()["commands"][command], command.split()
+    words = shlex.split(example_of(find(script, name)))
     assert words
     monkeypatch.setenv("COLUMNS", "80")
     shown = help_of(command.replace(" ", ".py "), about).splitlines()
     assert len(shown) <= 40
     assert max(len(line) for line in shown if "--help all" not in line) <= 80
     if command != "study run":  # whose file's name comes first
-        find(*command.split()).parser().parse_args(understood(command, words))
+        find(script, name).parser().parse_args(understood(command, words))
 
 
 def test_help_and_errors_import_nothing(tmp_path: Path) -> None:
@@ -72,6 +73,7 @@ def test_help_and_errors_import_nothing(tmp_path: Path) -> None:
         ["fit", "--data.batch_size", "ten"],
         ["fit", "--data.batchsize=3"],
         ["fit", "--config", "nothing"],
+        ["fit", "--checkpoint", "x"],
         ["fit", "--model.aligners", "{linear: Linaer}"],
         ["fit", "--data.rows", "token"],
         ["fit", "--data.model_x", "embeded:0"],
@@ -95,6 +97,7 @@ assert not {HEAVY} & set(sys.modules)
         "`--data.batch_size` to be a whole number, but got 'ten'",
         "got --data.batchsize. Did you mean --data.batch_size",
         "one of classifiers, closed_forms, demo",
+        "`--checkpoint` to be a YAML file of options such as --checkpoint.folder, ",
         "Orthogonal, Permutation, Procrustes, Ridge, but got Linaer. Did you mean Linear?",
         "got token. Did you mean tokens?",
         "got embeded. Did you mean embedded",
@@ -149,23 +152,24 @@ def test_what_the_parser_takes_is_understood() -> None:
 @pytest.mark.parametrize(
     ("command", "typed", "parsed"),
     [
-        ("evaluate inject", "--checkpoints a.safetensors", '--checkpoints ["a.safetensors"]'),
-        ("evaluate inject", "--checkpoints a 'b c' --seed 1", '--checkpoints ["a", "b c"] --seed 1'),
-        ("evaluate inject", "--checkpoints [a,b]", "--checkpoints [a,b]"),
-        ("evaluate inject", "--checkpoints [a, b]", "--checkpoints [a, b]"),
-        ("evaluate inject", "--checkpoints+ a", "--checkpoints+ a"),
+        ("evaluate inject", "--checkpoints a.safetensors", '--checkpoints=["a.safetensors"]'),
+        ("evaluate inject", "--checkpoints a 'b c' --seed 1", '--checkpoints=["a", "b c"] --seed=1'),
+        ("evaluate inject", "--checkpoints [a,b]", "--checkpoints=[a,b]"),
+        ("evaluate inject", "--checkpoints [a, b]", "--checkpoints=[a, b]"),
+        ("evaluate inject", "--checkpoints+ a", "--checkpoints+=a"),
         ("evaluate inject", "--closed_form=linear,cca", '--closed_form=["linear", "cca"]'),
-        ("evaluate similarity", "--measures cka", "--measures cka"),
-        ("evaluate similarity", "--measures cka rsa", '--measures ["cka", "rsa"]'),
-        ("evaluate bijection", "--steps 100 300", "--steps [100, 300]"),
-        ("train fit", "--model.aligners linear INN", '--model.aligners {"linear": "Linear", "inn": "INN"}'),
+        ("evaluate similarity", "--measures cka", "--measures=cka"),
+        ("evaluate similarity", "--measures cka rsa", '--measures=["cka", "rsa"]'),
+        ("evaluate bijection", "--steps 100 300", "--steps=[100, 300]"),
+        ("train fit", "--model.aligners linear INN", '--model.aligners={"linear": "Linear", "inn": "INN"}'),
         (
             "train fit",
             "--imports mine.py --model.aligners Mine",
-            '--imports ["mine.py"] --model.aligners {"mine": "Mine"}',
+            '--imports=["mine.py"] --model.aligners={"mine": "Mine"}',
         ),
-        ("evaluate share", "run folder --names a b", 'run folder --names ["a"] b'),
-        ("train fit", "--model.warmup -1", "--model.warmup -1"),
+        ("evaluate share", "run folder --names a b", 'run folder --names=["a"] b'),
+        ("train fit", "-c demo", f"--config={CONFIGS}/train/demo.yaml"),
+        ("train fit", "--model.warmup -1", "--model.warmup=-1"),
     ],
 )
 def test_lists_and_maps_may_be_bare_words(command: str, typed: str, parsed: str) -> None:
@@ -196,7 +200,6 @@ RAW = re.compile(r"<class|Parser key|Union|NestedArg|typing\.|Namespace|Does not
         (["--data.text", "foo"], "--data.text"),
         (["--trainer.precision", "17"], "`--trainer.precision` to be 64, 32, 16 or "),
         (["extra"], "got extra"),
-        (["--run"], "Expected a value of `--run`, but got none."),
     ],
 )
 def test_the_parsers_errors_are_in_plain_words(words: list[str], said: str) -> None:
