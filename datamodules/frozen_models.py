@@ -104,7 +104,7 @@ class FrozenModels:
             if given is not None and len(given) != count:
                 raise UserError(
                     f"Expected `{option}` to have one entry for each of {count} models, but got {len(given)}. "
-                    "Write null for a model that goes where the run is."
+                    "Write null for a model on the device of the run."
                 )
         nothing = [None] * count
         places = list(zip(self.devices or nothing, self.device_map or nothing, strict=True))

@@ -188,7 +188,7 @@ class LayerActivations(TextModule):
         if attention and attn_implementation not in (None, "eager"):
             raise UserError(
                 f"Expected `attn_implementation` 'eager' where `attention` is read, but got {attn_implementation!r}: "
-                "the others never form the weights. Leave it out."
+                "other implementations never compute the weights. Leave it out."
             )
         attn_implementation = "eager" if attention else attn_implementation
         words, alike = attention or policy_of(rows).types == "words", PAIRS_TOKENS if rows == "tokens" else None
@@ -201,7 +201,7 @@ class LayerActivations(TextModule):
         check_rows(rows, component, self.packed)
         if attention and self.packed:
             raise UserError(
-                "`attention` is read with the words that it lies between, but a sequence of `packed` text has no whole "
+                "`attention` is read between whole words, but a sequence of `packed` text has no whole "
                 "words. Leave one of them out."
             )
         self._planned: list[Sequence[Sequence[int]] | None] = [None]

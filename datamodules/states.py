@@ -169,7 +169,7 @@ class States(TextModule):
             "rows": self.rows,
             "special_tokens": self.special_tokens,
             **super().describe(),
-            "types": types or f"rows {self.rows!r} have none, and none are held out",
+            "types": types or f"rows {self.rows!r} have no types, and none are held out",
             "held_out_types": self.held_out_types if types else 0.0,
             **self.pairing.about(self),
         }

@@ -46,7 +46,7 @@ def help_of(program: str, about: Mapping[str, Any]) -> str:
     lines += ["example:", *textwrap.wrap(example, width, initial_indent="  ", subsequent_indent="    "), ""]
     for option, words in about["shown"].items():
         lines += textwrap.wrap(words, width, initial_indent=f"  {option:<23} ", subsequent_indent=" " * 26)
-    files = "A file of options, or one that comes along: --config NAME. " if "config" in about["options"] else ""
+    files = "A file of options, yours or the package's: --config NAME. " if "config" in about["options"] else ""
     return "\n".join([*lines, "", f"{files}All options: {program} --help all"])
 
 

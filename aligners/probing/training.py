@@ -95,7 +95,7 @@ def train_bank(bank: Bank, fitting: Examples, watched: Examples, how: ProbeTrain
     for kind, examples in {"fitting": fitting, "validation": watched}.items():
         if not examples.sentences:
             raise UserError(
-                f"Expected {kind} sentences of which something is asked to train probes on, but got none. Give more "
+                f"Expected {kind} sentences with targets to train probes on, but got none. Give more "
                 "text, or a larger `data.text.validation_share`."
             )
     steps = max(how.least_steps, -(-len(fitting.sentences) // how.batch))  # an epoch

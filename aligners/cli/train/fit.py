@@ -88,8 +88,8 @@ def fit(run: Run) -> None:
         show(run, trainer)
     elif resumed and Path(resumed).is_dir():
         raise UserError(
-            f"Expected `ckpt_path` to be a file, but {resumed} is a folder, as of a run in parts, and all sites are "
-            "trained together here. Name its last.ckpt, or set `sites_at_once`."
+            f"Expected `ckpt_path` to be a file, but {resumed} is a folder, as a run in parts writes it, and "
+            "all sites are trained together here. Name its last.ckpt, or set `sites_at_once`."
         )
     else:
         fit_and_show(run, trainer)

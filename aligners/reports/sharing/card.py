@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 TAGS = {"maps": "model-alignment", "universe": "model-alignment", "stitching": "model-stitching", "probes": "probing"}
 PLACE = "FOLDER-OR-NAME"  # until it is uploaded
-VOCABULARY = 2.0  # FVU on unseen types over that on seen ones from which a map is called partly a vocabulary
+VOCABULARY = 2.0  # FVU on unseen types over that on seen ones from which a map has partly memorised words
 MOST_ROWS = 80
 COLUMNS = yaml.safe_load((HERE / "card.yaml").read_text(encoding="utf-8"))
 LABELS, VALUES = COLUMNS["labels"], COLUMNS["values"]
@@ -94,7 +94,7 @@ def _on_hub(name: str) -> bool:
 
 
 def _failures(rows: Sequence[Row]) -> dict[str, list[str]]:
-    """What did not train, and which maps are partly a vocabulary or at some site no better than the mean."""
+    """What did not train, and which maps have partly memorised words or are at some site no better than the mean."""
     maps = [row for row in rows if row.get("role") == "method"]
     methods = grouped(maps, "method").items()
     return {

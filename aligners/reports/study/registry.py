@@ -59,7 +59,7 @@ def check_names(names: Sequence[str]) -> None:
     if unknown:
         like = sorted({close for name in unknown for close in get_close_matches(name, CONTENTS, 2)}) or list(CONTENTS)
         raise UserError(
-            f"Expected `report` to name tables and figures that there are, but got {', '.join(unknown)}. Did you mean "
+            f"Expected `report` to name tables and figures that exist, but got {', '.join(unknown)}. Did you mean "
             f"{' or '.join(like)}? Leave `report` out for all."
         )
 
