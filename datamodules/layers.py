@@ -149,12 +149,12 @@ class LayerActivations(TextModule):
 
     Args:
         models: Hub ids, local folders, or `embedded:SEED` for small BERTs that are trained on the fitting texts the
-            first time they are asked for and kept in `cache`; `embedded:SEED:layers=6,width=96` departs from
-            `recipe`. `embedded-gpt:SEED`, `embedded-mlm:SEED` and `embedded-sentences:SEED` are small language models,
-            causal, masked, and masked text by text, which need no labels. One or more; widths, depths and tokenizers
-            may differ.
-        layers: of every model: `all` (0..L), `blocks` (1..L), or a list of numbers. 0 is the embedding output, l the
-            output of block l before any final norm.
+            first time they are needed and kept in `cache`; `embedded:SEED:layers=6,width=96` departs from `recipe`.
+            `embedded-gpt:SEED`, `embedded-mlm:SEED` and `embedded-sentences:SEED` are small language models, causal,
+            masked, and masked text by text, which need no labels. One or more; widths, depths and tokenizers may
+            differ.
+        layers: which layers of every model: `all` (0..L), `blocks` (1..L), or a list of numbers. 0 is the embedding
+            output, l the output of block l before any final norm.
         rows: `words`: the last piece of every word of a text, `words_first`: its first, `words_mean`: the mean over its
             pieces; a word is a run of characters without white space, and a row only where every model has it in
             full. The default, because it works for any models. `tokens`: every real token, for models of equal

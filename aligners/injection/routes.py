@@ -105,7 +105,7 @@ def check_routes(
         routes: of the run.
         labels: (n,) classes of the held-out texts; None: they have none.
         source: name of the texts, for messages.
-        allow_mixed: let a model that sees the next token feed one that has to predict it.
+        allow_mixed: allow routes from a model that sees the next token to one that has to predict it.
         gradients: whether gradients must pass through the targets.
 
     Raises:

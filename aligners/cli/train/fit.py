@@ -28,7 +28,7 @@ class Parts:
     """How many at once.
 
     Args:
-        sites_at_once: Train a bank so many sites at a time, in runs part-1-1, part-2-1, ... of this run's folder.
+        sites_at_once: Train this many sites of a bank at a time, in runs part-1-1, part-2-1, ... of this run's folder.
             Default: all sites, or as many as fit in memory. `--ckpt_path FOLDER` goes on with the parts of a run.
     """
 

@@ -146,7 +146,7 @@ def test_a_damaged_folder_is_refused_and_nothing_in_it_is_unpickled(shared: Path
 
 
 def test_a_folder_of_something_else_is_refused(run: Path, world: World, shared: Path, tmp_path: Path) -> None:
-    refused(world.model_x, r"its config\.json is of something else")
+    refused(world.model_x, r"its config\.json describes something else")
     refused(run, r"it is that of a run\. Name its file .*aligners\.safetensors")
     refused(tmp_path, r"it has no config\.json")
     refused("runs/aligners.ckpt", r"checkpoint at runs/aligners\.ckpt, but there is no such file")  # no name on the Hub
