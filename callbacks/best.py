@@ -138,7 +138,7 @@ def _warn_of_divergence(module: Alignment, key: str, sites: Tensor, best: Tensor
         for s, site in enumerate(module.site_names())
         if bool(sites[s])
     ]
-    _warn(module, key, f"diverged at site pair {', '.join(places)}. It is frozen there, the others go on.")
+    _warn(module, key, f"diverged at site pair {', '.join(places)}. It is frozen there; training goes on elsewhere.")
 
 
 def _warn_of_untrained(module: Alignment) -> None:

@@ -161,5 +161,5 @@ def task_batch(
         texts = TextBatch(every, texts.special, texts.text, texts.labels, number=texts.number)
         return TaskBatch(texts, rows, masked_targets(answers))
     if texts.labels is None:
-        raise UserError("A classification needs labels, but these texts have none. Name a `label_column`.")
+        raise UserError("Classification needs labels, but these texts have none. Name a `label_column`.")
     return TaskBatch(texts, rows, classification_targets(texts.labels.float() if model.regression else texts.labels))

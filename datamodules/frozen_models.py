@@ -41,12 +41,12 @@ class FrozenModels:
         under_heads: makes them, from the first of the others.
         dtype: precision of the models: float32, bfloat16 or float16.
         attn_implementation: eager, sdpa, flash_attention_2; default: what transformers chooses.
-        trust_remote_code: run code that a model's repository brings. Off by default: it is somebody else's code.
+        trust_remote_code: run code from a model's repository. Off by default: it is somebody else's code.
         recipe: how embedded classifiers are made.
         cache: where embedded models are kept. Default: $ALIGNERS_CACHE, else ~/.cache/aligners.
-        devices: of each model, such as cuda:1; default: the run's. For one process only. Batches and what is read stay
-            on the run's device.
-        device_map: of each model, where its parts go if it is too large for one device: `auto`, or modules and
+        devices: device of each model, such as cuda:1; default: the run's. For one process only. Batches and what is
+            read stay on the run's device.
+        device_map: for each model, where its parts go if it is too large for one device: `auto`, or modules and
             devices, as transformers takes it; needs accelerate.
     """
 
@@ -104,7 +104,7 @@ class FrozenModels:
             if given is not None and len(given) != count:
                 raise UserError(
                     f"Expected `{option}` to have one entry for each of {count} models, but got {len(given)}. "
-                    "Write null for a model that goes where the run is."
+                    "Write null for a model on the device of the run."
                 )
         nothing = [None] * count
         places = list(zip(self.devices or nothing, self.device_map or nothing, strict=True))

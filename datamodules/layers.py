@@ -149,12 +149,12 @@ class LayerActivations(TextModule):
 
     Args:
         models: Hub ids, local folders, or `embedded:SEED` for small BERTs that are trained on the fitting texts the
-            first time they are asked for and kept in `cache`; `embedded:SEED:layers=6,width=96` departs from
-            `recipe`. `embedded-gpt:SEED`, `embedded-mlm:SEED` and `embedded-sentences:SEED` are small language models,
-            causal, masked, and masked text by text, which need no labels. One or more; widths, depths and tokenizers
-            may differ.
-        layers: of every model: `all` (0..L), `blocks` (1..L), or a list of numbers. 0 is the embedding output, l the
-            output of block l before any final norm.
+            first time they are needed and kept in `cache`; `embedded:SEED:layers=6,width=96` departs from `recipe`.
+            `embedded-gpt:SEED`, `embedded-mlm:SEED` and `embedded-sentences:SEED` are small language models, causal,
+            masked, and masked text by text, which need no labels. One or more; widths, depths and tokenizers may
+            differ.
+        layers: which layers of every model: `all` (0..L), `blocks` (1..L), or a list of numbers. 0 is the embedding
+            output, l the output of block l before any final norm.
         rows: `words`: the last piece of every word of a text, `words_first`: its first, `words_mean`: the mean over its
             pieces; a word is a run of characters without white space, and a row only where every model has it in
             full. The default, because it works for any models. `tokens`: every real token, for models of equal
@@ -188,7 +188,7 @@ class LayerActivations(TextModule):
         if attention and attn_implementation not in (None, "eager"):
             raise UserError(
                 f"Expected `attn_implementation` 'eager' where `attention` is read, but got {attn_implementation!r}: "
-                "the others never form the weights. Leave it out."
+                "other implementations never compute the weights. Leave it out."
             )
         attn_implementation = "eager" if attention else attn_implementation
         words, alike = attention or policy_of(rows).types == "words", PAIRS_TOKENS if rows == "tokens" else None
@@ -201,7 +201,7 @@ class LayerActivations(TextModule):
         check_rows(rows, component, self.packed)
         if attention and self.packed:
             raise UserError(
-                "`attention` is read with the words that it lies between, but a sequence of `packed` text has no whole "
+                "`attention` is read between whole words, but a sequence of `packed` text has no whole "
                 "words. Leave one of them out."
             )
         self._planned: list[Sequence[Sequence[int]] | None] = [None]

@@ -206,8 +206,9 @@ def stitched_texts(
             site 5 of the later one.
         masked_share: share of the tokens that a masked language model has to predict.
         revisions: of each model on the Hub; default: the main one.
-        labels: which classes of a head answer each class of the texts, where their names do not say, by number or name:
-            {"entailment": 0, "not_entailment": [1, 2]}. Several are added. One map, or a list of one for each model.
+        labels: which classes of a head stand for each class of the texts, where their names differ, by number or name:
+            {"entailment": 0, "not_entailment": [1, 2]}. The probabilities of several are added. One map, or a list of
+            one for each model.
         component: what is read and replaced at a site: `residual`, the stream between the blocks; `attention` or `mlp`,
             what that sub-layer of the block adds to the stream.
         options: of `TextModule` and `FrozenModels`, by their names. `seed` also draws the masks.
@@ -240,8 +241,9 @@ def labelled_texts(
         bases: models from which `models` were fine-tuned. They come after the others, each under a new classification
             head that `seed` draws.
         revisions: of each of `models` on the Hub; default: the main one.
-        labels: which classes of a head answer each class of the texts, where their names do not say, by number or name:
-            {"entailment": 0, "not_entailment": [1, 2]}. Several are added. One map, or a list of one for each model.
+        labels: which classes of a head stand for each class of the texts, where their names differ, by number or name:
+            {"entailment": 0, "not_entailment": [1, 2]}. The probabilities of several are added. One map, or a list of
+            one for each model.
         options: of `TextModule` and `FrozenModels`, by their names, without `packed`, `devices`, `device_map`,
             `store` and `store_dtype`. `seed` also draws the bases' heads; `reorder` gives the order of the texts
             another seed.

@@ -54,7 +54,7 @@ class TextModule(pl.LightningDataModule):
         packed: lay the texts end to end in sequences of exactly `max_length` tokens, for language models: an
             end-of-text token after each text, no padding, no labels, the incomplete last sequence dropped. A sequence
             then takes the place of a text.
-        seed: of the order of the texts, and of everything else that a data module draws.
+        seed: seed of the order of the texts, and of every other random choice of the data module.
         workers: processes that prepare batches beside the main one.
         store: folder in which states of the models are kept: what is there is read, and what is missing is computed and
             written first, after its size was announced. Rows and their order stay the same. Default: the models run

@@ -39,8 +39,9 @@ def pair_states(
             Site 0 is the embedding output, site l the output of block l before any final norm.
         revision_x: revision of X on the Hub.
         revision_y: revision of Y on the Hub.
-        labels: which classes of a head answer each class of the texts, where their names do not say, by number or name:
-            {"entailment": 0, "not_entailment": [1, 2]}. Several are added. One map, or a list of one for each model.
+        labels: which classes of a head stand for each class of the texts, where their names differ, by number or name:
+            {"entailment": 0, "not_entailment": [1, 2]}. The probabilities of several are added. One map, or a list of
+            one for each model.
         options: of `States`, by their names.
 
     Raises:

@@ -68,9 +68,9 @@ class States(TextModule):
         component: what is read at a site: `residual`, the stream between the blocks; `attention` or `mlp`, what that
             sub-layer of block l adds to it. Sub-layers have no site 0.
         held_out_types: share of the token types (of the word types, where rows are words) whose rows no map is fitted
-            on, so that an evaluation can tell a map from a vocabulary. A hash of the type's name with `text.seed`
-            chooses them; special tokens are never among them. Their neighbours' states are still fitted on, and these
-            have seen them in context. Means and first tokens of texts have no types.
+            on, so that an evaluation can tell a general map from memorised words. A hash of the type's name with
+            `text.seed` chooses them; special tokens are never among them. The states of the words around them are still
+            fitted on, and depend on them through the context. Rows of whole texts have no types.
         options: of `TextModule` and `FrozenModels`, by their names: `text`, `batch_size`, `max_length`, `packed`,
             `seed`, `workers`, `store`, `store_dtype`, `dtype`, `attn_implementation`, `trust_remote_code`, `recipe`,
             `cache`, `devices`, `device_map`.
@@ -169,7 +169,7 @@ class States(TextModule):
             "rows": self.rows,
             "special_tokens": self.special_tokens,
             **super().describe(),
-            "types": types or f"rows {self.rows!r} have none, and none are held out",
+            "types": types or f"rows {self.rows!r} have no types, and none are held out",
             "held_out_types": self.held_out_types if types else 0.0,
             **self.pairing.about(self),
         }

@@ -7,11 +7,11 @@
 # %% [markdown]
 # # Align two models
 #
-# **The question.** Two small language models differ in nothing but the seed that they were trained from. Do they
-# compute the same thing in different coordinates? If so, there is a map from the states of the one to those of the
-# other, and the second model can work on with mapped states in place of its own.
+# **The question.** Two small language models differ only in the seed that they were trained from. Do they compute the
+# same thing in different coordinates? If so, there is a map from the hidden states of one to those of the other, and
+# the second model can go on with mapped states in place of its own.
 #
-# Small models like these are made on first use, which takes a minute or two each, and then kept.
+# These two come with the package. Others like them are trained on first use, in a minute or two each, and then kept.
 
 # %%
 import matplotlib.pyplot as plt
@@ -35,7 +35,7 @@ fit, test = texts.fit["text"][:texts_to_fit], texts.test["text"][:texts_to_test]
 # ## Read both on the same text
 #
 # A *site* is a place where states can be read or replaced: site 1 is the output of block 1. Each row is the state
-# of one token, and row by row the two models have read the same token in the same context.
+# of one token. Row i of x and row i of y belong to the same token in the same context.
 
 # %%
 site = 1
@@ -45,7 +45,7 @@ print(f"{len(x):,} tokens to fit on, {len(x_test):,} held out, {x.shape[1]} neur
 print(f"CKA of the two models: {cka(x_test, y_test):.2f}")
 
 # %% [markdown]
-# CKA measures how alike two sets of states are up to a rotation and a scale. It does not say whether the second
+# CKA measures how alike two sets of states are up to a rotation and a scale. It does not show whether the second
 # model can *use* the states of the first. So we fit maps: a one-to-one matching of neurons (`Permutation`), a rotation
 # (`Procrustes`), a linear map, and an invertible network (`INN`). `Identity` leaves the states as they are.
 #
@@ -100,15 +100,15 @@ plt.show()
 #   token. Every map lowers that penalty.
 # * A one-to-one matching of neurons removes more than half of it, a rotation or a linear map nine tenths, and the
 #   invertible network 98 %.
-# * The order by FVU and the order by penalty are the same, but the steps are not. The linear map has an FVU that is
+# * The order by FVU and the order by penalty are the same, but the distances are not. The linear map has an FVU that is
 #   more than two fifths below that of the rotation, and a penalty that is less than a fifth below: not all that varies
 #   in a state matters to the blocks above.
 #
 # ## What it does not say
 #
 # * That the models are *the same*. A map that restores the loss may still lose what these texts do not need.
-# * That the network is better because the two spaces differ by something curved. It may have learned where the state
-#   of each *word* goes: [bijection or lookup table?](bijection_or_lookup_table.md)
+# * That the network is better because the two spaces are related non-linearly. It may have learned where the state of
+#   each *word* goes: [bijection or lookup table?](bijection_or_lookup_table.md)
 # * Anything about large models. These are tiny, and this is one pair of seeds: [many seeds at
 #   once](many_seeds_at_once.md).
 #

@@ -8,8 +8,8 @@
 # # Bijection or lookup table?
 #
 # **The question.** A network maps the states of one model almost exactly to those of another, on text that it has
-# not seen. Has it found how the two spaces correspond? Or has it learned a vocabulary: for each word, where its
-# state goes? New *texts* cannot tell, because most of their words are old. New *words* can.
+# not seen. Has it found how the two spaces correspond? Or has it memorised, for each word, where its state goes? New
+# *texts* cannot answer this, because most of their words were seen in fitting. New *words* can.
 
 # %%
 import matplotlib.pyplot as plt
@@ -27,8 +27,8 @@ steps = 1000  # of training the networks
 # %% [markdown]
 # ## Leave out a tenth of the words
 #
-# This data module pairs the states of two models. It leaves a tenth of the token types, with all their rows, out of
-# fitting: the maps never see where their states go. The texts stay whole, so the models read every word in its context.
+# This data module pairs the states of two models. It leaves a tenth of the token types (entries of the vocabulary) out
+# of fitting, with all their rows. The texts stay whole, so the models read every word in its context.
 
 # %%
 data = pair_states(name_x, name_y, sites=["1"], held_out_types=0.1, batch_size=50)
@@ -91,15 +91,15 @@ plt.show()
 # ## What one sees
 #
 # * On types that it has met, the lookup table leaves less than 3 % of the variance unexplained, less than any map. On
-#   unseen types its FVU is 1: no better than the mean of Y, which it gives.
+#   unseen types its FVU is 1, because it gives the mean of Y there.
 # * On seen types, both networks leave less than a third of what the linear map leaves.
 # * On unseen types, they leave as much as the linear map or more.
 # * The FVU of the linear map is a third higher on unseen types than on seen ones. The FVU of the networks is more than
-#   four times as high: most of their lead is a vocabulary.
+#   four times as high: most of their lead is memorised words.
 #
 # ## What it does not say
 #
 # Why unseen types are harder. They are also rarer and stand in other contexts, and the two models themselves were
 # trained on all words. And these models are tiny: at this size, much of a state after block 1 is the word itself.
 #
-# Every report of the commands has both columns (`fvu_seen`, `fvu_unseen`), for every map and site.
+# The reports of the commands have both columns (`fvu_seen`, `fvu_unseen`), for every map and site.

@@ -31,8 +31,8 @@ many = 4000
 # %% [markdown]
 # ## Few rows: unrelated states look alike
 #
-# Two arrays of noise have nothing in common. With few rows for their width, CKA is high all the same. There is an
-# unbiased estimate, which is not.
+# Two arrays of noise have nothing in common. If they have few rows for their width, CKA is high all the same. The
+# unbiased estimate of CKA is not.
 
 # %%
 pairs = [(draw.normal(size=(n, width)), draw.normal(size=(n, width))) for n in counts]
@@ -44,8 +44,8 @@ for n, one, two in zip(counts, biased, unbiased, strict=True):
 # %% [markdown]
 # ## One large dimension: unrelated states look alike, however many rows
 #
-# Transformers have dimensions that are far larger than all others. Here is more noise with nothing in common but one
-# such dimension, of growing size. *Standardised* means that each dimension is divided by its standard deviation first.
+# Transformers have dimensions that are far larger than all others. Here two arrays of noise have nothing in common but
+# one such dimension, of growing size. *Standardised* means that each dimension is divided by its standard deviation.
 
 # %%
 a, b, shared = draw.normal(size=(many, width)), draw.normal(size=(many, width)), draw.normal(size=many)
@@ -62,9 +62,9 @@ for outlier in sizes:
 # %% [markdown]
 # ## Two models, beside their controls
 #
-# Now two language models that differ in nothing but the seed, and two controls. *Rows shuffled*: every token of X is
+# Now two language models that differ only in their seed, and two controls. *Rows shuffled*: every token of X is
 # paired with some other token of Y, so that only chance is left. *Untrained*: the same two models with random weights,
-# which have learned nothing but read the same words.
+# which have learned nothing, but read the same words.
 
 # %%
 models = [load(name) for name in (name_x, name_y)]
@@ -114,7 +114,7 @@ plt.show()
 # ## What it does not say
 #
 # Whether one model can use the states of the other. A high CKA does not show that it can, nor a low one that it cannot:
-# map the states and put them in, as in [align two models](align_two_models.md). CKA does not say either whether single
+# map the states and put them in, as in [align two models](align_two_models.md). Nor does CKA show whether single
 # neurons agree.
 #
 # `python evaluate.py similarity --controls true` shows every measure beside these controls, for all pairs of layers.

@@ -7,8 +7,8 @@
 # %% [markdown]
 # # Many seeds at once
 #
-# **The question.** A linear map explains a part of the variance of one model's states. Does that part depend on the two
-# seeds that happened to be picked? That takes several seeds and all their pairs, k (k − 1) / 2 for k models.
+# **The question.** A linear map from one model's states explains a part of the variance of another's. Does that part
+# depend on the two seeds? To answer this takes several seeds and all their pairs, k (k − 1) / 2 for k models.
 
 # %%
 from itertools import combinations
@@ -29,8 +29,8 @@ texts_to_fit, texts_to_test = 2000, 500
 # %% [markdown]
 # ## Every model is read once
 #
-# The data module reads each model once a batch, at every block, and puts the paired rows of all pairs along one leading
-# axis: x and y are (pairs × sites, rows, width).
+# The data module runs each model once for every batch, reads every block, and puts the paired rows of all pairs along
+# one leading axis: x and y are (pairs × sites, rows, width).
 
 # %%
 data = pairs_states(names, sites="blocks", held_out_types=0.0)
@@ -96,7 +96,7 @@ plt.show()
 #
 # * The points are not independent, because each model is in several pairs. So the standard deviation (SD) over pairs
 #   does not give a standard error. The studies of this project permute models instead of pairs for that reason.
-# * Nothing about other sizes, data or lengths of training: the models differ in the seed alone.
+# * Nothing about other sizes, data or lengths of training: the models differ only in their seed.
 #
 # A study does this with any number of models, tasks and maps, can be resumed, and reports intervals:
 # `python study.py run embedded`, [studies](../studies.md).

@@ -115,8 +115,8 @@ plt.show()
 # ## What it does not say
 #
 # * Which activation is better. Each direction is one pair of seeds here; with other seeds the order may change.
-# * That the two models compute the same. The layer was trained *on the task*, so it may bring what the target needs
-#   from anywhere in the source's states. Compare maps that were never shown the task: [align two
+# * That the two models compute the same thing. The layer was trained *on the task*, so it may bring what the target
+#   needs from anywhere in the source's states. Compare maps that were never shown the task: [align two
 #   models](align_two_models.md).
 #
 # The command for this, with more training: `python train.py stitch --config stitching_solu`. How to read a penalty:

@@ -57,7 +57,7 @@ def rows(given: Array, name: str, width: int | None = None, sites: Sequence[Hash
     shapes = list(dict.fromkeys(tuple(tensor.shape) for tensor in tensors))
     if len(shapes) != 1 or len(shapes[0]) != 2 or 0 in shapes[0]:
         raise UserError(
-            f"Expected `{name}` of shape (N, d), one row for each token or text, alike at all sites if there are "
+            f"Expected `{name}` of shape (N, d), one row for each token or text, equal at all sites if there are "
             f"several, but got {' and '.join(map(str, shapes)) or 'no site'}. Reshape your data: `{name}[None]` makes "
             f"a row of a vector. {SPARSE}"
         )
@@ -71,7 +71,7 @@ def rows(given: Array, name: str, width: int | None = None, sites: Sequence[Hash
     if bad:
         raise UserError(
             f"Expected `{name}` to be finite, but {bad} of its {tensor.shape[:2].numel()} rows hold NaN or infinite "
-            "values (inf). Leave these rows out, of its partner too."
+            "values (inf). Leave these rows out on both sides."
         )
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 

@@ -259,7 +259,7 @@ class ArrayMap:
 
     def _train(self, bank: Aligner, x: Tensor, y: Tensor) -> None:
         if not bank.closed_form:
-            raise UserError(f"Expected an aligner with a closed form, but {type(bank).__name__} trains: TrainedMap.")
+            raise UserError(f"Expected an aligner with a closed form, but {type(bank).__name__} needs TrainedMap.")
 
     def _keep(
         self, bank: Aligner, mean_y: Tensor, sites: list[Hashable] | None, like: Array, columns: Sequence[str]

@@ -180,7 +180,7 @@ def inject(
             sums[name] = sums.get(name, 0) + values.double().sum()
         n += len(task.targets)
     if not n:
-        raise UserError("Expected `texts` with a token that follows another, but all have one token. Give longer.")
+        raise UserError("Expected `texts` of two tokens or more, but all have only one. Give longer texts.")
     means: dict[str, Any] = {name: float(total) / n for name, total in sums.items()}
     if not scored:
         means = {**dict.fromkeys(means), "agreement": means["agreement"]}
@@ -217,7 +217,7 @@ def _check(source: FrozenModel, target: FrozenModel, *, labelled: bool) -> None:
             f"{'predicts a number' if target.regression else 'has no head'}. Name another; states can still be mapped."
         )
     if labelled and target.task != "classification":
-        raise UserError(f"Expected no `labels` for the language model {target.name}: it is asked for tokens.")
+        raise UserError(f"Expected no `labels` for the language model {target.name}: it predicts tokens.")
     if source.tokenizer is None or target.tokenizer is None or not same_tokenizer(source.tokenizer, target.tokenizer):
         raise UserError(
             f"Expected models of one tokenizer, since every token's state is replaced, but those of {source.name} and "
@@ -243,7 +243,7 @@ def _batches(
         ValueError: there are no texts or a string instead, no tokenizer, not one label for each, or `size` is 0.
     """
     if isinstance(texts, str) or not len(texts) or not all(isinstance(text, str) for text in texts):
-        other = next((f"one that holds a {type(text).__name__}" for text in texts if not isinstance(text, str)), "none")
+        other = next((f"a list with a {type(text).__name__}" for text in texts if not isinstance(text, str)), "none")
         got = "a single string" if isinstance(texts, str) else other
         raise UserError(f"Expected `texts` as a list of one or more strings, but got {got}.")
     if labels is not None and len(labels) != len(texts):

@@ -22,7 +22,7 @@ def run_demo(folder: Path, kind: str = "quick") -> None:
         folder: new, for all.
         kind: which steps: `quick` or `full`.
     """
-    print("Maps the states of one small language model to those of another, which goes on with them.")
+    print("Maps the hidden states of one small language model to those of another, which then runs on them.")
     print(f"Results, and a log of what is printed here: {folder}", flush=True)
     begun, done, steps, reports = time.monotonic(), IMPORTS, STEPS[kind], []
     table.import_first()
@@ -47,7 +47,7 @@ def run_demo(folder: Path, kind: str = "quick") -> None:
             print(f"\nThe picture: {picture}", flush=True)
             open_where_there_is_a_desktop(picture)
     print("\n".join(["", *(demo_words(*reports) if kind == "full" else demo_words(reports[-1]))]))
-    print(f"All of it, with intervals: {folder / 'report' / 'report.html'}")
+    print(f"Full report, with intervals: {folder / 'report' / 'report.html'}")
 
 
 def time_left(planned: float, done: float, taken: float) -> str:

@@ -108,7 +108,7 @@ def claim_checkpoints(folder: Path, run: Path, resumed: Path | None = None) -> N
             os.close(file)
             raise UserError(
                 f"Expected `checkpoint.folder` to hold no checkpoints of another run, but {folder} holds "
-                f"{', '.join(there)}. Name another, or go on from its last.ckpt with `ckpt_path`."
+                f"{', '.join(there)}. Name another folder, or go on from its last.ckpt with `ckpt_path`."
             )
         os.truncate(file, 0)  # the file is locked: nothing may take its place
         os.pwrite(file, f"{run.resolve()}\n".encode(), 0)
@@ -197,5 +197,5 @@ def _locked(path: Path, argument: str = "run") -> int:
 def _taken(folder: Path, argument: str = "run") -> ValueError:
     return UserError(
         f"Expected `{argument}` to be a folder of its own, but another command is at work in {folder}. Wait for it, "
-        "or name another."
+        "or name another folder."
     )

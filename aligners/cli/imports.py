@@ -30,7 +30,7 @@ class Imported(str):
         except Exception as error:
             missing = error.name if isinstance(error, ModuleNotFoundError) else None
             if missing is None or not f"{name}.".startswith(f"{missing}."):
-                raise RuntimeError(f"{name} raised an error as it was imported: see above.") from error
+                raise RuntimeError(f"{name} raised an error when it was imported: see above.") from error
             raise UserError(
                 f"Expected `imports` to name Python files or modules, but there is no module {name!r}. Write a file as "
                 f"{name}.py, with its folder."

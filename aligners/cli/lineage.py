@@ -54,7 +54,7 @@ def tell_wandb(run: Any, folder: Path, options: Namespace, made: Namespace) -> N
         log_inputs(run, [*_files(options), *map(states, getattr(made.get("data"), "stored", []))])
         log_outputs(run, folder, upload=bool(options.get("upload")))
     except Exception as error:  # of W&B's many kinds
-        rank_zero_warn(f"W&B was not told what the run {folder} has used and left: {error}")
+        rank_zero_warn(f"W&B does not know what the run {folder} has used and left: {error}")
 
 
 def _files(options: Namespace) -> Iterator[RunArtifact]:

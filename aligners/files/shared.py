@@ -96,13 +96,13 @@ def read_config(folder: Path) -> dict[str, Any]:
     except ValueError as error:  # no JSON, or no UTF-8
         raise UserError(f"{wanted} its {CONFIG} cannot be read: {error}. Fetch or write it again.") from error
     if not isinstance(config, dict) or config.get("library_name") != LIBRARY:
-        raise UserError(f"{wanted} its {CONFIG} is of something else.")
+        raise UserError(f"{wanted} its {CONFIG} describes something else.")
     if not isinstance(config.get("format"), int) or config["format"] > FORMAT:
-        raise UserError(f"{wanted} it is of format {config.get('format')}, and {FORMAT} is the latest known here.")
+        raise UserError(f"{wanted} its format, {config.get('format')}, is later than {FORMAT}. Update aligners.")
     if not (folder / MODEL).is_file():
         raise UserError(f"{wanted} it has no {MODEL}. Fetch or write it again.")
     if sha256(folder / MODEL) != config.get("sha256"):
-        raise UserError(f"{wanted} its {MODEL} is damaged: it is not the file that {CONFIG} tells of. Fetch it again.")
+        raise UserError(f"{wanted} its {MODEL} is damaged: it is not the file that {CONFIG} describes. Fetch it again.")
     return config
 
 

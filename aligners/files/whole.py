@@ -135,8 +135,8 @@ def refusing_folder(folder: Path, argument: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(
-            f"Expected `{argument}` to be a folder that can be written to, but got {folder}: {error.strerror}. Name "
-            "another, or mend its permissions."
+            f"Expected `{argument}` to be a folder that can be written to, but got {folder}: {error.strerror}. "
+            "Name another, or change its permissions."
         ) from error
 
 

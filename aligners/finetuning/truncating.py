@@ -92,7 +92,7 @@ class SurgeryEvaluation(Evaluation):
         check_precision(self.trainer)
         data = self.stream
         if data.bases and not self.heads:
-            raise UserError("Expected no `bases` where no heads are trained, but got some: what they know shows there.")
+            raise UserError("Expected no `bases` where no heads are trained, but got some. Leave `bases` out.")
         self.models: list[FrozenModel] = [m.to(self.trainer.strategy.root_device) for m in data.frozen]
         self.is_base = [place >= len(data.models) for place in range(len(self.models))]
         for model in self.models:

@@ -71,11 +71,11 @@ class Alignment(BankTraining):
 
     Args:
         aligners: name in the report -> the aligner.
-        both_directions: fit the aligners that are not bijective from Y to X as well; a bijective one is its own
-            way back.
+        both_directions: fit the aligners that are not bijective from Y to X as well; a bijective one needs no second
+            map.
         optimizer: one optimiser for all trained aligners. Its learning rate is for matrices of up to 64 inputs; wider
             matrices get proportionally less, so the rate need not change with the width.
-        schedule: how the learning rate moves over the training steps: constant, linear, cosine or one_cycle.
+        schedule: how the learning rate changes over the training steps: constant, linear, cosine or one_cycle.
         rows: number of paired rows to train on, independent of the number of texts and of the batch size; training
             takes as many steps as that needs. If set, `trainer.max_epochs`, which counts training alone, and
             `trainer.max_steps` take precedence.
@@ -83,8 +83,8 @@ class Alignment(BankTraining):
         warmup: share of the steps over which the learning rate rises; above 0, it rises over 100 steps at least, and
             stays below its peak in a run too short for that.
         gradient_clip: largest gradient norm of a site of an aligner; 0 turns clipping off.
-        products: precision of the networks' matrix products while they train: float32; tf32, on GPUs only; or
-            bfloat16. What an inverse rests on, rotations and closed forms, stays in float32, as do validation and use.
+        products: precision of the networks' matrix products while they train: float32; tf32, on GPUs only; or bfloat16.
+            Rotations and closed forms, on which inverses depend, stay in float32, as do validation and use.
         seed: the seed of every aligner's initial weights, which do not depend on the other aligners of the run.
     """
 

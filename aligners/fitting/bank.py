@@ -119,7 +119,7 @@ def refuse_other_models(stored: Identities, present: Identities, what: str) -> N
     if differing:
         raise UserError(
             f"{what} was fitted on other models: {'; '.join(differing)}. Name the same models in the same order. "
-            "`evaluate.py share` with `--models` makes a copy of a finished run's maps that is for others."
+            "`evaluate.py share` with `--models` makes a copy of a finished run's maps for other models."
         )
 
 

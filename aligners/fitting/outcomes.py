@@ -111,9 +111,9 @@ def few_rows(*each: Moments) -> list[str]:
         chance = min(1.0, width / max(1, rows - 1))
         if chance > MOST_BY_CHANCE:
             cautions[rows] = (
-                f"Caution: {rows:,} fitting rows for {width} dimensions, from which least squares would seem to "
-                f"explain {chance:.0%} of the variance of independent data. On other rows the maps err more: trust "
-                "errors on held-out texts alone, use `ridge` in the place of `linear`, or give "
+                f"Caution: {rows:,} fitting rows for {width} dimensions, from which least "
+                f"squares would explain {chance:.0%} of the variance of independent data. On other rows the errors are "
+                "larger: trust only errors on held-out texts, use `ridge` in place of `linear`, or give "
                 f"{round(width / MOST_BY_CHANCE) + 1:,} rows or more."
             )
     return list(cautions.values())

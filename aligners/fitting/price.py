@@ -269,7 +269,7 @@ class BijectionPrice(pl.LightningModule):
         super().__init__()
         check_known(NAMES, maps=maps)
         if FREE not in maps:
-            raise UserError(f"Expected `maps` to include {FREE!r}, whose FVU is the measure of the others.")
+            raise UserError(f"Expected `maps` to include {FREE!r}, to whose FVU the others are compared.")
         check_range(least=1, steps=steps, parameters=parameters or None, seeds=seeds, rows_a_step=rows_a_step)
         check_range(least=2, most_rows=most_rows)
         check_range(least=0, stretched_rows=stretched_rows)

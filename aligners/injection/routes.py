@@ -105,7 +105,7 @@ def check_routes(
         routes: of the run.
         labels: (n,) classes of the held-out texts; None: they have none.
         source: name of the texts, for messages.
-        allow_mixed: let a model that sees the next token feed one that has to predict it.
+        allow_mixed: allow routes from a model that sees the next token to one that has to predict it.
         gradients: whether gradients must pass through the targets.
 
     Raises:
@@ -136,15 +136,15 @@ def check_routes(
     if len(tasks) > 1:
         listed = ", ".join(f"{name}: {task}" for task, name in tasks.items())
         raise UserError(
-            f"Expected models with the same task to stitch into, but got {listed}. Their losses cannot stand side by "
-            "side: stitch them in runs of their own, with `routes` 'forward'."
+            f"Expected models with the same task to stitch into, but got {listed}. Their losses cannot be compared: "
+            "stitch them in runs of their own, with `routes` 'forward'."
         )
     mixed = next((route for route in routes if route.target.causal and not route.source.causal), None)
     if mixed is not None and not allow_mixed:
         raise UserError(
             f"{mixed.source.name} sees the whole text and {mixed.target.name} only what comes before a position: "
-            "behind such a front the tail is told what comes next, the very token where it is asked for that, and a "
-            "low loss says nothing. Stitch models of one kind, or set `allow_mixed` to true if this is what you want "
+            "behind such a front the tail is given the very tokens that it should predict, and a "
+            "low loss means nothing. Stitch models of one kind, or set `allow_mixed` to true if this is what you want "
             "to measure."
         )
 
@@ -224,7 +224,7 @@ def _no_injection(route: Route, data: States, first: Route, why: dict[Route, str
     if not same_tokenizer(*(cast(Any, model.tokenizer) for model in (source, target))):
         return f"the tokenizers of {source.name} and {target.name} differ"
     if target.causal and not source.causal:
-        return f"{source.name} sees the whole text, and would tell {target.name} the tokens that it is asked for"
+        return f"{source.name} sees the whole text, and would give {target.name} the tokens that it should predict"
     if target.task != first.target.task and why.get(first, "") is None:
         return f"{target.name} has another task ({target.task}) than {first.target.name} ({first.target.task})"
     if target.task == "classification":

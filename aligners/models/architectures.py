@@ -160,8 +160,8 @@ class Architecture:
         setting = next((name for name in place.without if (getattr(config, name, None) or 0) > _SINGLE[name]), None)
         if setting is not None:
             raise UserError(
-                f"Expected a `component` that one module of a block answers, but got {component!r} of a "
-                f"{config.model_type!r} model with {setting} = {getattr(config, setting)}, which answers it in parts. "
+                f"Expected a `component` that one module of a block computes, but got {component!r} of a "
+                f"{config.model_type!r} model with {setting} = {getattr(config, setting)}, which computes it in parts. "
                 f"Set {setting} to {_SINGLE[setting]}, or read the residual stream."
             )
         return place
@@ -193,7 +193,7 @@ def architecture_of(model_type: str) -> Architecture:
             f"Expected a `model_type` out of {', '.join(known_architectures())}, but got {model_type!r}. "
             "Register it in one line: "
             f"aligners.models.architectures.register({model_type!r}, Architecture(blocks='path.to.blocks')); "
-            "`FrozenModel.self_test` then says whether its states can be replaced."
+            "`FrozenModel.self_test` then checks whether its states can be replaced."
         )
     return _ARCHITECTURES[model_type]
 

@@ -59,9 +59,9 @@ class Size:
     Args:
         vocabulary: number of pieces of the tokenizer.
         layers: number of blocks, L.
-        width: of the states, d; the feed-forward layers are four times as wide.
+        width: width of the states, d; the feed-forward layers are four times as wide.
         heads: attention heads per block.
-        max_length: the most tokens of a text or a training sequence: what is beyond is cut.
+        max_length: the most tokens of a text or a training sequence; the rest is cut off.
     """
 
     vocabulary: int = 1536

@@ -42,19 +42,19 @@ class ProbeExperiment(pl.LightningModule):
         tasks: what is probed: `distance` and `depth` for structural probes, and any tasks of labelled spans that the
             sentences have: for CoNLL-U pos, morphology and dependencies, for JSON lines the name of the file without
             train, dev or test, or the `task` of its lines.
-        ranks: of the structural probes. Default: 64, or the width of narrower states.
+        ranks: ranks of the structural probes. Default: 64, or the width of narrower states.
         mix: whether there is also an edge probe over a learned mix of all layers.
         controls: whether the untrained twin and the control task are probed as well.
         seeds: trainings of each probe, from seeds 0, 1, ...
         projection: width to which edge probes project states.
         hidden: width of their hidden layer.
         training: how probes are trained.
-        long_sentences: what becomes of sentences that a model does not read whole: `drop` leaves them out, and the
+        long_sentences: what to do with sentences that a model does not read whole: `drop` leaves them out, and the
             report counts them; `error` ends the run.
-        drawn: held-out sentences of which trees are drawn.
-        portions: in which the labels of the fitting sentences are sent, each by edge probes that were trained on those
-            before: where they end, as shares. None: no description length is taken. Structural probes have none: they
-            predict distances, of which no code of the labels follows.
+        drawn: number of held-out sentences whose trees are drawn.
+        portions: where the portions end, as shares, in which the labels of the fitting sentences are sent, each by edge
+            probes that were trained on those before. None: no description length is taken. Structural probes have none,
+            because they predict distances, which give no code of the labels.
 
     Raises:
         ValueError: an option is out of its range.

@@ -62,7 +62,7 @@ def load_banks(path: Path | str) -> dict[str, tuple[Bank, dict[str, Any]]]:
             described = json.loads(file.metadata()[ENTRY])
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (no mapping)
     except Exception as error:  # reading any other file can raise anything
-        raise UserError(f"Expected `probes` to be a {PROBES} of `train.py probe`, but {path} is none.") from error
+        raise UserError(f"Expected `probes` to be a {PROBES} of `train.py probe`, but {path} is not.") from error
     return {
         name: (_bank(entry, tensors, f"{number}/"), entry["about"])
         for number, (name, entry) in enumerate(described.items())

@@ -20,11 +20,12 @@ class ProbeTraining:
     lowest loss are kept. Each probe of a bank has its own rate, end and weights.
 
     Args:
-        max_epochs: the limit, over the fitting sentences. The report says which probes were still learning then.
+        max_epochs: the most passes over the fitting sentences. The report says how many probes were still learning
+            then.
         batch: sentences a step.
-        learning_rate: at the start.
-        patience: looks in a row that find no lower loss, before training ends.
-        least_steps: of the optimiser, in an epoch; of few sentences an epoch reads each several times.
+        learning_rate: learning rate at the start.
+        patience: checks in a row without a lower loss, after which training ends.
+        least_steps: least optimiser steps in an epoch; if there are few sentences, an epoch reads each several times.
     """
 
     max_epochs: int = 60
@@ -95,7 +96,7 @@ def train_bank(bank: Bank, fitting: Examples, watched: Examples, how: ProbeTrain
     for kind, examples in {"fitting": fitting, "validation": watched}.items():
         if not examples.sentences:
             raise UserError(
-                f"Expected {kind} sentences of which something is asked to train probes on, but got none. Give more "
+                f"Expected {kind} sentences with targets to train probes on, but got none. Give more "
                 "text, or a larger `data.text.validation_share`."
             )
     steps = max(how.least_steps, -(-len(fitting.sentences) // how.batch))  # an epoch

@@ -141,6 +141,6 @@ def _report(kind: str, content: Row, options: Row) -> Report:
         return make_report(kind, content["meta"], content["rows"], **further)
     except (KeyError, UndefinedError) as error:
         raise UserError(
-            f"Expected a {kind} report as this version writes them, but its rows have no {error}: another version "
-            "wrote it. Its own files are as they were; the run's command makes a new one."
+            f"Expected a {kind} report as this version writes them, but its rows have no {error}: another "
+            "version wrote it. Its own files are unchanged; run its command again to write a new one."
         ) from error

@@ -48,16 +48,17 @@ class SimilarityEvaluation(pl.LightningModule):
     Args:
         measures: names, or `all`. The default leaves out what needs attention weights (`attnsim_*`, `attention_*`:
             set `data.attention` too) and what is defined by a batch or a small sample (`minibatch_cka`, `rbf_cka`).
-        controls: compute them. They cost about five times the measures alone, and a pass over the fitting texts.
+        controls: compute the controls. They cost about five times the measures alone, and a pass over the fitting
+            texts.
         within: also compare each model's layers with each other; `controls`, or more or fewer than two models, do so
             in any case.
         groups: groups of texts that the jackknife leaves out in turn; default: 10, or as many as there are batches if
             these are fewer.
-        permutations: rolls over which the null is averaged.
+        permutations: number of permutations over which the null is averaged.
         share: the share of the variance that SVCCA and PWCCA keep.
         products: float64, or float32 for the products of X with Y in moments, for GPUs that are slow in double
             precision; six digits of each covariance are kept.
-        seed: of the samples of rows and of the untrained twins.
+        seed: seed of the samples of rows and of the untrained twins.
         memory: the most memory to take for sums, samples and their decompositions, in GB (10⁹ bytes) for each process;
             on a GPU, of its memory, models included. More pairs of models than fit are compared in several passes over
             the texts. Default: half of what is free.

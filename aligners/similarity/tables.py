@@ -92,7 +92,7 @@ class PairFigures:
         if most <= MOST_BY_CHANCE:
             return []
         return [
-            f"{said}: fitted on {rows} rows, from which independent data would seem to share {most:.0%} of the "
+            f"{said}: fitted on {rows} rows, on which even independent data would share {most:.0%} of the "
             "variance. Quote the held-out value (`controls`), or give "
             f"{round(most * (rows - 1) / MOST_BY_CHANCE) + 1} rows or more."
         ]

@@ -128,7 +128,7 @@ class Schedule:
     def _leave(self, number: str) -> None:
         """Leave a cell to the process that has locked it, such as a job that an earlier command has submitted."""
         self._elsewhere.add(number)
-        self.say(f"Another process is making {self.todo[number].said()}. It is waited for.")
+        self.say(f"Waiting for another process that is making {self.todo[number].said()}.")
 
     def _end(self, number: str, state: str, time_taken: str = "by another process") -> None:
         cell = self.todo[number]

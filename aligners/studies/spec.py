@@ -253,7 +253,7 @@ class Study:
         if "finetuned" in self.stages and self.finetune is None:
             raise UserError("Expected `finetune` to say how models are fine-tuned, as `stages` has finetuned.")
         if self.surgery is not None and "finetuned" not in self.stages:
-            raise UserError("Expected `stages` to have finetuned, as `surgery` is of fine-tuned models.")
+            raise UserError("Expected `stages` to have finetuned, as `surgery` needs fine-tuned models.")
         if self.finetune is not None:
             check_range(least=1, **{"finetune.copies": self.finetune.copies})
         if self.fit is not None:

@@ -217,7 +217,7 @@ def _from_mask(policy: RowPolicy, texts: TextBatch, model: int, special_tokens: 
 def _from_words(policy: RowPolicy, texts: TextBatch, model: int, special_tokens: bool) -> Rows:
     if texts.words is None or texts.word_count is None:
         raise UserError(
-            f"`rows` {policy!r} needs to know the words of the texts, but they were tokenised without. Call "
+            f"`rows` {policy!r} needs to know the words of the texts, but they were tokenised without them. Call "
             "`tokenise` with `words=True`."
         )
     return select_words(texts.words[model], texts.word_count, policy)
@@ -269,7 +269,7 @@ def check_rows(rows: str, component: Component, packed: bool) -> None:
     if packed and not policy_of(rows).packed:
         fit = " or ".join(repr(name) for name, policy in POLICIES.items() if policy.packed)
         raise UserError(
-            "A sequence of `packed` text has no words that are whole and no first token that stands for it. "
+            "A sequence of `packed` text has no whole words and no first token that stands for it. "
             f"Expected `rows` {fit}, but got {rows!r}."
         )
 

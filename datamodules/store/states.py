@@ -116,8 +116,8 @@ class Manifest:
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(
                 f"Expected {path} to be the manifest of the store of states that its folder is named after, in format "
-                f"{FORMAT}, but it cannot be read: {error!r}. Remove the folder {folder}: what is needed of it is then "
-                "computed again."
+                f"{FORMAT}, but it cannot be read: {error!r}. Remove the folder {folder}: the states are then "
+                "computed again where they are needed."
             ) from error
 
     def save(self, folder: Path) -> None:

@@ -57,7 +57,7 @@ def write_missing(
         except Timeout:
             waiting.append(shard)
     if waiting:
-        rank_zero_only(print)(f"Others are writing {len(waiting)} shards of {states.model.name}: waiting.", flush=True)
+        rank_zero_only(print)(f"Waiting for others to write {len(waiting)} shards of {states.model.name}.", flush=True)
     for shard in waiting:
         with states.lock(f"{shard:05d}"):
             _write(states, shard, sites, progress)

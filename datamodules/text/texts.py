@@ -91,7 +91,7 @@ class FittedTexts:
         except (SafetensorError, KeyError, TypeError, ValueError) as error:
             raise UserError(
                 f"Expected {path} to say which texts its model was fitted on, but it cannot be read: {error}. Make the "
-                "model again, or remove the file if the held-out texts are none of them."
+                "model again, or remove the file if none of the held-out texts is among them."
             ) from error
 
 
@@ -176,8 +176,8 @@ class Texts:
         if len(labels) == 1:
             only = self.label_names[labels[0]] if self.label_names else labels[0]
             raise UserError(
-                f"Expected two or more classes in {source!r}, but all its texts have the label {only!r}: there is "
-                "nothing to tell apart. Name another `label_column`, or other texts."
+                f"Expected two or more classes in {source!r}, but all its texts have the label {only!r}: "
+                "there is nothing to classify. Name another `label_column`, or other texts."
             )
         return len(self.label_names) if self.label_names is not None else 1 + max(labels, default=-1)
 

@@ -167,7 +167,7 @@ class TokenisedSplits:
             data = TokenisedTexts([tables[i] for i in first], self.tokenizers)
             if data.words is not None and data.words_used != data.words:
                 logger.warning(
-                    "%s of %d words of the %s texts are there in full for every model; the others are no rows.",
+                    "%s of %d words of the %s texts are there in full for every model; the others are left out.",
                     data.words_used, data.words, name,
                 )  # fmt: skip
             self._made[name] = data

@@ -144,7 +144,7 @@ def tokenise(
     )
     cut = int((np.asarray(tokens["length"][:]) >= max_length).sum())
     if cut:
-        logger.warning("%d of %d texts reach %d tokens: what is beyond is cut.", cut, len(tokens), max_length)
+        logger.warning("%d of %d texts reach %d tokens: the rest of these is cut off.", cut, len(tokens), max_length)
     return tokens
 
 

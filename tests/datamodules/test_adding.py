@@ -36,7 +36,7 @@ def test_a_row_policy(world: World) -> None:
     try:
         data = activations(world, rows="last", sites=[2])
         (batch, *_) = data.paired("test")
-        assert data.describe()["types"] == "rows 'last' have none, and none are held out"
+        assert data.describe()["types"] == "rows 'last' have no types, and none are held out"
     finally:
         del POLICIES["last"]
     inputs = batch.texts.inputs_x

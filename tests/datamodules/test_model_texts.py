@@ -113,7 +113,7 @@ def test_models_that_cannot_be_stitched_are_refused(world: World, folders: list[
 def test_a_classification_without_labels_is_refused(world: World, tmp_path: Path) -> None:
     plain = tmp_path / "plain.csv"
     plain.write_text("\n".join(["text", *sentences(80)]))
-    with pytest.raises(ValueError, match=r"classification needs labels.*`label_column`"):
+    with pytest.raises(ValueError, match=r"Classification needs labels.*`label_column`"):
         batches(model_texts(world, text=TextSource(str(plain))))
     with pytest.raises(ValueError, match=r"needs labels, but the texts of .* have none\. Name a `label_column`"):
         labelled(world, text=TextSource(str(plain))).setup("fit")

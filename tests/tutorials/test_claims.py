@@ -42,7 +42,7 @@ CLAIMS: dict[str, dict[str, Callable[[Numbers], bool]]] = {
             and all(0.88 < lowered(rows, name) < 0.93 for name in ("procrustes", "linear"))
             and 0.975 < lowered(rows, "inn") < 0.9899
         ),
-        "The order by FVU and the order by penalty are the same, but the steps are not.": lambda rows: (
+        "The order by FVU and the order by penalty are the same, but the distances are not.": lambda rows: (
             sorted(ALIGN, key=lambda name: rows[name][0]) == sorted(ALIGN, key=lambda name: rows[name][1])
         ),
         "The linear map has an FVU that is more than two fifths below that of the rotation, and a penalty that is "
@@ -57,7 +57,7 @@ CLAIMS: dict[str, dict[str, Callable[[Numbers], bool]]] = {
             rows["lookup table"][0] < 0.03
             and all(rows["lookup table"][0] < rows[name][0] for name in ("linear", *NETWORKS))
         ),
-        "On unseen types its FVU is 1: no better than the mean of Y, which it gives.": lambda rows: (
+        "On unseen types its FVU is 1, because it gives the mean of Y there.": lambda rows: (
             rows["lookup table"][1] == 1
         ),
         "On seen types, both networks leave less than a third of what the linear map leaves.": lambda rows: all(
@@ -69,9 +69,8 @@ CLAIMS: dict[str, dict[str, Callable[[Numbers], bool]]] = {
         "The FVU of the linear map is a third higher on unseen types than on seen ones.": lambda rows: (
             1.25 < rows["linear"][1] / rows["linear"][0] < 1.42
         ),
-        "The FVU of the networks is more than four times as high: most of their lead is a vocabulary.": lambda rows: (
-            all(rows[name][1] > 4 * rows[name][0] for name in NETWORKS)
-        ),
+        "The FVU of the networks is more than four times as high: most of their lead is memorised "
+        "words.": lambda rows: all(rows[name][1] > 4 * rows[name][0] for name in NETWORKS),
     },
     "is_cka_enough": {
         "Left: the fewer the rows, the higher the CKA of noise.": lambda rows: (

@@ -83,8 +83,8 @@ def check_cells(cells: Sequence[Cell], options: CellOptions, sizes: Mapping[str,
         except ValueError as error:
             raise UserError(
                 f"Expected models that `{cell.kind.removesuffix('_pairs')}` of the study can take, but got "
-                f"{cell.said()}: {error} Change its options, or leave such models out: `pairs.given` names the pairs "
-                "that are wanted."
+                f"{cell.said()}: {error} Change its options, or leave such models out: `pairs.given` names "
+                "the pairs to compare."
             ) from error
 
 
@@ -98,8 +98,8 @@ def not_injected(cells: Sequence[Cell], sizes: Mapping[str, Size]) -> list[str]:
         if sizes[model.name].known and sizes[model.name].head is None
     )
     return [
-        f"Nothing will be injected into {name}, which has no head: {count} cell{'s' if count > 1 else ''} with errors "
-        "alone."
+        f"Nothing will be injected into {name}, which has no head: {count} cell{'s' if count > 1 else ''} with the "
+        "errors of maps only."
         for name, count in headless.items()
     ]
 
@@ -168,7 +168,7 @@ def _heads(cell: _Tried) -> None:
         raise UserError(f"there is no head to stitch into in {', '.join(headless)}.")
     if len(set(targets.values())) > 1:
         heads = ", ".join(f"{name}: {head}" for name, head in targets.items())
-        raise UserError(f"their heads are of different tasks, whose losses cannot stand side by side ({heads}).")
+        raise UserError(f"their heads are of different tasks, whose losses cannot be compared ({heads}).")
 
 
 CHECKS: dict[str, Sequence[Callable[[_Tried], None]]] = {

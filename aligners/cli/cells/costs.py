@@ -328,7 +328,7 @@ def choose_banks(study: Study, options: CellOptions, sizes: Mapping[str, Size]) 
     costs = Costs(single, options, sizes)
     fits = {(cell.task, *costs.size(cell)): cell for cell in expand(single, options) if cell.kind == "fit"}
     if len({size.width for cell in fits.values() for size in costs.size(cell)}) != 1:
-        return single, ["Each pair of models is fitted by itself, as widths differ."] if fits else []
+        return single, ["Each pair of models is fitted by itself, because their widths differ."] if fits else []
     limit = study.fit.memory * 1e9
     pairs = [_pair(costs.load(cell)) for cell in fits.values()]
     most = max(1, min(pairs_within(limit, *pair) for pair in pairs))

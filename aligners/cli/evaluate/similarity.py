@@ -20,14 +20,15 @@ RESULT = "similarity.json"
 def similarity(run: Run, each_pair: bool | None = None) -> None:
     """Measure how similar the layers of two or more models are on the same held-out text.
 
-    It draws heat maps over all layer pairs, and lines along matching layers, beside one table. The same command with
-    the same `--run`, after an interruption, goes on after the last finished pass over the texts.
+    Write a table, heat maps over all layer pairs, and lines along matching layers. After an interruption, the same
+    command with the same `--run` goes on after the last finished pass over the texts.
 
     Example: `--data.models embedded:0 embedded:1 --measures cka svcca --run runs/compared`
 
     Args:
         run: of the command.
-        each_pair: Figures and a table of each pair of models. Default: up to a dozen pairs; one figure for all of more.
+        each_pair: Figures and a table of each pair of models. Default: for up to a dozen pairs; beyond that, one figure
+            for all of them.
     """
     evaluation = run.build(SimilarityEvaluation)
     folder = run.options.run  # of a comparison that was stopped, if it holds passes or no result

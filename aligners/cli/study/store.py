@@ -13,7 +13,7 @@ from datamodules.store.keeping import StoreEntry, damages, kept_in, remove_down_
 from datamodules.store.keeping import remove as remove_store
 
 
-@command(usage="--folder FOLDER [options]", flags={"verify": "Read everything, and say which files are damaged."})
+@command(usage="--folder FOLDER [options]", flags={"verify": "Read everything, and list the files that are damaged."})
 def store(run: Run, *, folder: Path, remove: Sequence[str] = (), keep: float | None = None) -> None:
     """List the states that `--data.store` has kept in a folder; verify or remove them.
 

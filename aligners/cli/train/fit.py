@@ -28,7 +28,7 @@ class Parts:
     """How many at once.
 
     Args:
-        sites_at_once: Train a bank so many sites at a time, in runs part-1-1, part-2-1, ... of this run's folder.
+        sites_at_once: Train this many sites of a bank at a time, in runs part-1-1, part-2-1, ... of this run's folder.
             Default: all sites, or as many as fit in memory. `--ckpt_path FOLDER` goes on with the parts of a run.
     """
 
@@ -88,8 +88,8 @@ def fit(run: Run) -> None:
         show(run, trainer)
     elif resumed and Path(resumed).is_dir():
         raise UserError(
-            f"Expected `ckpt_path` to be a file, but {resumed} is a folder, as of a run in parts, and all sites are "
-            "trained together here. Name its last.ckpt, or set `sites_at_once`."
+            f"Expected `ckpt_path` to be a file, but {resumed} is a folder, as a run in parts writes it, and "
+            "all sites are trained together here. Name its last.ckpt, or set `sites_at_once`."
         )
     else:
         fit_and_show(run, trainer)

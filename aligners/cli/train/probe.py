@@ -25,9 +25,9 @@ from datamodules.layers import LayerActivations
 def probe(run: Run) -> None:
     """Train probes on the frozen states of every layer: what is encoded, and where.
 
-    Edge probes read labels of words and spans, structural probes read trees. Beside them stand the same probes on an
-    untrained twin, on a control task, and baselines. By default on sentences of a small grammar, and a model that is
-    trained on them.
+    Edge probes read labels of words and spans, structural probes read trees. They are compared with the same probes on
+    an untrained twin, with a control task, and with baselines. By default they read sentences of a small grammar, and a
+    model that is trained on them.
 
     Example: `--data.models embedded-sentences:0 --tasks pos --run runs/probes`
     """

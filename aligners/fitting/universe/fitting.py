@@ -68,7 +68,7 @@ class UniverseAlignment(Alignment):
         """
         maps = seeded(self.factories[NETWORK], self.seed, places, width, width)
         if not maps.bijective:
-            raise UserError(f"A universe expects a bijective `network`, but {type(maps).__name__} is none. Use INN.")
+            raise UserError(f"A universe expects a bijective `network`, but {type(maps).__name__} is not. Use INN.")
         return maps
 
     def moment_rows(self, batch: PairedBatch) -> dict[str, tuple[Tensor, Tensor]]:

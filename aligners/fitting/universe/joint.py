@@ -155,7 +155,7 @@ def maxvar(joint: JointMoments) -> tuple[Tensor, Tensor]:
     if joint.n <= models * width:
         raise UserError(
             f"MAXVAR expects more fitting rows than the {models} models have dimensions together, "
-            f"{models * width}, but got {int(joint.n)}: it would find agreement in any states. {MORE_ROWS}"
+            f"{models * width}, but got {int(joint.n)}: with fewer, any states agree. {MORE_ROWS}"
         )
     covariance = joint.scatter / joint.n
     within = covariance.diagonal(dim1=0, dim2=1).movedim(-1, 0)

@@ -70,7 +70,7 @@ def match_heads(
     if len(kinds) > 1:
         raise UserError(
             f"Expected models of one task, but the head of {kinds[True]} predicts a number and that of {kinds[False]} "
-            "answers classes. Measure them one by one."
+            "predicts classes. Measure them one by one."
         )
     if True in kinds:
         return {model: {} for model in (*asked, *read) if model.regression}
@@ -134,7 +134,7 @@ def _check_agreement(models: Iterable[FrozenModel], classes: int) -> None:
         listed = "; ".join(f"{model.name} has {', '.join(model.label_names)}" for model in meant.values())
         raise UserError(
             f"The texts' classes have no names, and the heads name theirs differently: {listed}. Say which of a head's "
-            "classes answer class 0, 1, ... of the texts: by names that all heads use, as in --data.labels "
+            "classes stand for class 0, 1, ... of the texts: by names that all heads use, as in --data.labels "
             f'\'{{"0": "{next(iter(meant))[0]}", ...}}\', or as a list of one map for each model.'
         )
 
@@ -263,12 +263,12 @@ def check_labels(target: FrozenModel, labels: Tensor | None, source: str) -> Non
         return
     if labels.is_floating_point():
         raise UserError(
-            f"Expected classes, as the head of {target.name} answers, but the texts of {source!r} have numbers with "
+            f"Expected classes, as the head of {target.name} has, but the texts of {source!r} have numbers with "
             "fractions to predict. Name a model with a regression head, or write classes as whole numbers."
         )
     least, most = int(labels.min()), int(labels.max())
     if least < 0 or most >= target.n_labels:
         raise UserError(
-            f"Expected labels 0..{target.n_labels - 1}, as the head of {target.name} answers, but the texts of "
+            f"Expected labels 0..{target.n_labels - 1}, as the head of {target.name} has, but the texts of "
             f"{source!r} have labels {least}..{most}. Name a model that was fine-tuned on this task."
         )

@@ -33,7 +33,7 @@ class StitchingEvaluation(Evaluation):
         fitted: file of `train.py fit` on the first two models at the same sites: its maps as they are.
         routes: which routes, of a checkpoint those that it has; default: all.
         identity: whether identity stitching is measured too, where widths are equal.
-        allow_mixed: let a model that sees the next token feed one that has to predict it.
+        allow_mixed: allow routes from a model that sees the next token to one that has to predict it.
         seed: of the resampling of texts.
     """
 

@@ -50,10 +50,10 @@ class LossWeights:
     """What a stitching layer is trained on: a weighted sum.
 
     Args:
-        task: of the target's own task, cross-entropy in nats per text or predicted token.
-        distillation: of KL(target's own answer ‖ stitched answer), likewise per text or token.
-        temperature: at which both answers are compared; the divergence is multiplied by its square.
-        activation: of the squared distance to the target's own states, in units of FVU.
+        task: weight of the loss of the target's own task, cross-entropy in nats per text or predicted token.
+        distillation: weight of KL(target's own prediction ‖ stitched prediction), likewise per text or token.
+        temperature: temperature at which both predictions are compared; the divergence is multiplied by its square.
+        activation: weight of the squared distance to the target's own states, in units of FVU.
 
     Raises:
         ValueError: a weight is negative, or all are zero; the temperature is not positive.
@@ -108,15 +108,16 @@ class Stitching(BankTraining):
     Args:
         layers: name in the report -> the stitching layer, any aligner that can be trained. Default: affine with a
             LayerNorm (Brown et al., App. C.1), started at the closed-form map.
-        routes: `all`: every ordered pair of models, each model to itself among them; `different`: without those;
-            `forward`: from the first model into the others.
+        routes: `all`: every ordered pair of models, including each model with itself; `different`: only different
+            models; `forward`: from the first model into the others.
         loss: what the layers are trained on.
         fitted: file aligners.safetensors of `train.py fit` on the first two models at the same sites: each of its maps
-            is trained on, from where it stands.
-        start_batches: batches of fitting texts from whose states the layers start; 0: no layer needs any.
-        allow_mixed: let a model that sees the next token feed one that has to predict it.
+            is trained further, from its present state.
+        start_batches: batches of fitting texts from whose states the starts of the layers are computed; 0 if no layer
+            needs any.
+        allow_mixed: allow routes from a model that sees the next token to one that has to predict it.
         optimizer: one optimiser for all layers.
-        schedule: how the learning rate moves over the training steps: constant, linear, cosine or one_cycle.
+        schedule: how the learning rate changes over the training steps: constant, linear, cosine or one_cycle.
         warmup: share of the steps over which it rises.
         gradient_clip: largest gradient norm of a site of a layer; 0 turns clipping off.
         seed: of every layer's starting weights.

@@ -46,7 +46,7 @@ def read_config(name: str, source: dict[str, Any]) -> PreTrainedConfig:
     if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
         raise UserError(
             f"Expected a model folder as `save_pretrained` writes it, but got {name!r}, which has no "
-            "config.json: it is no model, or is incomplete. Name another one, or save it again."
+            "config.json: it is not a model, or is incomplete. Name another one, or save it again."
         )
     expected = "Expected `name` to be a local model folder or a model on the Hub that can be reached, but got"
     with _refusing(f"{expected} {name!r}"):

@@ -155,6 +155,6 @@ class SleepingModel(FrozenModel):
         if self.fingerprint != known:
             raise UserError(
                 f"Expected the weights of {self.name} that were read before, of fingerprint {known}, but its files "
-                f"hold others, of {self.fingerprint}. They were changed without a change of their dates: `touch` them."
+                f"hold others, of {self.fingerprint}. They were changed but kept their dates: `touch` them."
             )
         self.to(self._place)

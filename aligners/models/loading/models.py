@@ -138,7 +138,7 @@ def _model(name: str, task: Task | None, architecture: Architecture, options: di
         inside = f"{model.base_model_prefix}."
         # Sentence encoders often name the language model that they were made from, and have thrown its head away.
         if task != "classification" and unfit and not any(key.startswith(inside) for key in unfit):
-            logger.warning("%s has no weights for the head of a %s: it is loaded without.", name, type(model).__name__)
+            logger.warning("%s has no weights for the head of a %s: no head is loaded.", name, type(model).__name__)
             return _model(name, None, architecture, options)
     if unfit:
         raise UserError(

@@ -233,7 +233,7 @@ class ProbesAcrossMaps(Evaluation):
         if not self.dimensions:
             self.not_swapped = "`dimensions` is 0"
         elif not self.swapped:
-            self.not_swapped = "no map was fitted on all tokens, which are what is replaced"
+            self.not_swapped = "no map was fitted on all tokens, and injection replaces the states of all tokens"
         else:
             task = InjectedTask.of(self.stream, [self.route], masked_share=self.masked_share, seed=self.seed)
             self.asked, self.not_swapped = task.asked, task.not_injected[self.route]

@@ -127,7 +127,7 @@ def _curves(axis: Axes, rows: Sequence[Row], across: str) -> None:
         if method == "linear":
             axis.axhline(float(np.mean(values)), label=NAMES[method], color=_look(method)["color"], linestyle=":")
         elif method == FLOOR:
-            least, name = min(np.mean(fvus) for fvus in values), "below the floor of maps\nthat are good both ways"
+            least, name = min(np.mean(fvus) for fvus in values), "below the floor of maps\nthat work in both directions"
             axis.axhspan(1e-6, float(least), color="0.9", zorder=0, label=name)
         else:
             _curve(axis, method, at, values)

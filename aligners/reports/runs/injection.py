@@ -25,7 +25,7 @@ from aligners.reports.templates import sentences
 
 ALIKE = 0.05  # numbers of parameters within this share count as equal
 KEPT = 0.015  # an accuracy that loses no more than this counts as kept
-VOCABULARY = 2.0  # a map whose FVU is this many times higher on unseen types is called partly a vocabulary
+VOCABULARY = 2.0  # a map whose FVU is this many times higher on unseen types has partly memorised words
 PLAIN = ("linear", "ridge")  # baselines, of which the closer is named
 ALL_TOKENS = "tokens"
 COLUMN_GROUPS, FVU_LABELS = WORDS["injection"], WORDS["fvu"]  # for the score see score_heading

@@ -94,7 +94,7 @@ def _on_hub(name: str) -> bool:
 
 
 def _failures(rows: Sequence[Row]) -> dict[str, list[str]]:
-    """What did not train, and which maps are partly a vocabulary or at some site no better than the mean."""
+    """What did not train, and which maps have partly memorised words or are at some site no better than the mean."""
     maps = [row for row in rows if row.get("role") == "method"]
     methods = grouped(maps, "method").items()
     return {

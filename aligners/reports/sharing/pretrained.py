@@ -208,8 +208,8 @@ class Shared(ModelHubMixin, library_name=LIBRARY, tags=[LIBRARY]):
         if not other_models:
             raise UserError(
                 f"Expected `models` to be those that {what} belongs to, {listed(self.models)}, but got "
-                f"{listed(present)}. Name them in this order, or say `other_models=True` to use it with others all the "
-                "same: every number in its card is then about other models."
+                f"{listed(present)}. Name them in this order, or set `other_models=True` to use it with other "
+                "models nevertheless: every number in its card is then about other models."
             )
         if len(present) != len(self.models):
             raise UserError(f"Expected {len(self.models)} `models`, as {what} belongs to, but got {len(present)}.")

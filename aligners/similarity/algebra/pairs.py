@@ -93,7 +93,7 @@ def check_enough(x: Tensor, y: Tensor, least: int, measure: str) -> None:
     if x.shape[1] < least:
         raise UserError(
             f"{measure} expects at least {least} rows, but `x` and `y` have {x.shape[1]}: it is not defined on fewer. "
-            "Give more rows; leave out a last batch that is too short, or cut batches evenly."
+            "Give more rows; leave out a last batch that is too short, or make all batches the same size."
         )
 
 

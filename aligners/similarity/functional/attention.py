@@ -256,5 +256,5 @@ def _check(a: Tensor, b: Tensor, words: Tensor) -> None:
         if not bool(fine & (weights * ~real[:, None, :] == 0).all()):
             raise UserError(
                 f"Expected rows of `{name}` that are distributions over the words of their text, zero beyond them, but "
-                "got others. Fold the weights of the model with aligners.similarity.functional.attention.fold first."
+                "got others. Convert the weights of the model with aligners.similarity.functional.attention.fold first."
             )

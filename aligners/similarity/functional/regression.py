@@ -142,7 +142,7 @@ def _basis(moments: GridMoments, measure: str) -> Tensor:
     if moments.n - 1 <= rank:
         raise UserError(
             f"{measure} expects more rows than regressors, at least {moments.yy.shape[-1] + 2} for the "
-            f"{moments.yy.shape[-1]} features of `y`, but `moments` hold {int(moments.n)}: any X would be explained in "
-            "full. Give more rows."
+            f"{moments.yy.shape[-1]} features of `y`, but `moments` hold {int(moments.n)}: any X would be "
+            "explained completely. Give more rows."
         )
     return basis.weight[..., :rank]

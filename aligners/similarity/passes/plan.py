@@ -111,7 +111,7 @@ class Settings(NamedTuple):
         streams: the streams of paired rows.
         shapes: sizes of the models.
         reader: of the data module.
-        seed: of the samples of rows and of the untrained twins.
+        seed: seed of the samples of rows and of the untrained twins.
         products: precision of the products of X with Y.
         device: where the rows are.
     """

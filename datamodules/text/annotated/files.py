@@ -230,7 +230,7 @@ def open_annotated(reader: Reader, paths: Sequence[Path]) -> Dataset:
     counts: Counter[str] = Counter()
     dataset = as_dataset(sentence for path in paths for sentence in reader(path, counts))
     if not len(dataset):
-        raise UserError(f"Expected sentences in {', '.join(map(str, paths))}, but there is none.")
+        raise UserError(f"Expected sentences in {', '.join(map(str, paths))}, but found none.")
     dataset.info.description = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count)
     return dataset
 

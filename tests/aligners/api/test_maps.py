@@ -86,7 +86,7 @@ WRONG = {
     "one axis": (ROWS[:, 0], ROWS, "of shape"),
     "two sites and one": (np.stack([ROWS, ROWS]), ROWS, "as many sites"),
     "other sites": ({1: ROWS}, {2: ROWS}, "of the sites"),
-    "sites of two widths": ([ROWS, ROWS[:, :2]], [ROWS, ROWS], "alike at all sites"),
+    "sites of two widths": ([ROWS, ROWS[:, :2]], [ROWS, ROWS], "equal at all sites"),
     "no site": ({}, {}, "no site"),
     "uneven rows": ([[1.0, 2.0], [3.0]], ROWS, "a list"),
     "complex": (ROWS * 1j, ROWS, "real numbers"),

@@ -87,7 +87,7 @@ def test_what_cannot_be_injected_is_refused(world: World, causal: list[str]) -> 
         ("a single string", (world.model_x, world.model_y, same, TEXTS[0]), {"site": 1}),
         ("for each of 5 texts", (world.model_x, world.model_y, same, TEXTS), {"site": 1, "labels": [1]}),
         ("rows of shape", (world.model_x, world.model_y, lambda rows: rows[:, :2], TEXTS), {"site": 1}),
-        ("asked for tokens", (causal[0], causal[1], same, TEXTS), {"site": 1, "labels": LABELS}),
+        ("it predicts tokens", (causal[0], causal[1], same, TEXTS), {"site": 1, "labels": LABELS}),
         ("its tokenizer beside it", (load(world.model_x).model, world.model_y, same, TEXTS), {"site": 1}),
     ):
         with pytest.raises(ValueError, match=said):

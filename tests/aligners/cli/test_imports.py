@@ -61,7 +61,7 @@ def test_what_cannot_be_imported_is_refused(name: str, said: str) -> None:
 
 def test_an_error_of_the_file_is_shown_with_its_place() -> None:
     Path("broken.py").write_text("raise KeyError('mine')")
-    with pytest.raises(RuntimeError, match="raised an error as it was imported") as raised:
+    with pytest.raises(RuntimeError, match="raised an error when it was imported") as raised:
         similarity.parser().parse_args(["--imports+", "broken.py"])
     assert isinstance(raised.value.__cause__, KeyError)
     assert what_to_mend(raised.value) is None

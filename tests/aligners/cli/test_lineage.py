@@ -87,7 +87,7 @@ def test_a_file_is_uploaded_on_request(world: World) -> None:
 def test_without_wandb_nothing_is_said(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "disabled")
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="W&B was not told.*")
+        warnings.filterwarnings("error", message="W&B does not know.*")
         fit(world, "fit")
     assert Path("fit/aligners.safetensors").is_file()
 

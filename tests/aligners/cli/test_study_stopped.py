@@ -107,7 +107,7 @@ def test_jobs_outlive_a_study_that_is_killed_and_the_next_one_waits_for_them(
     real_sleep = time.sleep
     monkeypatch.setattr("aligners.studies.schedule.time.sleep", go_on)  # when there is only that job to wait for
     study(["run", file])
-    assert capsys.readouterr().out.count("Another process is making fit") == 1
+    assert capsys.readouterr().out.count("another process that is making fit") == 1
     this = StudyFolder(folder)
     assert [this.state(cell) for cell in this.cells] == ["done", "done"]
     assert len(cells_here.calls) == 1  # nobody else has begun the other

@@ -158,7 +158,7 @@ def test_it_is_said_whether_codes_order_sites_as_scores_do(scores: list[float], 
     codes = [code(site, 1.0 + site) for site in range(3)] + [code(2, 1.1, control=True)]
     rows = [{"model": "m", "task": "pos", "source": "model", "site": site, "score": s} for site, s in enumerate(scores)]
     assert list(codes_in_words(codes, rows)) == [
-        "pos: labels are compressed most at site 2, 3.00 times (control task 1.10); a code that knows their "
-        "frequencies alone has 1.50.",
+        "pos: labels are compressed most at site 2, 3.00 times (control task 1.10); a code that knows "
+        "only their frequencies compresses 1.50 times.",
         said,
     ]

@@ -117,7 +117,7 @@ def test_some_targets_alone_are_asked() -> None:
     assert some.sentences == sorted(set(targets.sentence[chosen].tolist()))
     hidden = targets.only(torch.arange(len(targets)) < 0)
     for kind, asked in (("fitting", (hidden, targets)), ("validation", (targets, hidden))):
-        with pytest.raises(ValueError, match=f"Expected {kind} sentences of which something is asked"):
+        with pytest.raises(ValueError, match=f"Expected {kind} sentences with targets to train probes on"):
             train_bank(bank, *(Examples(words, each) for each in asked), HOW, 0)
 
 

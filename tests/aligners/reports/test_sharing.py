@@ -131,14 +131,14 @@ def test_a_damaged_folder_is_refused_and_nothing_in_it_is_unpickled(shared: Path
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
-    refused(copy, r"is damaged: it is not the file that config\.json tells of")
+    refused(copy, r"is damaged: it is not the file that config\.json describes")
     with pytest.raises(ValueError, match="is damaged"):
         SharedMaps.from_pretrained(copy)
     torch.save({"alignment": {}}, weights)
     config.write_text(json.dumps(json.loads(config.read_text()) | {"sha256": sha256(weights)}))
     refused(copy, "it cannot be read as one: Error while deserializing header")
     config.write_text(json.dumps(json.loads(config.read_text()) | {"format": 2}))
-    refused(copy, "it is of format 2, and 1 is the latest")
+    refused(copy, "its format, 2, is later than 1. Update aligners")
     shutil.copy(shared / "config.json", config)
     weights.unlink()
     refused(copy, r"it has no model\.safetensors")
@@ -147,7 +147,7 @@ def test_a_damaged_folder_is_refused_and_nothing_in_it_is_unpickled(shared: Path
 
 
 def test_a_folder_of_something_else_is_refused(run: Path, world: World, shared: Path, tmp_path: Path) -> None:
-    refused(world.model_x, r"its config\.json is of something else")
+    refused(world.model_x, r"its config\.json describes something else")
     refused(run, r"it is that of a run\. Name its file .*aligners\.safetensors")
     refused(tmp_path, r"it has no config\.json")
     refused("runs/aligners.ckpt", r"checkpoint at runs/aligners\.ckpt, but there is no such file")  # no name on the Hub
@@ -210,13 +210,15 @@ def test_the_card_says_what_was_measured_and_on_what(run: Path, tmp_path: Path) 
     card = ModelCard.load(tmp_path / "out" / "README.md")
     assert card.data.to_dict()["license"] == "mit"
     text = card.text
-    assert f"On {TEST_TEXTS} held-out texts of `test.csv`, beside `fit.csv`, none of which was fitted on." in text
+    assert (
+        f"On {TEST_TEXTS} held-out texts of `test.csv`, beside `fit.csv`, none of which was used for fitting." in text
+    )
     assert "| X | `x` |" in text
     (row,) = (row for row in finished_run(run).report.rows if (row["method"], row["site_x"]) == ("linear", 1))
     fvu, low, high = (four_digits(row[f"fvu{end}"]) for end in ("", "_low", "_high"))
     assert f"| {fvu} [{low}, {high}] |" in text
     assert "| identity | floor | 1 |" in text
-    assert "An interval in brackets is of 95 %." in text
+    assert "Brackets hold 95 % intervals." in text
     assert finished_run(run).report.sentences[0] in text
     for figure in ("fvu", "accuracy"):
         assert f"](figures/{figure}.png)" in text
@@ -248,8 +250,8 @@ def test_what_a_card_says_of_its_numbers(run: Path) -> None:
     text = {**finished.report.meta["text"], "left_out": {"texts": 3}}
     meta = {"not_injected": {"backward": "it has no head"}, "text": text}
     shared.write_card(finished._replace(report=replace(finished.report, rows=rows, meta=meta)))
-    assert "none of which was fitted on. Another 3 were dropped" in shared.card
-    assert "\n- words: partly a vocabulary: on words" in shared.card
+    assert "none of which was used for fitting. Another 3 were dropped" in shared.card
+    assert "\n- words: partly memorised words: on words" in shared.card
     assert "\n- poor: at some site no better than the mean" in shared.card
     assert "\n- Not injected, backward: it has no head.\n" in shared.card
     assert "words: at some site" not in shared.card

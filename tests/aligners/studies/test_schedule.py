@@ -124,7 +124,7 @@ def test_a_cell_that_is_being_made_elsewhere_is_waited_for(tmp_path: Path, finis
 
     def say(line: str) -> None:
         said.append(line)
-        if line == "Another process is making fit m0 – m1, t, pretrained. It is waited for.":
+        if line == "Waiting for another process that is making fit m0 – m1, t, pretrained.":
             if finished:
                 finish(str(tmp_path), number)
             elsewhere.__exit__(None, None, None)

@@ -48,7 +48,7 @@ def test_classes_matched_by_number_are_a_caution(head: list[str], names: list[st
     said = by_number(head, names, len(head), model="a model", source="some texts")
     assert (said is None) is (taken is None)
     if said is not None and taken is not None:
-        assert f"if it is right, say so: --data.labels '{taken}'." in said
+        assert f"if it is right, confirm it: --data.labels '{taken}'." in said
         named = "the texts name" if head[0].startswith("LABEL") else "the head names"
         assert f"as only {named} them: {next(iter(json.loads(taken)))} is " in said
         assert matched(head, names, given=json.loads(taken)) == matched(head, names)

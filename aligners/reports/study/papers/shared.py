@@ -196,7 +196,7 @@ def untrained_said(frame: pd.DataFrame) -> str:
     """What the mark means, method by method; nothing if all maps are trained."""
     maps = trained(frame).groupby(frame["method"], sort=False).agg(["sum", "size"])
     counted = ", ".join(f"{name} {size - sound} of {size}" for name, sound, size in maps.itertuples() if sound < size)
-    meaning = f"{MARK}: maps that kept their untrained start or diverged, which no finding and no test counts: "
+    meaning = f"{MARK}: maps that kept their untrained start or diverged, which findings and tests leave out: "
     return f"{meaning}{counted}." if counted else ""
 
 

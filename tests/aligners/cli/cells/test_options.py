@@ -255,5 +255,6 @@ def test_a_model_without_a_head_is_said_at_the_start(world: World, others: dict[
         study = bare_study(world, models=models, fit={}, inject={}, stages=stages, finetune={})
         (said,) = not_injected(expand(study, COMMANDS), model_sizes(study, assume=False))
         assert said == (
-            f"Nothing will be injected into {others['bare']}, which has no head: {count} cells with errors alone."
+            f"Nothing will be injected into {others['bare']}, which has no head: {count} cells with the errors of maps "
+            "only."
         )

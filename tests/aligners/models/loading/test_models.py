@@ -69,7 +69,7 @@ def test_a_language_model_without_its_head_is_loaded_bare_and_that_is_said(
     asleep = load_frozen(tmp_path, known=known)
     assert (asleep.task, type(asleep)) == (None, SleepingModel)
     assert [record.message for record in caplog.records if record.name == "aligners.models.loading.models"] == [
-        f"{tmp_path} has no weights for the head of a MPNetForMaskedLM: it is loaded without."
+        f"{tmp_path} has no weights for the head of a MPNetForMaskedLM: no head is loaded."
     ]
     keep_weights(tmp_path, lambda name: "layer.1" not in name)
     with pytest.raises(ValueError, match=r"all weights of a MPNetForMaskedLM.*and 18 more"):

@@ -216,8 +216,8 @@ def test_no_share_is_kept_of_what_ys_own_probe_does_not_read() -> None:
     said = report({"unfinished": {"probes": 2, "of": 8}, "training": {"max_epochs": 60}}, rows).sentences
     assert said == [
         "distance, UUAS, mean over sites: 30.0 in y, its own states, 30.0 through linear; x under its own probe 30.0.",
-        "distance, UUAS: in its own states the probe of y is no better than the baseline (30.0) or equal states at 1→2 "
-        "(30.0): of that no share can be kept.",
+        "distance, UUAS: on its own states the probe of y is no better than the baseline (30.0) or on equal states at "
+        "1→2 (30.0), where no share that is kept can be given.",
         "2 of 8 probes were still learning after 60 epochs, the limit of `training.max_epochs`: with a higher one they "
         "may read more.",
     ]

@@ -127,7 +127,7 @@ def test_reading_says_what_the_numbers_say() -> None:
         assert part in reading(forward())
     assert reading(two_ways()).count("classifies") == 2
     unmapped = [r for r in forward() if r["role"] != "method"]
-    assert "No map that is trained at every site was evaluated" in reading(unmapped)
+    assert "None of the maps was trained at every site" in reading(unmapped)
 
 
 def test_a_gain_is_not_said_to_be_kept_within_a_margin() -> None:
@@ -178,8 +178,8 @@ def test_unseen_types_and_other_text_are_shown_where_they_are_known() -> None:
         if r["method"] in seen
     ]
     text = reading([*forward()[:2], *rows])
-    assert "On types that no map saw, 25.0% of the rows, linear is closest and leaves 60.0%." in text
-    assert "Partly a vocabulary: mlp, 90.0% there and 10.0% on types it saw." in text
+    assert "On types that no map was fitted on, 25.0% of the rows, linear is closest and leaves 60.0%." in text
+    assert "Partly memorised words: mlp, 90.0% on these types and 10.0% on types seen in fitting." in text
     assert "On the other text linear is closest and leaves 70.0%." in text
     assert "vocabulary" not in reading(forward())
     assert len(fvu_figure(rows).axes) == 3 * len(fvu_figure(forward()).axes)

@@ -203,7 +203,7 @@ def test_lines_with_spans_are_text_about_the_task_of_the_fitting_file(tmp_path: 
 
 @pytest.mark.parametrize("content", ["", "\n \n", "# only a comment\n\n"])
 def test_a_treebank_without_sentences_is_refused(tmp_path: Path, content: str) -> None:
-    with pytest.raises(ValueError, match=r"Expected sentences in .*bank\.conllu, but there is none"):
+    with pytest.raises(ValueError, match=r"Expected sentences in .*bank\.conllu, but found none"):
         load_texts(TextSource(str(bank(tmp_path, content))))
 
 
