@@ -154,10 +154,6 @@ class ModelTexts(TextModule):
         constant = self.texts.constant_label(regression=self.texts.regression)
         return torch.full((len(self.answers("test")),), constant, dtype=torch.float64)
 
-    def reorder(self, seed: int) -> None:
-        """Draw the order of the training texts from another seed from now on."""
-        self.order = seed
-
     # ------------------------------------------------------------------ Lightning's hooks
 
     def setup(self, stage: str) -> None:

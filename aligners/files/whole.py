@@ -36,7 +36,6 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     Raises:
         OSError: something cannot be written, or `folder` holds files already.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
     with _taking_place(folder, Path.mkdir) as unfinished:
         yield unfinished
 
@@ -48,6 +47,7 @@ def _taking_place(path: Path, make: Callable[[Path], object]) -> Iterator[Path]:
     Everybody whom the umask lets may read it, whoever wrote it: safetensors leaves files to their owner alone.
     """
     unfinished = _unfinished(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
         remove(unfinished)  # left by a process that was killed
         make(unfinished)

@@ -143,7 +143,7 @@ def train(job: Job, data: ModelTexts, recipe: FinetuningRecipe, score: Score, tr
     Returns:
         Its figures, a row of the report.
     """
-    data.reorder(job.seed)
+    data.order = job.seed  # of the training texts
     names, revision = data.texts.label_names, data.named()[job.place][1]
     model, tokenizer = data.classifier(job.base, data.classes, job.seed, label_names=names, revision=revision)
     module = Finetuning(job.variant.apply(model), recipe, name=job.name, place=job.place, seed=job.seed)
@@ -194,7 +194,6 @@ def save_classifier(
         fitted: the texts that it and its base were trained on.
         about: `datamodules.identity.identity` of its run.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
     with whole_folder(folder) as unfinished:
         save_model(unfinished, model, tokenizer)
         fitted.save(unfinished)

@@ -229,7 +229,6 @@ def save_bank(bank: StoredBank, path: Path) -> None:
     }
     # Copies: safetensors refuses tensors that share memory, as tied weights do.
     tensors = {name: value.detach().to("cpu", copy=True).contiguous() for name, value in flat(states)}
-    path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as unfinished:
         save_file(tensors, unfinished, {HEADER: json.dumps(described)})
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from aligners.errors import UserError
-from aligners.models.architectures import Architecture, architecture_of
+from aligners.models.architectures import architecture_of
 from aligners.models.loading.files import dtype_of, listed, quiet, read_config, read_tokenizer, read_weights
 
 
@@ -107,7 +107,12 @@ def new_classifier(
         config = read_config(str(name), source)
         architecture = architecture_of(config.model_type)
         architecture.check(config)
-        _check_family(architecture, config.model_type)
+        if architecture.rereads:
+            raise UserError(
+                f"Expected a model whose classification head reads its states, but got a {config.model_type!r} model: "
+                "its classifier reads the text a second time, and could not be truncated, injected or stitched. Name "
+                "another."
+            )
         config.num_labels = n_labels
         config.problem_type = "regression" if n_labels == 1 else "single_label_classification"
         if label_names is not None:
@@ -137,14 +142,6 @@ def _check_labels(n_labels: int, label_names: Sequence[str] | None) -> None:
         raise UserError(f"Expected `n_labels` of 2 or more classes, or 1 for a number, but got {n_labels}.")
     if label_names is not None and (len(label_names) != n_labels or len(set(label_names)) != n_labels):
         raise UserError(f"Expected {n_labels} different `label_names`, but got {', '.join(label_names) or 'none'}.")
-
-
-def _check_family(architecture: Architecture, model_type: str) -> None:
-    if architecture.rereads:
-        raise UserError(
-            f"Expected a model whose classification head reads its states, but got a {model_type!r} model: its "
-            "classifier reads the text a second time, and could not be truncated, injected or stitched. Name another."
-        )
 
 
 def _check_body(model: PreTrainedModel, unfit: Sequence[str], name: str) -> None:

@@ -40,7 +40,6 @@ def save_banks(path: Path, banks: Mapping[str, tuple[Bank, Mapping[str, Any]]]) 
             "about": about,
         }
         tensors |= {f"{number}/{key}": value.cpu().contiguous() for key, value in bank.state_dict().items()}
-    path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as unfinished:
         save_file(tensors, unfinished, metadata={ENTRY: json.dumps(described)})
 

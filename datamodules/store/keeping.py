@@ -130,7 +130,6 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     Raises:
         OSError: they cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     contiguous = {name: value.contiguous() for name, value in tensors.items()}
     with whole_file(path) as unfinished:
         save_file(contiguous, unfinished, metadata={"crc32": str(_checksum(contiguous))})

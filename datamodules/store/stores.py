@@ -86,7 +86,6 @@ def _write(states: StoredStates, shard: int, sites: Sequence[int], progress: Cal
 @contextmanager
 def _writer(states: StoredStates, site: int, shard: int) -> Iterator[ShardWriter]:
     path: Path = shard_path(states.folder, site, shard)
-    path.parent.mkdir(parents=True, exist_ok=True)
     lengths = states.lengths[states.texts(shard)]
     about = {"store": states.identity.name, "site": str(site), "shard": str(shard)}
     try:

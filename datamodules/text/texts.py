@@ -70,9 +70,7 @@ class FittedTexts:
 
     def save(self, folder: Path) -> None:
         """Write them into the folder of a model, whole or not at all."""
-        path = folder / FITTED
-        path.parent.mkdir(exist_ok=True)
-        with whole_file(path) as unfinished:
+        with whole_file(folder / FITTED) as unfinished:
             save_file({"keys": self.keys}, unfinished, {"origins": json.dumps(self.origins)})
 
     @classmethod

@@ -148,7 +148,7 @@ def test_bases_come_after_the_models_under_heads_of_their_own(world: World) -> N
 def test_the_order_of_training_follows_from_its_seed(world: World) -> None:
     data, orders = labelled(world), []
     for order in (0, 1, 0):
-        data.reorder(order)
+        data.order = order
         data.trainer = quiet_trainer()
         orders.append([batch.text.tolist() for batch in data.train_dataloader()])
     assert orders[0] == orders[2]

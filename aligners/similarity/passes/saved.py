@@ -64,7 +64,6 @@ class SavedPasses:
         """
         plan, now = self._folder / PLAN, json.loads(json.dumps({**about, "memory": limit}, default=str))
         if not plan.exists():
-            self._folder.mkdir(parents=True, exist_ok=True)
             write_text(plan, json.dumps(now, indent=1) + "\n")
             return limit
         try:
