@@ -72,7 +72,7 @@ def _help(command: Command, parser: Any, options: dict[str, Any]) -> list[list[A
     own = [action.dest for action in parser._actions if action.dest in list(signature(command.work).parameters)[1:]]
     names = [name for name in dict.fromkeys([*own, *OFTEN]) if _is_used(options.get(name), command)]
     shown = {a.dest: _sentence(a) for a in positional} | {f"--{name}": _sentence(options[name]) for name in names}
-    files = "A file of options, or one that comes along: --config NAME. " if "config" in options else ""
+    files = "A file of options, yours or the package's: --config NAME. " if "config" in options else ""
     about = [" ".join(part.split()) for part in parser.description.split("\n\n")]
     plain = [f"usage: PROGRAM {command.usage}", *(line for part in about for line in ("", part)), "", "example:"]
     return [
