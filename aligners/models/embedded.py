@@ -58,14 +58,14 @@ def embedded_model(
         progress: whether to announce what is being made, and show a progress bar.
 
     Raises:
-        ValueError: no texts, or too few; for a classifier fewer than two classes; the cache
+        ValueError: no texts, or too few; for a classifier not one label for each, or fewer than two classes; the cache
             cannot be written to.
     """
     recipe, labels = recipe or Recipe(), labels or []
     if not texts:
         raise UserError("Expected `texts` to train on, but got none.")
-    if isinstance(recipe, Recipe) and len(set(labels)) < 2:
-        raise UserError(f"Expected `labels` of at least two classes, but got {labels[:1]} alone. Choose labelled text.")
+    if isinstance(recipe, Recipe):
+        _check_labels(texts, labels)
     family = _family_folder(recipe, [texts, labels] if isinstance(recipe, Recipe) else [texts], cache)
     shipped = SHIPPED / family.name / f"seed-{seed}"
     # By a name of its own: an earlier version has trained the same model here, and did not round it.
@@ -104,6 +104,16 @@ def _family_folder(recipe: AnyRecipe, data: list[Any], cache: Path | None) -> Pa
     made_from = json.dumps([asdict(recipe), *data]).encode()
     digest = hashlib.blake2b(made_from, digest_size=6).hexdigest()
     return cache_folder(cache) / "embedded" / f"{recipe.folder}-{recipe.layers}x{recipe.width}-{digest}"
+
+
+def _check_labels(texts: list[str], labels: list[int]) -> None:
+    if len(texts) != len(labels):
+        raise UserError(f"Expected one of `labels` for each of `texts`, but got {len(labels)} for {len(texts)}.")
+    if min(labels) < 0 or len(set(labels)) < 2:
+        raise UserError(
+            f"Expected `labels` of at least two classes, counted from 0, but got {sorted(set(labels))}. "
+            "Choose labelled text."
+        )
 
 
 @contextmanager

@@ -155,12 +155,12 @@ def targets_of(labels: Labels, words: Words, seed: int = 0) -> Targets:
         seed: of the control task.
 
     Raises:
-        ValueError: there are other than `labels.spans` spans of a target.
+        ValueError: a span is not within its sentence, or there are other than `labels.spans` spans.
     """
     spans, sets, sentence = [], [], []
     for number, target in _of_task(labels.task, words.sentences):
         strings = words.sentences[number].words
-        given = _spans(target, labels)
+        given = _spans(target, labels, len(strings))
         spans.append(given)
         sets.append((target.labels, labels.drawn("\t".join(" ".join(strings[slice(*span)]) for span in given), seed)))
         sentence.append(number)
@@ -175,10 +175,16 @@ def targets_of(labels: Labels, words: Words, seed: int = 0) -> Targets:
     )
 
 
-def _spans(target: Target, labels: Labels) -> list[tuple[int, int]]:
+def _spans(target: Target, labels: Labels, words: int) -> list[tuple[int, int]]:
     spans = [target.span1, *([target.span2] if target.span2 else [])]
     if len(spans) != labels.spans:
         raise UserError(f"Expected {labels.spans} spans of every target of {labels.task!r}, but got {len(spans)}.")
+    for first, end in spans:
+        if not 0 <= first < end <= words:
+            raise UserError(
+                f"Expected spans of {labels.task!r} within the {words} words of their sentence, but got "
+                f"({first}, {end})."
+            )
     return spans
 
 

@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from aligners.errors import UserError
 from aligners.probing.bank import Arm, Bank, Examples, Probes, Words, answers, fresh_bank
 from aligners.probing.tasks import Row, Task, pooled_ratio, score_columns
-from datamodules.text.annotated.sentence import Sentence
+from datamodules.text.annotated.sentence import Sentence, check_tree
 
 LEAST = 2  # words of a tree: one word has no distances
 
@@ -67,6 +67,8 @@ class Trees:
                 f"Expected sentences with trees for structural probes, but none of {len(words.sentences)} has one: all "
                 "heads are missing. Leave distance and depth out of `tasks`, or give a treebank."
             )
+        for tree in heads.values():
+            check_tree(tree)
         distances = {b: tree_distances(tree) for b, tree in heads.items()}
         return cls({b: distances[b][tree.index(0)] for b, tree in heads.items()}, distances)
 

@@ -266,6 +266,7 @@ def test_texts_that_cannot_be_learned_are_refused(tmp_path: Path) -> None:
     given: Any
     for given, recipe, says in (
         (([], []), RECIPE, "`texts`"),
+        ((["a", "b"], [0]), RECIPE, "but got 1 for 2"),
         ((["a", "b"], [1, 1]), RECIPE, "two classes"),
         ((["a"], None), GPT, r"at least 16 tokens together.*got"),
     ):

@@ -159,7 +159,11 @@ def test_a_label_that_fitting_has_not_seen_is_counted_and_never_right() -> None:
 def test_spans_tasks_and_arms_that_there_are_not_are_refused() -> None:
     words = drawn_words()
     kinds, first = Labels.of("kind", words.sentences), words.sentences[0]
-    wrong: list[tuple[dict[str, Any], str]] = [({"span2": (0, 1)}, "1 spans of every target of 'kind', but got 2")]
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"span1": (0, 99)}, r"within the \d words .* got \(0, 99\)"),
+        ({"span1": (1, 1)}, r"got \(1, 1\)"),
+        ({"span2": (0, 1)}, "1 spans of every target of 'kind', but got 2"),
+    ]
     for changes, said in wrong:
         other = replace(first, targets=tuple(replace(target, **changes) for target in first.targets))
         with pytest.raises(ValueError, match=said):

@@ -153,12 +153,14 @@ def test_rows_of_a_structural_probe_stand_beside_those_of_a_chain_in_the_order_o
         assert row["root_accuracy"] is None
 
 
-def test_sentences_without_trees_and_ranks_that_there_are_not_are_refused() -> None:
+def test_sentences_without_trees_cycles_and_ranks_that_there_are_not_are_refused() -> None:
     words = drawn_words()
     bare = [replace(own, heads=()) for own in words.sentences]
     with pytest.raises(ValueError, match="all heads are missing"):
         Trees.of(replace(words, sentences=bare))
     assert Trees.of(replace(words, sentences=[*bare[:2], *words.sentences[2:]])).sentences == [2, 3, 4, 5]
+    with pytest.raises(ValueError, match=r"words \[1, 2\] are in a cycle"):
+        Trees.of(replace(words, sentences=[replace(bare[0], heads=(2, 1, 0)), *bare[1:]]))
     for rank in (0, 7):
         with pytest.raises(ValueError, match=f"`ranks` between 1 and 6, the width of the states, but got {rank}"):
             fresh_bank(DistanceProbes, [Arm("model", 0, rank=rank)], words, 0)
