@@ -268,22 +268,19 @@ class Alignment(BankTraining):
         """Log all figures of all aligners and sites, and keep those of the validation texts."""
         self.stream.reader.check.flush()
         before, self.validated_at = self.validated_at, self.global_step
-        fitting = self.trainer.state.fn == "fit"
         for (split, fit), errors in self._errors.items():
             figures = errors.compute()
             if split == "validation":
                 self.validation_figures[fit] = figures
-            known = self._known(fit, before) if fitting else []
+            known = self._known(fit, before) if self.trainer.state.fn == "fit" else []
             for figure, values in figures.items():
                 if not values.isnan().all():
                     self._log(split, fit, figure, values.float(), known)
 
     def _known(self, fit: Fit, before: int | None) -> list[int]:
         """Sites that no longer train, whose figures an earlier validation of this fit has logged."""
-        if before is None:
-            return []
         steps = self.divergence.step.get(fit.key, torch.zeros(len(self.places)))
-        return [s for s, step in enumerate(steps.tolist()) if 0 < step <= before]
+        return [s for s, step in enumerate(steps.tolist()) if 0 < step <= (before or 0)]
 
     def criteria(self) -> dict[str, Tensor]:
         """The criterion of the last validation for each trained bank, (S,): lower is better."""
