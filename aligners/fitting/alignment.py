@@ -113,6 +113,7 @@ class Alignment(BankTraining):
         self.moments: Moments | None = None
         self.reading = MomentsSoFar()
         self.validated_at: int | None = None
+        self.validation_figures: dict[Fit, dict[str, Tensor]] = {}
         self.unused: nn.Parameter | None = None
         self._adopted: StoredBank | None = None
 
@@ -253,10 +254,11 @@ class Alignment(BankTraining):
             self._errors[split, fit].update(fit.aligner, *fit.orient(x, y), batch.rows.unseen)
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Errors of every aligner on one batch."""
+        """Errors of every aligner on one batch; of closed forms, which stay as they are, in a fit's first one alone."""
         if self.moments is None:
             raise UserError("Nothing is fitted yet: fit first, or name a checkpoint with `--ckpt_path`.")
-        self._measure(("validation", "train")[dataloader_idx], self.fits(), batch)
+        again = self.trainer.state.fn == "fit" and self.validated_at is not None
+        self._measure(("validation", "train")[dataloader_idx], self.trained() if again else self.fits(), batch)
 
     def means(self, fit: Fit) -> tuple[Tensor, Tensor]:
         """Means of source and target on the fitting rows, (S, d) each."""
@@ -266,23 +268,19 @@ class Alignment(BankTraining):
         """Log all figures of all aligners and sites, and keep those of the validation texts."""
         self.stream.reader.check.flush()
         before, self.validated_at = self.validated_at, self.global_step
-        fitting = self.trainer.state.fn == "fit"
-        self.validation_figures: dict[Fit, dict[str, Tensor]] = {}
         for (split, fit), errors in self._errors.items():
             figures = errors.compute()
             if split == "validation":
                 self.validation_figures[fit] = figures
-            known = self._known(fit, before) if fitting else []
+            known = self._known(fit, before) if self.trainer.state.fn == "fit" else []
             for figure, values in figures.items():
                 if not values.isnan().all():
                     self._log(split, fit, figure, values.float(), known)
 
     def _known(self, fit: Fit, before: int | None) -> list[int]:
-        """Sites whose figures an earlier validation of this fit has logged: they no longer train, or never have."""
-        if before is None or fit.aligner.closed_form:
-            return [] if before is None else list(range(len(self.places)))
+        """Sites that no longer train, whose figures an earlier validation of this fit has logged."""
         steps = self.divergence.step.get(fit.key, torch.zeros(len(self.places)))
-        return [s for s, step in enumerate(steps.tolist()) if 0 < step <= before]
+        return [s for s, step in enumerate(steps.tolist()) if 0 < step <= (before or 0)]
 
     def criteria(self) -> dict[str, Tensor]:
         """The criterion of the last validation for each trained bank, (S,): lower is better."""

@@ -294,6 +294,7 @@ def test_what_is_logged_is_of_its_step_and_of_what_still_trains(world: World, tm
     assert max(logged(1, "step/mlp/0-0/loss")) > diverged > max(logged(1, "step/mlp/1-2/loss"))
     assert len(logged(1, "validation/mlp/0-0/fvu")) > len(logged(1, "validation/mlp/1-2/fvu"))
     assert len(logged(1, "validation/linear/0-0/fvu")) == 1
+    assert {fit.name for _, fit in module._errors} == {"mlp"}  # nor are closed forms measured twice
 
 
 def test_a_run_in_which_every_site_diverges_ends(world: World) -> None:
