@@ -1,5 +1,6 @@
 """Templates: of the pages of reports, with style and script inlined, and of what reports say in words."""
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,8 @@ def glossary(text: str) -> dict[str, str]:
 
 def lead(kind: str, **values: Any) -> str:
     """Say what a report found in two or three sentences, as the template of its kind in `findings/leads/` does."""
-    return _in_one_line(words(f"leads/{kind}", **values))
+    there = (HERE / "findings" / "leads" / f"{kind}.j2").is_file()  # else its sentences come first
+    return _in_one_line(words(f"leads/{kind}", **values)) if there else ""
 
 
 def sentences(template: str, **values: Any) -> list[str]:
@@ -52,7 +54,8 @@ def sentences(template: str, **values: Any) -> list[str]:
 
     Filters: `form` writes a number as `format` does, `number` as people do, `span` the range of a column of rows,
     `listed` a list. `where`, `by` and `mean` choose, group and average rows, `matching` chooses those of matching
-    layers, and `trained_methods` names the methods that are trained in all rows.
+    layers, `trained_methods` names the methods that are trained in all rows, and `compared` chooses the rows of those
+    that have a value of a column in all of them.
 
     Args:
         template: name of its file, without the ending.
@@ -65,7 +68,8 @@ def words(template: str, **values: Any) -> str:
     """Render a template of `findings/` as it is; see `sentences`."""
     environment = Environment(loader=FileSystemLoader(HERE / "findings"), undefined=StrictUndefined)
     environment.globals["words"] = WORDS
-    environment.filters |= {"form": format, "number": plain_number, "span": _span, "by": grouped, "matching": _matching}
+    environment.filters |= {"form": format, "number": plain_number, "span": _span, "by": grouped}
+    environment.filters |= {"matching": _matching, "compared": _compared}
     environment.filters |= {function.__name__: function for function in FILTERS}
     return environment.get_template(f"{template}.j2").render(**values)
 
@@ -74,6 +78,14 @@ def _matching(rows: list[Row]) -> list[Row]:
     """The rows of matching layers of two models."""
     pairs = matching_layers(*(sorted(distinct(rows, column)) for column in ("layer_x", "layer_y")))
     return [row for row in rows if (row["layer_x"], row["layer_y"]) in pairs]
+
+
+def _compared(rows: list[Row], column: str) -> list[Row]:
+    """The rows of those methods that are trained and have a value of a column in all of their rows."""
+    methods = grouped(rows, "method")
+    return [
+        row for name in trained_methods(rows) if math.isfinite(mean(methods[name], column)) for row in methods[name]
+    ]
 
 
 def _in_one_line(text: str) -> str:

@@ -73,6 +73,7 @@ INJECTION = [
     row("x", "y", "native_y", "ceiling", (None, None), direction="forward", n_texts=1200, **scored(0.7, 0.02)),
     *(r | {"direction": "forward", "n_texts": 1200, **scored(0.69, 0.02)} for r in MAPS),
 ]
+PENALTY = ("penalty", "penalty_low", "penalty_high")
 CASES: dict[str, tuple[list[Row], Row, str]] = {
     "attention": (MAPS, {}, "The closest, inn, leaves 10.0% of the target's variance unexplained (FVU), linear 40.0%"),
     "bijection": (bijection(), {}, "is 1.49 times that of a free network (MLP) with as many parameters (100)"),
@@ -100,3 +101,25 @@ def test_every_page_begins_with_what_was_found(kind: str, tmp_path: Path) -> Non
     assert part in words
     assert 2 <= len(re.findall(r"[.](?: |$)", words)) <= 5
     assert set(KINDS[kind]["captions"])
+
+
+def test_a_map_that_overflows_at_a_site_is_compared_with_no_other() -> None:
+    tokens = {
+        "loss": 4.0,
+        "perplexity": 50.0,
+        "score": 0.3,
+        "score_name": "accuracy",
+        "n_texts": 9,
+        "direction": "forward",
+    }
+    native = row("x", "y", "native_y", "ceiling", (None, None), penalty=0.0, **tokens)
+    costs = {"linear": (0.1, None), "mlp": (0.5, 0.3), "inn": (0.2, 0.4)}
+    maps = [
+        row("x", "y", name, "method", (site, site), fvu=cost, **dict.fromkeys(PENALTY, cost), **tokens)
+        for name, both in costs.items()
+        for site, cost in enumerate(both, start=1)
+    ]
+    lead = make_report("injection", {}, [native, *maps]).lead
+    assert "Mapped by inn, which costs the least, they raise it by at most 0.400 [0.400, 0.400] nats." in lead
+    assert "linear" not in lead
+    assert "linear" not in make_report("fit", {}, maps).lead
