@@ -9,7 +9,7 @@ import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from aligners.fitting.outcomes import trained_methods
+from aligners.fitting.outcomes import no_better_than_the_mean, trained_methods
 from aligners.reports.names import WORDS, four_digits, held_out_name, listed, plain_number, site_name, value_range
 from aligners.reports.report import Row, distinct, grouped, mean, where
 from aligners.similarity.controls import matching_layers
@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 ITEM = re.compile("^- ", re.MULTILINE)
 GLOSSARY: dict[str, str] = yaml.safe_load((HERE / "glossary.yaml").read_text(encoding="utf-8"))
 WORD = r"(?<![\w-])(%s)s?(?![\w-])"
-FILTERS = (held_out_name, listed, mean, site_name, trained_methods, where)  # by their names
+FILTERS = (held_out_name, listed, mean, no_better_than_the_mean, site_name, trained_methods, where)  # by their names
 NO_WORDS = re.compile("<(script|style|pre).*?</\\1>|<[^>]*>", re.DOTALL)  # of a page
 BEFORE_PUNCTUATION = re.compile(r" (?=[.,;:)](?: |$|[.,;:]))")  # a space that a line's end in a template leaves
 

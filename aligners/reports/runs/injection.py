@@ -8,15 +8,7 @@ from itertools import pairwise, product
 import numpy as np
 from matplotlib.figure import Figure
 
-from aligners.fitting.outcomes import (
-    BOTH_WAYS,
-    TRAINED,
-    is_trained,
-    mark,
-    no_better_than_the_mean,
-    trained_methods,
-    what_did_not_train,
-)
+from aligners.fitting.outcomes import BOTH_WAYS, TRAINED, is_trained, mark, trained_methods, what_did_not_train
 from aligners.reports import drawing
 from aligners.reports.names import WORDS, aligned, score_heading, score_words, site_name, with_short_names
 from aligners.reports.report import Report, Row, by_sites, grouped, is_known, number, site_pairs, where
@@ -112,8 +104,7 @@ def _facts(panel: list[Row]) -> Row:
         answering = dict(sorted(answering.items(), key=lambda item: -_total(item[1], "penalty")))
     return {
         "title": panel_title(panel),
-        "source": panel[0]["model_x"],
-        "target": panel[0]["model_y"],
+        "rows": panel,
         "of_tokens": tokens,
         "scored": is_known(panel, "score"),
         "score": score_words(panel),
@@ -126,7 +117,6 @@ def _facts(panel: list[Row]) -> Row:
         "closest": closest,
         "baseline": _closest(plain, "fvu") if closest and closest[0] not in PLAIN else None,
         "prices": grouped(price_of_bijectivity(panel), "method", "against"),
-        "no_better": no_better_than_the_mean(panel),
         "unseen": _closest(beyond, "fvu_unseen"),
         "vocabularies": {name: line for name, line in beyond.items()
                          if _total(line, "fvu_unseen") >= VOCABULARY * _total(line, "fvu_seen")},

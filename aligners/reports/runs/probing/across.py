@@ -32,7 +32,7 @@ def report(meta: Row, rows: Sequence[Row], twin: Sequence[Row] = ()) -> Report:
     if twin:
         figures["probes_twin"] = partial(_twin_figure, swaps)
     tables = [_table(shown), *([_twin_table(swaps)] if twin else [])]
-    findings = sentences("probes_across", meta=meta, x=shown[0], kept=_kept(shown), swaps=_swaps(swaps))
+    findings = sentences("probes_across", meta=meta, rows=shown, swaps=_swaps(swaps))
     findings += what_did_not_train(shown)
     return Report("probes_across", meta, rows, {"twin": twin}, figures=figures, screen=tables, sentences=findings)
 
@@ -107,24 +107,6 @@ def _twin_figure(rows: Sequence[Row]) -> Figure:
 
 
 # ---------------------------------------------------------------------- sentences
-
-
-def _kept(rows: Sequence[Row]) -> Iterator[Row]:
-    """For each measure: what Y's probe reads in its own states, in those of the best map, and what X's probe does."""
-    for (task, measure), panel in grouped(rows, "task", "measure").items():
-        means = {name: mean(line, "score", known=True) for name, line in grouped(panel, "method").items()}
-        best = max(trained_methods(where(panel, role="method")), key=lambda name: means[name], default="")
-        low = [row for row in where(panel, method="native_y") if row["kept"] is None]
-        yield {
-            "name": f"{task}, {measure}",
-            "native": _percent(means.get("native_y")),
-            "other": _percent(means.get("native_x")),
-            "least": _percent(means.get(BASELINE)),
-            "best": best,
-            "through": _percent(means.get(best)),
-            "kept": _percent(mean(where(panel, method=best), "kept", known=True)),
-            "low": [f"{site_name((row['site_x'], row['site_y']))} ({_percent(row['score'])})" for row in low],
-        }
 
 
 def _swaps(rows: Sequence[Row]) -> Iterator[Row]:

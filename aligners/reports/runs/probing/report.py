@@ -14,7 +14,7 @@ from scipy.stats import spearmanr
 
 from aligners.reports import drawing
 from aligners.reports.names import WORDS, with_interval, with_short_names
-from aligners.reports.report import Report, Row, distinct, grouped, largest, mean, number, where
+from aligners.reports.report import Report, Row, distinct, grouped, mean, number, where
 from aligners.reports.screen import SiteTable
 from aligners.reports.templates import sentences
 
@@ -56,10 +56,8 @@ def report(
         figures["probing_trees"] = partial(trees_figure, with_short_names(trees))
     if codelengths:
         figures["probing_codes"] = partial(codes_figure, codes, with_short_names(portions))
-    models = grouped(shown, "model")
-    about = {"models": list(models), "best": list(_best(shown)), "uninformed": _uninformed(shown)}
-    findings = [*sentences("probing", meta=meta, rows=shown, **about), *codes_in_words(codes, shown)]
-    screen = [*(_table(model_rows, model) for model, model_rows in models.items()), *codes_tables(codes)]
+    findings = [*sentences("probing", meta=meta, rows=shown), *codes_in_words(codes, shown)]
+    screen = [*(_table(part, model) for model, part in grouped(shown, "model").items()), *codes_tables(codes)]
     tables = {"mixes": mixes, "trees": trees, "codelengths": codelengths, "portions": portions}
     return Report("probing", meta, rows, tables=tables, figures=figures, screen=screen, sentences=findings)
 
@@ -302,31 +300,6 @@ def _by_frequencies(rows: Sequence[Row]) -> float:
 
 
 # ---------------------------------------------------------------------- sentences
-
-
-def _best(rows: Sequence[Row]) -> Iterator[Row]:
-    """For each model and task: where it is read best, and how that compares with its controls."""
-    for (model, _, probe), task_rows in grouped(rows, "model", "task", "probe").items():
-        task_rows = [row for row in task_rows if row["score"] is not None]
-        if read := where(task_rows, source="model"):
-            yield {
-                "model": model,
-                "measure": next(iter(MEASURES[probe].values())),
-                "best": max(read, key=lambda row: row["score"]),
-                "lexical": next((row["score"] for row in where(read, site=0)), None),
-                "untrained": largest(where(task_rows, source="untrained"), "score"),
-            }
-
-
-def _uninformed(rows: Sequence[Row]) -> Iterator[Row]:
-    """For each model, task and measure: the probes that are no better than what is said without any state."""
-    for (model, task, probe), task_rows in grouped(rows, "model", "task", "probe").items():
-        floor = _baseline(task_rows)
-        for column, measure in MEASURES[probe].items():
-            least = floor[column] or 0.0
-            read = [row for row in where(task_rows, source="model") if row[column] is not None and row[column] <= least]
-            if low := [row | {"score": row[column]} for row in read]:
-                yield {"model": model, "task": task, "measure": measure, "floor": floor, "least": least, "low": low}
 
 
 def codes_in_words(rows: Sequence[Row], scores: Sequence[Row]) -> list[str]:
