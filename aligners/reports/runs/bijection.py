@@ -28,7 +28,9 @@ def report(meta: Row, rows: Sequence[Row]) -> Report:
     if len(sizes) > 1:
         figures["bijection_sizes"] = partial(_sizes_figure, shown, sizes)
     tables = [_table(shown, size) for size in sizes]
-    findings = [*_said(shown, sizes[-1]), *what_did_not_train([row | {"method": _name(row)} for row in shown])]
+    about = {"prices": _prices(shown, sizes[-1]), "price": partial(_price, shown, sizes[-1])}
+    untrained = what_did_not_train([row | {"method": _name(row)} for row in shown])
+    findings = [*sentences("bijection", **about), *untrained]
     return Report("bijection", meta, rows, figures=figures, screen=tables, sentences=findings)
 
 
@@ -178,16 +180,3 @@ def _sizes_figure(rows: Sequence[Row], sizes: Sequence[int]) -> Figure:
         axis.set_title(direction, fontsize=10)
     dress(figure, axes, "parameters of a site", "FVU: share of variance left unexplained")
     return figure
-
-
-# ---------------------------------------------------------------------- sentences
-
-
-def _said(rows: Sequence[Row], size: int) -> list[str]:
-    """Say what each bijection costs, whether the floor explains it, and how much of it is a vocabulary."""
-    prices = _prices(rows, size)
-    elsewhere = {
-        place: {name: _price(rows, size, name, DIRECTIONS[0], column) for name in prices if name not in (FREE, FLOOR)}
-        for place, column in WORDS["elsewhere"].items()
-    }
-    return sentences("bijection", names=NAMES, prices=prices, elsewhere=elsewhere)

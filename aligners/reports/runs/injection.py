@@ -159,10 +159,7 @@ def report(meta: Row, rows: Sequence[Row]) -> Report:
 
 def _draws(rows: Sequence[Row]) -> str:
     """Say of means over several draws how far these are apart; reports of earlier versions have one draw."""
-    several = [row for row in rows if row["site_x"] is None and row.get("fit") and is_known([row], "score")]
-    ends = [f"{100 * row['score_low']:.1f} to {100 * row['score_high']:.1f}" for row in several]
-    lines = [f"{row['method']} ({row['model_y']}): {row['fit']}: {span} ({score_words([row])})"
-             for row, span in zip(several, ends, strict=True)]  # fmt: skip
+    lines = sentences("draws", rows=[row for row in rows if row["site_x"] is None and row.get("fit")])
     return "\n".join(dict.fromkeys(lines))
 
 

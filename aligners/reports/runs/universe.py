@@ -13,7 +13,6 @@ from aligners.reports.report import Report, Row, distinct, grouped, largest, mea
 from aligners.reports.screen import SiteTable
 from aligners.reports.templates import sentences
 
-SHARED = 0.5  # share of the others' variance along a direction above which a model is said to share it
 FIGURES = ("fvu", "fvu_unseen", "round_trip", "cycle")
 ACROSS = 4  # heat maps in a row
 
@@ -31,7 +30,7 @@ def report(meta: Row, rows: Sequence[Row], directions: Sequence[Row] = ()) -> Re
         f"universe_site_{site}": partial(_heat_maps, of_site) for site, of_site in grouped(shown, "site_x").items()
     }
     figures["directions"] = partial(_directions, directions, _names(directions))
-    findings = sentences("universe", sites=_shared(directions), share=SHARED) + what_did_not_train(shown)
+    findings = sentences("universe", directions=directions, names=_names(directions)) + what_did_not_train(shown)
     tables = {"directions": directions}
     return Report("universe", meta, rows, tables, figures=figures, screen=[_table(shown)], sentences=findings)
 
@@ -51,16 +50,6 @@ def _table(rows: Sequence[Row]) -> SiteTable:
         parameters = f"{line[0]['parameters']:,}" if line[0]["parameters"] else ""
         table.add_row(mark(name, worst_of(line)), parameters, *map(aligned, values[:2]), *trips)
     return table
-
-
-def _shared(directions: Sequence[Row]) -> list[Row]:
-    """Of each site: how many directions all models share, some, or none."""
-    names, sites = _names(directions), []
-    for site, rows in grouped(directions, "site").items():
-        sharing = [sum(row[name] > SHARED for name in names) for row in rows]
-        every, none = sharing.count(len(names)), sharing.count(0)
-        sites.append({"site": site, "n": len(rows), "all": every, "none": none, "some": len(rows) - every - none})
-    return sites
 
 
 def _heat_maps(rows: Sequence[Row]) -> Figure:
