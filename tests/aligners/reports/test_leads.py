@@ -123,3 +123,22 @@ def test_a_map_that_overflows_at_a_site_is_compared_with_no_other() -> None:
     assert "Mapped by inn, which costs the least, they raise it by at most 0.400 [0.400, 0.400] nats." in lead
     assert "linear" not in lead
     assert "linear" not in make_report("fit", {}, maps).lead
+
+
+@pytest.mark.parametrize(
+    ("scores", "part"),
+    [
+        ((0.5, 0.6), "more than a point below that after every site but the last, 60.0% [40.0%, 60.0%] at best"),
+        ((0.7, 0.6), "it is within a point of that after site 0 alone"),
+        ((0.5, 0.695), "it stays within a point of that from site 1 on"),
+    ],
+)
+def test_a_truncated_model_is_said_to_keep_its_score_only_where_it_does(scores: tuple[float, ...], part: str) -> None:
+    kept, whole = surgery()[1], surgery()[0]
+    rows = [whole, *(kept | {"site": site, "score": score} for site, score in enumerate(scores)), surgery()[2]]
+    skipped = "Skipping one block costs the most at block 1: 40.0%"
+    lead = make_report("surgery", {"majority_score": 0.5}, rows).lead
+    assert part in lead
+    assert skipped in lead
+    rows[-1]["score"] = 0.7
+    assert "No block is needed" in make_report("surgery", {"majority_score": 0.5}, rows).lead
