@@ -38,4 +38,6 @@ def test_the_walks_pass_no_file_twice() -> None:
 def test_the_citation_and_the_package_have_the_version_of_the_project() -> None:
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert cited == project["version"] == aligners.__version__
+    newest = re.search(r"^## ([\d.]+) \(\d{4}-\d\d-\d\d\)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest is not None
+    assert cited == project["version"] == aligners.__version__ == newest[1]

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import aligners
 from aligners.cli import table
 from tests.aligners.cli.small_study import forked_workers, study_file
 from tests.processes import HANGS, ROOT, Started
@@ -64,7 +65,10 @@ def test_it_brings_everything_that_is_no_test(installed: Path) -> None:
         return {str(path.relative_to(folder)) for path in every if path.suffix in kinds or path.name == "py.typed"}
 
     assert files(installed) == files(ROOT)
-    assert {path.name for path in installed.iterdir()} - set(ROOTS) == {"bin", "aligners-0.1.0.dist-info"}
+    assert {path.name for path in installed.iterdir()} - set(ROOTS) == {
+        "bin",
+        f"aligners-{aligners.__version__}.dist-info",
+    }
     packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]["include"]
     assert packages == [f"{name}*" for name in ROOTS]
 

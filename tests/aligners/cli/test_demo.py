@@ -89,7 +89,7 @@ def test_the_demo_from_first_to_last_line(
     monkeypatch.setattr(table, "run_script", ran)
     demo.run_demo(tmp_path / "run", kind)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("Maps the states of one small language model")
+    assert lines[0].startswith("Maps the hidden states of one small language model")
     assert [line[:11] for line in lines if line.startswith("Step")] == ["Step 1 of 3", "Step 2 of 3", "Step 3 of 3"]
     assert all(re.search(r"About (\d+:\d\d min|\d+ seconds) left in all", line) for line in lines if line[:4] == "Step")
     assert ended == [step["run"] for step in demo.STEPS[kind]]
