@@ -142,3 +142,19 @@ def test_a_truncated_model_is_said_to_keep_its_score_only_where_it_does(scores: 
     assert skipped in lead
     rows[-1]["score"] = 0.7
     assert "No block is needed" in make_report("surgery", {"majority_score": 0.5}, rows).lead
+
+
+@pytest.mark.parametrize(
+    ("kind", "column", "part"),
+    [
+        ("fit", "fvu", "None of them was trained, with a finite error, at every site"),
+        ("probes_across", "score", "by probes that were trained on y alone."),
+        ("similarity", "value", "no value is a number."),
+        ("universe", "round_trip", "of the largest value."),
+    ],
+)
+def test_a_column_without_a_number_is_not_said(kind: str, column: str, part: str) -> None:
+    rows, more, _ = CASES[kind]
+    lead = make_report(kind, {}, [one | {column: None} for one in rows], **more).lead
+    assert part in lead
+    assert "nan" not in lead
