@@ -4,6 +4,8 @@ import re
 import shlex
 import subprocess
 import sys
+from copy import deepcopy
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -39,8 +41,12 @@ def written_commands() -> list[tuple[str, list[str]]]:
 
 
 def test_what_is_known_is_what_the_parsers_say() -> None:
-    """`python -m website.known_options` renews it."""
-    assert known() == known_options()
+    """`python -m website.known_options` renews it. The Trainer's options differ between versions of Lightning."""
+    now, then = known(), deepcopy(known_options())
+    if f"lightning=={version('lightning')}\n" not in (ROOT / "constraints.txt").read_text():
+        for about in [*now["commands"].values(), *then["commands"].values()]:
+            about["options"] = {name: kind for name, kind in about["options"].items() if name[:8] != "trainer."}
+    assert now == then
     assert set(EVERY) == {f"{script} {name}" for script, names in COMMANDS.items() for name in names}
 
 
