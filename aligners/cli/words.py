@@ -33,8 +33,7 @@ FLOAT = re.compile(r"[-+]?[\d._]+([eE][-+]?\d+)?")  # as the parser reads them; 
 @cache
 def known_options() -> dict[str, Any]:
     """The commands with their options, and the names of maps, measures and so on, as known_options.json has them."""
-    content: dict[str, Any] = json.loads(KNOWN.read_text(encoding="utf-8"))
-    return content
+    return json.loads(KNOWN.read_text(encoding="utf-8"))
 
 
 def help_of(program: str, about: Mapping[str, Any]) -> str:
