@@ -6,7 +6,7 @@ RUN := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 export TOKENIZERS_PARALLELISM := false
 unexport PYTHONDONTWRITEBYTECODE  # or every process would compile all modules anew
 
-.PHONY: help demo demo-full test check bench docs clean clean-runs
+.PHONY: help demo demo-full test check bench tutorials docs clean clean-runs
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -32,7 +32,7 @@ bench: .venv/benchmarks ## run every benchmark and print its ratios
 		echo; echo "$$script"; $(BIN)/python $$script || exit 1; \
 	done
 
-.PHONY: tutorials
+.PHONY: help demo demo-full test check bench tutorials docs clean clean-runs
 tutorials: .venv/docs ## run the tutorials whose code has changed, and keep their outputs for the site
 	$(BIN)/python -m website.tutorials
 

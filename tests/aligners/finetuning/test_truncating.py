@@ -141,5 +141,5 @@ def test_bases_without_heads_and_more_classes_than_a_head_knows_are_refused(worl
     with pytest.raises(ValueError, match="no `bases` where no heads are trained"):
         evaluated(labelled(world, bases=world.model_x), heads=False)
     text = TextSource(write_texts(tmp_path / "three.csv", sentences(80), [0, 1, 2, 1] * 20))
-    with pytest.raises(ValueError, match=r"Expected labels 0..1, as the head of .* answers"):
+    with pytest.raises(ValueError, match=r"Expected labels 0..1, as the head of .* has"):
         evaluated(labelled(world, text=text), heads=False)

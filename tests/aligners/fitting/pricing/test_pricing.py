@@ -180,8 +180,8 @@ def test_the_report_states_the_price(found: Found, tmp_path: Path) -> None:
 
     times = mean("inn") / mean("mlp")
     assert f"(INN, both ways) is {times:.2f} times" in make_report("bijection", price.meta, price.rows).lead
-    assert "On rows of unseen token types" in shown.sentences[-2]
-    assert "On the other text" in shown.sentences[-1]
+    assert "on rows of unseen token types" in shown.sentences[-2]
+    assert "on the other text" in shown.sentences[-1]
     assert [path.name for path in write(shown, tmp_path)] == ["bijection.png"]
     doubled = [*price.rows, *(row | {"size": 2 * SIZE} for row in price.rows if row["size"])]
     assert set(report(price.meta, doubled).figures) == {"bijection", "bijection_sizes"}

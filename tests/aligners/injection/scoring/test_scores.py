@@ -238,7 +238,7 @@ def test_labels_that_the_head_does_not_know_are_refused() -> None:
     check_labels(classifier, torch.arange(3), "here")
     for model, labels, says in (
         (classifier, None, r"needs labels, but the texts of 'here'.*`label_column`"),
-        (classifier, torch.tensor([0, 3]), r"labels 0\.\.2, as the head of .* answers.*'here' have labels 0\.\.3"),
+        (classifier, torch.tensor([0, 3]), r"labels 0\.\.2, as the head of .* has.*'here' have labels 0\.\.3"),
         (classifier, torch.tensor([-2, 1]), r"'here' have labels -2\.\.1"),
         (classifier, torch.tensor([-1, 1]), r"a label for every text, but 1 of 2 texts of 'here' have none \(-1"),
         (classifier, torch.tensor([0.5, math.nan]), r"a label for every text, but 1 of 2"),
