@@ -200,10 +200,11 @@ class ArrayMap:
         from aligners.fitting.bank import FORWARD, StoredBank, save_bank
 
         maps = {FORWARD: {type(self.bank).__name__.lower(): self.bank}}
-        pairs: list[Any] = [key if isinstance(key, tuple) else (key, key) for key in self.sites_ or [None]]
         columns = list(getattr(self, "feature_names_in_", ()))
-        data, spread = {"options": self._options("aligner"), "columns": columns}, {FORWARD: {"mean": self.mean_y_}}
-        save_bank(StoredBank("arrays", maps, {FORWARD: pairs}, data, {}, spread=spread), Path(path))
+        keys = self.sites_ and [_plain(key) for key in self.sites_]
+        data = {"options": self._options("aligner"), "columns": columns, "keys": keys}
+        spread = {FORWARD: {"mean": self.mean_y_}}
+        save_bank(StoredBank("arrays", maps, {FORWARD: []}, data, {}, spread=spread), Path(path))
 
     @classmethod
     def load(cls, path: Path | str, name: str | None = None, *, route: str = "0_1") -> Self:
@@ -225,6 +226,9 @@ class ArrayMap:
         stored, kind = load_bank(path, arrays=True), getattr(cls, "aligner", Aligner)
         check_known({FORWARD, BACKWARD} & stored.maps.keys(), route=route)
         held = {key: bank for key, bank in stored.maps[route].items() if isinstance(bank, kind)}
+        if not held:
+            there = ", ".join(type(bank).__name__ for bank in stored.maps[route].values())
+            raise UserError(f"Expected {path} to hold a map of class {kind.__name__}, but got {there}.")
         name = next(iter(held)) if name is None and len(held) == 1 else name
         check_known(held, name=name or "")
         bank = held[cast(str, name)]
@@ -233,8 +237,9 @@ class ArrayMap:
         ready = cast(Self, made(**stored.data.get("options", bank.options())))
         moments = stored.moments if stored.moments is None or route == FORWARD else stored.moments.swap()
         mean_y = stored.spread[route]["mean"] if moments is None else moments.mean_y
-        sites: list[Any] = [i if i == j else (i, j) for i, j in stored.pairs[route]]
-        ready._keep(bank, mean_y, None if sites == [None] else sites, None, stored.data.get("columns", ()))
+        keys = stored.data.get("keys", [i if i == j else (i, j) for i, j in stored.pairs[route]])
+        sites = keys and [tuple(key) if isinstance(key, list) else key for key in keys]
+        ready._keep(bank, mean_y, sites, None, stored.data.get("columns", ()))
         return ready
 
     def __sklearn_tags__(self) -> Any:
@@ -247,8 +252,7 @@ class ArrayMap:
 
     def _options(self, *others: str) -> dict[str, Any]:
         """The options without these others, as plain values."""
-        options = {name: value for name, value in self.get_params().items() if name not in others}
-        return {name: value.item() if isinstance(value, np.generic) else value for name, value in options.items()}
+        return {name: _plain(value) for name, value in self.get_params().items() if name not in others}
 
     def _made(self, sites: int, d_x: int, d_y: int) -> Aligner:
         return self.aligner(sites, d_x, d_y, **self._options("aligner"))
@@ -291,6 +295,10 @@ class ArrayMap:
             )
         like = next((value for value in bank.state_dict().values() if value.is_floating_point()), tensor)
         return tensor.to(self.mean_y_.device, like.dtype)
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
 
 
 class TrainedMap(ArrayMap):

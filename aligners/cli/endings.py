@@ -3,6 +3,7 @@
 import errno
 import os
 import shlex
+import shutil
 import signal
 import sys
 import threading
@@ -74,7 +75,8 @@ def _typed_with(changed: Mapping[str, object]) -> str:
     before = ["", *words]
     kept = [word for n, word in enumerate(words) if before[n] not in names and word.partition("=")[0] not in names]
     added = [word for name, value in changed.items() if value is not None for word in (f"--{name}", str(value))]
-    program = ["python", script] if script.endswith(".py") else [os.path.basename(script)]
+    active = os.path.dirname(shutil.which("python") or "") == os.path.dirname(sys.executable)
+    program = ["python" if active else sys.executable, script] if script.endswith(".py") else [os.path.basename(script)]
     return shlex.join([*program, *kept, *added])
 
 

@@ -31,7 +31,7 @@ from aligners.cli.lineage import run_loggers, tell_wandb
 from aligners.cli.options import RunOptions, TrainingOptions, check_begun, check_trains, flat
 from aligners.cli.parsing import OptionParser
 from aligners.errors import UserError, check_range
-from aligners.reports.publishing import WriteReport
+from aligners.reports.publishing import WriteReport, write_report
 from aligners.reports.tracking import new_number, unfinished
 from callbacks.best import BestPerSite
 from callbacks.progress import ProgressBar
@@ -366,6 +366,20 @@ class Run:
         """
         trainer = self.trainer(WriteReport(kind, self.folder, **options), *callbacks)
         trainer.test(evaluation, datamodule=self.made.data, verbose=False)
+
+    def read(self, evaluation: pl.LightningModule, measure: Callable[[], None], kind: str, **changes: Any) -> None:
+        """Let a LightningModule read this run's data, measure, and report.
+
+        Args:
+            evaluation: the LightningModule, which reads as it is tested.
+            measure: what it does once everything is read.
+            kind: the kind of report.
+            changes: settings of the Trainer that differ.
+        """
+        trainer = self.trainer(**changes)
+        trainer.test(evaluation, datamodule=self.made.data, verbose=False)
+        measure()
+        write_report(evaluation, kind, self.folder, trainer)
 
 
 def can_build(kind: Callable[..., Any]) -> Callable[[Namespace], object]:

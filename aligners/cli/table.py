@@ -64,9 +64,7 @@ def main() -> None:
 
 def find(script: str, name: str) -> Command:
     """Import a command."""
-    module = import_module(f"aligners.cli.{script}.{COMMANDS[script][name][0]}")
-    command: Command = getattr(module, name)
-    return command
+    return getattr(import_module(f"aligners.cli.{script}.{COMMANDS[script][name][0]}"), name)
 
 
 def _run(script: str, words: list[str], program: str) -> None:

@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from itertools import takewhile
-from os.path import exists
+from os.path import exists, isfile
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -25,14 +25,15 @@ CONFIGS = Path(__file__).parents[1] / "configs"  # the YAML files that the packa
 # here.
 KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "null": "null"}
 TYPES: dict[str, list[type]] = {"int": [int], "float": [int, float], "bool": [bool], "null": [NoneType]}
-NUMBER = re.compile(r"-\d+|-\d*\.\d+")  # argparse's: a value, although it begins as an option does
+# Values for argparse, although they begin as options do: numbers, words with a space, and a dash alone.
+DASHED = re.compile(r"-\d+|-\d*\.\d+|-.* .*|-", re.DOTALL)
+FLOAT = re.compile(r"[-+]?[\d._]+([eE][-+]?\d+)?")  # as the parser reads them; YAML has texts for some, such as 1e3
 
 
 @cache
 def known_options() -> dict[str, Any]:
     """The commands with their options, and the names of maps, measures and so on, as known_options.json has them."""
-    content: dict[str, Any] = json.loads(KNOWN.read_text(encoding="utf-8"))
-    return content
+    return json.loads(KNOWN.read_text(encoding="utf-8"))
 
 
 def help_of(program: str, about: Mapping[str, Any]) -> str:
@@ -61,12 +62,13 @@ def as_parsed(program: str, about: Mapping[str, Any], words: Sequence[str]) -> l
             the like is unknown.
     """
     options, names, parsed, rest = about["options"], known_options()["names"], list[str](), list(words)
-    foreign = _may_define_names(words)
+    foreign = "aligners.maps.base" in sys.modules  # modules of the user's own may have defined maps and measures
     while rest:
         word = rest.pop(0)
-        option, equals, value = ("--config" if word == "-c" else word).partition("=")
+        word = "--config" if word == "-c" else re.sub("^-c=?", "--config=", word)
+        option, equals, value = word.partition("=")
         name = option[2:].removesuffix("+")
-        kinds = _kinds(name, options) if option.startswith("--") else ["flag"]
+        kinds = _kinds(name, options) if name and option.startswith("--") else ["flag"]
         if kinds is None:
             raise unknown_option(program, option, options)
         if kinds == ["flag"]:
@@ -81,6 +83,7 @@ def as_parsed(program: str, about: Mapping[str, Any], words: Sequence[str]) -> l
         value = _as_one_value(values, kinds, known, added=option.endswith("+"))
         value = _file(option, value, about) if kinds == ["file"] else value
         _check_kind(option, value, kinds)
+        foreign = foreign or name == "imports" or (name == "config" and "imports" in _options_in(value))
         if known and not foreign and not exists(value):
             check_known(known, **{option: _names_in(value, known)})
         parsed.append(f"{option}={value}")
@@ -94,13 +97,6 @@ def unknown_option(program: str, option: str, options: Collection[str]) -> UserE
     return UserError(f"Expected options of `{program}`, but got {option}.{like} `{program} --help all` lists them.")
 
 
-def _may_define_names(words: Sequence[str]) -> bool:
-    """Whether modules of the user's own may define maps and measures, or have done so in this process."""
-    files = [Path(word.removeprefix("--config=")) for word in words if word.endswith((".yaml", ".yml"))]
-    imported = any("imports" in file.read_text(encoding="utf-8") for file in files if file.is_file())
-    return imported or any(word.startswith("--imports") for word in words) or "aligners.maps.base" in sys.modules
-
-
 def _kinds(name: str, options: Mapping[str, str]) -> list[str] | None:
     """The kinds of values that an option takes; None: there is no such option, nor one that it could be a part of."""
     if name in options:
@@ -110,7 +106,7 @@ def _kinds(name: str, options: Mapping[str, str]) -> list[str] | None:
 
 
 def _is_value(word: str) -> bool:
-    return not word.startswith("-") or NUMBER.fullmatch(word) is not None
+    return not word.startswith("-") or DASHED.fullmatch(word) is not None
 
 
 def _as_one_value(values: list[str], kinds: Sequence[str], known: Sequence[str], *, added: bool) -> str:
@@ -120,10 +116,10 @@ def _as_one_value(values: list[str], kinds: Sequence[str], known: Sequence[str],
     """
     if any(re.search(r"[\[{]|^null$", value) for value in values):
         return " ".join(values)
-    names = known and not any(":" in value or exists(value) for value in values)
+    classes = {name.lower(): name for name in known}
+    names = known and not any(":" in value or (exists(value) and value.lower() not in classes) for value in values)
     parts = ",".join(values).split(",") if names else values
     if names and kinds[0] == "maps":
-        classes = {name.lower(): name for name in known}
         return json.dumps({part.lower(): classes.get(part.lower(), part) for part in parts})
     if kinds[0].startswith("list") and (len(parts) > 1 or (not added and {*kinds} <= {"list", "list[int]", "null"})):
         return f"[{', '.join(parts)}]" if kinds[0] == "list[int]" else json.dumps(parts)
@@ -136,17 +132,22 @@ def _file(option: str, value: str, about: Mapping[str, Any]) -> str:
     Raises:
         UserError: there is no such file.
     """
-    if exists(value) or not re.fullmatch(r"[\w./+-]+", value):
-        return value
     brought = about["configs"] if option == "--config" else {}
-    if value in brought:
+    if value in brought and not isfile(value):
         return str(CONFIGS / brought[value])
+    if exists(value) or value == "-" or not re.fullmatch(r"[\w./+-]+", value):
+        return value
     parts = [f"--{name}" for name in about["options"] if name.startswith(f"{option[2:]}.")][:3]
     there = (
         f" or one of {', '.join(brought)}" if brought else f" of options such as {', '.join(parts)}" if parts else ""
     )
     like = did_you_mean([value], brought)
     raise UserError(f"Expected `{option}` to be a YAML file{there}, but there is no {value}.{like}")
+
+
+def _options_in(value: str) -> str:
+    """The options that `--config` gives: in a file, or as they are."""
+    return Path(value).read_text(encoding="utf-8", errors="replace") if isfile(value) else value
 
 
 def _check_kind(option: str, value: str, kinds: Sequence[str]) -> None:
@@ -179,6 +180,7 @@ def _loaded(value: str) -> Any:
     import yaml
 
     try:
-        return float(value) if re.fullmatch(r"[-+]?\d+\.?\d*[eE][-+]?\d+", value) else yaml.safe_load(value)
-    except yaml.YAMLError:
+        loaded = yaml.safe_load(value)
+        return float(value) if isinstance(loaded, str) and FLOAT.fullmatch(value) else loaded
+    except (yaml.YAMLError, ValueError):  # the second: of what looks like a date, or like a number
         return value

@@ -7,7 +7,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 from aligners.errors import UserError
@@ -15,8 +15,7 @@ from aligners.errors import UserError
 UNFINISHED = ".unfinished"
 
 
-@contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
+def whole_file(path: Path) -> AbstractContextManager[Path]:
     """A file to write to, which takes the place of `path` once it is complete and on the disk.
 
     It lies beside `path`, so that the last step is a rename within one filesystem: whatever happens, `path` holds
@@ -25,19 +24,16 @@ def whole_file(path: Path) -> Iterator[Path]:
     Raises:
         OSError: the file cannot be written; `path` is as it was.
     """
-    with _taking_place(path, Path.touch) as unfinished:
-        yield unfinished
+    return _taking_place(path, Path.touch)
 
 
-@contextmanager
-def whole_folder(folder: Path) -> Iterator[Path]:
+def whole_folder(folder: Path) -> AbstractContextManager[Path]:
     """A folder to write to, which becomes `folder` once everything in it is complete and on the disk.
 
     Raises:
         OSError: something cannot be written, or `folder` holds files already.
     """
-    with _taking_place(folder, Path.mkdir) as unfinished:
-        yield unfinished
+    return _taking_place(folder, Path.mkdir)
 
 
 @contextmanager
@@ -46,7 +42,7 @@ def _taking_place(path: Path, make: Callable[[Path], object]) -> Iterator[Path]:
 
     Everybody whom the umask lets may read it, whoever wrote it: safetensors leaves files to their owner alone.
     """
-    unfinished = _unfinished(path)
+    unfinished = path.with_name(f".{path.name}{UNFINISHED}")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         remove(unfinished)  # left by a process that was killed
@@ -144,10 +140,6 @@ def remove_unfinished(folder: Path) -> None:
     """Remove what a process that was killed has left half-written in a folder. Nobody else may be writing there."""
     for path in folder.rglob(f".*{UNFINISHED}"):
         remove(path)
-
-
-def _unfinished(path: Path) -> Path:
-    return path.with_name(f".{path.name}{UNFINISHED}")
 
 
 def _blame_disk(unfinished: Path, path: Path, error: Exception) -> None:

@@ -166,8 +166,7 @@ class RayTasks(Executor):
         """Submit a task."""
         task = self._remote.remote(fn, *args, **kwargs)
         self._tasks.append(task)
-        future: Future[Any] = task.future()
-        return future
+        return task.future()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Wait for all tasks, or cancel them, and leave the cluster."""

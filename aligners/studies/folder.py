@@ -72,8 +72,7 @@ class StudyFolder:
     def described(self, number: str) -> dict[str, Any]:
         """What a cell is, as plain values, with this folder in the names of files."""
         text = (self.cell(number) / CELL).read_text(encoding="utf-8")
-        cell: dict[str, Any] = json.loads(text.replace(FOLDER, json.dumps(str(self.path.resolve()))[1:-1]))
-        return cell
+        return json.loads(text.replace(FOLDER, json.dumps(str(self.path.resolve()))[1:-1]))
 
     def state(self, number: str) -> State:
         """How far a cell is."""
@@ -88,8 +87,7 @@ class StudyFolder:
 
     def result(self, number: str) -> dict[str, Any]:
         """What a finished cell has found."""
-        result: dict[str, Any] = json.loads((self.cell(number) / RESULT).read_text(encoding="utf-8"))
-        return result
+        return json.loads((self.cell(number) / RESULT).read_text(encoding="utf-8"))
 
     def failed(self) -> dict[str, str]:
         """The last line of the traceback of each cell that failed."""

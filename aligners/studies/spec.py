@@ -104,8 +104,7 @@ class Pairs:
         return sorted(random.Random(self.seed).sample(every, self.random), key=every.index)
 
     def _known(self, pair: Sequence[str], names: Sequence[str]) -> tuple[str, str]:
-        unknown = [name for name in pair if name not in names]
-        if len(pair) != 2 or unknown:
+        if len(pair) != 2 or not {*pair} <= {*names}:
             raise UserError(f"Expected each of `pairs.given` to be two of {', '.join(names)}, but got {list(pair)}.")
         return pair[0], pair[1]
 
@@ -297,8 +296,7 @@ def read_study(plain: dict[str, Any]) -> Study:
     Raises:
         ValueError: it has a key that is not known, or contradicts itself.
     """
-    study: Study = _made(Study, plain, "a study file")
-    return study
+    return _made(Study, plain, "a study file")
 
 
 def _made(kind: Any, given: dict[str, Any], place: str) -> Any:

@@ -2,7 +2,6 @@
 
 from aligners.cli.run import Run, command
 from aligners.fitting.price import BijectionPrice
-from aligners.reports.publishing import write_report
 from datamodules.pairings import pair_states
 
 
@@ -18,7 +17,4 @@ def bijection(run: Run) -> None:
     price = run.build(BijectionPrice)
     price.check_widths(*run.made.data.frozen_models.widths())
     run.start()
-    trainer = run.trainer(inference_mode=False)
-    trainer.test(price, datamodule=run.made.data, verbose=False)
-    price.run()
-    write_report(price, "bijection", run.folder, trainer)
+    run.read(price, price.run, "bijection", inference_mode=False)

@@ -10,7 +10,6 @@ from aligners.fitting.bank import StoredBank, load_bank
 from aligners.injection.methods import between_two_models
 from aligners.probing.across.evaluation import ProbesAcrossMaps
 from aligners.probing.reading import check_annotated
-from aligners.reports.publishing import write_report
 from datamodules.pairings import pair_states
 from datamodules.rows.policies import policy_of
 
@@ -44,10 +43,7 @@ def probe(run: Run, checkpoints: Sequence[Path] = ()) -> None:
     check_annotated(run.made.data, run.options.tasks)  # before any model is made or loaded
     run.start()
     evaluation = run.build(ProbesAcrossMaps, stored)
-    trainer = run.trainer()
-    trainer.test(evaluation, datamodule=run.made.data, verbose=False)  # reads
-    evaluation.train_probes()
-    write_report(evaluation, "probes_across", run.folder, trainer)
+    run.read(evaluation, evaluation.train_probes, "probes_across")
 
 
 def _of_words(bank: StoredBank) -> dict[str, Any]:

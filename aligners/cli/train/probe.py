@@ -4,7 +4,6 @@ from aligners.cli.run import Run, can_build, command
 from aligners.probing.evaluation import ProbeExperiment
 from aligners.probing.reading import check_annotated
 from aligners.probing.storing import PROBES
-from aligners.reports.publishing import write_report
 from datamodules.layers import LayerActivations
 
 
@@ -34,8 +33,5 @@ def probe(run: Run) -> None:
     check_annotated(run.made.data, run.options.tasks)  # before any model is made or loaded
     run.start()
     experiment = run.build(ProbeExperiment)
-    trainer = run.trainer()
-    trainer.test(experiment, datamodule=run.made.data, verbose=False)  # reads
-    experiment.train_probes()
-    write_report(experiment, "probing", run.folder, trainer)
+    run.read(experiment, experiment.train_probes, "probing")
     experiment.save(run.folder / PROBES)

@@ -121,8 +121,17 @@ def test_a_file_of_one_site_or_of_a_frame_and_one_that_cannot_be_written(tmp_pat
     assert (found.scale, found.sites_, list(found.feature_names_in_)) == (True, None, list("abcd"))
     with pytest.raises(ValueError, match="Call `fit"):
         Linear().save(tmp_path / "map")
-    with pytest.raises(ValueError, match="Expected `name` to be one of"):
+    with pytest.raises(ValueError, match="to hold a map of class Linear, but got Procrustes"):
         Linear.load(tmp_path / "map")
+
+
+@pytest.mark.parametrize("keys", [(np.int64(1), np.int64(2)), ("a/b", None), ((1, 1), (1, 2, 3))])
+def test_a_file_has_the_keys_of_the_sites(keys: tuple[Any, Any], tmp_path: Path) -> None:
+    x, y = arrays(2)
+    rows = dict(zip(keys, x, strict=True))
+    before = Linear().fit(rows, dict(zip(keys, y, strict=True)))
+    before.save(tmp_path / "map")
+    np.testing.assert_array_equal(Linear.load(tmp_path / "map").predict(rows)[keys[1]], before.predict(rows)[keys[1]])
 
 
 def test_a_file_of_a_run_is_read(tmp_path: Path) -> None:
@@ -141,7 +150,10 @@ def test_a_file_of_a_run_is_read(tmp_path: Path) -> None:
     torch.testing.assert_close(found.at((2, 3)).predict(x[1].float()), banks["linear"](x.float())[1])
     assert ArrayMap.load(path, "turned").bank.bijective
     assert Linear.load(path, route="1_0").score(y, x) == pytest.approx(Linear().fit(y, x).score(y, x), abs=1e-6)
-    for wrong, said in ((lambda: ArrayMap.load(path), "linear, turned"), (lambda: Permutation.load(path), "`name`")):
+    for wrong, said in (
+        (lambda: ArrayMap.load(path), "linear, turned"),
+        (lambda: Permutation.load(path), "Linear, Procr"),
+    ):
         with pytest.raises(ValueError, match=said):
             wrong()
 

@@ -4,6 +4,8 @@ import re
 import shlex
 import subprocess
 import sys
+from copy import deepcopy
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -39,8 +41,12 @@ def written_commands() -> list[tuple[str, list[str]]]:
 
 
 def test_what_is_known_is_what_the_parsers_say() -> None:
-    """`python -m website.known_options` renews it."""
-    assert known() == known_options()
+    """`python -m website.known_options` renews it. The Trainer's options differ between versions of Lightning."""
+    now, then = known(), deepcopy(known_options())
+    if f"lightning=={version('lightning')}\n" not in (ROOT / "constraints.txt").read_text():
+        for about in [*now["commands"].values(), *then["commands"].values()]:
+            about["options"] = {name: kind for name, kind in about["options"].items() if name[:8] != "trainer."}
+    assert now == then
     assert set(EVERY) == {f"{script} {name}" for script, names in COMMANDS.items() for name in names}
 
 
@@ -81,12 +87,15 @@ def test_help_and_errors_import_nothing(tmp_path: Path) -> None:
     code = f"""
 import sys
 from aligners.cli.table import train
+from aligners.cli.words import as_parsed, known_options
 from aligners.errors import UserError
 for words in {lines}:
     try:
         train(words)
     except UserError as error:
         print(error)
+own = ["-c=imports: [mine.py]", "--model.aligners", "Mine"]
+print(as_parsed("fit", known_options()["commands"]["train fit"], own))
 assert not {HEAVY} & set(sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -101,6 +110,7 @@ assert not {HEAVY} & set(sys.modules)
         "Orthogonal, Permutation, Procrustes, Ridge, but got Linaer. Did you mean Linear?",
         "got token. Did you mean tokens?",
         "got embeded. Did you mean embedded",
+        '--model.aligners={"mine": "Mine"}',
     ):
         assert said in done.stdout
 
@@ -129,6 +139,7 @@ TAKEN = [
         ["-c", "inn"],
     ),
     *(["--data.model_x", "3"], ["--trainer.devices", "2"], ["--model.optimizer", "SGD", "--model.optimizer.lr=1e-3"]),
+    *(["--model.warmup", "-.5"], ["--model.warmup", ".5e3"], ["--model.warmup=1_0e3"], ["--run", "-"]),
     *(["--data.labels", "{a: 0, b: [1, 2]}"], ["--seed_everything", "true"], ["--sites_at_once", "null"]),
 ]
 
@@ -169,11 +180,22 @@ def test_what_the_parser_takes_is_understood() -> None:
         ),
         ("evaluate share", "run folder --names a b", 'run folder --names=["a"] b'),
         ("train fit", "-c demo", f"--config={CONFIGS}/train/demo.yaml"),
+        ("train fit", "-c=demo", f"--config={CONFIGS}/train/demo.yaml"),
         ("train fit", "--model.warmup -1", "--model.warmup=-1"),
+        ("evaluate show", "-- -run", "-- -run"),
     ],
 )
 def test_lists_and_maps_may_be_bare_words(command: str, typed: str, parsed: str) -> None:
     assert " ".join(understood(command, shlex.split(typed))) == parsed
+
+
+def test_folders_of_the_same_names_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("demo", "linear"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path)
+    config = f"--config={CONFIGS}/train/demo.yaml"
+    words = ["--config", "demo", "--model.aligners", "linear", "mlp"]
+    assert understood("train fit", words) == [config, '--model.aligners={"linear": "Linear", "mlp": "MLP"}']
 
 
 RAW = re.compile(r"<class|Parser key|Union|NestedArg|typing\.|Namespace|Does not validate|jsonargparse")
