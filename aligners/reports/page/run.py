@@ -4,7 +4,7 @@ import base64
 import io
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from PIL import Image
 
 from aligners.files.whole import whole_file, write_text
 from aligners.fitting.outcomes import MARK
+from aligners.reports.drawing import shown_lines
 from aligners.reports.names import WORDS, four_digits, short_names, with_short_names
 from aligners.reports.report import Report, Row
 from aligners.reports.screen import SiteTable
@@ -22,6 +23,7 @@ from aligners.reports.templates import sentences
 
 PAGE, CONFIG = "report.html", "config.yaml"
 MOST_BYTES = 2_000_000  # of images in a page
+MOST_NARROW, NARROW = 3, 4.2  # figures that are also laid out for a phone; inches
 MOST_NAMES = 4
 SENTENCES = re.compile(r"\n|(?<=[\w%)][.]) (?=[A-Z])")  # where one ends and the next begins
 MOST_ROWS = 400  # of all rows; the CSV file has the others
@@ -48,7 +50,7 @@ def write_page(report: Report, folder: Path) -> Path:
         about=sentences("about_run", run=folder.name, meta=report.meta)[0],
         sentences=[sentence for text in report.sentences for sentence in SENTENCES.split(text) if sentence.strip()],
         note=report.note,
-        figures=_figures(folder / f"{name}.png" for name in report.figures),
+        figures=_figures(report, folder),
         captions=report.captions,
         tables=page_tables(report),
         models=models_of(report.meta),
@@ -72,10 +74,13 @@ def _title(report: Report) -> str:
     return f"{kind}: {_listed(names, MOST_NAMES)}" if names else kind
 
 
-def _figures(paths: Iterable[Path]) -> list[Row]:
-    """Each image that is there, inlined as long as the page does not become too large."""
+def _figures(report: Report, folder: Path) -> list[Row]:
+    """Each image that is there, inlined as long as the page does not become too large; the first for phones, too."""
     figures, room = list[Row](), MOST_BYTES
-    for path in filter(Path.is_file, paths):
+    for name, draw in report.figures.items():
+        path = folder / f"{name}.png"
+        if not path.is_file():
+            continue
         image = path.read_bytes()
         title = path.stem.replace("_", " ").replace("fvu", "FVU")
         figures.append({"name": path.stem, "title": title, "png": "", "alt": alt_text(image)})
@@ -83,6 +88,11 @@ def _figures(paths: Iterable[Path]) -> list[Row]:
             room -= len(image)
             with Image.open(path) as opened:
                 figures[-1] |= {"png": base64.b64encode(image).decode(), "width": opened.width, "height": opened.height}
+            if len(figures) <= MOST_NARROW and (narrow := stacked(draw())):
+                written = io.BytesIO()
+                narrow.savefig(written, dpi=110, format="png")
+                figures[-1]["narrow"] = base64.b64encode(written.getvalue()).decode()
+                room -= len(written.getvalue())
     return figures
 
 
@@ -183,6 +193,25 @@ def cell_of(row: Row, key: str) -> Cell:
     ends = [four_digits(row.get(f"{key}_{end}")) for end in ("low", "high")]
     by = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else text
     return Cell(text, by, f"[{', '.join(ends)}]" if text and all(ends) else "")
+
+
+def stacked(figure: Figure) -> Figure | None:
+    """Lay a figure's panels below each other, its legend below them: for narrow screens; None for heat maps."""
+    axes = [axis for axis in figure.axes if axis.axison]
+    if not axes or any(axis.images or axis.get_label() == "<colorbar>" for axis in axes):
+        return None
+    down = max(axis.get_subplotspec().get_gridspec().nrows for axis in axes)  # type: ignore[union-attr]
+    figure.set_size_inches(NARROW, (0.85 * figure.get_figheight() / down + 0.2) * len(axes) + 0.4)
+    for axis, place in zip(axes, figure.add_gridspec(len(axes), 1), strict=True):
+        axis.set_subplotspec(place)
+        axis.tick_params(labelleft=True, labelbottom=True)
+        axis.set_xlabel(axis.get_xlabel() or figure.get_supxlabel(), fontsize=9)
+    figure.supxlabel("")  # it would stand upon the legend
+    for legend in figure.legends[:]:
+        title, (handles, names) = legend.get_title().get_text() or None, shown_lines(axes)
+        legend.remove()
+        figure.legend(handles, names, loc="outside lower center", ncols=2, frameon=False, fontsize=8, title=title)
+    return figure
 
 
 def save_figure(figure: Figure, path: Path) -> None:
