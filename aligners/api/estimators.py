@@ -305,14 +305,13 @@ class TrainedMap(ArrayMap):
     """As `ArrayMap`, of an aligner that takes gradient steps, with the optimiser, rates and clipping of `train.py fit`.
 
     The last step is kept, whatever other rows would say of it: score it on rows that it was not fitted on.
+    Further options are those of the class.
 
-    Args:
-        aligner: the class.
+    Attributes:
         steps: how many; the learning rate rises and falls over them.
         rows_a_step: drawn with replacement.
         learning_rate: for matrices of up to 64 inputs; wider ones get proportionally less.
         seed: of the initial weights and of the rows that are drawn.
-        options: of the class.
     """
 
     steps: int = 1000
