@@ -202,8 +202,9 @@ def stacked(figure: Figure) -> Figure | None:
         return None
     down = max(axis.get_subplotspec().get_gridspec().nrows for axis in axes)  # type: ignore[union-attr]
     figure.set_size_inches(NARROW, (0.85 * figure.get_figheight() / down + 0.2) * len(axes) + 0.4)
-    for axis, place in zip(axes, figure.add_gridspec(len(axes), 1), strict=True):
-        axis.set_subplotspec(place)
+    grid = figure.add_gridspec(len(axes), 1)
+    for number, axis in enumerate(axes):
+        axis.set_subplotspec(grid[number])
         axis.tick_params(labelleft=True, labelbottom=True)
         axis.set_xlabel(axis.get_xlabel() or figure.get_supxlabel(), fontsize=9)
     figure.supxlabel("")  # it would stand upon the legend
