@@ -19,6 +19,7 @@ import yaml
 
 from aligners import __version__
 from aligners.cli.endings import early_endings
+from aligners.cli.log import watch_streams
 from aligners.cli.words import as_parsed, help_of, known_options
 from aligners.errors import did_you_mean
 
@@ -94,6 +95,7 @@ def _run_command(script: str, name: str, program: str, words: list[str]) -> None
     if (script, name) == ("study", "run") and words and not words[0].startswith("-"):
         words = ["--config", *words]
     words = ["--help"] if asked else as_parsed(program, about, words) if about else words
+    watch_streams()
     import_first()
     from aligners.cli.run import run_command
 
