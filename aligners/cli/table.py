@@ -13,7 +13,8 @@ from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import yaml
 
@@ -125,6 +126,12 @@ def import_first() -> None:
         if os.environ.get("WANDB_MODE") != "disabled":
             with suppress(ImportError):
                 import wandb.sdk.launch.inputs.internal  # noqa: F401
+        if not {"torchmetrics", "scipy.signal"} & sys.modules.keys():
+            # half of SciPy, which torchmetrics would import for an audio metric
+            sys.modules["scipy.signal"] = cast(Any, SimpleNamespace(hamming=None))
+            import torchmetrics  # noqa: F401
+
+            del sys.modules["scipy.signal"]
         import aligners.cli.run  # noqa: F401
 
         if not gc.get_freeze_count():  # once: what a command leaves in this process should go
