@@ -169,6 +169,7 @@ def test_what_the_parser_takes_is_understood() -> None:
     [
         ("evaluate inject", "--checkpoints a.safetensors", '--checkpoints=["a.safetensors"]'),
         ("evaluate inject", "--checkpoints a 'b c' --seed 1", '--checkpoints=["a", "b c"] --seed=1'),
+        ("evaluate inject", "--checkpoints a '--run=b c'", '--checkpoints=["a"] --run=b c'),
         ("evaluate inject", "--checkpoints [a,b]", "--checkpoints=[a,b]"),
         ("evaluate inject", "--checkpoints [a, b]", "--checkpoints=[a, b]"),
         ("evaluate inject", "--checkpoints+ a", "--checkpoints+=a"),
