@@ -79,7 +79,7 @@ def stitching(tasks: Names, models: Names) -> Rows:
         penalty = 0.0 if x == y else 0.1 * site * (1 if x[0] == y[0] else 3)
         place = {"task": task, "stage": "finetuned", "model_x": x, "model_y": y, "group_x": x[0], "group_y": y[0]}
         place |= {"method": "identity", "role": "floor", "site_x": site, "site_y": site}
-        yield {**place, "penalty": penalty, "score_penalty": penalty / 10}
+        yield {**place, "penalty": penalty, "score_penalty": penalty / 10, "accuracy_penalty": penalty / 20}
 
 
 def recover(tasks: Names, models: Names) -> Rows:

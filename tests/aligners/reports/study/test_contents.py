@@ -382,6 +382,19 @@ def test_groups_are_told_apart_by_their_distances(made: dict[str, Any]) -> None:
     assert {series.name for series in lines.series} == {"same model", "a → a", "a → b", "b → a", "b → b"}
 
 
+def test_accuracy_lost_has_a_figure_beside_nats(made: dict[str, Any]) -> None:
+    nats, lost = (made[f"brown_figure_2_{name}"] for name in ("stitching", "accuracy"))
+    means = [{one.name: list(one.values) for one in figure.panels[0].series} for figure in (nats, lost)]
+    assert means[1]["a → b"] == pytest.approx([value / 20 for value in means[0]["a → b"]])
+    assert means[0]["a → b"][-1] == pytest.approx(0.9)
+    assert lost.caption.startswith(
+        "Accuracy lost by stitching at each site (the target's own minus that of the stitched"
+    )
+    assert nats.caption.startswith(
+        "Penalty of stitching at each site (loss minus the target's own, in nats), mean over"
+    )
+
+
 def test_groups_that_mean_nothing_are_not_told_apart(frames: Collected) -> None:
     rows = frames["similarity"]
     mixed = rows.assign(**{f"group_{side}": rows[f"model_{side}"].str[-1].isin(["0", "1"]) for side in "xy"})
