@@ -147,4 +147,5 @@ def probing(model: str = BERT, task: str = "mnli", corpus: str = "en_ewt-ud-trai
             yield {**each, "source": "untrained", "score": 0.3, "score_low": 0.3, "score_high": 0.3}
         mix = {**own, "probed": "dependencies", "probe": "edge", "site": None, "rank": None}
         yield {**mix, "score": 0.9 - loss, "score_low": 0.8, "score_high": 0.9}
+        yield {**mix, "source": "untrained", "score": 0.4}
         yield {**mix, "source": "majority", "score": 0.1}
