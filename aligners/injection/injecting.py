@@ -1,5 +1,6 @@
 """The evaluation of maps: how far g(X's state) is from Y's own, and whether Y still does its task with it in place."""
 
+import logging
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, cast
@@ -16,7 +17,7 @@ from aligners.injection.forward import own_answers, read_all
 from aligners.injection.methods import CLOSED_FORMS, Method, build_floors, route_methods, seen_by_any, stored_kind
 from aligners.injection.panels import Panel, PanelBatch
 from aligners.injection.routes import InjectedTask, Route, paired_routes
-from aligners.injection.scoring.task_scores import ScoredTask
+from aligners.injection.scoring.task_scores import ScoredTask, wrong_order
 from aligners.injection.scoring.tasks import matched_by_number
 from aligners.models.loading.models import check_precision
 from aligners.models.model import FrozenModel
@@ -28,6 +29,8 @@ from datamodules.rows.reading import PairedBatch, Plan
 from datamodules.states import States
 from datamodules.text.sources import TextSource
 from datamodules.tokens.splits import Split
+
+logger = logging.getLogger(__name__)
 
 TOKENS = RowKind("tokens")  # the rows that injection replaces: all of them
 
@@ -103,7 +106,22 @@ class Evaluation(pl.LightningModule):
 
     def on_test_epoch_end(self) -> None:
         """One row for every method and site, in each panel."""
-        self.rows = [row for panel in cast(Sequence[Panel], self.panels) for row in panel.rows()]
+        panels = cast(Sequence[Panel], self.panels)
+        self.rows = [row for panel in panels for row in panel.rows()]
+        self.doubt_orders({name: answers for panel in panels for name, answers in panel.native_answers.items()})
+
+    def doubt_orders(self, native: dict[str, Tensor]) -> None:
+        """Caution, in the log and in the report, about classifiers whose classes seem to be in another order.
+
+        Args:
+            native: model -> (n,) what it answers by itself.
+        """
+        if self.asked is None or self.asked.labels is None or self.asked.regression:
+            return
+        cautions = [wrong_order(name, answers, self.asked.labels) for name, answers in native.items()]
+        for caution in filter(None, cautions):
+            logger.warning(caution)
+            self.meta["cautions"] = [*self.meta["cautions"], caution]
 
 
 class InjectionEvaluation(Evaluation):

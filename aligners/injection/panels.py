@@ -185,6 +185,7 @@ class Panel(nn.Module):
         self.answers = [name for name in (behaviour.whole if behaviour else ()) for _ in range(DRAWS.get(name, 1))]
         self.whole = TextScores(BEHAVIOUR, len(self.answers), 1, texts) if behaviour else None
         self.lengths = TextScores(COUNTED, 1, 1, texts)
+        self.native_answers: dict[str, Tensor] = {}  # model -> (texts,), once there are rows
         self.elsewhere = TextScores(SQUARES, len(self.methods), sites, others) if others else None
         self.fitting = UnitMeans(1 + len(SQUARES) * len(self.methods) * sites) if fitting else None
 
@@ -258,6 +259,14 @@ class Panel(nn.Module):
             names, task = self.answers, self.behaviour.asked
             index = names.index("native_y" if "native_y" in names else "native")
             native = {name: values[index, 0] for name, values in whole.items()}
+            own = {
+                "native_x": self.route.source.name,
+                "native_y": self.route.target.name,
+                "native": self.route.target.name,
+            }
+            self.native_answers = {
+                own[name]: whole["answer"][place, 0] for place, name in enumerate(names) if name in own
+            }
             without = behaviour_columns(whole, native, task, self.seed)
             for name, answers in groupby(range(len(names)), lambda place: names[place]):
                 role = "ceiling" if name.startswith("native") else "floor"

@@ -350,7 +350,7 @@ class EdgeTask(Task):
         """Parameters, which layers a mix reads, and how much better a probe is than that of the control task."""
         parameters = self.banks[0].probes.parameters()
         row: Row = {"parameters": sum(weight.numel() for weight in parameters) // len(self.arms)}
-        if self.arms[arm].layer is None:
+        if self.arms[arm] == Arm("model", None):
             row["centre_of_gravity"] = centre_of_gravity(self.banks, arm)
         control = self.arms[arm]._replace(control=True)
         if control in self.arms:

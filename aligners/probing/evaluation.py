@@ -55,6 +55,8 @@ class ProbeExperiment(pl.LightningModule):
         portions: where the portions end, as shares, in which the labels of the fitting sentences are sent, each by edge
             probes that were trained on those before. None: no description length is taken. Structural probes have none,
             because they predict distances, which give no code of the labels.
+        twin_mix: whether the untrained twin has an edge probe over a mix of its layers, too (Merchant et al. 2020,
+            Table 1); needs `mix` and `controls`. Other probes then start from other weights.
 
     Raises:
         ValueError: an option is out of its range.
@@ -73,14 +75,18 @@ class ProbeExperiment(pl.LightningModule):
         long_sentences: Literal["drop", "error"] = "drop",
         drawn: int = 3,
         portions: list[float] = list(PORTIONS),  # noqa: B006  (copied)
+        twin_mix: bool = False,
     ) -> None:
         super().__init__()
         check_range(least=1, tasks=len(tasks), ranks=ranks, seeds=seeds, projection=projection, hidden=hidden)
         check_range(least=0, drawn=drawn)
+        if twin_mix and not (mix and controls):
+            raise UserError("Expected `mix` and `controls` where `twin_mix` is set, but got one of them false.")
         if portions:
             portion_ends(10**6, portions)
         self.portions = list(portions)
-        self.tasks, self.ranks, self.mix, self.controls = list(dict.fromkeys(tasks)), ranks, mix, controls
+        self.tasks, self.ranks, self.controls = list(dict.fromkeys(tasks)), ranks, controls
+        self.mixes: list[Source] = ["model"] * mix + ["untrained"] * twin_mix
         self.seeds, self.sizes = seeds, {"projection": projection, "hidden": hidden}
         self.how, self.drop, self.drawn = training, long_sentences == "drop", drawn
 
@@ -164,7 +170,7 @@ class ProbeExperiment(pl.LightningModule):
         if name in STRUCTURAL:
             arms = [Arm(*place, rank=rank) for place in places for rank in (self.ranks or (None,))]
         else:
-            arms = [Arm(*place) for place in places] + ([Arm("model", None)] if self.mix else [])
+            arms = [Arm(*place) for place in places] + [Arm(source, None) for source in self.mixes]
             arms += [arm._replace(control=True) for arm in arms if self.controls and arm.source == "model"]
         return make_task(name, self.words[m, "fit"], self.words[m, "validation"], arms, self.sizes, self._data.seed)
 
@@ -197,7 +203,7 @@ class ProbeExperiment(pl.LightningModule):
             for m, task in self.probed for seed, bank in enumerate(task.banks)
             for arm, weights in zip(bank.arms, bank.readings.weights(), strict=True)
             for place, weight in zip(bank.places, weights.tolist(), strict=True)
-            if arm.layer is None and not arm.control and arm.reads(place)
+            if arm == Arm("model", None) and arm.reads(place)
         ]  # fmt: skip
 
     def _trees(self) -> list[Row]:

@@ -159,6 +159,20 @@ def test_a_task_without_held_out_targets_is_refused_before_a_model_is_looked_for
     assert not (tmp_path / "run").exists()
 
 
+def test_the_untrained_twin_may_have_a_mix_of_its_own(treebank: TextSource, world: World) -> None:
+    made = run_on(data_of(treebank, world.model_x), experiment(tasks=["pos"], portions=[], twin_mix=True))
+    assert [row["site"] for row in made.rows if row["source"] == "untrained"] == SITES
+    (bank,) = made.probed[0][1].banks
+    twin = [arm.source == "untrained" and arm.layer is None for arm in bank.arms].index(True)
+    read = {
+        place.source for place, weight in zip(bank.places, bank.readings.weights()[twin], strict=True) if weight > 0
+    }
+    assert read == {"untrained"}
+    assert len(made.report_tables["mixes"]) == 4  # of the model alone
+    with pytest.raises(ValueError, match="`mix` and `controls` where `twin_mix`"):
+        experiment(controls=False, twin_mix=True)
+
+
 def test_sentences_that_a_model_does_not_read_whole_are_dropped_and_counted(treebank: TextSource, world: World) -> None:
     data = data_of(treebank, world.model_x, max_length=8)
     made = run_on(data, experiment(tasks=["pos"], controls=False, mix=False, portions=[]))

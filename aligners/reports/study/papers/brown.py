@@ -29,22 +29,28 @@ def cka_by_layer(frames: Frames, name: str) -> Figure:
     return shared.figure(name, panels, values, measure=measure)
 
 
-def stitching_by_layer(frames: Frames, name: str) -> Figure:
-    """Figure 2 left: what stitching costs at each site, within and between groups of models."""
-    frame = frames.of("stitching", "penalty")
+def stitching_by_layer(frames: Frames, name: str, column: str) -> Figure:
+    """Figure 2 left: what stitching costs at each site, within and between groups of models.
+
+    Args:
+        frames: of the study.
+        name: of the figure.
+        column: `penalty` in nats, or `accuracy_penalty`.
+    """
+    frame = frames.of("stitching", column)
     frame = frame[frame["site_x"].notna() & (frame["site_x"] == frame["site_y"])]
     if frame.empty:
         raise Missing("nothing was stitched from a site to the same site")
-    values = list[Row]()
+    values, quantities = list[Row](), list(dict.fromkeys(("penalty", "score_penalty", column)))
     for place, part in by(frame, "task", "stage", "method"):
         kinds = _kinds(part, frames.groups) or {}
         members = {group: [model for model in kinds if kinds[model] == group] for group in kinds.values()}
-        means = over_pairs(part.to_dict("records"), members or None)
+        means = over_pairs(part.to_dict("records"), members or None, quantities=quantities)
         values += [{"task": place["task"], "stage": place["stage"], **row} for row in means]
-    names = {"penalty": "mean", "penalty_low": "low", "penalty_high": "high"}
+    names = {column: "mean", f"{column}_low": "low", f"{column}_high": "high"}
     drawn = pd.DataFrame(values).astype({"site_x": int}).rename(columns=names).to_dict("records")
     panels = line_panels(drawn, ["task", "stage", "method"], "group", "site_x", _look)
-    return shared.figure(name, panels, values, untrained=shared.untrained_said(frame))
+    return shared.figure(name, panels, values, column=column, untrained=shared.untrained_said(frame))
 
 
 def _look(groups: str) -> tuple[str, Meaning]:

@@ -24,8 +24,8 @@ def mixed_layers(frames: Frames, name: str) -> Table:
     for place, part in by(frame[frame["edges"]], *PLACE):
         base = part[(part["stage"] == BASE) & part["site"].notna()]
         lexical = base[(base["source"] == "model") & (base["site"] == 0)]["score"].mean()
-        twins = base[base["source"] == "untrained"].groupby("site")["score"].mean()
-        beside = {"lexical": finite(lexical), "untrained": finite(twins.max())}
+        twin = part[(part["stage"] == BASE) & part["site"].isna() & (part["source"] == "untrained")]["score"].mean()
+        beside = {"lexical": finite(lexical), "untrained": finite(twin)}
         rows.append({**place, **_compared(part[part["site"].isna()]), **beside, **_printed(name, part, place)})
     ends = ["mean", "min", "max"]
     changes = [{**place, **part["change"].agg(ends), "models": len(part)} for place, part in _changed(rows)]

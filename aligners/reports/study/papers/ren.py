@@ -85,9 +85,9 @@ def injection(frames: Frames, name: str) -> Table:
     """Table 5: the task's score after injection, between all ceilings and floors."""
     frame = shared.between_models(frames.of("inject", "score"))
     injected = frame[frame["score"].notna() | (frame["overflow"].astype(bool) & frame["n_units"].notna())]
-    rows = []
+    rows, metric = [], shared.printed_metric(name, injected)
     for place, part in by(injected, "task", "stage", "method"):
-        last = shared.estimates(part[shared.is_last(part)], ("score", "agreement", "penalty"))
+        last = shared.estimates(part[shared.is_last(part)], ("score", *metric, "agreement", "penalty"))
         everywhere = over_models(shared.blocks(part), "score")
         rows.append({**_map_row(name, frame, (), place, part, paper="score"), **last, "everywhere": everywhere})
     return shared.table(name, rows, kept=kept_scores(rows), **shared.about_maps(frame))

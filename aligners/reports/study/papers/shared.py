@@ -75,6 +75,18 @@ def paper_value(table: str, quantity: str, present: Collection[str] = (), **wher
     return None
 
 
+def printed_metric(table: str, frame: pd.DataFrame) -> list[str]:
+    """The metric of the paper's numbers, if rows have it beside another score; none if it is their score.
+
+    Args:
+        table: of the paper.
+        frame: rows with `score_name` and a column for each metric.
+    """
+    metric = str(_read("numbers.yaml")[table]["metric"])
+    another = "score_name" in frame and bool((frame["score_name"].dropna() != metric).any())
+    return [metric] if another else []
+
+
 def plain(name: str) -> str:
     """A name in lower case, letters and digits only: SST-2 and sst2 are one task."""
     return re.sub(r"[^a-z0-9]", "", name.lower())

@@ -97,13 +97,14 @@ def localization(frames: Frames, name: str, *, staged: bool) -> Figure:
 def freezing(frames: Frames, name: str) -> Table:
     """Table 1: the score after fine-tuning with the top or bottom layers frozen."""
     frame = frames.of("finetune", "score", "variant")
-    frozen = set(frame["variant"]) != {"none"}
+    frozen, metric = set(frame["variant"]) != {"none"}, shared.printed_metric(name, frame)
     rows = []
     for place, part in by(frame, "base", "variant", "task"):
         scores, family = 100 * part["score"].dropna(), BASES.search(str(place["base"]).lower())
         same = {"model": family and family[1], "variant": place["variant"]}
         printed = shared.paper_value(name, shared.plain(place["task"] or ""), **same)
         cells = {"score": scores.mean(), "sd": scores.std() if len(scores) > 1 else None, "seeds": len(scores)}
+        cells |= {column: 100 * part[column].mean() for column in metric}
         frozen_layers = {"variant": place["variant"] if frozen else None}
         rows.append({**place, **frozen_layers, **cells, "paper": printed and printed.mean})
     return shared.table(name, rows, frozen=frozen)

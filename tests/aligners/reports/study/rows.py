@@ -79,7 +79,7 @@ def stitching(tasks: Names, models: Names) -> Rows:
         penalty = 0.0 if x == y else 0.1 * site * (1 if x[0] == y[0] else 3)
         place = {"task": task, "stage": "finetuned", "model_x": x, "model_y": y, "group_x": x[0], "group_y": y[0]}
         place |= {"method": "identity", "role": "floor", "site_x": site, "site_y": site}
-        yield {**place, "penalty": penalty, "score_penalty": penalty / 10}
+        yield {**place, "penalty": penalty, "score_penalty": penalty / 10, "accuracy_penalty": penalty / 20}
 
 
 def recover(tasks: Names, models: Names) -> Rows:
@@ -147,4 +147,5 @@ def probing(model: str = BERT, task: str = "mnli", corpus: str = "en_ewt-ud-trai
             yield {**each, "source": "untrained", "score": 0.3, "score_low": 0.3, "score_high": 0.3}
         mix = {**own, "probed": "dependencies", "probe": "edge", "site": None, "rank": None}
         yield {**mix, "score": 0.9 - loss, "score_low": 0.8, "score_high": 0.9}
+        yield {**mix, "source": "untrained", "score": 0.4}
         yield {**mix, "source": "majority", "score": 0.1}

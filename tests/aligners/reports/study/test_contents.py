@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 
 from aligners.reports.study.contents import HeatPanel, LinePanel
 from aligners.reports.study.frames import Frames
@@ -156,6 +157,41 @@ def test_injection_is_shown_at_the_last_site_between_ceilings_and_floors(made: d
     assert native["score"].mean == pytest.approx(0.9)
     assert inn["score"].mean < inn["everywhere"].mean  # the error grows with depth
     assert (inn["paper"].mean, floor["role"]) == (74.01, "floor")
+
+
+def test_a_random_head_stands_beside_the_papers_random_embedding(frames: Collected) -> None:
+    floors = [
+        frames["inject"][frames["inject"]["method"] == "native_y"].assign(method=name, role="floor", score=0.5)
+        for name in ("random_classifier", "random_embedding")
+    ]
+    (table,) = items({"inject": pd.concat([frames["inject"], *floors])}, "ren_table_5").values()
+    head, states = (row(table, stage="fine-tuned", method=floor["method"].iloc[0]) for floor in floors)
+    assert (head["paper"].mean, states["paper"]) == (53.97, None)
+    assert any("a pretrained model under a head with random weights" in note for note in table.notes)
+
+
+def test_accuracies_of_papers_stand_beside_accuracies() -> None:
+    rows = given.collected(["mrpc"], given.MODELS[:3])
+    for kind, name, where in (
+        ("inject", "ren_table_5", {"stage": "fine-tuned", "method": "inn"}),
+        ("finetune", "wu_table_1", {"variant": "bottom-4"}),
+    ):
+        frame = rows[kind].assign(score_name="f1", accuracy=0.25)
+        headings = {c.key: c.heading for c in items({kind: frame}, name)[name].columns}
+        (found,) = (r for r in items({kind: frame}, name)[name].rows if all(r[k] == v for k, v in where.items()))
+        assert "accuracy" in headings["accuracy"]
+        assert (found["accuracy"].mean if kind == "inject" else found["accuracy"] / 100) == pytest.approx(0.25)
+        (same,) = items({kind: frame.assign(score_name="accuracy")}, name).values()
+        assert "accuracy" not in {column.key for column in same.columns}
+        if name == "ren_table_5":
+            assert (headings["paper"], found["paper"].mean) == ("paper: accuracy", 86.34)
+
+
+def test_every_number_of_a_paper_has_its_metric() -> None:
+    tables = yaml.safe_load((ROOT / "aligners/reports/study/papers/numbers.yaml").read_text())
+    metrics = {name: table.get("metric") for name, table in tables.items() if "values" in table}
+    assert set(metrics.values()) == {"accuracy", "f1", "mse"}
+    assert metrics["ren_table_5"] == metrics["wu_table_1"] == "accuracy"
 
 
 def test_a_pair_that_overflowed_is_counted_as_lost(frames: Collected) -> None:
@@ -346,6 +382,19 @@ def test_groups_are_told_apart_by_their_distances(made: dict[str, Any]) -> None:
     assert {series.name for series in lines.series} == {"same model", "a → a", "a → b", "b → a", "b → b"}
 
 
+def test_accuracy_lost_has_a_figure_beside_nats(made: dict[str, Any]) -> None:
+    nats, lost = (made[f"brown_figure_2_{name}"] for name in ("stitching", "accuracy"))
+    means = [{one.name: [v for (v,) in one.values] for one in figure.panels[0].series} for figure in (nats, lost)]
+    assert means[1]["a → b"] == pytest.approx([value / 20 for value in means[0]["a → b"]])
+    assert means[0]["a → b"][-1] == pytest.approx(0.9)
+    assert lost.caption.startswith(
+        "Accuracy lost by stitching at each site (the target's own minus that of the stitched"
+    )
+    assert nats.caption.startswith(
+        "Penalty of stitching at each site (loss minus the target's own, in nats), mean over"
+    )
+
+
 def test_groups_that_mean_nothing_are_not_told_apart(frames: Collected) -> None:
     rows = frames["similarity"]
     mixed = rows.assign(**{f"group_{side}": rows[f"model_{side}"].str[-1].isin(["0", "1"]) for side in "xy"})
@@ -363,7 +412,7 @@ def test_the_mix_stands_beside_the_papers(made: dict[str, Any]) -> None:
     assert entry["base"] == "bert-base-uncased"
     assert entry["before"] == pytest.approx(90)
     assert (entry["after"].mean, entry["after"].sd) == (pytest.approx(88), pytest.approx(2**0.5))
-    assert (entry["change"], entry["lexical"], entry["untrained"]) == tuple(map(pytest.approx, (-2, 60, 30)))
+    assert (entry["change"], entry["lexical"], entry["untrained"]) == tuple(map(pytest.approx, (-2, 60, 40)))
     assert (entry["paper_before"], entry["paper_change"]) == (95.5, -0.5)
     assert "Merchant et al. 2020, Table 1" in found.notes[-1]
     assert found.findings == ["Fine-tuning on mnli changes the F1 of edge probes for dependencies by -2.0 points."]
