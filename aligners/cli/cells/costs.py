@@ -140,7 +140,7 @@ def _fit(load: Load) -> Cost:
     trained = load.trained(read, step)
     passes = 1 + (trained / read if weights else 0.0)
     places = len(parse_sites(data.get("sites", "all"), x.layers, y.layers)) * load.pairs
-    places *= len(data.get("strengths", [0])) * data.get("targets", 1)
+    places *= len(data.get("strengths", [0])) * data.get("targets", 1) * (1 + (data.get("direction") == "both"))
     reading = passes * load.reading(load.texts)
     return Cost(
         passes=len(load.sizes) * passes,
