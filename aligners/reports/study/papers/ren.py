@@ -39,10 +39,12 @@ def recovery(frames: Frames, name: str) -> Table:
     quantities = ("mse", "mse_printed", "mse_fit", "mse_reduced", "relative_error", "fvu")
     rows = []
     for place, part in by(frame, "strength", "direction", "method"):
-        printed = place["direction"] == "backward" or "backward" not in set(frame["direction"])
-        number = {"paper": "mse"} if printed else {}
-        way = {"direction": DIRECTIONS.get(place["direction"])}
-        rows.append({**_map_row(name, frame, quantities, place, part, **number), **way})
+        row = _map_row(name, frame, quantities, place, part, paper="mse") | {
+            "direction": DIRECTIONS.get(place["direction"])
+        }
+        if place["direction"] == "forward" and "backward" in set(frame["direction"]):
+            row["paper"] = None  # the paper's is the way back
+        rows.append(row)
     closest = closest_maps(rows, "strength", "direction")
     return shared.table(name, rows, closest=closest, **shared.about_maps(frame))
 
