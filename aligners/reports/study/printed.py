@@ -57,8 +57,8 @@ def beside(frame: pd.DataFrame) -> pd.DataFrame:
         return frame.reset_index(drop=True)
     keys = [name for name in (*PLACE, *FURTHER) if name in frame.columns]
     columns = {name: f"{name}_printed" for name in QUANTITIES if name in frame.columns}
-    theirs = frame[[*keys, *columns]].rename(columns=columns).assign(method=printed)[printed.notna()]
+    theirs = frame.assign(method=printed)[printed.notna()]
     if "training" in frame.columns:
-        trained = frame["training"].map(lambda outcome: is_trained({"training": outcome})).astype(bool)
-        theirs[list(columns.values())] = theirs[list(columns.values())].where(trained)
+        theirs = theirs[[is_trained({"training": outcome}) for outcome in theirs["training"]]]
+    theirs = theirs[[*keys, "method", *columns]].rename(columns=columns)
     return frame[printed.isna()].merge(theirs, how="left", on=[*keys, "method"])

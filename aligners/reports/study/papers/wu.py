@@ -247,9 +247,10 @@ def _localizations(frame: pd.DataFrame, places: Sequence[str], printed: bool) ->
         subspace = STANDARDISED if printed and STANDARDISED in set(part["measure"]) else "svcca"
         neurons, subspaces = (entries_of(part[part["measure"] == name]) for name in ("neuronsim", subspace))
         both = neurons.merge(subspaces, on=[*A, *B], suffixes=("", "_svcca"))
-        both = both[(both["model_a"] != both["model_b"]) | (both["layer_a"] != both["layer_b"])]
+        other = (both["model_a"] != both["model_b"]) | (both["layer_a"] != both["layer_b"])
         layer = ["model_b", "layer_b"] if printed else ["model_a", "layer_a"]
-        means = both.groupby(layer, sort=False)[["value", "value_svcca"]].mean()
+        values = both[["value", "value_svcca"]].where(other)
+        means = values.groupby([both[name] for name in layer], sort=False).mean().dropna()
         means = (means - means.mean()) / means.std() if printed else means
         scores = (means["value"] - means["value_svcca"]).rename_axis(["model", "layer"]).rename("localization")
         parts.append(scores.reset_index().assign(**place))
