@@ -16,7 +16,7 @@ from aligners.reports.study.statistics import holm, over_models, pair_means, sig
 PAPERS_INDICES = {"r2", "cca", "r2_cca", "svcca", "r2_svcca", "pwcca"}
 SHOWN = (("inn", "inn_paper"), ("linear",), ("mlp", "mlp_paper"))  # the first of each that there is
 REFERENCES = ("inn", "inn_paper", "linear")  # the first that there is is what other maps are tested against
-WORDS = {"mse": "mean squared error", "fvu": "FVU"}
+WORDS = {"mse": "mean squared error", "fvu": "FVU", "relative_error": "relative error"}
 DIRECTIONS = {"forward": "X to f(X)", "backward": "f(X) to X"}
 BOXES = ["stage", "layer", "model_x", "model_y", "value"]
 
@@ -166,9 +166,11 @@ def shown_methods(frame: pd.DataFrame, column: str, most: int = len(SHOWN)) -> l
     return list(dict.fromkeys([*(shown or there[:1]), *closest]))
 
 
-def layer_maps(frames: Frames, name: str, *, within: bool) -> Figure:
+def layer_maps(frames: Frames, name: str, *, within: bool, component: str = STATES) -> Figure:
     """Figures 3, 6 and 8: learned error from every layer to every layer, within a model or between models."""
-    errors, whom = frames.errors(), "within a model" if within else "between models"
+    errors, whom = frames.errors(component), "within a model" if within else "between models"
+    if component != STATES:
+        errors = errors.assign(rows=None)  # of one kind, which the title names
     errors = errors[((errors["model_x"] == errors["model_y"]) == within) & errors["site_x"].notna()]
     if errors.empty or bool((errors["site_x"] == errors["site_y"]).all()):
         raise Missing(f"no map was fitted from one layer to another {whom}: `data.sites` names such pairs, as 1:2")

@@ -29,12 +29,15 @@ def block_map(frames: Frames, name: str, measures: Sequence[str], stages: Sequen
         frames: of the study.
         name: of the figure.
         measures: which to show, as far as they were measured.
-        stages: of the models; those of one stage have panels of their own where stages were not compared.
+        stages: of the models; those of one stage have panels of their own where stages were not compared. By default
+            untrained models that were compared with trained ones are left out.
 
     Raises:
         Missing: none of the measures is there, or no two models were compared.
     """
     frame = _of_stages(frames, measures, stages)
+    if stages == STAGES and len(shared.of_one_stage(frame)) < len(frame):
+        frame = _of_stages(frames, measures, TUNING)  # untrained models beside trained ones are Figure 2
     panels, values = [], list[Row]()
     for place, group in by(frame, "task", "measure"):
         crossed = len(shared.of_one_stage(group)) < len(group)  # stages were compared with each other

@@ -155,7 +155,8 @@ NUMBERS = {
     "embedded_probes": {"finetune": 3, "probe": 6, "similarity": 1},
     "ren": dict(untrained=3, finetune=6, fit=12, inject=12, similarity=6, recover=3, attention=6),
     "ren_small": dict(untrained=3, finetune=6, fit=12, inject=12, similarity=6, recover=3, attention=6),
-    "wu": {"untrained": 7, "similarity": 2},
+    "ren_layers": dict(finetune=6, fit=18, inject=18, attention=6),
+    "wu": {"untrained": 7, "similarity": 1},
     "wu_tuned": {"finetune": 8, "similarity": 1},
     "phang": {"finetune": 15 * 2, "similarity": 5, "surgery": 15},
     "brown": {"similarity": 1, "identity": 1},
@@ -166,7 +167,7 @@ NUMBERS = {
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
 def test_every_study_is_expanded_and_planned_without_a_network(config: Path) -> None:
     spec = yaml.safe_load(config.read_text())
-    if config.stem.startswith("ren"):
+    if config.stem in ("ren", "ren_small"):
         whole = read_study(spec)
         sizes = len(whole.models.listed()), len(whole.pairs_at("pretrained")), len(whole.tasks)
         assert sizes == ((25, 300, 7) if config.stem == "ren" else (25, 8, 3))

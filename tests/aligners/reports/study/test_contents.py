@@ -39,7 +39,7 @@ def row(table: Any, **where: object) -> Any:
 
 
 def test_everything_is_made_but_what_the_rows_do_not_hold(report: ReportContents, made: dict[str, Any]) -> None:
-    attention = {"ren_figure_4", "wu_figure_4", "wu_figure_6"}
+    attention = {"ren_figure_4", "ren_figure_6_attention", "wu_figure_4", "wu_figure_6"}
     across = {"wu_figure_5", "wu_figure_7", "wu_figure_7_printed"}
     assert set(report.missing) == attention | across
     assert set(made) == set(CONTENTS) - set(report.missing)
@@ -300,6 +300,20 @@ def drawn_similarities(models: list[dict[str, Any]], **about: object) -> tuple[p
         ways = {"forward": (i, j), "backward": (j, i)} if measure == "neuronsim" else {"both": (i, j)}
         rows += [{**place, "direction": way, "value": matrix[at]} for way, at in ways.items()]
     return pd.DataFrame(rows), matrices
+
+
+def test_untrained_models_stand_beside_trained_ones_in_figure_2_alone() -> None:
+    stages, names = ("random", "pretrained"), ("a", "b")
+    models: list[dict[str, Any]] = [
+        {"model": name, "stage": stage, "group": None} for stage, name in product(stages, names)
+    ]
+    rows, matrices = drawn_similarities(models, task="t", stage=None)
+    rows["measure"] = rows["measure"].replace({"svcca": "cka"})
+    every, trained = (items({"similarity": rows}, name)[name].panels for name in ("wu_figure_2", "wu_figure_1"))
+    blocks = [f"{name}, {stage}" for stage, name in product(("untrained", "pretrained"), names)]
+    assert [[name for name, _ in panel.row_blocks] for panel in every] == [blocks]
+    assert every[0].values[0, 6] == matrices["svcca"][0, 6]  # the untrained a with the trained one
+    assert [[name for name, _ in panel.row_blocks] for panel in trained] == [["a", "b"]] * 2
 
 
 def as_in_the_notebooks(similarities: np.ndarray) -> pd.Series:
