@@ -97,6 +97,28 @@ def test_the_plan_counts_passes(world: World) -> None:
     assert plan.stored_passes == round(sum(cost.passes for _, cost in plan.costs)) > 0
 
 
+def test_a_bank_in_parts_reads_the_texts_for_each_part_and_takes_the_memory_of_one(world: World) -> None:
+    whole, parts = (
+        planned(study_of(world, fit={"options": {"sites_at_once": at_once}}, inject=None, similarity=None))[1].costs[0][
+            1
+        ]
+        for at_once in (None, 2)
+    )
+    assert parts.passes == 2 * whole.passes  # of four sites
+    assert parts.reading == 2 * whole.reading
+    assert parts.memory < whole.memory
+
+
+def test_recovery_in_both_directions_costs_two_banks(world: World) -> None:
+    aligners = {"model": {"aligners": {"linear": "Linear"}}}
+    one, both = (
+        planned(study_of(world, fit=None, inject=None, similarity=None,
+                         recover={"options": {**aligners, "data": {"direction": way}}}))[1].costs[0][1]
+        for way in ("backward", "both")
+    )  # fmt: skip
+    assert both.flops - both.reading == 2 * (one.flops - one.reading)
+
+
 def test_the_plan_counts_what_controls_and_decompositions_take(world: World) -> None:
     """Untrained twins, the fitting texts, five times the products, and 30 d³ for each fitted measure and layer pair."""
     costs = {}
