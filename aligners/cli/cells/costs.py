@@ -156,7 +156,8 @@ def _fit(load: Load) -> Cost:
 
 def _attention(load: Load) -> Cost:
     """Reading alone, as of a fit: maps between a dozen heads cost next to nothing."""
-    a_text = load.tokens**2 * load.parsed.data.share
+    data = load.parsed.data
+    a_text = load.tokens ** (1 if data.queries == "mean" else 2) * data.share
     trained = load.trained(round(load.texts * a_text), round(load.parsed.data.batch_size * a_text))
     passes = 1 + trained / (load.texts * a_text) + load.held_out / load.texts
     return Cost(2 * passes, passes * load.reading(load.texts), memory=load.memory)
