@@ -87,8 +87,8 @@ def test_the_papers_study_on_tiny_models(world: World, tmp_path: Path, capsys: p
         *("wu_figure_4", "wu_figure_6", "brown_figure_3"),  # other measures
     }, made.missing
     (table,) = [table for table in made.tables if table.name == "ren_table_4"]
-    (linear,) = [row for row in table.rows if row["method"] == "linear"]
-    assert linear["mse_printed"].mean > 0
+    printed = {row["method"] for row in table.rows if row.get("mse_printed")}
+    assert printed == {"linear"}
     linear = next(row for row in table.rows if (row["method"], row["rows"]) == ("linear", "mean"))
     assert (linear["pairs"], linear["models"]) == (1, 2)
     assert linear["fvu_fit"].mean < linear["fvu"].mean
