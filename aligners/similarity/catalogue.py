@@ -9,7 +9,7 @@ from torch import Tensor
 from aligners.similarity.functional.attention import attnsim
 from aligners.similarity.functional.canonical import canonical_chance, regression_chance
 from aligners.similarity.functional.cca import Correlations, cca, cca_held_out, r2_cca
-from aligners.similarity.functional.cka import cka_from_hsic, linear_cka, unbiased_cka
+from aligners.similarity.functional.cka import cka_from_hsic, linear_cka, mean_cka, unbiased_cka
 from aligners.similarity.functional.kernels import rbf_cka, rsa
 from aligners.similarity.functional.regression import mixedsim, mixedsim_held_out, neuronsim, r2, r2_held_out
 
@@ -56,23 +56,30 @@ def catalogue(share: float = 0.99) -> dict[str, Measure]:
         share: of the variance that SVCCA and PWCCA keep.
     """
     whole, canonical = _on(canonical_chance), _on(partial(canonical_chance, share=share))
+    scaled = _on(partial(canonical_chance, share=share, standardised=True))
     regression, mixed_held_out = _on(regression_chance), _on(mixedsim_held_out)
 
-    def shared(name: str, average: Callable[[Correlations], Tensor]) -> Callable[..., Tensor]:
-        return lambda moments, held_out=None: average(moments.correlations(name, share, held_out))
+    def shared(
+        name: str, average: Callable[[Correlations], Tensor], standardised: bool = False
+    ) -> Callable[..., Tensor]:
+        return lambda moments, held_out=None: average(moments.correlations(name, share, held_out, standardised))
 
     svcca, pwcca = shared("SVCCA", Correlations.mean), shared("PWCCA", Correlations.weighted)
+    svcca_of, pwcca_of = shared("SVCCA", Correlations.mean, True), shared("PWCCA", Correlations.weighted, True)
     r2_svcca = shared("R² of SVCCA", Correlations.mean_square)
     measures = (
         Measure("cka", "moments", _on(linear_cka)),
         Measure("unbiased_cka", "moments", _on(unbiased_cka)),
         Measure("minibatch_cka", "batches", cka_from_hsic),
+        Measure("mean_minibatch_cka", "batches", mean_cka),
         Measure("rbf_cka", "rows", lambda sample: rbf_cka(sample.x, sample.y), budget=2000),
         Measure("cca", "moments", _on(cca), held_out=_on(cca_held_out), chance=whole),
         Measure("svcca", "moments", svcca, held_out=svcca, chance=canonical),
         Measure("r2_cca", "moments", _on(r2_cca), chance=whole),
         Measure("r2_svcca", "moments", r2_svcca, chance=canonical),
         Measure("pwcca", "moments", pwcca, symmetric=False, held_out=pwcca, chance=canonical),
+        Measure("svcca_standardised", "moments", svcca_of, held_out=svcca_of, chance=scaled),
+        Measure("pwcca_standardised", "moments", pwcca_of, False, held_out=pwcca_of, chance=scaled),
         Measure("r2", "moments", _on(r2), symmetric=False, held_out=_on(r2_held_out), chance=regression),
         Measure("neuronsim", "moments", _on(neuronsim), symmetric=False),
         Measure("mixedsim", "moments", _on(mixedsim), symmetric=False, held_out=mixed_held_out, chance=regression),
@@ -84,6 +91,8 @@ def catalogue(share: float = 0.99) -> dict[str, Measure]:
         Measure("attention_cka", "head_moments", _on(linear_cka)),
         Measure("attention_svcca", "head_moments", svcca, held_out=svcca, chance=canonical),
         Measure("attention_pwcca", "head_moments", pwcca, symmetric=False, held_out=pwcca, chance=canonical),
+        Measure("attention_svcca_standardised", "head_moments", svcca_of, held_out=svcca_of, chance=scaled),
+        Measure("attention_pwcca_standardised", "head_moments", pwcca_of, False, held_out=pwcca_of, chance=scaled),
     )
     return {measure.name: measure for measure in measures} | _FURTHER
 
@@ -93,7 +102,8 @@ def _on(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda *contents: formula(*(content.moments for content in contents))
 
 
-ON_REQUEST = ("r2_cca", "r2_svcca")  # say what `cca` and `svcca` say, as Ren et al. define them
+# say what `cca`, `svcca` and `pwcca` say, as Ren et al. and the code released with Wu et al. define them
+ON_REQUEST = ("r2_cca", "r2_svcca", "svcca_standardised", "pwcca_standardised")
 DEFAULT = tuple(
     name
     for name, measure in catalogue().items()

@@ -12,6 +12,7 @@ import yaml
 from aligners.errors import UserError
 from aligners.models.recipes import EMBEDDED
 from aligners.reports.names import file_names
+from aligners.reports.study.printed import with_definitions
 from aligners.studies.spec import Model, Stage, Study
 
 PAIR = ["model_x", "model_y"]
@@ -314,7 +315,8 @@ class _Expansion:
             options["data"]["store"] = f"{FOLDER}/store" if self.study.store == "own" else self.study.store
         if self.commands.accepts(kind, "trainer.enable_progress_bar"):
             options["trainer"] = {"enable_progress_bar": False}  # nobody watches
-        return merged(options, {} if work is None else work.options)
+        options = merged(options, {} if work is None else work.options)
+        return merged(options, with_definitions(kind, options)) if self.study.as_printed else options
 
     def _has(self, kind: str, name: str) -> bool:
         return self.commands.accepts(kind, f"data.{name}")

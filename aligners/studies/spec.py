@@ -216,6 +216,8 @@ class Study:
         store: folder of a store of states, so that every model is read once; `own`: inside the study's folder.
         keep: `results`: a fit's maps are removed once every cell that needs them is done; `all`: nothing is.
         assume: what the plan assumes.
+        as_printed: whether a paper's own definition is computed beside ours where the two differ; see
+            `aligners.reports.study.printed`.
         report: names of the tables and figures of the report; default: all that the results allow.
     """
 
@@ -238,6 +240,7 @@ class Study:
     store: str | None = None
     keep: Literal["all", "results"] = "all"
     assume: Assumed = field(default_factory=Assumed)
+    as_printed: bool = False
     report: list[str] | None = None
 
     def __post_init__(self) -> None:

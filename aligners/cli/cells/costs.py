@@ -1,5 +1,6 @@
 """What the cells of a study will cost: formulas over sizes of models, options and assumed lengths of texts."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -124,7 +125,7 @@ def _fit(load: Load) -> Cost:
     """All models read the texts once for moments, then for every row trained on.
 
     6 FLOP for each trained weight, row and site, 12 where both directions are trained; 30 d³ for each closed form and
-    site.
+    site. With `sites_at_once` every part reads the texts.
     """
     x, y = (load.sizes * 2)[:2]
     data = load.parsed.data
@@ -140,20 +141,23 @@ def _fit(load: Load) -> Cost:
     trained = load.trained(read, step)
     passes = 1 + (trained / read if weights else 0.0)
     places = len(parse_sites(data.get("sites", "all"), x.layers, y.layers)) * load.pairs
-    places *= len(data.get("strengths", [0])) * data.get("targets", 1)
+    places *= len(data.get("strengths", [0])) * data.get("targets", 1) * (1 + (data.get("direction") == "both"))
+    at_once = min(places, getattr(load.parsed, "sites_at_once", None) or places)  # each part reads the texts
+    passes *= math.ceil(places / at_once)
     reading = passes * load.reading(load.texts)
     return Cost(
         passes=len(load.sizes) * passes,
         flops=reading + places * (6.0 * weights * trained + closed * _decomposed(x, y)),
         reading=reading,
         disk=0.0 if load.study.keep == "results" else places * stored,
-        memory=load.memory + places * bytes_a_site(load.made.model, x.width, y.width, step),
+        memory=load.memory + at_once * bytes_a_site(load.made.model, x.width, y.width, step),
     )
 
 
 def _attention(load: Load) -> Cost:
     """Reading alone, as of a fit: maps between a dozen heads cost next to nothing."""
-    a_text = load.tokens**2 * load.parsed.data.share
+    data = load.parsed.data
+    a_text = load.tokens ** (1 if data.queries == "mean" else 2) * data.share
     trained = load.trained(round(load.texts * a_text), round(load.parsed.data.batch_size * a_text))
     passes = 1 + trained / (load.texts * a_text) + load.held_out / load.texts
     return Cost(2 * passes, passes * load.reading(load.texts), memory=load.memory)

@@ -7,6 +7,7 @@ import pandas as pd
 
 from aligners.fitting.outcomes import INVERSE_OF_ONE_WAY
 from aligners.reports.names import short_names
+from aligners.reports.study.printed import beside
 
 STAGES = ("random", "pretrained", "finetuned")  # in this order, wherever they stand side by side
 STAGE_WORDS = {"random": "untrained", "pretrained": "pretrained", "finetuned": "fine-tuned"}
@@ -145,4 +146,4 @@ def _with_keys(frame: pd.DataFrame) -> pd.DataFrame:
     if "fit" in frame.columns and "method" in frame.columns:  # another map than the one that was trained
         turned = frame["fit"] == INVERSE_OF_ONE_WAY
         frame["method"] = frame["method"].where(~turned, frame["method"] + ", inverted")
-    return frame.reset_index(drop=True)
+    return beside(frame) if "method" in frame.columns else frame.reset_index(drop=True)

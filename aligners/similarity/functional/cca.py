@@ -1,6 +1,6 @@
 """CCA, SVCCA and PWCCA of all layer pairs, on the rows that they are fitted on and on held-out rows."""
 
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -59,29 +59,33 @@ class SharedMoments:
 
     def __init__(self, moments: GridMoments, origin: Self | None = None) -> None:
         self.moments, self._origin = moments, origin
-        self._found: dict[tuple[float, SharedMoments | None], Correlations] = {}
+        self._found: dict[tuple[float, SharedMoments | None, bool], Correlations] = {}
 
     def swap(self) -> Self:
         """Swap X and Y."""
         return self._origin or type(self)(self.moments.swap(), self)
 
-    def correlations(self, measure: str, share: float, held_out: Self | None = None) -> Correlations:
+    def correlations(
+        self, measure: str, share: float, held_out: Self | None = None, standardised: bool = False
+    ) -> Correlations:
         """Canonical correlations of all layer pairs, computed at the first call.
 
         Args:
             measure: the measure's name, for error messages.
             share: share of the variance in (0, 1].
             held_out: rows to take the correlations on, with directions and weights of these rows; None: these rows.
+            standardised: as in `svcca`.
 
         Raises:
             ValueError: as `svcca` and `cca_held_out`.
         """
         if self._origin is not None:
-            return self._origin.correlations(measure, share, held_out and held_out.swap()).swap()
-        key = share, held_out
+            return self._origin.correlations(measure, share, held_out and held_out.swap(), standardised).swap()
+        key = share, held_out, standardised
         if key not in self._found:
             held_out_moments = None if held_out is None else held_out.moments
-            self._found[key] = _correlations(self.moments, held_out_moments, share=share, measure=measure)
+            options: dict[str, Any] = {"share": share, "measure": measure, "standardised": standardised}
+            self._found[key] = _correlations(self.moments, held_out_moments, **options)
         return self._found[key]
 
 
@@ -139,7 +143,7 @@ def r2_svcca(moments: GridMoments, *, share: float = 0.99) -> Tensor:
 
 
 @of_moments
-def svcca(moments: GridMoments, *, share: float = 0.99) -> Tensor:
+def svcca(moments: GridMoments, *, share: float = 0.99, standardised: bool = False) -> Tensor:
     """Mean canonical correlation between the principal components of X and of Y (Raghu et al. 2017; Wu et al. A.3).
 
     Each side keeps the fewest components that carry `share` of its *variance*. In [0, 1], symmetric, and invariant
@@ -148,19 +152,20 @@ def svcca(moments: GridMoments, *, share: float = 0.99) -> Tensor:
     Args:
         moments: of the rows.
         share: share of the variance in (0, 1]; 1 is CCA.
+        standardised: divide every feature by its deviation first, as the code released with Wu et al. does.
 
     Returns:
         (L_x, L_y).
 
     Raises:
         ValueError: `share` out of range, fewer rows than the components need, non-finite rows, a layer in which
-            nothing varies, or a decomposition that does not converge.
+            nothing varies (`standardised`: a feature that does not), or a decomposition that does not converge.
     """
-    return _mean_correlation(moments, "SVCCA", share)
+    return _mean_correlation(moments, "SVCCA", share, standardised=standardised)
 
 
 @of_moments
-def pwcca(moments: GridMoments, *, share: float = 0.99) -> Tensor:
+def pwcca(moments: GridMoments, *, share: float = 0.99, standardised: bool = False) -> Tensor:
     """Projection-weighted mean canonical correlation, Σα_iρ_i / Σα_i (Morcos et al. 2018; Wu et al. A.3).
 
     α_i = Σ_j |⟨h_i, x_j⟩| weighs a canonical variable h_i of X by how much of X's neurons x_j, centred and in
@@ -172,6 +177,7 @@ def pwcca(moments: GridMoments, *, share: float = 0.99) -> Tensor:
     Args:
         moments: of the rows.
         share: share of the variance in (0, 1].
+        standardised: as in `svcca`, for the directions; the weights are those of X's neurons as they are.
 
     Returns:
         (L_x, L_y).
@@ -179,7 +185,7 @@ def pwcca(moments: GridMoments, *, share: float = 0.99) -> Tensor:
     Raises:
         ValueError: as `svcca`.
     """
-    return _correlations(moments, share=share, measure="PWCCA").weighted()
+    return _correlations(moments, share=share, measure="PWCCA", standardised=standardised).weighted()
 
 
 def cca_held_out(fitted: GridMoments, held_out: GridMoments) -> Tensor:
@@ -195,12 +201,12 @@ def cca_held_out(fitted: GridMoments, held_out: GridMoments) -> Tensor:
 
 
 def _correlations(
-    moments: GridMoments, held_out: GridMoments | None = None, *, share: float, measure: str
+    moments: GridMoments, held_out: GridMoments | None = None, *, share: float, measure: str, standardised: bool = False
 ) -> Correlations:
     """Correlations, of the rows or of held-out ones, and weights on the rows that the directions were fitted on."""
     if held_out is not None:
         check_moments(held_out, f"Held-out {measure}", 3)
-    result = _decomposed(*_whitened(moments, measure, share), moments, held_out)
+    result = _decomposed(*_whitened(moments, measure, share, standardised), moments, held_out)
     if held_out is None:
         return result
     used = torch.arange(result.rho.shape[-1], device=result.rho.device) < result.rank[..., None]
@@ -213,8 +219,10 @@ def _correlations(
     return result._replace(rho=result.rho.where(used, 0.0))
 
 
-def _mean_correlation(moments: GridMoments, measure: str, share: float, power: int = 1) -> Tensor:
-    white_x, white_y = _whitened(moments, measure, share)
+def _mean_correlation(
+    moments: GridMoments, measure: str, share: float, power: int = 1, standardised: bool = False
+) -> Tensor:
+    white_x, white_y = _whitened(moments, measure, share, standardised)
 
     def mean(i: int, some: slice, xy: Tensor) -> Tensor:
         variables = canonical(white_x.of(i), white_y.of(some), xy, directions=False)
@@ -223,11 +231,11 @@ def _mean_correlation(moments: GridMoments, measure: str, share: float, power: i
     return by_tile(moments, mean)
 
 
-def _whitened(moments: GridMoments, measure: str, share: float) -> tuple[Whitening, Whitening]:
+def _whitened(moments: GridMoments, measure: str, share: float, standardised: bool) -> tuple[Whitening, Whitening]:
     """Whitenings of all layers of X and of Y. Raises if there are no correlations."""
-    varying: Varying = "features" if share == 1 else "layers"
+    varying: Varying = "features" if share == 1 or standardised else "layers"
     check_moments(moments, measure, 3, x=varying, y=varying)
-    x, y = whitening(moments.xx, share=share), whitening(moments.yy, share=share)
+    x, y = (whitening(scatter, share=share, standardised=standardised) for scatter in (moments.xx, moments.yy))
     rank_x, rank_y, n = int(x.rank.max()), int(y.rank.max()), int(moments.n)
     certain = rank_x + rank_y - (n - 1)  # two subspaces of n - 1 dimensions have at least so many in common
     if certain > 0:

@@ -61,6 +61,10 @@ def test_the_papers_study_on_tiny_models(world: World, tmp_path: Path, capsys: p
     assert {("random", "pretrained"), ("pretrained", "finetuned")} <= set(
         zip(compared["stage_x"], compared["stage_y"], strict=True)
     )
+    assert "linear_trained" in set(injected["method"])  # as printed
+    assert {"svcca_standardised", "pwcca_standardised"} <= set(compared["measure"])
+    recovered = pd.read_parquet(folder / "tables" / "recover.parquet")
+    assert set(recovered[recovered["method"] == "linear_trained"]["direction"]) == {"forward", "backward"}
     assert list((folder / "store").iterdir())
     kept = {path.parts[-3] for path in folder.glob("cells/*/run/aligners.safetensors")}
     assert {StudyFolder(folder).described(number)["kind"] for number in kept} == {"attention", "recover"}  # not "fit"
@@ -74,10 +78,17 @@ def test_the_papers_study_on_tiny_models(world: World, tmp_path: Path, capsys: p
     assert set(made.missing) == {
         *("phang_figure_3", "phang_figure_4", "phang_clusters"),  # fine-tuned models operated on, maps of four layers
         *("merchant_table_1", "merchant_layers", "merchant_figure_1"),  # probes
-        *("ren_table_4_tests", "ren_figure_3", "ren_figure_6"),  # three models, pairs of layers
+        *(
+            "ren_table_4_tests",
+            "ren_figure_3",
+            "ren_figure_6",
+            "ren_figure_6_attention",
+        ),  # three models, pairs of layers
         *("wu_figure_4", "wu_figure_6", "brown_figure_3"),  # other measures
     }, made.missing
     (table,) = [table for table in made.tables if table.name == "ren_table_4"]
+    printed = {row["method"] for row in table.rows if row.get("mse_printed")}
+    assert printed == {"linear"}
     linear = next(row for row in table.rows if (row["method"], row["rows"]) == ("linear", "mean"))
     assert (linear["pairs"], linear["models"]) == (1, 2)
     assert linear["fvu_fit"].mean < linear["fvu"].mean

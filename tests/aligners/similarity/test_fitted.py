@@ -30,6 +30,7 @@ from tests.rows import CASES, grid, paired, rows_of
 Measure = Callable[..., Tensor]
 Reference = Callable[..., float]
 ENOUGH = [case for case in CASES if case not in ("few", "barely")]
+SVCCA_STANDARDISED, PWCCA_STANDARDISED = (partial(each, share=0.9, standardised=True) for each in (svcca, pwcca))
 MEASURES: dict[str, tuple[Measure, Reference, list[str]]] = {
     "cca": (cca, reference.mean_cca, ENOUGH),
     "svcca": (svcca, partial(reference.mean_cca, share=0.99), ENOUGH),
@@ -39,6 +40,8 @@ MEASURES: dict[str, tuple[Measure, Reference, list[str]]] = {
     "r2_svcca .9": (partial(r2_svcca, share=0.9), partial(reference.r2_cca, share=0.9), ENOUGH),
     "pwcca": (pwcca, partial(reference.pwcca, share=0.99), ENOUGH),
     "pwcca 1": (partial(pwcca, share=1.0), reference.pwcca, ENOUGH),
+    "svcca standardised": (SVCCA_STANDARDISED, partial(reference.svcca_standardised, share=0.9), ENOUGH),
+    "pwcca standardised": (PWCCA_STANDARDISED, partial(reference.pwcca_standardised, share=0.9), ENOUGH),
     "pwcca .6": (partial(pwcca, share=0.6), partial(reference.pwcca, share=0.6), ["few", "barely"]),
     "r2": (r2, reference.r2, [*ENOUGH, "barely"]),
     "mixedsim": (mixedsim, reference.mixedsim, [*ENOUGH, "barely"]),
@@ -121,6 +124,7 @@ def test_what_they_bear(seed: int, factor: float, order: list[int]) -> None:
         *((each, turned, y) for each in (linear_cka, unbiased_cka, partial(minibatch_cka, batch=15))),
         (cca, stretched, y),  # any invertible map
         (nine, turned, y),  # rotations and a factor
+        (SVCCA_STANDARDISED, scaled, -y / (1 + y.std(1, keepdim=True))),  # order and scales of neurons
         (pwcca, signed, y @ turn_y),  # rotations of Y, permutations and signs of X
         (r2, turned, stretched_y),
         (mixedsim, scaled, stretched_y),
@@ -150,6 +154,7 @@ def test_refusals() -> None:
         (mixedsim, (one_constant, y), r"Mixed similarity, but `x` has 1 constant ones in layers \[0\]"),
         (neuronsim, (constants, y), r"`x` has 6 constant ones in layers \[0, 1\]"),
         (svcca, (torch.full_like(x, 0.3), y), r"`x` has only constant features in layers \[0, 1, 2\]"),
+        (SVCCA_STANDARDISED, (x, flat), r"`y` has 1 constant ones in layers \[1\]"),
         *((partial(svcca, share=share), (x, y), "`share` to be above 0 and at most 1") for share in (0, 1.5, np.nan)),
     ):
         with pytest.raises(ValueError, match=says):
@@ -183,6 +188,8 @@ FUNCTIONS = {
     "r2_cca": r2_cca,
     "r2_svcca": partial(r2_svcca, share=SHARE),
     "pwcca": partial(pwcca, share=SHARE),
+    "svcca_standardised": SVCCA_STANDARDISED,
+    "pwcca_standardised": PWCCA_STANDARDISED,
     "cka": linear_cka,
     "unbiased_cka": unbiased_cka,
     "r2": r2,

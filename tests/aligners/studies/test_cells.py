@@ -46,6 +46,26 @@ def test_every_kind_of_cell() -> None:
     assert len({cell.id for cell in cells}) == len(cells)
 
 
+def test_as_printed_adds_the_papers_own_definitions_where_the_study_has_ours() -> None:
+    aligners = {"linear": "Linear", "inn": "INN"}
+    fit = {"options": {"model": {"aligners": aligners}}, "pairs_at_once": 3}
+    measures = ["minibatch_cka", "svcca", "attention_pwcca"]
+    work: dict[str, Any] = {"fit": fit, "recover": {"options": {"model": {"aligners": {"inn": "INN"}}}}}
+    work |= {"similarity": {"options": {"measures": measures}}}
+    ours, printed = ({cell.kind: cell for cell in cells_of(**work, as_printed=given)} for given in (False, True))
+    trained = {"class_path": "AffineLayer", "init_args": {"start": "random"}}
+    assert ours["fit_pairs"].options["model"]["aligners"] == aligners
+    assert printed["fit_pairs"].options["model"]["aligners"] == {**aligners, "linear_trained": trained}
+    assert printed["recover"].options["model"] == ours["recover"].options["model"]  # no linear map
+    assert [cell["recover"].options["data"].get("direction") for cell in (ours, printed)] == [None, "both"]
+    added = ["mean_minibatch_cka", "attention_pwcca_standardised"]  # SVCCA alone is no localization
+    assert printed["similarity"].options["measures"] == [*measures, *added]
+    assert ours["similarity"].options["measures"] == measures
+    (whole,) = of_kind("similarity", similarity={"options": {"measures": ["svcca", "neuronsim"]}}, as_printed=True)
+    assert whole.options["measures"] == ["svcca", "neuronsim", "svcca_standardised"]
+    assert ids(as_printed=True) == ids()  # nothing to add
+
+
 def test_a_cell_comes_after_those_that_it_needs() -> None:
     cells = cells_of(stages=["finetuned", "random"], **ALL)
     before: set[str] = set()

@@ -16,7 +16,8 @@ from aligners.reports.study.statistics import holm, over_models, pair_means, sig
 PAPERS_INDICES = {"r2", "cca", "r2_cca", "svcca", "r2_svcca", "pwcca"}
 SHOWN = (("inn", "inn_paper"), ("linear",), ("mlp", "mlp_paper"))  # the first of each that there is
 REFERENCES = ("inn", "inn_paper", "linear")  # the first that there is is what other maps are tested against
-WORDS = {"mse": "mean squared error", "fvu": "FVU"}
+WORDS = {"mse": "mean squared error", "fvu": "FVU", "relative_error": "relative error"}
+DIRECTIONS = {"forward": "X to f(X)", "backward": "f(X) to X"}
 BOXES = ["stage", "layer", "model_x", "model_y", "value"]
 
 
@@ -34,15 +35,25 @@ def similarity(frames: Frames, name: str) -> Table:
 def recovery(frames: Frames, name: str) -> Table:
     """Table 3: how exactly each map recovers a random invertible network of real states."""
     frame = frames.of("recover", "mse").assign(model_y=lambda rows: rows["model_x"])
-    row = partial(_map_row, name, frame, ("mse", "mse_fit", "mse_reduced", "relative_error", "fvu"), paper="mse")
-    rows = [row(place, part) for place, part in by(frame, "strength", "method")]
-    return shared.table(name, rows, closest=closest_maps(rows, "strength"), **shared.about_maps(frame))
+    frame = frame if "direction" in frame else frame.assign(direction=None)
+    quantities = ("mse", "mse_printed", "mse_fit", "mse_reduced", "relative_error", "fvu")
+    rows = []
+    for place, part in by(frame, "strength", "direction", "method"):
+        row = _map_row(name, frame, quantities, place, part, paper="mse") | {
+            "direction": DIRECTIONS.get(place["direction"])
+        }
+        if place["direction"] == "forward" and "backward" in set(frame["direction"]):
+            row["paper"] = None  # the paper's is the way back
+        rows.append(row)
+    closest = closest_maps(rows, "strength", "direction")
+    return shared.table(name, rows, closest=closest, **shared.about_maps(frame))
 
 
 def alignment(frames: Frames, name: str) -> Table:
     """Table 4: errors of every map, on fitting and on held-out rows."""
     errors = shared.between_models(frames.errors())
-    quantities = ("mse", "mse_fit", "mse_reduced", "relative_error", "fvu_fit", "fvu", "fvu_inverse")
+    quantities = ("mse", "mse_printed", "mse_fit", "mse_fit_printed", "mse_reduced", "relative_error", "fvu_fit", "fvu")
+    quantities += ("fvu_inverse",)
     row = partial(_map_row, name, errors, quantities, paper_train="train", paper_test="test")
     errors = shared.blocks(errors)
     rows = [row(place, part) for place, part in by(errors, "task", "stage", "rows", "method")]
@@ -87,7 +98,7 @@ def injection(frames: Frames, name: str) -> Table:
     injected = frame[frame["score"].notna() | (frame["overflow"].astype(bool) & frame["n_units"].notna())]
     rows, metric = [], shared.printed_metric(name, injected)
     for place, part in by(injected, "task", "stage", "method"):
-        last = shared.estimates(part[shared.is_last(part)], ("score", *metric, "agreement", "penalty"))
+        last = shared.estimates(part[shared.is_last(part)], ("score", "score_printed", *metric, "agreement", "penalty"))
         everywhere = over_models(shared.blocks(part), "score")
         rows.append({**_map_row(name, frame, (), place, part, paper="score"), **last, "everywhere": everywhere})
     return shared.table(name, rows, kept=kept_scores(rows), **shared.about_maps(frame))
@@ -155,9 +166,11 @@ def shown_methods(frame: pd.DataFrame, column: str, most: int = len(SHOWN)) -> l
     return list(dict.fromkeys([*(shown or there[:1]), *closest]))
 
 
-def layer_maps(frames: Frames, name: str, *, within: bool) -> Figure:
+def layer_maps(frames: Frames, name: str, *, within: bool, component: str = STATES) -> Figure:
     """Figures 3, 6 and 8: learned error from every layer to every layer, within a model or between models."""
-    errors, whom = frames.errors(), "within a model" if within else "between models"
+    errors, whom = frames.errors(component), "within a model" if within else "between models"
+    if component != STATES:
+        errors = errors.assign(rows=None)  # of one kind, which the title names
     errors = errors[((errors["model_x"] == errors["model_y"]) == within) & errors["site_x"].notna()]
     if errors.empty or bool((errors["site_x"] == errors["site_y"]).all()):
         raise Missing(f"no map was fitted from one layer to another {whom}: `data.sites` names such pairs, as 1:2")

@@ -97,6 +97,28 @@ def test_the_plan_counts_passes(world: World) -> None:
     assert plan.stored_passes == round(sum(cost.passes for _, cost in plan.costs)) > 0
 
 
+def test_a_bank_in_parts_reads_the_texts_for_each_part_and_takes_the_memory_of_one(world: World) -> None:
+    whole, parts = (
+        planned(study_of(world, fit={"options": {"sites_at_once": at_once}}, inject=None, similarity=None))[1].costs[0][
+            1
+        ]
+        for at_once in (None, 2)
+    )
+    assert parts.passes == 2 * whole.passes  # of four sites
+    assert parts.reading == 2 * whole.reading
+    assert parts.memory < whole.memory
+
+
+def test_recovery_in_both_directions_costs_two_banks(world: World) -> None:
+    aligners = {"model": {"aligners": {"linear": "Linear"}}}
+    one, both = (
+        planned(study_of(world, fit=None, inject=None, similarity=None,
+                         recover={"options": {**aligners, "data": {"direction": way}}}))[1].costs[0][1]
+        for way in ("backward", "both")
+    )  # fmt: skip
+    assert both.flops - both.reading == 2 * (one.flops - one.reading)
+
+
 def test_the_plan_counts_what_controls_and_decompositions_take(world: World) -> None:
     """Untrained twins, the fitting texts, five times the products, and 30 d³ for each fitted measure and layer pair."""
     costs = {}
@@ -155,7 +177,8 @@ NUMBERS = {
     "embedded_probes": {"finetune": 3, "probe": 6, "similarity": 1},
     "ren": dict(untrained=3, finetune=6, fit=12, inject=12, similarity=6, recover=3, attention=6),
     "ren_small": dict(untrained=3, finetune=6, fit=12, inject=12, similarity=6, recover=3, attention=6),
-    "wu": {"untrained": 7, "similarity": 2},
+    "ren_layers": dict(finetune=6, fit=18, inject=18, attention=6),
+    "wu": {"untrained": 7, "similarity": 1},
     "wu_tuned": {"finetune": 8, "similarity": 1},
     "phang": {"finetune": 15 * 2, "similarity": 5, "surgery": 15},
     "brown": {"similarity": 1, "identity": 1},
@@ -166,7 +189,7 @@ NUMBERS = {
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
 def test_every_study_is_expanded_and_planned_without_a_network(config: Path) -> None:
     spec = yaml.safe_load(config.read_text())
-    if config.stem.startswith("ren"):
+    if config.stem in ("ren", "ren_small"):
         whole = read_study(spec)
         sizes = len(whole.models.listed()), len(whole.pairs_at("pretrained")), len(whole.tasks)
         assert sizes == ((25, 300, 7) if config.stem == "ren" else (25, 8, 3))

@@ -40,7 +40,8 @@ def row(table: Any, **where: object) -> Any:
 
 
 def test_everything_is_made_but_what_the_rows_do_not_hold(report: ReportContents, made: dict[str, Any]) -> None:
-    attention, across = {"ren_figure_4", "wu_figure_4", "wu_figure_6"}, {"wu_figure_5"}
+    attention = {"ren_figure_4", "ren_figure_6_attention", "wu_figure_4", "wu_figure_6"}
+    across = {"wu_figure_5", "wu_figure_7", "wu_figure_7_printed"}
     assert set(report.missing) == attention | across
     assert set(made) == set(CONTENTS) - set(report.missing)
     missing = "the study has no errors of maps between attention weights (kind `attention`)"
@@ -52,11 +53,10 @@ def test_what_cannot_be_made_says_why(frames: Collected) -> None:
     assert set(missing) == set(CONTENTS)
     assert missing["ren_table_3"] == "the study has no rows of kind `recover`"
     not_compared = pd.DataFrame(row for row in given.across_tasks() if row["stage"] is not None)
-    untrained = frames["similarity"].replace({"stage": {"finetuned": "random"}})
     not_tuned = frames["probing"][frames["probing"]["stage"] == "pretrained"]
     for name, kind, rows, said in (
         ("wu_figure_5", "similarity", not_compared, "`similarity.across_stages`"),
-        ("wu_figure_7", "similarity", untrained, "the study has not both pretrained and fine-tuned models"),
+        ("wu_figure_7", "similarity", frames["similarity"], "`similarity.across_stages`"),
         ("merchant_table_1", "probing", not_tuned, "no model was probed both before and after fine-tuning"),
     ):
         assert said in make(Frames({kind: rows}), [name]).missing[name]
@@ -102,6 +102,42 @@ def test_maps_are_compared_with_the_invertible_one_by_one_family_of_tests(made: 
     assert [entry["method"] for entry in table.rows] == ["linear − inn", "mlp − inn"] * 2
     assert all(entry["p"] == 2 / 2**8 and entry["holm"] == pytest.approx(4 * 2 / 2**8) for entry in table.rows)
     assert table.findings[0].startswith("4 of 4 differences between maps are significant at .05: ")
+
+
+def test_a_papers_own_definition_is_a_column_beside_ours(frames: Collected) -> None:
+    printed = {}
+    for kind in ("inject", "recover"):
+        linear = frames[kind][frames[kind]["method"] == "linear"].assign(method="linear_trained")
+        linear["mse"] *= 3
+        printed[kind] = pd.concat([frames[kind], linear], ignore_index=True)
+    back = printed["recover"].assign(direction="backward", mse=2 * printed["recover"]["mse"])
+    printed["recover"] = pd.concat([printed["recover"].assign(direction="forward"), back], ignore_index=True)
+    names = ("ren_table_3", "ren_table_4", "ren_table_5", "ren_table_4_tests")
+    made, ours = items(printed, *names), items(frames, *names)
+    for name in names[1:3]:
+        assert [entry["method"] for entry in made[name].rows] == [entry["method"] for entry in ours[name].rows]
+        assert any(note.startswith("As printed: ") for note in made[name].notes)
+        assert not any(note.startswith("As printed: ") for note in ours[name].notes)
+    assert made["ren_table_4_tests"] == ours["ren_table_4_tests"]
+    linear, inn = (row(made["ren_table_4"], stage="fine-tuned", method=method) for method in ("linear", "inn"))
+    assert (linear["mse_printed"].mean, inn["mse_printed"]) == (pytest.approx(3 * linear["mse"].mean), None)
+    assert row(made["ren_table_5"], stage="fine-tuned", method="linear")["score_printed"].mean == pytest.approx(
+        row(made["ren_table_5"], stage="fine-tuned", method="linear")["score"].mean
+    )
+    there, back = (
+        row(made["ren_table_3"], strength=2.0, method="linear", direction=way) for way in ("X to f(X)", "f(X) to X")
+    )
+    assert back["mse"].mean == pytest.approx(2 * there["mse"].mean)
+    assert (there["paper"], back["paper"].mean) == (None, 1.0882)  # the paper's is the way back
+    assert row(ours["ren_table_3"], strength=2.0, method="linear")["paper"].mean == 1.0882
+
+
+def test_a_papers_map_that_diverged_has_no_number(frames: Collected) -> None:
+    inject = frames["inject"].assign(training=None)
+    linear = inject[inject["method"] == "linear"]
+    linear = linear.assign(method="linear_trained", training="diverged at step 3, set back to step 2")
+    (table,) = items({"inject": pd.concat([inject, linear])}, "ren_table_4").values()
+    assert "mse_printed" not in {column.key for column in table.columns}
 
 
 def not_trained(frames: Collected, chosen: Callable[[pd.DataFrame], pd.Series]) -> Collected:
@@ -280,6 +316,82 @@ def test_localization_is_over_all_other_layers(frames: Collected) -> None:
     (figure,) = items({"similarity": rows}, "wu_figure_3").values()
     for entry in figure.values:  # 4 layers of 8 models, without the layer itself
         assert entry["localization"] == pytest.approx(0.07 if entry["layer"] == 0 else 0.08)
+
+
+def drawn_similarities(models: list[dict[str, Any]], **about: object) -> tuple[pd.DataFrame, dict[str, np.ndarray]]:
+    """Random similarities of all layers of some models, and by measure the matrix of all layers against all."""
+    draw, sides = np.random.default_rng(0), [(model, layer) for model in models for layer in (0, 1, 2)]
+    neurons, subspaces, scaled = draw.uniform(size=(3, len(sides), len(sides)))
+    matrices = {"neuronsim": neurons, "svcca": subspaces + subspaces.T, "svcca_standardised": scaled + scaled.T}
+    rows = []
+    for (measure, matrix), (i, x), (j, y) in product(matrices.items(), enumerate(sides), enumerate(sides)):
+        if models.index(x[0]) > models.index(y[0]):
+            continue
+        both = {
+            f"{name}_{end}": value
+            for end, (model, _) in zip("xy", (x, y), strict=True)
+            for name, value in model.items()
+        }
+        place = {**about, **both, "layer_x": x[1], "layer_y": y[1], "measure": measure, "features": "raw"}
+        ways = {"forward": (i, j), "backward": (j, i)} if measure == "neuronsim" else {"both": (i, j)}
+        rows += [{**place, "direction": way, "value": matrix[at]} for way, at in ways.items()]
+    return pd.DataFrame(rows), matrices
+
+
+def test_untrained_models_stand_beside_trained_ones_in_figure_2_alone() -> None:
+    stages, names = ("random", "pretrained"), ("a", "b")
+    models: list[dict[str, Any]] = [
+        {"model": name, "stage": stage, "group": None} for stage, name in product(stages, names)
+    ]
+    rows, matrices = drawn_similarities(models, task="t", stage=None)
+    rows["measure"] = rows["measure"].replace({"svcca": "cka"})
+    every, trained = (items({"similarity": rows}, name)[name].panels for name in ("wu_figure_2", "wu_figure_1"))
+    blocks = [f"{name}, {stage}" for stage, name in product(("untrained", "pretrained"), names)]
+    assert [[name for name, _ in panel.row_blocks] for panel in every] == [blocks]
+    assert every[0].values[0, 6] == matrices["svcca"][0, 6]  # the untrained a with the trained one
+    assert [[name for name, _ in panel.row_blocks] for panel in trained] == [["a", "b"]] * 2
+
+
+def as_in_the_notebooks(similarities: np.ndarray) -> pd.Series:
+    """`pd.DataFrame({network: {other: similarity}}).mean(axis=1)`, z-scored: `analysis-14.ipynb` of Wu et al."""
+    columns = {a: {b: similarities[a, b] for b in range(len(similarities)) if a != b} for a in range(len(similarities))}
+    means = pd.DataFrame(columns).sort_index().mean(axis=1)
+    return (means - means.mean()) / means.std()
+
+
+def test_localization_as_printed_is_that_of_the_released_notebooks() -> None:
+    models: list[dict[str, Any]] = [{"model": name, "stage": "pretrained", "group": None} for name in ("a", "b", "c")]
+    rows, matrices = drawn_similarities(models, task="t", stage="pretrained")
+    ours, printed = items({"similarity": rows}, "wu_figure_3", "wu_figure_3_printed").values()
+    without_self = {name: np.where(np.eye(9) == 1, np.nan, matrix) for name, matrix in matrices.items()}
+    raw = np.nanmean(without_self["neuronsim"] - without_self["svcca"], 1)
+    assert [entry["localization"] for entry in ours.values] == pytest.approx(list(raw))
+    notebook = as_in_the_notebooks(matrices["neuronsim"]) - as_in_the_notebooks(matrices["svcca_standardised"])
+    assert [entry["localization"] for entry in printed.values] == pytest.approx(list(notebook))
+    assert printed.caption.endswith("svsim is that of standardised features, as there.")
+    (raw_features,) = items(
+        {"similarity": rows[rows["measure"] != "svcca_standardised"]}, "wu_figure_3_printed"
+    ).values()
+    notebook = as_in_the_notebooks(matrices["neuronsim"]) - as_in_the_notebooks(matrices["svcca"])
+    assert [entry["localization"] for entry in raw_features.values] == pytest.approx(list(notebook))
+
+
+def test_localization_of_fine_tunings_has_a_panel_for_each_model_and_a_line_for_each_task() -> None:
+    parts = []
+    for name in ("bert", "xlnet"):
+        models = [{"model": name, "stage": "pretrained", "tuned": None, "group": None}]
+        models += [
+            {"model": name, "stage": "finetuned", "tuned": task, "group": None} for task in ("sst2", "mnli", "qqp")
+        ]
+        rows, matrices = drawn_similarities(models, task="sst2", stage=None)
+        parts.append(rows.assign(value=rows["value"] * (1 if name == "bert" else 2)))
+    for figure in items({"similarity": pd.concat(parts)}, "wu_figure_7", "wu_figure_7_printed").values():
+        assert [panel.title for panel in figure.panels] == ["bert, sst2", "xlnet, sst2"]
+        for panel in figure.panels:
+            assert [line.name for line in panel.series] == ["base", "sst2", "mnli", "qqp"]
+    last = [entry["localization"] for entry in figure.values[:12]]
+    notebook = as_in_the_notebooks(matrices["neuronsim"]) - as_in_the_notebooks(matrices["svcca_standardised"])
+    assert last == pytest.approx(list(notebook))  # of one model and its fine-tunings alone
 
 
 @pytest.mark.parametrize(
