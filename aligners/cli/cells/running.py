@@ -19,14 +19,17 @@ import yaml
 from aligners.cli.endings import ended_by_signals
 from aligners.cli.folders import RANKS_SHARE, release
 from aligners.cli.table import run_script
+from aligners.errors import UserError
 from aligners.files.whole import remove, write_text
 from aligners.similarity.passes.saved import PASSES
 from aligners.studies.cells import KINDS
+from aligners.studies.executors import Unfinished
 from aligners.studies.folder import ERROR, LOG, RESULT, StudyFolder, locked
 
 PACKAGES = ("torch", "lightning", "transformers", "numpy")
 WRONG_OPTIONS = 2  # exit status of jsonargparse
-UNFINISHED = ("run/last.ckpt", f"run/{PASSES}", "before")  # what a cell that was interrupted goes on from
+LAST = "last.ckpt"
+GOES_ON = (f"run/{LAST}", f"run/{PASSES}", "before")  # what a cell that was interrupted goes on from
 
 
 def run_cell(study: str, number: str) -> str:
@@ -40,6 +43,9 @@ def run_cell(study: str, number: str) -> str:
 
     Returns:
         `done`, `failed`, or `busy`.
+
+    Raises:
+        SystemExit: it was stopped; `Unfinished` if it has got further before.
     """
     folder = StudyFolder(Path(study).resolve())
     cell, place = folder.described(number), folder.cell(number)
@@ -48,14 +54,19 @@ def run_cell(study: str, number: str) -> str:
             return "busy"
         if (place / RESULT).is_file():
             return "done"
+        before = folder.reached(number)
         try:
             with ended_by_signals(), _logged(place / LOG):
                 result = _run(folder, cell, place)
-        except Exception:
+        except Exception as error:
             write_text(place / ERROR, traceback.format_exc())
+            if isinstance(error, UserError) and folder.reached(number) == before:
+                _tidy(place)  # it may be what it went on from that was refused
             return "failed"
         except SystemExit as end:
             if end.code != WRONG_OPTIONS:  # it was stopped
+                if folder.reached(number) != before:
+                    raise Unfinished(end.code) from end
                 raise
             write_text(place / ERROR, "Its options were not accepted:\n\n" + (place / LOG).read_text(encoding="utf-8"))
             return "failed"
@@ -85,20 +96,19 @@ def _run(folder: StudyFolder, cell: dict[str, Any], place: Path) -> dict[str, An
 
 
 def _words(cell: dict[str, Any], place: Path) -> list[str]:
-    """The command line, after what an earlier attempt has left was put aside."""
+    """The command line, after what an earlier attempt has left was put aside, to go on from."""
     options, run, before = place / "options.yaml", place / "run", place / "before"
     write_text(options, yaml.safe_dump(cell["options"], sort_keys=False, allow_unicode=True))
     words = ["--config", str(options)]
-    if (place / ERROR).is_file():  # from its beginning
-        _tidy(place)
-        (place / ERROR).unlink()
+    (place / ERROR).unlink(missing_ok=True)
     if cell["kind"] == "finetune" or (run / PASSES).is_dir():  # it goes on with what is missing
         return words
-    if (run / "last.ckpt").is_file():
+    if (run / LAST).is_file() or any(run.glob("part-*")):
         remove(before)
         run.rename(before)
     remove(run)
-    return [*words, "--ckpt_path", str(before / "last.ckpt")] if before.is_dir() else words
+    last = before / LAST if (before / LAST).is_file() else before  # of a fit in parts
+    return [*words, "--ckpt_path", str(last)] if before.is_dir() else words
 
 
 def end_run(run: Path) -> None:
@@ -113,7 +123,7 @@ def end_run(run: Path) -> None:
 
 def _tidy(place: Path) -> None:
     """Remove what only an unfinished run needs."""
-    for name in UNFINISHED:
+    for name in GOES_ON:
         remove(place / name)
 
 
