@@ -50,19 +50,24 @@ def test_what_is_known_is_what_the_parsers_say() -> None:
     assert set(EVERY) == {f"{script} {name}" for script, names in COMMANDS.items() for name in names}
 
 
-def test_command_lines_that_people_read_are_understood() -> None:
+def there(word: str, folder: Path) -> str:
+    """The word with files that are there, and hold nothing, in place of those that it names."""
+    (folder / "empty").touch()
+    return re.sub(r"[^\s=\[\],\"']+\.(yaml|safetensors)|{fit}", str(folder / "empty"), word)
+
+
+def test_command_lines_that_people_read_are_understood(tmp_path: Path) -> None:
     lines = written_commands()
     assert len(lines) > 80
     assert {command for command, _ in lines} >= {*STOPPED, "evaluate show", "study run", "study retry"}
-    there = str(CONFIGS / "train" / "inn.yaml")
     for command, words in lines:
-        understood(command, [there if word.endswith(".yaml") else word for word in words])
+        understood(command, [there(word, tmp_path) for word in words])
 
 
 @pytest.mark.parametrize("command", EVERY)
-def test_an_example_is_what_the_command_takes(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_example_is_what_the_command_takes(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     about, (script, name) = known_options()["commands"][command], command.split()
-    words = shlex.split(example_of(find(script, name)))
+    words = [there(word, tmp_path) for word in shlex.split(example_of(find(script, name)))]
     assert words
     monkeypatch.setenv("COLUMNS", "80")
     shown = help_of(command.replace(" ", ".py "), about).splitlines()
@@ -83,6 +88,9 @@ def test_help_and_errors_import_nothing(tmp_path: Path) -> None:
         ["fit", "--model.aligners", "{linear: Linaer}"],
         ["fit", "--data.rows", "token"],
         ["fit", "--data.model_x", "embeded:0"],
+        ["fit", "--config", "{data: {text: {sorce: imdb}}}"],
+        ["universe", "--against", "README.mb"],
+        ["universe", "--against", "org/on_the_hub", "aligners.safetensors"],
     ]
     code = f"""
 import sys
@@ -110,6 +118,9 @@ assert not {HEAVY} & set(sys.modules)
         "Orthogonal, Permutation, Procrustes, Ridge, but got Linaer. Did you mean Linear?",
         "got token. Did you mean tokens?",
         "got embeded. Did you mean embedded",
+        "got --data.text.sorce. Did you mean --data.text.source",
+        "Expected `--against` to name files, but there is no README.mb. Did you mean README.md?",
+        "there is no aligners.safetensors.",
         '--model.aligners={"mine": "Mine"}',
     ):
         assert said in done.stdout
@@ -185,8 +196,28 @@ def test_what_the_parser_takes_is_understood() -> None:
         ("evaluate show", "-- -run", "-- -run"),
     ],
 )
-def test_lists_and_maps_may_be_bare_words(command: str, typed: str, parsed: str) -> None:
+def test_lists_and_maps_may_be_bare_words(
+    command: str, typed: str, parsed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b", "b c", "a.safetensors"):
+        Path(name).touch()
     assert " ".join(understood(command, shlex.split(typed))) == parsed
+
+
+@pytest.mark.parametrize("command", ["train fit", "train stitch", "train untrained", "evaluate probe", "study run"])
+def test_a_file_of_options_is_refused_at_once_where_the_parser_refuses_it(command: str) -> None:
+    refused = []
+    for config in sorted(CONFIGS.rglob("*.yaml")):
+        words, parser = [f"--config={config}"], find(*command.split()).parser()
+        try:
+            understood(command, words)
+            parser.parse_args(words)
+        except UserError:
+            refused.append(config)
+            with pytest.raises(UserError):
+                parser.parse_args(words)
+    assert refused
 
 
 def test_folders_of_the_same_names_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
