@@ -234,6 +234,9 @@ def optimisation(module: pl.LightningModule, weights: Sequence[nn.Parameter], re
     ]
     optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, eps=recipe.epsilon)
     steps = module.trainer.estimated_stepping_batches
+    if module.trainer.ckpt_path is not None:  # type: ignore[attr-defined]
+        # This has made the training loader; it is made again once the Trainer has read where it goes on.
+        module.trainer.fit_loop._combined_loader = None
     if steps == float("inf"):
         raise UserError("Expected `trainer.max_epochs` or `trainer.max_steps` to be finite: the schedule needs it.")
     factor = schedule_factor(recipe.schedule, int(steps), recipe.warmup_share(int(steps)))

@@ -74,7 +74,8 @@ def test_each_variant_of_a_fine_tuning_is_a_cell_and_the_first_is_what_others_ne
     monkeypatch.setattr(NoCommands, "resolve", lambda *a: {**resolve(*a), "variants": given(*a[1:])})
     tuned: dict[str, Any] = {**NO_FIT, "stages": ["finetuned"], "similarity": {}}
     several = cells_of(**tuned, finetune={"options": {"variants": ["none", "top:4"]}})
-    cells = {tuple(cell.options["variants"]): cell for cell in several if cell.models[0].name == "m0"}
+    tunings = [cell for cell in several if cell.kind == "finetune" and cell.models[0].name == "m0"]
+    cells = {tuple(cell.options["variants"]): cell for cell in tunings}
     assert counts(several) == {"finetune": 3 * 2, "similarity": 1}
     (compared,) = [cell for cell in several if cell.kind == "similarity"]
     assert compared.models[0].path == f"{{study}}/cells/{cells['none',].id}/run/none/seed-0"

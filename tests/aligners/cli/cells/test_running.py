@@ -48,9 +48,9 @@ def test_a_cell_that_failed_goes_on_from_its_last_state(cell: Path, monkeypatch:
     end, words = run(cell, monkeypatch, fails(RuntimeError("out of memory"), "last.ckpt"))
     assert (end, "--ckpt_path" in words) == ("failed", False)
     end, words = run(cell, monkeypatch, fails(OSError("no space left")))
-    assert words[-2:] == ["--ckpt_path", str(cell / "before" / "last.ckpt")]
+    assert words[-4:-2] == ["--ckpt_path", str(cell / "before" / "last.ckpt")]
     end, words = run(cell, monkeypatch, fails(UserError("it is of other texts")))  # whoever goes on from it is refused
-    assert words[-2:] == ["--ckpt_path", str(cell / "before" / "last.ckpt")]
+    assert words[-4:-2] == ["--ckpt_path", str(cell / "before" / "last.ckpt")]
     end, words = run(cell, monkeypatch, fails(UserError("a figure was wrong"), "last.ckpt"))
     assert "--ckpt_path" not in words
     run(cell, monkeypatch, fails(RuntimeError("again")))
@@ -65,7 +65,7 @@ def test_a_fit_in_parts_goes_on_with_its_parts(cell: Path, monkeypatch: pytest.M
         run(cell, monkeypatch, fails(SystemExit(143)))
     assert not isinstance(end.value, Unfinished)
     _, words = run(cell, monkeypatch, fails(RuntimeError("failed")))
-    assert words[-2:] == ["--ckpt_path", str(cell / "before")]
+    assert words[-4:-2] == ["--ckpt_path", str(cell / "before")]
 
 
 def test_how_far_a_cell_is_follows_its_state_wherever_it_lies(cell: Path) -> None:
