@@ -30,7 +30,7 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import lightning.pytorch as pl
 import torch
@@ -116,7 +116,8 @@ class Material(NamedTuple):
 
 def random_gpts(folder: Path, width: int) -> list[str]:
     """Two GPTs of random weights and GPT-2's vocabulary, with the tokenizer of the embedded ones."""
-    tokenizer: Any = pair_states(*EMBEDDED).frozen[0].tokenizer
+    x, y = EMBEDDED
+    tokenizer: Any = pair_states(x, y).frozen[0].tokenizer
     config = GPT2Config(n_embd=width, n_layer=3, n_head=width // 64, n_positions=128)
     config.pad_token_id = tokenizer.pad_token_id
     for seed in (0, 1):
@@ -129,9 +130,10 @@ def random_gpts(folder: Path, width: int) -> list[str]:
 def material(options: Namespace, folder: Path) -> Material:
     """Fit the maps, and set everything up."""
     models = random_gpts(folder, options.width) if options.width else options.models
+    x, y = models
     # the embedded GPTs are trained on all fitting texts
     text = TextSource(max_texts=None if models == EMBEDDED else 200, max_held_out=options.texts)
-    data = pair_states(*models, text=text, sites=options.sites, batch_size=options.batch)
+    data = pair_states(x, y, text=text, sites=options.sites, batch_size=options.batch)
     fit = Alignment(MAPS)
     quick = {"max_epochs": 1, "limit_train_batches": 1, "limit_val_batches": 0}
     bare_trainer(options.device, **quick).fit(fit, datamodule=data)
@@ -141,7 +143,7 @@ def material(options: Namespace, folder: Path) -> Material:
     except Ready:
         evaluation.to(options.device)
     batches = [data.on_before_batch_transfer(batch, 0).to(options.device) for batch in data.loader("test")]
-    sites = [site for _, site in evaluation.panels[0].route.pairs]
+    sites = [site for _, site in cast(Panel, evaluation.panels[0]).route.pairs]
     return Material(evaluation, data, batches, [own_states(data.frozen[1], batch, sites) for batch in batches])
 
 
@@ -200,6 +202,7 @@ def injected_by_hooks(given: Material, read: PairedBatch, method: Method) -> lis
     """The sums of one method on one batch: for each site loss and right answers, (2,)."""
     inputs, model, sums = read.texts.inputs[1], given.target.model, []
     ids, real = inputs["input_ids"], inputs["attention_mask"].bool()
+    part: Any
     if given.target.task == "classification":
         part, asked = slice(None), read.task.targets.answer
     else:

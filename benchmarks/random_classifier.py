@@ -12,7 +12,9 @@ import sys
 import time
 import warnings
 from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -23,6 +25,8 @@ from aligners.fitting.alignment import Alignment
 from aligners.fitting.bank import StoredBank
 from aligners.injection.behaviour import DRAWS
 from aligners.injection.injecting import InjectionEvaluation
+from aligners.injection.panels import Panel
+from aligners.injection.scoring.scores import TextScores
 from aligners.maps.linear import Procrustes
 from benchmarks.harness import Figures, parser
 from benchmarks.parts import bare_trainer
@@ -45,10 +49,10 @@ def evaluated(options: Namespace, data: States, stored: StoredBank, seed: int, h
 
 def accuracies(evaluation: InjectionEvaluation) -> dict[str, Tensor]:
     """The accuracy in % of every head, (heads,), by Y's name."""
-    found = {}
-    for panel in evaluation.panels:
+    found: dict[str, Tensor] = {}
+    for panel in cast(Sequence[Panel], evaluation.panels):
         heads = [place for place, name in enumerate(panel.answers) if name == FLOOR]
-        table = panel.whole.compute()
+        table = cast(TextScores, panel.whole).compute()
         found[panel.route.target.name] = 100 * (table["correct"] / table["units"])[heads, 0].mean(-1)
     return found
 
@@ -79,8 +83,9 @@ def main() -> None:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore")
     text, usual, figures = TextSource(max_held_out=options.texts), DRAWS[FLOOR], Figures(options.device)
-    last = ":".join(str(model.depth) for model in pair_states(*options.models).frozen)
-    data = pair_states(*options.models, text=text, sites=last, batch_size=128)
+    x, y = options.models
+    last = ":".join(str(model.depth) for model in pair_states(x, y).frozen)
+    data = pair_states(x, y, text=text, sites=last, batch_size=128)
     fit = Alignment({"procrustes": Procrustes})
     quick = {"max_epochs": 1, "limit_train_batches": 4, "limit_val_batches": 0}
     bare_trainer(options.device, **quick).fit(fit, datamodule=data)

@@ -142,17 +142,10 @@ def import_first() -> None:
 
 
 def quiet() -> None:
-    """Silence messages of other packages that nobody here can act on."""
-    os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
-    for message in (
-        ".*does not have many workers.*",
-        ".*is smaller than the logging interval.*",
-        ".*LeafSpec.*",
-        ".*sync_dist=True.*",  # the metrics are reduced over ranks before they are logged
-        ".*will run with no optimizer.*",  # closed forms need none
-        ".*your dataloader is not resumable.*",  # it is: see TextModule.resumable
-    ):
+    """Silence messages of other packages that nobody here can act on, as silenced.yaml lists them."""
+    silenced = yaml.safe_load(Path(__file__).with_name("silenced.yaml").read_text(encoding="utf-8"))
+    for name, value in silenced["environment"].items():
+        os.environ.setdefault(name, value)
+    for message in silenced["warnings"]:
         warnings.filterwarnings("ignore", message=message)
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)

@@ -143,9 +143,8 @@ def _file(option: str, value: str, about: Mapping[str, Any]) -> str:
     if exists(value) or value == "-" or not re.fullmatch(r"[\w./+-]+", value):
         return value
     parts = [f"--{name}" for name in about["options"] if name.startswith(f"{option[2:]}.")][:3]
-    there = (
-        f" or one of {', '.join(brought)}" if brought else f" of options such as {', '.join(parts)}" if parts else ""
-    )
+    listed = brought or parts
+    there = f" {'or one of' if brought else 'of options such as'} {', '.join(listed)}" if listed else ""
     like = did_you_mean([value], brought)
     raise UserError(f"Expected `{option}` to be a YAML file{there}, but there is no {value}.{like}")
 

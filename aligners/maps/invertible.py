@@ -109,9 +109,6 @@ def _join(grad_log_scale: Tensor, log_scale: Tensor, grad_shift: Tensor) -> Tens
     return joined
 
 
-_SIGNS = torch.tensor([[1.0, 1.0], [1.0, -1.0]])
-
-
 class ShuffledHadamard(nn.Module):
     """A fixed rotation: shuffle the features, flip some signs, then mix blocks of them by Hadamard matrices.
 
@@ -137,12 +134,12 @@ class ShuffledHadamard(nn.Module):
         super().__init__()
         draw = torch.Generator().manual_seed(number)
         order = torch.randperm(width, generator=draw)
-        fours = next(power for power in (3, 2, 1, 0) if 4**power <= width)
+        fours, two = next(power for power in (3, 2, 1, 0) if 4**power <= width), torch.tensor([[1.0, 1.0], [1.0, -1.0]])
         for name, value in {
             "order": order,
             "back": order.argsort(),
             "signs": 2.0 * torch.randint(2, (width,), generator=draw) - 1,
-            "block": reduce(torch.kron, [torch.kron(_SIGNS, _SIGNS) / 2] * fours, torch.ones(1, 1)),
+            "block": reduce(torch.kron, [torch.kron(two, two) / 2] * fours, torch.ones(1, 1)),
         }.items():
             self.register_buffer(name, value, persistent=False)
         self.mixed = width - width % len(self.block)

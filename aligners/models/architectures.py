@@ -43,14 +43,6 @@ Task = Literal["classification", "causal", "masked"]
 Component = Literal["residual", "attention", "mlp"]
 
 
-_HEADS: dict[str, Task] = {
-    "ForSequenceClassification": "classification",
-    "ForMaskedLM": "masked",
-    "ForCausalLM": "causal",
-    "LMHeadModel": "causal",
-}
-
-
 @dataclass(frozen=True)
 class SubLayer:
     """The module whose output a sub-layer adds to the stream, before the addition and any norm that follows it.
@@ -220,5 +212,6 @@ def _family(about: dict[str, Any]) -> Architecture:
 
 
 _TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
-_ARCHITECTURES = {model_type: _family(about) for model_type, about in _TABLE.items()}
+_HEADS: dict[str, Task] = _TABLE["heads"]
+_ARCHITECTURES = {model_type: _family(about) for model_type, about in _TABLE["families"].items()}
 _ARCHITECTURES["t5"] = replace(_ARCHITECTURES["t5"], beside=_position_bias, bare_class=AutoModelForTextEncoding)

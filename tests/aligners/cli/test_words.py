@@ -5,6 +5,7 @@ import shlex
 import subprocess
 import sys
 from copy import deepcopy
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from tests.processes import ROOT
 from website.known_options import example_of, known
 
 EVERY = list(known_options()["commands"])
+parser_of = cache(lambda command: find(*command.split()).parser())
 SHOWN = re.compile(
     r"(?:python )?(train|evaluate|study)\.py ((?:\\\n|[^\n`])+)|aligners (train|evaluate|study) ([^\n`]+)"
 )
@@ -74,7 +76,7 @@ def test_an_example_is_what_the_command_takes(command: str, tmp_path: Path, monk
     assert len(shown) <= 40
     assert max(len(line) for line in shown if "--help all" not in line) <= 80
     if command != "study run":  # whose file's name comes first
-        find(script, name).parser().parse_args(understood(command, words))
+        parser_of(command).parse_args(understood(command, words))
 
 
 def test_help_and_errors_import_nothing(tmp_path: Path) -> None:
@@ -136,20 +138,11 @@ REFUSED = [
 ]
 TAKEN = [
     *(["--data.batch_size", "1_000"], ["--data.batch_size", "0x10"], ["--data.batch_size", " 3 "], ["--upload", "yes"]),
-    *(
-        ["--data.held_out_types", "5e-1"],
-        ["--data.held_out_types=1"],
-        ["--data.sites", "1,2:4"],
-        ["--data.sites=[1,2]"],
-    ),
+    *(["--data.held_out_types", "5e-1"], ["--data.held_out_types=1"], ["--data.sites", "1,2:4"], ["-c", "inn"]),
+    *(["--data.text", "{source: x}"], ["--model.optimizer.lr", "3"], ["--data.sites=[1,2]"]),
     *(["--data.sites", "1", "2"], ["--model.aligners.inn", "INN", "--model.aligners.inn.init_args.couplings", "3"]),
-    *(
-        ["--data.text", "{source: x}"],
-        ["--model.optimizer.lr", "3"],
-        ["--trainer.precision", "16-mixed"],
-        ["-c", "inn"],
-    ),
-    *(["--data.model_x", "3"], ["--trainer.devices", "2"], ["--model.optimizer", "SGD", "--model.optimizer.lr=1e-3"]),
+    *(["--trainer.precision", "16-mixed"], ["--model.optimizer", "SGD", "--model.optimizer.lr=1e-3"]),
+    *(["--data.model_x", "3"], ["--trainer.devices", "2"]),
     *(["--model.warmup", "-.5"], ["--model.warmup", ".5e3"], ["--model.warmup=1_0e3"], ["--run", "-"]),
     *(["--data.labels", "{a: 0, b: [1, 2]}"], ["--seed_everything", "true"], ["--sites_at_once", "null"]),
 ]
@@ -160,11 +153,11 @@ def test_what_is_refused_at_once_the_parser_refuses(words: list[str]) -> None:
     with pytest.raises(UserError, match=r"^Expected "):
         understood("train fit", words)
     with pytest.raises(UserError):
-        find("train", "fit").parser().parse_args(words)
+        parser_of("train fit").parse_args(words)
 
 
 def test_what_the_parser_takes_is_understood() -> None:
-    parser = find("train", "fit").parser()
+    parser = parser_of("train fit")
     inn = str(ROOT / "aligners/configs/train/inn.yaml")
     for words in TAKEN:
         parser.parse_args(understood("train fit", [inn if word == "inn" else word for word in words]))
@@ -256,7 +249,7 @@ RAW = re.compile(r"<class|Parser key|Union|NestedArg|typing\.|Namespace|Does not
     ],
 )
 def test_the_parsers_errors_are_in_plain_words(words: list[str], said: str) -> None:
-    parser = find("train", "fit").parser()
+    parser = parser_of("train fit")
     parser.prog = "fit"
     with pytest.raises(UserError) as raised:
         parser.parse_args(words)
