@@ -193,6 +193,10 @@ class SaveFinetuning(_Save):
 
     on_validation_batch_start = on_train_batch_end
 
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Stop here if a signal arrived after the last batch began: there is no next one."""
+        self._interruption.check(trainer)
+
 
 class SaveStitching(_Save):
     """Writes `last.ckpt` as stitching layers are trained, and `stitching.safetensors` when the run is complete.

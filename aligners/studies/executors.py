@@ -19,7 +19,6 @@ from aligners.errors import UserError, check_extra, check_known
 PATIENCE = 20.0  # seconds that a worker has to end by itself
 THREADS = "OMP_NUM_THREADS"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-WALL_TIME = signal.SIGUSR2  # submitit has SLURM send it a while before a job's time is over
 OFTEN = 10**6  # so many times may a job's time be over, as long as it gets further
 CODE = str(Path(__file__).resolve().parents[2])
 
@@ -165,14 +164,16 @@ class _Job:
     _unfinished = False
 
     def __call__(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        over = False
+        from submitit.core.job_environment import JobEnvironment
+
+        over, wall_time = False, signal.Signals[f"SIG{JobEnvironment.USR_SIG}"]  # it comes before SLURM's SIGTERM
 
         def end(*_: Any) -> None:
             nonlocal over
             over = True
             signal.raise_signal(signal.SIGTERM)
 
-        requeue: Any = signal.signal(WALL_TIME, end)
+        requeue: Any = signal.signal(wall_time, end)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # which submitit ignores
         # It ends jobs of this machine by SIGINT, even if begun under nohup.
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -181,7 +182,7 @@ class _Job:
         except Unfinished:
             self._unfinished = True
             if over:
-                requeue(WALL_TIME, None)  # this ends the process
+                requeue(wall_time, None)  # this ends the process
             raise
 
     def checkpoint(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

@@ -93,8 +93,12 @@ class StudyFolder:
 
     def reached(self, number: str) -> list[tuple[int, int]]:
         """How far an unfinished cell is, to compare: the time and size of every file that it would go on from."""
-        stats = [file.stat() for pattern in GOES_ON_FROM for file in self.cell(number).glob(pattern)]
+        stats = [file.stat() for file in self.goes_on_from(number)]
         return sorted((stat.st_mtime_ns, stat.st_size) for stat in stats)
+
+    def goes_on_from(self, number: str) -> list[Path]:
+        """Files that an unfinished cell goes on from."""
+        return [file for pattern in GOES_ON_FROM for file in self.cell(number).glob(pattern)]
 
     def failed(self) -> dict[str, str]:
         """The last line of the traceback of each cell that failed."""

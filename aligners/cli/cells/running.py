@@ -6,7 +6,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -27,8 +27,8 @@ from aligners.studies.executors import Unfinished
 from aligners.studies.folder import ERROR, LOG, RESULT, StudyFolder, locked
 
 PACKAGES = ("torch", "lightning", "transformers", "numpy")
+LAST, FINISHED = "last.ckpt", "finetuned.json"
 WRONG_OPTIONS = 2  # exit status of jsonargparse
-LAST = "last.ckpt"
 GOES_ON = (f"run/{LAST}", f"run/{PASSES}", "before")  # what a cell that was interrupted goes on from
 
 
@@ -60,8 +60,9 @@ def run_cell(study: str, number: str) -> str:
                 result = _run(folder, cell, place)
         except Exception as error:
             write_text(place / ERROR, traceback.format_exc())
-            if isinstance(error, UserError) and folder.reached(number) == before:
-                _tidy(place)  # it may be what it went on from that was refused
+            if isinstance(error, UserError):
+                files = (file.parent if file.name == FINISHED else file for file in folder.goes_on_from(number))
+                _remove_refused(str(error), [*files, *_states(place)])
             return "failed"
         except SystemExit as end:
             if end.code != WRONG_OPTIONS:  # it was stopped
@@ -103,12 +104,19 @@ def _words(cell: dict[str, Any], place: Path) -> list[str]:
     (place / ERROR).unlink(missing_ok=True)
     if cell["kind"] == "finetune" or (run / PASSES).is_dir():  # it goes on with what is missing
         return words
-    if (run / LAST).is_file() or any(run.glob("part-*")):
+    if _last(run):
         remove(before)
         run.rename(before)
     remove(run)
-    last = before / LAST if (before / LAST).is_file() else before  # of a fit in parts
-    return [*words, "--ckpt_path", str(last)] if before.is_dir() else words
+    last = _last(before)
+    return words if last is None else [*words, "--ckpt_path", str(last)]
+
+
+def _last(run: Path) -> Path | None:
+    """What a fit goes on from: its last.ckpt, or its folder if it is in parts."""
+    if (run / LAST).is_file():
+        return run / LAST
+    return run if any(run.glob("part-*")) else None
 
 
 def end_run(run: Path) -> None:
@@ -123,8 +131,20 @@ def end_run(run: Path) -> None:
 
 def _tidy(place: Path) -> None:
     """Remove what only an unfinished run needs."""
-    for name in GOES_ON:
-        remove(place / name)
+    for path in _states(place):
+        remove(path)
+
+
+def _states(place: Path) -> list[Path]:
+    return [place / name for name in GOES_ON]
+
+
+def _remove_refused(error: str, states: Sequence[Path]) -> None:
+    """Remove the first of these that an error names: the command has refused to go on from it."""
+    for path in states:
+        if str(path) in error:
+            remove(path)
+            return
 
 
 @contextmanager

@@ -64,6 +64,7 @@ def whole(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
         (Finetuning, "training_step", BATCHES, BATCHES),  # a validation comes before the next batch
         (Finetuning, "validation_step", 1, BATCHES),
         (Finetuning, "training_step", BATCHES + 1, BATCHES + 1),
+        (Finetuning, "validation_step", 2, 2 * BATCHES),  # no batch comes after it
     ],
 )
 def test_a_signal_anywhere_changes_nothing(

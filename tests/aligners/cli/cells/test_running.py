@@ -45,17 +45,31 @@ def fails(error: BaseException, *files: str) -> Any:
 
 
 def test_a_cell_that_failed_goes_on_from_its_last_state(cell: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    last = cell / "before" / "last.ckpt"
     end, words = run(cell, monkeypatch, fails(RuntimeError("out of memory"), "last.ckpt"))
     assert (end, "--ckpt_path" in words) == ("failed", False)
-    end, words = run(cell, monkeypatch, fails(OSError("no space left")))
-    assert words[-4:-2] == ["--ckpt_path", str(cell / "before" / "last.ckpt")]
-    end, words = run(cell, monkeypatch, fails(UserError("it is of other texts")))  # whoever goes on from it is refused
-    assert words[-4:-2] == ["--ckpt_path", str(cell / "before" / "last.ckpt")]
-    end, words = run(cell, monkeypatch, fails(UserError("a figure was wrong"), "last.ckpt"))
+    for error in (OSError("no space left"), UserError("the Hub cannot be reached"), UserError(f"{last} is damaged")):
+        end, words = run(cell, monkeypatch, fails(error))
+        assert words[-4:-2] == ["--ckpt_path", str(last)]
+    assert not last.exists()  # it was refused
+    end, words = run(cell, monkeypatch, fails(RuntimeError("again")))
     assert "--ckpt_path" not in words
-    run(cell, monkeypatch, fails(RuntimeError("again")))
-    assert (cell / "before" / "last.ckpt").exists()  # it got further before it failed
     assert "again" in (cell / ERROR).read_text()
+
+
+@pytest.mark.parametrize(
+    ("refused", "gone"),
+    [
+        ("passes/00001.safetensors", "passes/00001.safetensors"),
+        ("passes/plan.json", "passes"),
+        ("none/seed-0/finetuned.json", "none/seed-0"),
+    ],
+)
+def test_only_what_is_refused_is_removed(cell: Path, monkeypatch: pytest.MonkeyPatch, refused: str, gone: str) -> None:
+    good = {"passes/00000.safetensors", "passes/00001.safetensors", "passes/plan.json", "none/seed-0/finetuned.json"}
+    run(cell, monkeypatch, fails(UserError(f"{cell / 'run' / refused} is damaged"), *good, "last.ckpt"))
+    left = {str(file.relative_to(cell / "run")) for file in (cell / "run").rglob("*") if file.is_file()}
+    assert left == {name for name in good if not name.startswith(gone)} | {"last.ckpt"}
 
 
 def test_a_fit_in_parts_goes_on_with_its_parts(cell: Path, monkeypatch: pytest.MonkeyPatch) -> None:
