@@ -160,7 +160,7 @@ class Finetuning(pl.LightningModule):
             states = [torch.get_rng_state()]
             states += [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
         several = self.trainer.world_size > 1
-        every = [self.all_gather(state.to(self.device)) if several else state[None] for state in states]
+        every: list[Any] = [self.all_gather(state.to(self.device)) if several else state[None] for state in states]
         checkpoint[FINETUNING] = {
             "name": self.name,
             "about": self.about,
@@ -234,7 +234,7 @@ def optimisation(module: pl.LightningModule, weights: Sequence[nn.Parameter], re
     ]
     optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, eps=recipe.epsilon)
     steps = module.trainer.estimated_stepping_batches
-    if module.trainer.ckpt_path is not None:  # type: ignore[attr-defined]
+    if module.trainer.ckpt_path is not None:
         # This has made the training loader; it is made again once the Trainer has read where it goes on.
         module.trainer.fit_loop._combined_loader = None
     if steps == float("inf"):
