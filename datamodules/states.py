@@ -276,10 +276,15 @@ class States(TextModule):
         return self.resumable(self.loader("fit", shuffle=True, first_epoch=1))
 
     def val_dataloader(self) -> Sequence[DataLoader]:
-        """The validation texts, and as many of the fitting texts to set beside them."""
-        larger = WITHOUT_GRADIENTS * self.batch_size
-        count = len(self.split("validation"))
-        return [self.loader("validation", batch_size=larger), self.loader("fit", only=count, batch_size=larger)]
+        """The validation texts, and as many of the fitting texts to set beside them.
+
+        Under a `trainer.limit_val_batches` of so many batches, these have the first texts, not the longest.
+        """
+        larger, count = WITHOUT_GRADIENTS * self.batch_size, len(self.split("validation"))
+        limit = getattr(self.trainer, "limit_val_batches", 1.0)
+        if isinstance(limit, int) and limit:
+            count = min(count, limit * larger)
+        return [self.loader(split, only=count, batch_size=larger) for split in ("validation", "fit")]
 
     def test_dataloader(self) -> list[DataLoader]:
         """The texts of `splits`; of the fitting texts as many as are held out."""

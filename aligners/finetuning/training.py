@@ -22,6 +22,8 @@ from datamodules.model_texts import ModelTexts
 from datamodules.module import stream_of
 from datamodules.text.sources import Score
 
+FINETUNING = "finetuning"  # what is added to a checkpoint of Lightning
+
 
 @dataclass(frozen=True)
 class FinetuningRecipe:
@@ -76,6 +78,7 @@ class Finetuning(pl.LightningModule):
         seed: for dropout.
 
     Attributes:
+        about: what is kept in a checkpoint to tell the run by, as plain values.
         validation_accuracy: after the last validation; None where numbers are predicted.
         scores: after a test, quantity -> (1, 1, n), a value for each held-out text: correct, loss, and answer, a class
             or a number.
@@ -94,10 +97,12 @@ class Finetuning(pl.LightningModule):
         self.model, self.recipe, self.name, self.place = model, recipe, name, place
         self.regression = model.config.num_labels == 1
         self.seed = seed
+        self.about: dict[str, Any] = {}
         self.validation_accuracy: float | None = None
         self.scores: dict[str, Tensor] = {}
         self._caller = Caller(model)
         self._check = FiniteCheck()
+        self._random: list[Tensor] | None = None  # states that the next batch begins with
 
     def logits(self, batch: TextBatch) -> Tensor:
         """Return the logits, (B, C) float32."""
@@ -117,6 +122,14 @@ class Finetuning(pl.LightningModule):
         torch.manual_seed(self.seed + 2**32 * self.global_rank)
         self.model.train()
 
+    def on_train_batch_start(self, batch: TextBatch, batch_idx: int) -> None:
+        """Let a resumed run draw its first dropout as if it had not been interrupted."""
+        if self._random is not None:
+            torch.set_rng_state(self._random[0])
+            if self.device.type == "cuda":
+                torch.cuda.set_rng_state(self._random[1], self.device)
+            self._random = None
+
     def configure_optimizers(self) -> Any:
         """Return AdamW on the trainable weights, with a schedule over all steps."""
         return optimisation(self, [weight for weight in self.model.parameters() if weight.requires_grad], self.recipe)
@@ -132,6 +145,44 @@ class Finetuning(pl.LightningModule):
     def on_train_epoch_end(self) -> None:
         """Check the loss of the last batch, too."""
         self._check.flush()
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def has_begun(self) -> bool:
+        """Whether a run that is stopped now has anything to go on from."""
+        return self.global_step > 0
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add what a resumed run needs: the states of all ranks' random numbers as the next batch begins."""
+        self._check.flush()
+        states = self._random
+        if states is None:
+            states = [torch.get_rng_state()]
+            states += [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
+        several = self.trainer.world_size > 1
+        every: list[Any] = [self.all_gather(state.to(self.device)) if several else state[None] for state in states]
+        checkpoint[FINETUNING] = {
+            "name": self.name,
+            "about": self.about,
+            "random": [state.cpu() for state in every],
+            "validation_accuracy": self.validation_accuracy,
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take these back.
+
+        Raises:
+            ValueError: the run had another number of ranks, each of which draws its own dropout.
+        """
+        kept = checkpoint[FINETUNING]
+        ranks = len(kept["random"][0])
+        if ranks != self.trainer.world_size:
+            raise UserError(
+                f"Expected `trainer.devices` to make {ranks} processes, as in the run that is resumed, but got "
+                f"{self.trainer.world_size}: each draws dropout of its own."
+            )
+        self._random = [state[self.global_rank].cpu() for state in kept["random"]]
+        self.validation_accuracy = kept["validation_accuracy"]
 
     # ------------------------------------------------------------------ measuring
 
@@ -183,6 +234,9 @@ def optimisation(module: pl.LightningModule, weights: Sequence[nn.Parameter], re
     ]
     optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, eps=recipe.epsilon)
     steps = module.trainer.estimated_stepping_batches
+    if module.trainer.ckpt_path is not None:
+        # This has made the training loader; it is made again once the Trainer has read where it goes on.
+        module.trainer.fit_loop._combined_loader = None
     if steps == float("inf"):
         raise UserError("Expected `trainer.max_epochs` or `trainer.max_steps` to be finite: the schedule needs it.")
     factor = schedule_factor(recipe.schedule, int(steps), recipe.warmup_share(int(steps)))

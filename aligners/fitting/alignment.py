@@ -374,12 +374,14 @@ class Alignment(BankTraining):
         """
         if checkpoint[ALIGNMENT].get("format") == 3:
             checkpoint.update(_by_route(checkpoint))
-        stored = checkpoint[ALIGNMENT]
+        stored, what = checkpoint[ALIGNMENT], f"The checkpoint {self.trainer.ckpt_path}"
         if stored.get("format") not in (3, FORMAT):
-            raise UserError("Expected a checkpoint of this version. Resume it with the one that wrote it, or fit anew.")
-        refuse_other_models(stored["data"]["models"], self.data["models"], "The checkpoint")
+            raise UserError(
+                f"Expected a checkpoint of this version. {what} is of another: resume it with that, or fit anew."
+            )
+        refuse_other_models(stored["data"]["models"], self.data["models"], what)
         if self.trainer.state.fn == "fit":
-            refuse_other_run(stored, self._identity(), "The checkpoint")
+            refuse_other_run(stored, self._identity(), what)
         if stored["moments"]:
             self.moments = Moments(**{name: value.to(self.device) for name, value in stored["moments"].items()})
         else:

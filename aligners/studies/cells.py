@@ -262,10 +262,12 @@ class _Expansion:
         return self._made[model, stage, task]
 
     def _finetuned(self, model: Model, task: str) -> Instance:
+        """A fine-tuned model. Each variant is a cell of its own, and the first of them is what others need."""
         base = self._instance(model, "pretrained", task)
-        cell = self._add("finetune", task, [base], {"seeds": [model.copy]})
-        variant = self._resolve(cell.kind, cell.options)["variants"][0].replace(":", "-")
-        folder = f"{FOLDER}/{cell.folder}/run/{variant}/seed-{model.copy}"
+        wanted = self._resolve("finetune", self._options("finetune", task))["variants"]
+        alone = [{"variants": [variant]} for variant in wanted] if len(wanted) > 1 else [{}]
+        cell, *_ = [self._add("finetune", task, [base], {"seeds": [model.copy], **each}) for each in alone]
+        folder = f"{FOLDER}/{cell.folder}/run/{wanted[0].replace(':', '-')}/seed-{model.copy}"
         return Instance(model.name, "finetuned", folder, cell.id, task)
 
     def _random(self, model: Model, task: str) -> Instance:
@@ -315,6 +317,8 @@ class _Expansion:
             options["data"]["store"] = f"{FOLDER}/store" if self.study.store == "own" else self.study.store
         if self.commands.accepts(kind, "trainer.enable_progress_bar"):
             options["trainer"] = {"enable_progress_bar": False}  # nobody watches
+        if self.commands.accepts(kind, "checkpoint.at_end"):
+            options["checkpoint"] = {"at_end": False}  # nothing goes on from a cell that is done
         options = merged(options, {} if work is None else work.options)
         return merged(options, with_definitions(kind, options)) if self.study.as_printed else options
 

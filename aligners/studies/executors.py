@@ -8,7 +8,7 @@ import os
 import queue
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -18,7 +18,13 @@ from aligners.errors import UserError, check_extra, check_known
 
 PATIENCE = 20.0  # seconds that a worker has to end by itself
 THREADS = "OMP_NUM_THREADS"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+OFTEN = 10**6  # so many times may a job's time be over, as long as it gets further
 CODE = str(Path(__file__).resolve().parents[2])
+
+
+class Unfinished(SystemExit):
+    """A function was stopped and has got further: another call of it goes on from there."""
 
 
 class Processes(Executor):
@@ -26,10 +32,10 @@ class Processes(Executor):
 
     Args:
         workers: number of processes.
-        gpus: number of GPUs, of which each process sees one; 0: none.
+        gpus: the GPUs, by their names in CUDA_VISIBLE_DEVICES; each process sees one of them. Default: none.
     """
 
-    def __init__(self, workers: int, gpus: int = 0) -> None:
+    def __init__(self, workers: int, gpus: Sequence[str] = ()) -> None:
         self.workers, self.gpus = workers, gpus
         self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
         for place in range(workers):
@@ -61,7 +67,7 @@ class Processes(Executor):
 
     def _pool(self, place: int) -> ProcessPoolExecutor:
         if place not in self._pools:
-            gpu = place % self.gpus if self.gpus else None
+            gpu = self.gpus[place % len(self.gpus)] if self.gpus else None
             threads = max(1, len(os.sched_getaffinity(0)) // self.workers)
             threads = min(threads, int(os.environ.get(THREADS) or threads))  # the user may have asked for fewer
             spawn = multiprocessing.get_context("spawn")
@@ -79,10 +85,22 @@ class Processes(Executor):
         self._free.put(place)
 
 
-def _begin_worker(gpu: int | None, threads: int) -> None:
+def visible_gpus(count: int) -> list[str]:
+    """The GPUs that this process may use, by their names in CUDA_VISIBLE_DEVICES: numbers, or UUIDs of GPUs or parts.
+
+    Args:
+        count: how many CUDA counts. Of the parts of a GPU (MIG) it counts one, however many are visible.
+    """
+    names = [name.strip() for name in os.environ.get(VISIBLE, "").split(",") if name.strip()]
+    if count and names and names[0].startswith("MIG"):
+        return names
+    return (names or [str(number) for number in range(count)])[:count]
+
+
+def _begin_worker(gpu: str | None, threads: int) -> None:
     """Prepare a process that was just started: its GPU, its threads, and that it ends with the one that started it."""
     if gpu is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)
+        os.environ[VISIBLE] = gpu
     os.environ[THREADS] = str(threads)  # torch is not imported yet
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started it
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -117,13 +135,14 @@ class SlurmJobs(Executor):
 
         _let_jobs_import()
         self._jobs: list[Any] = []
-        self._executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
+        often = {f"{cluster}_max_num_timeout": OFTEN}
+        self._executor = submitit.AutoExecutor(folder=folder, cluster=cluster, **often)
         self._executor.update_parameters(**options)
         self._waiting = ThreadPoolExecutor(workers)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Submit a job; the future waits for it."""
-        job = self._executor.submit(_as_job, fn, *args, **kwargs)
+        job = self._executor.submit(_Job(), fn, *args, **kwargs)
         self._jobs.append(job)
         return self._waiting.submit(job.result)
 
@@ -136,10 +155,41 @@ class SlurmJobs(Executor):
         self._waiting.shutdown(wait, cancel_futures=cancel_futures)
 
 
-def _as_job(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call a function in a job of submitit, which ends those of this machine by SIGINT, even if begun under nohup."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    return fn(*args, **kwargs)
+class _Job:
+    """A function as a job of submitit. Once its time is over it ends as at SIGTERM; if it got further, it is requeued.
+
+    submitit calls `checkpoint` for what to queue again: nothing, unless the function has ended as `Unfinished`.
+    """
+
+    _unfinished = False
+
+    def __call__(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        from submitit.core.job_environment import JobEnvironment
+
+        over, wall_time = False, signal.Signals[f"SIG{JobEnvironment.USR_SIG}"]  # it comes before SLURM's SIGTERM
+
+        def end(*_: Any) -> None:
+            nonlocal over
+            over = True
+            signal.raise_signal(signal.SIGTERM)
+
+        requeue: Any = signal.signal(wall_time, end)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # which submitit ignores
+        # It ends jobs of this machine by SIGINT, even if begun under nohup.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            return fn(*args, **kwargs)
+        except Unfinished:
+            self._unfinished = True
+            if over:
+                requeue(wall_time, None)  # this ends the process
+            raise
+
+    def checkpoint(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """What submitit is to queue again; None: nothing."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(_Job(), fn, *args, **kwargs) if self._unfinished else None
 
 
 class RayTasks(Executor):
@@ -189,13 +239,13 @@ def _let_jobs_import() -> None:
 EXECUTORS = {"processes": None, "slurm": ("slurm", "submitit"), "ray": ("cluster", "ray")}  # extra and its package
 
 
-def make_executor(name: str, workers: int, gpus: int, folder: Path, options: dict[str, Any]) -> Executor:
+def make_executor(name: str, workers: int, gpus: Sequence[str], folder: Path, options: dict[str, Any]) -> Executor:
     """Make an executor.
 
     Args:
         name: one of `EXECUTORS`.
         workers: cells at a time.
-        gpus: of this machine, one for each process.
+        gpus: see `Processes`.
         folder: of the study.
         options: of the executor.
 

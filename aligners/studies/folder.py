@@ -20,6 +20,8 @@ from datamodules.identity import differences
 
 STUDY, PLAN = "study.yaml", "plan.json"
 CELL, RESULT, ERROR, LOG, LOCK = "cell.json", "result.json", "error.txt", "log.txt", "lock"
+# What a cell goes on from, below its folder: states of a training, passes and parts that are finished, classifiers.
+GOES_ON_FROM = ("*/last.ckpt", "*/*/last.ckpt", "*/*/*.safetensors", "*/*/*/finetuned.json")
 FREE = ("assume", "report", "store", "keep")  # parts of a study that no result depends on
 State = Literal["done", "running", "waiting", "failed"]
 STATES: tuple[State, ...] = get_args(State)
@@ -88,6 +90,15 @@ class StudyFolder:
     def result(self, number: str) -> dict[str, Any]:
         """What a finished cell has found."""
         return json.loads((self.cell(number) / RESULT).read_text(encoding="utf-8"))
+
+    def reached(self, number: str) -> list[tuple[int, int]]:
+        """How far an unfinished cell is, to compare: the time and size of every file that it would go on from."""
+        stats = [file.stat() for file in self.goes_on_from(number)]
+        return sorted((stat.st_mtime_ns, stat.st_size) for stat in stats)
+
+    def goes_on_from(self, number: str) -> list[Path]:
+        """Files that an unfinished cell goes on from."""
+        return [file for pattern in GOES_ON_FROM for file in self.cell(number).glob(pattern)]
 
     def failed(self) -> dict[str, str]:
         """The last line of the traceback of each cell that failed."""

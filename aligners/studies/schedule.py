@@ -11,7 +11,7 @@ from aligners.files.whole import remove, write_text
 from aligners.studies.cells import KINDS, Cell
 from aligners.studies.folder import ERROR, RESULT, StudyFolder
 
-ATTEMPTS = 2  # of a cell whose worker was lost
+ATTEMPTS = 2  # of a cell whose worker was lost, without getting any further
 PAUSE = 2.0  # seconds between two looks at cells that others are making
 
 
@@ -52,6 +52,7 @@ class Schedule:
         self.ended: Counter[str] = Counter()  # by kind
         self.seconds: dict[str, list[float]] = {}
         self._lost: Counter[str] = Counter()
+        self._reached: dict[str, object] = {}  # how far each cell was as its last attempt began
         self._ready: deque[str] = deque()
         self._running: dict[Future[str], tuple[str, float]] = {}
         self._elsewhere: set[str] = set()
@@ -103,6 +104,7 @@ class Schedule:
             self._elsewhere.add(number)
         else:
             (self.folder.cell(number) / RESULT).unlink(missing_ok=True)  # done, but what it left is gone
+            self._reached[number] = self.folder.reached(number)
             future = executor.submit(self.run_cell, str(self.folder.path.resolve()), number)
             self._running[future] = (number, time.monotonic())
 
@@ -110,13 +112,15 @@ class Schedule:
         number, began = self._running.pop(future)
         cell, seconds, error = self.todo[number], time.monotonic() - began, future.exception()
         if error is not None:
-            self._lost[number] += 1
+            further = self.folder.reached(number) != self._reached[number]
+            self._lost[number] = 0 if further else self._lost[number] + 1
             if self._lost[number] < ATTEMPTS:
-                self.say(f"The worker of {cell.said()} was lost ({error!r}). It is run once more.")
+                again = "goes on from where it was" if further else "is run once more"
+                self.say(f"The worker of {cell.said()} was lost ({error!r}). It {again}.")
                 self._ready.append(number)
                 return
-            lost = f"Its worker was lost {ATTEMPTS} times: was it killed, or out of memory?\n{error!r}\n"
-            write_text(self.folder.cell(number) / ERROR, lost)
+            lost = f"Its worker was lost {ATTEMPTS} times before it got any further: was it killed, or out of memory?"
+            write_text(self.folder.cell(number) / ERROR, f"{lost}\n{error!r}\n")
         state = "failed" if error is not None else future.result()
         if state == "busy":
             self._leave(number)

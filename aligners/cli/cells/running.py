@@ -6,7 +6,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -19,14 +19,17 @@ import yaml
 from aligners.cli.endings import ended_by_signals
 from aligners.cli.folders import RANKS_SHARE, release
 from aligners.cli.table import run_script
+from aligners.errors import UserError
 from aligners.files.whole import remove, write_text
 from aligners.similarity.passes.saved import PASSES
 from aligners.studies.cells import KINDS
+from aligners.studies.executors import Unfinished
 from aligners.studies.folder import ERROR, LOG, RESULT, StudyFolder, locked
 
 PACKAGES = ("torch", "lightning", "transformers", "numpy")
+LAST, FINISHED = "last.ckpt", "finetuned.json"
 WRONG_OPTIONS = 2  # exit status of jsonargparse
-UNFINISHED = ("run/last.ckpt", f"run/{PASSES}", "before")  # what a cell that was interrupted goes on from
+GOES_ON = (f"run/{LAST}", f"run/{PASSES}", "before")  # what a cell that was interrupted goes on from
 
 
 def run_cell(study: str, number: str) -> str:
@@ -40,6 +43,9 @@ def run_cell(study: str, number: str) -> str:
 
     Returns:
         `done`, `failed`, or `busy`.
+
+    Raises:
+        SystemExit: it was stopped; `Unfinished` if it has got further before.
     """
     folder = StudyFolder(Path(study).resolve())
     cell, place = folder.described(number), folder.cell(number)
@@ -48,14 +54,20 @@ def run_cell(study: str, number: str) -> str:
             return "busy"
         if (place / RESULT).is_file():
             return "done"
+        before = folder.reached(number)
         try:
             with ended_by_signals(), _logged(place / LOG):
                 result = _run(folder, cell, place)
-        except Exception:
+        except Exception as error:
             write_text(place / ERROR, traceback.format_exc())
+            if isinstance(error, UserError):
+                files = (file.parent if file.name == FINISHED else file for file in folder.goes_on_from(number))
+                _remove_refused(str(error), [*files, *_states(place)])
             return "failed"
         except SystemExit as end:
             if end.code != WRONG_OPTIONS:  # it was stopped
+                if folder.reached(number) != before:
+                    raise Unfinished(end.code) from end
                 raise
             write_text(place / ERROR, "Its options were not accepted:\n\n" + (place / LOG).read_text(encoding="utf-8"))
             return "failed"
@@ -85,20 +97,26 @@ def _run(folder: StudyFolder, cell: dict[str, Any], place: Path) -> dict[str, An
 
 
 def _words(cell: dict[str, Any], place: Path) -> list[str]:
-    """The command line, after what an earlier attempt has left was put aside."""
+    """The command line, after what an earlier attempt has left was put aside, to go on from."""
     options, run, before = place / "options.yaml", place / "run", place / "before"
     write_text(options, yaml.safe_dump(cell["options"], sort_keys=False, allow_unicode=True))
     words = ["--config", str(options)]
-    if (place / ERROR).is_file():  # from its beginning
-        _tidy(place)
-        (place / ERROR).unlink()
+    (place / ERROR).unlink(missing_ok=True)
     if cell["kind"] == "finetune" or (run / PASSES).is_dir():  # it goes on with what is missing
         return words
-    if (run / "last.ckpt").is_file():
+    if _last(run):
         remove(before)
         run.rename(before)
     remove(run)
-    return [*words, "--ckpt_path", str(before / "last.ckpt")] if before.is_dir() else words
+    last = _last(before)
+    return words if last is None else [*words, "--ckpt_path", str(last)]
+
+
+def _last(run: Path) -> Path | None:
+    """What a fit goes on from: its last.ckpt, or its folder if it is in parts."""
+    if (run / LAST).is_file():
+        return run / LAST
+    return run if any(run.glob("part-*")) else None
 
 
 def end_run(run: Path) -> None:
@@ -113,8 +131,20 @@ def end_run(run: Path) -> None:
 
 def _tidy(place: Path) -> None:
     """Remove what only an unfinished run needs."""
-    for name in UNFINISHED:
-        remove(place / name)
+    for path in _states(place):
+        remove(path)
+
+
+def _states(place: Path) -> list[Path]:
+    return [place / name for name in GOES_ON]
+
+
+def _remove_refused(error: str, states: Sequence[Path]) -> None:
+    """Remove the first of these that an error names: the command has refused to go on from it."""
+    for path in states:
+        if str(path) in error:
+            remove(path)
+            return
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from aligners.errors import check_known, check_range
 from aligners.reports.screen import screen
 from aligners.reports.study.registry import CONTENTS
 from aligners.studies.cells import expand
-from aligners.studies.executors import make_executor
+from aligners.studies.executors import make_executor, visible_gpus
 from aligners.studies.folder import StudyFolder
 from aligners.studies.schedule import Schedule
 from aligners.studies.spec import Study, read_study
@@ -100,8 +100,8 @@ def _plan_and_run(
         ValueError: an option is out of its range, or `report` names an unknown table or figure.
     """
     check_known(CONTENTS, report=study.report)
-    gpus = torch.cuda.device_count() if options.executor == "processes" else 0
-    workers = options.workers or max(1, gpus)
+    gpus = visible_gpus(torch.cuda.device_count()) if options.executor == "processes" else []
+    workers = options.workers or max(1, len(gpus))
     check_range(least=1, workers=workers)
     check_range(above=0, rate=options.rate)
     commands, sizes = CellOptions(), model_sizes(study, assume=plan)

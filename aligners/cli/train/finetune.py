@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+import lightning.pytorch as pl
+
 from aligners.cli.endings import goes_on_with
 from aligners.cli.folders import is_begun, rank, try_run_folder
 from aligners.cli.options import check_trains
@@ -16,6 +18,7 @@ from aligners.reports.finished import make_report
 from aligners.reports.names import file_names
 from aligners.reports.publishing import environment, publish, write
 from aligners.reports.report import Row
+from callbacks.checkpoint import SaveFinetuning
 from datamodules.identity import identity
 from datamodules.model_texts import ModelTexts, labelled_texts
 
@@ -23,6 +26,7 @@ from datamodules.model_texts import ModelTexts, labelled_texts
 @command(
     "finetune",
     FinetuningRecipe,
+    parts={"checkpoint": SaveFinetuning},
     data=labelled_texts,
     skip={"bases", "dtype", "labels"},
     defaults={
@@ -36,7 +40,7 @@ def finetune(run: Run, seeds: int | list[int] = 1, variants: list[str] = ["none"
     """Fine-tune classifiers: every base model, seed and variant.
 
     Each ends as a model folder VARIANT/seed-SEED of the run, written whole, with its figures in finetuned.json. The
-    same command with the same `--run`, after an interruption, goes on with what is missing.
+    same command with the same `--run`, after an interruption, goes on where it was.
 
     Example: `--data.models embedded:0 --seeds 3 --variants none bottom:2 --run runs/tuned`
 
@@ -64,12 +68,17 @@ def finetune(run: Run, seeds: int | list[int] = 1, variants: list[str] = ["none"
     for job in jobs:
         with goes_on_with(lambda: {"run": run.folder}):
             done = _finished(job, data, recipe, run.folder)
-            rows.append(done or train(job, data, recipe, score, run.trainer(), run.folder))
+            rows.append(done or train(job, data, recipe, score, _trainer(run), run.folder))
         if rank() == 0:
             write(make_report("finetuning", meta, rows), run.folder)
     trainer = run.trainer()
     if trainer.is_global_zero:
         publish(make_report("finetuning", {**meta, **environment(trainer)}, rows), run.folder, trainer)
+
+
+def _trainer(run: Run) -> pl.Trainer:
+    """A Trainer for one classifier, which keeps its state in the run's folder."""
+    return run.trainer(run.made.checkpoint.inside(run.folder))
 
 
 def _finished(job: Job, data: ModelTexts, recipe: FinetuningRecipe, folder: Path) -> Row | None:

@@ -371,12 +371,12 @@ class Stitching(BankTraining):
         """
         if STITCHING not in checkpoint:
             raise UserError("Expected `ckpt_path` to be a last.ckpt of `train.py stitch`, but it is another file.")
-        stored = checkpoint[STITCHING]
-        refuse_other_models(stored["data"]["models"], self.stream.describe()["models"], "The checkpoint")
+        stored, what = checkpoint[STITCHING], f"The checkpoint {self.trainer.ckpt_path}"
+        refuse_other_models(stored["data"]["models"], self.stream.describe()["models"], what)
         if "layers" in stored:  # beside the options, as the version before kept them
             layers = {f"{key}.{name}": layer for key, maps in stored["layers"].items() for name, layer in maps.items()}
             stored = {**stored, "options": {**stored["options"], "routes": stored["pairs"], "layers": layers}}
-        refuse_other_run(stored, self._identity(), "The checkpoint")
+        refuse_other_run(stored, self._identity(), what)
         steps, most = checkpoint["global_step"], self.trainer.max_steps
         if steps > most:
             raise UserError(

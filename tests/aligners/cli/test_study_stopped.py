@@ -14,7 +14,7 @@ import pytest
 from aligners.cli.table import study
 from aligners.similarity.passes.saved import SavedPasses
 from aligners.studies.folder import RESULT, StudyFolder
-from tests.aligners.cli.small_study import LOCAL, MAPS, forked_workers, study_file
+from tests.aligners.cli.small_study import LOCAL, MAPS, forked_workers, impatient, study_file
 from tests.cells import Inline
 from tests.processes import Started
 from tests.tiny import tiny_folder
@@ -27,10 +27,9 @@ pytestmark = [
 ]
 
 
-def wait_for_steps(begun: Started, folder: Path, lines: int) -> None:
+def wait_for_steps(begun: Started, folder: Path, lines: int, log: str = "run/metrics.csv") -> None:
     """Wait until a cell has logged so much."""
-    logs = "cells/*/run/metrics.csv"
-    begun.wait_until(lambda: any(log.read_bytes().count(b"\n") >= lines for log in folder.glob(logs)))
+    begun.wait_until(lambda: any(file.read_bytes().count(b"\n") >= lines for file in folder.glob(f"cells/*/{log}")))
 
 
 def processes_of(words: bytes, parent: int | None = None) -> list[int]:
@@ -64,7 +63,7 @@ def test_a_study_whose_worker_is_killed_and_that_is_stopped_goes_on_from_its_che
     begun.signal(signal.SIGINT)
     status, said = begun.end(), begun.said()
     assert status == 130, said
-    assert "It is run once more." in said
+    assert "It goes on from where it was." in said
     assert "Stopped by Ctrl-C." in said.splitlines()
     (cell,) = StudyFolder(folder).cells
     assert StudyFolder(folder).state(cell) == "waiting"  # nobody holds its lock
@@ -111,6 +110,35 @@ def test_jobs_outlive_a_study_that_is_killed_and_the_next_one_waits_for_them(
     this = StudyFolder(folder)
     assert [this.state(cell) for cell in this.cells] == ["done", "done"]
     assert len(cells_here.calls) == 1  # nobody else has begun the other
+
+
+def test_a_fine_tuning_whose_time_is_over_and_that_is_killed_ends_in_the_same_weights(
+    world: World, tmp_path: Path
+) -> None:
+    """The first time its job is requeued, as by SLURM; the second time the study submits another."""
+    pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
+    options = {"trainer": {"max_epochs": 30, "log_every_n_steps": 1}, **OFTEN}
+    changes: dict[str, Any] = {"models": {"names": [world.model_x]}, "stages": ["finetuned"]}
+    file = study_file(world, tmp_path, **changes, finetune={"options": options}, fit=None, inject=None)
+    begun = Started(tmp_path, "study", "run", file, *LOCAL, around=impatient)
+    folder = tmp_path / "runs" / "small"
+    for log, number in (("run/metrics.csv", signal.SIGUSR2), ("run/resumed-1/metrics.csv", signal.SIGKILL)):
+        wait_for_steps(begun, folder, 20, log)
+        (job,) = processes_of(b"submitit.core._submit\0" + bytes(folder.resolve()))
+        os.kill(job, number)
+    assert begun.end() == 0, begun.said()
+    assert begun.said().count("It goes on from where it was.") == 1
+    study(["run", file, "--folder", str(tmp_path / "whole")])
+    weights = [
+        next(place.glob("cells/*/run/none/seed-0/model.safetensors")).read_bytes()
+        for place in (folder, tmp_path / "whole")
+    ]
+    assert weights[0] == weights[1]
+    steps = [
+        pd.read_csv(next(place.glob(f"cells/*/run/{last}/metrics.csv")))["step"].min()
+        for place, last in ((tmp_path / "whole", ""), (folder, "resumed-1"), (folder, "resumed-2"))
+    ]
+    assert steps == sorted(set(steps))  # each from where the one before was
 
 
 def test_a_comparison_that_is_stopped_between_its_passes_goes_on_with_the_next(

@@ -86,6 +86,24 @@ def test_a_fine_tuned_model_is_the_folder_that_its_cell_leaves() -> None:
     assert {tuple(cell.options["seeds"]) for cell in cells if cell.kind == "finetune"} == {(0,), (1,)}
 
 
+def test_each_variant_of_a_fine_tuning_is_a_cell_and_the_first_is_what_others_need(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    resolve = NoCommands.resolve
+    given = lambda kind, options: options.get("variants", ["none"])  # noqa: E731
+    monkeypatch.setattr(NoCommands, "resolve", lambda *a: {**resolve(*a), "variants": given(*a[1:])})
+    tuned: dict[str, Any] = {**NO_FIT, "stages": ["finetuned"], "similarity": {}}
+    several = cells_of(**tuned, finetune={"options": {"variants": ["none", "top:4"]}})
+    tunings = [cell for cell in several if cell.kind == "finetune" and cell.models[0].name == "m0"]
+    cells = {tuple(cell.options["variants"]): cell for cell in tunings}
+    assert counts(several) == {"finetune": 3 * 2, "similarity": 1}
+    (compared,) = [cell for cell in several if cell.kind == "similarity"]
+    assert compared.models[0].path == f"{{study}}/cells/{cells['none',].id}/run/none/seed-0"
+    assert cells["top:4",].id not in compared.needs
+    usual, alone = (cells_of(**tuned, finetune=options) for options in ({}, {"options": {"variants": ["none"]}}))
+    assert [cell.id for cell in alone] == [cell.id for cell in usual]  # as before
+
+
 def ids(**changes: Any) -> set[str]:
     return {cell.id for cell in cells_of(**changes)}
 

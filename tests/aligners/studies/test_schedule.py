@@ -114,6 +114,27 @@ def test_a_lost_worker_costs_its_cell_a_second_attempt_and_one_that_finds_it_tak
     assert "It is run once more" in capsys.readouterr().out
 
 
+def test_a_cell_that_gets_further_is_run_again_however_often_its_worker_is_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, cells = begun(tmp_path, inject=None)
+    number, attempts = cells[0].id, iter([True, True, False, True, False, False])
+
+    def end(cell: str) -> str | None:
+        if cell != number:
+            return None
+        if next(attempts):
+            last = folder.cell(number) / "run" / "last.ckpt"
+            last.parent.mkdir(parents=True, exist_ok=True)
+            last.write_bytes((last.read_bytes() if last.exists() else b"") + b"a step")
+        raise RuntimeError("its time was over")
+
+    assert go(folder, cells, end).count(number) == 6
+    assert "before it got any further" in (folder.cell(number) / ERROR).read_text()
+    said = capsys.readouterr().out
+    assert (said.count("It goes on from where it was"), said.count("It is run once more")) == (3, 2)
+
+
 @pytest.mark.parametrize("finished", [True, False])
 def test_a_cell_that_is_being_made_elsewhere_is_waited_for(tmp_path: Path, finished: bool) -> None:
     """As by a job that a command has submitted before it was killed. If that is killed, too, the cell runs here."""

@@ -179,7 +179,7 @@ NUMBERS = {
     "ren_small": dict(untrained=3, finetune=6, fit=12, inject=12, similarity=6, recover=3, attention=6),
     "ren_layers": dict(finetune=6, fit=18, inject=18, attention=6),
     "wu": {"untrained": 7, "similarity": 1},
-    "wu_tuned": {"finetune": 8, "similarity": 1},
+    "wu_tuned": {"finetune": 40, "similarity": 1},
     "phang": {"finetune": 15 * 2, "similarity": 5, "surgery": 15},
     "brown": {"similarity": 1, "identity": 1},
     "merchant": {"finetune": 3, "probe": 4, "similarity": 1},
