@@ -31,6 +31,24 @@ class Whitening(NamedTuple):
         return type(self)(self.weight[some], self.rank[some])
 
 
+class Whitenings:
+    """The whitenings of the layers of one model, each computed once for all measures and all models beside it.
+
+    Args:
+        scatter: of each layer, (L, d, d).
+    """
+
+    def __init__(self, scatter: Tensor) -> None:
+        self._scatter = scatter
+        self._known: dict[float, Whitening] = {}
+
+    def of(self, share: float = 1.0) -> Whitening:
+        """`whitening` that keeps this share of the variance."""
+        if share not in self._known:
+            self._known[share] = whitening(self._scatter, share=share)
+        return self._known[share]
+
+
 class Canonical(NamedTuple):
     """Canonical correlations and directions of centred rows X and Y (Hotelling 1936).
 
@@ -154,7 +172,9 @@ def regression_chance(moments: GridMoments) -> Tensor:
     return _share(moments, moments.yy.shape[-1])
 
 
-def canonical_chance(moments: GridMoments, share: float = 1.0) -> Tensor:
+def canonical_chance(
+    moments: GridMoments, share: float = 1.0, *, white_x: Whitenings | None = None, white_y: Whitenings | None = None
+) -> Tensor:
     """Mean ρ² of the canonical correlations of independent X and Y: max(k_x, k_y) / (n − 1), at most 1, (L_x, L_y).
 
     The ρ² add up to tr(P_X P_Y), whose mean is k_x k_y / (n − 1) by the same argument, over min(k_x, k_y) of them. Mean
@@ -163,10 +183,13 @@ def canonical_chance(moments: GridMoments, share: float = 1.0) -> Tensor:
     Args:
         moments: of the rows.
         share: of the variance that the k_x and k_y directions carry; 1: all features.
+        white_x: whitenings of X's layers, if they are known.
+        white_y: of Y's.
     """
     if share == 1:
         return _share(moments, max(moments.xx.shape[-1], moments.yy.shape[-1]))
-    kept_x, kept_y = (whitening(scatter, share=share).rank for scatter in (moments.xx, moments.yy))
+    kept_x = (white_x or Whitenings(moments.xx)).of(share).rank
+    kept_y = (white_y or Whitenings(moments.yy)).of(share).rank
     return _share(moments, kept_x[:, None].maximum(kept_y))
 
 
