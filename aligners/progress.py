@@ -62,9 +62,10 @@ class Progress:
 
     def _say(self, line: str) -> None:
         """Write a line to the file that the output goes to, or to the log beside a terminal, if there is one."""
-        file = sys.stdout if self._bar is None else getattr(sys.stdout, "log", None)
-        if file is not None:
-            print(line, file=file, flush=True)
+        if self._bar is None:
+            print(line, flush=True)
+        elif hasattr(sys.stdout, "log"):
+            sys.stdout.log(f"{line}\n")
 
 
 def track(each: Iterable[T], what: str, total: float | None = None, *, disable: bool = False) -> Iterator[T]:

@@ -99,6 +99,17 @@ def _ctrl_c() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are made, but not drawn, neither as files nor for phones."""
+    from PIL import Image
+
+    from aligners.reports import publishing
+
+    monkeypatch.setattr(publishing, "save_figure", lambda _, path: Image.new("L", (1, 1)).save(path, "png"))
+    monkeypatch.setattr("aligners.reports.page.run.MOST_NARROW", 0)
+
+
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     from tests.world import make_world

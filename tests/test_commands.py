@@ -72,6 +72,7 @@ def test_fit_leaves_all_that_a_run_should(world: World, fitted: Path) -> None:
     assert world.model_x in (fitted / "config.yaml").read_text()
     figures = metrics(fitted)
     screen = (fitted / "screen.txt").read_text()
+    assert set(screen.splitlines()) <= set((fitted / "run.log").read_text().splitlines())
     for name, value in figures.items():
         if name.startswith("validation/") and name.endswith("/fvu"):
             assert f"{value:.3f}" in screen, name

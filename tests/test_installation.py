@@ -22,7 +22,7 @@ LATE = {"pandas", "plotly", "conllu", "ray", "submitit", "wandb_workspaces", "ju
             {*LATE, "lightning", "transformers", "datasets", "torchmetrics", "wandb", "scipy", "matplotlib"},
         ),
         ("from aligners.cli.table import find, import_first; import_first(); find('train', 'fit')",
-         {*LATE, "datasets", "pyarrow", "wandb"}),
+         {*LATE, "datasets", "pyarrow", "wandb", "scipy.signal", "scipy.stats"}),
     ],
     ids=["package", "api", "fit"],
 )  # fmt: skip

@@ -16,10 +16,20 @@
 # %%
 import matplotlib.pyplot as plt
 
-from aligners.api import INN, Identity, Linear, Permutation, Procrustes, cka, inject, load, states
+from aligners.api import (
+    INN,
+    Identity,
+    Linear,
+    Permutation,
+    Procrustes,
+    TextSource,
+    cka,
+    inject,
+    load,
+    load_texts,
+    states,
+)
 from aligners.reports.drawing import method_looks
-from datamodules.text.loading import load_texts
-from datamodules.text.sources import TextSource
 
 # %% tags=["parameters"]
 name_x, name_y = "embedded-gpt:0", "embedded-gpt:1"

@@ -15,9 +15,7 @@
 import matplotlib.pyplot as plt
 import numpy as np
 
-from aligners.api import cka, load, states, unbiased_cka
-from datamodules.text.loading import load_texts
-from datamodules.text.sources import TextSource
+from aligners.api import TextSource, cka, load, load_texts, states, unbiased_cka
 
 draw = np.random.default_rng(0)
 

@@ -20,11 +20,11 @@ import lightning.pytorch as pl
 import matplotlib.pyplot as plt
 import torch
 
+from aligners.api import TextSource
 from aligners.injection.stitching.measuring import StitchingEvaluation
 from aligners.injection.stitching.training import Stitching
 from aligners.maps import AffineLayer
 from datamodules.model_texts import stitched_texts
-from datamodules.text.sources import TextSource
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 warnings.filterwarnings("ignore")  # Lightning's, about processes and steps

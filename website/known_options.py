@@ -129,7 +129,8 @@ def _kinds(hint: Any) -> list[str]:
     if origin in (list, Sequence):
         entries = _kinds(args[0])
         plain = all(kind in ("int", "str", "null") or kind.startswith("=") for kind in entries)
-        return ["list[int]" if entries == ["int"] else "list"] if plain else ["any"]
+        kind = "list[file]" if args[0] is Path else "list[int]" if entries == ["int"] else "list"
+        return [kind] if plain else ["any"]
     if hint in (int, float, bool, NoneType):
         return ["null" if hint is NoneType else hint.__name__]
     return ["str"] if isclass(hint) and issubclass(hint, (str, Path)) else ["any"]

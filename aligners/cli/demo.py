@@ -35,9 +35,8 @@ def run_demo(folder: Path, kind: str = "quick") -> None:
         print(f"\nStep {number} of {len(steps)}: {step['about']}. About {left} left in all.", flush=True)
         run = folder / step["run"]
         script, *words = (word.format(folder=folder) for word in step["command"].split())
-        sys.argv = [f"{script}.py", *words, "--run", str(run)]  # what is typed to resume it
         try:
-            table.run_script(script, sys.argv[1:])
+            table.run_script(script, [*words, "--run", str(run)])
         finally:
             end_run(run)
         done += step["seconds"]
@@ -62,8 +61,18 @@ def time_left(planned: float, done: float, taken: float) -> str:
     return f"{minutes}:{seconds:02} min" if minutes else f"{seconds} seconds"
 
 
+def main(kind: str, folder: Path) -> None:
+    """Run the demo, with a log; where it is stopped, say how to begin again.
+
+    Args:
+        kind: see `run_demo`.
+        folder: likewise.
+    """
+    log_to(folder / "demo.log")
+    target = "demo" if kind == "quick" else f"demo-{kind}"
+    with early_endings(again=f"What is finished is in {folder}. To begin again, run\n  make {target}"):
+        run_demo(folder, kind)
+
+
 if __name__ == "__main__":
-    kind, place = sys.argv[1:]
-    log_to(Path(place) / "demo.log")
-    with early_endings():
-        run_demo(Path(place), kind)
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -81,7 +81,7 @@ def _typed_with(changed: Mapping[str, object]) -> str:
 
 
 @contextmanager
-def early_endings(*, traceback: bool = False) -> Iterator[None]:
+def early_endings(*, traceback: bool = False, again: str | None = None) -> Iterator[None]:
     """End the process with a message and an exit status on Ctrl-C, SIGTERM, and errors that the user can mend.
 
     All other errors are our own fault and keep their traceback. Of several ranks, only the first reports. Any other
@@ -89,8 +89,9 @@ def early_endings(*, traceback: bool = False) -> Iterator[None]:
 
     Args:
         traceback: whether errors that the user can mend show their traceback, too.
+        again: what the user can do after a signal. Default: what `goes_on_with` gives.
     """
-    _resuming.clear()
+    _resuming[:] = [again] if again else []
     parent = os.getppid()  # the first rank, if Lightning started this process
     try:
         with ended_by_signals():

@@ -8,13 +8,14 @@ from pathlib import Path
 
 from lightning.pytorch.utilities import rank_zero_only
 
+from aligners.cli.log import RUN_LOG, end_log, log_to
 from aligners.errors import UserError
 from aligners.files.shared import FILE_ENDINGS
 from aligners.files.whole import lock, refusing_folder, remove_unfinished, write_text
 
 CONFIG = "config.yaml"
 OWNER = "run.txt"  # in a folder of checkpoints: of which run they are
-WANDB = "wandb"  # W&B's own folder, of a command that failed at once too
+OF_ANY = {"wandb", RUN_LOG}  # what a command leaves that failed at once, too
 RANKS_SHARE = "ALIGNERS_RUN_FOLDER"
 _claimed: dict[Path, int] = {}  # files of this process's runs that are open and locked: config.yaml and run.txt
 
@@ -31,7 +32,7 @@ def new_run_folder(wanted: Path | None, kind: str, *, begun: bool = False) -> Pa
     only rank 0 writes.
 
     Args:
-        wanted: the folder that the user named; it must be new or empty, W&B's files aside. Default:
+        wanted: the folder that the user named; it must be new or empty, W&B's files and a log aside. Default:
             `runs/<kind>-<date>-<time>`.
         kind: first part of the default name.
         begun: whether to resume the run in `wanted`.
@@ -61,7 +62,7 @@ def new_run_folder(wanted: Path | None, kind: str, *, begun: bool = False) -> Pa
 
 
 def claim(folder: Path, options: str, *, begun: bool = False) -> None:
-    """Claim a folder for a run of this process. If several commands try at once, one succeeds.
+    """Claim a folder for a run of this process, and begin its log. If several commands try at once, one succeeds.
 
     Args:
         folder: the run's folder, which exists.
@@ -85,6 +86,7 @@ def claim(folder: Path, options: str, *, begun: bool = False) -> None:
                 raise
         if config.resolve() not in _claimed:
             _claimed[config.resolve()] = _locked(config)
+        log_to(folder / RUN_LOG)
 
 
 def claim_checkpoints(folder: Path, run: Path, resumed: Path | None = None) -> None:
@@ -134,12 +136,13 @@ def release(folder: Path) -> None:
     file = _claimed.pop((folder / CONFIG).resolve(), None)
     if file is not None:
         os.close(file)
+        end_log(RUN_LOG)
 
 
 def release_unused() -> None:
     """Give back the folders of this process in which nothing was written yet, so that `--run` can name them again."""
     for path, file in list(_claimed.items()):
-        if _holds(path.parent) <= {path.name, WANDB}:
+        if _holds(path.parent) <= {path.name, *OF_ANY}:
             path.unlink(missing_ok=True)
             os.close(file)
             del _claimed[path]
@@ -166,8 +169,8 @@ def is_begun(folder: Path | None) -> bool:
 
 
 def is_free(folder: Path) -> bool:
-    """Tell whether a folder can become that of a run: it is new, or empty, W&B's files aside."""
-    return not folder.exists() or not _holds(folder) - {WANDB}
+    """Tell whether a folder can become that of a run: it is new, or empty, W&B's files and a log aside."""
+    return not folder.exists() or not _holds(folder) - OF_ANY
 
 
 def try_run_folder(wanted: Path | None) -> None:

@@ -1,35 +1,60 @@
-"""A log of what a process prints: written line by line, so that it is there however the process ends."""
+"""Logs of what a process prints: written line by line, so that they are there however the process ends."""
 
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
+RUN_LOG = "run.log"  # in the folder of every run
 # Not for a log: colours, what moves a bar, and the frames of bars.
 ON_SCREEN = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r|.*━.*\n?")
+_logs: dict[str, TextIO] = {}  # by their names: a process has one run at a time, which may be a step of a demo
 
 
 class Logged:
-    """A stream whose lines go to a log as well, without the frames of bars.
+    """A stream whose lines go to the open logs as well, without the frames of bars."""
 
-    Attributes:
-        log: the file; a bar's lines go there alone, see `aligners.progress`.
-    """
-
-    def __init__(self, screen: TextIO, log: TextIO) -> None:
-        self._screen, self.log = screen, log
+    def __init__(self, screen: TextIO) -> None:
+        self._screen = screen
 
     def write(self, text: str) -> int:
-        """Write to both."""
-        self.log.write(ON_SCREEN.sub("", text))
+        """Write to the stream and to the logs."""
+        self.log(ON_SCREEN.sub("", text))
         return self._screen.write(text)
+
+    def log(self, text: str) -> None:
+        """Write to the logs alone, as `aligners.progress` does with a bar's lines; a full disk ends no run here."""
+        for log in _logs.values():
+            with suppress(OSError):
+                log.write(text)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._screen, name)
 
 
+def watch_streams() -> None:
+    """From now on, what is written to the output and to that of errors can go to logs.
+
+    Call it before packages are imported that keep the streams for their own messages.
+    """
+    sys.stdout, sys.stderr = (
+        stream if isinstance(stream, Logged) else Logged(stream) for stream in (sys.stdout, sys.stderr)
+    )
+
+
 def log_to(path: Path) -> None:
-    """From now on, write what this process prints, to its output and to that of errors, to a file as well."""
+    """From now on, write what this process prints to a file as well, after what is there.
+
+    A log of the same name, of an earlier run, ends.
+    """
+    watch_streams()
     path.parent.mkdir(parents=True, exist_ok=True)
-    log = path.open("a", encoding="utf-8", buffering=1)
-    sys.stdout, sys.stderr = (Logged(stream, log) for stream in (sys.stdout, sys.stderr))
+    end_log(path.name)
+    _logs[path.name] = path.open("a", encoding="utf-8", buffering=1)
+
+
+def end_log(name: str) -> None:
+    """Write no more to the log of this name, if there is one."""
+    if name in _logs:
+        _logs.pop(name).close()

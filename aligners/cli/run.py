@@ -16,17 +16,8 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace, class_from_function
 from lightning.pytorch.loggers import WandbLogger
 
+from aligners.cli import folders
 from aligners.cli.endings import goes_on_with
-from aligners.cli.folders import (
-    claim,
-    claim_checkpoints,
-    interrupted_run,
-    is_free,
-    new_run_folder,
-    rank,
-    release_unused,
-    tidy,
-)
 from aligners.cli.lineage import run_loggers, tell_wandb
 from aligners.cli.options import RunOptions, TrainingOptions, check_begun, check_trains, flat
 from aligners.cli.parsing import OptionParser
@@ -186,7 +177,7 @@ def run_command(command: Command, program: str, words: Sequence[str]) -> None:
         for tell in _at_the_end:
             tell()
     except BaseException:
-        release_unused()
+        folders.release_unused()
         raise
     finally:
         _at_the_end.clear()
@@ -270,9 +261,9 @@ class Run:
         Raises:
             ValueError: another command has claimed the folder, or it cannot be written to.
         """
-        self.folder = new_run_folder(self.options.run, self.command.kind or "", begun=begun)
-        if rank() == 0:
-            claim(self.folder, self.parser.dump(self.options), begun=begun)
+        self.folder = folders.new_run_folder(self.options.run, self.command.kind or "", begun=begun)
+        if folders.rank() == 0:
+            folders.claim(self.folder, self.parser.dump(self.options), begun=begun)
 
     def start(self, *, begun: bool = False) -> None:
         """Begin the run: claim its folder, then start its loggers.
@@ -286,26 +277,26 @@ class Run:
         options, trainer = self.options, self.made.trainer
         resumed = options.get("ckpt_path")
         self.claim(begun=begun)  # before W&B starts, which can take half a minute
-        before = self.folder if begun else interrupted_run(resumed)
+        before = self.folder if begun else folders.interrupted_run(resumed)
         number = None if before is None else unfinished(before)
-        if rank() == 0:
+        if folders.rank() == 0:
             if resumed:  # the run to go on with may have been killed as it wrote
-                tidy(Path(resumed) if Path(resumed).is_dir() else Path(resumed).parent)
+                folders.tidy(Path(resumed) if Path(resumed).is_dir() else Path(resumed).parent)
             saving = options.get("checkpoint")
             if isinstance(saving, Namespace) and saving.folder is not None:
-                claim_checkpoints(saving.folder, self.folder, resumed and Path(resumed))
+                folders.claim_checkpoints(saving.folder, self.folder, resumed and Path(resumed))
         self.settings = {**vars(trainer), "use_distributed_sampler": False}  # data modules divide batches among ranks
         if trainer.logger in (None, True):
             # A resumed run logs to another folder: a logger deletes the files that it finds in its own.
             again = f"resumed-{len(list(self.folder.glob('resumed-*'))) + 1}"
-            number = new_number(self.folder, number) if rank() == 0 else None
+            number = new_number(self.folder, number) if folders.rank() == 0 else None
             place = self.folder / again if begun else self.folder
             self.settings["logger"] = run_loggers(place, self.command.kind or "", number)
         if trainer.default_root_dir is None:
             self.settings["default_root_dir"] = str(self.folder)  # for files that no logger has a place for
         loggers = self.settings["logger"]
         for logger in loggers if isinstance(loggers, list) else [loggers]:
-            if isinstance(logger, WandbLogger) and rank() == 0:
+            if isinstance(logger, WandbLogger) and folders.rank() == 0:
                 written = yaml.safe_load(self.parser.dump(options))
                 logger.experiment.config.update(written, allow_val_change=True)
                 _at_the_end.append(partial(tell_wandb, logger.experiment, self.folder, options, self.made))
@@ -321,8 +312,8 @@ class Run:
 
     def begun_again_by(self) -> dict[str, Path] | None:
         """The option that names another folder, if this run's is named and no longer empty; None if it is not."""
-        release_unused()
-        return None if not hasattr(self, "folder") or is_free(self.folder) else self._next_run() or None
+        folders.release_unused()
+        return None if not hasattr(self, "folder") or folders.is_free(self.folder) else self._next_run() or None
 
     def _next_run(self) -> dict[str, Path]:
         names = (self.folder.with_name(f"{self.folder.name}-{number}") for number in count(2))

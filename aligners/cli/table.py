@@ -13,12 +13,14 @@ from functools import partial
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import yaml
 
 from aligners import __version__
 from aligners.cli.endings import early_endings
+from aligners.cli.log import watch_streams
 from aligners.cli.words import as_parsed, help_of, known_options
 from aligners.errors import did_you_mean
 
@@ -94,6 +96,7 @@ def _run_command(script: str, name: str, program: str, words: list[str]) -> None
     if (script, name) == ("study", "run") and words and not words[0].startswith("-"):
         words = ["--config", *words]
     words = ["--help"] if asked else as_parsed(program, about, words) if about else words
+    watch_streams()
     import_first()
     from aligners.cli.run import run_command
 
@@ -123,6 +126,12 @@ def import_first() -> None:
         if os.environ.get("WANDB_MODE") != "disabled":
             with suppress(ImportError):
                 import wandb.sdk.launch.inputs.internal  # noqa: F401
+        if not {"torchmetrics", "scipy.signal"} & sys.modules.keys():
+            # half of SciPy, which torchmetrics would import for an audio metric
+            sys.modules["scipy.signal"] = cast(Any, SimpleNamespace(hamming=None))
+            import torchmetrics  # noqa: F401
+
+            del sys.modules["scipy.signal"]
         import aligners.cli.run  # noqa: F401
 
         if not gc.get_freeze_count():  # once: what a command leaves in this process should go
@@ -133,17 +142,10 @@ def import_first() -> None:
 
 
 def quiet() -> None:
-    """Silence messages of other packages that nobody here can act on."""
-    os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
-    for message in (
-        ".*does not have many workers.*",
-        ".*is smaller than the logging interval.*",
-        ".*LeafSpec.*",
-        ".*sync_dist=True.*",  # the metrics are reduced over ranks before they are logged
-        ".*will run with no optimizer.*",  # closed forms need none
-        ".*your dataloader is not resumable.*",  # it is: see TextModule.resumable
-    ):
+    """Silence messages of other packages that nobody here can act on, as silenced.yaml lists them."""
+    silenced = yaml.safe_load(Path(__file__).with_name("silenced.yaml").read_text(encoding="utf-8"))
+    for name, value in silenced["environment"].items():
+        os.environ.setdefault(name, value)
+    for message in silenced["warnings"]:
         warnings.filterwarnings("ignore", message=message)
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)

@@ -1,7 +1,7 @@
 """The words of a command line: help on one screen, and errors that need no import of torch.
 
 known_options.json, which `python -m website.known_options` writes from the parsers, has the options of every
-command. What is refused here, the parser would refuse too; everything else is left to it.
+command. What is refused here, the parser or the command would refuse too; everything else is left to them.
 """
 
 import json
@@ -18,6 +18,7 @@ from types import NoneType
 from typing import Any
 
 from aligners.errors import UserError, check_known, did_you_mean
+from aligners.files.shared import is_shared, shared_file
 
 KNOWN = Path(__file__).with_name("known_options.json")
 CONFIGS = Path(__file__).parents[1] / "configs"  # the YAML files that the package brings
@@ -58,8 +59,8 @@ def as_parsed(program: str, about: Mapping[str, Any], words: Sequence[str]) -> l
         words: after the command.
 
     Raises:
-        UserError: an option is unknown, or its value is of the wrong kind; or a file of options, a map, a measure or
-            the like is unknown.
+        UserError: an option is unknown, also in a file of options, or its value is of the wrong kind; or a file, a
+            map, a measure or the like is unknown.
     """
     options, names, parsed, rest = about["options"], known_options()["names"], list[str](), list(words)
     foreign = "aligners.maps.base" in sys.modules  # modules of the user's own may have defined maps and measures
@@ -74,7 +75,7 @@ def as_parsed(program: str, about: Mapping[str, Any], words: Sequence[str]) -> l
         if kinds == ["flag"]:
             parsed.append(word)
             continue
-        several = kinds[0] in ("maps", "list", "list[int]") and not about["positional"]
+        several = kinds[0].startswith(("maps", "list")) and not about["positional"]
         values = [value] if equals else list(takewhile(_is_value, rest if several else rest[:1]))
         if not values:
             raise UserError(f"Expected a value after `{option}`, but got none.")
@@ -83,6 +84,10 @@ def as_parsed(program: str, about: Mapping[str, Any], words: Sequence[str]) -> l
         value = _as_one_value(values, kinds, known, added=option.endswith("+"))
         value = _file(option, value, about) if kinds == ["file"] else value
         _check_kind(option, value, kinds)
+        if name == "config":
+            _check_names(program, _loaded(_options_in(value)), options)
+        if kinds == ["list[file]"]:
+            _check_there(option, _loaded(value))
         foreign = foreign or name == "imports" or (name == "config" and "imports" in _options_in(value))
         if known and not foreign and not exists(value):
             check_known(known, **{option: _names_in(value, known)})
@@ -121,7 +126,7 @@ def _as_one_value(values: list[str], kinds: Sequence[str], known: Sequence[str],
     parts = ",".join(values).split(",") if names else values
     if names and kinds[0] == "maps":
         return json.dumps({part.lower(): classes.get(part.lower(), part) for part in parts})
-    if kinds[0].startswith("list") and (len(parts) > 1 or (not added and {*kinds} <= {"list", "list[int]", "null"})):
+    if kinds[0].startswith("list") and (len(parts) > 1 or (not added and {"str", "int"}.isdisjoint(kinds))):
         return f"[{', '.join(parts)}]" if kinds[0] == "list[int]" else json.dumps(parts)
     return " ".join(values)
 
@@ -138,9 +143,8 @@ def _file(option: str, value: str, about: Mapping[str, Any]) -> str:
     if exists(value) or value == "-" or not re.fullmatch(r"[\w./+-]+", value):
         return value
     parts = [f"--{name}" for name in about["options"] if name.startswith(f"{option[2:]}.")][:3]
-    there = (
-        f" or one of {', '.join(brought)}" if brought else f" of options such as {', '.join(parts)}" if parts else ""
-    )
+    listed = brought or parts
+    there = f" {'or one of' if brought else 'of options such as'} {', '.join(listed)}" if listed else ""
     like = did_you_mean([value], brought)
     raise UserError(f"Expected `{option}` to be a YAML file{there}, but there is no {value}.{like}")
 
@@ -148,6 +152,32 @@ def _file(option: str, value: str, about: Mapping[str, Any]) -> str:
 def _options_in(value: str) -> str:
     """The options that `--config` gives: in a file, or as they are."""
     return Path(value).read_text(encoding="utf-8", errors="replace") if isfile(value) else value
+
+
+def _check_names(program: str, given: Any, options: Mapping[str, str], above: str = "") -> None:
+    """Raise if a file of options has one that the command does not have.
+
+    Raises:
+        UserError: it has.
+    """
+    for key, value in given.items() if isinstance(given, dict) else ():
+        name = f"{above}{key}".removesuffix("+")
+        if isinstance(value, dict) and any(option.startswith(f"{name}.") for option in options):
+            _check_names(program, value, options, f"{name}.")
+        elif _kinds(name, options) is None:
+            raise unknown_option(program, f"--{name}", options)
+
+
+def _check_there(option: str, given: Any) -> None:
+    """Raise if a file of maps is not there; one on the Hub is asked for later.
+
+    Raises:
+        UserError: it is not.
+    """
+    for place in map(str, given if isinstance(given, list) else [given]):
+        if not is_shared(place) and not shared_file(place).is_file():
+            like = did_you_mean([Path(place).name], [path.name for path in Path(place).parent.glob("*")])
+            raise UserError(f"Expected `{option.removesuffix('+')}` to name files, but there is no {place}.{like}")
 
 
 def _check_kind(option: str, value: str, kinds: Sequence[str]) -> None:

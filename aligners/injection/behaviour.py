@@ -85,7 +85,7 @@ class Behaviour:
         target = self.route.target
         (states,) = target.front(batch.inputs, [target.depth])
         for draw in range(DRAWS["random_classifier"]):
-            with target.fresh_head(self.seed + draw):
+            with target.fresh_head(DRAWS["random_classifier"] * self.seed + draw):  # others for every seed
                 logits = target.tail(batch.inputs, target.depth, states)
             yield batch_answers(logits, batch.targets, one_after_another(target.class_map))
 

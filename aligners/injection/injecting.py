@@ -7,21 +7,13 @@ from typing import Any, cast
 import lightning.pytorch as pl
 from torch import Tensor, nn
 
-from aligners.errors import UserError
+from aligners.errors import UserError, check_known
 from aligners.fitting.bank import DIRECTIONS, FORWARD, StoredBank, refuse_other_bank
 from aligners.fitting.moments import moments_of_states
 from aligners.fitting.outcomes import few_rows
 from aligners.injection.behaviour import OF_LABELS, OF_TOKENS, Behaviour, Natives
 from aligners.injection.forward import own_answers, read_all
-from aligners.injection.methods import (
-    CLOSED_FORMS,
-    Method,
-    build_floors,
-    check_closed_forms,
-    route_methods,
-    seen_by_any,
-    stored_kind,
-)
+from aligners.injection.methods import CLOSED_FORMS, Method, build_floors, route_methods, seen_by_any, stored_kind
 from aligners.injection.panels import Panel, PanelBatch
 from aligners.injection.routes import InjectedTask, Route, paired_routes
 from aligners.injection.scoring.task_scores import ScoredTask
@@ -155,7 +147,7 @@ class InjectionEvaluation(Evaluation):
         fitting_errors: bool = False,
     ) -> None:
         super().__init__(seed)
-        check_closed_forms(closed_form)
+        check_known(CLOSED_FORMS, closed_form=closed_form)
         if all(checkpoint.moments is None for checkpoint in stored):
             raise UserError("Expected a checkpoint of `train.py fit` in `stored`, whose moments floors need.")
         self.stored, self.closed_form = list(stored), list(closed_form)

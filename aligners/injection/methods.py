@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Self, cast
 
 from torch import Tensor, nn
 
-from aligners.errors import UserError, check_known
+from aligners.errors import UserError
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.bank import BACKWARD, FORWARD, StoredBank
 from aligners.fitting.fits import fit_map
@@ -28,15 +28,6 @@ CLOSED_FORMS: dict[str, type[Aligner]] = {
     kind.__name__.lower(): kind for kind in (Linear, Ridge, Procrustes, Permutation, CCA, SVCCA, PWCCA)
 }
 FLOORS = ("mean", "identity", "random_embedding")
-
-
-def check_closed_forms(names: Sequence[str]) -> None:
-    """Raise if a name is not in `CLOSED_FORMS`.
-
-    Raises:
-        ValueError: naming them.
-    """
-    check_known(CLOSED_FORMS, closed_form=names)
 
 
 class ClosedForms(Alignment):

@@ -1,6 +1,7 @@
 """What invertible networks are built of: couplings, rotations, matrices cheap to invert, and their starting points."""
 
 from collections.abc import Callable
+from functools import reduce
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -130,17 +131,15 @@ class ShuffledHadamard(nn.Module):
     block: Tensor
 
     def __init__(self, width: int, number: int) -> None:
-        from scipy.linalg import hadamard
-
         super().__init__()
         draw = torch.Generator().manual_seed(number)
         order = torch.randperm(width, generator=draw)
-        size = next(size for size in (64, 16, 4, 1) if size <= width)
+        fours, two = next(power for power in (3, 2, 1, 0) if 4**power <= width), torch.tensor([[1.0, 1.0], [1.0, -1.0]])
         for name, value in {
             "order": order,
             "back": order.argsort(),
             "signs": 2.0 * torch.randint(2, (width,), generator=draw) - 1,
-            "block": torch.from_numpy(hadamard(size)).float() / size**0.5,
+            "block": reduce(torch.kron, [torch.kron(two, two) / 2] * fours, torch.ones(1, 1)),
         }.items():
             self.register_buffer(name, value, persistent=False)
         self.mixed = width - width % len(self.block)
@@ -289,13 +288,17 @@ def thinned(moments: Moments, share: float) -> tuple[Moments, Moments]:
 
 
 def _scatter(rows: int, width: int, draw: np.random.Generator) -> np.ndarray:
-    """The sum of z zᵀ over so many standard normal rows z, (width, width)."""
+    """The sum of z zᵀ over so many standard normal rows z, (width, width).
+
+    Of many rows only its Cholesky factor is drawn (Bartlett 1933, "On the theory of statistical regression").
+    """
     if rows < width:
         drawn = draw.standard_normal((rows, width))
         return drawn.T @ drawn
-    from scipy.stats import wishart
-
-    return np.reshape(wishart(rows, np.eye(width)).rvs(random_state=draw), (width, width))
+    factor = np.zeros((width, width))
+    factor[np.tril_indices(width, -1)] = draw.standard_normal(width * (width - 1) // 2)
+    np.fill_diagonal(factor, np.sqrt(draw.chisquare(rows - np.arange(width))))
+    return factor @ factor.T
 
 
 def _scaled(moments: Moments) -> Moments:

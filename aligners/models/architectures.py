@@ -1,10 +1,12 @@
-"""The table of model families: what reading and replacing their states requires."""
+"""Model families, as architectures.yaml lists them: what reading and replacing their states requires."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import yaml
 from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForTextEncoding, PreTrainedConfig
 from transformers.activations import ACT2FN
@@ -41,14 +43,6 @@ Task = Literal["classification", "causal", "masked"]
 Component = Literal["residual", "attention", "mlp"]
 
 
-_HEADS: dict[str, Task] = {
-    "ForSequenceClassification": "classification",
-    "ForMaskedLM": "masked",
-    "ForCausalLM": "causal",
-    "LMHeadModel": "causal",
-}
-
-
 @dataclass(frozen=True)
 class SubLayer:
     """The module whose output a sub-layer adds to the stream, before the addition and any norm that follows it.
@@ -61,7 +55,7 @@ class SubLayer:
 
     path: str
     calls: int = 1
-    without: tuple[str, ...] = ()
+    without: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -108,7 +102,7 @@ class Architecture:
     bare: Mapping[str, Any] = field(default_factory=dict)
     bare_class: Any = AutoModel
     reserved_positions: int = 0
-    without: tuple[str, ...] = ()
+    without: Sequence[str] = ()
     attention: SubLayer | None = None
     mlp: SubLayer | None = None
 
@@ -139,7 +133,7 @@ class Architecture:
                 raise UserError(
                     f"Expected a {config.model_type!r} model without `{name}`, but got one with {name} = "
                     f"{getattr(config, name)}: with it, what "
-                    "aligners/models/architectures.py says of the family does not hold. "
+                    "aligners/models/architectures.yaml says of the family does not hold. "
                     "Name another model."
                 )
 
@@ -207,88 +201,17 @@ def _position_bias(block: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return bias, None
 
 
-_NO_POOLER = {"add_pooling_layer": False}
-
-
 # Settings that split a sub-layer into several calls, and the largest value at which they do not.
 _SINGLE = {"chunk_size_feed_forward": 0, "inner_group_num": 1}
 
 
-_CHUNKED = ("chunk_size_feed_forward",)
+def _family(about: dict[str, Any]) -> Architecture:
+    """An entry of the table as architectures.yaml has it."""
+    places = {name: SubLayer(**about[name]) for name in ("attention", "mlp")}
+    return Architecture(**{**about, **places})
 
 
-_BERT: dict[str, Any] = {
-    "attention": SubLayer("attention.output.dense"),
-    "mlp": SubLayer("output.dense", without=_CHUNKED),
-}
-
-
-_ENCODER: dict[str, Any] = {"blocks": "encoder.layer", "without": ("is_decoder",), **_BERT}
-
-
-# These number positions from one past the padding index, which is 1.
-_ROBERTA = Architecture(bare=_NO_POOLER, reserved_positions=2, **_ENCODER)
-
-
-_LLAMA = Architecture("layers", causal=True, attention=SubLayer("self_attn.o_proj"), mlp=SubLayer("mlp.down_proj"))
-
-
-# A norm on what a sub-layer answers, before it is added.
-_GEMMA = Architecture(
-    "layers", causal=True, attention=SubLayer("post_attention_layernorm"), mlp=SubLayer("post_feedforward_layernorm")
-)
-
-
-# These would look token types up among the words.
-_GPT = Architecture("h", causal=True, token_types=False, attention=SubLayer("attn.c_proj"), mlp=SubLayer("mlp.c_proj"))
-
-
-_ARCHITECTURES: dict[str, Architecture] = {
-    "albert": Architecture(
-        "encoder.albert_layer_groups",
-        shared=True,
-        bare=_NO_POOLER,
-        attention=SubLayer("albert_layers.0.attention.dense", without=("inner_group_num",)),
-        mlp=SubLayer("albert_layers.0.ffn_output", without=("inner_group_num", *_CHUNKED)),
-    ),
-    "bert": Architecture(bare=_NO_POOLER, **_ENCODER),
-    # With a convolution beside block 1, its output is not all that reaches block 2.
-    "deberta-v2": Architecture("encoder.layer", returns=2, without=("conv_kernel_size",), **_BERT),
-    "distilbert": Architecture(
-        "transformer.layer", attention=SubLayer("attention.out_lin"), mlp=SubLayer("ffn.lin2", without=_CHUNKED)
-    ),
-    "electra": Architecture(**_ENCODER),
-    "gemma2": _GEMMA,
-    "gemma3_text": replace(_GEMMA, without=("use_bidirectional_attention",)),
-    "gpt2": _GPT,
-    "openai-gpt": replace(_GPT, returns=1),
-    "gpt_neox": Architecture(
-        "layers", causal=True, attention=SubLayer("attention.dense"), mlp=SubLayer("mlp.dense_4h_to_h")
-    ),
-    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), _LLAMA),
-    "modernbert": Architecture("layers", attention=SubLayer("attn.Wo"), mlp=SubLayer("mlp.Wo")),
-    "opt": Architecture("decoder.layers", causal=True, attention=SubLayer("self_attn.out_proj"), mlp=SubLayer("fc2")),
-    "phi": Architecture("layers", causal=True, attention=SubLayer("self_attn.dense"), mlp=SubLayer("mlp.fc2")),
-    "mpnet": replace(_ROBERTA, returns=1, without=(), attention=SubLayer("attention.attn.o")),
-    **dict.fromkeys(("roberta", "xlm-roberta"), _ROBERTA),
-    "t5": Architecture(
-        "block",
-        trunk="encoder",
-        returns=3,
-        beside=_position_bias,
-        rereads=True,
-        bare_class=AutoModelForTextEncoding,
-        attention=SubLayer("layer.0.SelfAttention.o"),
-        mlp=SubLayer("layer.1.DenseReluDense.wo"),
-    ),
-    # Positions are relative; the classifier reads the end of the row. The last linear map of the attention is no
-    # module, but its output goes through a dropout that the attention weights went through before.
-    "xlnet": Architecture(
-        "layer",
-        returns=2,
-        sequence_first=True,
-        padding="left",
-        attention=SubLayer("rel_attn.dropout", calls=2),
-        mlp=SubLayer("ff.layer_2", without=_CHUNKED),
-    ),
-}
+_TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+_HEADS: dict[str, Task] = _TABLE["heads"]
+_ARCHITECTURES = {model_type: _family(about) for model_type, about in _TABLE["families"].items()}
+_ARCHITECTURES["t5"] = replace(_ARCHITECTURES["t5"], beside=_position_bias, bare_class=AutoModelForTextEncoding)

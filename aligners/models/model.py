@@ -287,7 +287,7 @@ class FrozenModel:
                         f"Injecting what was read at {what} of {self.name} changes its logits by up to "
                         f"{(received - expected).abs().max().item():.3g} instead of by exactly 0. An evaluation would "
                         f"measure that difference: check the entry of {self.model.config.model_type!r} in "
-                        "aligners/models/architectures.py, and your own hooks."
+                        "aligners/models/architectures.yaml, and your own hooks."
                     )
 
     @contextmanager

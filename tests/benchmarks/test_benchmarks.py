@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import similarity, stitching
+from benchmarks import random_classifier, similarity, stitching
 from benchmarks.harness import Figures, interleaved, ratio
 from benchmarks.known_cases import CASES, MEASURES, averaged
 
@@ -87,6 +87,23 @@ def test_what_is_one_by_counting_is_refused_with_its_reason() -> None:
     assert without == ["cca", "svcca", "pwcca", "r2", "mixedsim"]
     assert list(refused) == [f"{measure}, 24 rows" for measure in without]
     assert "23 correlations would be 1 whatever the data" in refused["cca, 24 rows"]
+
+
+# ---------------------------------------------------------------------- random classifiers
+
+
+def test_groups_of_random_heads_are_summed_up_as_seeds(tmp_path: Path) -> None:
+    figures, heads = Figures("cpu"), torch.tensor([10.0, 90.0] * 50)
+    random_classifier.add(figures, "Y", heads, ceiling=88.0)
+    figures.write(tmp_path / "figures.json")
+    found = {
+        name: figure["value"] for name, figure in json.loads((tmp_path / "figures.json").read_text())["figures"].items()
+    }
+    assert found["Y: % of heads near the ceiling"] == found["Y: % of heads near its mirror"] == 50
+    assert found["Y: mean of 5, over seeds"] == found["Y: mean of 20, over seeds"] == 50
+    assert found["Y: mean of 5, sd over seeds"] == pytest.approx(8 * (20 / 19) ** 0.5)  # 42 and 58, ten times each
+    assert found["Y: mean of 20, sd over seeds"] == 0
+    assert [found[f"Y: {end} of 20, over seeds"] for end in ("least", "largest")] == [10, 90]
 
 
 # ---------------------------------------------------------------------- comparisons

@@ -100,7 +100,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_recipe_does_what_it_says(recipe: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recipe_does_what_it_says(recipe: str, folder: Path, undrawn: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     named: list[str] = []
     for language, file, text in blocks(recipe):

@@ -70,7 +70,7 @@ SIZES = {
         {**pair(SMALL), "texts_to_read": 100, "width": 64, "counts": [16, 64, 512], "many": 1000}, controlled
     ),
     "bijection_or_lookup_table": Size(
-        {**pair(LONGER), "texts_to_fit": 500, "texts_to_test": 200, "steps": 150}, looked_up
+        {**pair(LONGER), "texts_to_fit": 500, "texts_to_test": 200, "steps": 20}, looked_up
     ),
     "stitch_gelu_into_solu": Size(
         {

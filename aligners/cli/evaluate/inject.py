@@ -11,10 +11,10 @@ from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.utilities import rank_zero_only
 
 from aligners.cli.run import Run, command
-from aligners.errors import UserError
+from aligners.errors import UserError, check_known
 from aligners.fitting.bank import DIRECTIONS, StoredBank, load_bank, save_bank
 from aligners.injection.injecting import InjectionEvaluation
-from aligners.injection.methods import CLOSED_FORMS, ClosedForms, between_two_models, check_closed_forms
+from aligners.injection.methods import CLOSED_FORMS, ClosedForms, between_two_models
 from aligners.injection.routes import InjectedTask, paired_routes
 from datamodules.module import stream_of
 from datamodules.pairings import pair_states
@@ -27,7 +27,7 @@ from datamodules.states import States
     data=pair_states,
     skip={"stored"},
     defaults={"data.batch_size": 128},
-    check=lambda made: check_closed_forms(made.closed_form),
+    check=lambda made: check_known(CLOSED_FORMS, closed_form=made.closed_form),
 )
 def inject(run: Run, checkpoints: Sequence[Path] = ()) -> None:
     """Measure maps on held-out text: their errors, and what a model does with mapped states in place of its own.

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from aligners.errors import UserError, check_range
+from aligners.errors import UserError, check_known, check_range
 from aligners.fitting.bank import StoredBank
 from aligners.injection.behaviour import Behaviour
 from aligners.injection.injecting import TOKENS, Evaluation, check_stored
-from aligners.injection.methods import Method, build_floors, check_closed_forms, route_methods, stored_kind
+from aligners.injection.methods import CLOSED_FORMS, Method, build_floors, route_methods, stored_kind
 from aligners.injection.routes import InjectedTask, paired_routes
 from aligners.injection.scoring.scores import percentile_interval
 from aligners.injection.scoring.task_scores import ScoredTask
@@ -184,7 +184,7 @@ class ProbesAcrossMaps(Evaluation):
         seed: int = 0,
     ) -> None:
         super().__init__(seed)
-        check_closed_forms(closed_form)
+        check_known(CLOSED_FORMS, closed_form=closed_form)
         check_range(least=1, tasks=len(tasks), draws=draws, projection=projection, hidden=hidden)
         check_range(least=0, dimensions=dimensions)
         if all(checkpoint.moments is None for checkpoint in stored):

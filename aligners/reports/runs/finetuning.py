@@ -7,9 +7,10 @@ from statistics import mean, stdev
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from aligners.errors import finite
 from aligners.reports.drawing import MODEL_COLOURS, panels
-from aligners.reports.names import WORDS, floor_words, score_heading, score_words
-from aligners.reports.report import Report, Row, distinct, grouped, where
+from aligners.reports.names import WORDS, aligned, floor_words, score_heading, score_words
+from aligners.reports.report import Report, Row, distinct, grouped, number, where
 from aligners.reports.screen import SiteTable
 
 CURVE_FROM = 3  # numbers of blocks; fewer stand side by side
@@ -30,7 +31,7 @@ def summarise(rows: Sequence[Row]) -> list[Row]:
         {
             **{"variant": variant, "kind": runs[0]["kind"], "count": runs[0]["count"], "n": len(runs)},
             **{"score_name": runs[0]["score_name"], **_spread(runs, "score"), **_spread(runs, "accuracy")},
-            **{name: mean(row[name] for row in runs) for name in ("loss", "seconds")},
+            **{name: finite(mean(number(row[name]) for row in runs)) for name in ("loss", "seconds")},
             "trained": runs[0]["trained"],
         }
         for variant, runs in grouped(rows, "variant").items()
@@ -56,7 +57,7 @@ def finetuning_table(rows: Sequence[Row], majority: float) -> SiteTable:
             row["variant"],
             str(row["n"]),
             *("" if row[name] is None else f"{100 * row[name]:.1f}" for name in ("score", "score_sd")),
-            f"{row['loss']:.3f}",
+            aligned(row["loss"]),
             f"{row['seconds']:.0f}",
             f"{row['trained']:,}",
         )
@@ -99,7 +100,7 @@ def _curve(axis: Axes, rows: Sequence[Row], kind: str) -> None:
     colour = MODEL_COLOURS[list(ACROSS).index(kind)]
     whole = {"bottom": UNFROZEN, "top": 0, "layers": max(row["layers"] for row in rows)}[kind]
     placed = grouped([row | {"place": whole if row["kind"] == "none" else row["count"]} for row in rows], "place")
-    places = {place: [100 * row["score"] for row in placed[place]] for place in sorted(placed)}
+    places = {place: [100 * number(row["score"]) for row in placed[place]] for place in sorted(placed)}
     for place, values in places.items():
         _dots(axis, place, values, colour)
     across = list(places)
@@ -111,7 +112,7 @@ def _curve(axis: Axes, rows: Sequence[Row], kind: str) -> None:
 def _side_by_side(axis: Axes, rows: Sequence[Row]) -> None:
     variants = grouped(rows, "variant")
     for place, runs in enumerate(variants.values()):
-        values = [100 * row["score"] for row in runs]
+        values = [100 * number(row["score"]) for row in runs]
         _dots(axis, place, values, MODEL_COLOURS[3])
         axis.hlines(mean(values), place - 0.3, place + 0.3, color=MODEL_COLOURS[3], linewidth=1.8)
     axis.set_xticks(range(len(variants)), [name.replace("-", " ") for name in variants])

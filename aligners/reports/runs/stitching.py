@@ -156,7 +156,7 @@ def _accuracy_figure(routes: Routes) -> Figure:
     if routes.averaged:
         zero: drawing.Look = {"color": "0.6", "linewidth": 0.8}
         return _by_site(routes, "score_penalty", f"lost {words}", 100, [(None, zero, 0)])
-    natives = {row["model_y"]: row["score"] for row in where(routes.rows, method="native")}
+    natives = {row["model_y"]: number(row["score"]) for row in where(routes.rows, method="native")}
     colours = {line.model_y: routes.looks[line.name]["color"] for line in routes.lines}
     thin: drawing.Look = {"linewidth": 0.8, "alpha": 0.6}
     levels = [(None, {"color": colours[name], **thin}, natives[name]) for name in colours if name in natives]
@@ -242,7 +242,7 @@ def _table(routes: Routes, method: str, columns: Sequence[str], pairs: Sequence[
         if cells := by_sites(where(line.rows, method=method)):
             natives = where(line.rows, method="native") if whole else []
             texts = [_cell(cells.get(pair), column) for column in columns for pair in pairs]
-            native = [f"{100 * row['score']:.1f}" for row in natives]
+            native = [_cell(row, "score") for row in natives]
             table.add_row(line.name, *native, *texts, style="dim" if line.same else None)
     return table
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
+import yaml
 from markupsafe import Markup
 
 from aligners.reports.names import fixed, markdown_table
@@ -25,22 +26,8 @@ from aligners.reports.templates import page as rendered
 
 MODEL = ("name", "revision", "fingerprint")
 PARTS = ("sd", "low", "high", "interval", "pairs", "models", "lost")  # of an estimate in a CSV file, beside its mean
-SPECIAL = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "×": r"$\times$", "−": "$-$", "→": r"$\to$",
-    "–": "--", "…": r"\dots{}", "√": r"$\surd$", "Σ": r"$\Sigma$", "²": r"$^2$", "‖": r"$\Vert$", "Δ": r"$\Delta$",
-    "[": "{[}", "]": "{]}",  # which end the optional argument of a new line
-    "ρ": r"$\rho$", "δ": r"$\delta$", "§": r"\S{}",
-}  # fmt: skip
-ANY = re.compile("|".join(map(re.escape, SPECIAL)))
-LATEX = r"""\begin{table}
-\centering
-\caption{%s}
-\label{tab:%s}
-\resizebox{\ifdim\width>\textwidth\textwidth\else\width\fi}{!}{%%
-%s}
-\end{table}
-"""
+LATEX = yaml.safe_load(Path(__file__).with_name("latex.yaml").read_text(encoding="utf-8"))
+ANY = re.compile("|".join(map(re.escape, LATEX["special"])))
 
 
 def provenance(config: str, results: Sequence[Row], failures: Mapping[str, str]) -> Row:
@@ -134,7 +121,7 @@ def latex(table: Table) -> str:
     frame = pd.DataFrame(cells, columns=[_escaped(column.heading) for column in table.columns])
     form = "".join("l" if of_words else "r" for of_words in words)
     tabular = frame.to_latex(index=False, escape=False, column_format=form).strip()
-    return LATEX % (_escaped(" ".join([f"{table.title}.", table.caption, *table.notes])), table.name, tabular)
+    return LATEX["table"] % (_escaped(" ".join([f"{table.title}.", table.caption, *table.notes])), table.name, tabular)
 
 
 def _latex_cell(cell: Any, column: Column) -> str:
@@ -144,7 +131,7 @@ def _latex_cell(cell: Any, column: Column) -> str:
 
 
 def _escaped(text: str) -> str:
-    return ANY.sub(lambda special: SPECIAL[special[0]], text)
+    return ANY.sub(lambda special: LATEX["special"][special[0]], text)
 
 
 def numbers(table: Table) -> list[Row]:

@@ -10,15 +10,8 @@ import torch
 from torch import Tensor
 
 from aligners.errors import check_known, check_range
+from aligners.similarity.algebra import pairs
 from aligners.similarity.algebra.checks import refuse_layers
-from aligners.similarity.algebra.pairs import (
-    CentredRows,
-    PairSums,
-    check_enough,
-    kernel_pair_sums,
-    linear_pair_sums,
-    upper_blocks,
-)
 from aligners.similarity.functional.cka import HSIC, LEAST_ROWS, cka_from_hsic, unbiased_hsic_from_sums
 
 Kernel = Literal["cosine", "linear", "euclidean"]
@@ -49,16 +42,16 @@ def rsa(x: Tensor, y: Tensor, kernel: Kernel = "cosine") -> Tensor:
             cosine is not defined), similarities that are all equal.
     """
     check_known(get_args(Kernel), kernel=kernel)
-    check_enough(x, y, 3, "RSA")
+    pairs.check_enough(x, y, 3, "RSA")
     if kernel == "cosine":
         for name, rows in (("x", x), ("y", y)):
             expected = "rows that are not zero, whose cosine is not defined"
             refuse_layers(~rows.any(2).all(1), name, expected, f"has {int((~rows.any(2)).sum())} rows of zeros in")
-    rows_x, rows_y = (CentredRows(rows, of_length_one=kernel == "cosine") for rows in (x, y))
+    rows_x, rows_y = (pairs.CentredRows(rows, of_length_one=kernel == "cosine") for rows in (x, y))
     if kernel == "euclidean":
-        return _correlation(kernel_pair_sums(rows_x, rows_y, _minus_distances, _minus_distances))
+        return _correlation(pairs.kernel_pair_sums(rows_x, rows_y, _minus_distances, _minus_distances))
     # With x_i = c + w_i, K_ij is w_i·w_j + c·w_i + c·w_j and a constant, which no correlation sees.
-    sums = _added(linear_pair_sums(rows_x, rows_y), rows_x.along, rows_y.along)
+    sums = _added(pairs.linear_pair_sums(rows_x, rows_y), rows_x.along, rows_y.along)
     return _correlation(sums, rows_x.squares, rows_y.squares)
 
 
@@ -84,10 +77,10 @@ def rbf_cka(x: Tensor, y: Tensor, width: float = 0.5, unbiased: bool = False) ->
             distance of zero.
     """
     check_range(above=0, width=width)  # σ in units of the median distance
-    check_enough(x, y, LEAST_ROWS, "RBF CKA")
-    rows_x, rows_y = CentredRows(x), CentredRows(y)
+    pairs.check_enough(x, y, LEAST_ROWS, "RBF CKA")
+    rows_x, rows_y = pairs.CentredRows(x), pairs.CentredRows(y)
     kernels = [_rbf(width**2 * _median_squares(rows, name)) for name, rows in (("x", rows_x), ("y", rows_y))]
-    sums = kernel_pair_sums(rows_x, rows_y, *kernels)
+    sums = pairs.kernel_pair_sums(rows_x, rows_y, *kernels)
     if unbiased:
         return cka_from_hsic(unbiased_hsic_from_sums(sums))
     # HSICs of kernels with ones on the diagonal; a factor of (N − 1)² falls out of their ratio
@@ -101,11 +94,11 @@ def rbf_cka(x: Tensor, y: Tensor, width: float = 0.5, unbiased: bool = False) ->
     return cka_from_hsic(hsic)
 
 
-def _added(sums: PairSums, a: Tensor, b: Tensor) -> PairSums:
+def _added(sums: pairs.PairSums, a: Tensor, b: Tensor) -> pairs.PairSums:
     """The sums of K_ij + a_i + a_j and L_ij + b_i + b_j, from those of K and L; a is (L_x, N), b (L_y, N)."""
     n = sums.n
     total_a, total_b = a.sum(1), b.sum(1)
-    return PairSums(
+    return pairs.PairSums(
         n,
         sums.xy + 2 * (sums.rows_x @ b.mT + a @ sums.rows_y.mT + (n - 2) * a @ b.mT + total_a[:, None] * total_b),
         sums.xx + 4 * (sums.rows_x * a).sum(1) + 2 * ((n - 2) * (a**2).sum(1) + total_a**2),
@@ -115,20 +108,20 @@ def _added(sums: PairSums, a: Tensor, b: Tensor) -> PairSums:
     )
 
 
-def _correlation(sums: PairSums, self_x: Tensor | None = None, self_y: Tensor | None = None) -> Tensor:
+def _correlation(sums: pairs.PairSums, self_x: Tensor | None = None, self_y: Tensor | None = None) -> Tensor:
     """Pearson correlation over pairs of rows; `self_x` (L_x,) is a row's mean similarity with itself, if not zero."""
-    pairs = sums.n * (sums.n - 1)
+    count = sums.n * (sums.n - 1)
     total_x, total_y = sums.rows_x.sum(1), sums.rows_y.sum(1)
     variances = []
     for name, squares, total, to_self in (("x", sums.xx, total_x, self_x), ("y", sums.yy, total_y, self_y)):
-        variance = (squares - total**2 / pairs) / pairs
-        least = _CONSTANT * squares / pairs
+        variance = (squares - total**2 / count) / count
+        least = _CONSTANT * squares / count
         if to_self is not None:
             least = torch.maximum(least, _CONSTANT_TO_SELF * to_self**2)
         expected = "rows whose similarities to one another differ, so that there is a correlation"
         refuse_layers(~(variance > least), name, expected, "has rows of equal similarities in")
         variances.append(variance)
-    covariance = (sums.xy - total_x[:, None] * total_y / pairs) / pairs
+    covariance = (sums.xy - total_x[:, None] * total_y / count) / count
     return covariance / (variances[0].sqrt()[:, None] * variances[1].sqrt())
 
 
@@ -147,14 +140,14 @@ def _rbf(variance: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
     return lambda a, b: torch.exp(_squared_distances(a, b) / (-2 * variance[:, None, None]))
 
 
-def _median_squares(x: CentredRows, name: str) -> Tensor:
+def _median_squares(x: pairs.CentredRows, name: str) -> Tensor:
     """Square of the median distance of rows i < j at each layer, (L,)."""
     medians = []
     n = x.shape[1]
     for place in range(len(x)):
         layer, filled = x[place : place + 1, :], 0
         squares = layer.new_empty(n * (n - 1) // 2)
-        for i, j in upper_blocks(n):
+        for i, j in pairs.upper_blocks(n):
             block = _squared_distances(layer[:, i], layer[:, j])[0]
             some = block.flatten() if i != j else block[torch.ones_like(block, dtype=torch.bool).triu(1)]
             squares[filled : filled + len(some)] = some

@@ -12,12 +12,9 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def cells_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Inline:
+def cells_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, undrawn: None) -> Inline:
     """Studies run in the test's folder, and their cells in this process, one after another; nothing is drawn."""
-    from PIL import Image
-
     from aligners.cli.study import run
-    from aligners.reports import publishing
     from tests.cells import Inline
 
     executor = Inline()
@@ -25,5 +22,4 @@ def cells_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Inline:
     monkeypatch.setenv("WANDB_MODE", "disabled")
     monkeypatch.setenv("WANDB_RUN_GROUP", "another")
     monkeypatch.setattr(run, "make_executor", lambda *_: executor)
-    monkeypatch.setattr(publishing, "save_figure", lambda _, path: Image.new("L", (1, 1)).save(path, "png"))
     return executor

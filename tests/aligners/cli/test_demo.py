@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from aligners.cli import demo, table
+from aligners.cli.endings import goes_on_with
 from aligners.cli.table import COMMANDS
 from aligners.cli.words import CONFIGS
 from aligners.reports.runs.demo import demo_words
@@ -98,6 +99,23 @@ def test_the_demo_from_first_to_last_line(
     assert [line for line in lines if line.startswith("The picture")] == [f"The picture: {path}" for path in opened]
     assert any("classifies 72% of the texts correctly" in line for line in lines) == (kind == "full")
     assert lines[-1].endswith("report.html")
+
+
+@pytest.mark.parametrize(("kind", "target"), [("quick", "demo"), ("full", "demo-full")])
+def test_ctrl_c_names_what_was_typed(
+    kind: str, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*_: Any) -> None:
+        with goes_on_with(lambda: {"ckpt_path": "x"}):  # as a step's command says it
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(demo, "run_demo", stopped)
+    with pytest.raises(SystemExit) as ended:
+        demo.main(kind, tmp_path)
+    assert ended.value.code == 130
+    said = capsys.readouterr().err
+    assert said == f"Stopped by Ctrl-C.\nWhat is finished is in {tmp_path}. To begin again, run\n  make {target}\n"
+    assert (tmp_path / "demo.log").read_text() == said
 
 
 def test_the_demos_commands_and_configs_are_there() -> None:

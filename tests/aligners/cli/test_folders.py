@@ -1,6 +1,7 @@
 """One command at a time has a run's folder."""
 
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from aligners.cli import folders, lineage
 from aligners.cli.folders import CONFIG, RANKS_SHARE, claim, claim_checkpoints, is_begun, new_run_folder, try_run_folder
+from aligners.cli.log import RUN_LOG, end_log
 from aligners.cli.run import Command, Run
 from tests.processes import PROCESSES
 
@@ -58,7 +60,7 @@ def test_of_ten_commands_at_once_one_gets_the_folder(tmp_path: Path) -> None:
         lost = [each[place] for each in said if each[place] != f"has {folder}"]
         assert len(lost) == 9
         assert all("Expected `run` to be a" in message for message in lost)
-        assert [path.name for path in folder.iterdir()] == [CONFIG]
+        assert sorted(path.name for path in folder.iterdir()) == [CONFIG, RUN_LOG]
     assert len({each[2] for each in said}) == 10  # default folders
     assert all(each[2].startswith("has runs/fit-") for each in said)
 
@@ -133,6 +135,24 @@ def test_a_folder_is_given_back_only_if_nothing_was_written(tmp_path: Path) -> N
     claim(new_run_folder(unused, "fit"), "a: 2")
     with pytest.raises(ValueError, match="holds files"):
         new_run_folder(unused, "fit")
+
+
+def test_a_run_leaves_what_it_prints_and_appends_when_it_is_resumed(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    print("before")
+    claim(new_run_folder(one, "fit"), "a: 1")
+    print("first")
+    assert (one / RUN_LOG).read_text() == "first\n"  # at once: a run may be killed
+    folders.release(one)
+    print("between")
+    claim(one, "a: 1", begun=True)
+    print("resumed", file=sys.stderr)
+    claim(new_run_folder(two, "fit"), "a: 1")  # in the same process, whose run before has not been let go
+    print("another")
+    end_log(RUN_LOG)
+    print("after")
+    assert (one / RUN_LOG).read_text() == "first\nresumed\n"
+    assert (two / RUN_LOG).read_text() == "another\n"
 
 
 def test_a_full_disk_leaves_no_half_begun_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,16 +6,13 @@ import pandas as pd
 import pytest
 import yaml
 
-from aligners.cli.study import run as running
 from aligners.cli.table import study
-from tests.cells import Inline
 from tests.processes import ROOT
 from tests.world import World
 
 
-def test_a_study_of_probes_before_and_after_fine_tuning(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("cells_here")
+def test_a_study_of_probes_before_and_after_fine_tuning(world: World, tmp_path: Path) -> None:
     """Every cell run for real: fine-tuned to tell tenses, probed on the same sentences, compared in the report."""
     config = yaml.safe_load((ROOT / "aligners" / "configs" / "study" / "embedded_probes.yaml").read_text())
     config["models"] = {"names": [world.model_x]}
@@ -29,9 +26,6 @@ def test_a_study_of_probes_before_and_after_fine_tuning(
     config["similarity"]["options"]["measures"] = ["rsa"]
     config |= {"report": ["merchant_table_1", "merchant_layers", "merchant_figure_1"], "rate": 1e12}
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(config))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("WANDB_MODE", "disabled")
-    monkeypatch.setattr(running, "make_executor", lambda *_: Inline())
     study(["run", "study.yaml"])
     folder = tmp_path / "runs" / "embedded_probes"
     found = pd.read_parquet(folder / "tables" / "probing.parquet")

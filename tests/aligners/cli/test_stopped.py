@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from aligners.cli.folders import is_free
+from aligners.cli.log import RUN_LOG
 from aligners.cli.table import COMMANDS, train
 from datamodules.text.sources import TextSource
 from tests.interrupting import strike
@@ -93,7 +95,8 @@ def test_sigterm_ends_it_within_a_step(command: str, given: dict[str, list[str]]
     assert "Traceback" not in said
     assert ("--ckpt_path" in said) == (tmp_path / "run" / "last.ckpt").exists()
     resumed = (tmp_path / "run" / "last.ckpt").exists() or command in ("train finetune", "evaluate similarity")
-    used = any((tmp_path / "run").iterdir())  # by a command that begins anew: no other may begin there
+    assert said.endswith((tmp_path / "run" / RUN_LOG).read_text().splitlines()[-1] + "\n")
+    used = not is_free(tmp_path / "run")  # by a command that begins anew: no other may begin there
     further = ["There is nothing to resume.", "To begin again, run\n", "To resume, run\n"]
     assert [line for line in further if line in said] == [further[2 if resumed else int(used)]]
     assert (f"{tmp_path / 'run-2'}" in said) == ("--ckpt_path" in said or (used and not resumed))

@@ -5,6 +5,7 @@ import shlex
 import subprocess
 import sys
 from copy import deepcopy
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from tests.processes import ROOT
 from website.known_options import example_of, known
 
 EVERY = list(known_options()["commands"])
+parser_of = cache(lambda command: find(*command.split()).parser())
 SHOWN = re.compile(
     r"(?:python )?(train|evaluate|study)\.py ((?:\\\n|[^\n`])+)|aligners (train|evaluate|study) ([^\n`]+)"
 )
@@ -50,26 +52,31 @@ def test_what_is_known_is_what_the_parsers_say() -> None:
     assert set(EVERY) == {f"{script} {name}" for script, names in COMMANDS.items() for name in names}
 
 
-def test_command_lines_that_people_read_are_understood() -> None:
+def there(word: str, folder: Path) -> str:
+    """The word with files that are there, and hold nothing, in place of those that it names."""
+    (folder / "empty").touch()
+    return re.sub(r"[^\s=\[\],\"']+\.(yaml|safetensors)|{fit}", str(folder / "empty"), word)
+
+
+def test_command_lines_that_people_read_are_understood(tmp_path: Path) -> None:
     lines = written_commands()
     assert len(lines) > 80
     assert {command for command, _ in lines} >= {*STOPPED, "evaluate show", "study run", "study retry"}
-    there = str(CONFIGS / "train" / "inn.yaml")
     for command, words in lines:
-        understood(command, [there if word.endswith(".yaml") else word for word in words])
+        understood(command, [there(word, tmp_path) for word in words])
 
 
 @pytest.mark.parametrize("command", EVERY)
-def test_an_example_is_what_the_command_takes(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_example_is_what_the_command_takes(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     about, (script, name) = known_options()["commands"][command], command.split()
-    words = shlex.split(example_of(find(script, name)))
+    words = [there(word, tmp_path) for word in shlex.split(example_of(find(script, name)))]
     assert words
     monkeypatch.setenv("COLUMNS", "80")
     shown = help_of(command.replace(" ", ".py "), about).splitlines()
     assert len(shown) <= 40
     assert max(len(line) for line in shown if "--help all" not in line) <= 80
     if command != "study run":  # whose file's name comes first
-        find(script, name).parser().parse_args(understood(command, words))
+        parser_of(command).parse_args(understood(command, words))
 
 
 def test_help_and_errors_import_nothing(tmp_path: Path) -> None:
@@ -83,6 +90,9 @@ def test_help_and_errors_import_nothing(tmp_path: Path) -> None:
         ["fit", "--model.aligners", "{linear: Linaer}"],
         ["fit", "--data.rows", "token"],
         ["fit", "--data.model_x", "embeded:0"],
+        ["fit", "--config", "{data: {text: {sorce: imdb}}}"],
+        ["universe", "--against", "README.mb"],
+        ["universe", "--against", "org/on_the_hub", "aligners.safetensors"],
     ]
     code = f"""
 import sys
@@ -110,6 +120,9 @@ assert not {HEAVY} & set(sys.modules)
         "Orthogonal, Permutation, Procrustes, Ridge, but got Linaer. Did you mean Linear?",
         "got token. Did you mean tokens?",
         "got embeded. Did you mean embedded",
+        "got --data.text.sorce. Did you mean --data.text.source",
+        "Expected `--against` to name files, but there is no README.mb. Did you mean README.md?",
+        "there is no aligners.safetensors.",
         '--model.aligners={"mine": "Mine"}',
     ):
         assert said in done.stdout
@@ -125,20 +138,11 @@ REFUSED = [
 ]
 TAKEN = [
     *(["--data.batch_size", "1_000"], ["--data.batch_size", "0x10"], ["--data.batch_size", " 3 "], ["--upload", "yes"]),
-    *(
-        ["--data.held_out_types", "5e-1"],
-        ["--data.held_out_types=1"],
-        ["--data.sites", "1,2:4"],
-        ["--data.sites=[1,2]"],
-    ),
+    *(["--data.held_out_types", "5e-1"], ["--data.held_out_types=1"], ["--data.sites", "1,2:4"], ["-c", "inn"]),
+    *(["--data.text", "{source: x}"], ["--model.optimizer.lr", "3"], ["--data.sites=[1,2]"]),
     *(["--data.sites", "1", "2"], ["--model.aligners.inn", "INN", "--model.aligners.inn.init_args.couplings", "3"]),
-    *(
-        ["--data.text", "{source: x}"],
-        ["--model.optimizer.lr", "3"],
-        ["--trainer.precision", "16-mixed"],
-        ["-c", "inn"],
-    ),
-    *(["--data.model_x", "3"], ["--trainer.devices", "2"], ["--model.optimizer", "SGD", "--model.optimizer.lr=1e-3"]),
+    *(["--trainer.precision", "16-mixed"], ["--model.optimizer", "SGD", "--model.optimizer.lr=1e-3"]),
+    *(["--data.model_x", "3"], ["--trainer.devices", "2"]),
     *(["--model.warmup", "-.5"], ["--model.warmup", ".5e3"], ["--model.warmup=1_0e3"], ["--run", "-"]),
     *(["--data.labels", "{a: 0, b: [1, 2]}"], ["--seed_everything", "true"], ["--sites_at_once", "null"]),
 ]
@@ -149,11 +153,11 @@ def test_what_is_refused_at_once_the_parser_refuses(words: list[str]) -> None:
     with pytest.raises(UserError, match=r"^Expected "):
         understood("train fit", words)
     with pytest.raises(UserError):
-        find("train", "fit").parser().parse_args(words)
+        parser_of("train fit").parse_args(words)
 
 
 def test_what_the_parser_takes_is_understood() -> None:
-    parser = find("train", "fit").parser()
+    parser = parser_of("train fit")
     inn = str(ROOT / "aligners/configs/train/inn.yaml")
     for words in TAKEN:
         parser.parse_args(understood("train fit", [inn if word == "inn" else word for word in words]))
@@ -185,8 +189,28 @@ def test_what_the_parser_takes_is_understood() -> None:
         ("evaluate show", "-- -run", "-- -run"),
     ],
 )
-def test_lists_and_maps_may_be_bare_words(command: str, typed: str, parsed: str) -> None:
+def test_lists_and_maps_may_be_bare_words(
+    command: str, typed: str, parsed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b", "b c", "a.safetensors"):
+        Path(name).touch()
     assert " ".join(understood(command, shlex.split(typed))) == parsed
+
+
+@pytest.mark.parametrize("command", ["train fit", "train stitch", "train untrained", "evaluate probe", "study run"])
+def test_a_file_of_options_is_refused_at_once_where_the_parser_refuses_it(command: str) -> None:
+    refused = []
+    for config in sorted(CONFIGS.rglob("*.yaml")):
+        words, parser = [f"--config={config}"], find(*command.split()).parser()
+        try:
+            understood(command, words)
+            parser.parse_args(words)
+        except UserError:
+            refused.append(config)
+            with pytest.raises(UserError):
+                parser.parse_args(words)
+    assert refused
 
 
 def test_folders_of_the_same_names_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +249,7 @@ RAW = re.compile(r"<class|Parser key|Union|NestedArg|typing\.|Namespace|Does not
     ],
 )
 def test_the_parsers_errors_are_in_plain_words(words: list[str], said: str) -> None:
-    parser = find("train", "fit").parser()
+    parser = parser_of("train fit")
     parser.prog = "fit"
     with pytest.raises(UserError) as raised:
         parser.parse_args(words)

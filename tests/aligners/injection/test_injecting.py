@@ -249,13 +249,23 @@ def test_the_batch_size_changes_nothing(world: World, both: InjectionEvaluation,
                 assert value == b[name], (a["method"], name)
 
 
-def test_seeds_move_the_random_floors_alone(world: World, both: InjectionEvaluation, stored: StoredBank) -> None:
+def losses_of_heads(evaluation: InjectionEvaluation) -> set[float]:
+    """That of each random head."""
+    panel: Any = evaluation.panels[0]
+    losses = panel.whole.compute()["loss"].sum(-1).flatten().tolist()
+    return {loss for loss, name in zip(losses, panel.answers, strict=True) if name == "random_classifier"}
+
+
+def test_seeds_move_the_random_floors_alone_and_have_no_head_in_common(
+    world: World, both: InjectionEvaluation, stored: StoredBank
+) -> None:
     other = evaluate(world, [stored], seed=2, closed_form=(), batch_size=8)
     for b in other.rows:
         (a,) = (a for a in rows_of(both, b["method"]) if (a["site_x"], a["site_y"]) == (b["site_x"], b["site_y"]))
         assert b["seed"] == 2
         moved = any(a[name] != b[name] for name in ("accuracy", "loss", "agreement"))
         assert moved == b["method"].startswith("random"), b["method"]
+    assert len(losses_of_heads(both) | losses_of_heads(other)) == 2 * DRAWS["random_classifier"]
 
 
 def test_several_checkpoints_stand_side_by_side(world: World, stored: StoredBank, tmp_path: Path) -> None:

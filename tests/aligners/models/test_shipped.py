@@ -52,6 +52,11 @@ def test_a_shipped_model_is_loaded_in_full_precision_and_predicts_as_well_as_rec
     assert losses["shipped"] == pytest.approx(losses["trained"], rel=1e-4)  # rounding costs nothing
 
 
+def test_training_begins_again_as_recorded(texts: Texts) -> None:
+    expected = MANIFEST["seeds"]["0"]["training_loss"]
+    assert SHIP["first_losses"](0, list(texts.fit["text"])) == pytest.approx(expected, rel=1e-3)
+
+
 @pytest.mark.skipif("ALIGNERS_RETRAIN" not in os.environ, reason="it takes a minute: ALIGNERS_RETRAIN=1 runs it")
 def test_training_again_gives_the_same_held_out_loss(texts: Texts, tmp_path: Path) -> None:
     """Of one of the two; `.ci/ship check` trains both."""

@@ -9,7 +9,7 @@ import pytest
 from aligners.reports.finished import KINDS, make_report
 from aligners.reports.page.run import write_page
 from aligners.reports.report import Row
-from tests.aligners.reports.made import row, scored, stitched
+from tests.aligners.reports.made import printed, row, scored, stitched
 
 FIVE = {"score": 0.5, "score_low": 0.4, "score_high": 0.6, "score_name": "accuracy", "n_texts": 1200}
 MAPS = [
@@ -142,6 +142,22 @@ def test_a_truncated_model_is_said_to_keep_its_score_only_where_it_does(scores: 
     assert skipped in lead
     rows[-1]["score"] = 0.7
     assert "No block is needed" in make_report("surgery", {"majority_score": 0.5}, rows).lead
+
+
+@pytest.mark.parametrize(
+    ("kind", "gone"),
+    [("stitching", {"score", "score_penalty"}), ("finetuning", {"loss"}), ("finetuning", {"score", "accuracy"})],
+)
+@pytest.mark.parametrize("every", [True, False], ids=["every", "first"])
+def test_a_report_is_made_where_what_was_measured_is_no_number(kind: str, gone: set[str], every: bool) -> None:
+    rows, more, _ = CASES[kind]
+    rows = [row | dict.fromkeys(gone if every or number == 0 else ()) for number, row in enumerate(rows)]
+    made = make_report(kind, {"majority_score": 0.5}, rows, **more)
+    for draw in made.figures.values():
+        draw()
+    shown = printed(made.screen) + "".join(made.findings)
+    assert not re.search(r"\b(None|nan)\b", shown)
+    assert len(shown) > 200
 
 
 @pytest.mark.parametrize(

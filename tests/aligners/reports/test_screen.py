@@ -65,6 +65,14 @@ def test_each_part_names_the_rows_and_what_is_the_same_in_all_stands_once_above(
     assert printed([table], 120).count("linear") == 1
 
 
+def test_a_column_that_no_row_fills_is_left_out() -> None:
+    table = SiteTable("a title", ["method"], ["parameters", "\nfloor"], {"FVU": ["1", "2"]})
+    for name in ("linear", "cca"):
+        table.add_row(name, "", "", "", "0.5")
+    lines = printed([table], 60).splitlines()
+    assert [line.split() for line in lines[3:5]] == [["FVU"], ["method", "2"]]
+
+
 def test_names_without_room_stand_on_lines_of_their_own() -> None:
     table = SiteTable("stitched", ["from → into", "map"], [], {"": ["1", "2"]})
     for end in ("0", "1"):

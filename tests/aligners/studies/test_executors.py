@@ -105,7 +105,8 @@ def test_cells_of_a_study_on_ray(world: World, tmp_path: Path, monkeypatch: pyte
         own = tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True)  # paths of sockets must be short
         place = stack.enter_context(own)
         monkeypatch.setenv("RAY_TMPDIR", place)  # below it lies the cluster's address, too
-        head = {"num_cpus": 1, "include_dashboard": False, "temp_dir": f"{place}/ray"}
+        monkeypatch.setenv("RAY_worker_niceness", "0")  # at its 15, workers would stand still while other tests run
+        head = {"num_cpus": 1, "include_dashboard": False, "include_log_monitor": False, "temp_dir": f"{place}/ray"}
         nodes = Cluster(initialize_head=True, head_node_args=head)
         stack.callback(nodes.shutdown)
         options = {"address": nodes.address, "num_cpus": 1}

@@ -20,11 +20,7 @@ from aligners.reports.templates import sentences
 
 BASELINES = ("majority", "word order")
 MEASURES = WORDS["probing"]  # probe -> column of its scores -> what it is called
-CODES = {  # what is sent by a code -> source, and whether it is the control task
-    "model": {"source": "model", "control": False},
-    "untrained": {"source": "untrained", "control": False},
-    "control task": {"source": "model", "control": True},
-}
+CODES = WORDS["codes"]  # what is sent by a code -> source, and whether it is the control task
 MOST_ABREAST = 3
 WIDTH, LETTERS = 0.62, 9  # inches a word takes, and letters of a note that this has room for
 RIGHT, WRONG = drawing.COLOURS[2], drawing.COLOURS[1]
