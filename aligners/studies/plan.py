@@ -81,11 +81,11 @@ ESTIMATES = """\
 A pass: one model reads the fitting or the held-out texts of one task once: 2 × 12 d² × L FLOP a token.
 {kinds}
 Decompositions (SVD, eigenvectors), in float64, are counted apart, as they are far slower than matrix products.
-Time, an estimate: FLOP ÷ (rate × workers), decompositions likewise at their own rate, and {start:g} s a cell to begin
-  and to report; at least that of the longest chain of cells. The rates are what this machine reaches in a block of the
+Time, an estimate: FLOP ÷ (rate × workers), decompositions likewise at their own rate, {call:g} s for each call of a
+  block with a batch, and {start:g} s a cell to begin and to report; at least that of the longest chain of cells. The rates are what this machine reaches in a block of the
   widest model and in an SVD of its width; `--rate` gives the former, and the latter is then {solving:.0e} FLOP/s. The
   time that is left, said as cells finish, is measured."""
-START = 5.0  # seconds
+START, CALL = 5.0, 1e-3  # seconds
 SOLVING = 2e10  # FLOP a second of decompositions in float64, where they are not measured: of a core, and of a GPU
 MEASURING, TEXTS = 0.8, 10  # seconds of measuring a rate; texts in a batch
 WIDEST, WIDEST_SOLVED = 4096, 512  # widths that are measured: wider ones are as fast
@@ -99,6 +99,7 @@ class Cost:
         passes: passes over a model, with nothing stored.
         flops: floating-point operations of matrix products.
         solved: of decompositions, in float64.
+        calls: of a block with a batch, each of which takes a while however small it is.
         reading: those among `flops` that a store saves.
         disk: bytes of what it leaves: maps, models.
         saved: bytes of one checkpoint, `last.ckpt`, each of which replaces the one before.
@@ -110,6 +111,7 @@ class Cost:
     passes: float = 0.0
     flops: float = 0.0
     solved: float = 0.0
+    calls: float = 0.0
     reading: float = 0.0
     disk: float = 0.0
     saved: float = 0.0
@@ -160,7 +162,8 @@ class Plan:
 
     def alone(self, cost: Cost, *, stored: bool = False) -> float:
         """Seconds that a cell takes; `stored`: with states from a store."""
-        return (cost.flops - (cost.reading if stored else 0.0)) / self.rate + cost.solved / self.solving + START
+        flops = cost.flops - (cost.reading if stored else 0.0)
+        return flops / self.rate + cost.solved / self.solving + CALL * cost.calls + START
 
     def written(self, cost: Cost) -> float:
         """Bytes of all checkpoints that a cell writes."""

@@ -15,7 +15,7 @@ from aligners.similarity.evaluation import GROUPS
 from aligners.similarity.passes.sums import Shape
 from aligners.similarity.passes.work import DOUBLE, Comparison
 from aligners.studies.cells import Cell, expand
-from aligners.studies.plan import ESTIMATES, SOLVING, START, Cost, Plan, Size, measured_rates
+from aligners.studies.plan import CALL, ESTIMATES, SOLVING, START, Cost, Plan, Size, measured_rates
 from aligners.studies.sizes import TextSizes, text_sizes
 from aligners.studies.spec import Study
 from datamodules.rows.policies import most_rows
@@ -100,6 +100,7 @@ def _fit(load: Load) -> Cost:
         passes=len(load.sizes) * passes,
         flops=reading + places * (on_maps + DOUBLE * 2.0 * read * products),
         solved=places * closed * DECOMPOSED * max(x.width, y.width) ** 3,
+        calls=passes * load.calls(load.texts),
         reading=reading,
         disk=0.0 if load.study.keep == "results" else places * stored,
         memory=load.memory + places * bytes_a_site(load.made.model, x.width, y.width, step),
@@ -126,7 +127,8 @@ def _inject(load: Load) -> Cost:
     tails = load.reading(load.held_out, targets) * methods * sites / 2
     times = 2 if load.parsed.fitting_errors else 1  # as many fitting texts as are held out
     fronts = times * load.reading(load.held_out)
-    return Cost(passes=2 * times, flops=fronts + tails, reading=fronts, memory=load.memory)
+    calls = times * load.calls(load.held_out) + load.calls(load.held_out, targets) * methods * sites / 2
+    return Cost(passes=2 * times, flops=fronts + tails, calls=calls, reading=fronts, memory=load.memory)
 
 
 def _similarity(load: Load) -> Cost:
@@ -151,11 +153,13 @@ def _similarity(load: Load) -> Cost:
         parsed.permutations,
     )
     work, sums = compared.work(), MOMENT * products
-    reading = load.reading(2 * load.held_out + load.texts if parsed.controls else load.held_out)
+    read = 2 * load.held_out + load.texts if parsed.controls else load.held_out
+    reading = load.reading(read)
     return Cost(
         passes=len(sizes) * (3 if parsed.controls else 1),
         flops=reading + work.products,
         solved=work.solved,
+        calls=load.calls(read),
         reading=reading,
         memory=sums if parsed.memory is None else min(sums, parsed.memory * 1e9),
     )
@@ -202,6 +206,7 @@ def _finetune(load: Load) -> Cost:
     return Cost(
         passes=variants * (training.epochs + watched / load.texts),
         flops=variants * load.reading(3 * training.rows + watched),
+        calls=variants * load.calls(3 * training.rows + watched),
         disk=variants * load.memory,
         memory=4 * load.memory,  # weights, gradients, two moments
         **load.saving(training, 3 * load.memory),
@@ -229,7 +234,7 @@ def formulas() -> str:
     for kind, cost in COSTS.items():
         kinds.setdefault(" ".join((cost.__doc__ or "").split()), []).append(kind)
     lines = (f"{', '.join(names)}: {formula}" for formula, names in kinds.items())
-    return ESTIMATES.format(kinds="\n".join(lines), start=START, solving=SOLVING)
+    return ESTIMATES.format(kinds="\n".join(lines), start=START, call=CALL, solving=SOLVING)
 
 
 # ---------------------------------------------------------------------- the whole study

@@ -73,6 +73,10 @@ class Load:
         """FLOP with which models, by default all, read so many texts."""
         return sum(size.reading(texts * self.tokens) for size in sizes or self.sizes)
 
+    def calls(self, texts: float, sizes: Sequence[Size] | None = None) -> float:
+        """Calls of a block with a batch, as models, by default all, read so many texts."""
+        return sum(size.layers for size in sizes or self.sizes) * texts / self.parsed.data.batch_size
+
     def rows(self, texts: int) -> int:
         """Rows of so many texts."""
         return most_rows(self.parsed.data.get("rows") or "tokens", texts, self.tokens)

@@ -201,7 +201,7 @@ def test_what_is_refused_costs_no_other_measure(world: World, models: list[str])
     (reason,) = few.refusals.values()
     assert "rows" in reason
     (missing,) = few.report_tables["missing"]
-    about = {"model_x": world.model_x, "model_y": world.model_y, "measure": "cca", "figure": "value"}
+    about = {"model_x": models[0], "model_y": models[1], "measure": "cca", "figure": "value"}
     assert missing == {**about, "why": reason}
     report = make_report("similarity", few.meta, few.rows, **few.report_tables)
     assert [reason in sentence for sentence in report.sentences].count(True) == 1

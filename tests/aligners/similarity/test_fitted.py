@@ -1,7 +1,10 @@
 """CCA, SVCCA, PWCCA, regression and neurons: measures from moments beside their definitions, and on held-out rows."""
 
+import math
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
