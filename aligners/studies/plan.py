@@ -82,9 +82,9 @@ A pass: one model reads the fitting or the held-out texts of one task once: 2 ×
 {kinds}
 Decompositions (SVD, eigenvectors), in float64, are counted apart, as they are far slower than matrix products.
 Time, an estimate: FLOP ÷ (rate × workers), decompositions likewise at their own rate, {call:g} s for each call of a
-  block with a batch, and {start:g} s a cell to begin and to report; at least that of the longest chain of cells. The rates are what this machine reaches in a block of the
-  widest model and in an SVD of its width; `--rate` gives the former, and the latter is then {solving:.0e} FLOP/s. The
-  time that is left, said as cells finish, is measured."""
+  block with a batch, and {start:g} s a cell to begin and to report; at least that of the longest chain of cells. The
+  rates are what this machine reaches in a block of the widest model and in an SVD of its width; `--rate` gives the
+  former, and the latter is then {solving:.0e} FLOP/s. The time that is left, said as cells finish, is measured."""
 START, CALL = 5.0, 1e-3  # seconds
 SOLVING = 2e10  # FLOP a second of decompositions in float64, where they are not measured: of a core, and of a GPU
 MEASURING, TEXTS = 0.8, 10  # seconds of measuring a rate; texts in a batch
