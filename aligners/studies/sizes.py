@@ -58,7 +58,7 @@ def _counted(source: TextSource) -> list[int] | None:
         return None
     rows, most = [fitting_split(splits, source)], source.most("test")
     for name in (source.official, source.fill_from):
-        if name is not None and (len(rows) == 1 or rows[1] < (most or 0)):
+        if name is not None and source.official and (len(rows) == 1 or rows[1] < (most or 0)):
             further = held_out_split(splits, name, source)
             rows.append(further if isinstance(further, int) else len(further))
     return rows

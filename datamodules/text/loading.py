@@ -160,7 +160,7 @@ def _read(source: TextSource) -> tuple[list[Dataset], list[str], str | None, dic
     if held_out is not None:
         tables.append(held_out_split(splits, held_out, source))
     filled = {}
-    if source.fill_from is not None and len(tables[1]) < (source.most("test") or 0):
+    if source.fill_from is not None and held_out is not None and len(tables[1]) < (source.most("test") or 0):
         filled = {"filled": len(tables[1])}
         tables[1] = concatenate_datasets([tables[1], held_out_split(splits, source.fill_from, source)])
     begun = tables

@@ -47,7 +47,8 @@ class TextSource:
         held_out: name of the official split, or a local file, that serves as the test texts. GLUE tasks have
             theirs. Without one, the test texts are drawn by `test_share`.
         fill_from: name of a further split, or a local file, that gives the test texts which the official held-out split
-            lacks for `max_held_out`. Those of GLUE's `test` have no labels: they are for measures that need none.
+            lacks for `max_held_out`. Those of GLUE's `test` have no labels: they are for measures that need none. It
+            counts for nothing where the official split has enough, where there is none, or without `max_held_out`.
         validation_share: share of the texts on which training is watched, and by which its best step is chosen; 0 where
             nothing is fitted. They are neither fitted on nor held out.
         test_share: share of the texts that is held out for evaluation where there is no official split.
@@ -100,12 +101,8 @@ class TextSource:
         check_range(least=-(2**63), below=2**63, seed=self.seed)
         check_known(get_args(Score), score=self.score)
         check_range(least=1, max_texts=self.max_texts, max_held_out=self.max_held_out)
-        if self.fill_from is not None and (self.max_held_out is None or self.streaming or not self.official):
-            raise UserError(
-                "`fill_from` gives the texts that an official held-out split lacks for `max_held_out`, and reads no "
-                f"stream, but got `held_out` {self.official!r}, `max_held_out` {self.max_held_out} and `streaming` "
-                f"{str(self.streaming).lower()}."
-            )
+        if self.fill_from is not None and self.streaming:
+            raise UserError(f"`fill_from` {self.fill_from!r} is not for `streaming`. Leave one of them out.")
         if self.streaming and self.max_texts is None:
             raise UserError(
                 "`streaming` reads only as many texts as are asked for, but `max_texts` is not set. Set it to the "

@@ -13,7 +13,7 @@ from aligners.probing.trees import USUAL_RANK
 from aligners.similarity.catalogue import catalogue
 from aligners.similarity.evaluation import GROUPS
 from aligners.similarity.passes.sums import Shape
-from aligners.similarity.passes.work import DOUBLE, Comparison
+from aligners.similarity.passes.work import DOUBLE, comparison_work
 from aligners.studies.cells import Cell, expand
 from aligners.studies.plan import CALL, ESTIMATES, SOLVING, START, Cost, Plan, Size, measured_rates
 from aligners.studies.sizes import TextSizes, text_sizes
@@ -90,7 +90,7 @@ def _fit(load: Load) -> Cost:
     moments = MOMENT * products
     stored = moments + sum(value.nbytes for aligner in maps for value in aligner.state_dict().values())
     training = load.trained(read, step) if weights else Training(0.0, 0.0, 0.0)
-    watched = 2 * (load.split.validation + load.validated(training))  # and as many fitting texts; once before training
+    watched = 2 * load.validated(training, 1)  # and as many fitting texts
     passes = 1 + training.rows / read + watched / load.texts
     places = len(parse_sites(data.get("sites", "all"), x.layers, y.layers)) * load.pairs
     places *= len(data.get("strengths", [0])) * data.get("targets", 1)
@@ -112,7 +112,7 @@ def _attention(load: Load) -> Cost:
     """Reading alone, as of a fit: maps between a dozen heads cost next to nothing."""
     a_text = load.tokens**2 * load.parsed.data.share
     training = load.trained(load.texts * a_text, load.parsed.data.batch_size * a_text)
-    watched = 2 * (load.split.validation + load.validated(training))
+    watched = 2 * load.validated(training, 1)
     passes = 1 + training.epochs + (watched + load.held_out) / load.texts
     return Cost(2 * passes, passes * load.reading(load.texts), memory=load.memory)
 
@@ -143,7 +143,7 @@ def _similarity(load: Load) -> Cost:
     layers = [depth * size.width for depth, size in zip(depths, sizes, strict=True)]
     products = sum(a * b for i, a in enumerate(layers) for b in layers[i:])
     names = {parsed.measures} if isinstance(parsed.measures, str) else set(parsed.measures)
-    compared = Comparison(
+    computed, solved = comparison_work(
         [measure for measure in catalogue().values() if {measure.name, "all"} & names],
         [Shape(depth, size.width) for depth, size in zip(depths, sizes, strict=True)],
         load.rows(load.held_out),
@@ -152,13 +152,13 @@ def _similarity(load: Load) -> Cost:
         parsed.groups or GROUPS,
         parsed.permutations,
     )
-    work, sums = compared.work(), MOMENT * products
+    sums = MOMENT * products
     read = 2 * load.held_out + load.texts if parsed.controls else load.held_out
     reading = load.reading(read)
     return Cost(
         passes=len(sizes) * (3 if parsed.controls else 1),
-        flops=reading + work.products,
-        solved=work.solved,
+        flops=reading + computed,
+        solved=solved,
         calls=load.calls(read),
         reading=reading,
         memory=sums if parsed.memory is None else min(sums, parsed.memory * 1e9),

@@ -94,17 +94,17 @@ class Load:
             rows = min(self.parsed.model.rows, self.parsed.model.most_steps * step)
         return Training(rows, rows / epoch, rows / step)
 
-    def validated(self, training: Training) -> float:
-        """Texts that training is watched on, as often as they are read."""
+    def validated(self, training: Training, before: int = 0) -> float:
+        """Texts that training is watched on, as often as they are read: so often before it, then as `trainer` says."""
         trainer: Any = self.parsed.trainer
         limit, interval, every = trainer.limit_val_batches, trainer.val_check_interval, trainer.check_val_every_n_epoch
         texts: float = self.split.validation
         if limit is not None:
             most = limit * WITHOUT_GRADIENTS * self.parsed.data.batch_size
             texts = min(texts, most) if isinstance(limit, int) else limit * texts
-        if isinstance(interval, int):
-            return texts * (training.steps // interval)
-        return texts * (training.epochs // (every or 1)) / (interval or 1.0)
+        by_steps = isinstance(interval, int)
+        times = training.steps // interval if by_steps else training.epochs // (every or 1) / (interval or 1.0)
+        return texts * (before + times)
 
     def saving(self, training: Training, size: float) -> dict[str, float]:
         """Its checkpoints, each of so many bytes, as fields of `Cost`."""

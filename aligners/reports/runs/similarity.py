@@ -45,7 +45,7 @@ def report(
     shown = with_short_names(rows)
     several = len(_different(shown))
     alone = several <= MOST_PAIRS if each_pair is None else each_pair
-    tables = {"layers": layers, "distances": distances, "missing": missing}
+    tables = {"layers": layers, "distances": distances} | ({"missing": missing} if missing else {})
     figures = _figures(shown, alone)
     screen = [_table(_raw(panel)) for panel in _different(shown)] if alone else []
     findings = sentences("similarity", alone=alone, several=several, distances=with_short_names(distances), meta=meta)

@@ -124,9 +124,12 @@ def test_a_further_split_gives_the_held_out_texts_that_the_official_one_lacks(tm
     assert [sentence.startswith(words) for sentence in report.sentences].count(True) == 1
     enough = load_texts(replace(source, max_held_out=20, fill_from="nothing of this name"))
     assert texts_of(enough)["test"] == every[90:110]
-    for wrong in ({"max_held_out": None}, {"held_out": None}):
-        with pytest.raises(ValueError, match="`fill_from` gives the texts that an official held-out split lacks"):
-            replace(source, fill_from="test", **wrong)
+    for none in ({"max_held_out": None}, {"held_out": None}):  # nothing is lacking
+        assert texts_of(load_texts(replace(source, fill_from="test", **none))) == texts_of(
+            load_texts(replace(source, **none))
+        )
+    with pytest.raises(ValueError, match="`fill_from` 'test' is not for `streaming`"):
+        replace(source, fill_from="test", max_texts=10, streaming=True)
 
 
 def test_plain_text_is_a_text_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
