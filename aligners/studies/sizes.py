@@ -44,11 +44,11 @@ def text_sizes(source: TextSource, assumed: Assumed) -> TextSizes:
         train, *official = rows
         sizes = {name: round(train * share) for name, share in shares.items()}
         sizes |= {"test": sum(official)} if official else {}
-    limits = {name: source.most(name) for name in sizes}
-    return TextSizes(
-        **{name: size if limits[name] is None else min(size, limits[name]) for name, size in sizes.items()},
-        known=rows is not None,
+    fit, validation, test = (
+        size if (most := source.most(name)) is None else min(size, most)
+        for name, size in ((name, sizes[name]) for name in ("fit", "validation", "test"))
     )
+    return TextSizes(fit, validation, test, rows is not None)
 
 
 def _counted(source: TextSource) -> list[int] | None:

@@ -1,6 +1,6 @@
 """How much a comparison computes, for the plan of a study: operations of its products and of its decompositions."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from itertools import combinations_with_replacement
 
 from aligners.similarity.catalogue import Measure
@@ -16,7 +16,7 @@ REGRESSIONS = {"r2", "mixedsim"}  # on a whitening of all features
 
 def comparison_work(
     measures: Collection[Measure],
-    shapes: Sequence[Shape],
+    shapes: list[Shape],
     rows: int,
     batch: int,
     controls: bool = False,
@@ -42,7 +42,7 @@ def comparison_work(
     held_out = SINGULAR * (whole + parts * KEPT**3)
     products = solved = 0.0
     streams = 1 + controls * (3 + 2 * permutations)  # fit, untrained, standardised, both sides of a null
-    for layers, d, *_ in shapes if ("moments", 0) in kinds else ():
+    for layers, d, *_ in shapes * (("moments", 0) in kinds):
         products += 2.0 * rows * layers * d**2 * (streams + controls)
         solved += layers * d**3 * (whitened * streams + EIGENVALUES)
     for i, j in combinations_with_replacement(range(len(shapes)), 2):
