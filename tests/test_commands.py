@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from aligners.cli.table import evaluate, train
 from aligners.fitting.bank import load_bank
@@ -69,7 +70,7 @@ def test_fit_leaves_all_that_a_run_should(world: World, fitted: Path) -> None:
         "1_0": {"linear", "mlp"},
     }
     assert stored.pairs["0_1"] == [(1, 1), (2, 3)]
-    assert world.model_x in (fitted / "config.yaml").read_text()
+    assert world.model_x in str(yaml.safe_load((fitted / "config.yaml").read_text()))
     figures = metrics(fitted)
     screen = (fitted / "screen.txt").read_text()
     assert set(screen.splitlines()) <= set((fitted / "run.log").read_text().splitlines())

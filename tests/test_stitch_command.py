@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from aligners.cli.table import evaluate
 from aligners.fitting.bank import load_bank
@@ -79,7 +80,7 @@ def test_training_leaves_all_that_a_run_should(world: World, trained: Path) -> N
         logged = {name for line in csv.DictReader(file) for name, value in line.items() if value}
     assert {f"{kind}/1_0/norm/2-1/{figure}" for kind, figure in (("step", "loss"), ("validation", "penalty"))} <= logged
     assert str(trained.relative_to(trained.parent.parent)) in (trained / "screen.txt").read_text()
-    assert world.model_x in (trained / "config.yaml").read_text()
+    assert world.model_x in str(yaml.safe_load((trained / "config.yaml").read_text()))
 
 
 def test_what_was_trained_is_measured_again_from_its_file(trained: Path, tmp_path: Path) -> None:

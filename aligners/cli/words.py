@@ -27,7 +27,7 @@ CONFIGS = Path(__file__).parents[1] / "configs"  # the YAML files that the packa
 KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "null": "null"}
 TYPES: dict[str, list[type]] = {"int": [int], "float": [int, float], "bool": [bool], "null": [NoneType]}
 # Values for argparse, although they begin as options do: numbers, words with a space, and a dash alone.
-DASHED = re.compile(r"-\d+|-\d*\.\d+|-.* .*|-", re.DOTALL)
+DASHED = re.compile(r"-\d+|-\d*\.\d+|-(?!-[\w.]+\+?=).* .*|-", re.DOTALL)
 FLOAT = re.compile(r"[-+]?[\d._]+([eE][-+]?\d+)?")  # as the parser reads them; YAML has texts for some, such as 1e3
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from matplotlib import image
 
 from aligners.cli.table import train as main
@@ -142,7 +143,7 @@ def test_classifiers_of_something_else_are_refused_and_nothing_is_made(
     texts.write_text("\n".join([*Path(world.fit).read_text().splitlines()[:-2], "a good new one,1"]))
     then, now = {"data.models": (world.model_x, world.model_y), "data.text.source": (world.fit, str(texts))}[option]
     config = run / "config.yaml"
-    config.write_text(config.read_text().replace(then, now))
+    config.write_text(yaml.safe_dump(yaml.safe_load(config.read_text()), width=10_000).replace(then, now))
     before = sorted(run.rglob("*"))
     with pytest.raises(ValueError, match=said):
         main(options(world, run, **{option: now, "trainer.logger": "null"}))
