@@ -135,7 +135,7 @@ def _similarity(load: Load) -> Cost:
     """Each model reads the held-out texts, with controls also the fitting texts, and so does its untrained twin.
 
     4 × d_x × d_y FLOP a row, pair of models and pair of layers, in float64. Decompositions of each layer, 9 d³ for each
-    whitening, and of each pair of layers, 6 d³ for `cca` and 15 (d / 2)³ for SVCCA and PWCCA; with controls these again
+    whitening, and of each pair of layers, 9 d³ for `cca` and 20 (d / 2)³ for SVCCA and PWCCA; with controls these again
     for each of them, and for each group that a jackknife leaves out.
     """
     parsed, sizes = load.parsed, load.sizes
