@@ -29,7 +29,7 @@ from aligners.studies.folder import ERROR, LOG, RESULT, StudyFolder, locked
 PACKAGES = ("torch", "lightning", "transformers", "numpy")
 LAST, FINISHED = "last.ckpt", "finetuned.json"
 WRONG_OPTIONS = 2  # exit status of jsonargparse
-GOES_ON = (f"run/{LAST}", f"run/{PASSES}", "before")  # what a cell that was interrupted goes on from
+GOES_ON = (f"run/{LAST}", f"run/{PASSES}", "run/part-*", "before")  # what a cell that was interrupted goes on from
 
 
 def run_cell(study: str, number: str) -> str:
@@ -84,7 +84,7 @@ def _run(folder: StudyFolder, cell: dict[str, Any], place: Path) -> dict[str, An
     try:
         run_script(kind.script, words)
     finally:
-        end_run(run)
+        end_run(place)  # also what it went on from
     rows = {} if kind.report is None else json.loads((run / kind.report).read_text(encoding="utf-8"))
     return {
         "cell": cell["id"],
@@ -119,11 +119,11 @@ def _last(run: Path) -> Path | None:
     return run if any(run.glob("part-*")) else None
 
 
-def end_run(run: Path) -> None:
-    """Leave the process as it was, for the next cell."""
+def end_run(folder: Path) -> None:
+    """Leave the process as it was before the runs in a folder, for the next cell."""
     if "wandb" in sys.modules:
         sys.modules["wandb"].finish()
-    release(run)
+    release(folder)
     os.environ.pop(RANKS_SHARE, None)
     gc.collect()
     torch.cuda.empty_cache()  # of a device that was used
@@ -136,7 +136,7 @@ def _tidy(place: Path) -> None:
 
 
 def _states(place: Path) -> list[Path]:
-    return [place / name for name in GOES_ON]
+    return [path for name in GOES_ON for path in place.glob(name)]
 
 
 def _remove_refused(error: str, states: Sequence[Path]) -> None:
