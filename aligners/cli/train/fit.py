@@ -121,7 +121,7 @@ def _sites_at_once(run: Run, trainer: pl.Trainer) -> int | None:
 
 
 def _begun_with(folder: Path) -> int | None:
-    """Sites at a time in a run in parts that was interrupted, however much memory is free now; None: it has no parts."""
+    """Sites at a time in an interrupted run, however much memory is free now; None: it is not in parts."""
     first = folder / "part-1-1" / CONFIG
     return len(yaml.safe_load(first.read_text())["data"]["sites"].split(",")) if first.is_file() else None
 

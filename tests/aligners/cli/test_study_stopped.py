@@ -135,6 +135,26 @@ def test_jobs_outlive_a_study_that_is_killed_and_the_next_one_waits_for_them(
     assert len(cells_here.calls) == 1  # nobody else has begun the other
 
 
+def test_a_job_of_several_cells_whose_time_is_over_ends_with_the_bits_of_cells_on_their_own(
+    world: World, tmp_path: Path, cells_here: Inline
+) -> None:
+    pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
+    options = {"model": {"aligners": MAPS}, "trainer": {"max_epochs": 12}, "data": {"sites": [1]}, **OFTEN}
+    tasks = {name: {"text": {"source": world.fit, "held_out": world.test, "seed": n}} for n, name in enumerate("tu")}
+    file = study_file(world, tmp_path, tasks=tasks, fit={"options": options})
+    begun = Started(tmp_path, "study", "run", file, *LOCAL, around=impatient)
+    folder = tmp_path / "runs" / "small"
+    begun.wait_until(lambda: len([*folder.glob("cells/*/run/last.ckpt")]) > 0 and [*folder.glob("cells/*/result.json")])
+    (job,) = processes_of(b"submitit.core._submit\0" + bytes(folder.resolve()))
+    os.kill(job, signal.SIGUSR2)
+    assert begun.end() == 0, begun.said()
+    assert "was lost" not in begun.said()
+    assert len([*folder.glob("slurm/*_submitted.pkl")]) == 1  # one job, which was queued again
+    study(["run", file, "--folder", str(tmp_path / "whole")])
+    assert [len(numbers) for _, numbers in cells_here.calls] == [1] * 4
+    assert results(folder) == results(tmp_path / "whole")
+
+
 def test_a_fine_tuning_whose_time_is_over_and_that_is_killed_ends_in_the_same_weights(
     world: World, tmp_path: Path
 ) -> None:
