@@ -12,6 +12,7 @@ from jsonargparse import Namespace
 
 from aligners.cli.cells.checks import check_cells, model_sizes, not_injected
 from aligners.cli.cells.costs import Costs, choose_banks, formulas, plan_study
+from aligners.cli.cells.kept import with_kept_rows
 from aligners.cli.cells.options import CellOptions
 from aligners.cli.cells.running import run_cell
 from aligners.cli.endings import goes_on_with
@@ -107,7 +108,7 @@ def _plan_and_run(
     commands, sizes = CellOptions(), model_sizes(study, assume=plan)
     check_cells(expand(study, commands), commands, sizes)
     study, banks = choose_banks(study, commands, sizes)
-    cells = expand(study, commands)
+    cells = with_kept_rows(expand(study, commands), commands)
     for line in not_injected(cells, sizes):
         print(line)
     planned = plan_study(Costs(study, commands, sizes), cells, options.rate, workers)
