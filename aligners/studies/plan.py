@@ -17,6 +17,7 @@ from aligners.models.recipes import EMBEDDED, Recipe, embedded_recipe
 from aligners.reports.screen import SiteTable
 from aligners.similarity.passes.work import SINGULAR
 from aligners.studies.cells import Cell
+from aligners.studies.pace import Pace
 from aligners.studies.spec import Assumed
 
 
@@ -176,12 +177,13 @@ class Plan:
             workers: cells at a time.
             stored: whether states come from a store, which is written once.
         """
-        total, until = (self.stored_flops / self.rate if stored else 0.0), {"": 0.0}
-        for cell, cost in self.costs:
-            alone = self.alone(cost, stored=stored)
-            until[cell.id] = alone + max((until.get(need, 0.0) for need in cell.needs), default=0.0)
-            total += alone
-        return max(total / workers, *until.values())
+        pace = Pace(self.each(stored=stored))
+        once = self.stored_flops / self.rate if stored else 0.0
+        return pace.left((cell for cell, _ in self.costs), workers, once)
+
+    def each(self, *, stored: bool = False) -> dict[str, float]:
+        """Seconds of each cell, by its id; `stored`: with states from a store."""
+        return {cell.id: self.alone(cost, stored=stored) for cell, cost in self.costs}
 
     def words(self) -> list[str]:
         """The plan in sentences."""
