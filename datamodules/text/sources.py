@@ -138,31 +138,30 @@ def _glue(source: TextSource) -> dict[str, Any]:
     return _hub("nyu-mll/glue", source.source, source)
 
 
-def _named(
-    source: TextSource,
-    dataset: str,
-    revision: str | None = None,
-    asked: Sequence[str] = (),
-    choices: Sequence[str] = (),
-) -> dict[str, Any]:
+def _named(source: TextSource, dataset: str, revision: str | None = None, **question: Sequence[str]) -> dict[str, Any]:
     """Open a data set on the Hub that has a name of its own here.
 
     Args:
         source: the user's options.
         dataset: its id on the Hub.
         revision: of the data set, unless the user names one.
-        asked: columns that make up a question with several answers.
-        choices: columns of the answers, or one column of lists of them.
+        question: of questions with several answers, the columns as `_answers` takes them.
     """
     splits = _hub(dataset, source.subset, replace(source, revision=source.revision or revision))
-    if not choices:
+    if not question:
         return splits
-    made = partial(_answers, asked=asked, choices=choices)
+    made = partial(_answers, **question)
     return {name: split.map(made, batched=True, remove_columns=split.column_names) for name, split in splits.items()}
 
 
 def _answers(batch: dict[str, list[Any]], asked: Sequence[str], choices: Sequence[str]) -> dict[str, list[Any]]:
-    """Make a row of each answer to a question; `right` is 1, 0, or -1 where the right answer is hidden."""
+    """Make a row of each answer to a question; `right` is 1, 0, or -1 where the right answer is hidden.
+
+    Args:
+        batch: rows of the data set.
+        asked: columns that make up the question.
+        choices: columns of the answers, or one column of lists of them.
+    """
     questions = [" ".join(parts) for parts in zip(*(batch[name] for name in asked), strict=True)]
     answers = batch[choices[0]] if len(choices) == 1 else zip(*(batch[name] for name in choices), strict=True)
     rows = [
