@@ -65,7 +65,7 @@ def test_the_papers_study_on_tiny_models(world: World, tmp_path: Path, capsys: p
     config["identity"] = {"stages": ["finetuned"]}
     config["data"] |= {"max_length": 60, "sites": [1]}
     config["rate"] = 1e12
-    config["report"] = ["ren_table_2", "ren_table_3", "ren_table_4", "ren_table_5"]
+    config["report"] = ["ren_table_1", "ren_table_2", "ren_table_3", "ren_table_4", "ren_table_5"]
     (tmp_path / "ren.yaml").write_text(yaml.safe_dump(config))
     study(["run", "ren.yaml"])
     folder = tmp_path / "runs" / "ren_small"
@@ -100,7 +100,9 @@ def test_the_papers_study_on_tiny_models(world: World, tmp_path: Path, capsys: p
         *(
             "ren_table_4_tests",
             "ren_figure_3",
+            "ren_figure_3_mse",
             "ren_figure_6",
+            "ren_figure_6_mse",
             "ren_figure_6_attention",
         ),  # three models, pairs of layers
         *("wu_figure_4", "wu_figure_6", "brown_figure_3"),  # other measures
