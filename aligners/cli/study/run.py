@@ -1,10 +1,11 @@
 """The commands that run the cells of a study: `study.py run` and `study.py retry`."""
 
+import os
 import sys
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import yaml
@@ -18,6 +19,8 @@ from aligners.cli.endings import goes_on_with
 from aligners.cli.run import Run, command, options_of
 from aligners.cli.study.folder import collect_and_report, failures, for_folder, status_table
 from aligners.errors import check_known, check_range
+from aligners.rehearsals.notes import REHEARSAL
+from aligners.rehearsals.notes import words as rehearsed
 from aligners.reports.screen import screen
 from aligners.reports.study.registry import CONTENTS
 from aligners.studies.cells import expand
@@ -48,7 +51,12 @@ class Running:
 
 
 @command(
-    None, Study, Running, config="The study file; its name may also be the first word.", usage="STUDY.yaml [options]"
+    None,
+    Study,
+    Running,
+    config="The study file; its name may also be the first word.",
+    usage="STUDY.yaml [options]",
+    flags={"rehearse": "Run it with tiny models, generated texts and few steps, in the folder `rehearsal` of its own."},
 )
 def run(run: Run, folder: Path | None = None, plan: bool = False, changed: bool = False) -> None:
     """Run what is missing of a study: many models, tasks, pairs and maps from one file.
@@ -66,8 +74,33 @@ def run(run: Run, folder: Path | None = None, plan: bool = False, changed: bool 
     """
     options = run.options
     written = yaml.safe_load(run.parser.dump(options, skip_none=False))
-    study = read_study({name: written[name] for name in options_of(Study, options)})
-    _plan_and_run(study, folder or Path("runs") / study.name, options, plan=plan, changed=changed)
+    plain = {name: written[name] for name in options_of(Study, options)}
+    study = read_study(plain)
+    place = folder or Path("runs") / study.name
+    if options.get("rehearse"):
+        _rehearse(written, plain, place / REHEARSAL)
+    _plan_and_run(study, place, options, plan=plan, changed=changed)
+
+
+def _rehearse(options: dict[str, Any], study: dict[str, Any], folder: Path) -> NoReturn:
+    """Become the command that runs the rehearsal of a study.
+
+    Args:
+        options: as plain values.
+        study: those of them that are the study file's.
+        folder: of the rehearsal.
+
+    Raises:
+        ValueError: a command does not take the study's options, or the folder holds something else.
+    """
+    from aligners.rehearsals.rehearsal import environment, prepare
+
+    expand(read_study(study), CellOptions())  # with every option as it is written
+    file = prepare(options, study, folder)
+    print(f"A rehearsal, in {folder}.", flush=True)
+    words = ["run", str(file), "--folder", str(folder)]
+    program = [sys.argv[0]] if sys.argv[0].endswith(".py") else [sys.argv[0], "study"]
+    os.execve(sys.executable, [sys.executable, *program, *words], {**os.environ, **environment(folder)})
 
 
 @for_folder(None, Running)
@@ -142,6 +175,8 @@ def _end(folder: StudyFolder) -> None:
     if failed:
         print(*failed, f"`study.py retry {folder.path}` runs them once more.", sep="\n")
     written = folder.path / "report" / "report.html"
+    for line in rehearsed(folder.path):
+        print(line)
     if written.is_file():
         print(f"Report: {written}")
     if failed:
