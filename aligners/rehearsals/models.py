@@ -9,7 +9,7 @@ from zlib import crc32
 import torch
 import transformers
 from huggingface_hub.file_download import repo_folder_name
-from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import CONFIG_MAPPING, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES, tokenizer_class_from_name
 
 from aligners.models.architectures import FAMILIES
@@ -59,9 +59,10 @@ def about_model(name: str, known: Mapping[str, Mapping[str, Any]]) -> About:
     if begins:
         return About(**known[max(begins, key=len)])
     plain = name.lower().replace("_", "-")
-    family = next((family for family in sorted(FAMILIES, key=len, reverse=True) if family in plain), "bert")
-    kind = type(AutoConfig.for_model(family))
-    model = transformers.MODEL_MAPPING[kind]
+    family = next(
+        (family for family in sorted(FAMILIES, key=len, reverse=True) if family.replace("_", "-") in plain), "bert"
+    )
+    model = transformers.MODEL_MAPPING[CONFIG_MAPPING[family]]
     return About(family, model.__name__, 12, 768, (), f"family {family}, no head, 12 blocks of width 768")
 
 
@@ -92,8 +93,11 @@ def put_model(
             "num_hidden_layers": max(least_layers, about.layers // BLOCKS),
         }
         labels = {"id2label": dict(enumerate(about.labels))} if about.labels else {}
+        kind = CONFIG_MAPPING[about.family]
         given = {name: value for name, value in {**special, **settings}.items() if value is not None}
-        config = AutoConfig.for_model(about.family, **sizes, **given, **labels)
+        config = kind(
+            **{kind.attribute_map.get(name, name): value for name, value in {**sizes, **given}.items()}, **labels
+        )
         save_model(place / "snapshots" / COMMIT, getattr(transformers, about.architecture)(config), tokenizer)
     (place / "refs").mkdir()
     (place / "refs" / "main").write_text(COMMIT)

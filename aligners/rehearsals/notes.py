@@ -6,6 +6,7 @@ from pathlib import Path
 
 REHEARSAL, NOTES = "rehearsal", "rehearsal.json"
 ASSUMED = "assumed:"
+MEANINGLESS = "This was a rehearsal, with tiny models and few texts and steps: none of its numbers is a result."
 
 
 def words(folder: Path) -> list[str]:
@@ -21,7 +22,7 @@ def words(folder: Path) -> list[str]:
     why = json.loads(missing.read_text(encoding="utf-8")) if missing.is_file() else {}
     stood_in = [f"{line['what']} {line['name']}: {line['by']}" for line in notes["stood_in"]]
     return [
-        "This was a rehearsal: no number of it means anything.",
+        MEANINGLESS,
         *_listed("In the place of", [line for line in stood_in if ASSUMED not in line]),
         *_listed("Nothing is known of these; check them by hand", [line for line in stood_in if ASSUMED in line]),
         *_listed("What was cut", notes["cut"]),

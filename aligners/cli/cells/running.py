@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import yaml
 
+from aligners.cli.cells.ranks import run_on_devices
 from aligners.cli.endings import ended_by_signals
 from aligners.cli.folders import RANKS_SHARE, release
 from aligners.cli.table import run_script
@@ -32,7 +33,7 @@ WRONG_OPTIONS = 2  # exit status of jsonargparse
 GOES_ON = (f"run/{LAST}", f"run/{PASSES}", "before")  # what a cell that was interrupted goes on from
 
 
-def run_cell(study: str, number: str) -> str:
+def run_cell(study: str, number: str, devices: int = 1) -> str:
     """Run a cell, unless it is done or another process has it.
 
     Its result is written whole, at the end; its traceback, if it fails. What it prints goes to its log.
@@ -40,6 +41,7 @@ def run_cell(study: str, number: str) -> str:
     Args:
         study: the study's folder.
         number: the cell's id.
+        devices: of the cell: as many processes compute, where its command can be divided and the result is the same.
 
     Returns:
         `done`, `failed`, or `busy`.
@@ -57,7 +59,7 @@ def run_cell(study: str, number: str) -> str:
         before = folder.reached(number)
         try:
             with ended_by_signals(), _logged(place / LOG):
-                result = _run(folder, cell, place)
+                result = _run(folder, cell, place, devices)
         except Exception as error:
             write_text(place / ERROR, traceback.format_exc())
             if isinstance(error, UserError):
@@ -76,13 +78,16 @@ def run_cell(study: str, number: str) -> str:
         return "done"
 
 
-def _run(folder: StudyFolder, cell: dict[str, Any], place: Path) -> dict[str, Any]:
+def _run(folder: StudyFolder, cell: dict[str, Any], place: Path, devices: int) -> dict[str, Any]:
     kind, run = KINDS[cell["kind"]], place / "run"
     words = [kind.command, *_words(cell, place), "--run", str(run)]
     os.environ["WANDB_RUN_GROUP"] = folder.name
     began = time.perf_counter()
     try:
-        run_script(kind.script, words)
+        if devices == 1 or kind.alone or cell["options"].get("sites_at_once"):
+            run_script(kind.script, words)
+        else:
+            run_on_devices(kind.script, words, devices, place / LOG)
     finally:
         end_run(run)
     rows = {} if kind.report is None else json.loads((run / kind.report).read_text(encoding="utf-8"))

@@ -24,7 +24,7 @@ from aligners.rehearsals.notes import words as rehearsed
 from aligners.reports.screen import screen
 from aligners.reports.study.registry import CONTENTS
 from aligners.studies.cells import expand
-from aligners.studies.executors import make_executor, visible_gpus
+from aligners.studies.executors import in_groups, make_executor, visible_gpus
 from aligners.studies.folder import StudyFolder
 from aligners.studies.schedule import Schedule
 from aligners.studies.spec import Study, read_study
@@ -41,12 +41,15 @@ class Running:
         workers: Cells at a time. Default: as many as this machine has GPUs, or 1. Processes share its threads.
         executor_options: Of submitit's AutoExecutor (timeout_min, slurm_partition, gpus_per_node, cluster: local), or
             of a task of Ray (address, num_cpus, num_gpus).
+        cell_devices: GPUs of a cell, or processes where there is no GPU: fits, injections and comparisons are divided
+            among them. Jobs reserve as many GPUs, unless `executor_options` say how many.
         rate: FLOP a second of one worker, for the plan's times. Default: measured on this machine, in about a second.
     """
 
     executor: str = "processes"
     workers: int | None = None
     executor_options: dict[str, Any] = field(default_factory=dict)
+    cell_devices: int = 1
     rate: float | None = None
 
 
@@ -133,7 +136,10 @@ def _plan_and_run(
         ValueError: an option is out of its range, or `report` names an unknown table or figure.
     """
     check_known(CONTENTS, report=study.report)
-    gpus = visible_gpus(torch.cuda.device_count()) if options.executor == "processes" else []
+    devices: int = options.cell_devices
+    check_range(least=1, cell_devices=devices)
+    visible = visible_gpus(torch.cuda.device_count()) if options.executor == "processes" else []
+    gpus = in_groups(visible, devices)
     workers = options.workers or max(1, len(gpus))
     check_range(least=1, workers=workers)
     check_range(above=0, rate=options.rate)
@@ -152,12 +158,13 @@ def _plan_and_run(
     with folder.only_one():
         for line in folder.begin(study, cells, changed=changed):
             print(line)
-        schedule = Schedule(folder, cells, run_cell, partial(print, flush=True))
+        schedule = Schedule(folder, cells, partial(run_cell, devices=devices), partial(print, flush=True))
         schedule.forget()
         print(f"\n{len(cells) - len(schedule.todo)} of {len(cells)} cells are done, in {folder.path}.", flush=True)
         if schedule.todo:
             with goes_on_with(lambda: {}):
-                executor = make_executor(options.executor, workers, gpus, folder.path, dict(options.executor_options))
+                executor_options = dict(options.executor_options)
+                executor = make_executor(options.executor, workers, gpus, folder.path, executor_options, devices)
                 try:
                     schedule.run(executor, workers, again=again)
                 except BaseException:
