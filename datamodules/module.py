@@ -24,7 +24,14 @@ from datamodules.store.stores import Stores, check_store
 from datamodules.text.labels import LabelsOption
 from datamodules.text.loading import load_texts
 from datamodules.text.sources import TextSource
-from datamodules.text.texts import FittedTexts, Texts, words_on_copies, words_on_left_out, words_on_splits
+from datamodules.text.texts import (
+    FittedTexts,
+    Texts,
+    words_on_copies,
+    words_on_filled,
+    words_on_left_out,
+    words_on_splits,
+)
 from datamodules.tokens.splits import Split, TokenisedSplits
 from datamodules.tokens.tokenised import TokenisedTexts
 
@@ -154,7 +161,8 @@ class TextModule(pl.LightningDataModule):
         if self._texts is None:
             self._whole = load_texts(self.text)
             described = self._whole.describe()
-            rank_zero_only(print)(words_on_splits(described), *words_on_copies(described), flush=True)
+            sentences = words_on_splits(described), *words_on_filled(described), *words_on_copies(described)
+            rank_zero_only(print)(*sentences, flush=True)
             self._texts = _warned(self._whole.without(self.frozen_models.fitted_on()))
         return self._texts
 

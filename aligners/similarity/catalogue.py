@@ -8,7 +8,7 @@ from torch import Tensor
 
 from aligners.similarity.functional.attention import attnsim
 from aligners.similarity.functional.canonical import canonical_chance, regression_chance
-from aligners.similarity.functional.cca import Correlations, cca, cca_held_out, r2_cca
+from aligners.similarity.functional.cca import Correlations, SharedMoments
 from aligners.similarity.functional.cka import cka_from_hsic, linear_cka, mean_cka, unbiased_cka
 from aligners.similarity.functional.kernels import rbf_cka, rsa
 from aligners.similarity.functional.regression import mixedsim, mixedsim_held_out, neuronsim, r2, r2_held_out
@@ -55,34 +55,35 @@ def catalogue(share: float = 0.99) -> dict[str, Measure]:
     Args:
         share: of the variance that SVCCA and PWCCA keep.
     """
-    whole, canonical = _on(canonical_chance), _on(partial(canonical_chance, share=share))
-    scaled = _on(partial(canonical_chance, share=share, standardised=True))
-    regression, mixed_held_out = _on(regression_chance), _on(mixedsim_held_out)
+    whole = _on(canonical_chance)
 
-    def shared(
-        name: str, average: Callable[[Correlations], Tensor], standardised: bool = False
-    ) -> Callable[..., Tensor]:
-        return lambda moments, held_out=None: average(moments.correlations(name, share, held_out, standardised))
+    def canonical(shared: SharedMoments, standardised: bool = False) -> Tensor:
+        return canonical_chance(shared.moments, share, standardised, white_x=shared.white_x, white_y=shared.white_y)
 
-    svcca, pwcca = shared("SVCCA", Correlations.mean), shared("PWCCA", Correlations.weighted)
-    svcca_of, pwcca_of = shared("SVCCA", Correlations.mean, True), shared("PWCCA", Correlations.weighted, True)
-    r2_svcca = shared("R² of SVCCA", Correlations.mean_square)
+    scaled = partial(canonical, standardised=True)
+    cca, r2_cca = _shared("CCA", 1.0, Correlations.mean), _shared("R² of CCA", 1.0, Correlations.mean_square)
+    svcca, pwcca = _shared("SVCCA", share, Correlations.mean), _shared("PWCCA", share, Correlations.weighted)
+    svcca_of, pwcca_of = (
+        _shared(name, share, average, standardised=True)
+        for name, average in (("SVCCA", Correlations.mean), ("PWCCA", Correlations.weighted))
+    )
+    r2_svcca = _shared("R² of SVCCA", share, Correlations.mean_square)
     measures = (
         Measure("cka", "moments", _on(linear_cka)),
         Measure("unbiased_cka", "moments", _on(unbiased_cka)),
         Measure("minibatch_cka", "batches", cka_from_hsic),
         Measure("mean_minibatch_cka", "batches", mean_cka),
         Measure("rbf_cka", "rows", lambda sample: rbf_cka(sample.x, sample.y), budget=2000),
-        Measure("cca", "moments", _on(cca), held_out=_on(cca_held_out), chance=whole),
+        Measure("cca", "moments", cca, held_out=cca, chance=whole),
         Measure("svcca", "moments", svcca, held_out=svcca, chance=canonical),
-        Measure("r2_cca", "moments", _on(r2_cca), chance=whole),
+        Measure("r2_cca", "moments", r2_cca, chance=whole),
         Measure("r2_svcca", "moments", r2_svcca, chance=canonical),
         Measure("pwcca", "moments", pwcca, symmetric=False, held_out=pwcca, chance=canonical),
         Measure("svcca_standardised", "moments", svcca_of, held_out=svcca_of, chance=scaled),
         Measure("pwcca_standardised", "moments", pwcca_of, False, held_out=pwcca_of, chance=scaled),
-        Measure("r2", "moments", _on(r2), symmetric=False, held_out=_on(r2_held_out), chance=regression),
+        _regression("r2", r2, r2_held_out),
         Measure("neuronsim", "moments", _on(neuronsim), symmetric=False),
-        Measure("mixedsim", "moments", _on(mixedsim), symmetric=False, held_out=mixed_held_out, chance=regression),
+        _regression("mixedsim", mixedsim, mixedsim_held_out),
         Measure("rsa", "rows", lambda sample: rsa(sample.x, sample.y), budget=5000),
         *(
             Measure(f"attnsim_{kind}", "heads", partial(attnsim, kind=kind), symmetric=False)
@@ -98,8 +99,29 @@ def catalogue(share: float = 0.99) -> dict[str, Measure]:
 
 
 def _on(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A measure that shares nothing with others: a formula of the moments, or of fitted and held-out ones."""
-    return lambda *contents: formula(*(content.moments for content in contents))
+    """A measure that shares nothing with others: a formula of the moments."""
+    return lambda shared: formula(shared.moments)
+
+
+def _shared(
+    name: str, share: float, average: Callable[[Correlations], Tensor], standardised: bool = False
+) -> Callable[..., Tensor]:
+    """An average of canonical correlations, which measures share."""
+    options = {"standardised": standardised, "weighted": average == Correlations.weighted}
+
+    def compute(shared: SharedMoments, held_out: SharedMoments | None = None) -> Tensor:
+        return average(shared.correlations(name, share, held_out, **options))
+
+    return compute
+
+
+def _regression(name: str, formula: Callable[..., Tensor], held_out: Callable[..., Tensor]) -> Measure:
+    """A regression on all of Y, whose whitening measures share."""
+
+    def on(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return lambda *contents: formula(*(each.moments for each in contents), white_y=contents[0].white_y)
+
+    return Measure(name, "moments", on(formula), symmetric=False, held_out=on(held_out), chance=_on(regression_chance))
 
 
 # say what `cca`, `svcca` and `pwcca` say, as Ren et al. and the code released with Wu et al. define them

@@ -123,10 +123,13 @@ def load_texts(source: TextSource) -> Texts:
     members = {name: [row for row in free if split_of(keys[0][row], shares) == name] for name in shares}
     if official:
         members["test"] = once[1]
-    chosen = {}
+    chosen, first = {}, origin.pop("filled", None)
     for name, rows in members.items():
         place = int(official and name == "test")
-        rows = _some(name, rows, keys[place], source, held if not place else set())
+        further = first if place and first is not None else len(keys[place])
+        rows = _some(name, rows, keys[place], source, held if not place else set(), further)
+        if further < len(keys[place]):
+            origin["filled"] = {"from": source.fill_from, "texts": sum(row >= further for row in rows)}
         chosen[name] = _normalised(tables[place].select(rows), columns, labels)
     origin |= {
         **({"annotated": [table.info.description for table in tables]} if ANNOTATION in tables[0].column_names else {}),
@@ -149,11 +152,17 @@ def _read(source: TextSource) -> tuple[list[Dataset], list[str], str | None, dic
         The rows that are divided and, where there is an official held-out split, its rows; the columns of the text, one
         or two, and of the labels, if there are any; and what a report says of all this.
     """
+    from datasets import concatenate_datasets
+
     known = known_source(source)
-    splits, held_out = known.open(source), source.held_out or known.held_out
+    splits, held_out = known.open(source), source.official
     tables = [fitting_split(splits, source)]
     if held_out is not None:
         tables.append(held_out_split(splits, held_out, source))
+    filled = {}
+    if source.fill_from is not None and held_out is not None and len(tables[1]) < (source.most("test") or 0):
+        filled = {"filled": len(tables[1])}
+        tables[1] = concatenate_datasets([tables[1], held_out_split(splits, source.fill_from, source)])
     begun = tables
     if source.streaming:
         begun = [_table(list(islice(_streamed(stream, source), PEEKED)), stream) for stream in tables]
@@ -174,6 +183,7 @@ def _read(source: TextSource) -> tuple[list[Dataset], list[str], str | None, dic
         "seed": source.seed,
         "validation_share": source.validation_share,
         **({"test_share": source.test_share} if drawn else {}),
+        **filled,
     }
     if source.streaming:
         for beginning in begun:
@@ -203,8 +213,8 @@ def _read_streams(
     return [first, *held], count
 
 
-def _some(name: str, rows: list[int], keys: list[int], source: TextSource, held: set[int]) -> list[int]:
-    """Keep as many rows of a split as are wanted, chosen by their keys.
+def _some(name: str, rows: list[int], keys: list[int], source: TextSource, held: set[int], further: int) -> list[int]:
+    """Keep as many rows of a split as are wanted, chosen by their keys; those from `further` on where others are few.
 
     Raises:
         ValueError: there is none, though some are wanted.
@@ -218,7 +228,7 @@ def _some(name: str, rows: list[int], keys: list[int], source: TextSource, held:
             "texts too."
         )
     most = source.most(name)
-    return rows if most is None else sorted(sorted(rows, key=keys.__getitem__)[:most])
+    return rows if most is None else sorted(sorted(rows, key=lambda row: (row >= further, keys[row]))[:most])
 
 
 def _text_columns(table: Dataset, label: str | None, source: TextSource) -> list[str]:

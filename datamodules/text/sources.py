@@ -46,6 +46,9 @@ class TextSource:
             or pearson for numbers.
         held_out: name of the official split, or a local file, that serves as the test texts. GLUE tasks have
             theirs. Without one, the test texts are drawn by `test_share`.
+        fill_from: name of a further split, or a local file, that gives the test texts which the official held-out split
+            lacks for `max_held_out`. Those of GLUE's `test` have no labels: they are for measures that need none. It
+            counts for nothing where the official split has enough, where there is none, or without `max_held_out`.
         validation_share: share of the texts on which training is watched, and by which its best step is chosen; 0 where
             nothing is fitted. They are neither fitted on nor held out.
         test_share: share of the texts that is held out for evaluation where there is no official split.
@@ -68,6 +71,7 @@ class TextSource:
     label_column: str | None = None
     score: Score | None = None
     held_out: str | None = None
+    fill_from: str | None = None
     validation_share: float = 0.05
     test_share: float = 0.2
     max_texts: int | None = None
@@ -81,6 +85,11 @@ class TextSource:
         limits = (self.max_texts, None if split == "fit" else self.max_held_out)
         return min((limit for limit in limits if limit is not None), default=None)
 
+    @property
+    def official(self) -> str | None:
+        """The official held-out split, or a local file; None: there is none."""
+        return self.held_out or known_source(self).held_out
+
     def __post_init__(self) -> None:
         check_range(least=0, validation_share=self.validation_share)
         check_range(above=0, test_share=self.test_share)
@@ -92,6 +101,8 @@ class TextSource:
         check_range(least=-(2**63), below=2**63, seed=self.seed)
         check_known(get_args(Score), score=self.score)
         check_range(least=1, max_texts=self.max_texts, max_held_out=self.max_held_out)
+        if self.fill_from is not None and self.streaming:
+            raise UserError(f"`fill_from` {self.fill_from!r} is not for `streaming`. Leave one of them out.")
         if self.streaming and self.max_texts is None:
             raise UserError(
                 "`streaming` reads only as many texts as are asked for, but `max_texts` is not set. Set it to the "
@@ -108,11 +119,16 @@ class TextSource:
             )
 
 
+def is_local(source: str) -> bool:
+    """Whether a source without a name of its own is a file or a folder, and not on the Hub."""
+    path = Path(source).expanduser()
+    return path.exists() or path.suffix in ENDINGS or source.startswith((".", "/", "~"))
+
+
 def _elsewhere(source: TextSource) -> dict[str, Any]:
     """Open a file, a folder, or a data set on the Hub."""
-    path = Path(source.source).expanduser()
-    if path.exists() or path.suffix in ENDINGS or source.source.startswith((".", "/", "~")):
-        return _local(path, source.streaming)
+    if is_local(source.source):
+        return _local(Path(source.source).expanduser(), source.streaming)
     return _hub(source.source, source.subset, source)
 
 

@@ -117,6 +117,21 @@ def words_on_left_out(described: Mapping[str, Any]) -> list[str]:
     return [f"{dropped} of {before} held-out texts of {described['source']!r} were dropped: {reasons}."]
 
 
+def words_on_filled(described: Mapping[str, Any]) -> list[str]:
+    """Say in a sentence which held-out texts are of a further split; nothing where none is.
+
+    Args:
+        described: what `Texts.describe` returned.
+    """
+    filled = described.get("filled")
+    if filled is None:
+        return []
+    return [
+        f"{filled['texts']:,} of {described['n_texts']['test']:,} held-out texts of {described['source']!r} are of "
+        f"{filled['from']!r} (`text.fill_from`), as the official held-out split has too few."
+    ]
+
+
 def _texts(table: Dataset) -> Iterator[tuple[str, ...]]:
     return zip(*(table[name][:] for name in ("text", "text_pair") if name in table.column_names), strict=True)
 

@@ -2,80 +2,31 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import combinations
-from typing import Any
+from dataclasses import replace
 
 import torch
-from jsonargparse import Namespace
 
+from aligners.cli.cells.loads import FLOAT, Load, Training
 from aligners.cli.cells.options import CellOptions
 from aligners.files.room import in_words
 from aligners.fitting.parts import bytes_a_site, pairs_within
 from aligners.probing.trees import USUAL_RANK
 from aligners.similarity.catalogue import catalogue
+from aligners.similarity.evaluation import GROUPS
+from aligners.similarity.passes.sums import Shape
+from aligners.similarity.passes.work import DOUBLE, comparison_work
 from aligners.studies.cells import Cell, expand
-from aligners.studies.plan import ESTIMATES, Cost, Plan, Size, measured_rate
+from aligners.studies.plan import CALL, ESTIMATES, SOLVING, START, Cost, Plan, Size, measured_rates
+from aligners.studies.sizes import TextSizes, text_sizes
 from aligners.studies.spec import Study
 from datamodules.rows.policies import most_rows
 from datamodules.rows.sites import parse_layers, parse_sites
+from datamodules.text.sources import TextSource
 
 FLOOR_METHODS = 3  # mean, identity, random_embedding
-DECOMPOSED = 30.0  # × d³: FLOP of a singular value decomposition and what goes with it
-CONTROLS = 5  # times the products of a comparison alone
-FLOAT, DOUBLE = 4, 8
-
-
-@dataclass(frozen=True)
-class Load:
-    """What a cell computes, and on what.
-
-    Attributes:
-        study: to which it belongs.
-        parsed: its options as plain values.
-        made: the same options, instantiated.
-        sizes: of its models.
-        pairs: number of pairs of them.
-        texts: to fit on.
-        held_out: texts that are held out.
-    """
-
-    study: Study
-    parsed: Namespace
-    made: Namespace
-    sizes: list[Size]
-    pairs: int
-    texts: int
-    held_out: int
-
-    @property
-    def tokens(self) -> int:
-        """Mean length of a text."""
-        return self.study.assume.tokens
-
-    @property
-    def memory(self) -> int:
-        """Bytes of the models."""
-        return FLOAT * sum(size.weights for size in self.sizes)
-
-    def reading(self, texts: float, sizes: Sequence[Size] | None = None) -> float:
-        """FLOP with which models, by default all, read so many texts."""
-        return sum(size.reading(texts * self.tokens) for size in sizes or self.sizes)
-
-    def rows(self, texts: int) -> int:
-        """Rows of so many texts."""
-        return most_rows(self.parsed.data.get("rows") or "tokens", texts, self.tokens)
-
-    def trained(self, read: int, step: int) -> float:
-        """Rows that a fit trains on, of so many in all texts and in a step."""
-        trainer: Any = self.parsed.trainer
-        limit = trainer.limit_train_batches
-        epoch = read if limit is None else min(read, limit * step) if isinstance(limit, int) else limit * read
-        if trainer.max_epochs not in (None, -1):
-            return float(trainer.max_epochs * epoch)
-        if trainer.max_steps not in (None, -1):
-            return float(trainer.max_steps * step)
-        return float(min(self.parsed.model.rows, self.parsed.model.most_steps * step))
+COPIES = 3  # of a trained weight in a checkpoint, besides itself: Adam's two averages and the best so far
+DECOMPOSED = 30.0  # × d³: FLOP of the decompositions of a closed form
+MOMENT = 8  # bytes
 
 
 class Costs:
@@ -89,43 +40,43 @@ class Costs:
 
     def __init__(self, study: Study, options: CellOptions, sizes: Mapping[str, Size]) -> None:
         self.study, self.options, self.sizes = study, options, sizes
-        self._known: dict[object, Cost] = {}
+        self._known: dict[object, tuple[TextSizes, Cost]] = {}
 
     def of(self, cell: Cell) -> Cost:
         """The cost of a cell: the same for all of its kind and task with models of the same sizes."""
+        return self._of(cell)[1] if cell.kind in COSTS else Cost()
+
+    def _of(self, cell: Cell) -> tuple[TextSizes, Cost]:
         key = (cell.kind, cell.task, *self.size(cell), cell.pairs)
         if key not in self._known:
-            self._known[key] = COSTS[cell.kind](self.load(cell)) if cell.kind in COSTS else Cost()
+            load = self.load(cell)
+            self._known[key] = load.split, COSTS[cell.kind](load)
         return self._known[key]
 
     def size(self, cell: Cell) -> list[Size]:
         """The sizes of a cell's models."""
         return [self.sizes[model.name.split("#")[0]] for model in cell.models]
 
-    def texts(self, cell: Cell) -> tuple[int, int]:
-        """Fitting and held-out texts of a cell's task."""
-        text = self._data(cell).get("text", {})
-        most, held_out = text.get("max_texts"), text.get("max_held_out")
-        fitting = most or self.study.assume.texts
-        return fitting, min(limit for limit in (held_out or self.study.assume.held_out, most) if limit)
+    def texts(self, cell: Cell) -> TextSizes:
+        """Texts of a cell, whose kind has a formula."""
+        return self._of(cell)[0]
 
     def load(self, cell: Cell) -> Load:
         """What a cell computes; the data options of an `inject` are those of what it injects."""
-        parsed, built = self.options.of(cell, self._data(cell) if cell.kind == "inject" else {})
-        return Load(self.study, parsed, built, self.size(cell), cell.pairs, *self.texts(cell))
-
-    def _data(self, cell: Cell) -> dict[str, Any]:
-        return {**self.study.data, **self.study.tasks.get(cell.task or "", {})}
+        of_task = {**self.study.data, **self.study.tasks.get(cell.task or "", {})}
+        parsed, built = self.options.of(cell, of_task if cell.kind == "inject" else {})
+        split = text_sizes(TextSource(**parsed.data.text.as_dict()), self.study.assume)
+        return Load(self.study, parsed, built, self.size(cell), cell.pairs, split)
 
 
 # ---------------------------------------------------------------------- kinds of cells
 
 
 def _fit(load: Load) -> Cost:
-    """All models read the texts once for moments, then for every row trained on.
+    """All models read the texts once for moments, then for every row trained on, and in every validation.
 
-    6 FLOP for each trained weight, row and site, 12 where both directions are trained; 30 d³ for each closed form and
-    site. With `sites_at_once` every part reads the texts.
+    6 FLOP for each trained weight, row and site, 12 where both directions are trained, a third of it in validations;
+    30 d³ of decompositions for each closed form and site. With `sites_at_once` every part reads the texts.
     """
     x, y = (load.sizes * 2)[:2]
     data = load.parsed.data
@@ -136,21 +87,27 @@ def _fit(load: Load) -> Cost:
     }
     weights = sum(count * (2 if aligner.both_ways else 1) for aligner, count in trainable.items())
     closed = sum(aligner.closed_form for aligner in maps)
-    moments = DOUBLE * (x.width**2 + y.width**2 + x.width * y.width)
+    products = x.width**2 + y.width**2 + x.width * y.width
+    moments = MOMENT * products
     stored = moments + sum(value.nbytes for aligner in maps for value in aligner.state_dict().values())
-    trained = load.trained(read, step)
-    passes = 1 + (trained / read if weights else 0.0)
+    training = load.trained(read, step) if weights else Training(0.0, 0.0, 0.0)
+    watched = 2 * load.validated(training, 1)  # and as many fitting texts
+    passes = 1 + training.rows / read + watched / load.texts
     places = len(parse_sites(data.get("sites", "all"), x.layers, y.layers)) * load.pairs
     places *= len(data.get("strengths", [0])) * data.get("targets", 1) * (1 + (data.get("direction") == "both"))
     at_once = min(places, getattr(load.parsed, "sites_at_once", None) or places)  # each part reads the texts
     passes *= math.ceil(places / at_once)
     reading = passes * load.reading(load.texts)
+    on_maps = 6.0 * weights * (training.rows + load.rows(1) * watched / 3)
     return Cost(
         passes=len(load.sizes) * passes,
-        flops=reading + places * (6.0 * weights * trained + closed * _decomposed(x, y)),
+        flops=reading + places * (on_maps + DOUBLE * 2.0 * read * products),
+        solved=places * closed * DECOMPOSED * max(x.width, y.width) ** 3,
+        calls=passes * load.calls(load.texts),
         reading=reading,
         disk=0.0 if load.study.keep == "results" else places * stored,
         memory=load.memory + at_once * bytes_a_site(load.made.model, x.width, y.width, step),
+        **load.saving(training, at_once * (stored + COPIES * FLOAT * sum(trainable.values()))),
     )
 
 
@@ -158,8 +115,9 @@ def _attention(load: Load) -> Cost:
     """Reading alone, as of a fit: maps between a dozen heads cost next to nothing."""
     data = load.parsed.data
     a_text = load.tokens ** (1 if data.queries == "mean" else 2) * data.share
-    trained = load.trained(round(load.texts * a_text), round(load.parsed.data.batch_size * a_text))
-    passes = 1 + trained / (load.texts * a_text) + load.held_out / load.texts
+    training = load.trained(load.texts * a_text, data.batch_size * a_text)
+    watched = 2 * load.validated(training, 1)
+    passes = 1 + training.epochs + (watched + load.held_out) / load.texts
     return Cost(2 * passes, passes * load.reading(load.texts), memory=load.memory)
 
 
@@ -173,28 +131,39 @@ def _inject(load: Load) -> Cost:
     tails = load.reading(load.held_out, targets) * methods * sites / 2
     times = 2 if load.parsed.fitting_errors else 1  # as many fitting texts as are held out
     fronts = times * load.reading(load.held_out)
-    return Cost(passes=2 * times, flops=fronts + tails, reading=fronts, memory=load.memory)
+    calls = times * load.calls(load.held_out) + load.calls(load.held_out, targets) * methods * sites / 2
+    return Cost(passes=2 * times, flops=fronts + tails, calls=calls, reading=fronts, memory=load.memory)
 
 
 def _similarity(load: Load) -> Cost:
-    """Each model reads the held-out texts; 2 × d_x × d_y FLOP a row, pair of models and pair of layers.
+    """Each model reads the held-out texts, with controls also the fitting texts, and so does its untrained twin.
 
-    30 d³ for each fitted measure and pair of layers; with controls its untrained twin reads them too, each reads the
-    fitting texts, and there are five times the products.
+    4 × d_x × d_y FLOP a row, pair of models and pair of layers, in float64. Decompositions of each layer, 9 d³ for each
+    whitening, and of each pair of layers, 9 d³ for `cca` and 20 (d / 2)³ for SVCCA and PWCCA; with controls these again
+    for each of them, and for each group that a jackknife leaves out.
     """
     parsed, sizes = load.parsed, load.sizes
     depths = [len(parse_layers(parsed.data.layers, size.layers)) for size in sizes]
     layers = [depth * size.width for depth, size in zip(depths, sizes, strict=True)]
     products = sum(a * b for i, a in enumerate(layers) for b in layers[i:])
     names = {parsed.measures} if isinstance(parsed.measures, str) else set(parsed.measures)
-    fitted = sum(measure.chance is not None for measure in catalogue().values() if {measure.name, "all"} & names)
-    pairs = combinations(range(len(sizes)), 2)
-    solved = fitted * sum(depths[i] * depths[j] * _decomposed(sizes[i], sizes[j]) for i, j in pairs)
-    times, read = (CONTROLS, 2 * load.held_out + load.texts) if parsed.controls else (1, load.held_out)
-    reading, sums = load.reading(read), DOUBLE * products
+    computed, solved = comparison_work(
+        [measure for measure in catalogue().values() if {measure.name, "all"} & names],
+        [Shape(depth, size.width) for depth, size in zip(depths, sizes, strict=True)],
+        load.rows(load.held_out),
+        load.rows(parsed.data.batch_size),
+        parsed.controls,
+        parsed.groups or GROUPS,
+        parsed.permutations,
+    )
+    sums = MOMENT * products
+    read = 2 * load.held_out + load.texts if parsed.controls else load.held_out
+    reading = load.reading(read)
     return Cost(
         passes=len(sizes) * (3 if parsed.controls else 1),
-        flops=reading + times * (2.0 * load.rows(load.held_out) * products + solved),
+        flops=reading + computed,
+        solved=solved,
+        calls=load.calls(read),
         reading=reading,
         memory=sums if parsed.memory is None else min(sums, parsed.memory * 1e9),
     )
@@ -234,16 +203,17 @@ def _identity(load: Load) -> Cost:
 
 
 def _finetune(load: Load) -> Cost:
-    """3 passes an epoch, and one over the held-out texts."""
-    trainer, variants = load.parsed.trainer, len(load.parsed.variants)
-    epochs = trainer.max_epochs or 1
-    if epochs < 0:
-        epochs = trainer.max_steps * load.parsed.data.batch_size / load.texts
+    """Three times a pass in every epoch, one over the validation texts, and at the end one over the held-out texts."""
+    variants = len(load.parsed.variants)
+    training = load.trained(load.texts, load.parsed.data.batch_size)
+    watched = load.validated(training) + load.held_out
     return Cost(
-        passes=variants * (epochs + 1),
-        flops=variants * (3 * epochs * load.reading(load.texts) + load.reading(load.held_out)),
+        passes=variants * (training.epochs + watched / load.texts),
+        flops=variants * load.reading(3 * training.rows + watched),
+        calls=variants * load.calls(3 * training.rows + watched),
         disk=variants * load.memory,
         memory=4 * load.memory,  # weights, gradients, two moments
+        **load.saving(training, 3 * load.memory),
     )
 
 
@@ -267,12 +237,8 @@ def formulas() -> str:
     kinds: dict[str, list[str]] = {}
     for kind, cost in COSTS.items():
         kinds.setdefault(" ".join((cost.__doc__ or "").split()), []).append(kind)
-    return ESTIMATES.format(kinds="\n".join(f"{', '.join(names)}: {formula}" for formula, names in kinds.items()))
-
-
-def _decomposed(x: Size, y: Size) -> float:
-    """FLOP of what is solved between two widths."""
-    return DECOMPOSED * max(x.width, y.width) ** 3
+    lines = (f"{', '.join(names)}: {formula}" for formula, names in kinds.items())
+    return ESTIMATES.format(kinds="\n".join(lines), start=START, call=CALL, solving=SOLVING)
 
 
 # ---------------------------------------------------------------------- the whole study
@@ -289,28 +255,34 @@ def plan_study(costs: Costs, cells: Sequence[Cell], rate: float | None, workers:
     """
     assume, unknown = costs.study.assume, [name for name, size in costs.sizes.items() if not size.known]
     rated = "`--rate`"
+    solving = SOLVING
     if rate is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         width = max(size.width for size in costs.sizes.values())
-        rate, rated = measured_rate(width, assume.tokens, workers, device), f"measured here, {device}; `--rate`"
-    notes = [f"Texts without a limit in the study file are taken to be {assume.texts:,} to fit on and "
-            f"{assume.held_out:,} held out; a text has {assume.tokens} tokens (`assume`)."]  # fmt: skip
+        rate, solving = measured_rates(width, assume.tokens, workers, device)
+        rated = f"measured here, {device}; `--rate`"
+    notes = [f"A text has {assume.tokens} tokens (`assume`)."]
     if unknown:
         notes.append(
             f"{len(unknown)} of {len(costs.sizes)} models cannot be reached and are taken to have {assume.layers} "
             f"blocks of width {assume.width} (`assume`)."
         )
     estimates = [(cell, costs.of(cell)) for cell in cells]
+    reading = [(cell, costs.texts(cell)) for cell, cost in estimates if cost.reading]  # not attention: it is not stored
+    if guessed := sorted({str(cell.task) for cell, texts in reading if not texts.known}):
+        notes.append(
+            f"Nothing says how many texts {', '.join(guessed)} have: {assume.texts:,} to fit on and "
+            f"{assume.held_out:,} held out are assumed (`assume`), as far as the study file sets no lower limit."
+        )
     read = {
-        (model.path, cell.task): (size, sum(costs.texts(cell)) * assume.tokens)
-        for cell, cost in estimates
-        if cost.reading  # of states: attention weights are not stored
+        (model.path, cell.task): (size, (texts.fit + texts.test) * assume.tokens)
+        for cell, texts in reading
         for model, size in zip(cell.models, costs.size(cell), strict=True)
     }
     store = sum(FLOAT * (size.layers + 1) * size.width * tokens for size, tokens in read.values())
     once = sum(size.reading(tokens) for size, tokens in read.values())
     passes = 2 * len(read) + sum(cost.passes for _, cost in estimates if not cost.reading)
-    return Plan(estimates, rate, workers, float(store), round(passes), once, notes, rated)
+    return Plan(estimates, rate, solving, workers, float(store), round(passes), once, notes, rated)
 
 
 def choose_banks(study: Study, options: CellOptions, sizes: Mapping[str, Size]) -> tuple[Study, list[str]]:

@@ -25,7 +25,12 @@ LINES: dict[str, drawing.Look] = drawing.LOOKS["similarity"]
 
 
 def report(
-    meta: Row, rows: Sequence[Row], layers: Sequence[Row], distances: Sequence[Row], each_pair: bool | None = None
+    meta: Row,
+    rows: Sequence[Row],
+    layers: Sequence[Row],
+    distances: Sequence[Row],
+    missing: Sequence[Row] = (),
+    each_pair: bool | None = None,
 ) -> Report:
     """Make the report from rows, and from figures of layers and of whole models.
 
@@ -34,14 +39,16 @@ def report(
         rows: one for each pair of models, layer pair, measure, direction and kind of features.
         layers: one for each layer of each model: nuclear norm, localization score.
         distances: one for each pair of models of one depth.
+        missing: one for each figure of a measure and a pair of models that could not be computed, and why.
         each_pair: whether each pair of models has figures and a table of its own; default: up to a dozen pairs.
     """
     shown = with_short_names(rows)
     several = len(_different(shown))
     alone = several <= MOST_PAIRS if each_pair is None else each_pair
-    tables, figures = {"layers": layers, "distances": distances}, _figures(shown, alone)
+    tables = {"layers": layers, "distances": distances} | ({"missing": missing} if missing else {})
+    figures = _figures(shown, alone)
     screen = [_table(_raw(panel)) for panel in _different(shown)] if alone else []
-    findings = sentences("similarity", alone=alone, several=several, distances=with_short_names(distances))
+    findings = sentences("similarity", alone=alone, several=several, distances=with_short_names(distances), meta=meta)
     return Report("similarity", meta, rows, tables, figures=figures, screen=screen, sentences=findings)
 
 

@@ -31,6 +31,25 @@ class Whitening(NamedTuple):
         return type(self)(self.weight[some], self.rank[some])
 
 
+class Whitenings:
+    """The whitenings of the layers of one model, each computed once for all measures and all models beside it.
+
+    Args:
+        scatter: of each layer, (L, d, d).
+    """
+
+    def __init__(self, scatter: Tensor) -> None:
+        self._scatter = scatter
+        self._known: dict[tuple[float, bool], Whitening] = {}
+
+    def of(self, share: float = 1.0, standardised: bool = False) -> Whitening:
+        """`whitening` with these options."""
+        key = share, standardised
+        if key not in self._known:
+            self._known[key] = whitening(self._scatter, share=share, standardised=standardised)
+        return self._known[key]
+
+
 class Canonical(NamedTuple):
     """Canonical correlations and directions of centred rows X and Y (Hotelling 1936).
 
@@ -157,7 +176,14 @@ def regression_chance(moments: GridMoments) -> Tensor:
     return _share(moments, moments.yy.shape[-1])
 
 
-def canonical_chance(moments: GridMoments, share: float = 1.0, standardised: bool = False) -> Tensor:
+def canonical_chance(
+    moments: GridMoments,
+    share: float = 1.0,
+    standardised: bool = False,
+    *,
+    white_x: Whitenings | None = None,
+    white_y: Whitenings | None = None,
+) -> Tensor:
     """Mean ρ² of the canonical correlations of independent X and Y: max(k_x, k_y) / (n − 1), at most 1, (L_x, L_y).
 
     The ρ² add up to tr(P_X P_Y), whose mean is k_x k_y / (n − 1) by the same argument, over min(k_x, k_y) of them. Mean
@@ -167,10 +193,13 @@ def canonical_chance(moments: GridMoments, share: float = 1.0, standardised: boo
         moments: of the rows.
         share: of the variance that the k_x and k_y directions carry; 1: all features.
         standardised: as in `whitening`.
+        white_x: whitenings of X's layers, if they are known.
+        white_y: of Y's.
     """
     if share == 1:
         return _share(moments, max(moments.xx.shape[-1], moments.yy.shape[-1]))
-    kept_x, kept_y = (whitening(xx, share=share, standardised=standardised).rank for xx in (moments.xx, moments.yy))
+    kept_x = (white_x or Whitenings(moments.xx)).of(share, standardised).rank
+    kept_y = (white_y or Whitenings(moments.yy)).of(share, standardised).rank
     return _share(moments, kept_x[:, None].maximum(kept_y))
 
 

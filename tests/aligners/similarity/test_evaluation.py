@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from aligners.reports.finished import make_report
 from aligners.similarity.algebra.grid import grid_moments
 from aligners.similarity.catalogue import DEFAULT
 from aligners.similarity.controls import jackknife_interval, matching_layers, permuted_rows
@@ -199,6 +200,11 @@ def test_what_is_refused_costs_no_other_measure(world: World, models: list[str])
     assert {row["measure"] for row in few.rows} == {"cka"}
     (reason,) = few.refusals.values()
     assert "rows" in reason
+    (missing,) = few.report_tables["missing"]
+    about = {"model_x": models[0], "model_y": models[1], "measure": "cca", "figure": "value"}
+    assert missing == {**about, "why": reason}
+    report = make_report("similarity", few.meta, few.rows, **few.report_tables)
+    assert [reason in sentence for sentence in report.sentences].count(True) == 1
     with pytest.raises(ValueError, match=r"No measure could be computed.*rows"):
         quiet_trainer(limit_test_batches=1).test(SimilarityEvaluation(["cca"]), datamodule=data, verbose=False)
 

@@ -1,7 +1,10 @@
 """CCA, SVCCA, PWCCA, regression and neurons: measures from moments beside their definitions, and on held-out rows."""
 
+import math
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -246,6 +249,33 @@ def test_what_is_remembered_is_what_is_computed_alone() -> None:
                 for one, other in ((start, tested), (start.swap(), tested.swap())):
                     alone = SharedMoments(one.moments).correlations("PWCCA", SHARE, SharedMoments(other.moments))
                     close(one.correlations("PWCCA", SHARE, other).weighted(), alone.weighted(), 1e-12)
+
+
+@pytest.fixture
+def decomposed(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How many matrices each decomposition was called with."""
+    counts: Counter[str] = Counter()
+
+    def counted(name: str, decompose: Callable[..., Any], matrix: Tensor, **options: Any) -> Any:
+        counts[name] += math.prod(matrix.shape[:-2])
+        return decompose(matrix, **options)
+
+    for name in ("eigh", "svd", "svdvals"):
+        monkeypatch.setattr(torch.linalg, name, partial(counted, name, getattr(torch.linalg, name)))
+    return counts
+
+
+def test_measures_share_what_they_decompose(decomposed: Counter[str]) -> None:
+    first, second = (SharedMoments(grid_moments(*paired(60, seed=seed))) for seed in (0, 1))
+    names = sorted(FUNCTIONS, key=lambda name: catalogue(SHARE)[name].symmetric)  # as a pass computes them
+    for name in names:
+        evaluate(catalogue(SHARE)[name], first)
+    # 3 + 2 layers, of all features and of components, standardised or not; 3 x 2 pairs for CCA, and for SVCCA with PWCCA
+    assert decomposed == {"eigh": 3 * 5, "svdvals": 6, "svd": 2 * 6}
+    for name in names:
+        if (measure := catalogue(SHARE)[name]).held_out is not None:
+            evaluate(measure._replace(compute=measure.held_out), first, second)
+    assert decomposed == {"eigh": 3 * 5, "svdvals": 6, "svd": 5 * 6}
 
 
 def test_each_measure_is_refused_by_its_own_name() -> None:

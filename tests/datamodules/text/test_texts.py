@@ -102,6 +102,36 @@ def test_texts_of_an_official_split_leave_the_others_unless_it_is_kept_whole(tmp
     assert kept in make_report("similarity", {"text": whole.describe()}, [], layers=[], distances=[]).sentences
 
 
+def test_a_further_split_gives_the_held_out_texts_that_the_official_one_lacks(tmp_path: Path) -> None:
+    every = sentences(200)
+    for name, (part, label) in {
+        "train": (every[:100], 1),
+        "dev": (every[90:110], 0),
+        "test": (every[110:], -1),
+    }.items():
+        write(tmp_path / f"{name}.csv", text=part, label=[label] * len(part))
+    source = TextSource(str(tmp_path), held_out="dev", max_held_out=50)
+    few, filled = load_texts(source), load_texts(replace(source, fill_from="test"))
+    assert texts_of(few)["test"] == every[90:110] == texts_of(filled)["test"][:20]
+    assert len(filled.test) == 50
+    assert set(texts_of(filled)["test"][20:]) < set(every[110:])
+    assert set(filled.test["label"][20:]) == {-1}
+    assert texts_of(filled)["fit"] == texts_of(few)["fit"]
+    words = (
+        f"30 of 50 held-out texts of {str(tmp_path)!r} are of 'test' (`text.fill_from`), as the official held-out split"
+    )
+    report = make_report("similarity", {"text": filled.describe()}, [], layers=[], distances=[])
+    assert [sentence.startswith(words) for sentence in report.sentences].count(True) == 1
+    enough = load_texts(replace(source, max_held_out=20, fill_from="nothing of this name"))
+    assert texts_of(enough)["test"] == every[90:110]
+    for none in ({"max_held_out": None}, {"held_out": None}):  # nothing is lacking
+        assert texts_of(load_texts(replace(source, fill_from="test", **none))) == texts_of(
+            load_texts(replace(source, **none))
+        )
+    with pytest.raises(ValueError, match="`fill_from` 'test' is not for `streaming`"):
+        replace(source, fill_from="test", max_texts=10, streaming=True)
+
+
 def test_plain_text_is_a_text_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     lines = [f"{text}, é" for text in sentences(100)]
     (tmp_path / "films.txt").write_bytes("\r\n".join([*lines[:50], "", "  ", *lines[50:]]).encode("utf-8-sig"))

@@ -29,6 +29,7 @@ def similarity(frames: Frames, name: str) -> Table:
     frame = shared.matching(shared.between_models(shared.of_one_stage(shared.similarities(frames))))
     quantities = ("value", "held_out", "null", "untrained")
     rows = [place | shared.estimates(part, quantities) for place, part in by(frame, "task", "stage", "measure")]
+    rows += shared.not_computed(frames)
     return shared.table(name, rows, papers_indices=PAPERS_INDICES & set(frame["measure"]))
 
 

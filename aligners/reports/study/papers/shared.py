@@ -14,7 +14,7 @@ from aligners.fitting.outcomes import MARK, is_trained
 from aligners.reports.names import listed
 from aligners.reports.report import Row
 from aligners.reports.study.contents import Column, Figure, Panel, Table
-from aligners.reports.study.frames import LEAST_SITE, Frames, Missing, counted, kind_words, place_words, stage_words
+from aligners.reports.study.frames import LEAST_SITE, Frames, Missing, by, counted, kind_words, place_words, stage_words
 from aligners.reports.study.statistics import Estimate, over_models
 from aligners.similarity.controls import matching_layers
 
@@ -140,6 +140,18 @@ def similarities(frames: Frames, measures: Sequence[str] = ()) -> pd.DataFrame:
     if not set(measures) & set(frame["measure"]):
         raise Missing(f"none of {', '.join(measures)} was measured")
     return frame[frame["measure"].isin(measures)]
+
+
+def not_computed(frames: Frames) -> list[Row]:
+    """Measures without a value of some pairs of models at one stage: how many pairs, and the first of the reasons."""
+    try:
+        frame = between_models(of_one_stage(frames.of("similarity_missing")))
+    except Missing:
+        return []
+    return [
+        {**place, "not_computed": rows["why"].iloc[0], "pairs": len(rows), "models": models_in(rows)}
+        for place, rows in by(frame[frame["figure"] == "value"], "task", "stage", "measure")
+    ]
 
 
 def of_one_stage(frame: pd.DataFrame) -> pd.DataFrame:

@@ -250,6 +250,21 @@ def test_boxes_and_maps_hold_every_pair_at_every_block(made: dict[str, Any]) -> 
         assert made[name].panels[0].values.argmin(1).tolist() == list(given.LAYERS)  # brightest on the diagonal
 
 
+def test_a_measure_that_could_not_be_computed_is_a_row_with_its_reason(frames: Collected) -> None:
+    pair = {"task": "rte", "stage": "pretrained", "model_x": "a:0", "model_y": "a:1", "measure": "cca"}
+    within = {**pair, "model_y": "a:0"}
+    missing = [{**pair, "figure": "value", "why": f"{n} rows are too few"} for n in (277, 276)]
+    missing += [{**within, "figure": "value", "why": "within"}, {**pair, "figure": "interval", "why": "one batch"}]
+    table = items({**frames, "similarity_missing": pd.DataFrame(missing)}, "ren_table_2")["ren_table_2"]
+    found = row(table, task="rte", measure="cca")
+    assert (found["not_computed"], found["pairs"], found["models"]) == ("277 rows are too few", 2, 2)
+    assert "why it is missing" in [column.heading for column in table.columns]
+    assert "of several reasons, the first" in table.notes[0]
+    whole = items(frames, "ren_table_2")["ren_table_2"]
+    assert "why it is missing" not in [column.heading for column in whole.columns]
+    assert len(table.rows) == len(whole.rows) + 1
+
+
 def test_recovery_is_shown_by_strength_and_over_models(made: dict[str, Any]) -> None:
     found = row(made["ren_table_3"], strength=2.0, method="inn")
     assert (found["mse"].mean, found["paper"].mean) == (pytest.approx(0.002), 0.0059)

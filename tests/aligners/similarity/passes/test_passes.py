@@ -14,7 +14,7 @@ import torch
 from aligners.similarity import evaluation
 from aligners.similarity.algebra.pairs import CentredRows
 from aligners.similarity.evaluation import SimilarityEvaluation
-from aligners.similarity.functional import cca
+from aligners.similarity.functional import canonical, cca
 from aligners.similarity.outcome import TileFigures
 from aligners.similarity.passes.plan import Needs, Tile
 from aligners.similarity.passes.run import PassRun
@@ -133,6 +133,22 @@ def test_a_tile_keeps_one_copy_of_everything_and_is_decomposed_once(world: World
     with torch.profiler.profile(profile_memory=True) as profile:
         rows[:, :10]
     assert max(event.cpu_memory_usage for event in profile.events()) < sample.nbytes / 2
+
+
+def test_a_layer_is_whitened_once_for_all_pairs_and_measures(world: World, models: list[str]) -> None:
+    whiten = canonical._whitened
+    with patch.object(canonical, "_whitened", side_effect=whiten) as whitened:
+        found = compared(world, models, None, measures=["cca", "r2_cca", "r2", "mixedsim", "svcca", "pwcca"])
+    assert len(found.pairs) == 6
+    assert whitened.call_count == 2 * sum(map(len, found.places))  # all features, and components
+    options = {"controls": True, "groups": 3, "batch_size": 8}
+    with patch.object(canonical, "_whitened", side_effect=whiten) as whitened:
+        some = compared(world, models[:2], None, measures=["cca"], **options)
+    alone = whitened.call_count
+    with patch.object(canonical, "_whitened", side_effect=whiten) as whitened:
+        more = compared(world, models[:2], None, measures=["cca", "r2", "mixedsim", "r2_cca"], **options)
+    assert whitened.call_count == alone  # of every control and of what the jackknife leaves out, too
+    assert some.refusals == more.refusals == {}
 
 
 def test_what_a_tile_refuses_its_pair_does_not_have(world: World, models: list[str]) -> None:
