@@ -10,6 +10,7 @@ from aligners.cli.cells.loads import FLOAT, Load, Training
 from aligners.cli.cells.options import CellOptions
 from aligners.files.room import in_words
 from aligners.fitting.parts import bytes_a_site, pairs_within
+from aligners.probing.reading import USUAL
 from aligners.probing.trees import USUAL_RANK
 from aligners.similarity.catalogue import catalogue
 from aligners.similarity.evaluation import GROUPS
@@ -45,11 +46,11 @@ class Costs:
         self._known: dict[object, tuple[TextSizes, Cost]] = {}
 
     def of(self, cell: Cell) -> Cost:
-        """The cost of a cell: the same for all of its kind and task with models of the same sizes."""
+        """The cost of a cell: the same for all of its kind, task and texts with models of the same sizes."""
         return self._of(cell)[1] if cell.kind in COSTS else Cost()
 
     def _of(self, cell: Cell) -> tuple[TextSizes, Cost]:
-        key = (cell.kind, cell.task, *self.size(cell), cell.pairs)
+        key = (cell.kind, cell.task, str(cell.options["data"].get("text")), *self.size(cell), cell.pairs)
         if key not in self._known:
             load = self.load(cell)
             self._known[key] = load.split, COSTS[cell.kind](load)
@@ -184,7 +185,7 @@ def _probe(load: Load) -> Cost:
     rows = load.rows(load.texts)
     sources = 2 if parsed.controls else 1  # the model, and its untrained twin
     layers = len(parse_layers(parsed.data.layers, size.layers))
-    probes = layers * (sources + int(parsed.controls)) * len(parsed.tasks) * parsed.seeds
+    probes = layers * (sources + int(parsed.controls)) * len(parsed.tasks or USUAL) * parsed.seeds
     weights = size.width * max(parsed.projection, parsed.hidden, *(parsed.ranks or [min(USUAL_RANK, size.width)]))
     trained = 6.0 * rows * parsed.training.max_epochs / 3 * probes * weights * (2 if parsed.portions else 1)
     reading = sources * load.reading(load.texts + load.held_out)

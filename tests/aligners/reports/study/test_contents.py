@@ -41,7 +41,7 @@ def row(table: Any, **where: object) -> Any:
 
 def test_everything_is_made_but_what_the_rows_do_not_hold(report: ReportContents, made: dict[str, Any]) -> None:
     attention = {"ren_figure_4", "ren_figure_6_attention", "wu_figure_4", "wu_figure_6"}
-    across = {"wu_figure_5", "wu_figure_7", "wu_figure_7_printed"}
+    across = {"wu_figure_5", "wu_figure_7", "wu_figure_7_printed", "merchant_figure_2", "merchant_figure_5"}
     assert set(report.missing) == attention | across
     assert set(made) == set(CONTENTS) - set(report.missing)
     missing = "the study has no errors of maps between attention weights (kind `attention`)"
@@ -58,6 +58,8 @@ def test_what_cannot_be_made_says_why(frames: Collected) -> None:
         ("wu_figure_5", "similarity", not_compared, "`similarity.across_stages`"),
         ("wu_figure_7", "similarity", frames["similarity"], "`similarity.across_stages`"),
         ("merchant_table_1", "probing", not_tuned, "no model was probed both before and after fine-tuning"),
+        ("merchant_figure_5", "similarity", frames["similarity"], "`similarity.across_stages`"),
+        ("merchant_figure_2", "similarity", pd.DataFrame(given.rsa(texts=("mnli",))), "`similarity.texts`"),
     ):
         assert said in make(Frames({kind: rows}), [name]).missing[name]
 
@@ -573,6 +575,50 @@ def test_the_paper_is_beside_its_own_models_corpora_and_fine_tunings_alone(
     assert [(row["paper_before"], row["paper_change"]) for row in found.rows] == [(before, None)]
     assert [c.key for c in found.columns if c.key.startswith("paper")] == (["paper_before"] if before else [])
     assert any("Merchant" in note for note in found.notes) is (before is not None)
+
+
+def test_a_model_probed_once_before_several_fine_tunings_counts_for_each() -> None:
+    rows = [row for row in given.probing() if row["stage"] == "pretrained"]
+    rows += [row for task in ("mnli", "squad") for row in given.probing(task=task) if row["stage"] == "finetuned"]
+    (found,) = items({"probing": pd.DataFrame(rows)}, "merchant_table_1").values()
+    assert [(row["task"], row["before"], row["change"]) for row in found.rows] == [
+        (task, pytest.approx(90), pytest.approx(-2)) for task in ("mnli", "squad")
+    ]
+    assert [row["paper_change"] for row in found.rows] == [-0.5, -2.5]
+
+
+def test_one_task_on_the_sentences_of_two_files_is_two_rows() -> None:
+    rows = [*given.probing(), *given.probing(corpus="edges/gum-train.jsonl")]
+    (found,) = items({"probing": pd.DataFrame(rows)}, "merchant_table_1").values()
+    probed = {row["probed"]: row["paper_before"] for row in found.rows}
+    assert probed == {"dependencies, en_ewt": 95.5, "dependencies, gum": None}
+
+
+def test_description_lengths_stand_beside_f1(made: dict[str, Any]) -> None:
+    found = made["merchant_description_lengths"]
+    (entry,) = found.rows
+    assert (entry["before"], entry["after"].mean, entry["after"].sd) == tuple(map(pytest.approx, (2, 2.2, 0.02**0.5)))
+    assert (entry["change"], entry["uniform"], entry["compression_before"]) == tuple(map(pytest.approx, (10, 8, 4)))
+    assert (entry["f1_before"], entry["f1_change"]) == (pytest.approx(90), pytest.approx(-2))
+    assert found.findings == ["After fine-tuning on mnli the labels of dependencies take 10.0 % more bits."]
+
+
+def test_rsa_by_layer_in_and_out_of_the_domain() -> None:
+    drawn = items({"similarity": pd.DataFrame(given.rsa())}, "merchant_figure_2", "merchant_figure_5")
+    outside, both = drawn["merchant_figure_2"], drawn["merchant_figure_5"]
+    assert [(panel.title, [line.name for line in panel.series]) for panel in outside.panels] == [
+        ("wikipedia", ["mnli", "squad"])
+    ]
+    titles = {panel.title: [line.name for line in panel.series] for panel in both.panels}
+    assert titles == {
+        "mnli": ["mnli (in domain)", "squad", "wikipedia"],
+        "squad": ["mnli", "squad (in domain)", "wikipedia"],
+    }
+    inside, *_ = both.panels[0].series
+    assert [value for (value,) in inside.values] == pytest.approx([0.99, 0.89, 0.79, 0.69])
+    assert (inside.low[3], inside.high[3]) == (pytest.approx(0.68), pytest.approx(0.7))  # over the two fine-tunings
+    assert [value for (value,) in outside.panels[0].series[0].values] == pytest.approx([0.99, 0.94, 0.89, 0.84])
+    assert "Mean over 2 fine-tuned models" in outside.caption
 
 
 def test_every_layer_before_and_after(made: dict[str, Any]) -> None:
