@@ -130,7 +130,7 @@ class Plan:
         rate: FLOP a second of one worker.
         solving: the same of decompositions.
         workers: cells at a time.
-        store: bytes that a store of all states that the cells read takes.
+        store: bytes that a store of the rows that the cells read takes.
         stored_passes: passes over a model with such a store: each model once for each set of texts.
         stored_flops: what these take.
         assumed: what was assumed, in words.
@@ -196,7 +196,7 @@ class Plan:
         return [
             f"An estimate, at {self.rate:.1e} FLOP/s a worker ({self.rated}) and {self.solving:.1e} FLOP/s in "
             f"decompositions: {times} worker{'s' if len(several) > 1 else ''}.",
-            f"A store of all states that the cells read takes {in_words(self.store)} in float32 and needs "
+            f"A store of the rows that the cells read takes {in_words(self.store)} in float32 and needs "
             f"{self.stored_passes:,} passes in place of {passes:,.0f}; with it: {stored}.",
             *self.assumed,
         ]
