@@ -61,8 +61,7 @@ def jobs(figures: Figures, rounds: int, models: int) -> None:
 
 def texts(figures: Figures) -> None:
     """Draw texts from a table of MNLI's size, and take them as they were kept."""
-    import pyarrow as pa
-    from pyarrow import parquet
+    from datasets import Dataset
 
     from datamodules.text.loading import load_texts
     from datamodules.text.sources import TextSource
@@ -73,9 +72,7 @@ def texts(figures: Figures) -> None:
         for split, rows in ROWS.items():
             words = [" ".join(str(drawn.randrange(20_000)) for _ in range(30)) for _ in range(rows)]
             columns = {"premise": [w[:110] for w in words], "hypothesis": [w[110:] for w in words]}
-            parquet.write_table(
-                pa.table({**columns, "label": [n % 3 for n in range(rows)]}), f"{folder}/{split}.parquet"
-            )
+            Dataset.from_dict({**columns, "label": [n % 3 for n in range(rows)]}).to_parquet(f"{folder}/{split}.parquet")
         source = TextSource(
             folder, held_out="validation", text_columns=["premise", "hypothesis"], max_texts=1600
         )  # fmt: skip
