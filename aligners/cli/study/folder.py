@@ -7,9 +7,13 @@ from pathlib import Path
 from aligners.cli.run import Run, command
 from aligners.reports.screen import SiteTable, screen
 from aligners.reports.study.report import report as write_report
+<<<<<<< HEAD
 from aligners.studies.cells import Cell
 from aligners.studies.collecting import TABLES
+=======
+>>>>>>> y-stores
 from aligners.studies.collecting import collect as write_tables
+from aligners.studies.collecting import tables
 from aligners.studies.folder import ERROR, STATES, StudyFolder
 from aligners.studies.pace import Pace
 from aligners.studies.plan import duration
@@ -42,8 +46,8 @@ def collect(_: Run, folder: Path) -> None:
     Args:
         folder: Folder of the study, such as runs/NAME.
     """
-    for name in write_tables(StudyFolder(folder)):
-        print(folder / TABLES / f"{name}.parquet")
+    for path in write_tables(StudyFolder(folder)).values():
+        print(path)
 
 
 @for_folder()
@@ -60,9 +64,9 @@ def report(_: Run, folder: Path) -> None:
 
 def collect_and_report(folder: StudyFolder) -> None:
     """Collect the results, and make the report if there is anything to report on."""
-    collected = write_tables(folder)
+    collected = tables(folder)
     if collected:
-        results = [folder.result(number) for number in sorted(folder.cells) if folder.state(number) == "done"]
+        results = [folder.about(number) for number in sorted(folder.cells) if folder.state(number) == "done"]
         write_report(folder.path, collected, folder.study, results, folder.failed())
 
 
