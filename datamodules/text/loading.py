@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from aligners.errors import UserError
 from datamodules.text.annotated.sentence import ANNOTATION
+from datamodules.text.kept import drawn_once
 from datamodules.text.labels import LabelColumn, read_labels
 from datamodules.text.sources import TextSource, fitting_split, held_out_split, known_source
 from datamodules.text.texts import Texts, plain_text
@@ -115,6 +116,15 @@ def load_texts(source: TextSource) -> Texts:
             names nor numbers; a split would be empty. A text without a label is no error: see `labels`.
     """
     tables, columns, label, origin = _read(source)
+    return drawn_once(source, tables, lambda: _divide(source, tables, columns, label, origin))
+
+
+def _divide(
+    source: TextSource, tables: list[Dataset], columns: list[str], label: str | None, origin: dict[str, Any]
+) -> Texts:
+    """Divide what `_read` has read."""
+    for table in tables:
+        _check_columns(table, columns, label, source)
     labels, official = read_labels(tables, label, source.source), len(tables) == 2
     keys = [_keys(table, columns, source.seed) for table in tables]
     held, shares = set(keys[1]) if official else set(), split_shares(source, draw_test=not official)
@@ -189,8 +199,6 @@ def _read(source: TextSource) -> tuple[list[Dataset], list[str], str | None, dic
         for beginning in begun:
             _check_columns(beginning, columns, label, source)
         tables, origin["streamed_rows_read"] = _read_streams(tables, columns, label, source)
-    for table in tables:
-        _check_columns(table, columns, label, source)
     return tables, columns, label, origin
 
 
