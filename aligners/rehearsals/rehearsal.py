@@ -71,7 +71,7 @@ def _models(plain: Mapping[str, Any], place: Path) -> Notes:
     for name in names:
         about = about_model(name, ABOUT["models"])
         settings = {**ABOUT["config"], **ABOUT["families"].get(about.family, {})}
-        config = put_model(place / "hub", name, about, texts, settings, layers_named({**plain, "assume": None}))
+        config = put_model(place / "hub", name, about, texts, settings, layers_named(plain))
         by = f"a random {about.architecture} of {config.num_hidden_layers} blocks, width {config.hidden_size}"
         notes.append(
             {"what": "the model", "name": name, "by": f"{by}{about.assumed and f'; {ASSUMED} {about.assumed}'}"}
