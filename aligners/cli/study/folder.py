@@ -10,6 +10,7 @@ from aligners.reports.study.report import report as write_report
 from aligners.studies.collecting import TABLES
 from aligners.studies.collecting import collect as write_tables
 from aligners.studies.folder import ERROR, STATES, StudyFolder
+from aligners.studies.rehearsals.notes import MEANINGLESS, NOTES
 
 # Makes a command for a study's folder of the function that does its work.
 for_folder = partial(command, usage="FOLDER [options]")
@@ -60,7 +61,8 @@ def collect_and_report(folder: StudyFolder) -> None:
     collected = write_tables(folder)
     if collected:
         results = [folder.result(number) for number in sorted(folder.cells) if folder.state(number) == "done"]
-        write_report(folder.path, collected, folder.study, results, folder.failed())
+        first = MEANINGLESS if (folder.path / NOTES).is_file() else None
+        write_report(folder.path, collected, folder.study, results, folder.failed(), first)
 
 
 def status_table(folder: StudyFolder) -> SiteTable:

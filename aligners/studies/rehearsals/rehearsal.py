@@ -10,10 +10,10 @@ import yaml
 from aligners.errors import UserError
 from aligners.files.whole import remove, write_text
 from aligners.models.recipes import EMBEDDED
-from aligners.rehearsals.cuts import cut, layers_named, texts_of
-from aligners.rehearsals.models import about_model, put_model
-from aligners.rehearsals.notes import ASSUMED, NOTES, REHEARSAL
-from aligners.rehearsals.texts import drawn_sentences, first_rows, generated, put_dataset, put_file
+from aligners.studies.rehearsals.cuts import cut, layers_named, texts_of
+from aligners.studies.rehearsals.models import about_model, put_model
+from aligners.studies.rehearsals.notes import ASSUMED, NOTES, REHEARSAL
+from aligners.studies.rehearsals.texts import drawn_sentences, first_rows, generated, put_dataset, put_file
 from aligners.studies.spec import Models
 from datamodules.text.sources import ENDINGS, KNOWN, SOURCES
 
