@@ -7,16 +7,13 @@ from pathlib import Path
 from aligners.cli.run import Run, command
 from aligners.reports.screen import SiteTable, screen
 from aligners.reports.study.report import report as write_report
-<<<<<<< HEAD
 from aligners.studies.cells import Cell
-from aligners.studies.collecting import TABLES
-=======
->>>>>>> y-stores
 from aligners.studies.collecting import collect as write_tables
 from aligners.studies.collecting import tables
 from aligners.studies.folder import ERROR, STATES, StudyFolder
 from aligners.studies.pace import Pace
 from aligners.studies.plan import duration
+from aligners.studies.rehearsals.notes import MEANINGLESS, NOTES
 
 # Makes a command for a study's folder of the function that does its work.
 for_folder = partial(command, usage="FOLDER [options]")
@@ -67,7 +64,8 @@ def collect_and_report(folder: StudyFolder) -> None:
     collected = tables(folder)
     if collected:
         results = [folder.about(number) for number in sorted(folder.cells) if folder.state(number) == "done"]
-        write_report(folder.path, collected, folder.study, results, folder.failed())
+        first = MEANINGLESS if (folder.path / NOTES).is_file() else None
+        write_report(folder.path, collected, folder.study, results, folder.failed(), first)
 
 
 def status_table(folder: StudyFolder) -> SiteTable:
