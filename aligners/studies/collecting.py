@@ -71,7 +71,10 @@ def _about(row: Row, meta: Row, cell: Row, models: Mapping[str, Row], groups: Mo
     about["stage"] = stages.pop() if len(stages) == 1 else None
     for column, value in (("model", "name"), ("stage", "stage"), ("tuned", "tuned_on")):
         about |= {column + side: model and model.get(value) for side, model in known.items()}
-    about |= {f"group{side}": model and groups.group(model["name"]) for side, model in known.items()}
+    for column in ("group", "base") if groups.bases else ("group",):
+        about |= {
+            f"{column}{side}": model and groups.group(model["name"], f"{column}s") for side, model in known.items()
+        }
     if "kind" in row:
         about["condition"] = row["kind"]
     if "task" in row:

@@ -10,7 +10,7 @@ from aligners.reports.report import Row
 from aligners.reports.study.contents import Figure, Meaning, Table, box_panel, line_panels
 from aligners.reports.study.frames import Frames, Missing, by, place_words
 from aligners.reports.study.papers import shared
-from aligners.reports.study.statistics import group_test, over_models, pair_means
+from aligners.reports.study.statistics import bases_of, group_test, over_models, pair_means
 from aligners.similarity.functional.summaries import angular_distance
 
 CKAS = ("minibatch_cka", "cka")  # the paper's, or what there is
@@ -45,7 +45,7 @@ def stitching_by_layer(frames: Frames, name: str, column: str) -> Figure:
     for place, part in by(frame, "task", "stage", "method"):
         kinds = _kinds(part, frames.groups) or {}
         members = {group: [model for model in kinds if kinds[model] == group] for group in kinds.values()}
-        means = over_pairs(part.to_dict("records"), members or None, quantities=quantities)
+        means = over_pairs(part.to_dict("records"), members or None, quantities=quantities, bases=bases_of(part))
         values += [{"task": place["task"], "stage": place["stage"], **row} for row in means]
     names = {column: "mean", f"{column}_low": "low", f"{column}_high": "high"}
     drawn = pd.DataFrame(values).astype({"site_x": int}).rename(columns=names).to_dict("records")
@@ -78,7 +78,8 @@ def _angles(frames: Frames) -> tuple[list[Row], list[Row]]:
     """Rows of the table of angular distances, and the tests of each task and stage."""
     rows, tests = list[Row](), list[Row]()
     for place, part in by(_distances(frames), "task", "stage"):
-        test = group_test(pair_means(part, "distance"), frames.groups) if part["grouped"].all() else None
+        grouped = bool(part["grouped"].all())
+        test = group_test(pair_means(part, "distance"), frames.groups, bases_of(part)) if grouped else None
         tested = {"difference": test.difference, "p": test.p, "least": test.least} if test else {}
         tests += [{**place, **test._asdict()}] if test else []
         for pair, line in by(part, "groups"):
