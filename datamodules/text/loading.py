@@ -289,8 +289,8 @@ def _rows_where(table: Dataset, source: TextSource) -> list[int]:
     missing = [name for name in source.where or {} if name not in table.column_names]
     if missing:
         raise UserError(
-            f"Expected the columns of `where` out of {', '.join(table.column_names)} in `source` {source.source!r}, but "
-            f"got {', '.join(missing)}."
+            f"Expected the columns of `where` out of {', '.join(table.column_names)} in `source` {source.source!r}, "
+            f"but got {', '.join(missing)}."
         )
     rows = set(range(len(table)))
     for name, wanted in (source.where or {}).items():

@@ -39,8 +39,8 @@ class TextSource:
         revision: branch, tag or commit of a Hub data set.
         text_columns: the column with the text, or two columns for sentence pairs. Not needed for the embedded
             texts and GLUE, nor where only one column holds text.
-        where: column -> its value, or a list of values: only such rows are texts, as of one heuristic of HANS. Classes are
-            those of all rows.
+        where: column -> its value, or a list of values: only such rows are texts, as of one heuristic of HANS. The
+            classes are those of all rows.
         label_column: the column with the classes, or with numbers to predict. By default "label" where there is such a
             column; otherwise the text is unlabelled.
         score: how the task is scored: accuracy, mcc (Matthews' correlation) and f1 of two classes; pearson and

@@ -110,12 +110,14 @@ def _summary(rows: list[Row], kinds: Kinds, quantities: Sequence[str], bases: Ki
     return summary
 
 
-def independent_units(models: Iterable[str], kinds: Kinds, bases: Kinds | None = None) -> tuple[list[list[set[str]]], str]:
+def independent_units(
+    models: Iterable[str], kinds: Kinds, bases: Kinds | None = None
+) -> tuple[list[list[set[str]]], str]:
     """Put models into units that are independent of each other.
 
-    Copies of one pretraining share what it left in them, so a unit is a pretrained model with all of its copies; where
-    all models are copies of one, it is a model, and nothing is said about another pretraining. Groups that have copies of
-    one pretraining are not independent either, and their units count as those of one group.
+    Copies of one pretraining share what it left in them, so a unit is a pretrained model with all of its copies. Where
+    all models are copies of one, a unit is a model, and nothing is said about another pretraining. Where copies of one
+    of several pretrained models are in different groups, these are not independent, and all units count as one group's.
 
     Args:
         models: that there are.
@@ -131,7 +133,8 @@ def independent_units(models: Iterable[str], kinds: Kinds, bases: Kinds | None =
     apart = one or len({(base, kinds[model]) for model, base in of.items()}) == len(set(of.values()))
     for model, base in of.items():
         units.setdefault(kinds[model] if apart else "", {}).setdefault(model if one else base, set()).add(model)
-    return [list(each.values()) for each in units.values()], OVER_MODELS if alone else OVER_COPIES if one else OVER_BASES
+    interval = OVER_MODELS if alone else OVER_COPIES if one else OVER_BASES
+    return [list(each.values()) for each in units.values()], interval
 
 
 def interval_over_models(
@@ -146,8 +149,8 @@ def interval_over_models(
         bases: as for `independent_units`, which are left out one at a time.
 
     Returns:
-        Lower and upper ends, each (quantities,), and what they are. Or None: a group has fewer than four units, or every
-        pair has one and the same.
+        Lower and upper ends, each (quantities,), and what they are. Or None: a group has fewer than four units, or
+        every pair has one and the same.
     """
     mean, squares = values.mean(-1), torch.zeros(len(values), dtype=torch.float64)
     groups, interval = independent_units(dict.fromkeys(model for pair in pairs for model in pair), kinds, bases)

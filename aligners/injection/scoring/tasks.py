@@ -16,7 +16,16 @@ from aligners.models.model import FrozenModel
 from aligners.models.recipes import EMBEDDED
 from datamodules.asking import Targets
 from datamodules.module import TextModule
-from datamodules.text.labels import ClassMap, GivenMap, Largest, by_number, check_labelled, class_map, in_words, numbered
+from datamodules.text.labels import (
+    ClassMap,
+    GivenMap,
+    Largest,
+    by_number,
+    check_labelled,
+    class_map,
+    in_words,
+    numbered,
+)
 
 logger = logging.getLogger(__name__)
 

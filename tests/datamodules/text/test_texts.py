@@ -164,7 +164,7 @@ def test_rows_are_chosen_by_their_columns(tmp_path: Path, end: str) -> None:
         load_texts(replace(source, where={"subcase": "ln_passive"}))
     with pytest.raises(ValueError, match=r"The split 'fit' of .* has no texts"):
         load_texts(replace(source, where={"heuristic": "no such"}))
-    with pytest.raises(ValueError, match="`where` .* is not for `streaming`"):
+    with pytest.raises(ValueError, match=r"`where` .* is not for `streaming`"):
         replace(source, where={"heuristic": "subsequence"}, max_texts=10, streaming=True)
 
 

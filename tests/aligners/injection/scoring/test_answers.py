@@ -39,7 +39,7 @@ def test_probabilities_of_several_classes_are_added() -> None:
 
 
 def test_of_several_classes_the_largest_answers_if_that_is_asked_for() -> None:
-    """As in McCoy et al. 2019: the prediction, one of three, is renamed. Here .4 is the largest, and less than the sum."""
+    """As in McCoy et al. 2019, where the prediction, one of three, is renamed: .4 is the largest, and below the sum."""
     logits = torch.tensor([[0.4, 0.35, 0.25], [0.2, 0.5, 0.3]]).log()
     given = {"entailment": 0, "not-entailment": {"largest": ["neutral", "contradiction"]}}
     groups = class_map(NLI, ["entailment", "not-entailment"], 2, given=given, model="m", source="s")
