@@ -97,7 +97,7 @@ class FrozenModel:
 
     @property
     def sizes(self) -> dict[str, int | None]:
-        """Blocks, width of the states, heads, width of a head, and its dimensions that turn with the position, if any."""
+        """Blocks, width of the states, heads, width of a head, and what of it turns with the position, if any does."""
         width = int(getattr(self.config, "head_dim", None) or self.width // self.heads)
         rotary: Any = getattr(self.config, "rope_parameters", None)
         turned = None if rotary is None else int(width * rotary.get("partial_rotary_factor", 1))

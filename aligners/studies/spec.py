@@ -68,7 +68,9 @@ class Models:
 
     def group(self, name: str, option: Literal["groups", "bases"] = "groups") -> str | None:
         """The group of a model, or of the model that it is a copy of; or, by `bases`, what it was fine-tuned from."""
-        return next((group for group, names in self.members(option).items() if {name, name.split("#")[0]} & {*names}), None)
+        return next(
+            (group for group, names in self.members(option).items() if {name, name.split("#")[0]} & {*names}), None
+        )
 
     def members(self, option: Literal["groups", "bases"]) -> dict[str, list[str]]:
         """Name of a group, or of a pretrained model -> its models."""

@@ -156,6 +156,7 @@ def test_rows_are_chosen_by_their_columns(tmp_path: Path, end: str) -> None:
     wanted = [n for n in range(60) if n % 3 == 0 and n % 2]
     assert list(part.test["text"]) == [sentences(60)[n] for n in wanted]
     assert set(part.test["label"]) == {1}
+    assert part.classes == 2
     assert part.label_names == whole.label_names == ["entailment", "non-entailment"]  # both, whatever is left
     assert part.describe()["where"] == {"heuristic": "lexical_overlap", "gold_label": ["non-entailment"]}
     two = load_texts(replace(source, where={"heuristic": [*HANS[1:]]}))

@@ -22,11 +22,11 @@ NATIVE = "native"
 
 def cka_by_layer(frames: Frames, name: str) -> Figure:
     """Figure 2 right: CKA at each layer, within and between groups of models."""
-    frame, measure = _cka(frames, CKAS)
+    (frame, measure), groups = _cka(frames, CKAS), frames.groups
     values = [
         {**place, **mean._asdict()}
         for place, part in by(frame.rename(columns={"layer_x": "layer"}), *PLACE, "groups", "layer")
-        if (mean := over_models(part, "value", _kinds(part, frames.groups)))
+        if (mean := over_models(part, "value", _kinds(part, groups)))
     ]
     panels = line_panels(values, PLACE, "groups", "layer", _look)
     return shared.figure(name, panels, values, measure=measure)
@@ -60,22 +60,28 @@ def accuracies(frames: Frames, name: str) -> Table:
     """Accuracy of the models themselves on the texts of each task, such as the parts of HANS, by group."""
     frame = frames.of("stitching", "accuracy")
     frame = frame[frame["method"] == NATIVE].drop_duplicates(["task", "stage", "model_y"])
-    alone = frame.assign(**{f"{column}_x": frame[f"{column}_y"] for column in ("model", "base") if f"{column}_y" in frame})
-    rows = [
-        {**place, **shared.estimates(part, ["accuracy"])} for place, part in by(alone, "task", "stage", "group_y")
-    ]
+    alone = frame.assign(
+        **{f"{column}_x": frame[f"{column}_y"] for column in ("model", "base") if f"{column}_y" in frame}
+    )
+    rows = [{**place, **shared.estimates(part, ["accuracy"])} for place, part in by(alone, "task", "stage", "group_y")]
     return shared.table(name, rows)
 
 
 def sizes(frames: Frames, name: str) -> Table:
-    """Table 1: width of the attention heads, and how much of it turns with the position."""
-    frame = frames.of("similarity_models", "head_width").drop_duplicates("model")
-    columns = ("head_width", "rotary_width")
-    printed = {f"paper_{column}": column for column in columns}
-    rows = [
-        {**row, **{key: shared.paper_value(name, column, model=row["model"]) for key, column in printed.items()}}
-        for row in frame[["model", "layers", "width", "heads", *columns]].to_dict("records")
-    ]
+    """Table 1: width of the attention heads, and how much of it turns with the position.
+
+    Raises:
+        Missing: all models are of one size.
+    """
+    columns = ["layers", "width", "heads", "head_width", "rotary_width"]
+    frame = frames.of("similarity_models", "head_width").drop_duplicates("model").set_index("model")[columns]
+    if len(frame.drop_duplicates()) == 1:
+        raise Missing("all models are of one size")
+    rows = []
+    for model, row in frame.iterrows():
+        known = {column: int(size) for column, size in row.items() if not pd.isna(size)}
+        printed = {f"paper_{column}": shared.paper_value(name, column, model=str(model)) for column in columns[-2:]}
+        rows.append({"model": model, **known, **printed})
     return shared.table(name, rows)
 
 
