@@ -154,4 +154,8 @@ def _of_models(paths: Mapping[str, str | None], cell: Row, models: Mapping[str, 
     about["stage"] = stages.pop() if len(stages) == 1 else None
     for column, value in (("model", "name"), ("stage", "stage"), ("tuned", "tuned_on")):
         about |= {column + side: model and model.get(value) for side, model in known.items()}
-    return about | {f"group{side}": model and groups.group(model["name"]) for side, model in known.items()}
+    for column in ("group", "base") if groups.bases else ("group",):
+        about |= {
+            f"{column}{side}": model and groups.group(model["name"], f"{column}s") for side, model in known.items()
+        }
+    return about

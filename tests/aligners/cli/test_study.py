@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -17,7 +18,8 @@ from aligners.studies.collecting import tables
 from aligners.studies.folder import ERROR, RESULT, StudyFolder
 from datamodules.store.keeping import kept_in
 from tests.aligners.cli.small_study import rehearse_here, study_file
-from tests.world import World
+from tests.tiny import tiny_folder
+from tests.world import World, sentences
 
 pytestmark = pytest.mark.usefixtures("cells_here")
 MULTIBERTS = ["google/multiberts-seed_0", "google/multiberts-seed_1"]
@@ -122,6 +124,98 @@ def test_the_papers_study_on_tiny_models(
     assert linear["fvu_fit"].mean < linear["fvu"].mean
     (errors,) = [figure for figure in made.figures if figure.name == "ren_figure_2"]
     assert errors.panels[0].series[0].points == [["multiberts-seed_0 and multiberts-seed_1"]]
+
+
+def nli(path: Path, texts: list[str], label: str, classes: Sequence[str], **columns: Sequence[str]) -> str:
+    """Write pairs of sentences with classes, and further columns, that go round."""
+    both = {"premise": texts, "hypothesis": texts[::-1]}
+    further = {name: [values[n % len(values)] for n in range(len(texts))] for name, values in columns.items()}
+    pd.DataFrame(both | {label: [classes[n % len(classes)] for n in range(len(texts))]} | further).to_csv(
+        path, sep="\t", index=False
+    )
+    return str(path)
+
+
+def test_browns_study_on_tiny_models(tmp_path: Path) -> None:
+    """Brown et al.'s own file, with other models and texts: heads of three classes on texts of three and of two."""
+    config = yaml.safe_load((CONFIGS / "study" / "brown.yaml").read_text())
+    models = [str(tiny_folder(tmp_path / f"m{seed}", seed=seed, n_labels=3)) for seed in range(3)]
+    config["models"] |= {
+        "names": models,
+        "groups": {"generalising": models[:2], "heuristic": models[2:]},
+        "seeds": None,
+    }
+    texts, three = sentences(120), ("entailment", "neutral", "contradiction")
+    mnli = nli(tmp_path / "mnli.tsv", texts, "label", three)
+    heuristics = {"heuristic": [name for name in ("lexical_overlap", "subsequence", "constituent") for _ in "ab"]}
+    hans = nli(tmp_path / "hans.tsv", texts, "label", ("entailment", "non-entailment"), **heuristics)
+    hans_tasks = ["hans_lexical_overlap"]  # one will do
+    for kind in ("subsequence", "constituent"):
+        config["tasks"].pop(f"hans_{kind}")
+        config["identity"]["tasks"].remove(f"hans_{kind}")
+    for name, task in config["tasks"].items():
+        own = (
+            {"source": hans, "held_out": hans, "deduplicate": False, "validation_share": 0}
+            if "hans" in name
+            else {"source": mnli}
+        )
+        task["text"] |= {"text_columns": ["premise", "hypothesis"], **own}
+        task["text"].pop("revision", None)
+    config["data"]["max_length"] = 60
+    config["data"]["sites"] = [1, 3]
+    names = ("figure_2_accuracy", "figure_2_cka", "figure_7", "hans", "angular_distance")
+    config |= {"rate": 1e12, "assume": {"tokens": 20}, "report": [f"brown_{name}" for name in names]}
+    (tmp_path / "brown.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    study(["run", "brown.yaml"])
+    frames = tables(StudyFolder(tmp_path / "runs" / "brown"))
+    made = make(Frames(frames), config["report"])
+    by_name = {item.name: item for item in (*made.tables, *made.figures)}
+    accuracies = {(row["task"], row["group_y"]): row["accuracy"] for row in by_name["brown_hans"].rows}
+    assert {task for task, _ in accuracies} == {"mnli", *hans_tasks}
+    stitched = frames["stitching"]
+    assert set(stitched[stitched["task"] == hans_tasks[0]]["n_texts"]) == {20}  # those without entailment alone
+    assert set(stitched["base_x"]) == {"bert-base-uncased"}
+    figure = by_name["brown_figure_7"]
+    assert [panel.title for panel in figure.panels] == [
+        f"{task}, pretrained, identity" for task in ("mnli", *hans_tasks)
+    ]
+    native = stitched[(stitched["method"] == "native") & (stitched["task"] == hans_tasks[0])]
+    of_group = native[native["group_y"] == "heuristic"].drop_duplicates("model_y")["accuracy"].mean()
+    assert accuracies[hans_tasks[0], "heuristic"].mean == pytest.approx(of_group)
+    cka = [panel.title for panel in by_name["brown_figure_2_cka"].panels]
+    measures = ("minibatch_cka", "mean_minibatch_cka")
+    assert cka == [f"{task}, pretrained, {name}" for task in ("mnli", "mnli_before_residual") for name in measures]
+    assert {row["definition"] for row in by_name["brown_angular_distance"].rows} == {"cka", "mean_minibatch_cka"}
+    said = "All models are fine-tuned from one pretrained model: intervals are over its fine-tunings"
+    assert said not in " ".join(by_name["brown_hans"].notes)  # two models in a group have a range
+
+
+def test_browns_scaling_family_on_tiny_models(tmp_path: Path) -> None:
+    """Brown et al.'s own file: causal models of different depth and width on packed text."""
+    config = yaml.safe_load((CONFIGS / "study" / "brown_scaling.yaml").read_text())
+    sizes = {"pythia-1b-deduped": (16, 3), "pythia-2.8b-deduped": (32, 2)}
+    config["models"]["names"] = [
+        str(tiny_folder(tmp_path / name, "gpt_neox", task="causal", width=width, layers=layers))
+        for name, (width, layers) in sizes.items()
+    ]
+    nli(tmp_path / "pile.tsv", sentences(200), "class", ("a",))
+    text = {"source": str(tmp_path / "pile.tsv"), "text_columns": ["premise"]}
+    config["tasks"]["pile"]["text"] |= text
+    config["similarity"]["options"]["data"] |= {"max_length": 40}
+    config["similarity"]["options"]["trainer"]["limit_test_batches"] = 7
+    (tmp_path / "brown.yaml").write_text(yaml.safe_dump(config | {"rate": 1e12}))
+    study(["run", "brown.yaml"])
+    frames = tables(StudyFolder(tmp_path / "runs" / "brown_scaling"))
+    rows = frames["similarity"]
+    assert set(rows["n_rows"]) == {7 * 40}
+    assert set(rows["measure"]) == {"minibatch_cka", "mean_minibatch_cka"}
+    made = make(Frames(frames), config["report"])
+    assert not made.missing
+    (table,) = made.tables
+    assert [(row["layers"], row["width"], row["paper_head_width"].mean) for row in table.rows] == [
+        (3, 16, 256),
+        (2, 32, 80),
+    ]
 
 
 def test_several_pairs_in_a_bank(world: World, tmp_path: Path) -> None:

@@ -266,7 +266,8 @@ NUMBERS = {
     "wu": {"untrained": 7, "similarity": 1},
     "wu_tuned": {"finetune": 40, "similarity": 1},
     "phang": {"finetune": 15 * 2, "similarity": 5, "surgery": 15},
-    "brown": {"similarity": 1, "identity": 1},
+    "brown": {"similarity": 2, "identity": 4},
+    "brown_scaling": {"similarity": 1},
     "merchant": {"finetune": 3, "probe": 4 * 8, "similarity": 2},
 }
 
