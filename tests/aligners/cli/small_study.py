@@ -47,12 +47,3 @@ def forked_workers() -> Iterator[None]:
     executors._begin_worker = begin_forked
     multiprocessing.get_context = lambda method=None: context("fork" if method == "spawn" else method)  # type: ignore[assignment]
     yield
-
-
-@contextmanager
-def impatient() -> Iterator[None]:
-    """Within it, submitit hardly waits for the result of a job that is dead."""
-    import submitit
-
-    submitit.Job._results_timeout_s = 0.5
-    yield
