@@ -47,3 +47,27 @@ def forked_workers() -> Iterator[None]:
     executors._begin_worker = begin_forked
     multiprocessing.get_context = lambda method=None: context("fork" if method == "spawn" else method)  # type: ignore[assignment]
     yield
+
+
+@contextmanager
+def impatient() -> Iterator[None]:
+    """Within it, submitit hardly waits for the result of a job that is dead."""
+    import submitit
+
+    submitit.Job._results_timeout_s = 0.5
+    yield
+
+
+@contextmanager
+def fits_in_parts() -> Iterator[None]:
+    """Within it, workers are split off this process, and memory is free for one site in a first attempt alone."""
+    from aligners.cli.train import fit
+
+    def begun_in_parts(sites: int, *_: int) -> int:
+        return sites if list(Path("runs/small/cells").glob("*/before")) else 1
+
+    real = fit.sites_at_once
+    fit.sites_at_once = begun_in_parts
+    with forked_workers():
+        yield
+    fit.sites_at_once = real
