@@ -236,7 +236,7 @@ NUMBERS = {
     "wu_tuned": {"finetune": 40, "similarity": 1},
     "phang": {"finetune": 15 * 2, "similarity": 5, "surgery": 15},
     "brown": {"similarity": 1, "identity": 1},
-    "merchant": {"finetune": 3, "probe": 4 * 8, "similarity": 2},
+    "merchant": {"finetune": 9, "probe": 10 * 8, "similarity": 4},
 }
 
 
