@@ -215,3 +215,4 @@ _TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="
 _HEADS: dict[str, Task] = _TABLE["heads"]
 _ARCHITECTURES = {model_type: _family(about) for model_type, about in _TABLE["families"].items()}
 _ARCHITECTURES["t5"] = replace(_ARCHITECTURES["t5"], beside=_position_bias, bare_class=AutoModelForTextEncoding)
+FAMILIES = tuple(_ARCHITECTURES)  # the `model_type` of each

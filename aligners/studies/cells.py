@@ -32,6 +32,7 @@ class Kind:
         table: name of the table that the rows go into; None: none.
         leaves: what other cells need of it, below its folder.
         apart: further options that name models or cells.
+        alone: whether one process runs it, however many devices a cell has.
     """
 
     script: Literal["train", "evaluate"]
@@ -41,6 +42,7 @@ class Kind:
     table: str | None = None
     leaves: str = "run"
     apart: Sequence[str] = ()
+    alone: bool = False
 
     def unnamed(self, options: Mapping[str, Any]) -> Options:
         """The options of a cell that name neither models nor cells."""

@@ -14,7 +14,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from aligners.errors import UserError, check_extra, check_known
+from aligners.errors import UserError, check_extra, check_known, check_range
 
 PATIENCE = 20.0  # seconds that a worker has to end by itself
 THREADS = "OMP_NUM_THREADS"
@@ -97,6 +97,21 @@ def visible_gpus(count: int) -> list[str]:
     return (names or [str(number) for number in range(count)])[:count]
 
 
+def in_groups(gpus: Sequence[str], devices: int) -> list[str]:
+    """The GPUs that each process sees, as CUDA_VISIBLE_DEVICES names them.
+
+    Args:
+        gpus: all.
+        devices: of a process. GPUs that are left over are not used.
+
+    Raises:
+        ValueError: there are fewer, or they are parts of GPUs: a process sees only one of those.
+    """
+    if gpus:
+        check_range(least=1, most=1 if gpus[0].startswith("MIG") else len(gpus), cell_devices=devices)
+    return [",".join(gpus[first : first + devices]) for first in range(0, len(gpus) - devices + 1, devices)]
+
+
 def _begin_worker(gpu: str | None, threads: int) -> None:
     """Prepare a process that was just started: its GPU, its threads, and that it ends with the one that started it."""
     if gpu is not None:
@@ -133,7 +148,7 @@ class SlurmJobs(Executor):
     def __init__(self, workers: int, folder: Path, cluster: str = "slurm", **options: Any) -> None:
         import submitit
 
-        _let_jobs_import()
+        let_jobs_import()
         self._jobs: list[Any] = []
         often = {f"{cluster}_max_num_timeout": OFTEN}
         self._executor = submitit.AutoExecutor(folder=folder, cluster=cluster, **often)
@@ -204,7 +219,7 @@ class RayTasks(Executor):
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         import ray
 
-        _let_jobs_import()
+        let_jobs_import()
         self._ray = ray
         self._tasks: list[Any] = []
         self._own = not ray.is_initialized()
@@ -229,7 +244,7 @@ class RayTasks(Executor):
             self._ray.shutdown()
 
 
-def _let_jobs_import() -> None:
+def let_jobs_import() -> None:
     """Name the folder of this code in $PYTHONPATH, which jobs inherit: they may start in another folder."""
     known = [CODE, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, known)))
@@ -237,9 +252,12 @@ def _let_jobs_import() -> None:
 
 # Name -> the package that it needs.
 EXECUTORS = {"processes": None, "slurm": ("slurm", "submitit"), "ray": ("cluster", "ray")}  # extra and its package
+RESERVED = {"slurm": "gpus_per_node", "ray": "num_gpus"}  # the option with a job's GPUs
 
 
-def make_executor(name: str, workers: int, gpus: Sequence[str], folder: Path, options: dict[str, Any]) -> Executor:
+def make_executor(
+    name: str, workers: int, gpus: Sequence[str], folder: Path, options: dict[str, Any], devices: int = 1
+) -> Executor:
     """Make an executor.
 
     Args:
@@ -248,13 +266,17 @@ def make_executor(name: str, workers: int, gpus: Sequence[str], folder: Path, op
         gpus: see `Processes`.
         folder: of the study.
         options: of the executor.
+        devices: of a cell; a job reserves as many GPUs, unless `options` say how many.
 
     Raises:
-        ValueError: there is no such executor or option, or its package is not installed.
+        ValueError: there is no such executor or option, too few GPUs for a cell, or its package is not installed.
     """
     check_known(EXECUTORS, executor=name)
     if needed := EXECUTORS[name]:
         check_extra(*needed, f"The executor {name!r}")
+    if devices > 1 and name in RESERVED:
+        reserved = options.setdefault(RESERVED[name], devices)
+        check_range(least=devices if reserved else 0, **{f"executor_options.{RESERVED[name]}": reserved})
     try:
         if name == "slurm":
             return SlurmJobs(workers, folder / "slurm", **options)

@@ -28,6 +28,8 @@ FLOOR_METHODS = 3  # mean, identity, random_embedding
 COPIES = 3  # of a trained weight in a checkpoint, besides itself: Adam's two averages and the best so far
 DECOMPOSED = 30.0  # × d³: FLOP of the decompositions of a closed form
 MOMENT = 8  # bytes
+SPLITS = {"fit": ("fit", "validation"), "fit_pairs": ("fit", "validation"), "inject": ("fit", "test")}
+SPLITS |= {"similarity": ("test",), "identity": ("test",)}  # that cells read; others read all three
 
 
 class Costs:
@@ -123,7 +125,10 @@ def _attention(load: Load) -> Cost:
 
 
 def _inject(load: Load) -> Cost:
-    """Both models read the held-out texts; on average half of Y runs again for each method and site."""
+    """Both models read the held-out texts; on average half of Y runs again for each method and site.
+
+    A store of one row a text does not have the tokens that are replaced.
+    """
     x, y = load.sizes
     sites = len(parse_sites(load.parsed.data.sites, x.layers, y.layers))
     fitted = {} if load.study.fit is None else load.study.fit.options.get("model", {}).get("aligners", {})
@@ -133,7 +138,8 @@ def _inject(load: Load) -> Cost:
     times = 2 if load.parsed.fitting_errors else 1  # as many fitting texts as are held out
     fronts = times * load.reading(load.held_out)
     calls = times * load.calls(load.held_out) + load.calls(load.held_out, targets) * methods * sites / 2
-    return Cost(passes=2 * times, flops=fronts + tails, calls=calls, reading=fronts, memory=load.memory)
+    stored = 0.0 if load.parsed.data.store_rows == "texts" else fronts
+    return Cost(passes=2 * times, flops=fronts + tails, calls=calls, reading=stored, memory=load.memory)
 
 
 def _similarity(load: Load) -> Cost:
@@ -269,21 +275,28 @@ def plan_study(costs: Costs, cells: Sequence[Cell], rate: float | None, workers:
             f"blocks of width {assume.width} (`assume`)."
         )
     estimates = [(cell, costs.of(cell)) for cell in cells]
-    reading = [(cell, costs.texts(cell)) for cell, cost in estimates if cost.reading]  # not attention: it is not stored
+    stored = [cell for cell, cost in estimates if cost.reading or cell.kind in SPLITS]  # attention is not
+    reading = [(cell, costs.texts(cell)) for cell in stored]
     if guessed := sorted({str(cell.task) for cell, texts in reading if not texts.known}):
         notes.append(
             f"Nothing says how many texts {', '.join(guessed)} have: {assume.texts:,} to fit on and "
             f"{assume.held_out:,} held out are assumed (`assume`), as far as the study file sets no lower limit."
         )
     read = {
-        (model.path, cell.task): (size, (texts.fit + texts.test) * assume.tokens)
+        (model.path, cell.task, split, getattr(texts, split)): (size, _kept(cell, assume.tokens))
         for cell, texts in reading
+        for split in SPLITS.get(cell.kind, TextSizes._fields[:3])
         for model, size in zip(cell.models, costs.size(cell), strict=True)
     }
-    store = sum(FLOAT * (size.layers + 1) * size.width * tokens for size, tokens in read.values())
-    once = sum(size.reading(tokens) for size, tokens in read.values())
-    passes = 2 * len(read) + sum(cost.passes for _, cost in estimates if not cost.reading)
+    store = sum(FLOAT * (size.layers + 1) * size.width * texts * rows for (*_, texts), (size, rows) in read.items())
+    once = sum(size.reading(texts * assume.tokens) for (*_, texts), (size, _) in read.items())
+    passes = len(read) + sum(cost.passes for _, cost in estimates if not cost.reading)
     return Plan(estimates, rate, solving, workers, float(store), round(passes), once, notes, rated)
+
+
+def _kept(cell: Cell, tokens: int) -> int:
+    """Rows that a store keeps of a text of so many tokens."""
+    return 1 if cell.options["data"].get("store_rows") == "texts" else tokens
 
 
 def choose_banks(study: Study, options: CellOptions, sizes: Mapping[str, Size]) -> tuple[Study, list[str]]:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import yaml
 
+from aligners.cli.cells.ranks import run_on_devices
 from aligners.cli.endings import ended_by_signals
 from aligners.cli.folders import RANKS_SHARE, release
 from aligners.cli.table import run_script
@@ -24,15 +25,43 @@ from aligners.files.whole import remove, write_text
 from aligners.similarity.passes.saved import PASSES
 from aligners.studies.cells import KINDS
 from aligners.studies.executors import Unfinished
-from aligners.studies.folder import ERROR, LOG, RESULT, StudyFolder, locked
+from aligners.studies.folder import ERROR, LOG, OPTIONS, RESULT, StudyFolder, locked
 
 PACKAGES = ("torch", "lightning", "transformers", "numpy")
 LAST, FINISHED = "last.ckpt", "finetuned.json"
 WRONG_OPTIONS = 2  # exit status of jsonargparse
-GOES_ON = (f"run/{LAST}", f"run/{PASSES}", "before")  # what a cell that was interrupted goes on from
+GOES_ON = (f"run/{LAST}", f"run/{PASSES}", "run/part-*", "before")  # what a cell that was interrupted goes on from
 
 
-def run_cell(study: str, number: str) -> str:
+def run_cells(study: str, numbers: Sequence[str], devices: int = 1) -> dict[str, str]:
+    """Run cells one after another, each once those that it needs are done; one that fails stops no other.
+
+    Args:
+        study: the study's folder.
+        numbers: the cells' ids.
+        devices: of each; see `run_cell`.
+
+    Returns:
+        How each has ended: see `run_cell`; `waiting` if what it needs was not done.
+
+    Raises:
+        SystemExit: it was stopped; `Unfinished` if it had got further before.
+    """
+    folder, ends, further = StudyFolder(Path(study)), dict[str, str](), False
+    try:
+        with ended_by_signals():  # also between two cells
+            for number in numbers:
+                needs = folder.described(number)["needs"]
+                end = folder.ended(number)  # before this job was queued again
+                if end is None and all(folder.ended(need) == "done" for need in needs):
+                    end, further = run_cell(study, number, devices), True
+                ends[number] = end or "waiting"
+    except SystemExit as stopped:
+        raise (Unfinished(stopped.code) if further else stopped) from stopped
+    return ends
+
+
+def run_cell(study: str, number: str, devices: int = 1) -> str:
     """Run a cell, unless it is done or another process has it.
 
     Its result is written whole, at the end; its traceback, if it fails. What it prints goes to its log.
@@ -40,6 +69,7 @@ def run_cell(study: str, number: str) -> str:
     Args:
         study: the study's folder.
         number: the cell's id.
+        devices: of the cell: as many processes compute, where its command can be divided and the result is the same.
 
     Returns:
         `done`, `failed`, or `busy`.
@@ -57,7 +87,7 @@ def run_cell(study: str, number: str) -> str:
         before = folder.reached(number)
         try:
             with ended_by_signals(), _logged(place / LOG):
-                result = _run(folder, cell, place)
+                result = _run(folder, cell, place, devices)
         except Exception as error:
             write_text(place / ERROR, traceback.format_exc())
             if isinstance(error, UserError):
@@ -76,15 +106,18 @@ def run_cell(study: str, number: str) -> str:
         return "done"
 
 
-def _run(folder: StudyFolder, cell: dict[str, Any], place: Path) -> dict[str, Any]:
+def _run(folder: StudyFolder, cell: dict[str, Any], place: Path, devices: int) -> dict[str, Any]:
     kind, run = KINDS[cell["kind"]], place / "run"
     words = [kind.command, *_words(cell, place), "--run", str(run)]
     os.environ["WANDB_RUN_GROUP"] = folder.name
     began = time.perf_counter()
     try:
-        run_script(kind.script, words)
+        if devices == 1 or kind.alone or cell["options"].get("sites_at_once"):
+            run_script(kind.script, words)
+        else:
+            run_on_devices(kind.script, words, devices, place / LOG)
     finally:
-        end_run(run)
+        end_run(place)  # also what it went on from
     rows = {} if kind.report is None else json.loads((run / kind.report).read_text(encoding="utf-8"))
     return {
         "cell": cell["id"],
@@ -98,7 +131,7 @@ def _run(folder: StudyFolder, cell: dict[str, Any], place: Path) -> dict[str, An
 
 def _words(cell: dict[str, Any], place: Path) -> list[str]:
     """The command line, after what an earlier attempt has left was put aside, to go on from."""
-    options, run, before = place / "options.yaml", place / "run", place / "before"
+    options, run, before = place / OPTIONS, place / "run", place / "before"
     write_text(options, yaml.safe_dump(cell["options"], sort_keys=False, allow_unicode=True))
     words = ["--config", str(options)]
     (place / ERROR).unlink(missing_ok=True)
@@ -119,11 +152,11 @@ def _last(run: Path) -> Path | None:
     return run if any(run.glob("part-*")) else None
 
 
-def end_run(run: Path) -> None:
-    """Leave the process as it was, for the next cell."""
+def end_run(folder: Path) -> None:
+    """Leave the process as it was before the runs in a folder, for the next cell."""
     if "wandb" in sys.modules:
         sys.modules["wandb"].finish()
-    release(run)
+    release(folder)
     os.environ.pop(RANKS_SHARE, None)
     gc.collect()
     torch.cuda.empty_cache()  # of a device that was used
@@ -136,7 +169,7 @@ def _tidy(place: Path) -> None:
 
 
 def _states(place: Path) -> list[Path]:
-    return [place / name for name in GOES_ON]
+    return [path for name in GOES_ON for path in place.glob(name)]
 
 
 def _remove_refused(error: str, states: Sequence[Path]) -> None:

@@ -9,6 +9,7 @@ import pandas as pd
 
 from aligners.errors import UserError
 from aligners.files.whole import write_text
+from aligners.rehearsals.notes import NOTES
 from aligners.reports.page.run import save_figure
 from aligners.reports.publishing import csv_text
 from aligners.reports.report import Row
@@ -56,7 +57,7 @@ def report(
     about = provenance((folder / "study.yaml").read_text(encoding="utf-8"), results, failures)
     paragraphs = ("\n- ".join([f"## {item.title}\n", *item.findings]) + "\n" for item in contents.findings())
     texts = {
-        "report.html": page(study["name"], contents, about, images, palette),
+        "report.html": page(study["name"], contents, about, images, palette, rehearsal=(folder / NOTES).is_file()),
         "findings.md": "\n".join(paragraphs),
         "missing.json": json.dumps(contents.missing, indent=1),
         **{f"figures/{figure.name}.csv": csv_text(figure.values) for figure in contents.figures if figure.values},

@@ -12,6 +12,7 @@ import pandas as pd
 import yaml
 from markupsafe import Markup
 
+from aligners.rehearsals.notes import MEANINGLESS
 from aligners.reports.names import fixed, markdown_table
 from aligners.reports.page.run import models_of, versions_of
 from aligners.reports.report import Row
@@ -149,7 +150,9 @@ def numbers(table: Table) -> list[Row]:
     return rows
 
 
-def page(name: str, made: ReportContents, about: Row, images: dict[str, Path], palette: Palette) -> str:
+def page(
+    name: str, made: ReportContents, about: Row, images: dict[str, Path], palette: Palette, *, rehearsal: bool = False
+) -> str:
     """Write the page, which needs no network and no other file.
 
     Args:
@@ -158,6 +161,7 @@ def page(name: str, made: ReportContents, about: Row, images: dict[str, Path], p
         about: what the study ran, see `provenance`.
         images: figure's name -> its PNG file, embedded where plotly is not installed.
         palette: of the report.
+        rehearsal: whether the study is one, and so has no results.
     """
     drawn = {}
     for figure in made.figures:
@@ -168,4 +172,5 @@ def page(name: str, made: ReportContents, about: Row, images: dict[str, Path], p
             drawn[figure.name] = {"png": base64.b64encode(images[figure.name].read_bytes()).decode()}
     script = Markup(drawing.script()) if drawing.PLOTLY and made.figures else None
     shown = {"made": made, "drawn": drawn, "written": written, "plotly": script}
-    return rendered("study.html.j2", title=f"Study {name}", lead=lead("study", made=made, **about), **shown, **about)
+    words = MEANINGLESS if rehearsal else lead("study", made=made, **about)
+    return rendered("study.html.j2", title=f"Study {name}", lead=words, **shown, **about)

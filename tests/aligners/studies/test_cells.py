@@ -63,7 +63,9 @@ def test_as_printed_adds_the_papers_own_definitions_where_the_study_has_ours() -
     assert ours["similarity"].options["measures"] == measures
     (whole,) = of_kind("similarity", similarity={"options": {"measures": ["svcca", "neuronsim"]}}, as_printed=True)
     assert whole.options["measures"] == ["svcca", "neuronsim", "svcca_standardised"]
-    assert ids(as_printed=True) == ids()  # nothing to add
+    others = {cell.kind for cell in cells_of(as_printed=True) if cell.id not in ids()}
+    assert others == {"inject"}  # nothing else to add
+    assert all(cell.options["source_pooler"] for cell in of_kind("inject", as_printed=True))
 
 
 def test_a_cell_comes_after_those_that_it_needs() -> None:

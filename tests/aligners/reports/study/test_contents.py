@@ -87,6 +87,13 @@ def test_alignment_is_the_mean_over_blocks_and_pairs_beside_the_papers_number(
     assert row(table, stage="fine-tuned", method="identity")["paper_test"] is None
 
 
+def test_the_texts_of_a_task_are_counted_beside_the_papers_sizes(made: dict[str, Any]) -> None:
+    table = made["ren_table_1"]
+    paper = {"paper_train": 67000, "paper_test": 1800}
+    assert table.rows == [{"task": "sst2", "fit": 950, "validation": 50, "test": 200, **paper}]
+    assert table.notes[-1].startswith("Paper: Ren et al. 2023, Table 1")
+
+
 def test_the_papers_numbers_stand_beside_the_same_task_only() -> None:
     for task, printed in (("rotten_tomatoes", False), ("SST-2", True)):
         (table,) = items(given.collected([task], given.MODELS[:3]), "ren_table_4").values()
@@ -111,7 +118,8 @@ def test_a_papers_own_definition_is_a_column_beside_ours(frames: Collected) -> N
     for kind in ("inject", "recover"):
         linear = frames[kind][frames[kind]["method"] == "linear"].assign(method="linear_trained")
         linear["mse"] *= 3
-        printed[kind] = pd.concat([frames[kind], linear], ignore_index=True)
+        linear["accuracy_source_pooler"] = 0.375
+        printed[kind] = pd.concat([frames[kind].assign(accuracy_source_pooler=0.5), linear], ignore_index=True)
     back = printed["recover"].assign(direction="backward", mse=2 * printed["recover"]["mse"])
     printed["recover"] = pd.concat([printed["recover"].assign(direction="forward"), back], ignore_index=True)
     names = ("ren_table_3", "ren_table_4", "ren_table_5", "ren_table_4_tests")
@@ -126,6 +134,10 @@ def test_a_papers_own_definition_is_a_column_beside_ours(frames: Collected) -> N
     assert row(made["ren_table_5"], stage="fine-tuned", method="linear")["score_printed"].mean == pytest.approx(
         row(made["ren_table_5"], stage="fine-tuned", method="linear")["score"].mean
     )
+    for method, accuracy in (("linear", 0.375), ("inn", 0.5)):  # of the trained linear map, where ours is solved
+        assert row(made["ren_table_5"], stage="fine-tuned", method=method)["accuracy_printed"].mean == accuracy
+    assert any(note.startswith("Accuracy, as printed: ") for note in made["ren_table_5"].notes)
+    assert not any(note.startswith("Accuracy, as printed: ") for note in ours["ren_table_5"].notes)
     there, back = (
         row(made["ren_table_3"], strength=2.0, method="linear", direction=way) for way in ("X to f(X)", "f(X) to X")
     )
@@ -228,7 +240,7 @@ def test_accuracies_of_papers_stand_beside_accuracies() -> None:
 def test_every_number_of_a_paper_has_its_metric() -> None:
     tables = yaml.safe_load((ROOT / "aligners/reports/study/papers/numbers.yaml").read_text())
     metrics = {name: table.get("metric") for name, table in tables.items() if "values" in table}
-    assert set(metrics.values()) == {"accuracy", "f1", "mse"}
+    assert set(metrics.values()) == {"accuracy", "f1", "mse", "texts"}
     assert metrics["ren_table_5"] == metrics["wu_table_1"] == "accuracy"
 
 
@@ -248,8 +260,13 @@ def test_boxes_and_maps_hold_every_pair_at_every_block(made: dict[str, Any]) -> 
     assert [series.name for series in tokens.series] == ["pretrained", "fine-tuned"]
     assert list(tokens.across) == ["1", "2", "3"]
     assert all(len(values) == 28 for values in tokens.series[0].values)
-    for name in ("ren_figure_3", "ren_figure_6"):
+    for name, end in (("ren_figure_3", 1.0), ("ren_figure_6", 1.0), ("ren_figure_3_mse", None)):
         assert made[name].panels[0].values.argmin(1).tolist() == list(given.LAYERS)  # brightest on the diagonal
+        largest = max(panel.values.max() for panel in made[name].panels)
+        assert tuple(made[name].limits) == (end or pytest.approx(largest), 0)
+        assert [line["mse" if end is None else "fvu"] for line in made[name].values[: len(given.LAYERS) ** 2]] == (
+            pytest.approx(made[name].panels[0].values.ravel().tolist())
+        )
 
 
 def test_a_measure_that_could_not_be_computed_is_a_row_with_its_reason(frames: Collected) -> None:
@@ -406,6 +423,7 @@ def test_localization_of_fine_tunings_has_a_panel_for_each_model_and_a_line_for_
         assert [panel.title for panel in figure.panels] == ["bert, sst2", "xlnet, sst2"]
         for panel in figure.panels:
             assert [line.name for line in panel.series] == ["base", "sst2", "mnli", "qqp"]
+    assert "of all other layers of the model (base) and of its fine-tunings to the layer" in figure.caption
     last = [entry["localization"] for entry in figure.values[:12]]
     notebook = as_in_the_notebooks(matrices["neuronsim"]) - as_in_the_notebooks(matrices["svcca_standardised"])
     assert last == pytest.approx(list(notebook))  # of one model and its fine-tunings alone

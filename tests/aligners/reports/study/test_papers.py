@@ -26,6 +26,12 @@ def printed(name: str) -> dict[str, list[float]]:
     return rows
 
 
+def test_sizes_of_data_sets_are_as_printed() -> None:
+    assert {entry["task"]: [entry["train"], entry["test"]] for entry in NUMBERS["ren_table_1"]["values"]} == FACTS[
+        "tables"
+    ]["ren_table_1"]
+
+
 @pytest.mark.parametrize("name", ["ren_table_3", "ren_table_4", "ren_table_5", "wu_table_1"])
 def test_tables_of_papers_are_as_printed(name: str) -> None:
     assert printed(name) == FACTS["tables"][name]
