@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,16 +36,15 @@ def open_answers(paths: Sequence[Path]) -> Dataset:
     return Dataset.from_list([question for path in paths for question in _questions(path)])
 
 
-def _questions(path: Path) -> Iterator[dict[str, Any]]:
+def _questions(path: Path) -> list[dict[str, Any]]:
     try:
-        for article in json.loads(path.read_text(encoding="utf-8-sig"))["data"]:
-            for passage in article["paragraphs"]:
-                for asked in passage["qas"]:
-                    answers = [(answer["text"], answer["answer_start"]) for answer in asked["answers"]]
-                    if answers:
-                        texts, starts = map(list, zip(*answers, strict=True))
-                        known = {"text": texts, "answer_start": starts}
-                        yield {"question": asked["question"], "context": passage["context"], ANSWERS: known}
+        articles = json.loads(path.read_text(encoding="utf-8-sig"))["data"]
+        passages = [passage for article in articles for passage in article["paragraphs"]]
+        return [
+            {name: holder[name] for name, holder in zip(QUESTION, (asked, passage), strict=True)}
+            | {ANSWERS: {name: [answer[name] for answer in asked["answers"]] for name in ("text", "answer_start")}}
+            for passage in passages for asked in passage["qas"] if asked["answers"]
+        ]  # fmt: skip
     except (ValueError, KeyError, TypeError) as error:
         what = f"there is no {error}" if isinstance(error, KeyError) else error
         raise UserError(f"{path} cannot be read as questions in SQuAD's format: {what}.") from error
