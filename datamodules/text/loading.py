@@ -10,6 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from aligners.errors import UserError
+from datamodules.text.annotated.answers import ANSWERS, QUESTION
 from datamodules.text.annotated.sentence import ANNOTATION
 from datamodules.text.kept import drawn_once
 from datamodules.text.labels import LabelColumn, read_labels
@@ -247,6 +248,8 @@ def _text_columns(table: Dataset, label: str | None, source: TextSource) -> list
     columns = source.text_columns or known_source(source).text_columns
     if columns is not None:
         return list(columns)
+    if ANSWERS in table.column_names and set(QUESTION) <= set(table.column_names):
+        return list(QUESTION)
     names = [name for name in table.column_names if name not in (label, ANNOTATION) and _is_text(table, name)]
     if len(names) != 1:
         raise UserError(
@@ -319,7 +322,8 @@ def _normalised(table: Dataset, columns: list[str], labels: LabelColumn | None) 
     features = {"text": Value("string"), "id": Value("int64")}
     if len(columns) == 2:
         features["text_pair"] = Value("string")
-    extra = [ANNOTATION] if ANNOTATION in table.column_names else []
+    answered = [ANSWERS] if columns == QUESTION else []
+    extra = [name for name in (ANNOTATION, *answered) if name in table.column_names]
     features |= {name: table.features[name] for name in extra}
     if len(table):
         renamed = table.map(

@@ -218,6 +218,57 @@ def test_browns_scaling_family_on_tiny_models(tmp_path: Path) -> None:
     ]
 
 
+def test_merchants_study_on_tiny_models(world: World, tmp_path: Path) -> None:
+    """Their own file with its three tasks, RSA on the texts of each and on others; other models, texts and probes."""
+    from tests.aligners.finetuning.test_tokens import asked, write_questions, write_trees
+
+    config = yaml.safe_load((CONFIGS / "study" / "merchant.yaml").read_text())
+    files = {
+        name: tmp_path / name for name in ("fit.conllu", "test.conllu", "train.json", "dev.json", "ner_train.jsonl")
+    }
+    for name, seeds in (("fit.conllu", range(60)), ("test.conllu", range(90, 100))):
+        write_trees(files[name], seeds)
+    for name, seeds in (("train.json", range(60)), ("dev.json", range(90, 100))):
+        write_questions(files[name], [asked(seed) for seed in seeds])
+    trees = {"source": str(files["fit.conllu"]), "held_out": str(files["test.conllu"])}
+    config["models"] = {"names": [world.model_x]}
+    config["data"] = {"max_length": 60}
+    config["tasks"]["mnli"]["text"] = {"source": world.fit, "held_out": world.test}
+    config["tasks"]["dep"]["text"] = trees
+    config["tasks"]["squad"] = {"text": {"source": str(files["train.json"]), "held_out": str(files["dev.json"])}}
+    config["finetune"]["copies"] = 1
+    for task in config["finetune"]["tasks"].values():
+        task["trainer"] = {"max_epochs": 1}
+    config["finetune"]["options"]["trainer"] = {"max_epochs": 1}
+    config["similarity"]["texts"]["wikipedia"]["text"] = {"source": str(tmp_path / "other.txt")}
+    (tmp_path / "other.txt").write_text("\n".join(f"{n} films without a plot" for n in range(30)))
+    line = {"text": "a dull plot", "targets": [{"span1": [n, n + 1], "label": str(n % 2)} for n in range(3)]}
+    rows = [json.dumps(line | {"text": f"{n} dull plots"}) for n in range(40)]
+    files["ner_train.jsonl"].write_text("\n".join(rows))
+    config["probe"]["options"] |= {
+        "projection": 4, "hidden": 4, "drawn": 0, "seeds": 1, "portions": [0.3, 1.0], "controls": True,
+        "training": {"max_epochs": 1, "least_steps": 5},
+    }  # fmt: skip
+    config["probe"]["options"]["data"]["text"] = trees
+    config["probe"]["texts"] = {"entities": {"text": {"source": str(files["ner_train.jsonl"])}}}
+    config["probe"]["tasks"] = ["mnli"]
+    config["rate"] = 1e12
+    (tmp_path / "merchant.yaml").write_text(yaml.safe_dump(config))
+    study(["run", "merchant.yaml"])
+    folder = tmp_path / "runs" / "merchant"
+    tuned = pd.read_parquet(folder / "tables" / "finetune.parquet").set_index("task")
+    assert tuned["score_name"].to_dict() == {"mnli": "accuracy", "dep": "las", "squad": "span_f1"}
+    found = folder / "report" / "tables"
+    table = pd.read_csv(found / "merchant_table_1.csv")
+    assert set(zip(table["task"], table["probed"], strict=True)) == {
+        ("mnli", probed) for probed in ("pos", "dependencies", "ner")
+    }
+    assert table["untrained"].notna().all()
+    assert set(pd.read_csv(found / "merchant_description_lengths.csv")["probed"]) == set(table["probed"])
+    figures = folder / "report" / "figures"
+    assert {"merchant_figure_2.png", "merchant_figure_5.png"} <= {path.name for path in figures.iterdir()}
+
+
 def test_several_pairs_in_a_bank(world: World, tmp_path: Path) -> None:
     from tests.tiny import tiny_folder
 

@@ -271,7 +271,7 @@ NUMBERS = {
     "phang": {"finetune": 15 * 2, "similarity": 5, "surgery": 15},
     "brown": {"similarity": 2, "identity": 4},
     "brown_scaling": {"similarity": 1},
-    "merchant": {"finetune": 3, "probe": 4 * 8, "similarity": 2},
+    "merchant": {"finetune": 9, "probe": 10 * 8, "similarity": 4},
 }
 
 
