@@ -35,7 +35,7 @@ def drawn_once(source: TextSource, tables: Sequence[Dataset], draw: Callable[[],
         tables: from which is drawn.
         draw: draws the texts.
     """
-    from datasets import Dataset, load_from_disk
+    from datasets import load_from_disk
 
     folder = cache_folder() / "texts"
     if not all(table.cache_files for table in tables) or not _writable(folder):
@@ -52,8 +52,7 @@ def drawn_once(source: TextSource, tables: Sequence[Dataset], draw: Callable[[],
                 write_text(unfinished / ABOUT, json.dumps([texts.label_names, texts.origin]))
     names, origin = json.loads((place / ABOUT).read_text(encoding="utf-8"))
     splits = {name: load_from_disk(str(place / name)) for name in SPLITS if (place / name).is_dir()}
-    features = splits["fit"].features  # there are always texts to fit on
-    none = Dataset.from_dict({name: [] for name in features}, features)
+    none = splits["fit"].select([])  # there are always texts to fit on
     return Texts(**{name: splits.get(name, none) for name in SPLITS}, label_names=names, origin=origin)
 
 

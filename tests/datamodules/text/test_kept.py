@@ -109,3 +109,10 @@ def test_without_a_place_to_keep_them_texts_are_drawn(drawn: list[TextSource], t
     source = written(tmp_path / "films.csv")
     assert content(load_texts(source)) == content(load_texts(source))
     assert len(drawn) == 2
+
+
+def test_a_split_without_texts_is_empty_again(drawn: list[TextSource], tmp_path: Path) -> None:
+    source = replace(written(tmp_path / "films.csv"), validation_share=0.0)
+    first, again = load_texts(source), load_texts(source)
+    assert (len(drawn), len(first.validation)) == (1, 0)
+    assert content(first) == content(again) == content(loading._divide(source, *loading._read(source)))

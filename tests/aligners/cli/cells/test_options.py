@@ -268,7 +268,7 @@ NUMBERS = {
     "ren_layers": dict(finetune=6, fit=18, inject=18, attention=6),
     "wu": {"untrained": 7, "similarity": 1},
     "wu_tuned": {"finetune": 40, "similarity": 1},
-    "phang": {"finetune": 15 * 2, "similarity": 5, "surgery": 15},
+    "phang": {"finetune": 36 * 2, "similarity": 12, "surgery": 36},
     "brown": {"similarity": 2, "identity": 4},
     "brown_scaling": {"similarity": 1},
     "merchant": {"finetune": 9, "probe": 10 * 8, "similarity": 4},
