@@ -10,10 +10,10 @@ import yaml
 from aligners.errors import UserError
 from aligners.files.whole import remove, write_text
 from aligners.models.recipes import EMBEDDED
-from aligners.rehearsals.cuts import cut, layers_named, texts_of
-from aligners.rehearsals.models import about_model, put_model
-from aligners.rehearsals.notes import ASSUMED, NOTES, REHEARSAL
-from aligners.rehearsals.texts import drawn_sentences, first_rows, generated, put_dataset, put_file
+from aligners.studies.rehearsals.cuts import cut, layers_named, texts_of
+from aligners.studies.rehearsals.models import about_model, put_model
+from aligners.studies.rehearsals.notes import ASSUMED, NOTES, REHEARSAL
+from aligners.studies.rehearsals.texts import drawn_sentences, first_rows, generated, put_dataset, put_file
 from aligners.studies.spec import Models
 from datamodules.text.sources import ENDINGS, KNOWN, SOURCES
 
@@ -72,7 +72,7 @@ def _models(plain: Mapping[str, Any], place: Path) -> Notes:
     for name in names:
         about = about_model(name, ABOUT["models"])
         settings = {**ABOUT["config"], **ABOUT["families"].get(about.family, {})}
-        config = put_model(place / "hub", name, about, texts, settings, layers_named({**plain, "assume": None}))
+        config = put_model(place / "hub", name, about, texts, settings, layers_named(plain))
         by = f"a random {about.architecture} of {config.num_hidden_layers} blocks, width {config.hidden_size}"
         notes.append(
             {"what": "the model", "name": name, "by": f"{by}{about.assumed and f'; {ASSUMED} {about.assumed}'}"}

@@ -17,8 +17,9 @@ from datamodules.text.annotated.sentence import Sentence
 
 STEMS, MOST_WORDS = 60, 14  # few words, so that a small tokenizer knows them, and short sentences
 Columns = Mapping[str, str | Sequence[str]]
-TYPES = {"text": Value("string"), "number": Value("int32"), "score": Value("float32"), "truth": Value("bool")}
-TYPES |= {"texts": List(Value("string"))}
+STRING, NUMBER = Value("string"), Value("int32")
+TYPES = {"text": STRING, "texts": List(STRING), "number": NUMBER, "score": Value("float32"), "truth": Value("bool")}
+TYPES["answer"] = {"text": List(STRING), "answer_start": List(NUMBER)}
 TEXTS = {"text": 1, "texts": 4}  # of a row
 
 
@@ -37,7 +38,8 @@ def generated(columns: Columns, rows: int, seed: int) -> Dataset:
     """Rows of a data set.
 
     Args:
-        columns: name -> `text`, `texts` (a list), `number`, `score` (in [0, 5)), `truth`, or the names of classes.
+        columns: name -> `text`, `texts` (a list), `number`, `score` (in [0, 5)), `truth`, `answer` (the first word of
+            `context`, which stands before it), or the names of classes.
         rows: how many.
         seed: of the texts.
     """
@@ -48,8 +50,9 @@ def generated(columns: Columns, rows: int, seed: int) -> Dataset:
         "number": lambda row: row,
         "score": lambda row: row * 7 % 50 / 10,
         "truth": lambda row: row * 7 % 5 < 3,
+        "answer": lambda row: {"text": [values["context"][row].split()[0]], "answer_start": [0]},
     }
-    values, features = {}, {}
+    values, features = dict[str, Any](), dict[str, Any]()
     for name, kind in columns.items():
         if isinstance(kind, str):
             values[name], features[name] = [kinds[kind](row) for row in range(rows)], TYPES[kind]
