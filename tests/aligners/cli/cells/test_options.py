@@ -298,8 +298,9 @@ NUMBERS = {
     "wu": {"untrained": 7, "similarity": 1},
     "wu_tuned": {"finetune": 40, "similarity": 1},
     "phang": {"finetune": 36 * 2, "similarity": 12, "surgery": 36},
-    "brown": {"similarity": 1, "identity": 1},
-    "merchant": {"finetune": 3, "probe": 4 * 8, "similarity": 2},
+    "brown": {"similarity": 2, "identity": 4},
+    "brown_scaling": {"similarity": 1},
+    "merchant": {"finetune": 9, "probe": 10 * 8, "similarity": 4},
 }
 
 
