@@ -60,9 +60,8 @@ class Costs:
 
     def size(self, cell: Cell) -> list[Size]:
         """The sizes of a cell's models, which have a head once they are fine-tuned."""
-        heads = {"head": "classification"}
-        sizes = [self.sizes[model.name.split("#")[0]] for model in cell.models]
-        return [replace(s, **heads) if m.stage == "finetuned" else s for m, s in zip(cell.models, sizes, strict=True)]
+        sizes = [(model.stage, self.sizes[model.name.split("#")[0]]) for model in cell.models]
+        return [replace(size, head="classification") if stage == "finetuned" else size for stage, size in sizes]
 
     def texts(self, cell: Cell) -> TextSizes:
         """Texts of a cell, whose kind has a formula."""
