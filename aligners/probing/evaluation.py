@@ -94,7 +94,8 @@ class ProbeExperiment(pl.LightningModule):
             portion_ends(10**6, portions)
         self.portions = list(portions)
         self.tasks, self.ranks, self.controls = tasks and list(dict.fromkeys(tasks)), ranks, controls
-        self.mixes: list[Source] = ["model"] * mix + ["untrained"] * twin_mix
+        mixes: dict[Source, bool] = {"model": mix, "untrained": twin_mix}
+        self.mixes = [source for source, mixed in mixes.items() if mixed]
         self.seeds, self.sizes = seeds, {"projection": projection, "hidden": hidden}
         self.how, self.drop, self.drawn = training, long_sentences == "drop", drawn
 
