@@ -23,8 +23,8 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # runs from a bare checkout
 
-from aligners.rehearsals.notes import NOTES, REHEARSAL  # noqa: E402
 from aligners.studies.folder import StudyFolder  # noqa: E402
+from aligners.studies.rehearsals.notes import NOTES, REHEARSAL  # noqa: E402
 
 STUDIES = ROOT / "aligners" / "configs" / "study"
 

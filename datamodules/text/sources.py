@@ -42,6 +42,8 @@ class TextSource:
         revision: branch, tag or commit of a Hub data set.
         text_columns: the column with the text, or two columns for sentence pairs. Not needed for a source
             that has a name above, nor where only one column holds text.
+        where: column -> its value, or a list of values: only such rows are texts, as of one heuristic of HANS. The
+            classes are those of all rows.
         label_column: the column with the classes, or with numbers to predict. By default "label" where there is such a
             column; otherwise the text is unlabelled.
         score: how the task is scored: accuracy, mcc (Matthews' correlation) and f1 of two classes; pearson and
@@ -71,6 +73,7 @@ class TextSource:
     subset: str | None = None
     revision: str | None = None
     text_columns: list[str] | None = None
+    where: dict[str, str | list[str]] | None = None
     label_column: str | None = None
     score: Score | None = None
     held_out: str | None = None
@@ -104,8 +107,9 @@ class TextSource:
         check_range(least=-(2**63), below=2**63, seed=self.seed)
         check_known(get_args(Score), score=self.score)
         check_range(least=1, max_texts=self.max_texts, max_held_out=self.max_held_out)
-        if self.fill_from is not None and self.streaming:
-            raise UserError(f"`fill_from` {self.fill_from!r} is not for `streaming`. Leave one of them out.")
+        for option in ("fill_from", "where"):
+            if self.streaming and getattr(self, option) is not None:
+                raise UserError(f"`{option}` {getattr(self, option)!r} is not for `streaming`. Leave one of them out.")
         if self.streaming and self.max_texts is None:
             raise UserError(
                 "`streaming` reads only as many texts as are asked for, but `max_texts` is not set. Set it to the "

@@ -20,13 +20,13 @@ from aligners.cli.endings import goes_on_with
 from aligners.cli.run import Run, command, options_of
 from aligners.cli.study.folder import collect_and_report, failures, for_folder, status_table
 from aligners.errors import check_known, check_range
-from aligners.rehearsals.notes import REHEARSAL
-from aligners.rehearsals.notes import words as rehearsed
 from aligners.reports.screen import screen
 from aligners.reports.study.registry import CONTENTS
 from aligners.studies.cells import expand
 from aligners.studies.executors import in_groups, make_executor, visible_gpus
 from aligners.studies.folder import StudyFolder
+from aligners.studies.rehearsals.notes import REHEARSAL
+from aligners.studies.rehearsals.notes import words as rehearsed
 from aligners.studies.schedule import Schedule
 from aligners.studies.spec import Study, read_study
 
@@ -101,7 +101,7 @@ def _rehearse(options: dict[str, Any], study: dict[str, Any], folder: Path) -> N
     Raises:
         ValueError: a command does not take the study's options, or the folder holds something else.
     """
-    from aligners.rehearsals.rehearsal import environment, prepare
+    from aligners.studies.rehearsals.rehearsal import environment, prepare
 
     expand(read_study(study), CellOptions())  # with every option as it is written
     file = prepare(options, study, folder)

@@ -12,7 +12,6 @@ import pandas as pd
 import yaml
 from markupsafe import Markup
 
-from aligners.rehearsals.notes import MEANINGLESS
 from aligners.reports.names import fixed, markdown_table
 from aligners.reports.page.run import models_of, versions_of
 from aligners.reports.report import Row
@@ -151,7 +150,7 @@ def numbers(table: Table) -> list[Row]:
 
 
 def page(
-    name: str, made: ReportContents, about: Row, images: dict[str, Path], palette: Palette, *, rehearsal: bool = False
+    name: str, made: ReportContents, about: Row, images: dict[str, Path], palette: Palette, first: str | None = None
 ) -> str:
     """Write the page, which needs no network and no other file.
 
@@ -161,7 +160,7 @@ def page(
         about: what the study ran, see `provenance`.
         images: figure's name -> its PNG file, embedded where plotly is not installed.
         palette: of the report.
-        rehearsal: whether the study is one, and so has no results.
+        first: what it says first; default: what was found.
     """
     drawn = {}
     for figure in made.figures:
@@ -172,5 +171,5 @@ def page(
             drawn[figure.name] = {"png": base64.b64encode(images[figure.name].read_bytes()).decode()}
     script = Markup(drawing.script()) if drawing.PLOTLY and made.figures else None
     shown = {"made": made, "drawn": drawn, "written": written, "plotly": script}
-    words = MEANINGLESS if rehearsal else lead("study", made=made, **about)
+    words = first or lead("study", made=made, **about)
     return rendered("study.html.j2", title=f"Study {name}", lead=words, **shown, **about)

@@ -2,13 +2,15 @@
 
 import multiprocessing
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import pytest
 import yaml
 
+from aligners.cli.table import study
 from tests.world import World
 
 MAPS = {"linear": "Linear", "mlp": {"class_path": "MLP", "init_args": {"hidden": [8]}}}
@@ -30,6 +32,25 @@ def study_file(world: World, folder: Path, **changes: Any) -> str:
     }
     (folder / "study.yaml").write_text(yaml.safe_dump(content))
     return str(folder / "study.yaml")
+
+
+def stand_ins_here(monkeypatch: pytest.MonkeyPatch, environment: Mapping[str, str]) -> None:
+    """Let this process take what stands in, as one does that starts in this environment."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", environment["HF_HUB_CACHE"])
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", Path(environment["HF_DATASETS_CACHE"]))
+
+
+def rehearse_here(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
+    """`study.py run ... --rehearse`, without becoming another process."""
+
+    def become(_: str, command: list[str], environment: Mapping[str, str]) -> NoReturn:
+        stand_ins_here(monkeypatch, environment)
+        study(command[command.index("run") :])
+        raise SystemExit(0)
+
+    monkeypatch.setattr("os.execve", become)
+    with pytest.raises(SystemExit, match="0"):
+        study(["run", *words, "--rehearse"])
 
 
 @contextmanager

@@ -109,6 +109,24 @@ def test_each_process_sees_one_gpu() -> None:
         assert [executor.submit(gpu).result() for _ in range(3)] == ["MIG-a", "MIG-b", "MIG-a"]
 
 
+def test_a_cell_of_several_gpus_gets_them_and_its_job_reserves_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert executors.in_groups(["0", "3", "GPU-5"], 2) == ["0,3"]
+    assert executors.in_groups(["0", "3"], 1) == ["0", "3"]
+    assert executors.in_groups([], 2) == []
+    for gpus in (["0"], ["MIG-a", "MIG-b"]):
+        with pytest.raises(ValueError, match=r"`cell_devices` to be .*at most 1"):
+            executors.in_groups(gpus, 2)
+    monkeypatch.setattr(executors, "check_extra", lambda *_: None)
+    monkeypatch.setattr(executors, "SlurmJobs", lambda workers, folder, **options: options)
+    for given, reserved in (({}, 2), ({"gpus_per_node": 4}, 4), ({"gpus_per_node": 0}, 0)):
+        assert make_executor("slurm", 2, [], tmp_path, dict(given), 2) == {"gpus_per_node": reserved}
+    assert make_executor("slurm", 2, [], tmp_path, {}) == {}
+    with pytest.raises(ValueError, match="gpus_per_node"):
+        make_executor("slurm", 2, [], tmp_path, {"gpus_per_node": 1}, 2)
+
+
 def test_a_job_whose_time_is_over_runs_again_if_it_got_further(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     submitit = pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
     monkeypatch.setattr(submitit.Job, "_results_timeout_s", 0.5)  # for which it waits for a dead job's result

@@ -10,16 +10,17 @@ import yaml
 from aligners.errors import UserError
 from aligners.files.whole import remove, write_text
 from aligners.models.recipes import EMBEDDED
-from aligners.rehearsals.cuts import cut, layers_named, texts_of
-from aligners.rehearsals.models import about_model, put_model
-from aligners.rehearsals.notes import ASSUMED, NOTES, REHEARSAL
-from aligners.rehearsals.texts import drawn_sentences, first_rows, generated, put_dataset, put_file
+from aligners.studies.rehearsals.cuts import cut, layers_named, texts_of
+from aligners.studies.rehearsals.models import about_model, put_model
+from aligners.studies.rehearsals.notes import ASSUMED, NOTES, REHEARSAL
+from aligners.studies.rehearsals.texts import drawn_sentences, first_rows, generated, put_dataset, put_file
 from aligners.studies.spec import Models
 from datamodules.text.sources import ENDINGS, KNOWN, SOURCES
 
 STUDY, STAND_INS = "rehearsal.yaml", "stand_ins"
 ABOUT: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("stand_ins.yaml").read_text(encoding="utf-8"))
-GLUE = "nyu-mll/glue"
+ON_THE_HUB = dict.fromkeys(KNOWN["glue"], "nyu-mll/glue")  # name of a source -> of its data set
+ON_THE_HUB |= {name: about["open"]["dataset"] for name, about in KNOWN["hub"].items()}
 Notes = list[dict[str, str]]
 
 
@@ -71,7 +72,7 @@ def _models(plain: Mapping[str, Any], place: Path) -> Notes:
     for name in names:
         about = about_model(name, ABOUT["models"])
         settings = {**ABOUT["config"], **ABOUT["families"].get(about.family, {})}
-        config = put_model(place / "hub", name, about, texts, settings, layers_named({**plain, "assume": None}))
+        config = put_model(place / "hub", name, about, texts, settings, layers_named(plain))
         by = f"a random {about.architecture} of {config.num_hidden_layers} blocks, width {config.hidden_size}"
         notes.append(
             {"what": "the model", "name": name, "by": f"{by}{about.assumed and f'; {ASSUMED} {about.assumed}'}"}
@@ -96,8 +97,8 @@ def _texts(plain: dict[str, Any], place: Path) -> Notes:
             text[option] = str(file.resolve())
             notes[given] = {"what": "the file", "name": given, "by": f"generated {file.suffix} ({', '.join(columns)})"}
         source = str(text.get("source") or "")
-        if source and not Path(source).exists() and (source in KNOWN["glue"] or source not in SOURCES):
-            name, subset = (GLUE, source) if source in KNOWN["glue"] else (source, text.get("subset"))
+        if source and not Path(source).exists() and (source in ON_THE_HUB or source not in SOURCES):
+            name, subset = ON_THE_HUB.get(source, source), source if source in KNOWN["glue"] else text.get("subset")
             shown = " ".join(filter(None, [name, subset]))
             if shown not in notes:
                 by = _dataset(place / "datasets", name, subset, columns, text.get("held_out"))

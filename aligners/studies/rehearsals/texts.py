@@ -18,8 +18,9 @@ from datamodules.text.annotated.sentence import Sentence
 STEMS, MOST_WORDS = 60, 14  # few words, so that a small tokenizer knows them, and short sentences
 Columns = Mapping[str, str | Sequence[str]]
 STRING, NUMBER = Value("string"), Value("int32")
-TYPES: dict[str, Any] = {"text": STRING, "number": NUMBER, "score": Value("float32"), "truth": Value("bool")}
-TYPES["answer"] = {"text": List(STRING), "answer_start": List(NUMBER)}
+TYPES: dict[str, Any] = {"text": STRING, "texts": List(STRING), "number": NUMBER, "truth": Value("bool")}
+TYPES |= {"score": Value("float32"), "answer": {"text": List(STRING), "answer_start": List(NUMBER)}}
+TEXTS = {"text": 1, "texts": 4}  # of a row
 
 
 def drawn_sentences(count: int, seed: int = 0) -> list[Sentence]:
@@ -37,14 +38,15 @@ def generated(columns: Columns, rows: int, seed: int) -> Dataset:
     """Rows of a data set.
 
     Args:
-        columns: name -> `text`, `number`, `score` (in [0, 5)), `truth`, `answer` (the first word of `context`, which
-            stands before it), or the names of classes.
+        columns: name -> `text`, `texts` (a list), `number`, `score` (in [0, 5)), `truth`, `answer` (the first word of
+            `context`, which stands before it), or the names of classes.
         rows: how many.
         seed: of the texts.
     """
-    texts = iter(drawn_sentences(rows * list(columns.values()).count("text"), seed))
+    texts = iter(drawn_sentences(rows * sum(TEXTS.get(str(kind), 0) for kind in columns.values()), seed))
     kinds: dict[str, Callable[[int], Any]] = {
         "text": lambda _: next(texts).text,
+        "texts": lambda _: [next(texts).text for _ in range(TEXTS["texts"])],
         "number": lambda row: row,
         "score": lambda row: row * 7 % 50 / 10,
         "truth": lambda row: row * 7 % 5 < 3,

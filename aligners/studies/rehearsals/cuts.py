@@ -56,9 +56,10 @@ def texts_of(content: Any) -> list[Options]:
 
 
 def layers_named(content: Any, inside: bool = False) -> int:
-    """The largest number in an option that names blocks."""
+    """The largest number in an option that names blocks, what the plan assumes apart."""
     if isinstance(content, dict):
-        return max((layers_named(value, inside or key in LAYERS) for key, value in content.items()), default=0)
+        parts = {key: value for key, value in content.items() if key != "assume"}
+        return max((layers_named(value, inside or key in LAYERS) for key, value in parts.items()), default=0)
     return max(map(int, re.findall(r"\d+", str(content))), default=0) if inside else 0
 
 
