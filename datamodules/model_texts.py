@@ -241,7 +241,7 @@ def labelled_texts(
             {"entailment": 0, "not_entailment": [1, 2]}. The probabilities of several are added. One map, or a list of
             one for each model.
         options: of `TextModule` and `FrozenModels`, by their names, without `packed`, `devices`, `device_map`,
-            `store` and `store_dtype`. `seed` also draws the bases' heads; `reorder` gives the order of the texts
+            `store` and its options. `seed` also draws the bases' heads; `reorder` gives the order of the texts
             another seed.
 
     Raises:
@@ -249,7 +249,15 @@ def labelled_texts(
     """
     chosen = {"models": _listed(models), "bases": _listed(bases or []), "revisions": revisions, "labels": labels}
     return ModelTexts(
-        chosen, None, packed=False, devices=None, device_map=None, store=None, store_dtype=None, **options
+        chosen,
+        None,
+        packed=False,
+        devices=None,
+        device_map=None,
+        store=None,
+        store_dtype=None,
+        store_rows="tokens",
+        **options,
     )  # by name, so that the command line does not offer what is set here
 
 

@@ -19,8 +19,9 @@ from aligners.models.model import FrozenModel
 from aligners.models.recipes import Recipe
 from datamodules.batches import LengthBatches, go_on_after_last_batch, limited
 from datamodules.frozen_models import FrozenModels
-from datamodules.store.reading import StoredLoader
-from datamodules.store.stores import Stores, check_store
+from datamodules.rows.policies import RowKind
+from datamodules.store.reading import StatesAtSites, StoredLoader
+from datamodules.store.stores import KeptRows, Stores, check_store
 from datamodules.text.labels import LabelsOption
 from datamodules.text.loading import load_texts
 from datamodules.text.sources import TextSource
@@ -36,7 +37,7 @@ from datamodules.tokens.splits import Split, TokenisedSplits
 from datamodules.tokens.tokenised import TokenisedTexts
 
 WITHOUT_GRADIENTS = 4  # so many times the training batch fits where nothing is kept for a backward pass
-NOT_KEPT = ("known", "bases", "under_heads", "devices", "device_map", "store", "store_dtype")  # in checkpoints
+NOT_KEPT = ("known", "bases", "under_heads", "devices", "device_map", "store", "store_dtype", "store_rows")
 PACKED_ALIKE = (
     "`packed` cuts texts into sequences of equally many tokens, which must be the same texts for all",
     "Leave `packed` out",
@@ -68,6 +69,8 @@ class TextModule(pl.LightningDataModule):
             for every batch.
         store_dtype: data type of the stored states: float32, float16 or bfloat16; default: `dtype`. A smaller one
             rounds them.
+        store_rows: what is kept: `tokens`, of which any rows can be made; or `texts`: the one row a text that `rows`
+            mean or cls forms. Models then run for what else is read. What is there already is read in either form.
         models: options of `FrozenModels`.
 
     Attributes:
@@ -86,6 +89,7 @@ class TextModule(pl.LightningDataModule):
     bases: Sequence[str] = ()
     labels: LabelsOption = None
     component: Component = "residual"
+    kinds_read: Sequence[RowKind] = (RowKind("tokens"),)  # kinds of rows, first those that `rows` names
     storable = True  # whether states come from a store, if there is one
 
     def __init__(
@@ -102,9 +106,10 @@ class TextModule(pl.LightningDataModule):
         workers: int = 0,
         store: Path | None = None,
         store_dtype: str | None = None,
+        store_rows: KeptRows = "tokens",
         **models: Any,
     ) -> None:
-        check_store(store, store_dtype)
+        check_store(store, store_dtype, store_rows)
         check_range(least=1, batch_size=batch_size)
         check_range(least=2, max_length=max_length)
         check_range(least=0, workers=workers, seed=seed)
@@ -112,7 +117,7 @@ class TextModule(pl.LightningDataModule):
         self.text, self.batch_size, self.max_length = text, batch_size, max_length
         self.packed, self.seed, self.order, self.workers = packed, seed, seed, workers
         self.store, self.store_dtype = store, store_dtype
-        self._stores = None if store is None else Stores(store, store_dtype)
+        self._stores = None if store is None else Stores(store, store_dtype, store_rows)
         alike = one_tokenizer or (PACKED_ALIKE if packed else None)
         known = None if store is None else KnownModels(store / "models")
         self.frozen_models = FrozenModels(
@@ -274,9 +279,9 @@ class TextModule(pl.LightningDataModule):
             "persistent_workers": self.workers > 0,
             "pin_memory": trainer is not None and trainer.strategy.root_device.type == "cuda",
         }
-        if self._stores is None or not (self.storable and any(sites)):
+        (stored,) = self.complete_store([data], sites)
+        if self._stores is None or not stored:
             return DataLoader(data, **options)
-        (stored,) = self._stores.complete(self.frozen_models, [data], sites, self.component, trainer)
         return StoredLoader(data, stored, self._stores.rings, **options)
 
     def loader(self, split: Split, *, shuffle: bool = False, **options: Any) -> DataLoader:
@@ -335,11 +340,15 @@ class TextModule(pl.LightningDataModule):
         """Move the models to the device of the run, before anything is read."""
         self.frozen_models.place(device)
 
-    def complete_store(self, splits: Sequence[Split]) -> None:
+    def complete_store(
+        self, splits: Sequence[Split | TokenisedTexts], sites: Sequence[Sequence[int]] | None = None
+    ) -> list[list[StatesAtSites]]:
         """Write the states of these splits that the store lacks, if there is one, after announcing them together."""
-        if self._stores is not None and self.storable:
-            data = [self.split(split) for split in dict.fromkeys(splits)]
-            self._stores.complete(self.frozen_models, data, self.wanted_sites(), self.component, self.trainer)
+        stores, every = self._stores, dict.fromkeys(splits)
+        if stores is None or not (self.storable and any(sites := self.wanted_sites() if sites is None else sites)):
+            return [[] for _ in every]
+        data = [self.split(split) if isinstance(split, str) else split for split in every]
+        return stores.complete(self.frozen_models, data, sites, self.component, self.kinds_read, self.trainer)
 
     def test_dataloader(self) -> list[DataLoader]:
         """The texts of `splits`: the held-out ones, unless an evaluation reads others too."""

@@ -72,8 +72,8 @@ class States(TextModule):
             `text.seed` chooses them; special tokens are never among them. The states of the words around them are still
             fitted on, and depend on them through the context. Rows of whole texts have no types.
         options: of `TextModule` and `FrozenModels`, by their names: `text`, `batch_size`, `max_length`, `packed`,
-            `seed`, `workers`, `store`, `store_dtype`, `dtype`, `attn_implementation`, `trust_remote_code`, `recipe`,
-            `cache`, `devices`, `device_map`.
+            `seed`, `workers`, `store`, `store_dtype`, `store_rows`, `dtype`, `attn_implementation`,
+            `trust_remote_code`, `recipe`, `cache`, `devices`, `device_map`.
 
     Attributes:
         models: as the user named them.
@@ -112,6 +112,11 @@ class States(TextModule):
             chosen[link.x].add(link.site_x)
             chosen[link.y].add(link.site_y)
         return [sorted(sites) for sites in chosen]
+
+    @property
+    def kinds_read(self) -> Sequence[RowKind]:  # type: ignore[override]
+        """Those of `rows`, and those that an evaluation has planned."""
+        return [self.reader.kind, *self._plan.kinds]
 
     @cached_property
     def reader(self) -> PairReader:

@@ -13,10 +13,15 @@ PLACE = ROOT / "docs" / "papers" / "coverage.md"
 STATUSES = ("complete", "partly", "missing", "not possible")
 INTRODUCTION = """# Coverage
 
-Every table and figure of the five papers, what makes it here, and how far. *Complete* says that the command makes the
-whole item from the papers' models and data, under the definition that is stated; it does not say that it has been run:
-these models need the Hub and GPUs, and [none has been run here](index.md). Names in the column *report* are
-[tables and figures of a study](../study_reports.md#names); a line without one is the report of a single run.
+Every table and figure of the five papers, what makes it here, and how far.
+
+*Complete*: the command makes the whole item from the papers' models and data, under the definition of the paper's
+text, with the numbers that the paper prints beside ours; where our definition is another, both are in the report, and
+where the released code departs from the text, the column *definition* says so. Data that may not be passed on are
+read from files of yours, named in the command. *Partly*: so does some of it; the last column says why the rest is not
+made, and what stands in its place. No status says that the command has been run: these models need the Hub and GPUs,
+and [none has been run here](index.md). Names in the column *report* are [tables and figures of a
+study](../study_reports.md#names); a line without one is the report of a single run.
 
 Of {count} items, {counts}.
 """

@@ -132,10 +132,9 @@ def interrupted_run(checkpoint: str | None) -> Path | None:
 
 
 def release(folder: Path) -> None:
-    """Let go of a folder that this process has claimed, if it has: its run is over."""
-    file = _claimed.pop((folder / CONFIG).resolve(), None)
-    if file is not None:
-        os.close(file)
+    """Let go of what this process has claimed in a folder: its runs are over."""
+    for file in [file for file in _claimed if folder.resolve() in file.parents]:
+        os.close(_claimed.pop(file))
         end_log(RUN_LOG)
 
 

@@ -172,6 +172,7 @@ def train(job: Job, data: ModelTexts, recipe: FinetuningRecipe, score: Score, tr
         "score_name": score,
         **measured,
         "validation_accuracy": module.validation_accuracy,
+        **{f"n_{split}": len(getattr(data.texts, split)) for split in ("fit", "validation")},
         "n_texts": module.scores["correct"].shape[-1],
         "steps": steps,
         "seconds": seconds,

@@ -150,6 +150,9 @@ class InjectionEvaluation(Evaluation):
         fitting_errors: also measure the errors on fitting texts, as many as are held out, for the columns `mse_fit`,
             `fvu_fit` and `relative_error_fit`. What is fitted poorly and what does not generalise can then be told
             apart.
+        source_pooler: also score, at Y's last site, what Y's classifier answers where X's pooler reads the mapped
+            states in place of Y's own, as the code released with Ren et al. 2023 does: `accuracy_source_pooler`.
+            Nothing is added for models of different widths, or without a pooler.
     """
 
     kind = States
@@ -163,6 +166,7 @@ class InjectionEvaluation(Evaluation):
         other_text: TextSource | None = None,
         masked_share: float = 0.15,
         fitting_errors: bool = False,
+        source_pooler: bool = False,
     ) -> None:
         super().__init__(seed)
         check_known(CLOSED_FORMS, closed_form=closed_form)
@@ -170,7 +174,7 @@ class InjectionEvaluation(Evaluation):
             raise UserError("Expected a checkpoint of `train.py fit` in `stored`, whose moments floors need.")
         self.stored, self.closed_form = list(stored), list(closed_form)
         self.both_directions, self.other_text = both_directions, other_text
-        self.masked_share, self.fitting_errors = masked_share, fitting_errors
+        self.masked_share, self.fitting_errors, self.source_pooler = masked_share, fitting_errors, source_pooler
 
     # ------------------------------------------------------------------ before
 
@@ -253,7 +257,7 @@ class InjectionEvaluation(Evaluation):
     def _behaviour(self, route: Route) -> Behaviour:
         scored = cast(ScoredTask, self.asked)
         if scored.unit == "text":
-            return Behaviour(route, scored, OF_LABELS, self.seed)
+            return Behaviour(route, scored, OF_LABELS, self.seed, source_pooler=self.source_pooler)
         tokens, special, _ = self.stream.split("fit").first_tokens()
         counted = tokens if scored.task == "causal" else tokens[~special]
         counts = counted.long().bincount(minlength=route.target.model.config.get_text_config().vocab_size)

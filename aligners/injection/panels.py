@@ -180,7 +180,7 @@ class Panel(nn.Module):
         for name, mean in zip(("mean_source", "mean_target"), means or (None, None), strict=True):
             self.register_buffer(name, None if mean is None else mean[:, None])
         sites = len(route.pairs)
-        scored = [*(ERRORS if means else []), *(BEHAVIOUR if behaviour else [])]
+        scored = [*(ERRORS if means else []), *(behaviour.scored if behaviour else [])]
         self.scores = TextScores(scored, len(self.methods), sites, texts)
         self.answers = [name for name in (behaviour.whole if behaviour else ()) for _ in range(DRAWS.get(name, 1))]
         self.whole = TextScores(BEHAVIOUR, len(self.answers), 1, texts) if behaviour else None

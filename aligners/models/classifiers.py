@@ -47,13 +47,18 @@ def outside(model: PreTrainedModel) -> dict[str, nn.Module]:
     return {name: part for name, part in model.named_children() if part is not model.base_model}
 
 
+def pooler_of(model: PreTrainedModel) -> dict[str, nn.Module]:
+    """The module between the last state and the head, by path; empty if there is none."""
+    pooler = getattr(model.base_model, "pooler", None)
+    return {f"{model.base_model_prefix}.pooler": pooler} if isinstance(pooler, nn.Module) else {}
+
+
 def head_parts(model: PreTrainedModel) -> dict[str, nn.Module]:
     """The modules that turn states at the last site into classes, by path: the pooler, and all outside the base model.
 
     A final norm is not among them; it belongs to the body, as in the papers.
     """
-    pooler = getattr(model.base_model, "pooler", None)
-    return outside(model) | ({f"{model.base_model_prefix}.pooler": pooler} if isinstance(pooler, nn.Module) else {})
+    return outside(model) | pooler_of(model)
 
 
 @contextmanager

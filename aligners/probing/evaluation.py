@@ -12,7 +12,7 @@ from aligners.errors import UserError, check_range
 from aligners.probing.bank import Arm, ModelLayer, Source, WordsBeingRead
 from aligners.probing.codes import PORTIONS, code_rows, portion_ends, portion_rows, send
 from aligners.probing.edges import EdgeTask
-from aligners.probing.reading import SPLITS, check_annotated, check_room, make_task
+from aligners.probing.reading import SPLITS, check_annotated, check_room, make_task, usual_tasks
 from aligners.probing.storing import save_banks
 from aligners.probing.tasks import Row, Task
 from aligners.probing.training import ProbeTraining, ended
@@ -41,7 +41,8 @@ class ProbeExperiment(pl.LightningModule):
     Args:
         tasks: what is probed: `distance` and `depth` for structural probes, and any tasks of labelled spans that the
             sentences have: for CoNLL-U pos, morphology and dependencies, for JSON lines the name of the file without
-            train, dev or test, or the `task` of its lines.
+            train, dev or test, or the `task` of its lines. Default: pos, dependencies, distance and depth where the
+            sentences have them, or else all that they have.
         ranks: ranks of the structural probes. Default: 64, or the width of narrower states.
         mix: whether there is also an edge probe over a learned mix of all layers.
         controls: whether the untrained twin and the control task are probed as well.
@@ -64,7 +65,7 @@ class ProbeExperiment(pl.LightningModule):
 
     def __init__(
         self,
-        tasks: list[str] = ["pos", "dependencies", "distance", "depth"],  # noqa: B006  (copied)
+        tasks: list[str] | None = None,
         ranks: list[int] | None = None,
         mix: bool = True,
         controls: bool = True,
@@ -78,14 +79,21 @@ class ProbeExperiment(pl.LightningModule):
         twin_mix: bool = False,
     ) -> None:
         super().__init__()
-        check_range(least=1, tasks=len(tasks), ranks=ranks, seeds=seeds, projection=projection, hidden=hidden)
+        check_range(
+            least=1,
+            tasks=None if tasks is None else len(tasks),
+            ranks=ranks,
+            seeds=seeds,
+            projection=projection,
+            hidden=hidden,
+        )
         check_range(least=0, drawn=drawn)
         if twin_mix and not (mix and controls):
             raise UserError("Expected `mix` and `controls` where `twin_mix` is set, but got one of them false.")
         if portions:
             portion_ends(10**6, portions)
         self.portions = list(portions)
-        self.tasks, self.ranks, self.controls = list(dict.fromkeys(tasks)), ranks, controls
+        self.tasks, self.ranks, self.controls = tasks and list(dict.fromkeys(tasks)), ranks, controls
         self.mixes: list[Source] = ["model"] * mix + ["untrained"] * twin_mix
         self.seeds, self.sizes = seeds, {"projection": projection, "hidden": hidden}
         self.how, self.drop, self.drawn = training, long_sentences == "drop", drawn
@@ -104,6 +112,7 @@ class ProbeExperiment(pl.LightningModule):
         """Check that all tasks can be probed, that the states fit in memory, and that there is one process."""
         data = self._data
         self._sentences = check_annotated(data, self.tasks, self.trainer.world_size)
+        self.tasks = self.tasks or usual_tasks(self._sentences["fit"])
         if data.component != "residual":
             raise UserError(f"Expected `data.component` residual, as layer 0 is a control, but got {data.component!r}.")
         wide = sum(model.width * len(self._places(m)) for m, model in enumerate(data.reader.models))

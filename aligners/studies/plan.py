@@ -17,6 +17,7 @@ from aligners.models.recipes import EMBEDDED, Recipe, embedded_recipe
 from aligners.reports.screen import SiteTable
 from aligners.similarity.passes.work import SINGULAR
 from aligners.studies.cells import Cell
+from aligners.studies.pace import Pace
 from aligners.studies.spec import Assumed
 
 
@@ -129,7 +130,7 @@ class Plan:
         rate: FLOP a second of one worker.
         solving: the same of decompositions.
         workers: cells at a time.
-        store: bytes that a store of all states that the cells read takes.
+        store: bytes that a store of the rows that the cells read takes.
         stored_passes: passes over a model with such a store: each model once for each set of texts.
         stored_flops: what these take.
         assumed: what was assumed, in words.
@@ -176,12 +177,13 @@ class Plan:
             workers: cells at a time.
             stored: whether states come from a store, which is written once.
         """
-        total, until = (self.stored_flops / self.rate if stored else 0.0), {"": 0.0}
-        for cell, cost in self.costs:
-            alone = self.alone(cost, stored=stored)
-            until[cell.id] = alone + max((until.get(need, 0.0) for need in cell.needs), default=0.0)
-            total += alone
-        return max(total / workers, *until.values())
+        pace = Pace(self.each(stored=stored))
+        once = self.stored_flops / self.rate if stored else 0.0
+        return pace.left((cell for cell, _ in self.costs), workers, once)
+
+    def each(self, *, stored: bool = False) -> dict[str, float]:
+        """Seconds of each cell, by its id; `stored`: with states from a store."""
+        return {cell.id: self.alone(cost, stored=stored) for cell, cost in self.costs}
 
     def words(self) -> list[str]:
         """The plan in sentences."""
@@ -194,7 +196,7 @@ class Plan:
         return [
             f"An estimate, at {self.rate:.1e} FLOP/s a worker ({self.rated}) and {self.solving:.1e} FLOP/s in "
             f"decompositions: {times} worker{'s' if len(several) > 1 else ''}.",
-            f"A store of all states that the cells read takes {in_words(self.store)} in float32 and needs "
+            f"A store of the rows that the cells read takes {in_words(self.store)} in float32 and needs "
             f"{self.stored_passes:,} passes in place of {passes:,.0f}; with it: {stored}.",
             *self.assumed,
         ]

@@ -125,16 +125,33 @@ class Work:
 
 
 @dataclass
+class Probing(Work):
+    """Probes of every model.
+
+    Args:
+        options: of `train.py probe`.
+        stages: at which stages of the models; default: all those of the study.
+        tasks: on which tasks; default: all.
+        texts: name -> data options of further annotated sentences, such as {text: {source: FILE}}, each for cells of
+            its own.
+    """
+
+    texts: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+@dataclass
 class Finetuning:
     """Fine-tuning of every model on every task, where anything needs it.
 
     Args:
         options: of `train.py finetune`.
         copies: so many times, with seeds 0, 1, ...
+        tasks: task -> options of its own, which take precedence.
     """
 
     options: dict[str, Any] = field(default_factory=dict)
     copies: int = 1
+    tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 @dataclass
@@ -164,10 +181,13 @@ class Comparison(Work):
         tasks: on which tasks; default: all.
         across_stages: whether models of different stages are compared, too.
         across_tasks: whether models fine-tuned on different tasks are compared, on the texts of each of `tasks`.
+        texts: name -> data options of further texts, of no task, such as {text: {source: FILE}}: on each of them models
+            fine-tuned on any of the study's tasks are compared. In tables, `task` is this name.
     """
 
     across_stages: bool = False
     across_tasks: bool = False
+    texts: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 @dataclass
@@ -235,7 +255,7 @@ class Study:
     identity: Work | None = None
     attention: Work | None = None
     recover: Work | None = None
-    probe: Work | None = None
+    probe: Probing | None = None
     surgery: Work | None = None
     store: str | None = None
     keep: Literal["all", "results"] = "all"
@@ -258,12 +278,15 @@ class Study:
             raise UserError("Expected `stages` to have finetuned, as `surgery` needs fine-tuned models.")
         if self.finetune is not None:
             check_range(least=1, **{"finetune.copies": self.finetune.copies})
+            check_known(self.tasks, **{"finetune.tasks": list(self.finetune.tasks)})
         if self.fit is not None:
             check_range(least=1, **{"fit.pairs_at_once": self.fit.pairs_at_once})
             check_range(above=0, **{"fit.memory": self.fit.memory})
         for name, work in self.work().items():
             check_known(self.stages, **{f"{name}.stages": work.stages})
             check_known(self.tasks, **{f"{name}.tasks": work.tasks})
+            if twice := set(self.tasks) & set(self.further_texts(name)):
+                raise UserError(f"Expected `{name}.texts` to be named unlike `tasks`, but got {', '.join(twice)}.")
         for stage in self.stages:
             self.pairs_at(stage)
 
@@ -272,9 +295,15 @@ class Study:
         return {kind: work for kind, work in vars(self).items() if isinstance(work, Work)}
 
     def wants(self, kind: str, stage: Stage, task: str) -> bool:
-        """Whether there are cells of this kind at a stage, on a task."""
+        """Whether there are cells of this kind at a stage, on a task or on further texts."""
         work = self.work().get(kind)
-        return work is not None and stage in (work.stages or self.stages) and task in (work.tasks or self.tasks)
+        places = {*((work and work.tasks) or self.tasks), *self.further_texts(kind)}
+        return work is not None and stage in (work.stages or self.stages) and task in places
+
+    def further_texts(self, kind: str) -> dict[str, dict[str, Any]]:
+        """The data options of the further texts of a kind of cells, by name."""
+        texts: dict[str, dict[str, Any]] = getattr(self.work().get(kind), "texts", {})
+        return texts
 
     def models_at(self, stage: Stage) -> list[Model]:
         """The models at a stage: of fine-tuned ones, every copy."""

@@ -169,7 +169,7 @@ def _read(source: TextSource) -> tuple[list[Dataset], list[str], str | None, dic
     for beginning, name in zip(begun, (source.source, held_out), strict=False):
         if len(beginning) == 0:
             raise UserError(f"Expected texts in {name!r} (`source` or `held_out`), but it has none.")
-    usual = "label" if "label" in begun[0].column_names else None
+    usual = known.label_column or ("label" if "label" in begun[0].column_names else None)
     label = usual if source.label_column is None else source.label_column
     columns = _text_columns(begun[0], label, source)
     drawn = held_out is None

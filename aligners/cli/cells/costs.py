@@ -10,6 +10,7 @@ from aligners.cli.cells.loads import FLOAT, Load, Training
 from aligners.cli.cells.options import CellOptions
 from aligners.files.room import in_words
 from aligners.fitting.parts import bytes_a_site, pairs_within
+from aligners.probing.reading import USUAL
 from aligners.probing.trees import USUAL_RANK
 from aligners.similarity.catalogue import catalogue
 from aligners.similarity.evaluation import GROUPS
@@ -27,6 +28,8 @@ FLOOR_METHODS = 3  # mean, identity, random_embedding
 COPIES = 3  # of a trained weight in a checkpoint, besides itself: Adam's two averages and the best so far
 DECOMPOSED = 30.0  # × d³: FLOP of the decompositions of a closed form
 MOMENT = 8  # bytes
+SPLITS = {"fit": ("fit", "validation"), "fit_pairs": ("fit", "validation"), "inject": ("fit", "test")}
+SPLITS |= {"similarity": ("test",), "identity": ("test",)}  # that cells read; others read all three
 
 
 class Costs:
@@ -43,11 +46,11 @@ class Costs:
         self._known: dict[object, tuple[TextSizes, Cost]] = {}
 
     def of(self, cell: Cell) -> Cost:
-        """The cost of a cell: the same for all of its kind and task with models of the same sizes."""
+        """The cost of a cell: the same for all of its kind, task and texts with models of the same sizes."""
         return self._of(cell)[1] if cell.kind in COSTS else Cost()
 
     def _of(self, cell: Cell) -> tuple[TextSizes, Cost]:
-        key = (cell.kind, cell.task, *self.size(cell), cell.pairs)
+        key = (cell.kind, cell.task, str(cell.options["data"].get("text")), *self.size(cell), cell.pairs)
         if key not in self._known:
             load = self.load(cell)
             self._known[key] = load.split, COSTS[cell.kind](load)
@@ -122,7 +125,10 @@ def _attention(load: Load) -> Cost:
 
 
 def _inject(load: Load) -> Cost:
-    """Both models read the held-out texts; on average half of Y runs again for each method and site."""
+    """Both models read the held-out texts; on average half of Y runs again for each method and site.
+
+    A store of one row a text does not have the tokens that are replaced.
+    """
     x, y = load.sizes
     sites = len(parse_sites(load.parsed.data.sites, x.layers, y.layers))
     fitted = {} if load.study.fit is None else load.study.fit.options.get("model", {}).get("aligners", {})
@@ -132,7 +138,8 @@ def _inject(load: Load) -> Cost:
     times = 2 if load.parsed.fitting_errors else 1  # as many fitting texts as are held out
     fronts = times * load.reading(load.held_out)
     calls = times * load.calls(load.held_out) + load.calls(load.held_out, targets) * methods * sites / 2
-    return Cost(passes=2 * times, flops=fronts + tails, calls=calls, reading=fronts, memory=load.memory)
+    stored = 0.0 if load.parsed.data.store_rows == "texts" else fronts
+    return Cost(passes=2 * times, flops=fronts + tails, calls=calls, reading=stored, memory=load.memory)
 
 
 def _similarity(load: Load) -> Cost:
@@ -178,7 +185,7 @@ def _probe(load: Load) -> Cost:
     rows = load.rows(load.texts)
     sources = 2 if parsed.controls else 1  # the model, and its untrained twin
     layers = len(parse_layers(parsed.data.layers, size.layers))
-    probes = layers * (sources + int(parsed.controls)) * len(parsed.tasks) * parsed.seeds
+    probes = layers * (sources + int(parsed.controls)) * len(parsed.tasks or USUAL) * parsed.seeds
     weights = size.width * max(parsed.projection, parsed.hidden, *(parsed.ranks or [min(USUAL_RANK, size.width)]))
     trained = 6.0 * rows * parsed.training.max_epochs / 3 * probes * weights * (2 if parsed.portions else 1)
     reading = sources * load.reading(load.texts + load.held_out)
@@ -268,21 +275,28 @@ def plan_study(costs: Costs, cells: Sequence[Cell], rate: float | None, workers:
             f"blocks of width {assume.width} (`assume`)."
         )
     estimates = [(cell, costs.of(cell)) for cell in cells]
-    reading = [(cell, costs.texts(cell)) for cell, cost in estimates if cost.reading]  # not attention: it is not stored
+    stored = [cell for cell, cost in estimates if cost.reading or cell.kind in SPLITS]  # attention is not
+    reading = [(cell, costs.texts(cell)) for cell in stored]
     if guessed := sorted({str(cell.task) for cell, texts in reading if not texts.known}):
         notes.append(
             f"Nothing says how many texts {', '.join(guessed)} have: {assume.texts:,} to fit on and "
             f"{assume.held_out:,} held out are assumed (`assume`), as far as the study file sets no lower limit."
         )
     read = {
-        (model.path, cell.task): (size, (texts.fit + texts.test) * assume.tokens)
+        (model.path, cell.task, split, getattr(texts, split)): (size, _kept(cell, assume.tokens))
         for cell, texts in reading
+        for split in SPLITS.get(cell.kind, TextSizes._fields[:3])
         for model, size in zip(cell.models, costs.size(cell), strict=True)
     }
-    store = sum(FLOAT * (size.layers + 1) * size.width * tokens for size, tokens in read.values())
-    once = sum(size.reading(tokens) for size, tokens in read.values())
-    passes = 2 * len(read) + sum(cost.passes for _, cost in estimates if not cost.reading)
+    store = sum(FLOAT * (size.layers + 1) * size.width * texts * rows for (*_, texts), (size, rows) in read.items())
+    once = sum(size.reading(texts * assume.tokens) for (*_, texts), (size, _) in read.items())
+    passes = len(read) + sum(cost.passes for _, cost in estimates if not cost.reading)
     return Plan(estimates, rate, solving, workers, float(store), round(passes), once, notes, rated)
+
+
+def _kept(cell: Cell, tokens: int) -> int:
+    """Rows that a store keeps of a text of so many tokens."""
+    return 1 if cell.options["data"].get("store_rows") == "texts" else tokens
 
 
 def choose_banks(study: Study, options: CellOptions, sizes: Mapping[str, Size]) -> tuple[Study, list[str]]:

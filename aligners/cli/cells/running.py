@@ -25,12 +25,40 @@ from aligners.files.whole import remove, write_text
 from aligners.similarity.passes.saved import PASSES
 from aligners.studies.cells import KINDS
 from aligners.studies.executors import Unfinished
-from aligners.studies.folder import ERROR, LOG, RESULT, StudyFolder, locked
+from aligners.studies.folder import ERROR, LOG, OPTIONS, RESULT, StudyFolder, locked
 
 PACKAGES = ("torch", "lightning", "transformers", "numpy")
 LAST, FINISHED = "last.ckpt", "finetuned.json"
 WRONG_OPTIONS = 2  # exit status of jsonargparse
-GOES_ON = (f"run/{LAST}", f"run/{PASSES}", "before")  # what a cell that was interrupted goes on from
+GOES_ON = (f"run/{LAST}", f"run/{PASSES}", "run/part-*", "before")  # what a cell that was interrupted goes on from
+
+
+def run_cells(study: str, numbers: Sequence[str], devices: int = 1) -> dict[str, str]:
+    """Run cells one after another, each once those that it needs are done; one that fails stops no other.
+
+    Args:
+        study: the study's folder.
+        numbers: the cells' ids.
+        devices: of each; see `run_cell`.
+
+    Returns:
+        How each has ended: see `run_cell`; `waiting` if what it needs was not done.
+
+    Raises:
+        SystemExit: it was stopped; `Unfinished` if it had got further before.
+    """
+    folder, ends, further = StudyFolder(Path(study)), dict[str, str](), False
+    try:
+        with ended_by_signals():  # also between two cells
+            for number in numbers:
+                needs = folder.described(number)["needs"]
+                end = folder.ended(number)  # before this job was queued again
+                if end is None and all(folder.ended(need) == "done" for need in needs):
+                    end, further = run_cell(study, number, devices), True
+                ends[number] = end or "waiting"
+    except SystemExit as stopped:
+        raise (Unfinished(stopped.code) if further else stopped) from stopped
+    return ends
 
 
 def run_cell(study: str, number: str, devices: int = 1) -> str:
@@ -89,7 +117,7 @@ def _run(folder: StudyFolder, cell: dict[str, Any], place: Path, devices: int) -
         else:
             run_on_devices(kind.script, words, devices, place / LOG)
     finally:
-        end_run(run)
+        end_run(place)  # also what it went on from
     rows = {} if kind.report is None else json.loads((run / kind.report).read_text(encoding="utf-8"))
     return {
         "cell": cell["id"],
@@ -103,7 +131,7 @@ def _run(folder: StudyFolder, cell: dict[str, Any], place: Path, devices: int) -
 
 def _words(cell: dict[str, Any], place: Path) -> list[str]:
     """The command line, after what an earlier attempt has left was put aside, to go on from."""
-    options, run, before = place / "options.yaml", place / "run", place / "before"
+    options, run, before = place / OPTIONS, place / "run", place / "before"
     write_text(options, yaml.safe_dump(cell["options"], sort_keys=False, allow_unicode=True))
     words = ["--config", str(options)]
     (place / ERROR).unlink(missing_ok=True)
@@ -124,11 +152,11 @@ def _last(run: Path) -> Path | None:
     return run if any(run.glob("part-*")) else None
 
 
-def end_run(run: Path) -> None:
-    """Leave the process as it was, for the next cell."""
+def end_run(folder: Path) -> None:
+    """Leave the process as it was before the runs in a folder, for the next cell."""
     if "wandb" in sys.modules:
         sys.modules["wandb"].finish()
-    release(run)
+    release(folder)
     os.environ.pop(RANKS_SHARE, None)
     gc.collect()
     torch.cuda.empty_cache()  # of a device that was used
@@ -141,7 +169,7 @@ def _tidy(place: Path) -> None:
 
 
 def _states(place: Path) -> list[Path]:
-    return [place / name for name in GOES_ON]
+    return [path for name in GOES_ON for path in place.glob(name)]
 
 
 def _remove_refused(error: str, states: Sequence[Path]) -> None:

@@ -13,8 +13,9 @@ from jsonargparse import Namespace
 
 from aligners.cli.cells.checks import check_cells, model_sizes, not_injected
 from aligners.cli.cells.costs import Costs, choose_banks, formulas, plan_study
+from aligners.cli.cells.kept import with_kept_rows
 from aligners.cli.cells.options import CellOptions
-from aligners.cli.cells.running import run_cell
+from aligners.cli.cells.running import run_cells
 from aligners.cli.endings import goes_on_with
 from aligners.cli.run import Run, command, options_of
 from aligners.cli.study.folder import collect_and_report, failures, for_folder, status_table
@@ -29,6 +30,7 @@ from aligners.studies.rehearsals.notes import words as rehearsed
 from aligners.studies.schedule import Schedule
 from aligners.studies.spec import Study, read_study
 
+MINUTES_A_JOB = (0.0, 10.0)  # where processes stay, and where each job starts one
 FAILED = 1  # exit status where a cell has failed
 
 
@@ -39,6 +41,8 @@ class Running:
     Args:
         executor: Where cells run: processes, slurm, ray. `slurm` needs the package submitit, `ray` the package ray.
         workers: Cells at a time. Default: as many as this machine has GPUs, or 1. Processes share its threads.
+        minutes_a_job: Cells run one after another in a job, as many as are expected to take so many minutes in all; 0:
+            each is a job of its own. Default: 10 with slurm and ray, whose jobs start anew, 0 with processes.
         executor_options: Of submitit's AutoExecutor (timeout_min, slurm_partition, gpus_per_node, cluster: local), or
             of a task of Ray (address, num_cpus, num_gpus).
         cell_devices: GPUs of a cell, or processes where there is no GPU: fits, injections and comparisons are divided
@@ -48,6 +52,7 @@ class Running:
 
     executor: str = "processes"
     workers: int | None = None
+    minutes_a_job: float | None = None
     executor_options: dict[str, Any] = field(default_factory=dict)
     cell_devices: int = 1
     rate: float | None = None
@@ -142,11 +147,12 @@ def _plan_and_run(
     gpus = in_groups(visible, devices)
     workers = options.workers or max(1, len(gpus))
     check_range(least=1, workers=workers)
+    check_range(least=0, minutes_a_job=options.minutes_a_job)
     check_range(above=0, rate=options.rate)
     commands, sizes = CellOptions(), model_sizes(study, assume=plan)
     check_cells(expand(study, commands), commands, sizes)
     study, banks = choose_banks(study, commands, sizes)
-    cells = expand(study, commands)
+    cells = with_kept_rows(expand(study, commands), commands)
     for line in not_injected(cells, sizes):
         print(line)
     planned = plan_study(Costs(study, commands, sizes), cells, options.rate, workers)
@@ -156,9 +162,13 @@ def _plan_and_run(
         return
     folder = StudyFolder(path)
     with folder.only_one():
-        for line in folder.begin(study, cells, changed=changed):
+        times = planned.each(stored=study.store is not None)
+        for line in folder.begin(study, cells, changed=changed, planned=times):
             print(line)
-        schedule = Schedule(folder, cells, partial(run_cell, devices=devices), partial(print, flush=True))
+        minutes = options.minutes_a_job
+        minutes = MINUTES_A_JOB[options.executor != "processes"] if minutes is None else minutes
+        run_all = partial(run_cells, devices=devices)
+        schedule = Schedule(folder, cells, run_all, partial(print, flush=True), times, minutes)
         schedule.forget()
         print(f"\n{len(cells) - len(schedule.todo)} of {len(cells)} cells are done, in {folder.path}.", flush=True)
         if schedule.todo:

@@ -10,7 +10,8 @@ import yaml
 
 from aligners.fitting.outcomes import is_trained
 
-QUANTITIES = ("mse", "mse_fit", "score", "accuracy")  # of maps, that reports show in a column beside ours
+# of maps, that reports show in a column beside ours
+QUANTITIES = ("mse", "mse_fit", "score", "accuracy", "accuracy_source_pooler")
 PLACE = ("cell", "task", "stage", "model_x", "model_y", "rows", "site_x", "site_y")
 FURTHER = ("strength", "target_seed", "direction")  # what tells the rows of one map apart in a recovery
 

@@ -15,6 +15,7 @@ from aligners.reports.study.frames import Frames
 from aligners.reports.study.registry import make
 from aligners.studies.collecting import tables
 from aligners.studies.folder import ERROR, RESULT, StudyFolder
+from datamodules.store.keeping import kept_in
 from tests.aligners.cli.small_study import rehearse_here, study_file
 from tests.world import World
 
@@ -24,6 +25,24 @@ MULTIBERTS = ["google/multiberts-seed_0", "google/multiberts-seed_1"]
 
 def kinds(folder: Path) -> list[str]:
     return sorted(StudyFolder(folder).described(number)["kind"] for number in StudyFolder(folder).cells)
+
+
+def test_a_study_of_sentence_vectors_keeps_one_row_a_text_and_finds_the_same(world: World, tmp_path: Path) -> None:
+    work = {"similarity": {"options": {"measures": ["cka"]}}, "report": ["ren_table_4"]}
+    work["fit"] = {"options": {"model": {"aligners": {"procrustes": "Procrustes"}}, "data": {"sites": [1, 2]}}}
+    data = {"max_length": 60, "batch_size": 18, "rows": "mean"}
+    for folder, rows in (("texts", {}), ("tokens", {"store_rows": "tokens"})):
+        file = study_file(world, tmp_path, data=data | rows, store="own", **work)
+        study(["run", file, "--folder", folder])
+    texts, tokens = ([entry.manifest for entry in kept_in(Path(name, "store")) if entry.folder.is_dir()] for name in
+                     ("texts", "tokens"))  # fmt: skip
+    assert {store.identity.rows for store in tokens} == {""}
+    assert {store.identity.rows for store in texts} == {"mean", "mean, special tokens left out"}
+    assert all(sum(store.rows) == store.about["texts"] for store in texts)
+    for table, off in (("fit", 0), ("similarity", 0), ("inject", 1e-4)):  # which runs the models
+        found, expected = (pd.read_parquet(f"{name}/tables/{table}.parquet") for name in ("texts", "tokens"))
+        numbers = found.select_dtypes("number").columns.difference(["seconds"])
+        pd.testing.assert_frame_equal(found[numbers], expected[numbers], rtol=off, atol=off)
 
 
 def test_the_papers_study_on_tiny_models(
@@ -45,7 +64,7 @@ def test_the_papers_study_on_tiny_models(
     config["identity"] = {"stages": ["finetuned"]}
     config["data"]["sites"] = [1]
     config["rate"] = 1e12
-    config["report"] = ["ren_table_2", "ren_table_3", "ren_table_4", "ren_table_5"]
+    config["report"] = ["ren_table_1", "ren_table_2", "ren_table_3", "ren_table_4", "ren_table_5"]
     (tmp_path / "ren.yaml").write_text(yaml.safe_dump(config))
     rehearse_here(monkeypatch, "ren.yaml")
     folder = tmp_path / "runs" / "ren_small" / "rehearsal"
@@ -88,7 +107,9 @@ def test_the_papers_study_on_tiny_models(
         *(
             "ren_table_4_tests",
             "ren_figure_3",
+            "ren_figure_3_mse",
             "ren_figure_6",
+            "ren_figure_6_mse",
             "ren_figure_6_attention",
         ),  # three models, pairs of layers
         *("wu_figure_4", "wu_figure_6", "brown_figure_3"),  # other measures

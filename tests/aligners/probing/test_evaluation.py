@@ -11,7 +11,7 @@ from aligners.cli.table import train
 from aligners.probing.bank import Examples
 from aligners.probing.edges import Labels, counts, f1, targets_of
 from aligners.probing.evaluation import ProbeExperiment
-from aligners.probing.reading import check_annotated
+from aligners.probing.reading import check_annotated, usual_tasks
 from aligners.probing.storing import PROBES, load_banks
 from aligners.probing.training import ProbeTraining
 from aligners.reports.finished import make_report
@@ -139,8 +139,8 @@ def test_spans_of_a_held_out_file_are_scored_and_the_texts_are_said_once(
     fit, held = (write_spans(tmp_path / f"ner_{split}.json", seed) for seed, split in enumerate(("train", "test")))
     text = TextSource(fit, held_out=held, validation_share=0.1)
     options: dict[str, Any] = {"controls": False, "mix": False, "portions": []}
-    made = run_on(data_of(text, world.model_x), experiment(tasks=["ner"], **options))
-    assert {row["n_targets"] for row in made.rows} == {6 * 60}
+    made = run_on(data_of(text, world.model_x), experiment(**options))  # of all tasks that the file has
+    assert {(row["task"], row["n_targets"]) for row in made.rows} == {("ner", 6 * 60)}
     assert all(row["score"] is not None for row in made.rows)
     assert capsys.readouterr().out.count(f"Texts of {fit}: ") == 1
 
@@ -205,6 +205,8 @@ def test_what_cannot_be_probed_is_refused_before_reading(
     monkeypatch.setattr("aligners.probing.reading.sentences_of", lambda _, split: own[split])
     with pytest.raises(ValueError, match="Expected validation sentences to have what 'depth' of `tasks` asks for"):
         check_annotated(known, ["depth"])
+    assert usual_tasks([tree]) == ["distance", "depth"]
+    assert usual_tasks([Sentence(("a",))]) == ["pos", "dependencies", "distance", "depth"]  # all of which are refused
     for wrong in ({"seeds": 0}, {"tasks": []}, {"ranks": []}, {"hidden": 0}):
         with pytest.raises(ValueError, match=f"Expected `{next(iter(wrong))}` to be at least"):
             ProbeExperiment(**wrong)  # type: ignore[arg-type]

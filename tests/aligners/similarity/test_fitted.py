@@ -270,7 +270,7 @@ def test_measures_share_what_they_decompose(decomposed: Counter[str]) -> None:
     names = sorted(FUNCTIONS, key=lambda name: catalogue(SHARE)[name].symmetric)  # as a pass computes them
     for name in names:
         evaluate(catalogue(SHARE)[name], first)
-    # 3 + 2 layers, of all features and of components, standardised or not; 3 x 2 pairs for CCA, and for SVCCA with PWCCA
+    # 3 + 2 layers, of all features and of components, standardised or not; 3 x 2 pairs for CCA, and for SVCCA and PWCCA
     assert decomposed == {"eigh": 3 * 5, "svdvals": 6, "svd": 2 * 6}
     for name in names:
         if (measure := catalogue(SHARE)[name]).held_out is not None:

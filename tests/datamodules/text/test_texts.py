@@ -132,6 +132,49 @@ def test_a_further_split_gives_the_held_out_texts_that_the_official_one_lacks(tm
         replace(source, fill_from="test", max_texts=10, streaming=True)
 
 
+PARTS = {"train": range(60), "validation": range(60, 70), "test": range(70, 75)}
+QUESTIONS = {
+    "hellaswag": lambda of: {"ctx": f"q {of}", "endings": [f"{of} a", f"{of} b"], "label": "" if of > 69 else "1"},
+    "cosmos_qa": lambda of: {
+        "context": "q",
+        "question": str(of),
+        **{f"answer{place}": f"{of} {end}" for place, end in enumerate("abcd")},
+        "label": -1 if of > 69 else 1,
+    },
+}
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_every_answer_to_a_question_is_a_text(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    splits = {
+        split: datasets.Dataset.from_list([QUESTIONS[name](of) for of in every]) for split, every in PARTS.items()
+    }
+    hub = Mock(return_value=datasets.DatasetDict(splits))
+    monkeypatch.setattr(datasets, "load_dataset", hub)
+    held, ends = load_texts(TextSource(name)).test, "abcd"[: 2 if name == "hellaswag" else 4]
+    assert held["text"][:] == [f"q {of}" for of in range(60, 70) for _ in ends]
+    assert held["text_pair"][:] == [f"{of} {end}" for of in range(60, 70) for end in ends]
+    assert held["label"][:] == [int(end == "b") for _ in range(10) for end in ends]
+    hidden = load_texts(TextSource(name, held_out="test", validation_share=0))
+    assert (set(hidden.test["label"]), hidden.label_names) == ({-1}, ["wrong", "right"])
+    assert sorted(hidden.fit["text_pair"]) == sorted(f"{of} {end}" for of in range(60) for end in ends)
+    assert hub.call_args.args[0].endswith(name)
+
+
+def test_named_data_sets_of_the_hub_are_opened_as_they_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {"question": sentences(90), "passage": ["p"] * 90, "title": ["t"] * 90, "answer": [True, False, True] * 30}
+    table = datasets.Dataset.from_dict(rows)
+    hub = Mock(return_value=datasets.DatasetDict(train=table, validation=table.select(range(9))))
+    monkeypatch.setattr(datasets, "load_dataset", hub)
+    texts = load_texts(TextSource("boolq"))
+    assert (texts.test["label"][:3], texts.label_names) == ([1, 0, 1], ["no", "yes"])
+    assert (texts.test["text"][0], texts.test["text_pair"][0]) == (sentences(1)[0], "p")
+    assert len(texts.fit) + len(texts.validation) == 81
+    assert (hub.call_args.args[0], hub.call_args.kwargs["revision"]) == ("google/boolq", None)
+    load_texts(TextSource("boolq", revision="mine"))
+    assert hub.call_args.kwargs["revision"] == "mine"
+
+
 def test_plain_text_is_a_text_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     lines = [f"{text}, é" for text in sentences(100)]
     (tmp_path / "films.txt").write_bytes("\r\n".join([*lines[:50], "", "  ", *lines[50:]]).encode("utf-8-sig"))

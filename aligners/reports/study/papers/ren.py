@@ -1,8 +1,10 @@
 """Ren et al. 2023: similarity, recovery of a random network, alignment, injection; errors and complexity by layer."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pandas as pd
 
 from aligners.fitting.outcomes import MARK
@@ -18,10 +20,22 @@ SHOWN = (("inn", "inn_paper"), ("linear",), ("mlp", "mlp_paper"))  # the first o
 REFERENCES = ("inn", "inn_paper", "linear")  # the first that there is is what other maps are tested against
 WORDS = {"mse": "mean squared error", "fvu": "FVU", "relative_error": "relative error"}
 DIRECTIONS = {"forward": "X to f(X)", "backward": "f(X) to X"}
+POOLED = "accuracy_source_pooler"
 BOXES = ["stage", "layer", "model_x", "model_y", "value"]
 
 
 # ---------------------------------------------------------------------- tables
+
+
+def sizes(frames: Frames, name: str) -> Table:
+    """Table 1: how many texts of each task there are for fine-tuning, on which it is watched, and held out."""
+    counts = {"n_fit": "fit", "n_validation": "validation", "n_texts": "test"}
+    rows = []
+    for place, part in by(frames.of("finetune", *counts), "task"):
+        paper = {split: shared.paper_value(name, split, **place) for split in ("train", "test")}
+        printed = {f"paper_{split}": value and int(value.mean) for split, value in paper.items()}
+        rows.append({**place, **{key: int(part[column].max()) for column, key in counts.items()}, **printed})
+    return shared.table(name, rows)
 
 
 def similarity(frames: Frames, name: str) -> Table:
@@ -97,11 +111,15 @@ def injection(frames: Frames, name: str) -> Table:
     """Table 5: the task's score after injection, between all ceilings and floors."""
     frame = shared.between_models(frames.of("inject", "score"))
     injected = frame[frame["score"].notna() | (frame["overflow"].astype(bool) & frame["n_units"].notna())]
+    if POOLED in injected:  # of the paper's trained linear map, where ours is solved
+        theirs = injected.get(f"{POOLED}_printed", injected[POOLED]).fillna(injected[POOLED])
+        injected = injected.assign(accuracy_printed=theirs)
     rows, metric = [], shared.printed_metric(name, injected)
+    quantities = ("score", "score_printed", *metric, "accuracy_printed", "agreement", "penalty")
     for place, part in by(injected, "task", "stage", "method"):
-        last = shared.estimates(part[shared.is_last(part)], ("score", "score_printed", *metric, "agreement", "penalty"))
-        everywhere = over_models(shared.blocks(part), "score")
-        rows.append({**_map_row(name, frame, (), place, part, paper="score"), **last, "everywhere": everywhere})
+        last, everywhere = part[shared.is_last(part)], over_models(shared.blocks(part), "score")
+        row = _map_row(name, frame, (), place, part, paper="score")
+        rows.append({**row, **shared.estimates(last, quantities), "everywhere": everywhere})
     return shared.table(name, rows, kept=kept_scores(rows), **shared.about_maps(frame))
 
 
@@ -167,8 +185,16 @@ def shown_methods(frame: pd.DataFrame, column: str, most: int = len(SHOWN)) -> l
     return list(dict.fromkeys([*(shown or there[:1]), *closest]))
 
 
-def layer_maps(frames: Frames, name: str, *, within: bool, component: str = STATES) -> Figure:
-    """Figures 3, 6 and 8: learned error from every layer to every layer, within a model or between models."""
+def layer_maps(frames: Frames, name: str, *, within: bool, component: str = STATES, column: str = "fvu") -> Figure:
+    """Figures 3, 6 and 8: learned error from every layer to every layer, within a model or between models.
+
+    Args:
+        frames: of the study.
+        name: of the figure.
+        within: whether each model is mapped to itself.
+        component: what was mapped.
+        column: the error.
+    """
     errors, whom = frames.errors(component), "within a model" if within else "between models"
     if component != STATES:
         errors = errors.assign(rows=None)  # of one kind, which the title names
@@ -178,15 +204,16 @@ def layer_maps(frames: Frames, name: str, *, within: bool, component: str = STAT
     errors = errors.astype({"site_x": int, "site_y": int})
     panels, values = [], list[Row]()
     for place, part in by(errors, "task", "stage", "rows"):
-        for method in shown_methods(part, "fvu", 2):
+        for method in shown_methods(part, column, 2):
             line = part[part["method"] == method]
-            means = line.groupby(["site_x", "site_y"])["fvu"].mean()
+            means = line.groupby(["site_x", "site_y"])[column].mean()
             marked = shared.map_cells(method, line)["method"]
             title = place_words(place["task"], place["stage"], kind_words(place["rows"]), marked)
             panels.append(heat_panel(title, means, "layer of X", "layer of Y"))
-            values += [{"panel": title, "layer_x": x, "layer_y": y, "fvu": value} for (x, y), value in means.items()]
+            values += [{"panel": title, "layer_x": x, "layer_y": y, column: value} for (x, y), value in means.items()]
     about: Row = {"models": shared.models_in(errors), **shared.about_maps(errors)}
-    return shared.figure(name, panels, values, within=within, whom=whom, **about)
+    made = shared.figure(name, panels, values, within=within, whom=whom, what=WORDS[column], **about)
+    return made if made.limits else replace(made, limits=(float(np.nanmax([row[column] for row in values])), 0.0))
 
 
 def nuclear_norms(frames: Frames, name: str) -> Figure:

@@ -96,7 +96,7 @@ def localization(frames: Frames, name: str, *, printed: bool = False) -> Figure:
     families = scores["model"].map(lambda model: groups.get(model, model))
     lines = scores.assign(line=scores["model"].where(models <= MOST_LINES, families))
     _, panels = model_lines(lines, ["task", "stage"], "line", "layer", "localization", partial(_look, groups))
-    return shared.figure(name, panels, scores.to_dict("records"), measures=set(frame["measure"]))
+    return shared.figure(name, panels, scores.to_dict("records"), measures=set(frame["measure"]), whose="all models")
 
 
 def tuned_localization(frames: Frames, name: str, *, printed: bool = False) -> Figure:
@@ -113,7 +113,8 @@ def tuned_localization(frames: Frames, name: str, *, printed: bool = False) -> F
     frame = _of_one_base(frames, LOCALIZED)
     scores = _localizations(frame, ["task", "base"], printed)
     _, panels = model_lines(scores, ["base", "task"], "model", "layer", "localization", partial(_look, {}))
-    return shared.figure(name, panels, scores.to_dict("records"), measures=set(frame["measure"]))
+    whose = "the model (base) and of its fine-tunings"
+    return shared.figure(name, panels, scores.to_dict("records"), measures=set(frame["measure"]), whose=whose)
 
 
 def freezing(frames: Frames, name: str) -> Table:

@@ -9,6 +9,7 @@ import yaml
 
 from aligners.cli.cells.checks import check_cells, model_sizes, not_injected
 from aligners.cli.cells.costs import Costs, choose_banks, plan_study
+from aligners.cli.cells.kept import with_kept_rows
 from aligners.cli.cells.options import CellOptions
 from aligners.similarity.passes.work import EIGEN, VALUES
 from aligners.studies.cells import Cell, expand
@@ -96,10 +97,10 @@ def test_the_plan_counts_passes(world: World) -> None:
     assert costs["fit"].flops == pytest.approx(costs["fit"].reading + moments)
     assert costs["fit"].solved == 4 * 30 * 16**3  # one closed form
     assert costs["inject"].passes == 2
-    assert plan.stored_passes == 4
-    assert plan.stored_flops == (fit + held_out) * a_text
+    assert plan.stored_passes == 2 * 3  # of three splits
+    assert plan.stored_flops == (fit + watched + held_out) * a_text
     assert plan.seconds(1, stored=True) < plan.seconds(1)
-    assert plan.store == 2 * 4 * (3 + 1) * 16 * (fit + held_out) * 10
+    assert plan.store == 2 * 4 * (3 + 1) * 16 * (fit + watched + held_out) * 10
     trained = {"model": {"aligners": {"mlp": "MLP"}}, "trainer": {"max_epochs": 3}}
     several = study_of(world, data={"rows": "mean"}, fit={"options": trained})
     assert costs_of(several)["fit"].passes == pytest.approx(2 * (4 + 4 * 2 * watched / fit))
@@ -108,6 +109,36 @@ def test_the_plan_counts_passes(world: World) -> None:
     _, plan = planned(study_of(world, fit=None, inject=None, similarity=None, attention={}))  # no store has its weights
     assert plan.store == 0
     assert plan.stored_passes == round(sum(cost.passes for _, cost in plan.costs)) > 0
+
+
+def test_a_store_keeps_one_row_a_text_where_no_cell_reads_more_of_the_same_texts(world: World) -> None:
+    def kept(**changes: Any) -> dict[str, str | None]:
+        study = study_of(world, **{"data": {"rows": "mean"}, "store": "own", "attention": {}, **changes})
+        cells = with_kept_rows(expand(study, COMMANDS), COMMANDS)
+        assert [cell.id for cell in cells] == [cell.id for cell in expand(study, COMMANDS)]
+        return {cell.kind: cell.options["data"].get("store_rows") for cell in cells}
+
+    of_texts = {"fit": "texts", "inject": "texts", "similarity": "texts", "attention": None}
+    assert kept() == kept(store=None) == of_texts
+    assert kept(data={"rows": "cls"}) == of_texts
+    grammar = {"options": {"data": {"rows": "words", "text": {"source": "grammar"}}}}
+    assert kept(probe=grammar) == {**of_texts, "probe": None}  # other texts
+    words = {"options": {"data": {"rows": "words"}}}
+    for more in ({"stitch": {}}, {"similarity": words}, {"fit": {**words, "pairs_at_once": 1}}, {"data": {}}):
+        assert set(kept(**more).values()) == {None}, more
+    attention = {"options": {"data": {"attention": True}}}
+    assert kept(similarity=attention) == {**of_texts, "similarity": None}  # not stored
+    assert kept(similarity={"options": {"data": {"attention": True, "rows": "words"}}})["fit"] == "texts"
+
+
+def test_the_plan_has_the_size_of_what_is_kept(world: World) -> None:
+    study = study_of(world, data={"rows": "mean"}, assume={"tokens": 10})
+    costs = Costs(study, COMMANDS, model_sizes(study, assume=True))
+    cells, whole = planned(study)
+    kept = plan_study(costs, with_kept_rows(cells, COMMANDS), 1e13, 1)
+    assert (kept.store, kept.stored_flops) == (whole.store / 10, whole.stored_flops)
+    read = {cell.kind: cost.reading for cell, cost in kept.costs}
+    assert read["fit"] > 0 == read["inject"]  # which replaces tokens
 
 
 def test_a_bank_in_parts_reads_the_texts_for_each_part_and_takes_the_memory_of_one(world: World) -> None:
@@ -236,7 +267,7 @@ NUMBERS = {
     "wu_tuned": {"finetune": 40, "similarity": 1},
     "phang": {"finetune": 15 * 2, "similarity": 5, "surgery": 15},
     "brown": {"similarity": 1, "identity": 1},
-    "merchant": {"finetune": 3, "probe": 4, "similarity": 1},
+    "merchant": {"finetune": 3, "probe": 4 * 8, "similarity": 2},
 }
 
 

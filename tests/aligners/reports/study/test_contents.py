@@ -41,7 +41,7 @@ def row(table: Any, **where: object) -> Any:
 
 def test_everything_is_made_but_what_the_rows_do_not_hold(report: ReportContents, made: dict[str, Any]) -> None:
     attention = {"ren_figure_4", "ren_figure_6_attention", "wu_figure_4", "wu_figure_6"}
-    across = {"wu_figure_5", "wu_figure_7", "wu_figure_7_printed"}
+    across = {"wu_figure_5", "wu_figure_7", "wu_figure_7_printed", "merchant_figure_2", "merchant_figure_5"}
     assert set(report.missing) == attention | across
     assert set(made) == set(CONTENTS) - set(report.missing)
     missing = "the study has no errors of maps between attention weights (kind `attention`)"
@@ -58,6 +58,8 @@ def test_what_cannot_be_made_says_why(frames: Collected) -> None:
         ("wu_figure_5", "similarity", not_compared, "`similarity.across_stages`"),
         ("wu_figure_7", "similarity", frames["similarity"], "`similarity.across_stages`"),
         ("merchant_table_1", "probing", not_tuned, "no model was probed both before and after fine-tuning"),
+        ("merchant_figure_5", "similarity", frames["similarity"], "`similarity.across_stages`"),
+        ("merchant_figure_2", "similarity", pd.DataFrame(given.rsa(texts=("mnli",))), "`similarity.texts`"),
     ):
         assert said in make(Frames({kind: rows}), [name]).missing[name]
 
@@ -85,6 +87,13 @@ def test_alignment_is_the_mean_over_blocks_and_pairs_beside_the_papers_number(
     assert row(table, stage="fine-tuned", method="identity")["paper_test"] is None
 
 
+def test_the_texts_of_a_task_are_counted_beside_the_papers_sizes(made: dict[str, Any]) -> None:
+    table = made["ren_table_1"]
+    paper = {"paper_train": 67000, "paper_test": 1800}
+    assert table.rows == [{"task": "sst2", "fit": 950, "validation": 50, "test": 200, **paper}]
+    assert table.notes[-1].startswith("Paper: Ren et al. 2023, Table 1")
+
+
 def test_the_papers_numbers_stand_beside_the_same_task_only() -> None:
     for task, printed in (("rotten_tomatoes", False), ("SST-2", True)):
         (table,) = items(given.collected([task], given.MODELS[:3]), "ren_table_4").values()
@@ -109,7 +118,8 @@ def test_a_papers_own_definition_is_a_column_beside_ours(frames: Collected) -> N
     for kind in ("inject", "recover"):
         linear = frames[kind][frames[kind]["method"] == "linear"].assign(method="linear_trained")
         linear["mse"] *= 3
-        printed[kind] = pd.concat([frames[kind], linear], ignore_index=True)
+        linear["accuracy_source_pooler"] = 0.375
+        printed[kind] = pd.concat([frames[kind].assign(accuracy_source_pooler=0.5), linear], ignore_index=True)
     back = printed["recover"].assign(direction="backward", mse=2 * printed["recover"]["mse"])
     printed["recover"] = pd.concat([printed["recover"].assign(direction="forward"), back], ignore_index=True)
     names = ("ren_table_3", "ren_table_4", "ren_table_5", "ren_table_4_tests")
@@ -124,6 +134,10 @@ def test_a_papers_own_definition_is_a_column_beside_ours(frames: Collected) -> N
     assert row(made["ren_table_5"], stage="fine-tuned", method="linear")["score_printed"].mean == pytest.approx(
         row(made["ren_table_5"], stage="fine-tuned", method="linear")["score"].mean
     )
+    for method, accuracy in (("linear", 0.375), ("inn", 0.5)):  # of the trained linear map, where ours is solved
+        assert row(made["ren_table_5"], stage="fine-tuned", method=method)["accuracy_printed"].mean == accuracy
+    assert any(note.startswith("Accuracy, as printed: ") for note in made["ren_table_5"].notes)
+    assert not any(note.startswith("Accuracy, as printed: ") for note in ours["ren_table_5"].notes)
     there, back = (
         row(made["ren_table_3"], strength=2.0, method="linear", direction=way) for way in ("X to f(X)", "f(X) to X")
     )
@@ -226,7 +240,7 @@ def test_accuracies_of_papers_stand_beside_accuracies() -> None:
 def test_every_number_of_a_paper_has_its_metric() -> None:
     tables = yaml.safe_load((ROOT / "aligners/reports/study/papers/numbers.yaml").read_text())
     metrics = {name: table.get("metric") for name, table in tables.items() if "values" in table}
-    assert set(metrics.values()) == {"accuracy", "f1", "mse"}
+    assert set(metrics.values()) == {"accuracy", "f1", "mse", "texts"}
     assert metrics["ren_table_5"] == metrics["wu_table_1"] == "accuracy"
 
 
@@ -246,8 +260,13 @@ def test_boxes_and_maps_hold_every_pair_at_every_block(made: dict[str, Any]) -> 
     assert [series.name for series in tokens.series] == ["pretrained", "fine-tuned"]
     assert list(tokens.across) == ["1", "2", "3"]
     assert all(len(values) == 28 for values in tokens.series[0].values)
-    for name in ("ren_figure_3", "ren_figure_6"):
+    for name, end in (("ren_figure_3", 1.0), ("ren_figure_6", 1.0), ("ren_figure_3_mse", None)):
         assert made[name].panels[0].values.argmin(1).tolist() == list(given.LAYERS)  # brightest on the diagonal
+        largest = max(panel.values.max() for panel in made[name].panels)
+        assert tuple(made[name].limits) == (end or pytest.approx(largest), 0)
+        assert [line["mse" if end is None else "fvu"] for line in made[name].values[: len(given.LAYERS) ** 2]] == (
+            pytest.approx(made[name].panels[0].values.ravel().tolist())
+        )
 
 
 def test_a_measure_that_could_not_be_computed_is_a_row_with_its_reason(frames: Collected) -> None:
@@ -404,6 +423,7 @@ def test_localization_of_fine_tunings_has_a_panel_for_each_model_and_a_line_for_
         assert [panel.title for panel in figure.panels] == ["bert, sst2", "xlnet, sst2"]
         for panel in figure.panels:
             assert [line.name for line in panel.series] == ["base", "sst2", "mnli", "qqp"]
+    assert "of all other layers of the model (base) and of its fine-tunings to the layer" in figure.caption
     last = [entry["localization"] for entry in figure.values[:12]]
     notebook = as_in_the_notebooks(matrices["neuronsim"]) - as_in_the_notebooks(matrices["svcca_standardised"])
     assert last == pytest.approx(list(notebook))  # of one model and its fine-tunings alone
@@ -555,6 +575,50 @@ def test_the_paper_is_beside_its_own_models_corpora_and_fine_tunings_alone(
     assert [(row["paper_before"], row["paper_change"]) for row in found.rows] == [(before, None)]
     assert [c.key for c in found.columns if c.key.startswith("paper")] == (["paper_before"] if before else [])
     assert any("Merchant" in note for note in found.notes) is (before is not None)
+
+
+def test_a_model_probed_once_before_several_fine_tunings_counts_for_each() -> None:
+    rows = [row for row in given.probing() if row["stage"] == "pretrained"]
+    rows += [row for task in ("mnli", "squad") for row in given.probing(task=task) if row["stage"] == "finetuned"]
+    (found,) = items({"probing": pd.DataFrame(rows)}, "merchant_table_1").values()
+    assert [(row["task"], row["before"], row["change"]) for row in found.rows] == [
+        (task, pytest.approx(90), pytest.approx(-2)) for task in ("mnli", "squad")
+    ]
+    assert [row["paper_change"] for row in found.rows] == [-0.5, -2.5]
+
+
+def test_one_task_on_the_sentences_of_two_files_is_two_rows() -> None:
+    rows = [*given.probing(), *given.probing(corpus="edges/gum-train.jsonl")]
+    (found,) = items({"probing": pd.DataFrame(rows)}, "merchant_table_1").values()
+    probed = {row["probed"]: row["paper_before"] for row in found.rows}
+    assert probed == {"dependencies, en_ewt": 95.5, "dependencies, gum": None}
+
+
+def test_description_lengths_stand_beside_f1(made: dict[str, Any]) -> None:
+    found = made["merchant_description_lengths"]
+    (entry,) = found.rows
+    assert (entry["before"], entry["after"].mean, entry["after"].sd) == tuple(map(pytest.approx, (2, 2.2, 0.02**0.5)))
+    assert (entry["change"], entry["uniform"], entry["compression_before"]) == tuple(map(pytest.approx, (10, 8, 4)))
+    assert (entry["f1_before"], entry["f1_change"]) == (pytest.approx(90), pytest.approx(-2))
+    assert found.findings == ["After fine-tuning on mnli the labels of dependencies take 10.0 % more bits."]
+
+
+def test_rsa_by_layer_in_and_out_of_the_domain() -> None:
+    drawn = items({"similarity": pd.DataFrame(given.rsa())}, "merchant_figure_2", "merchant_figure_5")
+    outside, both = drawn["merchant_figure_2"], drawn["merchant_figure_5"]
+    assert [(panel.title, [line.name for line in panel.series]) for panel in outside.panels] == [
+        ("wikipedia", ["mnli", "squad"])
+    ]
+    titles = {panel.title: [line.name for line in panel.series] for panel in both.panels}
+    assert titles == {
+        "mnli": ["mnli (in domain)", "squad", "wikipedia"],
+        "squad": ["mnli", "squad (in domain)", "wikipedia"],
+    }
+    inside, *_ = both.panels[0].series
+    assert [value for (value,) in inside.values] == pytest.approx([0.99, 0.89, 0.79, 0.69])
+    assert (inside.low[3], inside.high[3]) == (pytest.approx(0.68), pytest.approx(0.7))  # over the two fine-tunings
+    assert [value for (value,) in outside.panels[0].series[0].values] == pytest.approx([0.99, 0.94, 0.89, 0.84])
+    assert "Mean over 2 fine-tuned models" in outside.caption
 
 
 def test_every_layer_before_and_after(made: dict[str, Any]) -> None:
