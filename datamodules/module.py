@@ -345,7 +345,8 @@ class TextModule(pl.LightningDataModule):
     ) -> list[list[StatesAtSites]]:
         """Write the states of these splits that the store lacks, if there is one, after announcing them together."""
         stores, every = self._stores, dict.fromkeys(splits)
-        if stores is None or not (self.storable and any(sites := self.wanted_sites() if sites is None else sites)):
+        sites = self.wanted_sites() if stores is not None and sites is None else sites or ()
+        if stores is None or not (self.storable and any(sites)):
             return [[] for _ in every]
         data = [self.split(split) if isinstance(split, str) else split for split in every]
         return stores.complete(self.frozen_models, data, sites, self.component, self.kinds_read, self.trainer)

@@ -28,7 +28,8 @@ class OptionParser(ArgumentParser):
         `typing` gives equal unions the order of the one that any package has named first, and jsonargparse goes by it.
         """
         added = super().add_class_arguments(*given, **options)
-        for action in self._actions:
+        actions: list[Any] = self._actions
+        for action in actions:
             hint = getattr(action, "_typehint", None)
             if get_origin(hint) in (Union, UnionType) and {int, float} <= {*get_args(hint)}:
                 others = (kind for kind in get_args(hint) if kind not in (int, float))

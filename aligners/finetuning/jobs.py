@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from aligners.errors import UserError, finite
 from aligners.files.whole import remove, whole_folder
+from aligners.finetuning.tokens import token_columns, token_task
 from aligners.finetuning.training import FINETUNING, Finetuning, FinetuningRecipe, measured_columns
 from aligners.models.loading.files import save_model
 from aligners.models.truncation import KeptLayers, check_count, freeze, shortened
@@ -131,7 +132,7 @@ class Job:
         return self.folder.as_posix()
 
 
-def train(job: Job, data: ModelTexts, recipe: FinetuningRecipe, score: Score, trainer: pl.Trainer, folder: Path) -> Row:
+def train(job: Job, data: ModelTexts, recipe: FinetuningRecipe, score: str, trainer: pl.Trainer, folder: Path) -> Row:
     """Train and test one classifier; rank 0 saves it.
 
     Args:
@@ -150,8 +151,13 @@ def train(job: Job, data: ModelTexts, recipe: FinetuningRecipe, score: Score, tr
     """
     data.order = job.seed  # of the training texts
     names, revision = data.texts.label_names, data.named()[job.place][1]
-    model, tokenizer = data.classifier(job.base, data.classes, job.seed, label_names=names, revision=revision)
-    module = Finetuning(job.variant.apply(model), recipe, name=job.name, place=job.place, seed=job.seed)
+    task = token_task(data, job.place)
+    head: dict[str, Any] = {"label_names": names} if task is None else {"loader": task.loader}
+    outputs = data.classes if task is None else task.outputs
+    model, tokenizer = data.classifier(job.base, outputs, job.seed, revision=revision, **head)
+    model = job.variant.apply(model)
+    model = model if task is None else task.finish(model)
+    module = Finetuning(model, recipe, name=job.name, place=job.place, seed=job.seed, task=task)
     about, fingerprint = identity(data, **asdict(recipe)), data.frozen[job.place].fingerprint
     module.about = {"base": job.base, "base_fingerprint": fingerprint, ABOUT: about}
     last = _goes_on_from(folder / LAST, module)
@@ -163,7 +169,10 @@ def train(job: Job, data: ModelTexts, recipe: FinetuningRecipe, score: Score, tr
     trainer.fit(module, datamodule=data, ckpt_path=last, weights_only=True)
     seconds, steps = round(time.perf_counter() - began, 1), trainer.global_step
     trainer.test(module, datamodule=data, verbose=False)
-    columns = measured_columns(score, module.scores, data.answers("test"), data.seed)
+    if task is None:
+        columns = measured_columns(cast(Score, score), module.scores, data.answers("test"), data.seed)
+    else:
+        columns = token_columns(module.scores, data.seed)
     measured = {name: finite(value[0]) for name, value in columns.items()}
     measured["loss"] = measured.pop("loss")  # the last column of these
     row: Row = {

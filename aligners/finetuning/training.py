@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from aligners.errors import UserError, check_range
+from aligners.finetuning.tokens import COUNTS, TokenTask
 from aligners.fitting.training import Schedule, mean_count, mean_over_ranks, schedule_factor
 from aligners.injection.scoring.scores import TextScores, UnitMeans, bootstrap_interval, percentile_interval
 from aligners.injection.scoring.task_scores import resampled_scores, task_score
@@ -21,6 +22,7 @@ from datamodules.batches import TextBatch
 from datamodules.model_texts import ModelTexts
 from datamodules.module import stream_of
 from datamodules.text.sources import Score
+from datamodules.tokens.splits import Split
 
 FINETUNING = "finetuning"  # what is added to a checkpoint of Lightning
 
@@ -67,6 +69,8 @@ class FinetuningRecipe:
 class Finetuning(pl.LightningModule):
     """Trains a classifier with dropout and measures it; a regression head trains on squared errors.
 
+    Likewise a head that answers every token.
+
     Validation accuracy and all test figures are exact for any number of ranks. Training depends on their number: every
     rank draws its own dropout.
 
@@ -76,12 +80,14 @@ class Finetuning(pl.LightningModule):
         name: prefix of what is logged.
         place: its index among the data module's models, which says what inputs it takes.
         seed: for dropout.
+        task: of a head that answers every token; None: a classifier.
 
     Attributes:
         about: what is kept in a checkpoint to tell the run by, as plain values.
-        validation_accuracy: after the last validation; None where numbers are predicted.
+        validation_accuracy: after the last validation; None where numbers are predicted; of a `task` the mean score of
+            a text.
         scores: after a test, quantity -> (1, 1, n), a value for each held-out text: correct, loss, and answer, a class
-            or a number.
+            or a number; of a `task` its counts.
     """
 
     def __init__(
@@ -92,9 +98,10 @@ class Finetuning(pl.LightningModule):
         name: str = "finetune",
         place: int = 0,
         seed: int = 0,
+        task: TokenTask | None = None,
     ) -> None:
         super().__init__()
-        self.model, self.recipe, self.name, self.place = model, recipe, name, place
+        self.model, self.recipe, self.name, self.place, self.task = model, recipe, name, place, task
         self.regression = model.config.num_labels == 1
         self.seed = seed
         self.about: dict[str, Any] = {}
@@ -105,7 +112,7 @@ class Finetuning(pl.LightningModule):
         self._random: list[Tensor] | None = None  # states that the next batch begins with
 
     def logits(self, batch: TextBatch) -> Tensor:
-        """Return the logits, (B, C) float32."""
+        """Return the logits, (B, C) float32; (B, T, C) of a head that answers every token."""
         return self._caller.logits(batch.inputs[self.place]).float()
 
     # ------------------------------------------------------------------ training
@@ -115,7 +122,7 @@ class Finetuning(pl.LightningModule):
         if stage == "fit":
             few: TextBatch = stream_of(self.trainer, ModelTexts).split("fit")[[0]]
             with torch.enable_grad():
-                freeze_unused(self.model, self.logits(few.to(self.device)))
+                freeze_unused(self.model, self._losses(few.to(self.device)))
 
     def on_fit_start(self) -> None:
         """Turn dropout on, since models are loaded in eval mode. Every rank draws its own."""
@@ -136,11 +143,19 @@ class Finetuning(pl.LightningModule):
 
     def training_step(self, batch: TextBatch, batch_idx: int) -> Tensor:
         """Return cross-entropy or squared error, averaged over the texts of all ranks."""
-        loss = mean_loss(self, self.logits(batch)[None], cast(Tensor, batch.labels))[0]
+        losses = self._losses(batch)
+        loss = losses.sum() / mean_count(self.trainer, len(losses), losses.device)
         self._check.watch(loss.detach()[None], [self.name], "training loss", batch_idx)
         if (self.global_step + 1) % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
             self.log(f"{self.name}/train_loss", mean_over_ranks(self.trainer, loss.detach()), rank_zero_only=True)
         return loss
+
+    def _losses(self, batch: TextBatch) -> Tensor:
+        """The loss of each text to fit on, (B,)."""
+        logits = self.logits(batch)
+        if self.task is not None:
+            return self.task.losses(self.model, logits, batch, "fit")
+        return unit_losses(logits[None], classification_targets(cast(Tensor, batch.labels)))[0]
 
     def on_train_epoch_end(self) -> None:
         """Check the loss of the last batch, too."""
@@ -192,8 +207,16 @@ class Finetuning(pl.LightningModule):
 
     def validation_step(self, batch: TextBatch, batch_idx: int) -> None:
         """Add the accuracy and loss of one batch."""
-        answers = unit_answers(self.logits(batch), classification_targets(cast(Tensor, batch.labels)))
-        self._means.update(torch.stack([answers.correct, answers.loss]))
+        measured = self._measured(batch, "validation")
+        correct = measured["correct"] / measured.get("weight", torch.ones_like(measured["loss"])).clamp(min=1)
+        self._means.update(torch.stack([correct, measured["loss"]]))
+
+    def _measured(self, batch: TextBatch, split: Split) -> dict[str, Tensor]:
+        """What `scores` has of each text of a batch, (B,)."""
+        logits = self.logits(batch)
+        if self.task is not None:
+            return self.task.measures(self.model, logits, batch, split)
+        return unit_answers(logits, classification_targets(cast(Tensor, batch.labels)))._asdict()
 
     def on_validation_epoch_end(self) -> None:
         """Log accuracy and loss, which are already summed over ranks."""
@@ -204,13 +227,13 @@ class Finetuning(pl.LightningModule):
 
     def on_test_start(self) -> None:
         """Make a table for the held-out texts."""
-        texts = len(stream_of(self.trainer, ModelTexts).answers("test"))
-        self._table = TextScores(["correct", "loss", "answer"], 1, 1, texts).to(self.device)
+        texts, quantities = len(stream_of(self.trainer, ModelTexts).split("test")), ("correct", "loss", "answer")
+        self._table = TextScores([*(COUNTS if self.task else quantities)], 1, 1, texts).to(self.device)
 
     def test_step(self, batch: TextBatch, batch_idx: int) -> None:
         """Score every text of a batch."""
-        answers = unit_answers(self.logits(batch), classification_targets(cast(Tensor, batch.labels)))
-        self._table.update(batch.text, {name: values[None, None] for name, values in answers._asdict().items()})
+        measured = self._measured(batch, "test")
+        self._table.update(batch.text, {name: values[None, None] for name, values in measured.items()})
 
     def on_test_epoch_end(self) -> None:
         """Keep the scores of all texts, on every rank."""

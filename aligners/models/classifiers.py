@@ -84,6 +84,7 @@ def new_classifier(
     dtype: str | torch.dtype = "float32",
     attn_implementation: str | None = None,
     trust_remote_code: bool = False,
+    loader: Any = AutoModelForSequenceClassification,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a base model under a classification head drawn from `seed`, in eval mode, with all weights trainable.
 
@@ -101,6 +102,7 @@ def new_classifier(
         dtype: data type of the weights: float32, bfloat16 or float16.
         attn_implementation: "sdpa", "eager", ...; None: what transformers prefers.
         trust_remote_code: whether code from the Hub may run.
+        loader: class of `transformers` for another head, of `n_labels` outputs.
 
     Raises:
         ValueError: `n_labels` is less than 1, or `label_names` are not as many; the family's classification head does
@@ -126,7 +128,7 @@ def new_classifier(
         options: dict[str, Any] = {**source, "dtype": dtype_of(dtype), "config": config}
         if attn_implementation is not None:
             options["attn_implementation"] = attn_implementation
-        model, unfit = read_weights(str(name), AutoModelForSequenceClassification, options)
+        model, unfit = read_weights(str(name), loader, options)
         tokenizer = read_tokenizer(str(name), source, config)
     _check_body(model, unfit, str(name))
     for path, part in drawn(model, _undetermined(model, unfit), seed).items():

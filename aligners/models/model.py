@@ -96,6 +96,15 @@ class FrozenModel:
             )
 
     @property
+    def sizes(self) -> dict[str, int | None]:
+        """Blocks, width of the states, heads, width of a head, and what of it turns with the position, if any does."""
+        width = int(getattr(self.config, "head_dim", None) or self.width // self.heads)
+        rotary: Any = getattr(self.config, "rope_parameters", None)
+        turned = None if rotary is None else int(width * rotary.get("partial_rotary_factor", 1))
+        about = {"layers": self.depth, "width": self.width, "heads": self.heads}
+        return {**about, "head_width": width, "rotary_width": turned}
+
+    @property
     def device(self) -> torch.device:
         """The device of the inputs: that of the weights or, if they are sharded, of the embeddings."""
         return self._caller.device

@@ -17,6 +17,20 @@ Family = Literal["moments", "batches", "rows", "heads", "head_moments"]
 ATTENTION = ("heads", "head_moments")  # the families that need attention weights
 
 
+class Decomposed(NamedTuple):
+    """What a fitted measure decomposes, and shares with all that decompose the same.
+
+    Attributes:
+        whitening: share of the variance of each layer, and whether features are standardised; see `whitening`.
+        pairs: whether pairs of layers are decomposed, too; if not, it is a regression.
+        directions: whether these give directions as well.
+    """
+
+    whitening: tuple[float, bool] = (1.0, False)
+    pairs: bool = True
+    directions: bool = False
+
+
 class Measure(NamedTuple):
     """How a measure is computed from what an arm has kept.
 
@@ -30,6 +44,7 @@ class Measure(NamedTuple):
         budget: most rows of a sample.
         chance: of what is fitted, from the content to the share of variance that independent data would have in common
             (L_x, L_y); see `aligners.similarity.functional.canonical`.
+        decomposed: what it decomposes, if anything.
     """
 
     name: str
@@ -39,6 +54,7 @@ class Measure(NamedTuple):
     held_out: Callable[[Any, Any], Tensor] | None = None
     budget: int = 0
     chance: Callable[[Any], Tensor] | None = None
+    decomposed: Decomposed | None = None
 
 
 _FURTHER: dict[str, Measure] = {}
@@ -55,32 +71,21 @@ def catalogue(share: float = 0.99) -> dict[str, Measure]:
     Args:
         share: of the variance that SVCCA and PWCCA keep.
     """
-    whole = _on(canonical_chance)
-
-    def canonical(shared: SharedMoments, standardised: bool = False) -> Tensor:
-        return canonical_chance(shared.moments, share, standardised, white_x=shared.white_x, white_y=shared.white_y)
-
-    scaled = partial(canonical, standardised=True)
-    cca, r2_cca = _shared("CCA", 1.0, Correlations.mean), _shared("R² of CCA", 1.0, Correlations.mean_square)
-    svcca, pwcca = _shared("SVCCA", share, Correlations.mean), _shared("PWCCA", share, Correlations.weighted)
-    svcca_of, pwcca_of = (
-        _shared(name, share, average, standardised=True)
-        for name, average in (("SVCCA", Correlations.mean), ("PWCCA", Correlations.weighted))
-    )
-    r2_svcca = _shared("R² of SVCCA", share, Correlations.mean_square)
+    mean, square, weighted = Correlations.mean, Correlations.mean_square, Correlations.weighted
+    scaled: dict[str, Any] = {"share": share, "standardised": True}
     measures = (
         Measure("cka", "moments", _on(linear_cka)),
         Measure("unbiased_cka", "moments", _on(unbiased_cka)),
         Measure("minibatch_cka", "batches", cka_from_hsic),
         Measure("mean_minibatch_cka", "batches", mean_cka),
         Measure("rbf_cka", "rows", lambda sample: rbf_cka(sample.x, sample.y), budget=2000),
-        Measure("cca", "moments", cca, held_out=cca, chance=whole),
-        Measure("svcca", "moments", svcca, held_out=svcca, chance=canonical),
-        Measure("r2_cca", "moments", r2_cca, chance=whole),
-        Measure("r2_svcca", "moments", r2_svcca, chance=canonical),
-        Measure("pwcca", "moments", pwcca, symmetric=False, held_out=pwcca, chance=canonical),
-        Measure("svcca_standardised", "moments", svcca_of, held_out=svcca_of, chance=scaled),
-        Measure("pwcca_standardised", "moments", pwcca_of, False, held_out=pwcca_of, chance=scaled),
+        _correlated("cca", "CCA", mean),
+        _correlated("svcca", "SVCCA", mean, share),
+        _correlated("r2_cca", "R² of CCA", square)._replace(held_out=None),
+        _correlated("r2_svcca", "R² of SVCCA", square, share)._replace(held_out=None),
+        _correlated("pwcca", "PWCCA", weighted, share),
+        _correlated("svcca_standardised", "SVCCA", mean, **scaled),
+        _correlated("pwcca_standardised", "PWCCA", weighted, **scaled),
         _regression("r2", r2, r2_held_out),
         Measure("neuronsim", "moments", _on(neuronsim), symmetric=False),
         _regression("mixedsim", mixedsim, mixedsim_held_out),
@@ -90,10 +95,10 @@ def catalogue(share: float = 0.99) -> dict[str, Measure]:
             for kind in ("norm", "pearson", "js")
         ),
         Measure("attention_cka", "head_moments", _on(linear_cka)),
-        Measure("attention_svcca", "head_moments", svcca, held_out=svcca, chance=canonical),
-        Measure("attention_pwcca", "head_moments", pwcca, symmetric=False, held_out=pwcca, chance=canonical),
-        Measure("attention_svcca_standardised", "head_moments", svcca_of, held_out=svcca_of, chance=scaled),
-        Measure("attention_pwcca_standardised", "head_moments", pwcca_of, False, held_out=pwcca_of, chance=scaled),
+        _correlated("attention_svcca", "SVCCA", mean, share, family="head_moments"),
+        _correlated("attention_pwcca", "PWCCA", weighted, share, family="head_moments"),
+        _correlated("attention_svcca_standardised", "SVCCA", mean, family="head_moments", **scaled),
+        _correlated("attention_pwcca_standardised", "PWCCA", weighted, family="head_moments", **scaled),
     )
     return {measure.name: measure for measure in measures} | _FURTHER
 
@@ -103,16 +108,26 @@ def _on(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda shared: formula(shared.moments)
 
 
-def _shared(
-    name: str, share: float, average: Callable[[Correlations], Tensor], standardised: bool = False
-) -> Callable[..., Tensor]:
+def _correlated(
+    name: str,
+    label: str,
+    average: Callable[[Correlations], Tensor],
+    share: float = 1.0,
+    *,
+    standardised: bool = False,
+    family: Family = "moments",
+) -> Measure:
     """An average of canonical correlations, which measures share."""
-    options = {"standardised": standardised, "weighted": average == Correlations.weighted}
+    weighted = average == Correlations.weighted
 
     def compute(shared: SharedMoments, held_out: SharedMoments | None = None) -> Tensor:
-        return average(shared.correlations(name, share, held_out, **options))
+        return average(shared.correlations(label, share, held_out, standardised=standardised, weighted=weighted))
 
-    return compute
+    def chance(shared: SharedMoments) -> Tensor:
+        return canonical_chance(shared.moments, share, standardised, white_x=shared.white_x, white_y=shared.white_y)
+
+    decomposed = Decomposed((share, standardised), directions=weighted)
+    return Measure(name, family, compute, not weighted, compute, chance=chance, decomposed=decomposed)
 
 
 def _regression(name: str, formula: Callable[..., Tensor], held_out: Callable[..., Tensor]) -> Measure:
@@ -121,7 +136,8 @@ def _regression(name: str, formula: Callable[..., Tensor], held_out: Callable[..
     def on(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return lambda *contents: formula(*(each.moments for each in contents), white_y=contents[0].white_y)
 
-    return Measure(name, "moments", on(formula), symmetric=False, held_out=on(held_out), chance=_on(regression_chance))
+    chance, decomposed = _on(regression_chance), Decomposed(pairs=False)
+    return Measure(name, "moments", on(formula), False, on(held_out), chance=chance, decomposed=decomposed)
 
 
 # say what `cca`, `svcca` and `pwcca` say, as Ren et al. and the code released with Wu et al. define them

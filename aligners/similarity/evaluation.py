@@ -314,6 +314,7 @@ class SimilarityEvaluation(pl.LightningModule):
             "layers": layer_rows(self.names, self.places, norms, values),
             "distances": distance_rows(self.names, values),
             "missing": self._missing,
+            "models": [{"model": model.name, **model.sizes} for model in self.models],
         }
         self.meta = {
             **self._stream.describe(),

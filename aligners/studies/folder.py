@@ -14,6 +14,7 @@ import yaml
 
 from aligners.errors import UserError
 from aligners.files.whole import check_folder, lock, remove_unfinished, write_text
+from aligners.studies import results
 from aligners.studies.cells import FOLDER, KINDS, Cell
 from aligners.studies.spec import Study
 from datamodules.identity import differences
@@ -111,6 +112,14 @@ class StudyFolder:
     def result(self, number: str) -> dict[str, Any]:
         """What a finished cell has found."""
         return json.loads((self.cell(number) / RESULT).read_text(encoding="utf-8"))
+
+    def about(self, number: str) -> dict[str, Any]:
+        """What a finished cell says before its rows; see `results`."""
+        return results.about(self.cell(number) / RESULT)
+
+    def rows(self, number: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The rows that a finished cell has found, one by one; see `results`."""
+        return results.rows(self.cell(number) / RESULT)
 
     def reached(self, number: str) -> list[tuple[int, int]]:
         """How far an unfinished cell is, to compare: the time and size of every file that it would go on from."""

@@ -35,11 +35,15 @@ class Models:
         names: Hub ids, folders, or embedded models; or one name with {seed} in it, and `seeds`.
         seeds: how many (25: 0, 1, ..., 24), or which.
         groups: name of a group -> its models, for example families; tables keep them apart.
+        bases: name of a pretrained model -> those of `names` that were fine-tuned from it; or the name of the only one.
+            They are not independent: intervals leave them out together. Copies that the study fine-tunes itself need
+            not be named.
     """
 
     names: list[str] | str
     seeds: int | list[int] | None = None
     groups: dict[str, list[str]] | None = None
+    bases: dict[str, list[str]] | str | None = None
 
     def listed(self) -> list[str]:
         """The names, seeds filled in.
@@ -62,10 +66,16 @@ class Models:
             raise UserError(f"Expected `models` to name at least one model, each once, but got {got}.")
         return names
 
-    def group(self, name: str) -> str | None:
-        """The group of a model, or of the model that it is a copy of."""
-        bare = name.split("#")[0]
-        return next((group for group, names in (self.groups or {}).items() if {name, bare} & set(names)), None)
+    def group(self, name: str, option: Literal["groups", "bases"] = "groups") -> str | None:
+        """The group of a model, or of the model that it is a copy of; or, by `bases`, what it was fine-tuned from."""
+        return next(
+            (group for group, names in self.members(option).items() if {name, name.split("#")[0]} & {*names}), None
+        )
+
+    def members(self, option: Literal["groups", "bases"]) -> dict[str, list[str]]:
+        """Name of a group, or of a pretrained model -> its models."""
+        given = self.groups if option == "groups" else self.bases
+        return {given: self.listed()} if isinstance(given, str) else given or {}
 
 
 @dataclass
@@ -270,7 +280,8 @@ class Study:
         for option, given in (("tasks", self.tasks), ("stages", self.stages)):
             if not given:
                 raise UserError(f"Expected `{option}` to name at least one, but got none.")
-        for group, members in (self.models.groups or {}).items():
+        named = {**self.models.members("groups"), **self.models.members("bases")}
+        for group, members in named.items():
             check_known(names, **{f"models.groups.{group}": [name.split("#")[0] for name in members]})
         if "finetuned" in self.stages and self.finetune is None:
             raise UserError("Expected `finetune` to say how models are fine-tuned, as `stages` has finetuned.")

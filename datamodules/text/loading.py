@@ -10,7 +10,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from aligners.errors import UserError
+from datamodules.text.annotated.answers import ANSWERS, QUESTION
 from datamodules.text.annotated.sentence import ANNOTATION
+from datamodules.text.kept import drawn_once
 from datamodules.text.labels import LabelColumn, read_labels
 from datamodules.text.sources import TextSource, fitting_split, held_out_split, known_source
 from datamodules.text.texts import Texts, plain_text
@@ -115,10 +117,21 @@ def load_texts(source: TextSource) -> Texts:
             names nor numbers; a split would be empty. A text without a label is no error: see `labels`.
     """
     tables, columns, label, origin = _read(source)
+    return drawn_once(source, tables, lambda: _divide(source, tables, columns, label, origin))
+
+
+def _divide(
+    source: TextSource, tables: list[Dataset], columns: list[str], label: str | None, origin: dict[str, Any]
+) -> Texts:
+    """Divide what `_read` has read."""
+    for table in tables:
+        _check_columns(table, columns, label, source)
     labels, official = read_labels(tables, label, source.source), len(tables) == 2
     keys = [_keys(table, columns, source.seed) for table in tables]
-    held, shares = set(keys[1]) if official else set(), split_shares(source, draw_test=not official)
-    once = [_first_of_each(of_table) if source.deduplicate else list(range(len(of_table))) for of_table in keys]
+    shares = split_shares(source, draw_test=not official)
+    kept = [_rows_where(table, source) for table in tables]
+    once = [_first_of_each(rows, of) if source.deduplicate else rows for rows, of in zip(kept, keys, strict=True)]
+    held = {keys[1][row] for row in kept[1]} if official else set()
     free = [row for row in once[0] if keys[0][row] not in held or not source.deduplicate]
     members = {name: [row for row in free if split_of(keys[0][row], shares) == name] for name in shares}
     if official:
@@ -180,6 +193,7 @@ def _read(source: TextSource) -> tuple[list[Dataset], list[str], str | None, dic
         "text_columns": columns,
         "label_column": label,
         "split": "by a keyed hash of the text" if drawn else f"test: {held_out}; rest by hash",
+        **({"where": source.where} if source.where else {}),
         "seed": source.seed,
         "validation_share": source.validation_share,
         **({"test_share": source.test_share} if drawn else {}),
@@ -189,8 +203,6 @@ def _read(source: TextSource) -> tuple[list[Dataset], list[str], str | None, dic
         for beginning in begun:
             _check_columns(beginning, columns, label, source)
         tables, origin["streamed_rows_read"] = _read_streams(tables, columns, label, source)
-    for table in tables:
-        _check_columns(table, columns, label, source)
     return tables, columns, label, origin
 
 
@@ -236,6 +248,8 @@ def _text_columns(table: Dataset, label: str | None, source: TextSource) -> list
     columns = source.text_columns or known_source(source).text_columns
     if columns is not None:
         return list(columns)
+    if ANSWERS in table.column_names and set(QUESTION) <= set(table.column_names):
+        return list(QUESTION)
     names = [name for name in table.column_names if name not in (label, ANNOTATION) and _is_text(table, name)]
     if len(names) != 1:
         raise UserError(
@@ -281,8 +295,24 @@ def _keys(table: Dataset, columns: list[str], seed: int) -> list[int]:
     return [text_key(text, seed) for text in _rows(table, columns)]
 
 
-def _first_of_each(keys: list[int]) -> list[int]:
-    return sorted({key: row for row, key in reversed(list(enumerate(keys)))}.values())
+def _rows_where(table: Dataset, source: TextSource) -> list[int]:
+    """The numbers of the rows that `TextSource.where` asks for."""
+    missing = [name for name in source.where or {} if name not in table.column_names]
+    if missing:
+        raise UserError(
+            f"Expected the columns of `where` out of {', '.join(table.column_names)} in `source` {source.source!r}, "
+            f"but got {', '.join(missing)}."
+        )
+    rows = set(range(len(table)))
+    for name, wanted in (source.where or {}).items():
+        written = getattr(table.features[name], "int2str", str)  # of classes on the Hub, which are stored as numbers
+        values = {wanted} if isinstance(wanted, str) else set(wanted)
+        rows &= {row for row, value in enumerate(table[name][:]) if written(value) in values}
+    return sorted(rows)
+
+
+def _first_of_each(rows: list[int], keys: list[int]) -> list[int]:
+    return sorted({keys[row]: row for row in reversed(rows)}.values())
 
 
 def _normalised(table: Dataset, columns: list[str], labels: LabelColumn | None) -> Dataset:
@@ -292,7 +322,8 @@ def _normalised(table: Dataset, columns: list[str], labels: LabelColumn | None) 
     features = {"text": Value("string"), "id": Value("int64")}
     if len(columns) == 2:
         features["text_pair"] = Value("string")
-    extra = [ANNOTATION] if ANNOTATION in table.column_names else []
+    answered = [ANSWERS] if columns == QUESTION else []
+    extra = [name for name in (ANNOTATION, *answered) if name in table.column_names]
     features |= {name: table.features[name] for name in extra}
     if len(table):
         renamed = table.map(

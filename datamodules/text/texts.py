@@ -178,7 +178,8 @@ class Texts:
         """The number of classes: as many as have names, or one more than the largest label of any split.
 
         Raises:
-            ValueError: a class is negative, or all texts are of one class.
+            ValueError: a class is negative, or all texts are of one class, unless they were chosen (`TextSource.where`)
+                from texts of several that have names.
         """
         labels, source = self._found_classes(), self.origin["source"]
         if labels and labels[0] < 0:
@@ -186,7 +187,7 @@ class Texts:
                 f"Expected classes counted from 0 (-1: none) in {source!r}, but got the label {labels[0]}. Number them "
                 f"0, 1, ..., or write numbers that are to be predicted with fractions, such as {labels[0]}.0."
             )
-        if len(labels) == 1:
+        if len(labels) == 1 and not (self.label_names and "where" in self.origin):
             only = self.label_names[labels[0]] if self.label_names else labels[0]
             raise UserError(
                 f"Expected two or more classes in {source!r}, but all its texts have the label {only!r}: "

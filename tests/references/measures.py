@@ -63,9 +63,16 @@ def pwcca_standardised(x: Array, y: Array, share: float) -> float:
     return float(rho @ alpha / alpha.sum())
 
 
-def held_out_correlations(x: Array, y: Array, x_new: Array, y_new: Array, share: float = 1.0) -> tuple[Array, Array]:
-    """Pearson correlation on new rows of each pair of canonical variables, and the weights α, of the fitting rows."""
-    _, a, b = canonical_variables(x, y, share)
+def held_out_correlations(
+    x: Array, y: Array, x_new: Array, y_new: Array, share: float = 1.0, standardised: bool = False
+) -> tuple[Array, Array]:
+    """Pearson correlation on new rows of each pair of canonical variables, and the weights α, of the fitting rows.
+
+    `standardised`: the directions are those of features divided by their deviations on the fitting rows.
+    """
+    scale_x, scale_y = (rows.std(0) if standardised else np.ones(rows.shape[1]) for rows in (x, y))
+    _, a, b = canonical_variables(x / scale_x, y / scale_y, share)
+    a, b = a / scale_x[:, None], b / scale_y[:, None]
     pairs = zip((x_new @ a).T, (y_new @ b).T, strict=True)
     return np.array([np.corrcoef(u, v)[0, 1] for u, v in pairs]), _alpha(x, a)
 

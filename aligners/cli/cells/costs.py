@@ -28,8 +28,8 @@ FLOOR_METHODS = 3  # mean, identity, random_embedding
 COPIES = 3  # of a trained weight in a checkpoint, besides itself: Adam's two averages and the best so far
 DECOMPOSED = 30.0  # × d³: FLOP of the decompositions of a closed form
 MOMENT = 8  # bytes
-SPLITS = {"fit": ("fit", "validation"), "fit_pairs": ("fit", "validation"), "inject": ("fit", "test")}
-SPLITS |= {"similarity": ("test",), "identity": ("test",)}  # that cells read; others read all three
+SPLITS: dict[str, Sequence[str]] = {"inject": ("fit", "test"), "similarity": ("test",), "identity": ("test",)}
+SPLITS |= dict.fromkeys(("fit", "fit_pairs"), ("fit", "validation"))  # that cells read; others read all three
 
 
 class Costs:

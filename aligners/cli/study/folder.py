@@ -8,8 +8,8 @@ from aligners.cli.run import Run, command
 from aligners.reports.screen import SiteTable, screen
 from aligners.reports.study.report import report as write_report
 from aligners.studies.cells import Cell
-from aligners.studies.collecting import TABLES
 from aligners.studies.collecting import collect as write_tables
+from aligners.studies.collecting import tables
 from aligners.studies.folder import ERROR, STATES, StudyFolder
 from aligners.studies.pace import Pace
 from aligners.studies.plan import duration
@@ -43,8 +43,8 @@ def collect(_: Run, folder: Path) -> None:
     Args:
         folder: Folder of the study, such as runs/NAME.
     """
-    for name in write_tables(StudyFolder(folder)):
-        print(folder / TABLES / f"{name}.parquet")
+    for path in write_tables(StudyFolder(folder)).values():
+        print(path)
 
 
 @for_folder()
@@ -61,9 +61,9 @@ def report(_: Run, folder: Path) -> None:
 
 def collect_and_report(folder: StudyFolder) -> None:
     """Collect the results, and make the report if there is anything to report on."""
-    collected = write_tables(folder)
+    collected = tables(folder)
     if collected:
-        results = [folder.result(number) for number in sorted(folder.cells) if folder.state(number) == "done"]
+        results = [folder.about(number) for number in sorted(folder.cells) if folder.state(number) == "done"]
         first = MEANINGLESS if (folder.path / NOTES).is_file() else None
         write_report(folder.path, collected, folder.study, results, folder.failed(), first)
 

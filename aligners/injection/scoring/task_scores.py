@@ -94,14 +94,15 @@ def wrong_order(model: str, answers: Tensor, labels: Tensor) -> str | None:
     """A caution if a classifier would be right far more often with its classes in another order; None if not.
 
     Far is more than .1 of the texts and more than two standard errors, which are at most 1/√n. A score far below chance
-    is among these cases: over all orders of C classes the mean accuracy is 1/C.
+    is among these cases: over all orders of C classes the mean accuracy is 1/C. Texts of one class, as of a part of
+    HANS, tell nothing of an order.
 
     Args:
         model: its name.
         answers: (n,) classes; NaN: no answer, and nothing is said.
         labels: (n,) the right classes.
     """
-    if not bool(answers.isfinite().all()):
+    if not bool(answers.isfinite().all()) or len(labels.unique()) == 1:
         return None
     right, given = labels.long(), answers.long()
     classes = 1 + int(torch.stack([right, given]).amax())

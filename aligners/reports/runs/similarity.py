@@ -30,6 +30,7 @@ def report(
     layers: Sequence[Row],
     distances: Sequence[Row],
     missing: Sequence[Row] = (),
+    models: Sequence[Row] = (),
     each_pair: bool | None = None,
 ) -> Report:
     """Make the report from rows, and from figures of layers and of whole models.
@@ -40,12 +41,14 @@ def report(
         layers: one for each layer of each model: nuclear norm, localization score.
         distances: one for each pair of models of one depth.
         missing: one for each figure of a measure and a pair of models that could not be computed, and why.
+        models: one for each model: its sizes.
         each_pair: whether each pair of models has figures and a table of its own; default: up to a dozen pairs.
     """
     shown = with_short_names(rows)
     several = len(_different(shown))
     alone = several <= MOST_PAIRS if each_pair is None else each_pair
-    tables = {"layers": layers, "distances": distances} | ({"missing": missing} if missing else {})
+    further = {"missing": missing, "models": models}
+    tables = {"layers": layers, "distances": distances, **{name: rows for name, rows in further.items() if rows}}
     figures = _figures(shown, alone)
     screen = [_table(_raw(panel)) for panel in _different(shown)] if alone else []
     findings = sentences("similarity", alone=alone, several=several, distances=with_short_names(distances), meta=meta)

@@ -21,7 +21,6 @@ DOUBLE, SINGLE = 8, 4  # bytes
 # Copies that are there at once, as measured by benchmarks/similarity_memory.py:
 BATCH = 6  # of a batch's rows of one model, in double precision
 WORDS = 5  # of a batch's attention weights of one model, in double precision
-WHITENINGS = 2  # of a layer, which all fitted measures share: of all its features, and of principal components
 PAIR = 12  # of a few layer pairs of the moments between two
 BLOCKS, LAYER = 4, 4  # of a block of all layers' rows and Gram matrices, and of a layer of a sample of rows
 FEATURES = 3  # of a sample of rows, where its sums are taken on the feature side
@@ -301,7 +300,8 @@ class PassCosts:
 def _of_span(stream: Stream, shape: Shape) -> int:
     """The moments, their whitenings and samples of some layers in one stream."""
     counted = 1 + (stream.groups if stream.groups > 1 else 0)
-    counted += WHITENINGS * any(measure.chance is not None for measure in stream.measures)
+    fitted = (one.decomposed for one in stream.measures if one.family == "moments")
+    counted += len({one.whitening for one in fitted if one})  # which measures share
     moments = counted * DOUBLE * shape.width**2 if "moments" in stream.families else 0
     return shape.layers * (moments + SINGLE * shape.width * sum(stream.budgets))
 

@@ -161,12 +161,12 @@ class SpanSums:
         self.samples = {
             budget: torch.zeros(shape.layers, budget, shape.width, device=device) for budget in stream.budgets
         }
+        self.shifted: dict[Family, ShiftedRows] = {}
 
     def update(self, given: Given, group: int, admitted: Mapping[int, tuple[Tensor, Tensor]]) -> None:
         """Add a batch whose texts belong to one group; `admitted` is what `Draw.admit` says of its rows."""
         for budget, (places, rows) in admitted.items():
             self.samples[budget][:, places] = given["moments"][:, rows].float()
-        self.shifted: dict[Family, ShiftedRows] = {}
         for family, (whole, *groups) in self.moments.items():
             if family in given:
                 self.shifted[family] = whole.add_(given[family])

@@ -10,8 +10,6 @@ DOUBLE = 2  # products in float64 take twice as long
 # × d³: eigenvectors, eigenvalues, singular vectors, singular values: what LAPACK takes for them, as their times compare
 EIGEN, EIGENVALUES, SINGULAR, VALUES = 9.0, 4.6, 20.0, 9.0
 KEPT = 0.5  # share of d that SVCCA keeps, on average
-WHOLE, PARTS = {"cca", "r2_cca"}, {"svcca", "r2_svcca", "pwcca"}  # what is correlated: all features, or components
-REGRESSIONS = {"r2", "mixedsim"}  # on a whitening of all features
 
 
 def comparison_work(
@@ -34,12 +32,13 @@ def comparison_work(
         groups: of texts that a jackknife leaves out.
         permutations: of the null.
     """
-    names, kinds = {measure.name for measure in measures}, {(measure.family, measure.budget) for measure in measures}
-    fitted = sum(measure.chance is not None for measure in measures)
-    whole, parts = bool(names & WHOLE), bool(names & PARTS)
-    whitened = EIGEN * (bool(names & (WHOLE | REGRESSIONS)) + parts)  # × d³, of a layer
-    correlated = whole * VALUES + parts * KEPT**3 * (SINGULAR if "pwcca" in names else VALUES)  # of a pair of layers
-    held_out = SINGULAR * (whole + parts * KEPT**3)
+    kinds = {(measure.family, measure.budget) for measure in measures}
+    fitted = [one.decomposed for one in measures if one.family == "moments" and one.decomposed]
+    whitened = EIGEN * len({one.whitening for one in fitted})  # × d³, of a layer
+    pairs = {one.whitening: SINGULAR if one.directions else VALUES for one in sorted(fitted) if one.pairs}
+    sizes = {kind: 1.0 if kind[0] == 1 else KEPT**3 for kind in pairs}  # × d³, of a pair of layers
+    correlated = sum(pairs[kind] * size for kind, size in sizes.items())
+    held_out = SINGULAR * sum(sizes.values())
     products = solved = 0.0
     streams = 1 + controls * (3 + 2 * permutations)  # fit, untrained, standardised, both sides of a null
     for layers, d, *_ in shapes * (("moments", 0) in kinds):
@@ -59,7 +58,7 @@ def comparison_work(
                 gram = n * (layers_x * d_x + layers_y * d_y + grid)
                 features = 2.0 * (grid * d_x * d_y + layers_x * d_x**2 + layers_y * d_y**2)
                 products += streams * (n if family == "rows" else rows) * min(gram, features)
-        products += fitted * streams * grid * 4.0 * cube
+        products += len(fitted) * streams * grid * 4.0 * cube
         left_out = beside * matching * (1 + groups)
         solved += cube * (grid * (streams * correlated + beside * held_out) + left_out * (correlated + 2 * whitened))
     return DOUBLE * products, solved

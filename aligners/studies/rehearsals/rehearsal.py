@@ -19,7 +19,8 @@ from datamodules.text.sources import ENDINGS, KNOWN, SOURCES
 
 STUDY, STAND_INS = "rehearsal.yaml", "stand_ins"
 ABOUT: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("stand_ins.yaml").read_text(encoding="utf-8"))
-GLUE = "nyu-mll/glue"
+ON_THE_HUB = dict.fromkeys(KNOWN["glue"], "nyu-mll/glue")  # name of a source -> of its data set
+ON_THE_HUB |= {name: about["open"]["dataset"] for name, about in KNOWN["hub"].items()}
 Notes = list[dict[str, str]]
 
 
@@ -96,8 +97,8 @@ def _texts(plain: dict[str, Any], place: Path) -> Notes:
             text[option] = str(file.resolve())
             notes[given] = {"what": "the file", "name": given, "by": f"generated {file.suffix} ({', '.join(columns)})"}
         source = str(text.get("source") or "")
-        if source and not Path(source).exists() and (source in KNOWN["glue"] or source not in SOURCES):
-            name, subset = (GLUE, source) if source in KNOWN["glue"] else (source, text.get("subset"))
+        if source and not Path(source).exists() and (source in ON_THE_HUB or source not in SOURCES):
+            name, subset = ON_THE_HUB.get(source, source), source if source in KNOWN["glue"] else text.get("subset")
             shown = " ".join(filter(None, [name, subset]))
             if shown not in notes:
                 by = _dataset(place / "datasets", name, subset, columns, text.get("held_out"))

@@ -6,7 +6,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from datasets import ClassLabel, Dataset, DatasetInfo, Features, SplitDict, Value, load_dataset
+from datasets import ClassLabel, Dataset, DatasetInfo, Features, List, SplitDict, Value, load_dataset
 from datasets.arrow_writer import ArrowWriter
 from datasets.naming import camelcase_to_snakecase
 from datasets.splits import SplitInfo
@@ -17,7 +17,10 @@ from datamodules.text.annotated.sentence import Sentence
 
 STEMS, MOST_WORDS = 60, 14  # few words, so that a small tokenizer knows them, and short sentences
 Columns = Mapping[str, str | Sequence[str]]
-TYPES = {"text": "string", "number": "int32", "score": "float32", "truth": "bool"}
+STRING, NUMBER = Value("string"), Value("int32")
+TYPES = {"text": STRING, "texts": List(STRING), "number": NUMBER, "score": Value("float32"), "truth": Value("bool")}
+TYPES["answer"] = {"text": List(STRING), "answer_start": List(NUMBER)}
+TEXTS = {"text": 1, "texts": 4}  # of a row
 
 
 def drawn_sentences(count: int, seed: int = 0) -> list[Sentence]:
@@ -35,21 +38,24 @@ def generated(columns: Columns, rows: int, seed: int) -> Dataset:
     """Rows of a data set.
 
     Args:
-        columns: name -> `text`, `number`, `score` (in [0, 5)), `truth`, or the names of classes.
+        columns: name -> `text`, `texts` (a list), `number`, `score` (in [0, 5)), `truth`, `answer` (the first word of
+            `context`, which stands before it), or the names of classes.
         rows: how many.
         seed: of the texts.
     """
-    texts = iter(drawn_sentences(rows * list(columns.values()).count("text"), seed))
+    texts = iter(drawn_sentences(rows * sum(TEXTS.get(str(kind), 0) for kind in columns.values()), seed))
     kinds: dict[str, Callable[[int], Any]] = {
         "text": lambda _: next(texts).text,
+        "texts": lambda _: [next(texts).text for _ in range(TEXTS["texts"])],
         "number": lambda row: row,
         "score": lambda row: row * 7 % 50 / 10,
         "truth": lambda row: row * 7 % 5 < 3,
+        "answer": lambda row: {"text": [values["context"][row].split()[0]], "answer_start": [0]},
     }
-    values, features = {}, {}
+    values, features = dict[str, Any](), dict[str, Any]()
     for name, kind in columns.items():
         if isinstance(kind, str):
-            values[name], features[name] = [kinds[kind](row) for row in range(rows)], Value(TYPES[kind])
+            values[name], features[name] = [kinds[kind](row) for row in range(rows)], TYPES[kind]
         else:
             values[name] = [row * 7 % 11 % len(kind) for row in range(rows)]
             features[name] = ClassLabel(names=list(kind))

@@ -155,33 +155,25 @@ def test_a_job_of_several_cells_whose_time_is_over_ends_with_the_bits_of_cells_o
     assert results(folder) == results(tmp_path / "whole")
 
 
-def test_a_fine_tuning_whose_time_is_over_and_that_is_killed_ends_in_the_same_weights(
+def test_a_fine_tuning_whose_time_is_over_is_queued_again_and_ends_in_the_same_weights(
     world: World, tmp_path: Path
 ) -> None:
-    """The first time its job is requeued, as by SLURM; the second time the study submits another."""
+    """As by SLURM, in the job that was submitted. One that is killed goes on likewise: see `test_resuming.py`."""
     pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
     options = {"trainer": {"max_epochs": 30, "log_every_n_steps": 1}, **OFTEN}
     changes: dict[str, Any] = {"models": {"names": [world.model_x]}, "stages": ["finetuned"]}
     file = study_file(world, tmp_path, **changes, finetune={"options": options}, fit=None, inject=None)
-    begun = Started(tmp_path, "study", "run", file, *LOCAL, around=impatient)
-    folder = tmp_path / "runs" / "small"
-    for log, number in (("run/metrics.csv", signal.SIGUSR2), ("run/resumed-1/metrics.csv", signal.SIGKILL)):
-        wait_for_steps(begun, folder, 20, log)
-        (job,) = processes_of(b"submitit.core._submit\0" + bytes(folder.resolve()))
-        os.kill(job, number)
+    begun, folder = Started(tmp_path, "study", "run", file, *LOCAL), tmp_path / "runs" / "small"
+    wait_for_steps(begun, folder, 20)
+    (job,) = processes_of(b"submitit.core._submit\0" + bytes(folder.resolve()))
+    os.kill(job, signal.SIGUSR2)
     assert begun.end() == 0, begun.said()
-    assert begun.said().count("It goes on from where it was.") == 1
+    assert "It goes on from where it was." not in begun.said()  # the study has noticed nothing
     study(["run", file, "--folder", str(tmp_path / "whole")])
-    weights = [
-        next(place.glob("cells/*/run/none/seed-0/model.safetensors")).read_bytes()
-        for place in (folder, tmp_path / "whole")
-    ]
-    assert weights[0] == weights[1]
-    steps = [
-        pd.read_csv(next(place.glob(f"cells/*/run/{last}/metrics.csv")))["step"].min()
-        for place, last in ((tmp_path / "whole", ""), (folder, "resumed-1"), (folder, "resumed-2"))
-    ]
-    assert steps == sorted(set(steps))  # each from where the one before was
+    one, other = (next(place.glob("cells/*/run/none/seed-0")) for place in (folder, tmp_path / "whole"))
+    assert (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
+    begun_at = (pd.read_csv(one.parents[1] / log / "metrics.csv")["step"].min() for log in ("", "resumed-1"))
+    assert next(begun_at) < next(begun_at)
 
 
 def test_a_comparison_that_is_stopped_between_its_passes_goes_on_with_the_next(

@@ -10,8 +10,8 @@ from aligners.similarity.algebra.grid import grid_moments
 from aligners.similarity.catalogue import DEFAULT
 from aligners.similarity.controls import jackknife_interval, matching_layers, permuted_rows
 from aligners.similarity.evaluation import SimilarityEvaluation
-from aligners.similarity.functional.attention import AttentionSums, attention_sums, attnsim, fold
-from aligners.similarity.functional.cca import cca_held_out, svcca
+from aligners.similarity.functional.attention import AttentionSums, attention_sums, attnsim, fold, word_pairs
+from aligners.similarity.functional.cca import cca_held_out, pwcca, svcca
 from aligners.similarity.functional.cka import linear_cka, unbiased_cka
 from aligners.similarity.functional.kernels import rsa
 from aligners.similarity.functional.regression import neuronsim, r2, r2_held_out
@@ -168,6 +168,27 @@ def test_every_pair_of_blocks_has_its_attnsim(
         found = {(row["layer_x"] - 1, row["layer_y"] - 1): row["value"] for row in rows}
         assert found == pytest.approx({tuple(place): value[*place].item() for place in value.nonzero().tolist()})
         assert all(row["null"] < row["ceiling"] == pytest.approx(1) for row in rows)
+
+
+def test_attention_is_standardised_head_by_head(world: World, models: list[str]) -> None:
+    share, parts = 0.6, list[list[Tensor]](([], []))  # a share that leaves components out: else scales change nothing
+    names = [f"attention_{name}{end}" for name in ("svcca", "pwcca") for end in ("", "_standardised")]
+    compared = evaluated(stream(world, models, attention=True), measures=names, share=share)
+    for batch in stream(world, models, attention=True).batches("test"):
+        words = batch.texts.word_count
+        for m, rows in enumerate(parts):
+            rows.append(word_pairs(fold(batch.attention[m], batch.texts.words[m], words), words))
+    x, y = (torch.cat(rows, 1).double() for rows in parts)
+    scaled = [(rows - rows.mean(1, keepdim=True)) / rows.std(1, correction=0, keepdim=True) for rows in (x, y)]
+    expected = {
+        "attention_svcca": svcca(x, y, share=share),
+        "attention_svcca_standardised": svcca(*scaled, share=share),
+        "attention_pwcca_standardised of X": pwcca(x, y, share=share, standardised=True),
+    }
+    assert not torch.allclose(*list(expected.values())[:2], atol=1e-3)
+    for label, value in expected.items():
+        found = [row["value"] for row in compared.rows if row["label"] == label]
+        assert found == pytest.approx(value.flatten().tolist(), rel=1e-6), label
 
 
 def test_the_null_of_attention_sets_different_texts_against_each_other() -> None:

@@ -80,19 +80,22 @@ def test_they_are_their_definitions(name: str, case: str) -> None:
 
 
 @pytest.mark.parametrize("case", ENOUGH)
-@pytest.mark.parametrize("share", [0.9, 1.0])
-def test_held_out_they_are_the_correlations_of_the_fitted_directions(case: str, share: float) -> None:
+@pytest.mark.parametrize(("share", "standardised"), [(0.9, False), (1.0, False), (0.9, True)])
+def test_held_out_they_are_the_correlations_of_the_fitted_directions(
+    case: str, share: float, standardised: bool
+) -> None:
     (x, x_new), (y, y_new) = (halves(rows) for rows in rows_of(case))
     moments = grid_moments(x, y), grid_moments(x_new, y_new)
 
     def mean(*rows: np.ndarray) -> float:
-        return float(reference.held_out_correlations(*rows, share)[0].mean())
+        return float(reference.held_out_correlations(*rows, share, standardised)[0].mean())
 
     def weighted(*rows: np.ndarray) -> float:
-        rho, alpha = reference.held_out_correlations(*rows, share)
+        rho, alpha = reference.held_out_correlations(*rows, share, standardised)
         return float(rho @ alpha / alpha.sum())
 
-    found = SharedMoments(moments[0]).correlations("SVCCA", share, SharedMoments(moments[1]))
+    fitted, held_out = map(SharedMoments, moments)
+    found = fitted.correlations("SVCCA", share, held_out, standardised=standardised)
     close(cca_held_out(*moments) if share == 1 else found.mean(), grid(mean, x, y, x_new, y_new))
     close(found.weighted(), grid(weighted, x, y, x_new, y_new))
 

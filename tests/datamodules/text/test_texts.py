@@ -132,6 +132,43 @@ def test_a_further_split_gives_the_held_out_texts_that_the_official_one_lacks(tm
         replace(source, fill_from="test", max_texts=10, streaming=True)
 
 
+HANS = ("lexical_overlap", "subsequence", "constituent")
+
+
+@pytest.mark.parametrize("end", ["tsv", "jsonl", "parquet"])
+def test_rows_are_chosen_by_their_columns(tmp_path: Path, end: str) -> None:
+    """As in the files of HANS, or on the Hub, where classes are numbers with names."""
+    rows = {
+        "gold_label": [("entailment", "non-entailment")[n % 2] for n in range(60)],
+        "sentence1": sentences(60),
+        "sentence2": [f"hypothesis {n}" for n in range(60)],
+        "heuristic": [HANS[n % 3] for n in range(60)],
+    }
+    table = datasets.Dataset.from_dict(rows)
+    if end == "parquet":
+        table = table.cast_column("gold_label", datasets.ClassLabel(names=["entailment", "non-entailment"]))
+        table.to_parquet(tmp_path / "hans.parquet")
+    path = str(tmp_path / "hans.parquet") if end == "parquet" else write(tmp_path / f"hans.{end}", **rows)
+    source = TextSource(path, held_out=path, deduplicate=False, label_column="gold_label", validation_share=0)
+    source = replace(source, text_columns=["sentence1", "sentence2"])
+    whole = load_texts(source)
+    part = load_texts(replace(source, where={"heuristic": "lexical_overlap", "gold_label": ["non-entailment"]}))
+    wanted = [n for n in range(60) if n % 3 == 0 and n % 2]
+    assert list(part.test["text"]) == [sentences(60)[n] for n in wanted]
+    assert set(part.test["label"]) == {1}
+    assert part.classes == 2
+    assert part.label_names == whole.label_names == ["entailment", "non-entailment"]  # both, whatever is left
+    assert part.describe()["where"] == {"heuristic": "lexical_overlap", "gold_label": ["non-entailment"]}
+    two = load_texts(replace(source, where={"heuristic": [*HANS[1:]]}))
+    assert len(two.test) == 40
+    with pytest.raises(ValueError, match=r"columns of `where` out of .*heuristic in .*, but got subcase"):
+        load_texts(replace(source, where={"subcase": "ln_passive"}))
+    with pytest.raises(ValueError, match=r"The split 'fit' of .* has no texts"):
+        load_texts(replace(source, where={"heuristic": "no such"}))
+    with pytest.raises(ValueError, match=r"`where` .* is not for `streaming`"):
+        replace(source, where={"heuristic": "subsequence"}, max_texts=10, streaming=True)
+
+
 PARTS = {"train": range(60), "validation": range(60, 70), "test": range(70, 75)}
 QUESTIONS = {
     "hellaswag": lambda of: {"ctx": f"q {of}", "endings": [f"{of} a", f"{of} b"], "label": "" if of > 69 else "1"},

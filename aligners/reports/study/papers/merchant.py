@@ -13,6 +13,7 @@ from aligners.reports.study.statistics import Estimate
 
 BASE, TUNED = "pretrained", "finetuned"
 PLACE = ("task", "base", "probed")
+OWN = "the task's own (in domain)"
 PAIR = (("model_y", "model_x"), ("model_x", "model_y"))  # the base and its fine-tuning, where that is X, and where Y
 
 
@@ -71,8 +72,8 @@ def rsa_by_layer(frames: Frames, name: str, panel: str) -> Figure:
     frame = frame.assign(base=base, model=model, tuned=tuned, layer=frame["layer_x"])
     frame = frame[frame["base"] == without_copy(frame["model"])]
     outside = ~frame["task"].isin(set(frame["tuned"]))
-    inside = (frame["task"] == frame["tuned"]).map({True: " (in domain)", False: ""})
-    frame = frame.assign(text=frame["task"] + inside)[outside | (panel == "tuned")]
+    text = frame["task"].mask(frame["task"] == frame["tuned"], OWN)
+    frame = frame.assign(text=text, tuned="fine-tuned on " + frame["tuned"])[outside | (panel == "tuned")]
     if frame.empty:
         raise Missing(
             "no RSA between a model and its fine-tunings: `similarity.across_stages` compares them"

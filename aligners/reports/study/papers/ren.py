@@ -13,7 +13,7 @@ from aligners.reports.report import Row, grouped
 from aligners.reports.study.contents import Figure, Table, box_panel, heat_panel, line_panels, look_of_stage
 from aligners.reports.study.frames import STATES, Frames, Missing, by, kind_words, place_words, stage_words
 from aligners.reports.study.papers import shared
-from aligners.reports.study.statistics import holm, over_models, pair_means, sign_test
+from aligners.reports.study.statistics import bases_of, holm, over_models, pair_means, sign_test
 
 PAPERS_INDICES = {"r2", "cca", "r2_cca", "svcca", "r2_svcca", "pwcca"}
 SHOWN = (("inn", "inn_paper"), ("linear",), ("mlp", "mlp_paper"))  # the first of each that there is
@@ -67,8 +67,8 @@ def recovery(frames: Frames, name: str) -> Table:
 def alignment(frames: Frames, name: str) -> Table:
     """Table 4: errors of every map, on fitting and on held-out rows."""
     errors = shared.between_models(frames.errors())
-    quantities = ("mse", "mse_printed", "mse_fit", "mse_fit_printed", "mse_reduced", "relative_error", "fvu_fit", "fvu")
-    quantities += ("fvu_inverse",)
+    shown = ("mse", "mse_printed", "mse_fit", "mse_fit_printed", "mse_reduced", "relative_error", "fvu_fit", "fvu")
+    quantities = (*shown, "fvu_inverse")
     row = partial(_map_row, name, errors, quantities, paper_train="train", paper_test="test")
     errors = shared.blocks(errors)
     rows = [row(place, part) for place, part in by(errors, "task", "stage", "rows", "method")]
@@ -98,7 +98,7 @@ def alignment_tests(frames: Frames, name: str) -> Table:
         means = {at["method"]: pair_means(part, "mse") for at, part in by(group, "method") if part["mse"].any()}
         reference = next((method for method in REFERENCES if method in means), None)
         for method in means if reference else ():
-            if method != reference and (test := sign_test(means[method] - means[reference])):
+            if method != reference and (test := sign_test(means[method] - means[reference], bases_of(group))):
                 rows.append({**place, "method": f"{method} − {reference}", **test._asdict()})
     if not rows:
         raise Missing("no two maps were measured on pairs of at least three models")

@@ -15,13 +15,12 @@ from aligners.reports.names import listed
 from aligners.reports.report import Row
 from aligners.reports.study.contents import Column, Figure, Panel, Table
 from aligners.reports.study.frames import LEAST_SITE, Frames, Missing, by, counted, kind_words, place_words, stage_words
-from aligners.reports.study.statistics import Estimate, over_models
+from aligners.reports.study.statistics import COPY, Estimate, over_models
 from aligners.similarity.controls import matching_layers
 
 TEMPLATES = Environment(undefined=StrictUndefined)
 TEMPLATES.globals |= {"place_words": place_words, "kind_words": kind_words, "counted": counted}
 TEMPLATES.filters |= {"form": format, "listed": listed}
-COPY = r"#\d+$"  # ends the name of a further fine-tuning of a model
 
 
 def described() -> dict[str, dict[str, Any]]:
@@ -42,7 +41,7 @@ def table(name: str, rows: Sequence[Row], **words: Any) -> Table:
     texts = _texts(name, {**words, "known": known, "rows": rows})
     about = {key: [heading] if isinstance(heading, str) else heading for key, heading in texts.pop("columns").items()}
     columns = [Column(key, *heading) for key, heading in about.items() if key in known]
-    return Table(name=name, columns=columns, rows=shown, **texts)
+    return Table(name=name, columns=columns, rows=shown, **_with_units(texts, rows))
 
 
 def figure(name: str, panels: Sequence[Panel], values: Sequence[Row] = (), **words: Any) -> Figure:
@@ -54,7 +53,7 @@ def figure(name: str, panels: Sequence[Panel], values: Sequence[Row] = (), **wor
         values: the values as rows of a table.
         words: what the description's templates ask for.
     """
-    return Figure(name=name, panels=panels, values=values, **_texts(name, words))
+    return Figure(name=name, panels=panels, values=values, **_with_units(_texts(name, words), values))
 
 
 def paper_value(table: str, quantity: str, present: Collection[str] = (), **where: str | None) -> Estimate | None:
@@ -107,6 +106,14 @@ def _texts(name: str, words: dict[str, Any]) -> dict[str, Any]:
     lines = [line for text in _filled(fields.pop("findings", []), words) for line in text.splitlines()]
     words["findings"] = [sentence for line in lines if (sentence := " ".join(line.split()))]
     return {**_filled(fields, words), "findings": words["findings"]}
+
+
+def _with_units(texts: dict[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
+    """Add a note if some intervals are over pretrained models, or over the fine-tunings of one, and not over models."""
+    intervals = {cell.interval for row in rows for cell in row.values() if isinstance(cell, Estimate)}
+    intervals |= {str(row.get("interval")) for row in rows}
+    said = [note for interval, note in _read("papers.yaml")["words"]["units"].items() if interval in intervals]
+    return {**texts, "notes": [*texts.get("notes", []), *said]} if said else texts
 
 
 def _filled(field: Any, words: dict[str, Any]) -> Any:

@@ -207,15 +207,18 @@ def test_the_plan_counts_what_controls_and_decompositions_take(world: World) -> 
         "controls": {"controls": True},
         "cca": {"measures": ["cka", "cca"]},
         "both": {"measures": ["cka", "cca", "r2_cca"]},
+        "pwcca": {"measures": ["cka", "svcca", "pwcca"]},
+        "scaled": {"measures": ["cka", "pwcca", "svcca_standardised", "pwcca_standardised"]},
     }.items():
         similarity = {"options": {"measures": ["cka"], **options}}
         costs[name] = costs_of(study_of(world, fit=None, inject=None, similarity=similarity))["similarity"]
-    alone, controls, cca, both = costs.values()
+    alone, controls, cca, both, pwcca, scaled = costs.values()
     assert controls.passes == 3 * alone.passes
     assert controls.reading == pytest.approx(alone.reading * (2 * sizes.test + sizes.fit) / sizes.test)
     assert controls.flops - controls.reading > 4 * (alone.flops - alone.reading)
     assert cca.solved - alone.solved == pytest.approx((2 * 4 * EIGEN + 4 * 4 * VALUES) * 16**3)
     assert both.solved == cca.solved  # which r2_cca shares
+    assert scaled.solved - alone.solved == pytest.approx(2 * (pwcca.solved - alone.solved))
 
 
 def test_an_epoch_has_no_more_rows_than_the_texts(world: World) -> None:
@@ -266,8 +269,9 @@ NUMBERS = {
     "wu": {"untrained": 7, "similarity": 1},
     "wu_tuned": {"finetune": 40, "similarity": 1},
     "phang": {"finetune": 15 * 2, "similarity": 5, "surgery": 15},
-    "brown": {"similarity": 1, "identity": 1},
-    "merchant": {"finetune": 3, "probe": 4 * 8, "similarity": 2},
+    "brown": {"similarity": 2, "identity": 4},
+    "brown_scaling": {"similarity": 1},
+    "merchant": {"finetune": 9, "probe": 10 * 8, "similarity": 4},
 }
 
 

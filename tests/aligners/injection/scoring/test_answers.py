@@ -13,6 +13,7 @@ from aligners.injection.scoring.tasks import in_data_order, match_heads, one_aft
 from aligners.maps.linear import Linear
 from aligners.models.loading.models import load_frozen
 from aligners.reports.finished import make_report
+from datamodules.text.labels import class_map
 from datamodules.text.sources import TextSource
 from tests.aligners.injection.test_injecting import evaluate, fit
 from tests.datamodules.test_model_texts import labelled
@@ -35,6 +36,18 @@ def test_probabilities_of_several_classes_are_added() -> None:
     assert one_after_another(((2,), (0, 1))) == ((0,), (1, 2))  # of a new head, groups of the same sizes
     assert one_after_another(((1,), (0,))) is None
     assert one_after_another(None) is None
+
+
+def test_of_several_classes_the_largest_answers_if_that_is_asked_for() -> None:
+    """As in McCoy et al. 2019, where the prediction, one of three, is renamed: .4 is the largest, and below the sum."""
+    logits = torch.tensor([[0.4, 0.35, 0.25], [0.2, 0.5, 0.3]]).log()
+    given = {"entailment": 0, "not-entailment": {"largest": ["neutral", "contradiction"]}}
+    groups = class_map(NLI, ["entailment", "not-entailment"], 2, given=given, model="m", source="s")
+    assert in_data_order(logits, groups).argmax(-1).tolist() == [0, 1]
+    assert in_data_order(logits, ((0,), (1, 2))).argmax(-1).tolist() == [1, 1]
+    again = one_after_another(groups)
+    assert again == ((0,), (1, 2))
+    assert torch.equal(in_data_order(logits, again), in_data_order(logits, groups))
 
 
 def named_world(folder: Path, names: list[str], swapped: bool = False) -> World:
@@ -116,6 +129,7 @@ def test_a_classifier_whose_classes_stand_in_another_order_is_a_caution(order: l
     assert caution is None if found is None else re.search(found, caution or "")
     assert wrong_order("m", answers.where(answers > 0, torch.nan), labels) is None  # it does not answer all of them
     assert wrong_order("m", (five % 3).double(), labels) is None  # it knows nothing: no order is far better
+    assert wrong_order("m", torch.zeros(100), torch.ones(100)) is None  # of one class, as a part of HANS
 
 
 def test_a_head_without_names_in_another_order_is_a_caution_of_every_report(

@@ -600,19 +600,20 @@ def test_description_lengths_stand_beside_f1(made: dict[str, Any]) -> None:
     assert (entry["before"], entry["after"].mean, entry["after"].sd) == tuple(map(pytest.approx, (2, 2.2, 0.02**0.5)))
     assert (entry["change"], entry["uniform"], entry["compression_before"]) == tuple(map(pytest.approx, (10, 8, 4)))
     assert (entry["f1_before"], entry["f1_change"]) == (pytest.approx(90), pytest.approx(-2))
-    assert found.findings == ["After fine-tuning on mnli the labels of dependencies take 10.0 % more bits."]
+    assert found.findings == ["Fine-tuning on mnli changes the codelength of dependencies by +10.0 %."]
 
 
 def test_rsa_by_layer_in_and_out_of_the_domain() -> None:
     drawn = items({"similarity": pd.DataFrame(given.rsa())}, "merchant_figure_2", "merchant_figure_5")
     outside, both = drawn["merchant_figure_2"], drawn["merchant_figure_5"]
     assert [(panel.title, [line.name for line in panel.series]) for panel in outside.panels] == [
-        ("wikipedia", ["mnli", "squad"])
+        ("wikipedia", ["fine-tuned on mnli", "fine-tuned on squad"])
     ]
     titles = {panel.title: [line.name for line in panel.series] for panel in both.panels}
+    own = "the task's own (in domain)"
     assert titles == {
-        "mnli": ["mnli (in domain)", "squad", "wikipedia"],
-        "squad": ["mnli", "squad (in domain)", "wikipedia"],
+        "fine-tuned on mnli": [own, "squad", "wikipedia"],
+        "fine-tuned on squad": ["mnli", own, "wikipedia"],
     }
     inside, *_ = both.panels[0].series
     assert [value for (value,) in inside.values] == pytest.approx([0.99, 0.89, 0.79, 0.69])
