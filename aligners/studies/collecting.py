@@ -87,8 +87,9 @@ class _Table:
         part = pd.DataFrame(self._rows)
         self._rows.clear()
         self._columns |= dict.fromkeys(part)
-        values = {name: column.dropna().iloc[:1].reset_index(drop=True) for name, column in part.items()}
-        sample = pd.DataFrame({name: value for name, value in values.items() if len(value)})
+        first = {name: column.first_valid_index() for name, column in part.items()}
+        values = {name: part[name].iloc[[place]] for name, place in first.items() if place is not None}  # copies
+        sample = pd.DataFrame({name: value.reset_index(drop=True) for name, value in values.items()})
         self._empty.update(name for name in part if name not in sample and part[name].dtype == object)
         table = pa.Table.from_pandas(part[[*sample]], preserve_index=False)
         pq.write_table(table, self._folder / f"{len(self._samples):05d}")
