@@ -1,10 +1,10 @@
 """One table of each kind, from the results of all cells."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 import pyarrow as pa
@@ -155,8 +155,8 @@ def _of_models(paths: Mapping[str, str | None], cell: Row, models: Mapping[str, 
     about["stage"] = stages.pop() if len(stages) == 1 else None
     for column, value in (("model", "name"), ("stage", "stage"), ("tuned", "tuned_on")):
         about |= {column + side: model and model.get(value) for side, model in known.items()}
-    for column in ("group", "base") if groups.bases else ("group",):
-        about |= {
-            f"{column}{side}": model and groups.group(model["name"], f"{column}s") for side, model in known.items()
-        }
+    options: Sequence[Literal["groups", "bases"]] = ("groups", "bases") if groups.bases else ("groups",)
+    for option in options:
+        column = option.removesuffix("s")
+        about |= {f"{column}{side}": model and groups.group(model["name"], option) for side, model in known.items()}
     return about
