@@ -259,13 +259,10 @@ class Panel(nn.Module):
             names, task = self.answers, self.behaviour.asked
             index = names.index("native_y" if "native_y" in names else "native")
             native = {name: values[index, 0] for name, values in whole.items()}
-            own = {
-                "native_x": self.route.source.name,
-                "native_y": self.route.target.name,
-                "native": self.route.target.name,
-            }
             self.native_answers = {
-                own[name]: whole["answer"][place, 0] for place, name in enumerate(names) if name in own
+                (self.route.source if name == "native_x" else self.route.target).name: whole["answer"][place, 0]
+                for place, name in enumerate(names)
+                if name.startswith("native")
             }
             without = behaviour_columns(whole, native, task, self.seed)
             for name, answers in groupby(range(len(names)), lambda place: names[place]):
