@@ -89,10 +89,10 @@ def finetuning_figure(rows: Sequence[Row], majority: float | None) -> Figure:
         _curve(axis, [row for row in rows if row["kind"] in (kind, "none")], kind)
     if beside:
         _side_by_side(axes[-1], beside)
-    for axis in axes if majority is not None else ():
-        line = axis.axhline(100 * majority, color="0.5", linestyle=":", linewidth=1.2, zorder=0)
     axes[0].set_ylabel(f"held-out texts: {score_words(rows)}")
     if majority is not None:
+        for axis in axes:
+            line = axis.axhline(100 * majority, color="0.5", linestyle=":", linewidth=1.2, zorder=0)
         figure.legend([line], [floor_words(rows)], loc="outside right upper", frameon=False, fontsize=8)
     return figure
 
