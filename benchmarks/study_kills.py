@@ -65,7 +65,8 @@ def main() -> None:
     draw, left = random.Random(given.seed), Counter({"kills": given.kills, "wall_times": given.wall_times})
     given.folder = given.folder.resolve()
     file, base = _prepared(given.folder / "rehearsal")
-    where: dict[str, Any] = {"slurm": {"cluster": "local", "timeout_min": 30}, "ray": {"num_cpus": 1}}[given.executor]
+    of_executors: dict[str, dict[str, Any]] = {"slurm": {"cluster": "local", "timeout_min": 30}, "ray": {"num_cpus": 1}}
+    where = of_executors[given.executor]
     if given.executor == "ray":
         os.environ.update(base)  # which the nodes inherit
         where["address"] = _two_nodes()
