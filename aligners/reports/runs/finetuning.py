@@ -28,12 +28,10 @@ def report(meta: Row, rows: Sequence[Row]) -> Report:
 def summarise(rows: Sequence[Row]) -> list[Row]:
     """Summarise each variant in a row: means over seeds and bases, and standard deviations of score and accuracy."""
     return [
-        {
-            **{"variant": variant, "kind": runs[0]["kind"], "count": runs[0]["count"], "n": len(runs)},
-            **{"score_name": runs[0]["score_name"], **_spread(runs, "score"), **_spread(runs, "accuracy")},
-            **{name: finite(mean(number(row[name]) for row in runs)) for name in ("loss", "seconds")},
-            "trained": runs[0]["trained"],
-        }
+        {"variant": variant, "kind": runs[0]["kind"], "count": runs[0]["count"], "n": len(runs)}
+        | {"score_name": runs[0]["score_name"], **_spread(runs, "score"), **_spread(runs, "accuracy")}
+        | {name: finite(mean(number(row[name]) for row in runs)) for name in ("loss", "seconds")}
+        | {"trained": runs[0]["trained"]}
         for variant, runs in grouped(rows, "variant").items()
     ]
 
@@ -89,10 +87,10 @@ def finetuning_figure(rows: Sequence[Row], majority: float | None) -> Figure:
         _curve(axis, [row for row in rows if row["kind"] in (kind, "none")], kind)
     if beside:
         _side_by_side(axes[-1], beside)
-    for axis in axes if majority is not None else ():
-        line = axis.axhline(100 * majority, color="0.5", linestyle=":", linewidth=1.2, zorder=0)
     axes[0].set_ylabel(f"held-out texts: {score_words(rows)}")
     if majority is not None:
+        for axis in axes:
+            line = axis.axhline(100 * majority, color="0.5", linestyle=":", linewidth=1.2, zorder=0)
         figure.legend([line], [floor_words(rows)], loc="outside right upper", frameon=False, fontsize=8)
     return figure
 
