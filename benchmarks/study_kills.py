@@ -63,8 +63,10 @@ def main() -> None:
     arguments.add_argument("--json", type=Path, help="file that gets an entry for the executor")
     given = arguments.parse_args()
     draw, left = random.Random(given.seed), Counter({"kills": given.kills, "wall_times": given.wall_times})
-    file, base = _prepared(given.folder.resolve() / "rehearsal")
-    where = {"slurm": {"cluster": "local", "timeout_min": 30}, "ray": {"num_cpus": 1}}[given.executor]
+    given.folder = given.folder.resolve()
+    file, base = _prepared(given.folder / "rehearsal")
+    of_executors: dict[str, dict[str, Any]] = {"slurm": {"cluster": "local", "timeout_min": 30}, "ray": {"num_cpus": 1}}
+    where = of_executors[given.executor]
     if given.executor == "ray":
         os.environ.update(base)  # which the nodes inherit
         where["address"] = _two_nodes()

@@ -20,7 +20,7 @@ from aligners.models.recipes import Recipe
 from datamodules.batches import LengthBatches, go_on_after_last_batch, limited
 from datamodules.frozen_models import FrozenModels
 from datamodules.rows.policies import RowKind
-from datamodules.store.reading import StatesAtSites, StoredLoader
+from datamodules.store.reading import StoredLoader
 from datamodules.store.stores import KeptRows, Stores, check_store
 from datamodules.text.labels import LabelsOption
 from datamodules.text.loading import load_texts
@@ -279,10 +279,10 @@ class TextModule(pl.LightningDataModule):
             "persistent_workers": self.workers > 0,
             "pin_memory": trainer is not None and trainer.strategy.root_device.type == "cuda",
         }
-        (stored,) = self.complete_store([data], sites)
-        if self._stores is None or not stored:
+        if self._stores is None or not (self.storable and any(sites)):
             return DataLoader(data, **options)
-        return StoredLoader(data, stored, self._stores.rings, **options)
+        (stored,) = self._stores.complete(self, [data], sites)
+        return StoredLoader(data, stored, self._stores.rings, **options) if stored else DataLoader(data, **options)
 
     def loader(self, split: Split, *, shuffle: bool = False, **options: Any) -> DataLoader:
         """Make a loader of one split's texts, with this rank's share of each batch.
@@ -340,16 +340,10 @@ class TextModule(pl.LightningDataModule):
         """Move the models to the device of the run, before anything is read."""
         self.frozen_models.place(device)
 
-    def complete_store(
-        self, splits: Sequence[Split | TokenisedTexts], sites: Sequence[Sequence[int]] | None = None
-    ) -> list[list[StatesAtSites]]:
+    def complete_store(self, splits: Sequence[Split]) -> None:
         """Write the states of these splits that the store lacks, if there is one, after announcing them together."""
-        stores, every = self._stores, dict.fromkeys(splits)
-        sites = self.wanted_sites() if stores is not None and sites is None else sites or ()
-        if stores is None or not (self.storable and any(sites)):
-            return [[] for _ in every]
-        data = [self.split(split) if isinstance(split, str) else split for split in every]
-        return stores.complete(self.frozen_models, data, sites, self.component, self.kinds_read, self.trainer)
+        if self._stores is not None and self.storable:
+            self._stores.complete(self, [self.split(split) for split in dict.fromkeys(splits)], self.wanted_sites())
 
     def test_dataloader(self) -> list[DataLoader]:
         """The texts of `splits`: the held-out ones, unless an evaluation reads others too."""

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 from torchmetrics.functional.text import squad
-from transformers import AutoModelForQuestionAnswering, AutoModelForTokenClassification, BatchEncoding, PreTrainedModel
+from transformers import AutoModelForQuestionAnswering, AutoModelForTokenClassification, PreTrainedModel
 
 from aligners.errors import UserError
 from aligners.injection.scoring.scores import bootstrap_interval
@@ -63,7 +63,7 @@ class TokenTask(ABC):
     def measures(self, model: PreTrainedModel, outputs: Tensor, batch: TextBatch, split: Split) -> dict[str, Tensor]:
         """`COUNTS` of each text, (B,): the score is Σ correct / Σ weight, the accuracy Σ other / Σ weight."""
 
-    def _read(self, batch: TextBatch, split: Split) -> tuple[dict[str, list[Any]], BatchEncoding, list[int]]:
+    def _read(self, batch: TextBatch, split: Split) -> tuple[dict[str, list[Any]], Any, list[int]]:
         """The rows of a batch, where their tokens lie, and the padding before each."""
         rows = getattr(self.data.texts, split)[list(batch.text_numbers)]
         parts = [rows[name] for name in ("text", "text_pair") if name in rows]
@@ -171,7 +171,7 @@ class Trees(TokenTask):
     def finish(self, model: PreTrainedModel) -> PreTrainedModel:
         """Add the biaffine classifier, whose weights begin at zero."""
         model.parser = Biaffine(len(self.names)).to(model.device)
-        model.config.relations = self.names
+        model.config.update({"relations": self.names})
         return model
 
     def losses(self, model: PreTrainedModel, outputs: Tensor, batch: TextBatch, split: Split) -> Tensor:
@@ -237,7 +237,7 @@ def _at(values: Tensor, heads: Tensor) -> Tensor:
 
 def token_task(data: ModelTexts, place: int) -> TokenTask | None:
     """The task of texts without classes: answers or trees; None for classes, and for numbers to predict."""
-    kinds = {"spans": Spans, "trees": Trees}
+    kinds: dict[str, Any] = {"spans": Spans, "trees": Trees}
     return kinds[data.asked](data, place) if data.asked in kinds else None
 
 

@@ -93,8 +93,9 @@ class ProbeExperiment(pl.LightningModule):
         if portions:
             portion_ends(10**6, portions)
         self.portions = list(portions)
-        self.tasks, self.ranks, self.controls = tasks and list(dict.fromkeys(tasks)), ranks, controls
-        self.mixes: list[Source] = ["model"] * mix + ["untrained"] * twin_mix
+        self.tasks, self.ranks, self.controls = list(dict.fromkeys(tasks or ())), ranks, controls
+        mixes: dict[Source, bool] = {"model": mix, "untrained": twin_mix}
+        self.mixes = [source for source, mixed in mixes.items() if mixed]
         self.seeds, self.sizes = seeds, {"projection": projection, "hidden": hidden}
         self.how, self.drop, self.drawn = training, long_sentences == "drop", drawn
 
@@ -111,7 +112,7 @@ class ProbeExperiment(pl.LightningModule):
     def setup(self, stage: str) -> None:
         """Check that all tasks can be probed, that the states fit in memory, and that there is one process."""
         data = self._data
-        self._sentences = check_annotated(data, self.tasks, self.trainer.world_size)
+        self._sentences = check_annotated(data, self.tasks or None, self.trainer.world_size)
         self.tasks = self.tasks or usual_tasks(self._sentences["fit"])
         if data.component != "residual":
             raise UserError(f"Expected `data.component` residual, as layer 0 is a control, but got {data.component!r}.")

@@ -1,10 +1,10 @@
 """One table of each kind, from the results of all cells."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 import pyarrow as pa
@@ -87,8 +87,9 @@ class _Table:
         part = pd.DataFrame(self._rows)
         self._rows.clear()
         self._columns |= dict.fromkeys(part)
-        values = {name: column.dropna().iloc[:1].reset_index(drop=True) for name, column in part.items()}
-        sample = pd.DataFrame({name: value for name, value in values.items() if len(value)})
+        first = {name: column.first_valid_index() for name, column in part.items()}
+        values = {name: part[name].iloc[[place]] for name, place in first.items() if place is not None}  # copies
+        sample = pd.DataFrame({name: value.reset_index(drop=True) for name, value in values.items()})
         self._empty.update(name for name in part if name not in sample and part[name].dtype == object)
         table = pa.Table.from_pandas(part[[*sample]], preserve_index=False)
         pq.write_table(table, self._folder / f"{len(self._samples):05d}")
@@ -154,8 +155,8 @@ def _of_models(paths: Mapping[str, str | None], cell: Row, models: Mapping[str, 
     about["stage"] = stages.pop() if len(stages) == 1 else None
     for column, value in (("model", "name"), ("stage", "stage"), ("tuned", "tuned_on")):
         about |= {column + side: model and model.get(value) for side, model in known.items()}
-    for column in ("group", "base") if groups.bases else ("group",):
-        about |= {
-            f"{column}{side}": model and groups.group(model["name"], f"{column}s") for side, model in known.items()
-        }
+    options: Sequence[Literal["groups", "bases"]] = ("groups", "bases") if groups.bases else ("groups",)
+    for option in options:
+        column = option.removesuffix("s")
+        about |= {f"{column}{side}": model and groups.group(model["name"], option) for side, model in known.items()}
     return about

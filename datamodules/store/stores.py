@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
-import lightning.pytorch as pl
 import numpy as np
 import torch
 from filelock import Timeout
@@ -144,6 +143,15 @@ def check_store(folder: Path | None, dtype: str | None, rows: str) -> None:
         )
 
 
+class Reader(Protocol):
+    """What decides what a data module reads; see `TextModule`."""
+
+    frozen_models: FrozenModels
+    component: Component
+    kinds_read: Sequence[RowKind]
+    trainer: Any
+
+
 class Stores:
     """The stored states of a data module.
 
@@ -168,23 +176,15 @@ class Stores:
         return [states.folder for states in self._read]
 
     def complete(
-        self,
-        models: FrozenModels,
-        splits: Sequence[TokenisedTexts],
-        sites: Sequence[Sequence[int]],
-        component: Component,
-        kinds: Sequence[RowKind],
-        trainer: pl.Trainer | None = None,
+        self, reader: Reader, splits: Sequence[TokenisedTexts], sites: Sequence[Sequence[int]]
     ) -> list[list[StatesAtSites]]:
         """Write the states that are missing, after announcing their size; all ranks take part.
 
         Args:
-            models: whose states are read; where one has to run, it is moved to its place meanwhile.
+            reader: the data module whose models are read: its component, its kinds of rows. Where one has to run, it is
+                moved to its place meanwhile. A progress bar is shown if its Trainer has one.
             splits: on which texts, tokenised for these models.
             sites: that are read of each model.
-            component: what is read there.
-            kinds: of the rows that are read, first those that `data.rows` names.
-            trainer: of the run; a progress bar is shown if it has one.
 
         Returns:
             For each split, the states of each model and the sites that are read. A model is missing where `rows` is
@@ -194,7 +194,8 @@ class Stores:
             ValueError: there is too little disk space, a store is damaged or not ours, or states are not finite.
             OSError: something cannot be written.
         """
-        read = [self._open(models.loaded, data, sites, component, kinds) for data in splits]
+        models, trainer = reader.frozen_models, reader.trainer
+        read = [self._open(reader, data, sites) for data in splits]
         every = [stored for split in read for stored in split]
         self._read |= dict.fromkeys(states for states, _ in every)
         missing = {states: states.missing(of_model) for states, of_model in every}
@@ -216,21 +217,16 @@ class Stores:
             models.known.save()
         return read
 
-    def _open(
-        self,
-        models: Sequence[FrozenModel],
-        data: TokenisedTexts,
-        sites: Sequence[Sequence[int]],
-        component: Component,
-        kinds: Sequence[RowKind],
-    ) -> list[StatesAtSites]:
+    def _open(self, reader: Reader, data: TokenisedTexts, sites: Sequence[Sequence[int]]) -> list[StatesAtSites]:
+        models = reader.frozen_models.loaded
         wanted: dict[FrozenModel, set[int]] = {}
         for model, of_model in zip(models, sites, strict=True):
             wanted.setdefault(model, set()).update(of_model)
         stored = []
         for model in (model for model in wanted if wanted[model]):
             of_model = tuple(sorted(wanted[model]))
-            states = self._choose(partial(self._states, model, data, models.index(model), component), of_model, kinds)
+            states_of = partial(self._states, model, data, models.index(model), reader.component)
+            states = self._choose(states_of, of_model, reader.kinds_read)
             if states is not None:
                 stored.append((states, of_model))
         return stored

@@ -47,11 +47,13 @@ def drawn_once(source: TextSource, tables: Sequence[Dataset], draw: Callable[[],
             texts = draw()
             with whole_folder(place) as unfinished:
                 for name in SPLITS:
-                    getattr(texts, name).save_to_disk(unfinished / name)
+                    if len(split := getattr(texts, name)):  # none is written without rows
+                        split.save_to_disk(unfinished / name)
                 write_text(unfinished / ABOUT, json.dumps([texts.label_names, texts.origin]))
     names, origin = json.loads((place / ABOUT).read_text(encoding="utf-8"))
-    splits = {name: load_from_disk(str(place / name)) for name in SPLITS}
-    return Texts(**splits, label_names=names, origin=origin)
+    splits = {name: load_from_disk(str(place / name)) for name in SPLITS if (place / name).is_dir()}
+    none = splits["fit"].select([])  # there are always texts to fit on
+    return Texts(**{name: splits.get(name, none) for name in SPLITS}, label_names=names, origin=origin)
 
 
 def _writable(folder: Path) -> bool:

@@ -268,8 +268,9 @@ def _plain(name: str) -> str:
 def _given(given: GivenMap, head: Sequence[str], names: Sequence[str] | None, classes: int, model: str) -> ClassMap:
     groups: dict[int | None, tuple[Any, ...]] = {}
     for key, value in given.items():
-        kind, value = (Largest, value.get("largest")) if isinstance(value, dict) else (tuple, value)
-        answers = value if isinstance(value, list) else [value]
+        kind: Any = Largest if isinstance(value, dict) else tuple
+        named = value.get("largest", []) if isinstance(value, dict) else value
+        answers = named if isinstance(named, list) else [named]
         groups[_number(key, names, classes)] = kind(_number(answer, head, len(head)) for answer in answers)
     if len(groups) < len(given) or set(groups) != set(range(classes)):
         raise UserError(

@@ -143,7 +143,7 @@ def _glue(source: TextSource) -> dict[str, Any]:
     return _hub("nyu-mll/glue", source.source, source)
 
 
-def _named(source: TextSource, dataset: str, revision: str | None = None, **question: Sequence[str]) -> dict[str, Any]:
+def _named(source: TextSource, dataset: str, revision: str | None = None, **question: Any) -> dict[str, Any]:
     """Open a data set on the Hub that has a name of its own here.
 
     Args:

@@ -10,6 +10,8 @@ from aligners.cli.cells.loads import FLOAT, Load, Training
 from aligners.cli.cells.options import CellOptions
 from aligners.files.room import in_words
 from aligners.fitting.parts import bytes_a_site, pairs_within
+from aligners.injection.routes import route_numbers
+from aligners.maps.inn import INN
 from aligners.probing.reading import USUAL
 from aligners.probing.trees import USUAL_RANK
 from aligners.similarity.catalogue import catalogue
@@ -57,8 +59,9 @@ class Costs:
         return self._known[key]
 
     def size(self, cell: Cell) -> list[Size]:
-        """The sizes of a cell's models."""
-        return [self.sizes[model.name.split("#")[0]] for model in cell.models]
+        """The sizes of a cell's models, which have a head once they are fine-tuned."""
+        sizes = [(model.stage, self.sizes[model.name.split("#")[0]]) for model in cell.models]
+        return [replace(size, head="classification") if stage == "finetuned" else size for stage, size in sizes]
 
     def texts(self, cell: Cell) -> TextSizes:
         """Texts of a cell, whose kind has a formula."""
@@ -79,10 +82,12 @@ def _fit(load: Load) -> Cost:
     """All models read the texts once for moments, then for every row trained on, and in every validation.
 
     6 FLOP for each trained weight, row and site, 12 where both directions are trained, a third of it in validations;
-    30 d³ of decompositions for each closed form and site. With `sites_at_once` every part reads the texts.
+    30 d³ of decompositions for each closed form and site. With `sites_at_once` every part reads the texts. A recovery
+    is measured on the held-out texts, too, and has the networks to be recovered of every row: 2 FLOP for each weight.
     """
     x, y = (load.sizes * 2)[:2]
     data = load.parsed.data
+    recovers = "couplings" in data
     read, step = load.rows(load.texts), load.rows(data.batch_size)
     maps = [fit.aligner for fit in load.made.model.made(1, x.width, y.width)]
     trainable = {
@@ -94,14 +99,16 @@ def _fit(load: Load) -> Cost:
     moments = MOMENT * products
     stored = moments + sum(value.nbytes for aligner in maps for value in aligner.state_dict().values())
     training = load.trained(read, step) if weights else Training(0.0, 0.0, 0.0)
-    watched = 2 * load.validated(training, 1)  # and as many fitting texts
+    watched = 2 * load.validated(training, 1) + recovers * load.held_out  # and as many fitting texts
     passes = 1 + training.rows / read + watched / load.texts
+    drawn = INN(1, x.width, x.width, couplings=data.couplings, hidden=x.width, mixing="none") if recovers else None
+    targets = sum(weight.numel() for weight in drawn.parameters()) if drawn else 0
+    on_maps = 6.0 * weights * (training.rows + load.rows(1) * watched / 3) + 2.0 * targets * passes * read
     places = len(parse_sites(data.get("sites", "all"), x.layers, y.layers)) * load.pairs
     places *= len(data.get("strengths", [0])) * data.get("targets", 1) * (1 + (data.get("direction") == "both"))
     at_once = min(places, getattr(load.parsed, "sites_at_once", None) or places)  # each part reads the texts
     passes *= math.ceil(places / at_once)
     reading = passes * load.reading(load.texts)
-    on_maps = 6.0 * weights * (training.rows + load.rows(1) * watched / 3)
     return Cost(
         passes=len(load.sizes) * passes,
         flops=reading + places * (on_maps + DOUBLE * 2.0 * read * products),
@@ -125,7 +132,7 @@ def _attention(load: Load) -> Cost:
 
 
 def _inject(load: Load) -> Cost:
-    """Both models read the held-out texts; on average half of Y runs again for each method and site.
+    """Both models read the held-out texts; on average half of Y, if it has a head, runs again for each method and site.
 
     A store of one row a text does not have the tokens that are replaced.
     """
@@ -133,7 +140,7 @@ def _inject(load: Load) -> Cost:
     sites = len(parse_sites(load.parsed.data.sites, x.layers, y.layers))
     fitted = {} if load.study.fit is None else load.study.fit.options.get("model", {}).get("aligners", {})
     methods = len({*fitted, *load.parsed.closed_form}) + FLOOR_METHODS
-    targets = [y, x] if load.parsed.both_directions else [y]
+    targets = [size for size in ([y, x] if load.parsed.both_directions else [y]) if size.head or not size.known]
     tails = load.reading(load.held_out, targets) * methods * sites / 2
     times = 2 if load.parsed.fitting_errors else 1  # as many fitting texts as are held out
     fronts = times * load.reading(load.held_out)
@@ -194,19 +201,24 @@ def _probe(load: Load) -> Cost:
 
 
 def _stitch(load: Load) -> Cost:
-    """Fronts, then forward and backward through half of Y, for each route, layer and site."""
-    steps, sites = max(0, load.parsed.trainer.max_steps), min(size.layers for size in load.sizes)
-    texts = steps * load.parsed.data.batch_size
-    fronts = load.reading(texts)
-    tails = 2 * 3 * fronts / 2 * sites * len(load.made.model.factories)
-    return Cost(passes=2 * texts / max(1, load.texts), flops=fronts + tails, memory=2 * load.memory)
+    """Fronts, then half of Y for each route, layer and site, three times in training; held out, the identity too."""
+    data, models, size = load.parsed.data, len(load.sizes), load.sizes[-1:]
+    steps, maps = max(0, load.parsed.trainer.max_steps), len(load.made.model.factories)
+    trained = steps * data.batch_size
+    watched = load.validated(Training(trained, trained / load.texts, steps), 1)
+    read = trained + watched + load.held_out
+    routes = len(route_numbers(models, load.parsed.model.routes))
+    tails = routes * len(parse_sites(data.sites, load.sizes[0].layers, size[0].layers)) / 2
+    again = tails * (maps * (3 * trained + watched) + (maps + 1) * load.held_out)  # texts
+    flops, calls = load.reading(read) + load.reading(again, size), load.calls(read) + load.calls(again, size)
+    return Cost(passes=models * read / load.texts, flops=flops, calls=calls, memory=2 * load.memory)
 
 
 def _identity(load: Load) -> Cost:
     """The held-out texts once; then half of Y for each pair, at every block."""
-    fronts = load.reading(load.held_out)
-    tails = fronts * len(load.sizes) * load.sizes[0].layers / 2
-    return Cost(passes=len(load.sizes), flops=fronts + tails, memory=load.memory)
+    times = 1 + len(load.sizes) * load.sizes[0].layers / 2
+    flops, calls = times * load.reading(load.held_out), times * load.calls(load.held_out)
+    return Cost(passes=len(load.sizes), flops=flops, calls=calls, memory=load.memory)
 
 
 def _finetune(load: Load) -> Cost:
@@ -227,9 +239,10 @@ def _finetune(load: Load) -> Cost:
 def _surgery(load: Load) -> Cost:
     """A pass an epoch of the heads; a skipped span i..j leaves L - j blocks to run, (L² - 1) / 6 passes for all."""
     epochs = max(0, load.parsed.trainer.max_epochs or 0)
-    heads = epochs * load.reading(load.texts) + load.reading(load.held_out)
-    spans = sum(load.reading(load.held_out, [size]) * (size.layers**2 - 1) / 6 for size in load.sizes)
-    return Cost(passes=len(load.sizes) * (epochs + 1), flops=heads + spans, memory=load.memory)
+    heads = epochs * load.texts + load.held_out
+    spans = [(load.held_out * (size.layers**2 - 1) / 6, [size]) for size in load.sizes]
+    flops, calls = (count(heads) + sum(count(*span) for span in spans) for count in (load.reading, load.calls))
+    return Cost(passes=len(load.sizes) * (epochs + 1), flops=flops, calls=calls, memory=load.memory)
 
 
 COSTS: dict[str, Callable[[Load], Cost]] = {

@@ -71,11 +71,12 @@ class Load:
 
     def reading(self, texts: float, sizes: Sequence[Size] | None = None) -> float:
         """FLOP with which models, by default all, read so many texts."""
-        return sum(size.reading(texts * self.tokens) for size in sizes or self.sizes)
+        return sum(size.reading(texts * self.tokens) for size in (self.sizes if sizes is None else sizes))
 
     def calls(self, texts: float, sizes: Sequence[Size] | None = None) -> float:
         """Calls of a block with a batch, as models, by default all, read so many texts."""
-        return sum(size.layers for size in sizes or self.sizes) * texts / self.parsed.data.batch_size
+        layers = sum(size.layers for size in (self.sizes if sizes is None else sizes))
+        return layers * texts / self.parsed.data.batch_size
 
     def rows(self, texts: int) -> int:
         """Rows of so many texts."""

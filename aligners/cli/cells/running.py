@@ -52,7 +52,7 @@ def run_cells(study: str, numbers: Sequence[str], devices: int = 1) -> dict[str,
         with ended_by_signals():  # also between two cells
             for number in numbers:
                 needs = folder.described(number)["needs"]
-                end = folder.ended(number)  # before this job was queued again
+                end: str | None = folder.ended(number)  # before this job was queued again
                 if end is None and all(folder.ended(need) == "done" for need in needs):
                     end, further = run_cell(study, number, devices), True
                 ends[number] = end or "waiting"

@@ -60,12 +60,12 @@ def finetune(run: Run, seeds: int | list[int] = 1, variants: list[str] = ["none"
     recipe = run.build(FinetuningRecipe)
     jobs = plan(data, _seeds(seeds), variants)
     data.setup("fit")
-    task, majority = token_task(data, 0), None
+    task = token_task(data, 0)
+    score: Any = None if task is None else task.score
+    majority: float | None = None
     if task is None:
-        score: Any = choose_score(data.text, regression=data.texts.regression, classes=data.classes)
+        score = choose_score(data.text, regression=data.texts.regression, classes=data.classes)
         majority = float(task_score(score, data.constant_answers(), data.answers("test")))
-    else:
-        score = task.score
     begun = is_begun(run.options.run)
     if begun and rank() == 0:
         run.check_begun()

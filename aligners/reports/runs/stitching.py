@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import permutations, product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
@@ -75,7 +75,7 @@ class Routes:
         averaging: other arguments of `over_pairs`.
     """
 
-    def __init__(self, rows: Sequence[Row], groups: Groups = None, **averaging: Sequence[str]) -> None:
+    def __init__(self, rows: Sequence[Row], groups: Groups = None, **averaging: Any) -> None:
         self.rows, self.groups, self.averaging = rows, groups, averaging
         self.routes = grouped(rows, "model_x", "model_y")
 

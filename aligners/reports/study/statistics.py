@@ -130,7 +130,9 @@ def sign_test(differences: pd.Series, bases: Kinds | None = None, seed: int = 0)
     """
     known = differences.dropna()
     models = dict.fromkeys(model for pair in known.index for model in pair)
-    (units,), _ = independent_units(models, dict.fromkeys(models, ""), bases) if models else ([[]], "")
+    units: list[set[str]] = []
+    if models:
+        (units,), _ = independent_units(models, dict.fromkeys(models, ""), bases)
     without = np.array([[unit.isdisjoint(pair) for pair in known.index] for unit in units])
     if len(units) < 3 or not without.any(1).all():
         return None

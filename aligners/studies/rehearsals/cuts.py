@@ -87,7 +87,7 @@ def _models(study: Study, most: int) -> tuple[Options, Options]:
     else:
         patterns = [study.models.names] if isinstance(study.models.names, str) else study.models.names
         kept: Counter[tuple[str, str | None]] = Counter()
-        names = []
+        names = list[str]()
         for pattern in patterns:
             for name in Models([pattern], study.models.seeds).listed():
                 alike = pattern, study.models.group(name)

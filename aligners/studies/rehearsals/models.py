@@ -50,8 +50,8 @@ def about_model(name: str, known: Mapping[str, Mapping[str, Any]]) -> About:
         known: begin of a name -> attributes of `About`.
     """
     try:
-        config = read_config(name, SOURCE)
-        sizes: Any = config.get_text_config()
+        config: Any = read_config(name, SOURCE)
+        sizes = config.get_text_config()
         labels = list(config.id2label.values()) if "Classification" in config.architectures[0] else ()
         return About(config.model_type, config.architectures[0], sizes.num_hidden_layers, sizes.hidden_size, labels)
     except (ValueError, TypeError):  # it cannot be reached, or names no class
@@ -62,7 +62,7 @@ def about_model(name: str, known: Mapping[str, Mapping[str, Any]]) -> About:
     family = next(
         (family for family in sorted(FAMILIES, key=len, reverse=True) if family.replace("_", "-") in plain), "bert"
     )
-    model = transformers.MODEL_MAPPING[CONFIG_MAPPING[family]]
+    model: Any = transformers.MODEL_MAPPING[CONFIG_MAPPING[family]]
     return About(family, model.__name__, 12, 768, (), f"family {family}, no head, 12 blocks of width 768")
 
 
@@ -93,7 +93,7 @@ def put_model(
             "num_hidden_layers": max(least_layers, about.layers // BLOCKS),
         }
         labels = {"id2label": dict(enumerate(about.labels))} if about.labels else {}
-        kind = CONFIG_MAPPING[about.family]
+        kind: Any = CONFIG_MAPPING[about.family]
         given = {name: value for name, value in {**special, **settings}.items() if value is not None}
         config = kind(
             **{kind.attribute_map.get(name, name): value for name, value in {**sizes, **given}.items()}, **labels

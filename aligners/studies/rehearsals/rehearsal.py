@@ -85,7 +85,7 @@ def _texts(plain: dict[str, Any], place: Path) -> Notes:
     probed, notes = texts_of(plain["probe"] or {}), dict[str, dict[str, str]]()
     for text in texts_of(plain):
         annotated = any(text is other for other in probed)
-        columns = {name: "text" for name in text.get("text_columns") or ["text"]}
+        columns: dict[str, Any] = {name: "text" for name in text.get("text_columns") or ["text"]}
         columns[text.get("label_column") or "label"] = ["no", "yes"]
         for option in ("source", "held_out"):
             given = str(text.get(option) or "")

@@ -18,8 +18,8 @@ from datamodules.text.annotated.sentence import Sentence
 STEMS, MOST_WORDS = 60, 14  # few words, so that a small tokenizer knows them, and short sentences
 Columns = Mapping[str, str | Sequence[str]]
 STRING, NUMBER = Value("string"), Value("int32")
-TYPES = {"text": STRING, "texts": List(STRING), "number": NUMBER, "score": Value("float32"), "truth": Value("bool")}
-TYPES["answer"] = {"text": List(STRING), "answer_start": List(NUMBER)}
+TYPES: dict[str, Any] = {"text": STRING, "texts": List(STRING), "number": NUMBER, "truth": Value("bool")}
+TYPES |= {"score": Value("float32"), "answer": {"text": List(STRING), "answer_start": List(NUMBER)}}
 TEXTS = {"text": 1, "texts": 4}  # of a row
 
 

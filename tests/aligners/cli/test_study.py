@@ -105,7 +105,8 @@ def test_the_papers_study_on_tiny_models(
     made = make(Frames(tables(StudyFolder(folder))))
     assert set(made.missing) == {
         *("phang_figure_3", "phang_figure_4", "phang_clusters"),  # fine-tuned models operated on, maps of four layers
-        *("merchant_table_1", "merchant_layers", "merchant_figure_1"),  # probes
+        *("merchant_table_1", "merchant_layers", "merchant_figure_1", "merchant_description_lengths"),  # probes
+        *("merchant_figure_2", "merchant_figure_5"),  # rsa
         *(
             "ren_table_4_tests",
             "ren_figure_3",
@@ -115,6 +116,7 @@ def test_the_papers_study_on_tiny_models(
             "ren_figure_6_attention",
         ),  # three models, pairs of layers
         *("wu_figure_4", "wu_figure_6", "brown_figure_3"),  # other measures
+        "brown_table_1",  # models of several sizes
     }, made.missing
     (table,) = [table for table in made.tables if table.name == "ren_table_4"]
     printed = {row["method"] for row in table.rows if row.get("mse_printed")}

@@ -54,9 +54,10 @@ def test_texts_of_one_setting_are_drawn_once_and_stay_the_same(drawn: list[TextS
         again.fit._fingerprint,
         again.test._fingerprint,
     ]
-    for number, other in enumerate((replace(source, seed=1), replace(source, max_texts=50)), start=3):
-        assert content(load_texts(other)) != content(first)
-        assert len(drawn) == number
+    for number, other in zip((3, 5), (replace(source, seed=1), replace(source, validation_share=0.0)), strict=True):
+        texts = load_texts(other)
+        assert (len(drawn), content(texts) == content(first)) == (number, False)
+        assert content(texts) == content(loading._divide(other, *loading._read(other)))
 
 
 def test_texts_of_a_file_that_has_changed_are_drawn_again(
@@ -108,3 +109,10 @@ def test_without_a_place_to_keep_them_texts_are_drawn(drawn: list[TextSource], t
     source = written(tmp_path / "films.csv")
     assert content(load_texts(source)) == content(load_texts(source))
     assert len(drawn) == 2
+
+
+def test_a_split_without_texts_is_empty_again(drawn: list[TextSource], tmp_path: Path) -> None:
+    source = replace(written(tmp_path / "films.csv"), validation_share=0.0)
+    first, again = load_texts(source), load_texts(source)
+    assert (len(drawn), len(first.validation)) == (1, 0)
+    assert content(first) == content(again) == content(loading._divide(source, *loading._read(source)))

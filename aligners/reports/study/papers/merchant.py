@@ -73,7 +73,7 @@ def rsa_by_layer(frames: Frames, name: str, panel: str) -> Figure:
     frame = frame[frame["base"] == without_copy(frame["model"])]
     outside = ~frame["task"].isin(set(frame["tuned"]))
     text = frame["task"].mask(frame["task"] == frame["tuned"], OWN)
-    frame = frame.assign(text=text, tuned="fine-tuned on " + frame["tuned"])[outside | (panel == "tuned")]
+    frame = frame.assign(text=text, tuned="fine-tuned on " + frame["tuned"].astype(str))[outside | (panel == "tuned")]
     if frame.empty:
         raise Missing(
             "no RSA between a model and its fine-tunings: `similarity.across_stages` compares them"

@@ -1,6 +1,7 @@
 """What the commands say of a study's cells, and what is refused, before any of them runs."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +222,34 @@ def test_the_plan_counts_what_controls_and_decompositions_take(world: World) -> 
     assert scaled.solved - alone.solved == pytest.approx(2 * (pwcca.solved - alone.solved))
 
 
+def test_nothing_runs_again_where_nothing_is_injected(world: World) -> None:
+    """A model without a head has errors only; once it is fine-tuned it has one."""
+    study = study_of(world, similarity=None)
+    sizes, (_, cell) = model_sizes(study, assume=True), expand(study, COMMANDS)
+    with_heads, without = (
+        Costs(study, COMMANDS, {name: replace(size, head=head) for name, size in sizes.items()})
+        for head in ("classification", None)
+    )
+    assert without.of(cell).flops == without.of(cell).reading < with_heads.of(cell).flops
+    tuned = replace(cell, models=tuple(replace(model, stage="finetuned") for model in cell.models))
+    assert without.of(tuned) == with_heads.of(cell)
+
+
+def test_stitching_is_planned_with_the_texts_that_it_is_watched_and_measured_on(world: World) -> None:
+    def stitch(**trainer: Any) -> Cost:
+        changes = {"fit": None, "inject": None, "similarity": None}
+        options = {"data": {"batch_size": 10}, "trainer": {"max_steps": 20, "val_check_interval": 10, **trainer}}
+        return costs_of(study_of(world, **changes, stitch={"options": options}))["stitch"]
+
+    sizes, a_text = text_sizes(TextSource(world.fit), Assumed()), 2.0 * 3 * 12 * 16**2 * Assumed().tokens
+    often, never = stitch(), stitch(limit_val_batches=0)
+    # two fronts; at three sites of four routes half of Y, three times in training, held out for the layer and identity
+    expected = 2 * (200 + sizes.test) + 4 * 3 / 2 * (3 * 200 + 2 * sizes.test)
+    assert never.flops == pytest.approx(expected * a_text)
+    assert often.flops - never.flops == pytest.approx(3 * sizes.validation * (2 + 4 * 3 / 2) * a_text)  # and one before
+    assert often.calls > never.calls > 0
+
+
 def test_an_epoch_has_no_more_rows_than_the_texts(world: World) -> None:
     mlp = {"model": {"aligners": {"mlp": "MLP"}}}
     flops = []
@@ -268,10 +297,10 @@ NUMBERS = {
     "ren_layers": dict(finetune=6, fit=18, inject=18, attention=6),
     "wu": {"untrained": 7, "similarity": 1},
     "wu_tuned": {"finetune": 40, "similarity": 1},
-    "phang": {"finetune": 15 * 2, "similarity": 5, "surgery": 15},
+    "phang": {"finetune": 36 * 2, "similarity": 12, "surgery": 36},
     "brown": {"similarity": 2, "identity": 4},
     "brown_scaling": {"similarity": 1},
-    "merchant": {"finetune": 9, "probe": 10 * 8, "similarity": 4},
+    "merchant": {"finetune": 9, "probe": 11 * 8, "similarity": 4},  # squad has a length of its own, pretrained too
 }
 
 

@@ -553,6 +553,12 @@ def test_groups_that_mean_nothing_are_not_told_apart(frames: Collected) -> None:
 # ---------------------------------------------------------------------- Merchant et al.
 
 
+def test_models_that_are_not_fine_tuned_have_no_rsa_with_their_fine_tunings(frames: Collected) -> None:
+    rows = frames["similarity"]
+    alone = {"similarity": rows[rows["stage"] == "pretrained"]}
+    assert items(alone, "merchant_figure_2", "merchant_figure_5") == {}
+
+
 def test_the_mix_stands_beside_the_papers(made: dict[str, Any]) -> None:
     found = made["merchant_table_1"]
     (entry,) = found.rows

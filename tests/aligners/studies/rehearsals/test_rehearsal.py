@@ -15,7 +15,7 @@ from aligners.studies.rehearsals.rehearsal import ABOUT, environment, prepare
 from aligners.studies.rehearsals.texts import generated
 from aligners.studies.spec import read_study
 from datamodules.text.loading import load_texts
-from datamodules.text.sources import TextSource
+from datamodules.text.sources import KNOWN, TextSource
 from tests.aligners.cli.small_study import stand_ins_here
 
 EVERY = {"names": "org/m{seed}", "seeds": 9}
@@ -95,6 +95,20 @@ def test_columns_are_those_of_the_data_set_and_not_those_that_a_study_asks_for(
     study = prepared(tmp_path / "r", monkeypatch, tasks=wrong)
     with pytest.raises(ValueError, match="questoin"):
         load_texts(TextSource(**study["tasks"]["t"]["text"]))
+
+
+@pytest.mark.parametrize("name", KNOWN["hub"])
+def test_data_sets_with_a_name_of_their_own_have_stand_ins(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = prepared(tmp_path / "r", monkeypatch, tasks={"t": {"text": {"source": name}}})
+    texts = load_texts(TextSource(**study["tasks"]["t"]["text"]))
+    assert set(texts.test["label"]) == {0, 1}
+    assert len(texts.fit) == 160
+    (note,) = [
+        note for note in json.loads((tmp_path / "r/rehearsal.json").read_text())["stood_in"] if "set" in note["what"]
+    ]
+    assert note["name"].endswith(name)
 
 
 def test_a_data_set_that_can_be_reached_gives_its_first_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
