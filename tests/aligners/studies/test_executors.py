@@ -191,7 +191,7 @@ def test_cells_of_a_study_on_ray(world: World, tmp_path: Path, monkeypatch: pyte
             study(["run", file, "--executor", "ray", "--executor_options", json.dumps(options)])
     folder = StudyFolder(tmp_path / "runs" / "small")
     (cell,) = folder.cells
-    (row,) = folder.result(cell)["rows"]
+    ((_, row),) = folder.rows(cell)
     assert (row["method"], row["site_x"]) == ("linear", 1)
     assert 0 < row["fvu"] < 1
     assert "Saved" in (folder.cell(cell) / "log.txt").read_text()  # which another process has written
