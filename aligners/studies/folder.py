@@ -109,12 +109,8 @@ class StudyFolder:
         begun, ended = (file.stat().st_mtime for file in files)
         return ended - begun
 
-    def result(self, number: str) -> dict[str, Any]:
-        """What a finished cell has found."""
-        return json.loads((self.cell(number) / RESULT).read_text(encoding="utf-8"))
-
     def about(self, number: str) -> dict[str, Any]:
-        """What a finished cell says before its rows; see `results`."""
+        """What a finished cell says beside its rows; see `results`."""
         return results.about(self.cell(number) / RESULT)
 
     def rows(self, number: str) -> Iterator[tuple[str, dict[str, Any]]]:

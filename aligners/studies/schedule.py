@@ -1,7 +1,7 @@
 """Runs the cells of a study: each once those that it needs are done, as many at a time as there are workers."""
 
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from graphlib import TopologicalSorter
@@ -19,15 +19,12 @@ PAUSE = 2.0  # seconds between two looks at cells that others are making
 
 def missing(folder: StudyFolder, cells: Sequence[Cell]) -> dict[str, Cell]:
     """The cells to run: those that are not done, and those that left something which one of them needs and is gone."""
-    known = {cell.id: cell for cell in cells}
-    to_run = {cell.id: cell for cell in cells if folder.state(cell.id) != "done"}
-    ahead = deque(to_run.values())
-    while ahead:
-        for need in ahead.popleft().needs:
-            if need not in to_run and not folder.leaves(known[need]):
-                to_run[need] = known[need]
-                ahead.append(known[need])
-    return {number: to_run[number] for number in known if number in to_run}
+    to_run, needed = set[str](), set[str]()
+    for cell in reversed(cells):  # each before those that it needs
+        if folder.state(cell.id) != "done" or (cell.id in needed and not folder.leaves(cell)):
+            to_run.add(cell.id)
+            needed.update(cell.needs)
+    return {cell.id: cell for cell in cells if cell.id in to_run}
 
 
 class Schedule:

@@ -27,6 +27,7 @@ from aligners.similarity.passes.saved import PASSES
 from aligners.studies.cells import KINDS
 from aligners.studies.executors import Unfinished
 from aligners.studies.folder import ERROR, LOG, OPTIONS, RESULT, StudyFolder, locked
+from aligners.studies.results import as_lines
 
 PACKAGES = ("torch", "lightning", "transformers", "numpy")
 LAST, FINISHED = "last.ckpt", "finetuned.json"
@@ -102,8 +103,9 @@ def run_cell(study: str, number: str, devices: int = 1) -> str:
                 raise
             write_text(place / ERROR, "Its options were not accepted:\n\n" + (place / LOG).read_text(encoding="utf-8"))
             return "failed"
-        write_text(place / RESULT, json.dumps(result, allow_nan=False))
-        _tidy(place)
+        write_text(place / RESULT, as_lines(result))
+        for state in _states(place):
+            remove(state)
         return "done"
 
 
@@ -163,13 +165,8 @@ def end_run(folder: Path) -> None:
     torch.cuda.empty_cache()  # of a device that was used
 
 
-def _tidy(place: Path) -> None:
-    """Remove what only an unfinished run needs."""
-    for path in _states(place):
-        remove(path)
-
-
 def _states(place: Path) -> list[Path]:
+    """What only an unfinished run needs."""
     return [path for name in GOES_ON for path in place.glob(name)]
 
 

@@ -133,6 +133,7 @@ def test_a_job_whose_time_is_over_goes_on_with_the_cell_at_which_it_was(
         return finish(study, number)
 
     monkeypatch.setattr(running, "run_cell", run_cell)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whatever a library has set
     with pytest.raises(Unfinished):  # it has done two cells
         running.run_cells(str(tmp_path), numbers)
     with pytest.raises(SystemExit) as end:  # and nothing more
