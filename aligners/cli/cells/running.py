@@ -9,9 +9,10 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 import yaml
@@ -167,11 +168,18 @@ def _states(place: Path) -> list[Path]:
 def _logged(path: Path) -> Iterator[None]:
     """Within it, all that the process prints goes to a file."""
     with path.open("w", encoding="utf-8") as file, ExitStack() as stack:
-        for number in (1, 2):
+        for number, redirect in ((1, redirect_stdout), (2, redirect_stderr)):
             saved = os.dup(number)
             stack.callback(os.close, saved)
             stack.callback(os.dup2, saved, number)
             os.dup2(file.fileno(), number)
-        stack.callback(file.flush)
-        with redirect_stdout(file), redirect_stderr(file):
-            yield
+            stream = _stream(number)
+            stack.callback(stream.flush)
+            stack.enter_context(redirect(stream))
+        yield
+
+
+@cache
+def _stream(number: int) -> TextIO:
+    """The one stream of this process to a descriptor, never closed: loggers keep it from one cell to the next."""
+    return open(number, "w", encoding="utf-8", buffering=1, closefd=False)
