@@ -1,11 +1,14 @@
 """Kill the jobs of a rehearsed study again and again: its tables have to be those of an undisturbed run, byte by byte.
 
     python -m benchmarks.study_kills [--kills 20] [--wall_times 20] [--executor slurm] [--folder FOLDER] [--json FILE]
+        [--minutes 60]
 
 `slurm` runs jobs with submitit's executor of this machine, `ray` on a Ray cluster of two nodes, each a process group of
-this machine. A kill is SIGKILL to a random job. A wall time is SIGUSR2, and SIGKILL some seconds later, as SLURM ends a
-job; a task of Ray has no wall time, and gets SIGTERM and SIGKILL. The study runs in one folder after another until all
-are spent; a cell that was lost twice before it got any further is run again by `study.py retry`.
+this machine. A kill is SIGKILL to a job. A wall time is SIGUSR2, and SIGKILL some seconds later, as SLURM ends a
+job; a task of Ray has no wall time, and gets SIGTERM and SIGKILL. Either comes after a random amount of processor time,
+so that it depends little on what else the machine does. The study runs in one folder after another until all are spent;
+a cell that was lost twice before it got any further is run again by `study.py retry`. Started again, after `--minutes`
+or after it was stopped, it goes on with the counts in the folder.
 """
 
 import argparse
@@ -15,6 +18,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from contextlib import suppress
@@ -48,6 +52,7 @@ STEPS = {"finetune": 60, "fit": 120}  # rather than a rehearsal's, so that jobs 
 RUN = "import submitit; submitit.Job._results_timeout_s = 0.5; from aligners.cli.table import study; study()"
 JOBS = {"slurm": b"submitit.core._submit", "ray": b"ray::_in_worker"}  # in the command lines of jobs
 NOTICE = {"slurm": signal.SIGUSR2, "ray": signal.SIGTERM}
+LIFE = 3.0, 12.0  # seconds of processor time that a job has at least and at most; its imports take the first of them
 GRACE = 8.0  # seconds between a notice and the kill
 
 
@@ -57,39 +62,45 @@ def main() -> None:
     arguments.add_argument("--kills", type=int, default=20)
     arguments.add_argument("--wall_times", type=int, default=20)
     arguments.add_argument("--executor", choices=JOBS, default="slurm")
-    arguments.add_argument("--most_runs", type=int, default=8, help="folders in which the study is run disturbed")
+    arguments.add_argument("--minutes", type=float, default=60.0, help="after which it begins in no further folder")
     arguments.add_argument("--seed", type=int, default=0)
     arguments.add_argument("--folder", type=Path, default=Path("runs/killed"))
     arguments.add_argument("--json", type=Path, help="file that gets an entry for the executor")
     given = arguments.parse_args()
-    draw, left = random.Random(given.seed), Counter({"kills": given.kills, "wall_times": given.wall_times})
-    given.folder = given.folder.resolve()
+    begun, given.folder = time.monotonic(), given.folder.resolve()
+    counts = given.folder / f"{given.executor}.json"
+    entry: dict[str, Any] = dict.fromkeys(("runs", "retries", "kills", "wall_times"), 0) | {"different": []}
+    if counts.is_file():
+        entry = json.loads(counts.read_text())
+    draw = random.Random(given.seed + entry["runs"])
+    left = Counter({what: max(0, getattr(given, what) - entry[what]) for what in ("kills", "wall_times")})
     file, base = _prepared(given.folder / "rehearsal")
     of_executors: dict[str, dict[str, Any]] = {"slurm": {"cluster": "local", "timeout_min": 30}, "ray": {"num_cpus": 1}}
     where = of_executors[given.executor]
     if given.executor == "ray":
         os.environ.update(base)  # which the nodes inherit
         where["address"] = _two_nodes()
-    _study(base, ["run", str(file), "--folder", str(given.folder / "whole"), "--workers", "2"]).wait()
-    whole, entry = _tables(given.folder / "whole"), {"runs": 0, "retries": 0, "kills": 0, "wall_times": 0}
+    if not (whole := _tables(given.folder / "whole")):
+        _study(base, ["run", str(file), "--folder", str(given.folder / "whole"), "--workers", "2"]).wait()
+        whole = _tables(given.folder / "whole")
     assert whole, "the undisturbed run has made no tables"
-    different: list[str] = []
     options = ["--executor", given.executor, "--executor_options", json.dumps(where), "--workers", "2"]
-    while left.total() and entry["runs"] < given.most_runs:
-        entry["runs"] += 1
-        folder = given.folder / f"{given.executor}-{entry['runs']}"
+    while left.total() and time.monotonic() - begun < 60 * given.minutes:
+        folder = given.folder / f"{given.executor}-{entry['runs'] + 1}"
         words = ["run", str(file), "--folder", str(folder), *options]
-        while _disturbed(_study(base, words), given.executor, folder, left, draw, entry):
+        while _disturbed(_study(base, words), given.executor, left, draw, entry, counts):
             entry["retries"] += 1
             words = ["retry", str(folder), *options]
-        found = _tables(folder)
-        different += [f"{folder.name}/{name}" for name in {*whole, *found} if whole.get(name) != found.get(name)]
-        print(entry, "different:", different, flush=True)
-    result = {**entry, "tables": len(whole), "different": sorted(different)}
+        tables = _tables(folder)
+        different = [f"{folder.name}/{name}" for name in {*whole, *tables} if whole.get(name) != tables.get(name)]
+        entry["runs"], entry["different"] = entry["runs"] + 1, sorted({*entry["different"], *different})
+        counts.write_text(json.dumps(entry))
+        print(entry, flush=True)
     if given.json:
         entries = json.loads(given.json.read_text()) if given.json.is_file() else {}
-        given.json.write_text(json.dumps({**entries, given.executor: result}, indent=1, sort_keys=True) + "\n")
-    sys.exit(bool(different or left.total()))
+        entries[given.executor] = {**entry, "tables": len(whole)}
+        given.json.write_text(json.dumps(entries, indent=1, sort_keys=True) + "\n")
+    sys.exit(bool(entry["different"] or left.total()))
 
 
 def _prepared(folder: Path) -> tuple[Path, dict[str, str]]:
@@ -107,9 +118,12 @@ def _prepared(folder: Path) -> tuple[Path, dict[str, str]]:
 
 def _two_nodes() -> str:
     """Begin a Ray cluster of two nodes, and return its address."""
+    place = tempfile.mkdtemp(dir="/tmp")  # paths of sockets must be short
+    os.environ |= {"RAY_TMPDIR": place, "RAY_worker_niceness": "0"}
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    head = {"num_cpus": 1, "include_dashboard": False, "include_log_monitor": False, "temp_dir": f"{place}/ray"}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     cluster.add_node(num_cpus=1)
     cluster.wait_for_nodes()
     return str(cluster.address)
@@ -123,44 +137,49 @@ def _study(added: dict[str, str], words: list[str]) -> subprocess.Popen[bytes]:
 def _disturbed(
     study: subprocess.Popen[bytes],
     executor: str,
-    folder: Path,
     left: Counter[str],
     draw: random.Random,
-    entry: dict[str, int],
+    entry: dict[str, Any],
+    counts: Path,
 ) -> int:
-    """Disturb a study until it ends, and return its exit status; what was done is taken from `left`."""
-    doomed: dict[int, float] = {}  # process -> when it is killed
-    next_at = time.monotonic() + draw.uniform(8, 12)
+    """Disturb a study until it ends, and return its exit status; what was done is taken from `left` and counted."""
+    lives: dict[int, float] = {}  # job -> the processor time at which it is disturbed
+    doomed: dict[int, float] = {}  # job -> when it is killed
     while study.poll() is None:
         time.sleep(0.2)
-        now, jobs = time.monotonic(), _jobs(executor, folder)
-        for process in [process for process, at in doomed.items() if at < now]:
-            doomed.pop(process)
-            if process in jobs:
-                _send(process, signal.SIGKILL)
-        free = [process for process in jobs if process not in doomed]
-        if now < next_at or not free or not left.total():
-            continue
-        what = draw.choice(list(left.elements()))
-        process = draw.choice(free)
-        if _send(process, signal.SIGKILL if what == "kills" else NOTICE[executor]):
-            left[what] -= 1
-            entry[what] += 1
-            if what == "wall_times":
-                doomed[process] = now + GRACE
-        next_at = now + draw.uniform(3, 9)
+        jobs = _jobs(executor)
+        lives = {job: lives[job] if job in lives else used + draw.uniform(*LIFE) for job, used in jobs.items()}
+        doomed = {job: at for job, at in doomed.items() if job in jobs}
+        for job, used in jobs.items():
+            if job in doomed:
+                if doomed[job] < time.monotonic():
+                    _send(job, signal.SIGKILL)
+                continue
+            if used < lives[job] or not left.total():
+                continue
+            what = draw.choice(list(left.elements()))
+            if _send(job, signal.SIGKILL if what == "kills" else NOTICE[executor]):
+                left[what] -= 1
+                entry[what] += 1
+                counts.write_text(json.dumps(entry))
+                doomed[job] = time.monotonic() + GRACE
     return study.returncode
 
 
-def _jobs(executor: str, folder: Path) -> list[int]:
-    """The processes of jobs that are at work."""
-    found = []
+def _jobs(executor: str) -> dict[int, float]:
+    """The processes of our jobs that are at work, each with the seconds of processor time that it has used."""
+    jobs, parents = {}, {}
     for place in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            words = (place / "cmdline").read_bytes()
-            if JOBS[executor] in words and (executor == "ray" or bytes(folder.resolve()) in words):
-                found.append(int(place.name))
-    return sorted(found)
+            fields = (place / "stat").read_text().rpartition(")")[2].split()
+            parents[int(place.name)] = int(fields[1])
+            if JOBS[executor] in (place / "cmdline").read_bytes():
+                jobs[int(place.name)] = sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+    def ours(job: int) -> bool:
+        return job == os.getpid() or (job in parents and ours(parents[job]))
+
+    return {job: used for job, used in jobs.items() if ours(job)}
 
 
 def _send(process: int, number: signal.Signals) -> bool:

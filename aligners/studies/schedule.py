@@ -79,13 +79,14 @@ class Schedule:
         self._next = {needs[-1]: n for n, needs in self._needs.items() if needs and needed[needs[-1]] == 1}
         self._order = TopologicalSorter(self._needs)
         self._order.prepare()
-        self._workers = workers
+        self._workers, place = workers, str(self.folder.path.resolve())
         self._shown = Progress("", self._before + len(self.todo), self._before)
         try:
             self._offer()
             while self._ready or self._running or self._elsewhere:
                 while self._ready and len(self._running) < workers:
-                    self._submit(executor, self._job())
+                    if job := [number for number in self._job() if self._begins(number)]:
+                        self._running[executor.submit(self.run_cells, place, tuple(job))] = job
                 self._wait()
         finally:
             self._shown.end()
@@ -152,20 +153,13 @@ class Schedule:
                 else:
                     self._end(number, state, "by another process")
 
-    def _submit(self, executor: Executor, job: list[str]) -> None:
-        job = [number for number in job if self._begins(number)]
-        if job:
-            self._running[executor.submit(self.run_cells, str(self.folder.path.resolve()), tuple(job))] = job
-
     def _begins(self, number: str) -> bool:
         """Prepare a cell for an attempt; false if others have it, or have done it."""
         place, taken = self.folder.cell(number), self.folder.state(number) == "running"
         if taken or self.folder.leaves(self.todo[number]):  # done by a job that an earlier command submitted, meanwhile
             if number not in self._offered:  # it will be
                 return False
-            self._elsewhere.add(number)
-            if taken:
-                self._leave(number)
+            self._leave(number) if taken else self._elsewhere.add(number)
             return False
         (place / RESULT).unlink(missing_ok=True)  # done, but what it left is gone
         (place / ERROR).unlink(missing_ok=True)

@@ -18,8 +18,8 @@ import torch
 import yaml
 
 from aligners.cli.cells.ranks import run_on_devices
-from aligners.cli.endings import ended_by_signals
-from aligners.cli.folders import RANKS_SHARE, release
+from aligners.cli.endings import MENDABLE, ended_by_signals
+from aligners.cli.folders import RANKS_SHARE, goes_on_from, release
 from aligners.cli.table import run_script
 from aligners.errors import UserError
 from aligners.files.whole import remove, write_text
@@ -30,9 +30,8 @@ from aligners.studies.folder import ERROR, LOG, OPTIONS, RESULT, StudyFolder, lo
 from aligners.studies.results import as_lines
 
 PACKAGES = ("torch", "lightning", "transformers", "numpy")
-LAST, FINISHED = "last.ckpt", "finetuned.json"
-WRONG_OPTIONS = 2  # exit status of jsonargparse
-GOES_ON = (f"run/{LAST}", f"run/{PASSES}", "run/part-*", "before")  # what a cell that was interrupted goes on from
+FINISHED = "finetuned.json"
+GOES_ON = ("run/last.ckpt", f"run/{PASSES}", "run/part-*", "before")  # what a cell that was interrupted goes on from
 
 
 def run_cells(study: str, numbers: Sequence[str], devices: int = 1) -> dict[str, str]:
@@ -94,10 +93,12 @@ def run_cell(study: str, number: str, devices: int = 1) -> str:
             write_text(place / ERROR, traceback.format_exc())
             if isinstance(error, UserError):
                 files = (file.parent if file.name == FINISHED else file for file in folder.goes_on_from(number))
-                _remove_refused(str(error), [*files, *_states(place)])
+                refused = [path for path in (*files, *_states(place)) if str(path) in str(error)]
+                for path in refused[:1]:  # the command does not go on from it
+                    remove(path)
             return "failed"
         except SystemExit as end:
-            if end.code != WRONG_OPTIONS:  # it was stopped
+            if end.code != MENDABLE:  # it was stopped
                 if folder.reached(number) != before:
                     raise Unfinished(end.code) from end
                 raise
@@ -140,19 +141,12 @@ def _words(cell: dict[str, Any], place: Path) -> list[str]:
     (place / ERROR).unlink(missing_ok=True)
     if cell["kind"] == "finetune" or (run / PASSES).is_dir():  # it goes on with what is missing
         return words
-    if _last(run):
+    if goes_on_from(run):
         remove(before)
         run.rename(before)
     remove(run)
-    last = _last(before)
+    last = goes_on_from(before)
     return words if last is None else [*words, "--ckpt_path", str(last)]
-
-
-def _last(run: Path) -> Path | None:
-    """What a fit goes on from: its last.ckpt, or its folder if it is in parts."""
-    if (run / LAST).is_file():
-        return run / LAST
-    return run if any(run.glob("part-*")) else None
 
 
 def end_run(folder: Path) -> None:
@@ -168,14 +162,6 @@ def end_run(folder: Path) -> None:
 def _states(place: Path) -> list[Path]:
     """What only an unfinished run needs."""
     return [path for name in GOES_ON for path in place.glob(name)]
-
-
-def _remove_refused(error: str, states: Sequence[Path]) -> None:
-    """Remove the first of these that an error names: the command has refused to go on from it."""
-    for path in states:
-        if str(path) in error:
-            remove(path)
-            return
 
 
 @contextmanager
