@@ -25,6 +25,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,6 +53,7 @@ STEPS = {"finetune": 60, "fit": 120}  # rather than a rehearsal's, so that jobs 
 RUN = "import submitit; submitit.Job._results_timeout_s = 0.5; from aligners.cli.table import study; study()"
 JOBS = {"slurm": b"submitit.core._submit", "ray": b"ray::_in_worker"}  # in the command lines of jobs
 NOTICE = {"slurm": signal.SIGUSR2, "ray": signal.SIGTERM}
+TIMES = ["seconds"]  # columns of tables that no two runs share
 LIFE = 3.0, 12.0  # seconds of processor time that a job has at least and at most; its imports take the first of them
 GRACE = 8.0  # seconds between a notice and the kill
 
@@ -107,13 +109,14 @@ def _prepared(folder: Path) -> tuple[Path, dict[str, str]]:
     """The study's file with its stand-ins, and the environment that finds them."""
     from dataclasses import asdict
 
-    file = prepare({"rate": 1e12}, asdict(read_study(STUDY)), folder)
-    content = yaml.safe_load(file.read_text())
-    for kind, steps in STEPS.items():
-        content[kind]["options"]["trainer"] = {"max_steps": steps, "max_epochs": -1}
-    file.write_text(yaml.safe_dump(content, sort_keys=False))
+    file = folder.parent / "study.yaml"
+    if not file.is_file():  # a tokenizer that learns from the same texts again is not always the same
+        content = yaml.safe_load(prepare({"rate": 1e12}, asdict(read_study(STUDY)), folder).read_text())
+        for kind, steps in STEPS.items():
+            content[kind]["options"]["trainer"] = {"max_steps": steps, "max_epochs": -1}
+        file.write_text(yaml.safe_dump(content, sort_keys=False))
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    return file, {**environment(folder), "PYTHONPATH": path}
+    return file, {**environment(folder), "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
 
 def _two_nodes() -> str:
@@ -190,9 +193,12 @@ def _send(process: int, number: signal.Signals) -> bool:
 
 
 def _tables(folder: Path) -> dict[str, bytes]:
-    """Every file of the collected tables and of the report's."""
-    places = (folder / "tables", folder / "report" / "tables")
-    return {str(file.relative_to(folder)): file.read_bytes() for place in places for file in sorted(place.glob("*"))}
+    """Every file of the collected tables, without the times that they name, and of the report's."""
+    tables = {str(file.relative_to(folder)): file.read_bytes() for file in (folder / "report" / "tables").glob("*")}
+    for file in (folder / "tables").glob("*"):
+        table = pd.read_parquet(file) if file.suffix == ".parquet" else pd.read_csv(file, dtype=str)
+        tables[file.name] = table.drop(columns=TIMES, errors="ignore").to_csv().encode()
+    return tables
 
 
 if __name__ == "__main__":
