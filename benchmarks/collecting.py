@@ -25,6 +25,7 @@ from aligners.cli.cells.options import CellOptions
 from aligners.cli.words import CONFIGS
 from aligners.studies.cells import expand
 from aligners.studies.folder import RESULT, StudyFolder
+from aligners.studies.results import MORE
 from aligners.studies.spec import read_study
 from benchmarks.harness import Figures, parser
 
@@ -36,7 +37,7 @@ EMPTY = dict.fromkeys(("low", "high", "held_out", "null", "null_high", "untraine
 def write_result(file: TextIO, models: list[str], draw: random.Random) -> int:
     """Write the result of a comparison, as a cell of a study leaves it; its rows."""
     meta = {"models": [{"name": name} for name in models], "rows": "mean"}
-    file.write(json.dumps({"kind": "similarity", "seconds": 1.0, "versions": {}, "meta": meta})[:-1] + ', "rows": [')
+    file.write(json.dumps({"kind": "similarity", "seconds": 1.0, "versions": {}, "meta": meta})[:-1] + ',\n"rows": [\n')
     count = 0
     for x, y in list(combinations_with_replacement(models, 2))[:PAIRS]:
         about = {"model_x": x, "model_y": y, "n_rows": 1600}
@@ -44,9 +45,9 @@ def write_result(file: TextIO, models: list[str], draw: random.Random) -> int:
             begins = json.dumps({**about, "measure": measure, "direction": "both", "label": measure, "features": "raw"})
             for a, b in product(range(LAYERS), repeat=2):
                 row = json.dumps({"layer_x": a, "layer_y": b, "value": draw.random(), **EMPTY})
-                file.write(f"{', ' if count else ''}{begins[:-1]}, {row[1:]}")
+                file.write(f"{MORE if count else ''}{begins[:-1]}, {row[1:]}")
                 count += 1
-    file.write('], "findings": []}')
+    file.write("\n]\n}\n")
     return count
 
 

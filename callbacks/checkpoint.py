@@ -15,8 +15,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from aligners.errors import check_range
 from aligners.files.whole import check_folder, whole_file
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.bank import StoredBank, save_bank
-from aligners.fitting.parts import take_sites
+from aligners.fitting.bank import StoredBank, save_bank, take_sites
 from aligners.fitting.training import BankTraining
 from aligners.fitting.universe.universe import pair_banks
 from aligners.reports.names import file_names

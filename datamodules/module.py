@@ -25,14 +25,7 @@ from datamodules.store.stores import KeptRows, Stores, check_store
 from datamodules.text.labels import LabelsOption
 from datamodules.text.loading import load_texts
 from datamodules.text.sources import TextSource
-from datamodules.text.texts import (
-    FittedTexts,
-    Texts,
-    words_on_copies,
-    words_on_filled,
-    words_on_left_out,
-    words_on_splits,
-)
+from datamodules.text.texts import FittedTexts, Texts, words_on
 from datamodules.tokens.splits import Split, TokenisedSplits
 from datamodules.tokens.tokenised import TokenisedTexts
 
@@ -165,8 +158,7 @@ class TextModule(pl.LightningDataModule):
         """The three splits, loaded on first use, without held-out texts that a model is known to be trained on."""
         if self._texts is None:
             self._whole = load_texts(self.text)
-            described = self._whole.describe()
-            sentences = words_on_splits(described), *words_on_filled(described), *words_on_copies(described)
+            sentences = words_on(self._whole.describe(), "splits", "filled", "copies")
             rank_zero_only(print)(*sentences, flush=True)
             self._texts = _warned(self._whole.without(self.frozen_models.fitted_on()))
         return self._texts
@@ -263,15 +255,9 @@ class TextModule(pl.LightningDataModule):
         data, trainer = self.split(data) if isinstance(data, str) else data, self.trainer
         chosen = data.texts_with_rows()
         chosen = None if chosen is None else chosen[:only]
-        batches = LengthBatches(
-            data.lengths.numpy()[slice(only) if chosen is None else chosen],
-            batch_size or self.batch_size,
-            rank=0 if trainer is None or alone else trainer.global_rank,
-            world=1 if trainer is None or alone else trainer.world_size,
-            seed=self.order,
-            chosen=chosen,
-            **order,
-        )
+        lengths, size = data.lengths.numpy()[slice(only) if chosen is None else chosen], batch_size or self.batch_size
+        rank, world = (0, 1) if trainer is None or alone else (trainer.global_rank, trainer.world_size)
+        batches = LengthBatches(lengths, size, rank=rank, world=world, seed=self.order, chosen=chosen, **order)
         options: dict[str, Any] = {
             "sampler": batches,
             "batch_size": None,
@@ -391,7 +377,7 @@ def stream_of(trainer: Any, kind: type[DataT]) -> DataT:
 
 def _warned(texts: Texts) -> Texts:
     """Warn of held-out texts that were dropped."""
-    for words in words_on_left_out(texts.describe()):
+    for words in words_on(texts.describe(), "left_out"):
         logger.warning(words)
     return texts
 

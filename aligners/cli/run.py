@@ -306,8 +306,7 @@ class Run:
         saving = self.options.get("checkpoint")
         if not hasattr(self, "folder") or not isinstance(saving, Namespace) or "ckpt_path" not in self.options:
             return None
-        last = (saving.folder or self.folder) / "last.ckpt"
-        saved = last if last.is_file() else self.folder if any(self.folder.glob("part-*")) else None
+        saved = folders.goes_on_from(self.folder, saving.folder)
         return None if saved is None else {**self._next_run(), "ckpt_path": saved}
 
     def begun_again_by(self) -> dict[str, Path] | None:

@@ -101,13 +101,13 @@ class Spans(TokenTask):
     def measures(self, model: PreTrainedModel, outputs: Tensor, batch: TextBatch, split: Split) -> dict[str, Tensor]:
         """As in `TokenTask`, of the most likely span of the passage."""
         rows, tokens, before = self._read(batch, split)
-        longest, ones = outputs.shape[1], torch.ones(outputs.shape[1], outputs.shape[1], dtype=torch.bool)
+        longest = outputs.shape[1]
         passage = torch.zeros(outputs.shape[:2], dtype=torch.bool)
         for number, padding in enumerate(before):
             within = torch.tensor([part == 1 for part in tokens.sequence_ids(number)])
             passage[number, padding : padding + len(within)] = within
         start, end = outputs.masked_fill(~passage.to(outputs.device)[..., None], -torch.inf).unbind(-1)
-        short = (ones.triu() & ones.tril(LONGEST - 1)).to(outputs.device)
+        short = torch.ones(longest, longest, dtype=torch.bool, device=outputs.device).triu().tril(LONGEST - 1)
         spans = (start[:, :, None] + end[:, None]).masked_fill(~short, -torch.inf)
         scores = []
         for number, best in enumerate(spans.flatten(1).argmax(1).tolist()):
@@ -143,12 +143,9 @@ class Biaffine(nn.Module):
         """
         hidden = nn.functional.dropout(nn.functional.leaky_relu(features, 0.1), DROPOUT, self.training)
         word, head, of_word, of_head = hidden.split([ARC, ARC, RELATION, RELATION], -1)
-        scores = [(_with_one(word), self.arc, head), (_with_one(of_word), self.relation, _with_one(of_head))]
+        word, of_word, of_head = (nn.functional.pad(states, (0, 1), value=1.0) for states in (word, of_word, of_head))
+        scores = [(word, self.arc, head), (of_word, self.relation, of_head)]
         return torch.cat([torch.einsum("bid,rde,bje->bijr", *factors) for factors in scores], -1)
-
-
-def _with_one(values: Tensor) -> Tensor:
-    return torch.cat([values, torch.ones_like(values[..., :1])], -1)
 
 
 class Trees(TokenTask):
@@ -176,8 +173,7 @@ class Trees(TokenTask):
 
     def losses(self, model: PreTrainedModel, outputs: Tensor, batch: TextBatch, split: Split) -> Tensor:
         """Cross-entropy of each word's head, and of its relation at the true head; mean over words."""
-        scores, heads, relations, there = self._scores(model, outputs, batch, split)
-        return self._losses(scores, heads.where(there, NOTHING), relations.where(there, NOTHING))
+        return self._losses(*self._scores(model, outputs, batch, split))
 
     def measures(self, model: PreTrainedModel, outputs: Tensor, batch: TextBatch, split: Split) -> dict[str, Tensor]:
         """As in `TokenTask`."""
@@ -186,10 +182,11 @@ class Trees(TokenTask):
         right = (given == heads) & there
         named = _at(scores[..., 1:], given).argmax(-1) == relations
         counts = {"correct": (right & named).sum(1), "other": right.sum(1), "weight": (heads != NOTHING).sum(1)}
-        losses = self._losses(scores, heads.where(there, NOTHING), relations.where(there, NOTHING))
+        losses = self._losses(scores, heads, relations, there)
         return {"loss": losses, **{name: n.float() for name, n in counts.items()}}
 
-    def _losses(self, scores: Tensor, heads: Tensor, relations: Tensor) -> Tensor:
+    def _losses(self, scores: Tensor, heads: Tensor, relations: Tensor, there: Tensor) -> Tensor:
+        heads, relations = (values.where(there, NOTHING) for values in (heads, relations))
         asked = (scores[..., 0], heads), (_at(scores[..., 1:], heads.clamp(min=0)), relations)
         losses = [
             nn.functional.cross_entropy(logits.mT, answers, ignore_index=NOTHING, reduction="none")
@@ -197,17 +194,15 @@ class Trees(TokenTask):
         ]
         return torch.stack(losses).sum((0, 2)) / (heads != NOTHING).sum(1).clamp(min=1)
 
-    def _scores(
-        self, model: PreTrainedModel, outputs: Tensor, batch: TextBatch, split: Split
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _scores(self, model: PreTrainedModel, outputs: Tensor, batch: TextBatch, split: Split) -> tuple[Tensor, ...]:
         """Scores (B, W, W, 1 + R); heads and relations, -100 where there is none, and whether word and head were read.
 
         The latter three are (B, W).
         """
         rows, tokens, before = self._read(batch, split)
         sentences = [Sentence.of(*row) for row in zip(rows["text"], rows[ANNOTATION], strict=True)]
-        shape = len(sentences), max(len(sentence.words) for sentence in sentences)
-        first, heads, relations = (torch.full(shape, NOTHING) for _ in range(3))
+        known = torch.full((3, len(sentences), max(len(sentence.words) for sentence in sentences)), NOTHING)
+        first, heads, relations = known
         for number, sentence in enumerate(sentences):
             named, char = _relations(sentence), 0
             for word, string in enumerate(sentence.words):
@@ -215,9 +210,9 @@ class Trees(TokenTask):
                 char += len(string) + 1
                 first[number, word] = NOTHING if token is None else before[number] + token
                 relations[number, word] = self.names.index(named[word]) if named.get(word) in self.names else NOTHING
-            known = [head - 1 if head else word for word, head in enumerate(sentence.heads)]
-            heads[number, : len(known)] = torch.tensor(known)
-        first, heads, relations = (values.to(outputs.device) for values in (first, heads, relations))
+            true = [head - 1 if head else word for word, head in enumerate(sentence.heads)]
+            heads[number, : len(true)] = torch.tensor(true)
+        first, heads, relations = known.to(outputs.device)
         words = outputs.gather(1, first.clamp(min=0)[..., None].expand(-1, -1, outputs.shape[-1]))
         scores = cast(nn.Module, model.parser)(words).float()
         lost, read = torch.arange(scores.shape[-1], device=first.device) == 0, first >= 0

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from aligners.injection.forward import bank_answers, stitched_logits
 from aligners.injection.routes import Route
-from aligners.injection.scoring.scores import bootstrap_interval
+from aligners.injection.scoring.scores import Sums, bootstrap_interval
 from aligners.injection.scoring.task_scores import ScoredTask, score_interval, task_score
 from aligners.injection.scoring.tasks import UnitAnswers, agreement, batch_answers, one_after_another, per_text
 from aligners.models.classifiers import pooler_of, with_head
@@ -136,9 +136,7 @@ class Behaviour:
         return UnitAnswers(nothing, (answer == right).float(), answer.double())
 
 
-def behaviour_columns(
-    table: dict[str, Tensor], native: dict[str, Tensor], asked: ScoredTask, seed: int
-) -> dict[str, Tensor]:
+def behaviour_columns(table: Sums, native: Sums, asked: ScoredTask, seed: int) -> dict[str, Tensor]:
     """Each of `BEHAVIOUR_COLUMNS` as (methods, S), over all texts.
 
     Where numbers are predicted there is no accuracy, no penalty in nats, and agreement is Pearson's correlation with
@@ -167,9 +165,8 @@ def behaviour_columns(
         ends = score_interval(asked.score, table["answer"], asked.labels, seed=seed)
         score = task_score(asked.score, table["answer"], asked.labels), *ends
         own_score = task_score(asked.score, native["answer"], asked.labels)
-    agreement = table["agree"].sum(-1) / total
-    if asked.regression:
-        agreement = task_score("pearson", table["answer"], native["answer"])
+    answers = table["answer"], native["answer"]
+    agreement = task_score("pearson", *answers) if asked.regression else table["agree"].sum(-1) / total
     perplexity = loss.exp() if asked.unit == "token" else missing
     per_byte = loss / BITS / asked.bytes_per_token if asked.bytes_per_token else missing
     pooled = table["pooled"].mean(-1) if "pooled" in table else missing

@@ -13,7 +13,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel, Pr
 
 from aligners.errors import UserError
 from aligners.models.architectures import architecture_of
-from aligners.models.loading.files import dtype_of, listed, quiet, read_config, read_tokenizer, read_weights
+from aligners.models.loading.files import listed, quiet, read_config, read_tokenizer, read_weights, weight_options
 
 
 def drawn(model: PreTrainedModel, names: Iterable[str], seed: int) -> dict[str, nn.Module]:
@@ -125,9 +125,7 @@ def new_classifier(
         if label_names is not None:
             config.id2label = dict(enumerate(label_names))
             config.label2id = {label: number for number, label in enumerate(label_names)}
-        options: dict[str, Any] = {**source, "dtype": dtype_of(dtype), "config": config}
-        if attn_implementation is not None:
-            options["attn_implementation"] = attn_implementation
+        options = {**source, **weight_options(dtype, attn_implementation), "config": config}
         model, unfit = read_weights(str(name), loader, options)
         tokenizer = read_tokenizer(str(name), source, config)
     _check_body(model, unfit, str(name))

@@ -3,7 +3,7 @@
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -64,12 +64,6 @@ class Labels:
     def shape(self) -> dict[str, Any]:
         """The options of probes that follow from the labels."""
         return {"labels": len(self.names), "spans": self.spans, "several": self.several}
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> Self:
-        """Make labels from their `asdict` as JSON gives it back."""
-        sets = tuple((tuple(names), count) for names, count in plain["sets"])
-        return cls(**{**plain, "names": tuple(plain["names"]), "sets": sets})
 
     def multi_hot(self, labels: Sequence[str]) -> Tensor:
         """(K,) bool: which labels are given. Unknown ones are left out."""

@@ -79,14 +79,8 @@ class ProbeExperiment(pl.LightningModule):
         twin_mix: bool = False,
     ) -> None:
         super().__init__()
-        check_range(
-            least=1,
-            tasks=None if tasks is None else len(tasks),
-            ranks=ranks,
-            seeds=seeds,
-            projection=projection,
-            hidden=hidden,
-        )
+        self.seeds, self.sizes = seeds, {"projection": projection, "hidden": hidden}
+        check_range(least=1, tasks=None if tasks is None else len(tasks), ranks=ranks, seeds=seeds, **self.sizes)
         check_range(least=0, drawn=drawn)
         if twin_mix and not (mix and controls):
             raise UserError("Expected `mix` and `controls` where `twin_mix` is set, but got one of them false.")
@@ -96,7 +90,6 @@ class ProbeExperiment(pl.LightningModule):
         self.tasks, self.ranks, self.controls = list(dict.fromkeys(tasks or ())), ranks, controls
         mixes: dict[Source, bool] = {"model": mix, "untrained": twin_mix}
         self.mixes = [source for source, mixed in mixes.items() if mixed]
-        self.seeds, self.sizes = seeds, {"projection": projection, "hidden": hidden}
         self.how, self.drop, self.drawn = training, long_sentences == "drop", drawn
 
     @property

@@ -72,7 +72,7 @@ def catalogue(share: float = 0.99) -> dict[str, Measure]:
         share: of the variance that SVCCA and PWCCA keep.
     """
     mean, square, weighted = Correlations.mean, Correlations.mean_square, Correlations.weighted
-    scaled: dict[str, Any] = {"share": share, "standardised": True}
+    heads: Family = "head_moments"
     measures = (
         Measure("cka", "moments", _on(linear_cka)),
         Measure("unbiased_cka", "moments", _on(unbiased_cka)),
@@ -84,8 +84,8 @@ def catalogue(share: float = 0.99) -> dict[str, Measure]:
         _correlated("r2_cca", "R² of CCA", square)._replace(held_out=None),
         _correlated("r2_svcca", "R² of SVCCA", square, share)._replace(held_out=None),
         _correlated("pwcca", "PWCCA", weighted, share),
-        _correlated("svcca_standardised", "SVCCA", mean, **scaled),
-        _correlated("pwcca_standardised", "PWCCA", weighted, **scaled),
+        _correlated("svcca_standardised", "SVCCA", mean, share, True),
+        _correlated("pwcca_standardised", "PWCCA", weighted, share, True),
         _regression("r2", r2, r2_held_out),
         Measure("neuronsim", "moments", _on(neuronsim), symmetric=False),
         _regression("mixedsim", mixedsim, mixedsim_held_out),
@@ -94,11 +94,11 @@ def catalogue(share: float = 0.99) -> dict[str, Measure]:
             Measure(f"attnsim_{kind}", "heads", partial(attnsim, kind=kind), symmetric=False)
             for kind in ("norm", "pearson", "js")
         ),
-        Measure("attention_cka", "head_moments", _on(linear_cka)),
-        _correlated("attention_svcca", "SVCCA", mean, share, family="head_moments"),
-        _correlated("attention_pwcca", "PWCCA", weighted, share, family="head_moments"),
-        _correlated("attention_svcca_standardised", "SVCCA", mean, family="head_moments", **scaled),
-        _correlated("attention_pwcca_standardised", "PWCCA", weighted, family="head_moments", **scaled),
+        Measure("attention_cka", heads, _on(linear_cka)),
+        _correlated("attention_svcca", "SVCCA", mean, share)._replace(family=heads),
+        _correlated("attention_pwcca", "PWCCA", weighted, share)._replace(family=heads),
+        _correlated("attention_svcca_standardised", "SVCCA", mean, share, True)._replace(family=heads),
+        _correlated("attention_pwcca_standardised", "PWCCA", weighted, share, True)._replace(family=heads),
     )
     return {measure.name: measure for measure in measures} | _FURTHER
 
@@ -109,13 +109,7 @@ def _on(formula: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _correlated(
-    name: str,
-    label: str,
-    average: Callable[[Correlations], Tensor],
-    share: float = 1.0,
-    *,
-    standardised: bool = False,
-    family: Family = "moments",
+    name: str, label: str, average: Callable[[Correlations], Tensor], share: float = 1.0, standardised: bool = False
 ) -> Measure:
     """An average of canonical correlations, which measures share."""
     weighted = average == Correlations.weighted
@@ -124,10 +118,10 @@ def _correlated(
         return average(shared.correlations(label, share, held_out, standardised=standardised, weighted=weighted))
 
     def chance(shared: SharedMoments) -> Tensor:
-        return canonical_chance(shared.moments, share, standardised, white_x=shared.white_x, white_y=shared.white_y)
+        return canonical_chance(shared.moments, share, standardised, shared.white_x, shared.white_y)
 
     decomposed = Decomposed((share, standardised), directions=weighted)
-    return Measure(name, family, compute, not weighted, compute, chance=chance, decomposed=decomposed)
+    return Measure(name, "moments", compute, not weighted, compute, chance=chance, decomposed=decomposed)
 
 
 def _regression(name: str, formula: Callable[..., Tensor], held_out: Callable[..., Tensor]) -> Measure:

@@ -109,12 +109,8 @@ class StudyFolder:
         begun, ended = (file.stat().st_mtime for file in files)
         return ended - begun
 
-    def result(self, number: str) -> dict[str, Any]:
-        """What a finished cell has found."""
-        return json.loads((self.cell(number) / RESULT).read_text(encoding="utf-8"))
-
     def about(self, number: str) -> dict[str, Any]:
-        """What a finished cell says before its rows; see `results`."""
+        """What a finished cell says beside its rows; see `results`."""
         return results.about(self.cell(number) / RESULT)
 
     def rows(self, number: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -164,7 +160,10 @@ class StudyFolder:
         """
         now = json.loads(json.dumps(asdict(study)))
         changes = self._changes(now, cells, changed) if (self.path / STUDY).is_file() else []
-        self._tidy()
+        for file in sorted((self.path / "cells").glob(f"*/{LOCK}")):
+            with locked(file.parent) as free:
+                if free:  # no job of an earlier command is at work there
+                    remove_unfinished(file.parent)  # what killed workers have left half-written
         for cell in cells:
             place = self.path / cell.folder
             if not (place / CELL).is_file():
@@ -177,13 +176,6 @@ class StudyFolder:
         write_text(self.path / STUDY, yaml.safe_dump(now, sort_keys=False, allow_unicode=True))
         self.__dict__.pop("study", None)
         return changes
-
-    def _tidy(self) -> None:
-        """Remove what killed workers have left half-written; jobs of an earlier command may still be at work."""
-        for file in sorted((self.path / "cells").glob(f"*/{LOCK}")):
-            with locked(file.parent) as free:
-                if free:
-                    remove_unfinished(file.parent)
 
     def _changes(self, now: dict[str, Any], cells: Sequence[Cell], changed: bool) -> list[str]:
         """Say what differs from the study as it was begun, and which cells that touches."""

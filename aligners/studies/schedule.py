@@ -1,7 +1,7 @@
 """Runs the cells of a study: each once those that it needs are done, as many at a time as there are workers."""
 
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from graphlib import TopologicalSorter
@@ -19,15 +19,12 @@ PAUSE = 2.0  # seconds between two looks at cells that others are making
 
 def missing(folder: StudyFolder, cells: Sequence[Cell]) -> dict[str, Cell]:
     """The cells to run: those that are not done, and those that left something which one of them needs and is gone."""
-    known = {cell.id: cell for cell in cells}
-    to_run = {cell.id: cell for cell in cells if folder.state(cell.id) != "done"}
-    ahead = deque(to_run.values())
-    while ahead:
-        for need in ahead.popleft().needs:
-            if need not in to_run and not folder.leaves(known[need]):
-                to_run[need] = known[need]
-                ahead.append(known[need])
-    return {number: to_run[number] for number in known if number in to_run}
+    to_run, needed = set[str](), set[str]()
+    for cell in reversed(cells):  # each before those that it needs
+        if folder.state(cell.id) != "done" or (cell.id in needed and not folder.leaves(cell)):
+            to_run.add(cell.id)
+            needed.update(cell.needs)
+    return {cell.id: cell for cell in cells if cell.id in to_run}
 
 
 class Schedule:
@@ -82,13 +79,14 @@ class Schedule:
         self._next = {needs[-1]: n for n, needs in self._needs.items() if needs and needed[needs[-1]] == 1}
         self._order = TopologicalSorter(self._needs)
         self._order.prepare()
-        self._workers = workers
+        self._workers, place = workers, str(self.folder.path.resolve())
         self._shown = Progress("", self._before + len(self.todo), self._before)
         try:
             self._offer()
             while self._ready or self._running or self._elsewhere:
                 while self._ready and len(self._running) < workers:
-                    self._submit(executor, self._job())
+                    if job := [number for number in self._job() if self._begins(number)]:
+                        self._running[executor.submit(self.run_cells, place, tuple(job))] = job
                 self._wait()
         finally:
             self._shown.end()
@@ -155,20 +153,13 @@ class Schedule:
                 else:
                     self._end(number, state, "by another process")
 
-    def _submit(self, executor: Executor, job: list[str]) -> None:
-        job = [number for number in job if self._begins(number)]
-        if job:
-            self._running[executor.submit(self.run_cells, str(self.folder.path.resolve()), tuple(job))] = job
-
     def _begins(self, number: str) -> bool:
         """Prepare a cell for an attempt; false if others have it, or have done it."""
         place, taken = self.folder.cell(number), self.folder.state(number) == "running"
         if taken or self.folder.leaves(self.todo[number]):  # done by a job that an earlier command submitted, meanwhile
             if number not in self._offered:  # it will be
                 return False
-            self._elsewhere.add(number)
-            if taken:
-                self._leave(number)
+            self._leave(number) if taken else self._elsewhere.add(number)
             return False
         (place / RESULT).unlink(missing_ok=True)  # done, but what it left is gone
         (place / ERROR).unlink(missing_ok=True)

@@ -44,11 +44,9 @@ def text_sizes(source: TextSource, assumed: Assumed) -> TextSizes:
         train, *official = rows
         sizes = {name: round(train * share) for name, share in shares.items()}
         sizes |= {"test": sum(official)} if official else {}
-    fit, validation, test = (
-        size if (most := source.most(name)) is None else min(size, most)
-        for name, size in ((name, sizes[name]) for name in ("fit", "validation", "test"))
-    )
-    return TextSizes(fit, validation, test, rows is not None)
+    limits = {name: source.most(name) for name in sizes}
+    limited = {name: size if (most := limits[name]) is None else min(size, most) for name, size in sizes.items()}
+    return TextSizes(**limited, known=rows is not None)
 
 
 def _counted(source: TextSource) -> list[int] | None:

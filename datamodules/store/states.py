@@ -49,33 +49,6 @@ class StateIdentity:
     format: int = FORMAT
     rows: str = ""
 
-    @classmethod
-    def of(
-        cls,
-        model: FrozenModel,
-        data: TokenisedTexts,
-        place: int,
-        component: Component,
-        stored_as: str,
-        kind: RowKind | None = None,
-    ) -> Self:
-        """The identity of a model's states on some texts.
-
-        Args:
-            model: whose states they are.
-            data: the texts.
-            place: the model's number among those that the texts are tokenised for.
-            component: what is read at a site.
-            stored_as: data type of the stored values.
-            kind: of the rows that are kept, one of each text; None: every token is.
-        """
-        settings = {name: value for name, value in model.config.to_dict().items() if name not in BESIDE}
-        config = blake2b(json.dumps(settings, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
-        computed_in = f"{name_of(model.dtype)}, products {torch.get_float32_matmul_precision()}"
-        inputs = data.digest(place, special=kind is not None and not kind.special_tokens)
-        rows = "" if kind is None else str(kind)
-        return cls(model.fingerprint, config, inputs, component, computed_in, stored_as, rows=rows)
-
     def values(self) -> dict[str, Any]:
         """It as plain values; what is empty is left out, as earlier versions did not know it."""
         return {name: value for name, value in asdict(self).items() if value != ""}
@@ -207,9 +180,8 @@ class StoredStates:
         kind: RowKind | None = None,
     ) -> None:
         self.model, self.data, self.place, self.kind = model, data, place, kind
-        self.identity = StateIdentity.of(model, data, place, component, stored_as, kind)
-        self.folder = root / self.identity.name
-        self.source = StateIdentity.of(model, data, place, component, stored_as).name
+        self.identity, tokens = (self._identity(component, stored_as, rows) for rows in (kind, None))
+        self.folder, self.source = root / self.identity.name, tokens.name
         self.tokens = data.lengths_of(place).numpy()
         self.lengths = self.tokens if kind is None else np.ones_like(self.tokens)
         self.dtype = DTYPES[self.identity.kept_as]
@@ -217,6 +189,15 @@ class StoredStates:
         self.manifest = Manifest.load(self.folder) if (self.folder / MANIFEST).exists() else self._planned()
         self._open: dict[tuple[int, int], Shard] = {}
         self._checked: dict[int, np.ndarray] = {}
+
+    def _identity(self, component: Component, stored_as: str, kind: RowKind | None) -> StateIdentity:
+        model = self.model
+        settings = {name: value for name, value in model.config.to_dict().items() if name not in BESIDE}
+        config = blake2b(json.dumps(settings, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
+        computed_in = f"{name_of(model.dtype)}, products {torch.get_float32_matmul_precision()}"
+        inputs = self.data.digest(self.place, special=kind is not None and not kind.special_tokens)
+        rows = "" if kind is None else str(kind)
+        return StateIdentity(model.fingerprint, config, inputs, component, computed_in, stored_as, rows=rows)
 
     def _planned(self) -> Manifest:
         # Those of every token: a text is then read in the same batch, whatever rows are kept.

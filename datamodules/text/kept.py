@@ -38,7 +38,11 @@ def drawn_once(source: TextSource, tables: Sequence[Dataset], draw: Callable[[],
     from datasets import load_from_disk
 
     folder = cache_folder() / "texts"
-    if not all(table.cache_files for table in tables) or not _writable(folder):
+    if not all(table.cache_files for table in tables):
+        return draw()
+    try:
+        check_folder(folder, "ALIGNERS_CACHE")
+    except ValueError:
         return draw()
     decides = [asdict(source), _code(), *([table._fingerprint, str(table.features)] for table in tables)]
     place = folder / blake2b(json.dumps(decides, sort_keys=True).encode(), digest_size=16).hexdigest()
@@ -54,14 +58,6 @@ def drawn_once(source: TextSource, tables: Sequence[Dataset], draw: Callable[[],
     splits = {name: load_from_disk(str(place / name)) for name in SPLITS if (place / name).is_dir()}
     none = splits["fit"].select([])  # there are always texts to fit on
     return Texts(**{name: splits.get(name, none) for name in SPLITS}, label_names=names, origin=origin)
-
-
-def _writable(folder: Path) -> bool:
-    try:
-        check_folder(folder, "ALIGNERS_CACHE")
-    except ValueError:
-        return False
-    return True
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -41,49 +41,6 @@ def split_of(key: int, shares: dict[str, float]) -> str:
 
 
 PEEKED = 100  # rows that show which columns a stream has and what they hold
-
-
-def first_texts(
-    stream: IterableDataset,
-    texts: list[str],
-    label: str | None,
-    source: TextSource,
-    wanted: Mapping[str, int | None],
-    split: Callable[[int], str],
-    held: Collection[int] = (),
-) -> tuple[Dataset, int]:
-    """Read a stream until each split has its texts.
-
-    A row that repeats a text that was taken, or one of `held`, counts for no split; it is kept to be counted later.
-    Without `TextSource.deduplicate` it counts like any other.
-
-    Args:
-        stream: rows with these columns, and others, which are dropped.
-        texts: columns of the text, one or two.
-        label: column of the class, if any.
-        source: of the stream.
-        wanted: how many texts each split takes.
-        split: of a text, by its key.
-        held: keys of the official held-out texts.
-
-    Returns:
-        The rows, in the stream's order, and how many were read.
-    """
-    columns, taken, rows, read = [*texts, *([label] if label else [])], set(held), [], 0
-    left = {name: count or 0 for name, count in wanted.items()}
-    for row in _streamed(stream, source):
-        read += 1
-        key = text_key([row[name] for name in texts], source.seed)
-        if key not in taken or not source.deduplicate:
-            name = split(key)
-            if left[name] == 0:
-                continue
-            left[name] -= 1
-            taken.add(key)
-        rows.append({name: row[name] for name in columns})
-        if not any(left.values()):
-            break
-    return _table(rows, stream), read
 
 
 def _streamed(stream: IterableDataset, source: TextSource) -> Iterator[dict[str, Any]]:
@@ -209,19 +166,39 @@ def _read(source: TextSource) -> tuple[list[Dataset], list[str], str | None, dic
 def _read_streams(
     streams: list[IterableDataset], columns: list[str], label: str | None, source: TextSource
 ) -> tuple[list[Dataset], dict[str, int]]:
-    """Read as much of the streams as is needed: their rows, and how many were read for which split."""
-    held, count, shares = [], {}, split_shares(source, draw_test=len(streams) == 1)
+    """Read streams until each split has its texts: their rows, and how many were read for which split.
+
+    A row that repeats a text that was taken, or one that is held out officially, counts for no split; it is kept to be
+    counted later. Without `TextSource.deduplicate` it counts like any other.
+    """
+    held: list[Dataset] = []
+    known, count = set[int](), dict[str, int]()
+
+    def first_texts(stream: IterableDataset, left: dict[str, int], split: Callable[[int], str]) -> tuple[Dataset, int]:
+        """The rows, in the stream's order, until so many of each split are read, and how many of all were read."""
+        taken, rows, read = set(known), [], 0
+        for row in _streamed(stream, source):
+            read += 1
+            key = text_key([row[name] for name in columns], source.seed)
+            if key not in taken or not source.deduplicate:
+                name = split(key)
+                if left[name] == 0:
+                    continue
+                left[name] -= 1
+                taken.add(key)
+            rows.append({name: row[name] for name in (*columns, *([label] if label else []))})
+            if not any(left.values()):
+                break
+        return _table(rows, stream), read
+
     for stream in streams[1:]:
-        table, count["test"] = first_texts(
-            stream, columns, label, source, {"test": source.most("test")}, lambda key: "test"
-        )
+        table, count["test"] = first_texts(stream, {"test": source.most("test") or 0}, lambda key: "test")
         held.append(table)
+        known.update(_keys(table, columns, source.seed))
+    shares = split_shares(source, draw_test=len(streams) == 1)
     most, largest = source.max_texts or 0, max(shares.values())  # the others in proportion to the largest, rounded up
     wanted = {name: min(math.ceil(most * share / largest), source.most(name) or 0) for name, share in shares.items()}
-    known = {key for table in held for key in _keys(table, columns, source.seed)}
-    first, count["fit"] = first_texts(
-        streams[0], columns, label, source, wanted, lambda key: split_of(key, shares), known
-    )
+    first, count["fit"] = first_texts(streams[0], wanted, lambda key: split_of(key, shares))
     return [first, *held], count
 
 

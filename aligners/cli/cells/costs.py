@@ -55,7 +55,7 @@ class Costs:
         key = (cell.kind, cell.task, str(cell.options["data"].get("text")), *self.size(cell), cell.pairs)
         if key not in self._known:
             load = self.load(cell)
-            self._known[key] = load.split, COSTS[cell.kind](load)
+            self._known[key] = load.texts, COSTS[cell.kind](load)
         return self._known[key]
 
     def size(self, cell: Cell) -> list[Size]:
@@ -88,7 +88,7 @@ def _fit(load: Load) -> Cost:
     x, y = (load.sizes * 2)[:2]
     data = load.parsed.data
     recovers = "couplings" in data
-    read, step = load.rows(load.texts), load.rows(data.batch_size)
+    read, step = load.rows(load.texts.fit), load.rows(data.batch_size)
     maps = [fit.aligner for fit in load.made.model.made(1, x.width, y.width)]
     trainable = {
         aligner: sum(weight.numel() for weight in aligner.parameters()) for aligner in maps if not aligner.closed_form
@@ -99,8 +99,8 @@ def _fit(load: Load) -> Cost:
     moments = MOMENT * products
     stored = moments + sum(value.nbytes for aligner in maps for value in aligner.state_dict().values())
     training = load.trained(read, step) if weights else Training(0.0, 0.0, 0.0)
-    watched = 2 * load.validated(training, 1) + recovers * load.held_out  # and as many fitting texts
-    passes = 1 + training.rows / read + watched / load.texts
+    watched = 2 * load.validated(training, 1) + recovers * load.texts.test  # and as many fitting texts
+    passes = 1 + training.rows / read + watched / load.texts.fit
     drawn = INN(1, x.width, x.width, couplings=data.couplings, hidden=x.width, mixing="none") if recovers else None
     targets = sum(weight.numel() for weight in drawn.parameters()) if drawn else 0
     on_maps = 6.0 * weights * (training.rows + load.rows(1) * watched / 3) + 2.0 * targets * passes * read
@@ -108,12 +108,12 @@ def _fit(load: Load) -> Cost:
     places *= len(data.get("strengths", [0])) * data.get("targets", 1) * (1 + (data.get("direction") == "both"))
     at_once = min(places, getattr(load.parsed, "sites_at_once", None) or places)  # each part reads the texts
     passes *= math.ceil(places / at_once)
-    reading = passes * load.reading(load.texts)
+    reading = passes * load.reading(load.texts.fit)
     return Cost(
         passes=len(load.sizes) * passes,
         flops=reading + places * (on_maps + DOUBLE * 2.0 * read * products),
         solved=places * closed * DECOMPOSED * max(x.width, y.width) ** 3,
-        calls=passes * load.calls(load.texts),
+        calls=passes * load.calls(load.texts.fit),
         reading=reading,
         disk=0.0 if load.study.keep == "results" else places * stored,
         memory=load.memory + at_once * bytes_a_site(load.made.model, x.width, y.width, step),
@@ -125,10 +125,10 @@ def _attention(load: Load) -> Cost:
     """Reading alone, as of a fit: maps between a dozen heads cost next to nothing."""
     data = load.parsed.data
     a_text = load.tokens ** (1 if data.queries == "mean" else 2) * data.share
-    training = load.trained(load.texts * a_text, data.batch_size * a_text)
+    training = load.trained(load.texts.fit * a_text, data.batch_size * a_text)
     watched = 2 * load.validated(training, 1)
-    passes = 1 + training.epochs + (watched + load.held_out) / load.texts
-    return Cost(2 * passes, passes * load.reading(load.texts), memory=load.memory)
+    passes = 1 + training.epochs + (watched + load.texts.test) / load.texts.fit
+    return Cost(2 * passes, passes * load.reading(load.texts.fit), memory=load.memory)
 
 
 def _inject(load: Load) -> Cost:
@@ -141,10 +141,10 @@ def _inject(load: Load) -> Cost:
     fitted = {} if load.study.fit is None else load.study.fit.options.get("model", {}).get("aligners", {})
     methods = len({*fitted, *load.parsed.closed_form}) + FLOOR_METHODS
     targets = [size for size in ([y, x] if load.parsed.both_directions else [y]) if size.head or not size.known]
-    tails = load.reading(load.held_out, targets) * methods * sites / 2
+    tails = load.reading(load.texts.test, targets) * methods * sites / 2
     times = 2 if load.parsed.fitting_errors else 1  # as many fitting texts as are held out
-    fronts = times * load.reading(load.held_out)
-    calls = times * load.calls(load.held_out) + load.calls(load.held_out, targets) * methods * sites / 2
+    fronts = times * load.reading(load.texts.test)
+    calls = times * load.calls(load.texts.test) + load.calls(load.texts.test, targets) * methods * sites / 2
     stored = 0.0 if load.parsed.data.store_rows == "texts" else fronts
     return Cost(passes=2 * times, flops=fronts + tails, calls=calls, reading=stored, memory=load.memory)
 
@@ -164,14 +164,14 @@ def _similarity(load: Load) -> Cost:
     computed, solved = comparison_work(
         [measure for measure in catalogue().values() if {measure.name, "all"} & names],
         [Shape(depth, size.width) for depth, size in zip(depths, sizes, strict=True)],
-        load.rows(load.held_out),
+        load.rows(load.texts.test),
         load.rows(parsed.data.batch_size),
         parsed.controls,
         parsed.groups or GROUPS,
         parsed.permutations,
     )
     sums = MOMENT * products
-    read = 2 * load.held_out + load.texts if parsed.controls else load.held_out
+    read = 2 * load.texts.test + load.texts.fit if parsed.controls else load.texts.test
     reading = load.reading(read)
     return Cost(
         passes=len(sizes) * (3 if parsed.controls else 1),
@@ -189,13 +189,13 @@ def _probe(load: Load) -> Cost:
     A third of `training.max_epochs`, with about a matrix of weights; codes double that.
     """
     (size,), parsed = load.sizes, load.parsed
-    rows = load.rows(load.texts)
+    rows = load.rows(load.texts.fit)
     sources = 2 if parsed.controls else 1  # the model, and its untrained twin
     layers = len(parse_layers(parsed.data.layers, size.layers))
     probes = layers * (sources + int(parsed.controls)) * len(parsed.tasks or USUAL) * parsed.seeds
     weights = size.width * max(parsed.projection, parsed.hidden, *(parsed.ranks or [min(USUAL_RANK, size.width)]))
     trained = 6.0 * rows * parsed.training.max_epochs / 3 * probes * weights * (2 if parsed.portions else 1)
-    reading = sources * load.reading(load.texts + load.held_out)
+    reading = sources * load.reading(load.texts.fit + load.texts.test)
     memory = load.memory + FLOAT * 2 * rows * layers * sources * size.width
     return Cost(passes=sources, flops=reading + trained, reading=reading, memory=memory)
 
@@ -205,29 +205,29 @@ def _stitch(load: Load) -> Cost:
     data, models, size = load.parsed.data, len(load.sizes), load.sizes[-1:]
     steps, maps = max(0, load.parsed.trainer.max_steps), len(load.made.model.factories)
     trained = steps * data.batch_size
-    watched = load.validated(Training(trained, trained / load.texts, steps), 1)
-    read = trained + watched + load.held_out
+    watched = load.validated(Training(trained, trained / load.texts.fit, steps), 1)
+    read = trained + watched + load.texts.test
     routes = len(route_numbers(models, load.parsed.model.routes))
     tails = routes * len(parse_sites(data.sites, load.sizes[0].layers, size[0].layers)) / 2
-    again = tails * (maps * (3 * trained + watched) + (maps + 1) * load.held_out)  # texts
+    again = tails * (maps * (3 * trained + watched) + (maps + 1) * load.texts.test)  # texts
     flops, calls = load.reading(read) + load.reading(again, size), load.calls(read) + load.calls(again, size)
-    return Cost(passes=models * read / load.texts, flops=flops, calls=calls, memory=2 * load.memory)
+    return Cost(passes=models * read / load.texts.fit, flops=flops, calls=calls, memory=2 * load.memory)
 
 
 def _identity(load: Load) -> Cost:
     """The held-out texts once; then half of Y for each pair, at every block."""
     times = 1 + len(load.sizes) * load.sizes[0].layers / 2
-    flops, calls = times * load.reading(load.held_out), times * load.calls(load.held_out)
+    flops, calls = times * load.reading(load.texts.test), times * load.calls(load.texts.test)
     return Cost(passes=len(load.sizes), flops=flops, calls=calls, memory=load.memory)
 
 
 def _finetune(load: Load) -> Cost:
     """Three times a pass in every epoch, one over the validation texts, and at the end one over the held-out texts."""
     variants = len(load.parsed.variants)
-    training = load.trained(load.texts, load.parsed.data.batch_size)
-    watched = load.validated(training) + load.held_out
+    training = load.trained(load.texts.fit, load.parsed.data.batch_size)
+    watched = load.validated(training) + load.texts.test
     return Cost(
-        passes=variants * (training.epochs + watched / load.texts),
+        passes=variants * (training.epochs + watched / load.texts.fit),
         flops=variants * load.reading(3 * training.rows + watched),
         calls=variants * load.calls(3 * training.rows + watched),
         disk=variants * load.memory,
@@ -239,8 +239,8 @@ def _finetune(load: Load) -> Cost:
 def _surgery(load: Load) -> Cost:
     """A pass an epoch of the heads; a skipped span i..j leaves L - j blocks to run, (L² - 1) / 6 passes for all."""
     epochs = max(0, load.parsed.trainer.max_epochs or 0)
-    heads = epochs * load.texts + load.held_out
-    spans = [(load.held_out * (size.layers**2 - 1) / 6, [size]) for size in load.sizes]
+    heads = epochs * load.texts.fit + load.texts.test
+    spans = [(load.texts.test * (size.layers**2 - 1) / 6, [size]) for size in load.sizes]
     flops, calls = (count(heads) + sum(count(*span) for span in spans) for count in (load.reading, load.calls))
     return Cost(passes=len(load.sizes) * (epochs + 1), flops=flops, calls=calls, memory=load.memory)
 
@@ -274,8 +274,7 @@ def plan_study(costs: Costs, cells: Sequence[Cell], rate: float | None, workers:
         workers: cells at a time.
     """
     assume, unknown = costs.study.assume, [name for name, size in costs.sizes.items() if not size.known]
-    rated = "`--rate`"
-    solving = SOLVING
+    rated, solving = "`--rate`", SOLVING
     if rate is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         width = max(size.width for size in costs.sizes.values())

@@ -1,9 +1,8 @@
 """Which rows of the states that cells read are kept in the store of their study."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from aligners.cli.cells.options import CellOptions
 from aligners.studies.cells import KINDS, Cell, merged
@@ -24,7 +23,9 @@ def with_kept_rows(cells: Sequence[Cell], options: CellOptions) -> list[Cell]:
     for cell in cells:
         fit = by_id[cell.needs[-1]] if cell.options.get("checkpoints") else cell  # whose data options it has
         read = options.resolve(fit.kind, KINDS[fit.kind].unnamed(fit.options))
-        if options.accepts(cell.kind, "data.store_rows") and _stored(cell.kind, read):
+        # A store has neither attention weights nor states beside them.
+        stored = cell.kind != "attention" and not read.get("data.attention")
+        if stored and options.accepts(cell.kind, "data.store_rows"):
             of_texts[cell.id] = json.dumps([read[name] for name in sorted(read) if name.startswith("data.text.")])
             if policy_of(read.get("data.rows", "tokens")).types is not None:
                 tokens.add(of_texts[cell.id])
@@ -33,8 +34,3 @@ def with_kept_rows(cells: Sequence[Cell], options: CellOptions) -> list[Cell]:
         cell if of_texts.get(cell.id) in {None, *tokens} else replace(cell, options=merged(kept, cell.options))
         for cell in cells
     ]
-
-
-def _stored(kind: str, options: Mapping[str, Any]) -> bool:
-    """Whether a store has what cells of a kind read: attention weights, and states beside them, are not kept."""
-    return kind != "attention" and not options.get("data.attention")

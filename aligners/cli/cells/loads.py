@@ -39,7 +39,7 @@ class Load:
         made: the same options, instantiated.
         sizes: of its models.
         pairs: number of pairs of them.
-        split: texts to fit on, to watch training on, and held out.
+        texts: to fit on, to watch training on, and held out.
     """
 
     study: Study
@@ -47,17 +47,7 @@ class Load:
     made: Namespace
     sizes: list[Size]
     pairs: int
-    split: TextSizes
-
-    @property
-    def texts(self) -> int:
-        """Texts to fit on."""
-        return self.split.fit
-
-    @property
-    def held_out(self) -> int:
-        """Texts that are held out."""
-        return self.split.test
+    texts: TextSizes
 
     @property
     def tokens(self) -> int:
@@ -99,7 +89,7 @@ class Load:
         """Texts that training is watched on, as often as they are read: so often before it, then as `trainer` says."""
         trainer: Any = self.parsed.trainer
         limit, interval, every = trainer.limit_val_batches, trainer.val_check_interval, trainer.check_val_every_n_epoch
-        texts: float = self.split.validation
+        texts: float = self.texts.validation
         if limit is not None:
             most = limit * WITHOUT_GRADIENTS * self.parsed.data.batch_size
             texts = min(texts, most) if isinstance(limit, int) else limit * texts

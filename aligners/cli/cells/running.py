@@ -9,16 +9,17 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 import yaml
 
 from aligners.cli.cells.ranks import run_on_devices
-from aligners.cli.endings import ended_by_signals
-from aligners.cli.folders import RANKS_SHARE, release
+from aligners.cli.endings import MENDABLE, ended_by_signals
+from aligners.cli.folders import RANKS_SHARE, goes_on_from, release
 from aligners.cli.table import run_script
 from aligners.errors import UserError
 from aligners.files.whole import remove, write_text
@@ -26,11 +27,11 @@ from aligners.similarity.passes.saved import PASSES
 from aligners.studies.cells import KINDS
 from aligners.studies.executors import Unfinished
 from aligners.studies.folder import ERROR, LOG, OPTIONS, RESULT, StudyFolder, locked
+from aligners.studies.results import as_lines
 
 PACKAGES = ("torch", "lightning", "transformers", "numpy")
-LAST, FINISHED = "last.ckpt", "finetuned.json"
-WRONG_OPTIONS = 2  # exit status of jsonargparse
-GOES_ON = (f"run/{LAST}", f"run/{PASSES}", "run/part-*", "before")  # what a cell that was interrupted goes on from
+FINISHED = "finetuned.json"
+GOES_ON = ("run/last.ckpt", f"run/{PASSES}", "run/part-*", "before")  # what a cell that was interrupted goes on from
 
 
 def run_cells(study: str, numbers: Sequence[str], devices: int = 1) -> dict[str, str]:
@@ -92,17 +93,20 @@ def run_cell(study: str, number: str, devices: int = 1) -> str:
             write_text(place / ERROR, traceback.format_exc())
             if isinstance(error, UserError):
                 files = (file.parent if file.name == FINISHED else file for file in folder.goes_on_from(number))
-                _remove_refused(str(error), [*files, *_states(place)])
+                refused = [path for path in (*files, *_states(place)) if str(path) in str(error)]
+                for path in refused[:1]:  # the command does not go on from it
+                    remove(path)
             return "failed"
         except SystemExit as end:
-            if end.code != WRONG_OPTIONS:  # it was stopped
+            if end.code != MENDABLE:  # it was stopped
                 if folder.reached(number) != before:
                     raise Unfinished(end.code) from end
                 raise
             write_text(place / ERROR, "Its options were not accepted:\n\n" + (place / LOG).read_text(encoding="utf-8"))
             return "failed"
-        write_text(place / RESULT, json.dumps(result, allow_nan=False))
-        _tidy(place)
+        write_text(place / RESULT, as_lines(result))
+        for state in _states(place):
+            remove(state)
         return "done"
 
 
@@ -137,19 +141,12 @@ def _words(cell: dict[str, Any], place: Path) -> list[str]:
     (place / ERROR).unlink(missing_ok=True)
     if cell["kind"] == "finetune" or (run / PASSES).is_dir():  # it goes on with what is missing
         return words
-    if _last(run):
+    if goes_on_from(run):
         remove(before)
         run.rename(before)
     remove(run)
-    last = _last(before)
+    last = goes_on_from(before)
     return words if last is None else [*words, "--ckpt_path", str(last)]
-
-
-def _last(run: Path) -> Path | None:
-    """What a fit goes on from: its last.ckpt, or its folder if it is in parts."""
-    if (run / LAST).is_file():
-        return run / LAST
-    return run if any(run.glob("part-*")) else None
 
 
 def end_run(folder: Path) -> None:
@@ -162,33 +159,27 @@ def end_run(folder: Path) -> None:
     torch.cuda.empty_cache()  # of a device that was used
 
 
-def _tidy(place: Path) -> None:
-    """Remove what only an unfinished run needs."""
-    for path in _states(place):
-        remove(path)
-
-
 def _states(place: Path) -> list[Path]:
+    """What only an unfinished run needs."""
     return [path for name in GOES_ON for path in place.glob(name)]
-
-
-def _remove_refused(error: str, states: Sequence[Path]) -> None:
-    """Remove the first of these that an error names: the command has refused to go on from it."""
-    for path in states:
-        if str(path) in error:
-            remove(path)
-            return
 
 
 @contextmanager
 def _logged(path: Path) -> Iterator[None]:
     """Within it, all that the process prints goes to a file."""
     with path.open("w", encoding="utf-8") as file, ExitStack() as stack:
-        for number in (1, 2):
+        for number, redirect in ((1, redirect_stdout), (2, redirect_stderr)):
             saved = os.dup(number)
             stack.callback(os.close, saved)
             stack.callback(os.dup2, saved, number)
             os.dup2(file.fileno(), number)
-        stack.callback(file.flush)
-        with redirect_stdout(file), redirect_stderr(file):
-            yield
+            stream = _stream(number)
+            stack.callback(stream.flush)
+            stack.enter_context(redirect(stream))
+        yield
+
+
+@cache
+def _stream(number: int) -> TextIO:
+    """The one stream of this process to a descriptor, never closed: loggers keep it from one cell to the next."""
+    return open(number, "w", encoding="utf-8", buffering=1, closefd=False)

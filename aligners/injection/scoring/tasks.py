@@ -113,14 +113,13 @@ def matched_by_number(data: TextModule, models: Sequence[FrozenModel]) -> list[s
 
     Embedded models number theirs, and were trained on the texts' own.
     """
-    doubtful = [
-        model
+    names, classes, source = data.texts.label_names, data.texts.classes, data.text.source
+    cautions = (
+        by_number(model.label_names, names, classes, model=model.name, source=source)
         for model in models
         if not model.regression and _given(data, model) is None and not model.name.startswith(EMBEDDED)
-    ]
-    texts, source = data.texts, data.text.source
-    notes = [by_number(m.label_names, texts.label_names, texts.classes, model=m.name, source=source) for m in doubtful]
-    return [caution for caution in notes if caution is not None]
+    )
+    return list(filter(None, cautions))
 
 
 def _given(data: TextModule, model: FrozenModel) -> GivenMap | None:

@@ -28,12 +28,10 @@ def report(meta: Row, rows: Sequence[Row]) -> Report:
 def summarise(rows: Sequence[Row]) -> list[Row]:
     """Summarise each variant in a row: means over seeds and bases, and standard deviations of score and accuracy."""
     return [
-        {
-            **{"variant": variant, "kind": runs[0]["kind"], "count": runs[0]["count"], "n": len(runs)},
-            **{"score_name": runs[0]["score_name"], **_spread(runs, "score"), **_spread(runs, "accuracy")},
-            **{name: finite(mean(number(row[name]) for row in runs)) for name in ("loss", "seconds")},
-            "trained": runs[0]["trained"],
-        }
+        {"variant": variant, "kind": runs[0]["kind"], "count": runs[0]["count"], "n": len(runs)}
+        | {"score_name": runs[0]["score_name"], **_spread(runs, "score"), **_spread(runs, "accuracy")}
+        | {name: finite(mean(number(row[name]) for row in runs)) for name in ("loss", "seconds")}
+        | {"trained": runs[0]["trained"]}
         for variant, runs in grouped(rows, "variant").items()
     ]
 

@@ -96,7 +96,8 @@ class Frames:
                 known = frame["mse"].notna()
                 if "overflow" in frame:  # a map that overflowed has no error, and counts as lost
                     known |= frame["overflow"].fillna(False).astype(bool) & frame["site_x"].notna()
-                return frame[known].assign(held_out=held_out)
+                # weights are of one kind of rows, which titles name
+                return frame[known].assign(held_out=held_out, **({} if component == STATES else {"rows": None}))
         kinds = " or ".join(f"`{kind}`" for kind in ERRORS[component])
         raise Missing(f"the study has no errors of maps between {component} (kind {kinds})")
 

@@ -177,12 +177,7 @@ def regression_chance(moments: GridMoments) -> Tensor:
 
 
 def canonical_chance(
-    moments: GridMoments,
-    share: float = 1.0,
-    standardised: bool = False,
-    *,
-    white_x: Whitenings | None = None,
-    white_y: Whitenings | None = None,
+    moments: GridMoments, share: float = 1.0, standardised: bool = False, *white: Whitenings
 ) -> Tensor:
     """Mean ρ² of the canonical correlations of independent X and Y: max(k_x, k_y) / (n − 1), at most 1, (L_x, L_y).
 
@@ -193,13 +188,12 @@ def canonical_chance(
         moments: of the rows.
         share: of the variance that the k_x and k_y directions carry; 1: all features.
         standardised: as in `whitening`.
-        white_x: whitenings of X's layers, if they are known.
-        white_y: of Y's.
+        white: whitenings of X's layers and of Y's, if they are known.
     """
     if share == 1:
         return _share(moments, max(moments.xx.shape[-1], moments.yy.shape[-1]))
-    kept_x = (white_x or Whitenings(moments.xx)).of(share, standardised).rank
-    kept_y = (white_y or Whitenings(moments.yy)).of(share, standardised).rank
+    both = white or map(Whitenings, (moments.xx, moments.yy))
+    kept_x, kept_y = (whitenings.of(share, standardised).rank for whitenings in both)
     return _share(moments, kept_x[:, None].maximum(kept_y))
 
 

@@ -60,20 +60,14 @@ class SharedMoments:
         origin: whose swapped form this is, which remembers for both.
     """
 
-    def __init__(
-        self,
-        moments: GridMoments,
-        white_x: Whitenings | None = None,
-        white_y: Whitenings | None = None,
-        origin: Self | None = None,
-    ) -> None:
+    def __init__(self, moments: GridMoments, *white: Whitenings, origin: Self | None = None) -> None:
         self.moments, self._origin = moments, origin
-        self.white_x, self.white_y = white_x or Whitenings(moments.xx), white_y or Whitenings(moments.yy)
+        self.white_x, self.white_y = white or map(Whitenings, (moments.xx, moments.yy))
         self._known: dict[tuple[float, bool, SharedMoments | None, bool], Correlations] = {}
 
     def swap(self) -> Self:
         """Swap X and Y."""
-        return self._origin or type(self)(self.moments.swap(), self.white_y, self.white_x, self)
+        return self._origin or type(self)(self.moments.swap(), self.white_y, self.white_x, origin=self)
 
     def correlations(
         self,
@@ -103,8 +97,26 @@ class SharedMoments:
         kept, directions = (share, standardised), weighted or held_out is not None
         keys = (*kept, held_out, True), (*kept, held_out, directions)
         if not self._known.keys() & {*keys}:
-            self._known[keys[-1]] = _correlations(self, held_out, *kept, measure, directions=directions)
+            self._known[keys[-1]] = self._computed(held_out, *kept, measure, directions)
         return next(self._known[key] for key in keys if key in self._known)
+
+    def _computed(
+        self, held_out: Self | None, share: float, standardised: bool, measure: str, directions: bool
+    ) -> Correlations:
+        """Correlations, of the rows or of held-out ones, and weights on the rows that the directions were fitted on."""
+        if held_out is None:
+            return _decomposed(_whitened(self, measure, share, standardised), self.moments, None, directions)
+        check_moments(held_out.moments, f"Held-out {measure}", 3)
+        result = _decomposed(_whitened(self, measure, share, standardised), self.moments, held_out.moments)
+        used = torch.arange(result.rho.shape[-1], device=result.rho.device) < result.rank[..., None]
+        constant = used & result.rho.isnan()
+        if constant.any():
+            raise UserError(
+                f"Held-out {measure} expects canonical variables that vary on the rows of `held_out`, but "
+                f"{int(constant.sum())} of {int(used.sum())} are constant on its {int(held_out.moments.n)} rows. Give "
+                "more rows."
+            )
+        return result._replace(rho=result.rho.where(used, 0.0))
 
 
 @of_moments
@@ -218,32 +230,6 @@ def cca_held_out(fitted: GridMoments, held_out: GridMoments) -> Tensor:
     return SharedMoments(fitted).correlations("CCA", 1.0, SharedMoments(held_out)).mean()
 
 
-def _correlations(
-    shared: SharedMoments,
-    held_out: SharedMoments | None,
-    share: float,
-    standardised: bool,
-    measure: str,
-    *,
-    directions: bool,
-) -> Correlations:
-    """Correlations, of the rows or of held-out ones, and weights on the rows that the directions were fitted on."""
-    if held_out is None:
-        whitenings = _whitened(shared, measure, share, standardised)
-        return _decomposed(*whitenings, shared.moments, directions=directions)
-    check_moments(held_out.moments, f"Held-out {measure}", 3)
-    result = _decomposed(*_whitened(shared, measure, share, standardised), shared.moments, held_out.moments)
-    used = torch.arange(result.rho.shape[-1], device=result.rho.device) < result.rank[..., None]
-    constant = used & result.rho.isnan()
-    if constant.any():
-        raise UserError(
-            f"Held-out {measure} expects canonical variables that vary on the rows of `held_out`, but "
-            f"{int(constant.sum())} of {int(used.sum())} are constant on its {int(held_out.moments.n)} rows. Give more "
-            "rows."
-        )
-    return result._replace(rho=result.rho.where(used, 0.0))
-
-
 def _whitened(shared: SharedMoments, measure: str, share: float, standardised: bool) -> tuple[Whitening, Whitening]:
     """Whitenings of all layers of X and of Y. Raises if there are no correlations."""
     varying: Varying = "features" if share == 1 or standardised else "layers"
@@ -263,14 +249,10 @@ def _whitened(shared: SharedMoments, measure: str, share: float, standardised: b
 
 
 def _decomposed(
-    white_x: Whitening,
-    white_y: Whitening,
-    moments: GridMoments,
-    held_out: GridMoments | None = None,
-    *,
-    directions: bool = True,
+    white: tuple[Whitening, Whitening], moments: GridMoments, held_out: GridMoments | None, directions: bool = True
 ) -> Correlations:
     """All correlations and weights, NaN where a canonical variable is constant on the held-out rows."""
+    white_x, white_y = white
     c = int(torch.minimum(white_x.rank.max(), white_y.rank.max()))
 
     def of_tile(i: int, some: slice, xy: Tensor) -> Tensor:

@@ -41,10 +41,8 @@ def cut(plain: Options, about: Mapping[str, Any]) -> tuple[Options, list[str]]:
             cut_down[kind]["options"] = merged(cut_down[kind]["options"], options)
     limits = ", ".join(f"{name} {most}" for name, most in about["text"].items())
     words += [f"texts: {limits}", *(f"{name} at most {about['most'][name]}" for name in counts)]
-    return cut_down, [
-        *words,
-        *(f"{kind}: {options}" for kind, options in about["options"].items() if cut_down.get(kind)),
-    ]
+    words += [f"{kind}: {options}" for kind, options in about["options"].items() if cut_down.get(kind)]
+    return cut_down, words
 
 
 def texts_of(content: Any) -> list[Options]:
@@ -82,17 +80,13 @@ def _models(study: Study, most: int) -> tuple[Options, Options]:
     if given is not None:
         given = given[:most]
         names = list(dict.fromkeys(chain.from_iterable(given)))
-    elif study.models.seeds is None:
-        names = study.models.listed()
     else:
         patterns = [study.models.names] if isinstance(study.models.names, str) else study.models.names
-        kept: Counter[tuple[str, str | None]] = Counter()
-        names = list[str]()
+        alike: dict[object, list[str]] = {}  # seeds of one pattern and group
         for pattern in patterns:
             for name in Models([pattern], study.models.seeds).listed():
-                alike = pattern, study.models.group(name)
-                kept[alike] += 1
-                names += [name] if kept[alike] <= most else []
+                alike.setdefault((pattern, study.models.group(name)), []).append(name)
+        names = [name for seeds in alike.values() for name in seeds[:most]]
     bare = {name.split("#")[0] for name in names}
     groups = {
         group: [name for name in of if name.split("#")[0] in bare] for group, of in (study.models.groups or {}).items()

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -116,9 +117,8 @@ def put_file(path: Path, columns: Columns, rows: int, seed: int, *, annotated: b
     elif annotated and path.suffix in (".json", ".jsonl"):
         path.write_text("".join(f"{json.dumps(_spans(sentence))}\n" for sentence in lines), encoding="utf-8")
     else:
-        table = generated(columns, rows, seed)
-        writers = {".parquet": table.to_parquet, ".json": table.to_json, ".jsonl": table.to_json, ".csv": table.to_csv}
-        table.to_csv(path, sep="\t") if path.suffix == ".tsv" else writers[path.suffix](path)
+        writers = {".parquet": Dataset.to_parquet, ".csv": Dataset.to_csv, ".tsv": partial(Dataset.to_csv, sep="\t")}
+        writers.get(path.suffix, Dataset.to_json)(generated(columns, rows, seed), path)
 
 
 def _tree(sentence: Sentence) -> str:

@@ -152,7 +152,7 @@ def test_the_loss_of_a_parser_is_that_of_heads_and_relations() -> None:
     assert scores.shape == (2, 3, 3, 5)
     assert not scores.any()
     heads, relations = torch.tensor([[0, 0, 1], [1, 1, NOTHING]]), torch.tensor([[3, 1, 2], [0, NOTHING, NOTHING]])
-    losses = Trees._losses(cast(Any, None), scores, heads, relations)
+    losses = Trees._losses(cast(Any, None), scores, heads, relations, heads != NOTHING)
     assert losses.tolist() == pytest.approx([math.log(3) + math.log(4), math.log(3) + math.log(4) / 2])
 
 

@@ -75,7 +75,9 @@ def test_saved_probes_answer_as_the_report_says(probed: ProbeExperiment, world: 
     banks, held, found = load_banks(tmp_path / PROBES), probed.words[0, "test"], []
     for seed in range(2):
         bank, about = banks[f"pos, seed {seed}, {world.model_x}"]
-        targets = targets_of(Labels.from_plain(about["labels"]), held)
+        sets = tuple((tuple(names), count) for names, count in about["labels"]["sets"])
+        labels = Labels(**{**about["labels"], "names": tuple(about["labels"]["names"]), "sets": sets})
+        targets = targets_of(labels, held)
         chosen = [a for a, arm in enumerate(bank.arms) if arm.source == "model" and not arm.control]
         found.append(f1(counts(bank.only(chosen), Examples(held, targets)).sum(1)))
     rows = where(probed.rows, task="pos", source="model")

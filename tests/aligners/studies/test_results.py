@@ -1,6 +1,8 @@
 """Results are read row by row, and tables written part by part: the same as from all rows at once."""
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 
 from aligners.studies import collecting, results
 from aligners.studies.collecting import collect
-from aligners.studies.folder import StudyFolder
+from aligners.studies.results import as_lines
 from tests.cells import begun, finish
 
 RESULT: dict[str, Any] = {
@@ -19,19 +21,24 @@ RESULT: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("block", [1, 7, 2**20])
-@pytest.mark.parametrize("indent", [None, 2])
-def test_a_result_is_read_in_blocks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int, indent: int | None
-) -> None:
-    monkeypatch.setattr(results, "BLOCK", block)
-    (tmp_path / "result.json").write_text(json.dumps(RESULT, indent=indent))
-    assert results.about(tmp_path / "result.json") == {name: RESULT[name] for name in ("kind", "seconds", "meta")}
+@pytest.mark.parametrize("write", [as_lines, json.dumps, partial(json.dumps, indent=2)])  # and two of earlier versions
+def test_a_result_is_read_by_lines(tmp_path: Path, write: Callable[[Any], str]) -> None:
+    file = tmp_path / "result.json"
+    file.write_text(write(RESULT))
+    assert json.loads(file.read_text()) == RESULT
+    assert results.about(file) == {name: RESULT[name] for name in ("kind", "seconds", "meta", "findings", "last")}
     rows = [("rows", row) for row in RESULT["rows"]] + [("layers", {"layer": 1})]
-    assert list(results.rows(tmp_path / "result.json")) == rows
-    (tmp_path / "result.json").write_text('{"rows": [{"n": 1}, {"n"')
+    assert list(results.rows(file)) == rows
+    cut = file.read_text()
+    file.write_text(cut[: cut.index("123")])
     with pytest.raises(json.JSONDecodeError):
-        list(results.rows(tmp_path / "result.json"))
+        list(results.rows(file))
+
+
+def test_a_row_is_read_without_those_after_it(tmp_path: Path) -> None:
+    text = as_lines({"kind": "fit", "rows": [{"n": 1}, {"n": 2}]})
+    (tmp_path / "result.json").write_text(text.replace("2", "not JSON"))
+    assert next(results.rows(tmp_path / "result.json")) == ("rows", {"n": 1})
 
 
 ROWS: list[dict[str, Any]] = [
@@ -57,7 +64,6 @@ def test_a_table_in_parts_is_that_of_all_rows_to_the_byte(
     x, y = (model["path"] for model in folder.described(cell.id)["models"])
     rows = [{"model_x": x, "model_y": y, **row} for row in ROWS]
     finish(str(folder.path), cell.id, json.dumps({"meta": {}, "rows": rows}))
-    monkeypatch.setattr(StudyFolder, "result", None)  # not to be called: it has all rows at once
     (file,) = collect(folder).values()
     stages = {f"{name}_{side}": value for name, value in NAMES.items() for side in "xy"}
     about = {"cell": cell.id, "kind": "fit", "task": "t", "stage": "pretrained", "model_x": x, "model_y": y, **stages}

@@ -16,7 +16,7 @@ from datamodules.text import sources
 from datamodules.text.labels import known_labels, read_labels
 from datamodules.text.loading import load_texts, split_of, split_shares, text_key
 from datamodules.text.sources import TextSource
-from datamodules.text.texts import Texts, words_on_copies, words_on_splits
+from datamodules.text.texts import Texts, words_on
 
 WORDS = ("good", "bad", "long", "short", "bright", "dull")
 
@@ -94,11 +94,12 @@ def test_texts_of_an_official_split_leave_the_others_unless_it_is_kept_whole(tmp
     assert texts_of(load_texts(replace(source, held_out=str(tmp_path / "test.csv")))) == splits
     assert texts.describe()["dropped_as_held_out"] == 20
     counted = "Of 130 texts 30 are copies of others and 20 are held out, too; of 25 held-out texts 5 are copies."
-    assert words_on_copies(texts.describe()) == [f"{counted} They were dropped: `text.deduplicate` false keeps them."]
+    dropped = f"{counted} They were dropped: `text.deduplicate` false keeps them."
+    assert words_on(texts.describe(), "copies") == [dropped]
     whole = load_texts(replace(source, deduplicate=False, validation_share=0))
     assert texts_of(whole) == {"fit": fit, "validation": [], "test": held + held[:5]}
     kept = f"{counted} They were kept: `text.deduplicate` is false."
-    assert words_on_copies(whole.describe()) == [kept]
+    assert words_on(whole.describe(), "copies") == [kept]
     assert kept in make_report("similarity", {"text": whole.describe()}, [], layers=[], distances=[]).sentences
 
 
@@ -268,11 +269,11 @@ def test_pairs_and_named_classes_with_validation_texts_and_without(tmp_path: Pat
     assert len(without.validation) == 0
     assert without.classes == 3
     assert len(without.fitted("fit", "validation").keys) == len(without.fitted("fit").keys)
-    assert words_on_splits(texts.describe()) == (
+    assert words_on(texts.describe(), "splits") == [
         f"Texts of {path}: {len(texts.fit):,} to fit on, {len(texts.validation)} to watch training on "
         "(`text.validation_share` 0.05), 4 held out."
-    )
-    assert words_on_copies(texts.describe()) == []
+    ]
+    assert words_on(texts.describe(), "copies") == []
 
 
 @pytest.mark.parametrize(

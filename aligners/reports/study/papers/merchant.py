@@ -8,13 +8,12 @@ from aligners.errors import finite
 from aligners.reports.report import Row
 from aligners.reports.study.contents import Figure, Table, look_of_stage, model_lines
 from aligners.reports.study.frames import Frames, Missing, by
-from aligners.reports.study.papers.shared import figure, paper_value, plain, table, without_copy
+from aligners.reports.study.papers.shared import figure, of_one_base, paper_value, plain, table, without_copy
 from aligners.reports.study.statistics import Estimate
 
 BASE, TUNED = "pretrained", "finetuned"
 PLACE = ("task", "base", "probed")
 OWN = "the task's own (in domain)"
-PAIR = (("model_y", "model_x"), ("model_x", "model_y"))  # the base and its fine-tuning, where that is X, and where Y
 
 
 def mixed_layers(frames: Frames, name: str) -> Table:
@@ -63,14 +62,11 @@ def rsa_by_layer(frames: Frames, name: str, panel: str) -> Figure:
         panel: `text`: one for each text that no task is about, with a line for each task (Figure 2); `tuned`: one for
             each task, with a line for each text (Figure 5).
     """
-    frame = frames.of("similarity", "value", other_tasks=True)
-    frame = frame[(frame["measure"] == "rsa") & (frame["features"] == "raw") & (frame["layer_x"] == frame["layer_y"])]
-    tuned_x = (frame["stage_x"] == TUNED) & (frame["stage_y"] == BASE)
-    frame = frame[tuned_x | (frame["stage_x"] == BASE) & (frame["stage_y"] == TUNED)]
-    base, model = (frame[side].where(tuned_x, frame[other]) for side, other in PAIR)
+    frame = of_one_base(frames, ["rsa"])
+    frame = frame[(frame["layer_x"] == frame["layer_y"]) & (frame["stage_x"] != frame["stage_y"])]
+    model = frame["model_x"].where(frame["stage_x"] == TUNED, frame["model_y"])
     tuned = frame.reindex(columns=["tuned_x", "tuned_y"]).bfill(axis=1)["tuned_x"]
-    frame = frame.assign(base=base, model=model, tuned=tuned, layer=frame["layer_x"])
-    frame = frame[frame["base"] == without_copy(frame["model"])]
+    frame = frame.assign(model=model, tuned=tuned, layer=frame["layer_x"])
     outside = ~frame["task"].isin(set(frame["tuned"]))
     text = frame["task"].mask(frame["task"] == frame["tuned"], OWN)
     frame = frame.assign(text=text, tuned="fine-tuned on " + frame["tuned"].astype(str))[outside | (panel == "tuned")]

@@ -139,8 +139,6 @@ def errors_by_layer(
         paper: entry of the papers' numbers.
     """
     errors = shared.blocks(shared.between_models(frames.errors(component)))
-    if component != STATES:
-        errors = errors.assign(rows=None)  # of one kind, which the title names
     sited = errors[errors["site_x"].notna()].astype({"site_x": int, "site_y": int})
     sited["layer"] = [site_name(pair) for pair in zip(sited["site_x"], sited["site_y"], strict=True)]
     panels, values = [], list[Row]()
@@ -196,8 +194,6 @@ def layer_maps(frames: Frames, name: str, *, within: bool, component: str = STAT
         column: the error.
     """
     errors, whom = frames.errors(component), "within a model" if within else "between models"
-    if component != STATES:
-        errors = errors.assign(rows=None)  # of one kind, which the title names
     errors = errors[((errors["model_x"] == errors["model_y"]) == within) & errors["site_x"].notna()]
     if errors.empty or bool((errors["site_x"] == errors["site_y"]).all()):
         raise Missing(f"no map was fitted from one layer to another {whom}: `data.sites` names such pairs, as 1:2")

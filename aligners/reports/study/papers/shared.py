@@ -149,6 +149,15 @@ def similarities(frames: Frames, measures: Sequence[str] = ()) -> pd.DataFrame:
     return frame[frame["measure"].isin(measures)]
 
 
+def of_one_base(frames: Frames, measures: Sequence[str]) -> pd.DataFrame:
+    """Similarities, by some measures, of two models of one base before or after fine-tuning, with the column `base`."""
+    frame = frames.of("similarity", "value", other_tasks=True)
+    frame = frame[frame["measure"].isin(measures) & (frame["features"] == "raw")]
+    frame = frame[frame[["stage_x", "stage_y"]].isin(("pretrained", "finetuned")).all(axis=1)]
+    bases = [without_copy(frame[f"model_{side}"]) for side in "xy"]
+    return frame.assign(base=bases[0])[bases[0] == bases[1]]
+
+
 def not_computed(frames: Frames) -> list[Row]:
     """Measures without a value of some pairs of models at one stage: how many pairs, and the first of the reasons."""
     try:

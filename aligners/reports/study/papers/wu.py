@@ -154,11 +154,7 @@ def _families(values: Sequence[Row], groups: dict[str, str]) -> list[Row]:
 
 def _of_one_base(frames: Frames, measures: Sequence[str]) -> pd.DataFrame:
     """Rows of two models of one base, each named after what it was fine-tuned on, with the column `base`."""
-    frame = frames.of("similarity", "value", other_tasks=True)
-    frame = frame[frame["measure"].isin(measures) & (frame["features"] == "raw")]
-    frame = frame[frame["stage_x"].isin(TUNING) & frame["stage_y"].isin(TUNING)]
-    bases = [shared.without_copy(frame[f"model_{side}"]) for side in "xy"]
-    frame = frame.assign(base=bases[0])[bases[0] == bases[1]]
+    frame = shared.of_one_base(frames, measures)
     if not (frame["stage_x"] != frame["stage_y"]).any():
         raise Missing(
             f"no {measures[0]} between a model and its fine-tunings: `similarity.across_stages` compares them"

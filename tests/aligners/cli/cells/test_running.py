@@ -1,5 +1,6 @@
 """A cell that failed or was stopped goes on from what is good."""
 
+import logging
 import signal
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 from aligners.cli.cells import running
 from aligners.errors import UserError
 from aligners.studies.executors import Unfinished
-from aligners.studies.folder import ERROR, StudyFolder
+from aligners.studies.folder import ERROR, LOG, StudyFolder
 from tests.cells import begun, finish
 
 
@@ -73,6 +74,24 @@ def test_only_what_is_refused_is_removed(cell: Path, monkeypatch: pytest.MonkeyP
     assert left == {name for name in good if not name.startswith(gone)} | {"last.ckpt"}
 
 
+def test_a_logger_of_an_earlier_cell_writes_to_the_log_of_the_one_that_runs(
+    cell: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handlers = list[logging.Handler]()
+
+    def keeps(_: Path) -> None:
+        handlers.append(logging.StreamHandler())
+        raise RuntimeError
+
+    def logs(_: Path) -> None:
+        handlers[0].emit(logging.makeLogRecord({"msg": "a warning"}))
+        raise RuntimeError
+
+    for how in (keeps, logs):
+        run(cell, monkeypatch, how)
+    assert (cell / LOG).read_text() == "a warning\n"
+
+
 def test_a_fit_in_parts_goes_on_with_its_parts(cell: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Unfinished):
         run(cell, monkeypatch, fails(SystemExit(143), "part-1-1/last.ckpt"))
@@ -114,6 +133,7 @@ def test_a_job_whose_time_is_over_goes_on_with_the_cell_at_which_it_was(
         return finish(study, number)
 
     monkeypatch.setattr(running, "run_cell", run_cell)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whatever a library has set
     with pytest.raises(Unfinished):  # it has done two cells
         running.run_cells(str(tmp_path), numbers)
     with pytest.raises(SystemExit) as end:  # and nothing more

@@ -51,7 +51,7 @@ def test_a_study_is_cut_to_a_few_seeds_of_each_group_and_few_tasks_texts_and_ste
     assert study["pairs"]["random"] == 15
     assert study["fit"]["tasks"] == ["rte", "mrpc"]
     assert study["similarity"]["tasks"] is None
-    assert study["fit"]["options"]["trainer"] == {"max_epochs": 2, "val_check_interval": 0.5, "max_steps": 12}
+    assert study["fit"]["options"]["trainer"] == {"max_epochs": 2, "val_check_interval": 0.5, "max_steps": 6}
     assert study["fit"]["options"]["data"]["text"] == {"max_texts": 160, "max_held_out": 120}
     assert study["tasks"]["rte"]["text"] == {"source": "rte", "max_texts": 160, "max_held_out": 7}
     assert {"6 of 9 models", "fit on 2 of 3 tasks", "max_epochs at most 2"} <= set(words)
