@@ -113,9 +113,9 @@ def matched_by_number(data: TextModule, models: Sequence[FrozenModel]) -> list[s
 
     Embedded models number theirs, and were trained on the texts' own.
     """
-    names, classes, source = data.texts.label_names, data.texts.classes, data.text.source
+    texts, source = data.texts, data.text.source  # which may have no labels where there are no models
     cautions = (
-        by_number(model.label_names, names, classes, model=model.name, source=source)
+        by_number(model.label_names, texts.label_names, texts.classes, model=model.name, source=source)
         for model in models
         if not model.regression and _given(data, model) is None and not model.name.startswith(EMBEDDED)
     )

@@ -48,7 +48,7 @@ def results(folder: Path) -> dict[str, Any]:
     """What every cell has found, and the bytes of its maps."""
     this = StudyFolder(folder)
     maps = {file.parts[-3]: file.read_bytes() for file in folder.glob("cells/*/run/aligners.safetensors")}
-    return {number: (this.result(number)["rows"], maps.get(number)) for number in this.cells}
+    return {number: ([*this.rows(number)], maps.get(number)) for number in this.cells}
 
 
 def test_a_study_whose_worker_is_killed_and_that_is_stopped_goes_on_from_its_checkpoint(
