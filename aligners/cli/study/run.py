@@ -113,7 +113,7 @@ def _rehearse(options: dict[str, Any], study: dict[str, Any], folder: Path) -> N
 
 @for_folder(None, Running)
 def retry(run: Run, folder: Path) -> None:
-    """Run the failed cells of a study once more, from their beginning, and what needs them.
+    """Run the failed cells of a study once more, from their last state that is whole, and what needs them.
 
     Example: `runs/embedded`
 
