@@ -26,19 +26,22 @@ class Progress:
     """Shows how far something is: by a bar, or by a line at its beginning and at most every 30 seconds.
 
     Args:
-        what: is done: `Training`.
+        what: is done: `Training`; empty where `show` is given all lines, with the time that is left.
         total: steps; infinite where it is not known.
         begin: steps that were done before.
     """
 
     def __init__(self, what: str, total: float, begin: int = 0) -> None:
         self.what, self.total, self.done, self._begin = what, total, begin, begin
-        self._began = self._said = time.monotonic()
-        self._bar = Bar(*COLUMNS, console=rich.get_console(), transient=True) if in_terminal() else None
+        self._began = self._said = self._now = time.monotonic()
+        self._bar = (
+            Bar(*COLUMNS[: None if what else -1], console=rich.get_console(), transient=True) if in_terminal() else None
+        )
         if self._bar is not None:
             self._bar.add_task(what, total=total if math.isfinite(total) else None, completed=begin)
             self._bar.start()
-        self._say(f"{what}: {total:,.0f} steps.")
+        if what:
+            self._say(f"{what}: {total:,.0f} steps.")
 
     def step(self, words: Callable[[], str] = str) -> None:
         """Count a step, and say how far it is if the last line is old enough.
@@ -46,14 +49,29 @@ class Progress:
         Args:
             words: returns what is said besides; called only if something is said.
         """
-        self.done, now = self.done + 1, time.monotonic()
+        self.show(self.done + 1, lambda: self._line(words()))
+
+    def show(
+        self, done: int, line: Callable[[], str], *, beside: Callable[[], str] | None = None, at_once: bool = False
+    ) -> None:
+        """Show that so many steps are done, and say a line if the last one is old enough.
+
+        Args:
+            done: steps.
+            line: returns the line; called only if it is said.
+            beside: returns what stands beside the bar from now on; default: what stands there.
+            at_once: whether it is said however old the last one is.
+        """
+        self.done, self._now = done, time.monotonic()
         if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=self.done)
-        if now - self._said >= EVERY:
-            self._said = now
-            left = (now - self._began) / (self.done - self._begin) * (self.total - self.done) / 60
-            text = f"{self.what}: step {self.done:,} of {self.total:,.0f}{words()}"
-            self._say(f"{text}, about {left:.1f} min left")
+            self._bar.update(self._bar.task_ids[0], completed=done, description=beside and beside())
+        if at_once or self._now - self._said >= EVERY:
+            self._said = self._now
+            self._say(line())
+
+    def _line(self, words: str) -> str:
+        left = (self._now - self._began) / (self.done - self._begin) * (self.total - self.done) / 60
+        return f"{self.what}: step {self.done:,} of {self.total:,.0f}{words}, about {left:.1f} min left"
 
     def end(self) -> None:
         """Take the bar away."""

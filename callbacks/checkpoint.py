@@ -15,8 +15,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from aligners.errors import check_range
 from aligners.files.whole import check_folder, whole_file
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.bank import StoredBank, save_bank
-from aligners.fitting.parts import take_sites
+from aligners.fitting.bank import StoredBank, save_bank, take_sites
 from aligners.fitting.training import BankTraining
 from aligners.fitting.universe.universe import pair_banks
 from aligners.reports.names import file_names
@@ -102,12 +101,13 @@ class _Save(pl.Callback):
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Write the final file, once every callback has ended the fit, also one that had nothing left to train."""
-        if stage != "fit" or not isinstance(pl_module, BankTraining):
+        if stage != "fit":
             return
-        bank = pl_module.stored()
-        if trainer.is_global_zero and pl_module.final:
-            save_maps(bank, cast(Any, trainer).datamodule, self._path(trainer, pl_module.final))
-        trainer.strategy.barrier()  # every rank may read it now
+        if isinstance(pl_module, BankTraining):
+            bank = pl_module.stored()
+            if trainer.is_global_zero and pl_module.final:
+                save_maps(bank, cast(Any, trainer).datamodule, self._path(trainer, pl_module.final))
+            trainer.strategy.barrier()  # every rank may read it now
         self._complete = True
         self._interruption.release()
 
@@ -121,8 +121,8 @@ class _Save(pl.Callback):
             self._save(trainer)
 
     def _save(self, trainer: pl.Trainer, *, announce: bool = False) -> None:
-        module = trainer.lightning_module
-        if not isinstance(module, BankTraining) or not module.has_begun():
+        begun = getattr(trainer.lightning_module, "has_begun", None)
+        if begun is None or not begun():
             return  # an evaluation has nothing to go on from
         path = self._path(trainer)
         trainer.save_checkpoint(path)
@@ -142,20 +142,59 @@ class SaveAligners(_Save):
 
     Args:
         folder: where to write; default: beside the run's other files.
-        every_n_epochs: how often `last.ckpt` is renewed.
-        every_n_minutes: how often it is renewed within an epoch and while moments are read. It is also written when the
-            run is stopped by Ctrl-C or SIGTERM.
+        every_n_minutes: how often `last.ckpt` is renewed, and while moments are read. It is also written when the run
+            is stopped by Ctrl-C or SIGTERM.
+        every_n_epochs: renew it after every so many epochs, too. Default: never.
+        at_end: whether it is written once more when training has ended, so that a longer one can go on from it.
     """
 
-    def __init__(self, folder: Path | None = None, every_n_epochs: int = 1, every_n_minutes: float = 10.0) -> None:
+    def __init__(
+        self,
+        folder: Path | None = None,
+        every_n_minutes: float = 10.0,
+        every_n_epochs: int | None = None,
+        at_end: bool = True,
+    ) -> None:
         super().__init__(folder, every_n_minutes)
         check_range(least=1, every_n_epochs=every_n_epochs)
-        self.every_n_epochs = every_n_epochs
+        self.every_n_epochs, self.at_end = every_n_epochs, at_end
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Renew `last.ckpt`."""
-        if (trainer.current_epoch + 1) % self.every_n_epochs == 0:
+        """Renew `last.ckpt` after so many epochs."""
+        if self.every_n_epochs is not None and (trainer.current_epoch + 1) % self.every_n_epochs == 0:
             self._save(trainer)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Renew `last.ckpt` once there were steps."""
+        if self.at_end and trainer.global_step:
+            self._save(trainer)
+
+
+class SaveFinetuning(_Save):
+    """Writes `last.ckpt` as a classifier is fine-tuned: before a batch, where the random numbers of dropout are whole.
+
+    Args:
+        every_n_minutes: how often. It is also written when the run is stopped by Ctrl-C or SIGTERM, which wait for the
+            next batch.
+    """
+
+    def __init__(self, every_n_minutes: float = 10.0) -> None:
+        super().__init__(None, every_n_minutes)
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *batch: Any, **_: Any) -> None:
+        """Stop here if a signal arrived, or renew `last.ckpt` if it is time, unless gradients are being added up."""
+        if batch[-1] % trainer.accumulate_grad_batches == 0:
+            super().on_train_batch_start(trainer)
+            self._save_if_due(trainer)
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
+        """Nothing: a validation may come before the next batch."""
+
+    on_validation_batch_start = on_train_batch_end
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Stop here if a signal arrived after the last batch began: there is no next one."""
+        self._interruption.check(trainer)
 
 
 class SaveStitching(_Save):

@@ -85,8 +85,7 @@ class FitSummary(pl.Callback):
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Show, draw and log each aligner's figures at each site."""
         if trainer.state.fn == "validate" and isinstance(pl_module, Alignment) and trainer.is_global_zero:
-            cautions = few_rows(cast(Moments, pl_module.moments))
-            meta = {**pl_module.data, "cautions": cautions, **environment(trainer)}
+            meta = {**pl_module.data, "cautions": few_rows(cast(Moments, pl_module.moments)), **environment(trainer)}
             publish(make_report("fit", meta, list(_rows(pl_module))), self.folder, trainer)
 
 

@@ -54,15 +54,17 @@ def _changed(value: Any, change: Callable[[Tensor], Tensor], done: dict[int, Any
 
 @dataclass
 class StoredRows(Movable):
-    """The states of one model for every real token of a batch, text by text.
+    """The states of one model for every real token of a batch, or its row of each text, text by text.
 
     Attributes:
         sites: ascending.
         states: (S, P, d) at these sites, as they are stored.
+        pooled: whether they are the rows themselves, (S, B, d) float32.
     """
 
     sites: tuple[int, ...]
     states: Tensor
+    pooled: bool = False
 
 
 @dataclass

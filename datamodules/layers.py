@@ -212,6 +212,11 @@ class LayerActivations(TextModule):
         """The layers to read of each model."""
         return [parse_layers(self.layers, depth, self.component) for depth in depths]
 
+    @property
+    def kinds_read(self) -> Sequence[RowKind]:  # type: ignore[override]
+        """Those of `rows`."""
+        return [RowKind(self.rows, self.special_tokens)]
+
     def check_models(self) -> None:
         """Load the models, with every check that can be made before reading."""
         _ = self.reader
@@ -219,7 +224,7 @@ class LayerActivations(TextModule):
     @cached_property
     def reader(self) -> LayerReader:
         """The models and their layers, loaded on first use."""
-        kind = RowKind(self.rows, self.special_tokens)
+        (kind,) = self.kinds_read
         return LayerReader(self.frozen, self.wanted_sites(), kind, self.attention, self.component)
 
     def describe(self) -> dict[str, Any]:

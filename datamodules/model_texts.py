@@ -1,7 +1,7 @@
 """The LightningDataModule of texts for whole models, which it does not run, and the options that users give it."""
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -17,6 +17,8 @@ from datamodules.frozen_models import with_revisions
 from datamodules.module import WITHOUT_GRADIENTS, TextModule, splits_of_stage
 from datamodules.rows.policies import check_component
 from datamodules.rows.sites import route_sites
+from datamodules.text.annotated.answers import ANSWERS
+from datamodules.text.annotated.sentence import ANNOTATION, Sentence
 from datamodules.text.labels import LabelsOption, check_labelled
 from datamodules.text.texts import FittedTexts
 from datamodules.tokens.splits import Split
@@ -127,6 +129,16 @@ class ModelTexts(TextModule):
         """
         return self.texts.fitted("fit") | self.frozen_models.fitted_on().get(base)
 
+    @property
+    def asked(self) -> Literal["labels", "spans", "trees"]:
+        """What texts ask for: their labels or, where they have none, spans that answer questions, or trees."""
+        fit = self.texts.fit
+        if "label" not in fit.column_names and ANSWERS in fit.column_names:
+            return "spans"
+        if "label" in fit.column_names or ANNOTATION not in fit.column_names:
+            return "labels"
+        return "trees" if any(Sentence.of("", annotation).heads for annotation in fit[ANNOTATION]) else "labels"
+
     def answers(self, split: Split) -> Tensor:
         """Return the class of each text of a split, (n,) int64, or the number to predict, (n,) float32.
 
@@ -161,7 +173,7 @@ class ModelTexts(TextModule):
         if self.sites is not None:
             super().setup(stage)
             return
-        for split in splits_of_stage(stage):
+        for split in splits_of_stage(stage) if self.asked == "labels" else ():
             self.answers(split)
 
     def train_dataloader(self) -> DataLoader:
@@ -241,7 +253,7 @@ def labelled_texts(
             {"entailment": 0, "not_entailment": [1, 2]}. The probabilities of several are added. One map, or a list of
             one for each model.
         options: of `TextModule` and `FrozenModels`, by their names, without `packed`, `devices`, `device_map`,
-            `store` and `store_dtype`. `seed` also draws the bases' heads; `reorder` gives the order of the texts
+            `store` and its options. `seed` also draws the bases' heads; `reorder` gives the order of the texts
             another seed.
 
     Raises:
@@ -249,7 +261,15 @@ def labelled_texts(
     """
     chosen = {"models": _listed(models), "bases": _listed(bases or []), "revisions": revisions, "labels": labels}
     return ModelTexts(
-        chosen, None, packed=False, devices=None, device_map=None, store=None, store_dtype=None, **options
+        chosen,
+        None,
+        packed=False,
+        devices=None,
+        device_map=None,
+        store=None,
+        store_dtype=None,
+        store_rows="tokens",
+        **options,
     )  # by name, so that the command line does not offer what is set here
 
 

@@ -19,17 +19,18 @@ from aligners.models.model import FrozenModel
 from aligners.models.recipes import Recipe
 from datamodules.batches import LengthBatches, go_on_after_last_batch, limited
 from datamodules.frozen_models import FrozenModels
+from datamodules.rows.policies import RowKind
 from datamodules.store.reading import StoredLoader
-from datamodules.store.stores import Stores, check_store
+from datamodules.store.stores import KeptRows, Stores, check_store
 from datamodules.text.labels import LabelsOption
 from datamodules.text.loading import load_texts
 from datamodules.text.sources import TextSource
-from datamodules.text.texts import FittedTexts, Texts, words_on_copies, words_on_left_out, words_on_splits
+from datamodules.text.texts import FittedTexts, Texts, words_on
 from datamodules.tokens.splits import Split, TokenisedSplits
 from datamodules.tokens.tokenised import TokenisedTexts
 
 WITHOUT_GRADIENTS = 4  # so many times the training batch fits where nothing is kept for a backward pass
-NOT_KEPT = ("known", "bases", "under_heads", "devices", "device_map", "store", "store_dtype")  # in checkpoints
+NOT_KEPT = ("known", "bases", "under_heads", "devices", "device_map", "store", "store_dtype", "store_rows")
 PACKED_ALIKE = (
     "`packed` cuts texts into sequences of equally many tokens, which must be the same texts for all",
     "Leave `packed` out",
@@ -61,6 +62,8 @@ class TextModule(pl.LightningDataModule):
             for every batch.
         store_dtype: data type of the stored states: float32, float16 or bfloat16; default: `dtype`. A smaller one
             rounds them.
+        store_rows: what is kept: `tokens`, of which any rows can be made; or `texts`: the one row a text that `rows`
+            mean or cls forms. Models then run for what else is read. What is there already is read in either form.
         models: options of `FrozenModels`.
 
     Attributes:
@@ -79,6 +82,7 @@ class TextModule(pl.LightningDataModule):
     bases: Sequence[str] = ()
     labels: LabelsOption = None
     component: Component = "residual"
+    kinds_read: Sequence[RowKind] = (RowKind("tokens"),)  # kinds of rows, first those that `rows` names
     storable = True  # whether states come from a store, if there is one
 
     def __init__(
@@ -95,9 +99,10 @@ class TextModule(pl.LightningDataModule):
         workers: int = 0,
         store: Path | None = None,
         store_dtype: str | None = None,
+        store_rows: KeptRows = "tokens",
         **models: Any,
     ) -> None:
-        check_store(store, store_dtype)
+        check_store(store, store_dtype, store_rows)
         check_range(least=1, batch_size=batch_size)
         check_range(least=2, max_length=max_length)
         check_range(least=0, workers=workers, seed=seed)
@@ -105,7 +110,7 @@ class TextModule(pl.LightningDataModule):
         self.text, self.batch_size, self.max_length = text, batch_size, max_length
         self.packed, self.seed, self.order, self.workers = packed, seed, seed, workers
         self.store, self.store_dtype = store, store_dtype
-        self._stores = None if store is None else Stores(store, store_dtype)
+        self._stores = None if store is None else Stores(store, store_dtype, store_rows)
         alike = one_tokenizer or (PACKED_ALIKE if packed else None)
         known = None if store is None else KnownModels(store / "models")
         self.frozen_models = FrozenModels(
@@ -153,8 +158,8 @@ class TextModule(pl.LightningDataModule):
         """The three splits, loaded on first use, without held-out texts that a model is known to be trained on."""
         if self._texts is None:
             self._whole = load_texts(self.text)
-            described = self._whole.describe()
-            rank_zero_only(print)(words_on_splits(described), *words_on_copies(described), flush=True)
+            sentences = words_on(self._whole.describe(), "splits", "filled", "copies")
+            rank_zero_only(print)(*sentences, flush=True)
             self._texts = _warned(self._whole.without(self.frozen_models.fitted_on()))
         return self._texts
 
@@ -250,15 +255,9 @@ class TextModule(pl.LightningDataModule):
         data, trainer = self.split(data) if isinstance(data, str) else data, self.trainer
         chosen = data.texts_with_rows()
         chosen = None if chosen is None else chosen[:only]
-        batches = LengthBatches(
-            data.lengths.numpy()[slice(only) if chosen is None else chosen],
-            batch_size or self.batch_size,
-            rank=0 if trainer is None or alone else trainer.global_rank,
-            world=1 if trainer is None or alone else trainer.world_size,
-            seed=self.order,
-            chosen=chosen,
-            **order,
-        )
+        lengths, size = data.lengths.numpy()[slice(only) if chosen is None else chosen], batch_size or self.batch_size
+        rank, world = (0, 1) if trainer is None or alone else (trainer.global_rank, trainer.world_size)
+        batches = LengthBatches(lengths, size, rank=rank, world=world, seed=self.order, chosen=chosen, **order)
         options: dict[str, Any] = {
             "sampler": batches,
             "batch_size": None,
@@ -268,8 +267,8 @@ class TextModule(pl.LightningDataModule):
         }
         if self._stores is None or not (self.storable and any(sites)):
             return DataLoader(data, **options)
-        (stored,) = self._stores.complete(self.frozen_models, [data], sites, self.component, trainer)
-        return StoredLoader(data, stored, self._stores.rings, **options)
+        (stored,) = self._stores.complete(self, [data], sites)
+        return StoredLoader(data, stored, self._stores.rings, **options) if stored else DataLoader(data, **options)
 
     def loader(self, split: Split, *, shuffle: bool = False, **options: Any) -> DataLoader:
         """Make a loader of one split's texts, with this rank's share of each batch.
@@ -330,8 +329,7 @@ class TextModule(pl.LightningDataModule):
     def complete_store(self, splits: Sequence[Split]) -> None:
         """Write the states of these splits that the store lacks, if there is one, after announcing them together."""
         if self._stores is not None and self.storable:
-            data = [self.split(split) for split in dict.fromkeys(splits)]
-            self._stores.complete(self.frozen_models, data, self.wanted_sites(), self.component, self.trainer)
+            self._stores.complete(self, [self.split(split) for split in dict.fromkeys(splits)], self.wanted_sites())
 
     def test_dataloader(self) -> list[DataLoader]:
         """The texts of `splits`: the held-out ones, unless an evaluation reads others too."""
@@ -379,7 +377,7 @@ def stream_of(trainer: Any, kind: type[DataT]) -> DataT:
 
 def _warned(texts: Texts) -> Texts:
     """Warn of held-out texts that were dropped."""
-    for words in words_on_left_out(texts.describe()):
+    for words in words_on(texts.describe(), "left_out"):
         logger.warning(words)
     return texts
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from itertools import combinations, permutations
-from typing import Any
+from typing import Any, Literal
 
-from aligners.errors import UserError, check_range
+from aligners.errors import UserError, check_known, check_range
 from aligners.models.architectures import Component
 from aligners.models.model import FrozenModel
 from datamodules.frozen_models import with_revisions
@@ -138,6 +138,7 @@ def attention_states(
     model_y: str = "embedded:1",
     sites: Sites = "blocks",
     share: float = 0.1,
+    queries: Literal["each", "mean"] = "each",
     revision_x: str | None = None,
     revision_y: str | None = None,
     **options: Any,
@@ -145,7 +146,8 @@ def attention_states(
     """Pair the attention weights of two models that read the same tokens (Ren et al. 2023, Fig. 4).
 
     A row is a token and one that it looks at, in a text; its vector is the weight that each head of a block gives.
-    A batch has x (S, N, H_x) and y (S, N, H_y). Padding and, in causal models, what lies ahead are no rows.
+    A batch has x (S, N, H_x) and y (S, N, H_y). Padding and, in causal models, what lies ahead are no rows. With
+    `queries` mean a row is a token that is looked at, its vector the mean weight that it gets, as in the released code.
 
     Args:
         model_x: X: a Hub id, a local folder, or `embedded:SEED` for a small BERT that is trained on the fitting
@@ -155,6 +157,7 @@ def attention_states(
         model_y: Y, likewise.
         sites: pairs of blocks, as in `pair_states`.
         share: of all rows that are read; which ones does not depend on the batches.
+        queries: `each`: a row for each token that looks; `mean`: the mean over them.
         revision_x: revision of X on the Hub.
         revision_y: revision of Y on the Hub.
         options: of `States`, by their names. `special_tokens` says whether [CLS] and the like look and are looked at.
@@ -164,6 +167,7 @@ def attention_states(
     """
     chosen = {name: value for name, value in locals().items() if name != "options"}
     check_range(above=0, most=1, share=share)
+    check_known(("each", "mean"), queries=queries)
     options["attn_implementation"] = "eager"  # the others never form the weights
     between = _linked([(0, 1)], sites)
 
@@ -174,10 +178,12 @@ def attention_states(
         return pairs
 
     def token_pairs(data: States) -> TokenPairs:
-        return TokenPairs(data.special_tokens, all(model.causal for model in data.frozen), share, data.seed)
+        causal = all(model.causal for model in data.frozen)
+        return TokenPairs(data.special_tokens, causal, share, data.seed, queries == "mean")
 
     def about(data: States) -> dict[str, Any]:
-        return {"rows": "attention weights of pairs of tokens", "share": share}
+        of = "pairs of tokens" if queries == "each" else "tokens, mean over those that look"
+        return {"rows": f"attention weights of {of}", "share": share}
 
     named, hidden = [(model_x, revision_x), (model_y, revision_y)], ("rows", "component", "held_out_types")
     pairing = Pairing(named, links, chosen, hidden, about=about, token_pairs=token_pairs)

@@ -72,8 +72,8 @@ class States(TextModule):
             `text.seed` chooses them; special tokens are never among them. The states of the words around them are still
             fitted on, and depend on them through the context. Rows of whole texts have no types.
         options: of `TextModule` and `FrozenModels`, by their names: `text`, `batch_size`, `max_length`, `packed`,
-            `seed`, `workers`, `store`, `store_dtype`, `dtype`, `attn_implementation`, `trust_remote_code`, `recipe`,
-            `cache`, `devices`, `device_map`.
+            `seed`, `workers`, `store`, `store_dtype`, `store_rows`, `dtype`, `attn_implementation`,
+            `trust_remote_code`, `recipe`, `cache`, `devices`, `device_map`.
 
     Attributes:
         models: as the user named them.
@@ -112,6 +112,11 @@ class States(TextModule):
             chosen[link.x].add(link.site_x)
             chosen[link.y].add(link.site_y)
         return [sorted(sites) for sites in chosen]
+
+    @property
+    def kinds_read(self) -> Sequence[RowKind]:  # type: ignore[override]
+        """Those of `rows`, and those that an evaluation has planned."""
+        return [self.reader.kind, *self._plan.kinds]
 
     @cached_property
     def reader(self) -> PairReader:
@@ -276,10 +281,15 @@ class States(TextModule):
         return self.resumable(self.loader("fit", shuffle=True, first_epoch=1))
 
     def val_dataloader(self) -> Sequence[DataLoader]:
-        """The validation texts, and as many of the fitting texts to set beside them."""
-        larger = WITHOUT_GRADIENTS * self.batch_size
-        count = len(self.split("validation"))
-        return [self.loader("validation", batch_size=larger), self.loader("fit", only=count, batch_size=larger)]
+        """The validation texts, and as many of the fitting texts to set beside them.
+
+        Under a `trainer.limit_val_batches` of so many batches, these have the first texts, not the longest.
+        """
+        larger, count = WITHOUT_GRADIENTS * self.batch_size, len(self.split("validation"))
+        limit = getattr(self.trainer, "limit_val_batches", 1.0)
+        if isinstance(limit, int) and limit:
+            count = min(count, limit * larger)
+        return [self.loader(split, only=count, batch_size=larger) for split in ("validation", "fit")]
 
     def test_dataloader(self) -> list[DataLoader]:
         """The texts of `splits`; of the fitting texts as many as are held out."""

@@ -74,8 +74,10 @@ class Started:
             os.kill(self.process.pid, number)
 
     def wait_until(self, there: Callable[[], Any]) -> None:
-        """Wait for a condition; fail if the process ends before."""
+        """Wait for a condition; fail if the process ends before, or hangs."""
+        last = time.monotonic() + HANGS
         while not there():
+            assert time.monotonic() < last, f"it has not come that far: {self.said()}"
             assert self.process.is_alive(), f"it ended with {self.process.exitcode}: {self.said()}"
             time.sleep(0.05)
 

@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from tests.processes import HANGS, PROCESSES
 from tests.world import World, make_world
@@ -30,29 +31,35 @@ def everything(store: Path) -> dict[str, str]:
     }
 
 
-def write(world: World, store: Path) -> None:
+def write(world: World, store: Path, **options: Any) -> None:
     """Write the states of two models on the fitting texts, at all sites."""
     from datamodules.store import states
     from tests.runs import activations
 
     states.SHARD = SHARD
-    activations(world, sites="all", store=store).loader("fit")
+    activations(world, sites="all", store=store, **options).loader("fit")
 
 
-def _write_quietly(world: World, store: Path) -> None:
+def _write_quietly(world: World, store: Path, options: dict[str, Any]) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    write(world, store)
+    write(world, store, **options)
 
 
 class Kills:
-    """Kills writers in a folder, at moments that a seed decides, and counts what comes of it."""
+    """Kills writers in a folder, at moments that a seed decides, and counts what comes of it.
 
-    def __init__(self, folder: Path, seed: int = 0) -> None:
-        self.folder, self.draw, self.counts = folder, random.Random(seed), Counter[str]()
+    Args:
+        folder: of the stores.
+        seed: of the moments.
+        options: of the data module.
+    """
+
+    def __init__(self, folder: Path, seed: int = 0, **options: Any) -> None:
+        self.folder, self.draw, self.counts, self.options = folder, random.Random(seed), Counter[str](), options
         self.world = make_world(folder)
-        write(self.world, folder / "warm")  # the texts are tokenised now
+        write(self.world, folder / "warm", **options)  # the texts are tokenised now
         began = time.monotonic()
-        write(self.world, folder / "whole")
+        write(self.world, folder / "whole", **options)
         self.seconds, self.expected = time.monotonic() - began, everything(folder / "whole")
         self.shards = sum(path.endswith(".safetensors") for path in self.expected)
 
@@ -63,7 +70,7 @@ class Kills:
         """
         first = self.draw.randrange(self.shards)
         store = self.folder / f"killed-{number}"
-        writer = PROCESSES.Process(target=_write_quietly, args=(self.world, store))
+        writer = PROCESSES.Process(target=_write_quietly, args=(self.world, store, self.options))
         writer.start()
         while len(list(store.rglob("*.safetensors"))) < first and writer.is_alive():
             time.sleep(0.001)
@@ -77,7 +84,7 @@ class Kills:
         unfinished, there = list(store.rglob("*.unfinished")), set(everything(store))
         self.counts["left unfinished files"] += bool(unfinished)
         self.counts["shards that were there, in all"] += sum(path.endswith(".safetensors") for path in there)
-        write(self.world, store)
+        write(self.world, store, **self.options)
         same = everything(store) == self.expected
         self.counts["bit-identical to the undisturbed store" if same else "DIFFERENT"] += 1
 

@@ -1,12 +1,13 @@
 """The table of measures: what each is computed from, and what it does not change under, tried on random rows."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from aligners.similarity.catalogue import DEFAULT, Measure, catalogue
-from aligners.similarity.functional.cca import r2_cca, r2_svcca
+from aligners.similarity.functional.cca import pwcca, r2_cca, r2_svcca, svcca
 from benchmarks.known_cases import MEASURES, draw
 
 __all__ = ["page", "unchanged"]
@@ -76,6 +77,7 @@ def page() -> str:
     measures = catalogue().values()
     sources = [_source(measure) for measure in measures]
     functions = {**MEASURES, "r2_cca": r2_cca, "r2_svcca": r2_svcca}
+    functions |= {f"{each.__name__}_standardised": partial(each, standardised=True) for each in (svcca, pwcca)}
     tried = [[_name(each), *unchanged(functions[each.name]).values()] for each in measures if each.name in functions]
     return "\n".join(
         [

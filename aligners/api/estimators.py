@@ -169,9 +169,8 @@ class ArrayMap:
 
         bank, sites = self.bank, self.sites_ or []
         if site not in sites:
-            raise UserError(
-                f"Expected `site` to be one of {sites or 'several, but there is one alone'}, but got {site!r}."
-            )
+            among = sites or "several, but there is one alone"
+            raise UserError(f"Expected `site` to be one of {among}, but got {site!r}.")
         one, place = copy(self), [sites.index(site)]
         taken, like = take_places(bank, place).to(self.mean_y_.device), getattr(self, "coef_", None)
         one._keep(taken, self.mean_y_[place], None, like, getattr(self, "feature_names_in_", ()))

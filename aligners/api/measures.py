@@ -21,8 +21,8 @@ from aligners.similarity.functional import kernels, regression
 from aligners.similarity.functional.cca import SharedMoments
 
 __all__ = [
-    "cca", "cka", "measure", "minibatch_cka", "mixedsim", "neuronsim", "pwcca", "r2", "r2_cca", "r2_svcca", "rbf_cka",
-    "rsa", "svcca", "unbiased_cka",
+    "cca", "cka", "mean_minibatch_cka", "measure", "minibatch_cka", "mixedsim", "neuronsim", "pwcca",
+    "pwcca_standardised", "r2", "r2_cca", "r2_svcca", "rbf_cka", "rsa", "svcca", "svcca_standardised", "unbiased_cka",
 ]  # fmt: skip
 
 
@@ -49,6 +49,11 @@ def minibatch_cka(x: Array, y: Array, batch: int = 32) -> float:
     return _one(linear.minibatch_cka, x, y, batch=batch)
 
 
+def mean_minibatch_cka(x: Array, y: Array, batch: int = 32) -> float:
+    """Mean of the unbiased CKAs of batches of rows, as Brown et al. 2023 average them."""
+    return _one(linear.mean_minibatch_cka, x, y, batch=batch)
+
+
 def rbf_cka(x: Array, y: Array, width: float = 0.5) -> float:
     """CKA with an RBF kernel of `width` median distances; time grows with N²."""
     return _one(kernels.rbf_cka, x, y, width=width)
@@ -64,9 +69,19 @@ def svcca(x: Array, y: Array, share: float = 0.99) -> float:
     return _one(correlations.svcca, x, y, share=share)
 
 
+def svcca_standardised(x: Array, y: Array, share: float = 0.99) -> float:
+    """`svcca` of features divided by their deviations, as the code released with Wu et al. 2020 has it."""
+    return _one(correlations.svcca, x, y, share=share, standardised=True)
+
+
 def pwcca(x: Array, y: Array, share: float = 0.99) -> float:
     """Mean canonical correlation weighted by what each direction holds of X; not symmetric."""
     return _one(correlations.pwcca, x, y, share=share)
+
+
+def pwcca_standardised(x: Array, y: Array, share: float = 0.99) -> float:
+    """`pwcca` between components of features divided by their deviations; not symmetric."""
+    return _one(correlations.pwcca, x, y, share=share, standardised=True)
 
 
 def r2_cca(x: Array, y: Array) -> float:

@@ -131,11 +131,21 @@ def interrupted_run(checkpoint: str | None) -> Path | None:
     return Path(owner.read_text(encoding="utf-8").strip()) if owner.is_file() else folder
 
 
+def goes_on_from(folder: Path, checkpoints: Path | None = None) -> Path | None:
+    """What an interrupted run can go on from: its last.ckpt, or its folder if it is in parts; None: nothing is saved.
+
+    Args:
+        folder: of the run.
+        checkpoints: their folder. Default: that of the run.
+    """
+    last = (checkpoints or folder) / "last.ckpt"
+    return last if last.is_file() else folder if any(folder.glob("part-*")) else None
+
+
 def release(folder: Path) -> None:
-    """Let go of a folder that this process has claimed, if it has: its run is over."""
-    file = _claimed.pop((folder / CONFIG).resolve(), None)
-    if file is not None:
-        os.close(file)
+    """Let go of what this process has claimed in a folder: its runs are over."""
+    for file in [file for file in _claimed if folder.resolve() in file.parents]:
+        os.close(_claimed.pop(file))
         end_log(RUN_LOG)
 
 

@@ -2,7 +2,10 @@
 
 import re
 from collections.abc import Collection
-from typing import NoReturn
+from functools import reduce
+from operator import or_
+from types import UnionType
+from typing import Any, NoReturn, Union, get_args, get_origin
 
 from jsonargparse import ArgumentParser
 
@@ -18,6 +21,20 @@ UNKNOWN = re.compile(r"(?:unrecognized arguments:|Option|Group '([\w.]+)' does n
 
 class OptionParser(ArgumentParser):
     """jsonargparse's parser; what the user can mend is a `UserError`."""
+
+    def add_class_arguments(self, *given: Any, **options: Any) -> list[str]:
+        """Add the arguments of a class, those that may be int or float read as int first, so that 3 is not 3.0.
+
+        `typing` gives equal unions the order of the one that any package has named first, and jsonargparse goes by it.
+        """
+        added = super().add_class_arguments(*given, **options)
+        actions: list[Any] = self._actions
+        for action in actions:
+            hint = getattr(action, "_typehint", None)
+            if get_origin(hint) in (Union, UnionType) and {int, float} <= {*get_args(hint)}:
+                others = (kind for kind in get_args(hint) if kind not in (int, float))
+                action._typehint = reduce(or_, others, int | float)
+        return added
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise.

@@ -283,7 +283,7 @@ class Run:
             if resumed:  # the run to go on with may have been killed as it wrote
                 folders.tidy(Path(resumed) if Path(resumed).is_dir() else Path(resumed).parent)
             saving = options.get("checkpoint")
-            if isinstance(saving, Namespace) and saving.folder is not None:
+            if isinstance(saving, Namespace) and saving.get("folder") is not None:
                 folders.claim_checkpoints(saving.folder, self.folder, resumed and Path(resumed))
         self.settings = {**vars(trainer), "use_distributed_sampler": False}  # data modules divide batches among ranks
         if trainer.logger in (None, True):
@@ -304,10 +304,9 @@ class Run:
     def resumed_by(self) -> dict[str, Path] | None:
         """Options of a command that goes on where this training was stopped; None if nothing is saved."""
         saving = self.options.get("checkpoint")
-        if not hasattr(self, "folder") or not isinstance(saving, Namespace):
+        if not hasattr(self, "folder") or not isinstance(saving, Namespace) or "ckpt_path" not in self.options:
             return None
-        last = (saving.folder or self.folder) / "last.ckpt"
-        saved = last if last.is_file() else self.folder if any(self.folder.glob("part-*")) else None
+        saved = folders.goes_on_from(self.folder, saving.folder)
         return None if saved is None else {**self._next_run(), "ckpt_path": saved}
 
     def begun_again_by(self) -> dict[str, Path] | None:

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 import lightning.pytorch as pl
+import torch
 from lightning.pytorch.utilities import rank_zero_only
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from aligners.errors import UserError, finite
-from aligners.files.whole import whole_folder
-from aligners.finetuning.training import Finetuning, FinetuningRecipe, measured_columns
+from aligners.files.whole import remove, whole_folder
+from aligners.finetuning.tokens import token_columns, token_task
+from aligners.finetuning.training import FINETUNING, Finetuning, FinetuningRecipe, measured_columns
 from aligners.models.loading.files import save_model
 from aligners.models.truncation import KeptLayers, check_count, freeze, shortened
 from datamodules.identity import identity, refuse_other_run
@@ -97,6 +99,7 @@ def parse_variants(written: Sequence[str], depth: int) -> list[Variant]:
 
 
 FINISHED = "finetuned.json"
+LAST = "last.ckpt"
 
 
 ABOUT = "run"  # the one entry of the file that is not a figure
@@ -129,7 +132,7 @@ class Job:
         return self.folder.as_posix()
 
 
-def train(job: Job, data: ModelTexts, recipe: FinetuningRecipe, score: Score, trainer: pl.Trainer, folder: Path) -> Row:
+def train(job: Job, data: ModelTexts, recipe: FinetuningRecipe, score: str, trainer: pl.Trainer, folder: Path) -> Row:
     """Train and test one classifier; rank 0 saves it.
 
     Args:
@@ -138,21 +141,38 @@ def train(job: Job, data: ModelTexts, recipe: FinetuningRecipe, score: Score, tr
         recipe: how it is trained.
         score: the task's score.
         trainer: a Trainer that only this classifier uses.
-        folder: the run's folder.
+        folder: the run's folder, where an interrupted training has left its last.ckpt.
 
     Returns:
         Its figures, a row of the report.
+
+    Raises:
+        ValueError: last.ckpt is of this classifier, but of other weights, texts or options, or cannot be read.
     """
     data.order = job.seed  # of the training texts
     names, revision = data.texts.label_names, data.named()[job.place][1]
-    model, tokenizer = data.classifier(job.base, data.classes, job.seed, label_names=names, revision=revision)
-    module = Finetuning(job.variant.apply(model), recipe, name=job.name, place=job.place, seed=job.seed)
-    rank_zero_only(print)(f"Fine-tuning {job.base}, {job.variant.name}, seed {job.seed}: {folder / job.folder}")
+    task = token_task(data, job.place)
+    head: dict[str, Any] = {"label_names": names} if task is None else {"loader": task.loader}
+    outputs = data.classes if task is None else task.outputs
+    model, tokenizer = data.classifier(job.base, outputs, job.seed, revision=revision, **head)
+    model = job.variant.apply(model)
+    model = model if task is None else task.finish(model)
+    module = Finetuning(model, recipe, name=job.name, place=job.place, seed=job.seed, task=task)
+    about, fingerprint = identity(data, **asdict(recipe)), data.frozen[job.place].fingerprint
+    module.about = {"base": job.base, "base_fingerprint": fingerprint, ABOUT: about}
+    last = _goes_on_from(folder / LAST, module)
+    goes_on = f", from {last}" if last else ""
+    rank_zero_only(print)(
+        f"Fine-tuning {job.base}, {job.variant.name}, seed {job.seed}: {folder / job.folder}{goes_on}"
+    )
     began = time.perf_counter()
-    trainer.fit(module, datamodule=data)
+    trainer.fit(module, datamodule=data, ckpt_path=last, weights_only=True)
     seconds, steps = round(time.perf_counter() - began, 1), trainer.global_step
     trainer.test(module, datamodule=data, verbose=False)
-    columns = measured_columns(score, module.scores, data.answers("test"), data.seed)
+    if task is None:
+        columns = measured_columns(cast(Score, score), module.scores, data.answers("test"), data.seed)
+    else:
+        columns = token_columns(module.scores, data.seed)
     measured = {name: finite(value[0]) for name, value in columns.items()}
     measured["loss"] = measured.pop("loss")  # the last column of these
     row: Row = {
@@ -161,19 +181,35 @@ def train(job: Job, data: ModelTexts, recipe: FinetuningRecipe, score: Score, tr
         "score_name": score,
         **measured,
         "validation_accuracy": module.validation_accuracy,
+        **{f"n_{split}": len(getattr(data.texts, split)) for split in ("fit", "validation")},
         "n_texts": module.scores["correct"].shape[-1],
         "steps": steps,
         "seconds": seconds,
         "layers": data.frozen[job.place].depth,
         "parameters": sum(weight.numel() for weight in module.model.parameters()),
         "trained": sum(weight.numel() for weight in module.model.parameters() if weight.requires_grad),
-        "base_fingerprint": data.frozen[job.place].fingerprint,
+        "base_fingerprint": fingerprint,
         "folder": job.name,
     }
     if trainer.is_global_zero:
-        about = identity(data, **asdict(recipe))
         save_classifier(folder / job.folder, module.model, tokenizer, row, data.trained_on(job.base), about)
+        remove(folder / LAST)
+    trainer.strategy.barrier()
     return row
+
+
+def _goes_on_from(last: Path, module: Finetuning) -> Path | None:
+    """The checkpoint of an interrupted training, if there is one of this classifier."""
+    if not last.is_file():
+        return None
+    try:
+        kept = torch.load(last, map_location="meta", weights_only=True, mmap=True)[FINETUNING]
+    except Exception as error:  # reading any other file can raise anything
+        raise UserError(f"{last} cannot be read as what an interrupted fine-tuning leaves. Remove it.") from error
+    if kept["name"] != module.name:
+        return None
+    _refuse_other(f"What is kept in {last}", kept["about"], module.about["base_fingerprint"], module.about[ABOUT])
+    return last
 
 
 def save_classifier(
@@ -221,12 +257,18 @@ def finished_row(folder: Path, base_fingerprint: str, about: dict[str, Any] | No
         row: dict[str, Any] = json.loads((folder / FINISHED).read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{folder / FINISHED} is damaged: {error}. Move {folder} away.") from error
-    if row["base_fingerprint"] != base_fingerprint:
-        raise UserError(
-            f"The classifier in {folder} was fine-tuned from {row['base']} with the fingerprint "
-            f"{row['base_fingerprint'][:12]}, but the base model's is {base_fingerprint[:12]} now. Name a new `--run`."
-        )
-    stored = row.pop(ABOUT, None)  # earlier versions wrote none
-    if about is not None and stored is not None:
-        refuse_other_run(stored, about, f"The classifier in {folder}")
+    _refuse_other(f"The classifier in {folder}", row, base_fingerprint, about)
+    row.pop(ABOUT, None)
     return row
+
+
+def _refuse_other(what: str, kept: dict[str, Any], base_fingerprint: str, about: dict[str, Any] | None) -> None:
+    """Raise if a classifier was fine-tuned from other weights, on other texts, or with other options."""
+    if kept["base_fingerprint"] != base_fingerprint:
+        raise UserError(
+            f"{what} was fine-tuned from {kept['base']} with the fingerprint {kept['base_fingerprint'][:12]}, but the "
+            f"base model's is {base_fingerprint[:12]} now. Name a new `--run`."
+        )
+    stored = kept.get(ABOUT)  # earlier versions wrote none
+    if about is not None and stored is not None:
+        refuse_other_run(stored, about, what)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from aligners.errors import UserError, check_range
+from aligners.finetuning.tokens import COUNTS, TokenTask
 from aligners.fitting.training import Schedule, mean_count, mean_over_ranks, schedule_factor
 from aligners.injection.scoring.scores import TextScores, UnitMeans, bootstrap_interval, percentile_interval
 from aligners.injection.scoring.task_scores import resampled_scores, task_score
@@ -21,6 +22,9 @@ from datamodules.batches import TextBatch
 from datamodules.model_texts import ModelTexts
 from datamodules.module import stream_of
 from datamodules.text.sources import Score
+from datamodules.tokens.splits import Split
+
+FINETUNING = "finetuning"  # what is added to a checkpoint of Lightning
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,8 @@ class FinetuningRecipe:
 class Finetuning(pl.LightningModule):
     """Trains a classifier with dropout and measures it; a regression head trains on squared errors.
 
+    Likewise a head that answers every token.
+
     Validation accuracy and all test figures are exact for any number of ranks. Training depends on their number: every
     rank draws its own dropout.
 
@@ -74,11 +80,14 @@ class Finetuning(pl.LightningModule):
         name: prefix of what is logged.
         place: its index among the data module's models, which says what inputs it takes.
         seed: for dropout.
+        task: of a head that answers every token; None: a classifier.
 
     Attributes:
-        validation_accuracy: after the last validation; None where numbers are predicted.
+        about: what is kept in a checkpoint to tell the run by, as plain values.
+        validation_accuracy: after the last validation; None where numbers are predicted; of a `task` the mean score of
+            a text.
         scores: after a test, quantity -> (1, 1, n), a value for each held-out text: correct, loss, and answer, a class
-            or a number.
+            or a number; of a `task` its counts.
     """
 
     def __init__(
@@ -89,18 +98,21 @@ class Finetuning(pl.LightningModule):
         name: str = "finetune",
         place: int = 0,
         seed: int = 0,
+        task: TokenTask | None = None,
     ) -> None:
         super().__init__()
-        self.model, self.recipe, self.name, self.place = model, recipe, name, place
+        self.model, self.recipe, self.name, self.place, self.task = model, recipe, name, place, task
         self.regression = model.config.num_labels == 1
         self.seed = seed
+        self.about: dict[str, Any] = {}
         self.validation_accuracy: float | None = None
         self.scores: dict[str, Tensor] = {}
         self._caller = Caller(model)
         self._check = FiniteCheck()
+        self._random: list[Tensor] | None = None  # states that the next batch begins with
 
     def logits(self, batch: TextBatch) -> Tensor:
-        """Return the logits, (B, C) float32."""
+        """Return the logits, (B, C) float32; (B, T, C) of a head that answers every token."""
         return self._caller.logits(batch.inputs[self.place]).float()
 
     # ------------------------------------------------------------------ training
@@ -110,12 +122,20 @@ class Finetuning(pl.LightningModule):
         if stage == "fit":
             few: TextBatch = stream_of(self.trainer, ModelTexts).split("fit")[[0]]
             with torch.enable_grad():
-                freeze_unused(self.model, self.logits(few.to(self.device)))
+                freeze_unused(self.model, self._losses(few.to(self.device)))
 
     def on_fit_start(self) -> None:
         """Turn dropout on, since models are loaded in eval mode. Every rank draws its own."""
         torch.manual_seed(self.seed + 2**32 * self.global_rank)
         self.model.train()
+
+    def on_train_batch_start(self, batch: TextBatch, batch_idx: int) -> None:
+        """Let a resumed run draw its first dropout as if it had not been interrupted."""
+        if self._random is not None:
+            torch.set_rng_state(self._random[0])
+            if self.device.type == "cuda":
+                torch.cuda.set_rng_state(self._random[1], self.device)
+            self._random = None
 
     def configure_optimizers(self) -> Any:
         """Return AdamW on the trainable weights, with a schedule over all steps."""
@@ -123,15 +143,61 @@ class Finetuning(pl.LightningModule):
 
     def training_step(self, batch: TextBatch, batch_idx: int) -> Tensor:
         """Return cross-entropy or squared error, averaged over the texts of all ranks."""
-        loss = mean_loss(self, self.logits(batch)[None], cast(Tensor, batch.labels))[0]
+        losses = self._losses(batch)
+        loss = losses.sum() / mean_count(self.trainer, len(losses), losses.device)
         self._check.watch(loss.detach()[None], [self.name], "training loss", batch_idx)
         if (self.global_step + 1) % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
             self.log(f"{self.name}/train_loss", mean_over_ranks(self.trainer, loss.detach()), rank_zero_only=True)
         return loss
 
+    def _losses(self, batch: TextBatch) -> Tensor:
+        """The loss of each text to fit on, (B,)."""
+        logits = self.logits(batch)
+        if self.task is not None:
+            return self.task.losses(self.model, logits, batch, "fit")
+        return unit_losses(logits[None], classification_targets(cast(Tensor, batch.labels)))[0]
+
     def on_train_epoch_end(self) -> None:
         """Check the loss of the last batch, too."""
         self._check.flush()
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def has_begun(self) -> bool:
+        """Whether a run that is stopped now has anything to go on from."""
+        return self.global_step > 0
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add what a resumed run needs: the states of all ranks' random numbers as the next batch begins."""
+        self._check.flush()
+        states = self._random
+        if states is None:
+            states = [torch.get_rng_state()]
+            states += [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
+        several = self.trainer.world_size > 1
+        every: list[Any] = [self.all_gather(state.to(self.device)) if several else state[None] for state in states]
+        checkpoint[FINETUNING] = {
+            "name": self.name,
+            "about": self.about,
+            "random": [state.cpu() for state in every],
+            "validation_accuracy": self.validation_accuracy,
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take these back.
+
+        Raises:
+            ValueError: the run had another number of ranks, each of which draws its own dropout.
+        """
+        kept = checkpoint[FINETUNING]
+        ranks = len(kept["random"][0])
+        if ranks != self.trainer.world_size:
+            raise UserError(
+                f"Expected `trainer.devices` to make {ranks} processes, as in the run that is resumed, but got "
+                f"{self.trainer.world_size}: each draws dropout of its own."
+            )
+        self._random = [state[self.global_rank].cpu() for state in kept["random"]]
+        self.validation_accuracy = kept["validation_accuracy"]
 
     # ------------------------------------------------------------------ measuring
 
@@ -141,8 +207,16 @@ class Finetuning(pl.LightningModule):
 
     def validation_step(self, batch: TextBatch, batch_idx: int) -> None:
         """Add the accuracy and loss of one batch."""
-        answers = unit_answers(self.logits(batch), classification_targets(cast(Tensor, batch.labels)))
-        self._means.update(torch.stack([answers.correct, answers.loss]))
+        measured = self._measured(batch, "validation")
+        correct = measured["correct"] / measured.get("weight", torch.ones_like(measured["loss"])).clamp(min=1)
+        self._means.update(torch.stack([correct, measured["loss"]]))
+
+    def _measured(self, batch: TextBatch, split: Split) -> dict[str, Tensor]:
+        """What `scores` has of each text of a batch, (B,)."""
+        logits = self.logits(batch)
+        if self.task is not None:
+            return self.task.measures(self.model, logits, batch, split)
+        return unit_answers(logits, classification_targets(cast(Tensor, batch.labels)))._asdict()
 
     def on_validation_epoch_end(self) -> None:
         """Log accuracy and loss, which are already summed over ranks."""
@@ -153,13 +227,13 @@ class Finetuning(pl.LightningModule):
 
     def on_test_start(self) -> None:
         """Make a table for the held-out texts."""
-        texts = len(stream_of(self.trainer, ModelTexts).answers("test"))
-        self._table = TextScores(["correct", "loss", "answer"], 1, 1, texts).to(self.device)
+        texts, quantities = len(stream_of(self.trainer, ModelTexts).split("test")), ("correct", "loss", "answer")
+        self._table = TextScores([*(COUNTS if self.task else quantities)], 1, 1, texts).to(self.device)
 
     def test_step(self, batch: TextBatch, batch_idx: int) -> None:
         """Score every text of a batch."""
-        answers = unit_answers(self.logits(batch), classification_targets(cast(Tensor, batch.labels)))
-        self._table.update(batch.text, {name: values[None, None] for name, values in answers._asdict().items()})
+        measured = self._measured(batch, "test")
+        self._table.update(batch.text, {name: values[None, None] for name, values in measured.items()})
 
     def on_test_epoch_end(self) -> None:
         """Keep the scores of all texts, on every rank."""
@@ -183,6 +257,9 @@ def optimisation(module: pl.LightningModule, weights: Sequence[nn.Parameter], re
     ]
     optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, eps=recipe.epsilon)
     steps = module.trainer.estimated_stepping_batches
+    if module.trainer.ckpt_path is not None:
+        # This has made the training loader; it is made again once the Trainer has read where it goes on.
+        module.trainer.fit_loop._combined_loader = None
     if steps == float("inf"):
         raise UserError("Expected `trainer.max_epochs` or `trainer.max_steps` to be finite: the schedule needs it.")
     factor = schedule_factor(recipe.schedule, int(steps), recipe.warmup_share(int(steps)))

@@ -218,6 +218,8 @@ class SurgeryEvaluation(Evaluation):
                 self.rows += self._rows(MEAN, self._conditions[places[0]], [tables[place] for place in places])
         about = {**self.stream.describe(), **self.about_answers(self.matched)}
         self.meta = {**about, "majority_score": self.task.constant_score()}
+        whole = zip(self.models, tables, self.is_base, strict=True)  # their first condition, but for bases
+        self.doubt_orders({model.name: table["answer"][0, 0] for model, table, base in whole if not base})
 
     def _rows(self, name: str, wanted: Sequence[Condition], tables: list[dict[str, Tensor]]) -> list[dict[str, Any]]:
         """Make the rows of one model, or of the mean over several."""

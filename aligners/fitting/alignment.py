@@ -4,44 +4,25 @@ import logging
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
-from aligners.errors import UserError, check_range
-from aligners.fitting.bank import (
-    ALIGNMENT,
-    BACKWARD,
-    FORWARD,
-    StoredBank,
-    check_names,
-    kind_of,
-    refuse_other_bank,
-    refuse_other_models,
-)
+from aligners.errors import UserError, check_known, check_range
+from aligners.fitting.bank import ALIGNMENT, BACKWARD, FORWARD, StoredBank, kind_of, refuse_other_bank
 from aligners.fitting.errors import MapErrors, error_rows
-from aligners.fitting.fits import AlignerFactory, Fit, fit_map, seeded
+from aligners.fitting.fits import AlignerFactory, Fit, check_names, fit_map, seeded
 from aligners.fitting.moments import MomentsSoFar, moments_of_states
 from aligners.fitting.outcomes import few_rows, outcomes
-from aligners.fitting.training import (
-    LEAST_RISE,
-    BankTraining,
-    Schedule,
-    clip_per_site,
-    describe_optimizer,
-    let_end,
-    mean_count,
-    mean_over_ranks,
-)
+from aligners.fitting.training import LEAST_RISE, BankTraining, Schedule, clip_per_site, mean_count, mean_over_ranks
 from aligners.maps.canonical import reduced_mse
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear, Procrustes, Ridge
-from aligners.maps.solving import Products, check_products, products_in
+from aligners.maps.solving import Products, products_in
 from aligners.models.loading.models import check_precision
 from aligners.similarity.algebra.moments import Moments
-from datamodules.identity import identity, refuse_other_run, trainer_identity
 from datamodules.module import stream_of
 from datamodules.rows.reading import PairedBatch, Plan
 from datamodules.states import States
@@ -88,6 +69,7 @@ class Alignment(BankTraining):
         seed: the seed of every aligner's initial weights, which do not depend on the other aligners of the run.
     """
 
+    stream: States
     final = "aligners.safetensors"
 
     def __init__(
@@ -108,7 +90,8 @@ class Alignment(BankTraining):
         check_names(self.factories, "aligners")
         check_range(least=1, rows=rows, most_steps=most_steps)
         self.both_directions, self.rows_to_train, self.most_steps = both_directions, rows, most_steps
-        self.products = check_products(products)
+        check_known(get_args(Products), products=products)
+        self.products = products
         self.maps.update({route: nn.ModuleDict() for route in (FORWARD, BACKWARD)})
         self.moments: Moments | None = None
         self.reading = MomentsSoFar()
@@ -230,8 +213,7 @@ class Alignment(BankTraining):
         self.step()
         if self.logs_now:
             for fit, loss in zip(losses, every, strict=True):
-                training = self.divergence.step[fit.key] == 0
-                self._log("step", fit, "loss", loss.where(training, torch.nan))
+                self._log("step", fit, "loss", loss.where(self.divergence.step[fit.key] == 0, torch.nan))
 
     def on_train_epoch_end(self) -> None:
         """Check the states of the last batch as well."""
@@ -346,24 +328,17 @@ class Alignment(BankTraining):
             "format": FORMAT,
             "moments": known,
             "reading": self.reading.state() if self.moments is None else None,
-            **self._identity(),
+            **self.identity(),
             "training": self.training_record,
             "divergence": self.divergence.state_dict(),
             "validated_at": self.validated_at,
-            "seen": self.stream.seen.state(),
         }
 
-    def _identity(self) -> dict[str, Any]:
-        """What a run that goes on from this one has to share, as plain values."""
-        keys = ("most_steps", "schedule", "warmup", "gradient_clip", "products", "seed")
-        options = {
-            "aligners": {fit.key: kind_of(fit.aligner) for fit in self.fits()},
-            "optimizer": describe_optimizer(self.optimizer_factory),
-            "rows": self.rows_to_train,
-            **{name: getattr(self, name) for name in keys},
-            "least_rise": LEAST_RISE,
-        }
-        return identity(self.stream, **options) | {"trainer": trainer_identity(self.trainer)}
+    def options(self) -> dict[str, Any]:
+        """The aligners, the number of rows and steps, and how a step is taken."""
+        aligners = {fit.key: kind_of(fit.aligner) for fit in self.fits()}
+        steps = {"rows": self.rows_to_train, "most_steps": self.most_steps, "least_rise": LEAST_RISE}
+        return {"aligners": aligners, **steps, "products": self.products}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take the moments back.
@@ -376,17 +351,17 @@ class Alignment(BankTraining):
             checkpoint.update(_by_route(checkpoint))
         stored = checkpoint[ALIGNMENT]
         if stored.get("format") not in (3, FORMAT):
-            raise UserError("Expected a checkpoint of this version. Resume it with the one that wrote it, or fit anew.")
-        refuse_other_models(stored["data"]["models"], self.data["models"], "The checkpoint")
-        if self.trainer.state.fn == "fit":
-            refuse_other_run(stored, self._identity(), "The checkpoint")
+            raise UserError(
+                f"Expected a checkpoint of this version. The checkpoint {self.trainer.ckpt_path} is of another: resume "
+                "it with that, or fit anew."
+            )
+        self.resume(checkpoint, stored)
         if stored["moments"]:
             self.moments = Moments(**{name: value.to(self.device) for name, value in stored["moments"].items()})
         else:
             self.reading = MomentsSoFar.from_state(stored["reading"], self.device)
         self.training_record, self.validated_at = stored["training"], stored["validated_at"]
         self.divergence.load_state_dict(stored["divergence"], self.device)
-        self._complete = let_end(self.trainer, checkpoint)
 
 
 def _by_route(kept: Any) -> Any:

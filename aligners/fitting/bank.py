@@ -2,8 +2,8 @@
 
 import json
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 import aligners
 from aligners.errors import UserError
@@ -66,6 +66,14 @@ def take_places(bank: Aligner, places: slice | list[int]) -> Aligner:
     return taken.requires_grad_(False).eval()
 
 
+def join_banks(banks: Sequence[Aligner]) -> Aligner:
+    """Concatenate banks along their sites."""
+    joined = build_aligner({**describe_aligner(banks[0]), "sites": sum(bank.sites for bank in banks)})
+    states = [bank.state_dict() for bank in banks]
+    joined.load_state_dict({name: torch.cat([state[name] for state in states]) for name in states[0]})
+    return joined.requires_grad_(False).eval()
+
+
 def moments_at(moments: Moments | None, places: list[int]) -> Moments | None:
     """Moments of some places of a bank, by their numbers."""
     return None if moments is None else Moments(moments.n, *(value[places] for value in moments[1:]))
@@ -77,20 +85,6 @@ def records_at(records: Mapping[str, Mapping[str, Any]], places: list[int]) -> d
         key: {name: [value[s] for s in places] if isinstance(value, list) else value for name, value in record.items()}
         for key, record in records.items()
     }
-
-
-def check_names(names: Iterable[str], argument: str) -> None:
-    """Refuse names under which a module cannot hold aligners.
-
-    Raises:
-        ValueError: naming `argument` and them.
-    """
-    bad = [name for name in names if not name.replace("_", "").isalnum() or hasattr(nn.ModuleDict, name)]
-    if bad:
-        raise UserError(
-            f"Expected the names in `{argument}` to be letters, digits and underscores, and not a name that PyTorch "
-            f"keeps for itself, but got {', '.join(bad)}."
-        )
 
 
 Identities = Mapping[str, Mapping[str, Any]] | Sequence[Mapping[str, Any]]  # of models: name, fingerprint, ...
@@ -168,6 +162,18 @@ class StoredBank:
         """Keep the maps from training, as those are that come from a file."""
         self.of_each(lambda aligner: aligner.requires_grad_(False).eval())
         return self
+
+
+def take_sites(bank: StoredBank, sites: Sequence[int]) -> StoredBank:
+    """Some sites of a bank, by their numbers, as a bank of their own."""
+    chosen = list(sites)
+    return replace(
+        bank,
+        maps=bank.of_each(lambda aligner: take_places(aligner, chosen)),
+        pairs={route: [pairs[s] for s in chosen] for route, pairs in bank.pairs.items()},
+        moments=moments_at(bank.moments, chosen),
+        training=records_at(bank.training, chosen),
+    )
 
 
 def refuse_other_bank(

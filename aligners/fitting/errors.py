@@ -50,8 +50,7 @@ def parameters_of(aligner: Aligner) -> int:
 
 def columns_of(place: Place) -> dict[str, Any]:
     """The columns of a report that say where a row is from."""
-    where = {name: getattr(place, name) for name in ("model_x", "model_y", "site_x", "site_y")}
-    return {**where, **place.about}
+    return {**{name: getattr(place, name) for name in ("model_x", "model_y", "site_x", "site_y")}, **place.about}
 
 
 def error_rows(
@@ -60,13 +59,8 @@ def error_rows(
     """The rows of a report on a map: one for each place, of which `training` and every figure have an entry."""
     about = {"method": method, "role": "method", "parameters": parameters_of(aligner), "fit": how_fitted(aligner)}
     return [
-        {
-            **columns_of(place),
-            **about,
-            "training": training[s],
-            **{name: finite(values[s]) for name, values in figures.items()},
-        }
-        for s, place in enumerate(places)
+        columns_of(at) | about | {"training": training[s], **{name: finite(part[s]) for name, part in figures.items()}}
+        for s, at in enumerate(places)
     ]
 
 

@@ -9,18 +9,7 @@ import torch
 
 from aligners.errors import UserError
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.bank import (
-    StoredBank,
-    build_aligner,
-    describe_aligner,
-    kind_of,
-    load_bank,
-    moments_at,
-    records_at,
-    refuse_other_models,
-    save_bank,
-    take_places,
-)
+from aligners.fitting.bank import StoredBank, join_banks, kind_of, load_bank, refuse_other_models, save_bank
 from aligners.maps.base import Aligner, BankLinear
 from aligners.similarity.algebra.moments import Moments
 from datamodules.identity import identity, refuse_other_run
@@ -108,8 +97,7 @@ def check_part(file: Path, sites: str, module: Alignment, data: States) -> None:
     run = identity(data, aligners=now)
     known = {**part.data, "sites": run["data"]["sites"]}
     refuse_other_models(part.data["models"], run["data"]["models"], str(file))
-    begun = {"data": known, "data_config": part.data_config, "options": {"aligners": then}}
-    refuse_other_run(begun, run, str(file))
+    refuse_other_run({"data": known, "data_config": part.data_config, "options": {"aligners": then}}, run, str(file))
     if part.data_config["sites"] != sites:
         raise UserError(
             f"{file} has the sites {part.data_config['sites']}, but this part of the run has {sites}. Give the "
@@ -136,26 +124,6 @@ def join_parts(files: Sequence[Path], folder: Path) -> StoredBank:
     )
     save_bank(joined, joined.path)
     return joined
-
-
-def take_sites(bank: StoredBank, sites: Sequence[int]) -> StoredBank:
-    """Some sites of a bank, by their numbers, as a bank of their own."""
-    chosen = list(sites)
-    return replace(
-        bank,
-        maps=bank.of_each(lambda aligner: take_places(aligner, chosen)),
-        pairs={route: [pairs[s] for s in chosen] for route, pairs in bank.pairs.items()},
-        moments=moments_at(bank.moments, chosen),
-        training=records_at(bank.training, chosen),
-    )
-
-
-def join_banks(banks: Sequence[Aligner]) -> Aligner:
-    """Concatenate banks along their sites."""
-    joined = build_aligner({**describe_aligner(banks[0]), "sites": sum(bank.sites for bank in banks)})
-    states = [bank.state_dict() for bank in banks]
-    joined.load_state_dict({name: torch.cat([state[name] for state in states]) for name in states[0]})
-    return joined.requires_grad_(False).eval()
 
 
 def join_records(each: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -118,8 +118,7 @@ def gelbrich(x: Tensor, y: Tensor) -> Tensor:
     """
     (mean_x, cov_x), (mean_y, cov_y) = (_law(rows) for rows in (x, y))
     root = _root(cov_x)
-    cross = _root(root @ cov_y @ root)
-    trace = (cov_x + cov_y - 2 * cross).diagonal(dim1=-2, dim2=-1).sum(-1)
+    trace = (cov_x + cov_y - 2 * _root(root @ cov_y @ root)).diagonal(dim1=-2, dim2=-1).sum(-1)
     return (mean_x - mean_y).square().sum(-1) + trace.clamp(min=0)
 
 
@@ -153,11 +152,7 @@ def jacobian(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     Returns:
         (S, N, d_y, d_x)
     """
-    with torch.enable_grad():
-        x = x.detach().requires_grad_()
-        y = function(x)
-        rows = [torch.autograd.grad(y[..., k].sum(), x, retain_graph=True)[0] for k in range(y.shape[-1])]
-    return torch.stack(rows, -2)
+    return torch.autograd.functional.jacobian(lambda rows: function(rows).sum((0, 1)), x).movedim(0, -2)
 
 
 def stretches(function: Callable[[Tensor], Tensor], x: Tensor, scale: Tensor) -> Tensor:

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
 from itertools import product
-from typing import Any, cast
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import nn
 
-from aligners.errors import UserError, check_range
+from aligners.errors import UserError, check_known, check_range
 from aligners.maps.inn import INN
 from aligners.maps.invertible import Conditioner
 from aligners.models.architectures import Component
@@ -20,6 +20,7 @@ from datamodules.rows.reading import Link, PairedBatch, read_rows
 from datamodules.rows.sites import parse_sites
 from datamodules.states import Pairing, States
 
+Direction = Literal["forward", "backward", "both"]
 MEAN_SQUARE = 0.425  # of gelu(z), z standard normal
 
 
@@ -65,14 +66,15 @@ def target_states(
     targets: int = 1,
     target_seed: int = 0,
     couplings: int = 4,
+    direction: Direction = "forward",
     sites: str | list[str | int] = "blocks",
     revision: str | None = None,
     **options: Any,
 ) -> States:
     """Pair the states x of a model with f(x), where f is a random invertible network (Ren et al. 2023, §4.3).
 
-    A bijection from X to Y exists then, and is known: what a map leaves unexplained is its own failure. Every strength
-    and every target is one more place for each site, so that all are fitted in one run.
+    A bijection from X to Y exists then, and is known: what a map leaves unexplained is its own failure. Every strength,
+    every target and every direction is one more place for each site, so that all are fitted in one run.
 
     Args:
         model: X, as in `pair_states`.
@@ -80,6 +82,8 @@ def target_states(
         targets: number of random networks of each strength.
         target_seed: of the first of them; the others follow.
         couplings: of each network.
+        direction: of the maps: `forward`, from x to f(x); `backward`, from f(x) to x, as in the paper's text and code;
+            or `both`.
         sites: as in `pair_states`, of the model with itself.
         revision: of the model on the Hub.
         options: of `States`, by their names.
@@ -89,19 +93,24 @@ def target_states(
     """
     check_range(least=0, target_seed=target_seed)
     check_range(least=1, targets=targets)
+    check_known(get_args(Direction), direction=direction)
     check_range(least=2, couplings=couplings)  # one alone leaves half of the dimensions as they are
     if not strengths or min(strengths) < 0 or len(set(strengths)) < len(strengths):
         raise UserError(f"Expected `strengths` to be different numbers of at least 0, but got {strengths}.")
     seeds = range(target_seed, target_seed + targets)
+    ways = ("forward", "backward") if direction == "both" else (direction,)
 
     def links(depths: Sequence[int], component: Component) -> list[Link]:
+        pairs = parse_sites(sites, depths[0], depths[1], component)
         return [
-            Link(0, 1, i, j, f"{strength:g}/{seed}/", f"f{seed}(X), strength {strength:g}",
-                 {"strength": strength, "target_seed": seed})
-            for strength, seed, (i, j) in product(strengths, seeds, parse_sites(sites, depths[0], depths[1], component))
+            Link(0, 1, i, j, f"{'back/' * (way == 'backward')}{strength:g}/{seed}/",
+                 f"{'X from ' * (way == 'backward')}f{seed}(X), strength {strength:g}",
+                 {"strength": strength, "target_seed": seed, "direction": way})
+            for way, strength, seed, (i, j) in product(ways, strengths, seeds, pairs)
         ]  # fmt: skip
 
     drawn = {"strengths": list(strengths), "targets": targets, "target_seed": target_seed, "couplings": couplings}
+    drawn["direction"] = direction
 
     def about(data: States) -> dict[str, Any]:
         x = data.reader.model_x.identity()
@@ -113,9 +122,14 @@ def target_states(
         if not networks:
             abouts = [link.about for link in data.reader.links]
             each_strength, each_seed = ([place[name] for place in abouts] for name in ("strength", "target_seed"))
-            networks.append(random_inns(_moments(data, len(strengths) * targets), each_strength, each_seed, couplings))
+            copies = len(ways) * len(strengths) * targets
+            networks.append(random_inns(_moments(data, copies), each_strength, each_seed, couplings))
         with torch.no_grad():
-            return replace(batch, y=networks[0].to(batch.x.device)(batch.x))
+            x, y = batch.x, networks[0].to(batch.x.device)(batch.x)
+            first = len(x) // len(ways) * (ways[0] == "forward")  # place that is fitted backward
+            if first < len(x):
+                x, y = torch.cat([x[:first], y[first:]]), torch.cat([y[:first], x[first:]])
+            return replace(batch, x=x, y=y)
 
     chosen = {"model": model, "sites": sites, "revision": revision, **drawn}
     return States(Pairing([(model, revision)] * 2, links, chosen, about=about, transform=transform), **options)

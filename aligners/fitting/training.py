@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from aligners.errors import check_known, check_range
-from aligners.fitting.bank import StoredBank
+from aligners.fitting.bank import StoredBank, refuse_other_models
 from aligners.maps.base import Aligner
 from aligners.maps.solving import Products, products_in
+from datamodules.identity import identity, refuse_other_run, trainer_identity
 
 
 def mean_over_ranks(trainer: pl.Trainer, values: Tensor) -> Tensor:
@@ -199,14 +200,6 @@ class Divergence:
         )
 
 
-def let_end(trainer: pl.Trainer, checkpoint: Mapping[str, Any]) -> bool:
-    """Tell whether a checkpoint has all of `max_steps`, and if so let the run validate; Lightning would just return."""
-    complete = 0 < trainer.max_steps <= checkpoint["global_step"]
-    if complete:
-        cast(Any, trainer).fit_loop.epoch_loop.max_steps = -1
-    return complete
-
-
 def validate_if_due(trainer: pl.Trainer, validated_at: int | None, complete: bool) -> None:
     """Validate before the first batch of a run, if the current step still lacks its validation.
 
@@ -242,6 +235,7 @@ class BankTraining(pl.LightningModule, ABC):
         seed: of the initial weights.
 
     Attributes:
+        stream: the data module.
         final: name of the file that a finished run leaves; empty: it leaves none.
         products: precision of matrix products in training.
         maps: route -> name -> bank.
@@ -250,6 +244,7 @@ class BankTraining(pl.LightningModule, ABC):
     """
 
     automatic_optimization = False
+    stream: Any
     final = ""
     products: Products = "float32"
 
@@ -281,9 +276,37 @@ class BankTraining(pl.LightningModule, ABC):
     def stored(self) -> StoredBank:
         """The maps as they are now, with what another process needs to use them."""
 
+    @abstractmethod
+    def options(self) -> dict[str, Any]:
+        """What a run that goes on from this one has to share beside the options of any training, as plain values."""
+
     def has_begun(self) -> bool:
         """Whether a run that is stopped now has anything to go on from."""
         return self.global_step > 0
+
+    def identity(self) -> dict[str, Any]:
+        """What a run that goes on from this one has to share, as plain values."""
+        options = {name: getattr(self, name) for name in ("schedule", "warmup", "gradient_clip", "seed")}
+        options |= {"optimizer": describe_optimizer(self.optimizer_factory), **self.options()}
+        return identity(self.stream, **options) | {"trainer": trainer_identity(self.trainer)}
+
+    def resume(self, checkpoint: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
+        """Prepare to go on from a checkpoint. With all of `max_steps` it is validated: Lightning would just return.
+
+        Args:
+            checkpoint: what Lightning saved.
+            stored: what was added to it, with the `identity` of the run.
+
+        Raises:
+            ValueError: it is of other models; to go on from it, data or options differ.
+        """
+        what = f"The checkpoint {self.trainer.ckpt_path}"
+        refuse_other_models(stored["data"]["models"], self.stream.describe()["models"], what)
+        if self.trainer.state.fn == "fit":
+            refuse_other_run(stored, self.identity(), what)
+        self._complete = 0 < self.trainer.max_steps <= checkpoint["global_step"]
+        if self._complete:
+            cast(Any, self.trainer).fit_loop.epoch_loop.max_steps = -1
 
     def configure_optimizers(self) -> Any:
         """One optimiser for all trained banks."""

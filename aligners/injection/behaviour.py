@@ -7,11 +7,12 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from aligners.injection.forward import bank_answers
+from aligners.injection.forward import bank_answers, stitched_logits
 from aligners.injection.routes import Route
-from aligners.injection.scoring.scores import bootstrap_interval
+from aligners.injection.scoring.scores import Sums, bootstrap_interval
 from aligners.injection.scoring.task_scores import ScoredTask, score_interval, task_score
 from aligners.injection.scoring.tasks import UnitAnswers, agreement, batch_answers, one_after_another, per_text
+from aligners.models.classifiers import pooler_of, with_head
 from aligners.models.model import FrozenModel
 from datamodules.asking import TaskBatch
 
@@ -19,6 +20,7 @@ BEHAVIOUR = ["correct", "loss", "agree", "answer", "units"]
 BEHAVIOUR_COLUMNS = (
     "accuracy", "accuracy_low", "accuracy_high", "score", "score_low", "score_high", "loss", "penalty", "penalty_low",
     "penalty_high", "accuracy_penalty", "score_penalty", "perplexity", "bits_per_byte", "agreement",
+    "accuracy_source_pooler",
 )  # fmt: skip
 # What stands beside the maps and needs no site, by what is asked: ceilings, then floors.
 OF_LABELS = ("native_x", "native_y", "random_classifier", "random_label", "constant_label")
@@ -39,13 +41,25 @@ class Behaviour:
         whole: which methods need no site, out of `OF_LABELS` or `OF_TOKENS`; `native` is Y by itself.
         seed: of the random floors.
         token_counts: (V,) how often each token is in the fitting texts, for `unigram`.
+        source_pooler: whether to score, at Y's last site, what Y's classifier answers through X's pooler as well.
     """
 
     def __init__(
-        self, route: Route, asked: ScoredTask, whole: Sequence[str], seed: int, token_counts: Tensor | None = None
+        self,
+        route: Route,
+        asked: ScoredTask,
+        whole: Sequence[str],
+        seed: int,
+        token_counts: Tensor | None = None,
+        *,
+        source_pooler: bool = False,
     ) -> None:
         self.route, self.asked, self.whole, self.seed = route, asked, tuple(whole), seed
         self._random = asked.random
+        ends = route.source, route.target
+        alike = len({(model.width, *pooler_of(model.model)) for model in ends}) == 1
+        self.source_pooler = pooler_of(route.source.model) if source_pooler and alike else {}
+        self.scored = [*BEHAVIOUR, *(["pooled"] if self.source_pooler else [])]
         # one added to each, so that no token is impossible
         self._unigrams = None if token_counts is None else ((token_counts + 1) / (token_counts + 1).sum()).log()
 
@@ -57,7 +71,17 @@ class Behaviour:
             mapped: what is put into Y.
             own: what Y answers by itself.
         """
-        return self._sums(bank_answers(self.route, batch, mapped), batch, own)
+        sums = self._sums(bank_answers(self.route, batch, mapped), batch, own)
+        return sums | ({"pooled": self._through_source_pooler(batch, mapped)} if self.source_pooler else {})
+
+    def _through_source_pooler(self, batch: TaskBatch, mapped: Tensor) -> Tensor:
+        """Which texts Y's classifier has right if X's pooler reads the mapped rows, (S, B); NaN below the top."""
+        target, right = self.route.target, mapped.new_full((len(mapped), batch.targets.texts), torch.nan)
+        with with_head(target.model, self.source_pooler):
+            for place in [place for place, (_, site) in enumerate(self.route.pairs) if site == target.depth]:
+                logits = stitched_logits(target, batch.inputs, target.depth, batch.rows, mapped[place])
+                right[place] = per_text(batch_answers(logits, batch.targets, target.class_map).correct, batch.targets)
+        return right
 
     def without_sites(self, batch: TaskBatch, natives: Natives) -> dict[str, Tensor]:
         """What is answered without any map: quantity -> (answers, 1, B), several of what is drawn: see `DRAWS`."""
@@ -112,9 +136,7 @@ class Behaviour:
         return UnitAnswers(nothing, (answer == right).float(), answer.double())
 
 
-def behaviour_columns(
-    table: dict[str, Tensor], native: dict[str, Tensor], asked: ScoredTask, seed: int
-) -> dict[str, Tensor]:
+def behaviour_columns(table: Sums, native: Sums, asked: ScoredTask, seed: int) -> dict[str, Tensor]:
     """Each of `BEHAVIOUR_COLUMNS` as (methods, S), over all texts.
 
     Where numbers are predicted there is no accuracy, no penalty in nats, and agreement is Pearson's correlation with
@@ -143,10 +165,10 @@ def behaviour_columns(
         ends = score_interval(asked.score, table["answer"], asked.labels, seed=seed)
         score = task_score(asked.score, table["answer"], asked.labels), *ends
         own_score = task_score(asked.score, native["answer"], asked.labels)
-    agreement = table["agree"].sum(-1) / total
-    if asked.regression:
-        agreement = task_score("pearson", table["answer"], native["answer"])
+    answers = table["answer"], native["answer"]
+    agreement = task_score("pearson", *answers) if asked.regression else table["agree"].sum(-1) / total
     perplexity = loss.exp() if asked.unit == "token" else missing
     per_byte = loss / BITS / asked.bytes_per_token if asked.bytes_per_token else missing
+    pooled = table["pooled"].mean(-1) if "pooled" in table else missing
     losses = loss, *penalties, native_accuracy - accuracy, own_score - score[0], perplexity, per_byte
-    return dict(zip(BEHAVIOUR_COLUMNS, (*accuracies, *score, *losses, agreement), strict=True))
+    return dict(zip(BEHAVIOUR_COLUMNS, (*accuracies, *score, *losses, agreement, pooled), strict=True))

@@ -8,7 +8,7 @@ from torch import Tensor
 from aligners.injection.routes import Route
 from aligners.injection.scoring.tasks import UnitAnswers, batch_answers, chosen
 from aligners.models.architectures import Component
-from aligners.models.model import FrozenModel
+from aligners.models.model import FrozenModel, Inputs
 from datamodules.asking import TaskBatch
 from datamodules.rows.policies import Rows
 from datamodules.rows.reading import read_rows
@@ -21,12 +21,7 @@ def mapped_rows(layer: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
 
 
 def stitched_logits(
-    target: FrozenModel,
-    inputs: Mapping[str, Tensor],
-    site: int,
-    rows: Rows,
-    mapped: Tensor,
-    component: Component = "residual",
+    target: FrozenModel, inputs: Inputs, site: int, rows: Rows, mapped: Tensor, component: Component = "residual"
 ) -> Tensor:
     """What the target answers when its real tokens have these states at a site.
 
@@ -55,8 +50,7 @@ def bank_answers(route: Route, batch: TaskBatch, mapped: Tensor) -> Iterator[Uni
 
 
 def _stitched(route: Route, pair: int, batch: TaskBatch, mapped: Tensor) -> Tensor:
-    site = route.pairs[pair][1]
-    return stitched_logits(route.target, batch.inputs, site, batch.rows, mapped, route.component)
+    return stitched_logits(route.target, batch.inputs, route.pairs[pair][1], batch.rows, mapped, route.component)
 
 
 class ReadStates:

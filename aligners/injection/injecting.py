@@ -1,5 +1,6 @@
 """The evaluation of maps: how far g(X's state) is from Y's own, and whether Y still does its task with it in place."""
 
+import logging
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, cast
@@ -16,7 +17,7 @@ from aligners.injection.forward import own_answers, read_all
 from aligners.injection.methods import CLOSED_FORMS, Method, build_floors, route_methods, seen_by_any, stored_kind
 from aligners.injection.panels import Panel, PanelBatch
 from aligners.injection.routes import InjectedTask, Route, paired_routes
-from aligners.injection.scoring.task_scores import ScoredTask
+from aligners.injection.scoring.task_scores import ScoredTask, wrong_order
 from aligners.injection.scoring.tasks import matched_by_number
 from aligners.models.loading.models import check_precision
 from aligners.models.model import FrozenModel
@@ -28,6 +29,8 @@ from datamodules.rows.reading import PairedBatch, Plan
 from datamodules.states import States
 from datamodules.text.sources import TextSource
 from datamodules.tokens.splits import Split
+
+logger = logging.getLogger(__name__)
 
 TOKENS = RowKind("tokens")  # the rows that injection replaces: all of them
 
@@ -103,7 +106,22 @@ class Evaluation(pl.LightningModule):
 
     def on_test_epoch_end(self) -> None:
         """One row for every method and site, in each panel."""
-        self.rows = [row for panel in cast(Sequence[Panel], self.panels) for row in panel.rows()]
+        panels = cast(Sequence[Panel], self.panels)
+        self.rows = [row for panel in panels for row in panel.rows()]
+        self.doubt_orders({name: answers for panel in panels for name, answers in panel.native_answers.items()})
+
+    def doubt_orders(self, native: dict[str, Tensor]) -> None:
+        """Caution, in the log and in the report, about classifiers whose classes seem to be in another order.
+
+        Args:
+            native: model -> (n,) what it answers by itself.
+        """
+        if self.asked is None or self.asked.labels is None or self.asked.regression:
+            return
+        cautions = [wrong_order(name, answers, self.asked.labels) for name, answers in native.items()]
+        for caution in filter(None, cautions):
+            logger.warning(caution)
+            self.meta["cautions"] = [*self.meta["cautions"], caution]
 
 
 class InjectionEvaluation(Evaluation):
@@ -132,6 +150,9 @@ class InjectionEvaluation(Evaluation):
         fitting_errors: also measure the errors on fitting texts, as many as are held out, for the columns `mse_fit`,
             `fvu_fit` and `relative_error_fit`. What is fitted poorly and what does not generalise can then be told
             apart.
+        source_pooler: also score, at Y's last site, what Y's classifier answers where X's pooler reads the mapped
+            states in place of Y's own, as the code released with Ren et al. 2023 does: `accuracy_source_pooler`.
+            Nothing is added for models of different widths, or without a pooler.
     """
 
     kind = States
@@ -145,6 +166,7 @@ class InjectionEvaluation(Evaluation):
         other_text: TextSource | None = None,
         masked_share: float = 0.15,
         fitting_errors: bool = False,
+        source_pooler: bool = False,
     ) -> None:
         super().__init__(seed)
         check_known(CLOSED_FORMS, closed_form=closed_form)
@@ -152,7 +174,7 @@ class InjectionEvaluation(Evaluation):
             raise UserError("Expected a checkpoint of `train.py fit` in `stored`, whose moments floors need.")
         self.stored, self.closed_form = list(stored), list(closed_form)
         self.both_directions, self.other_text = both_directions, other_text
-        self.masked_share, self.fitting_errors = masked_share, fitting_errors
+        self.masked_share, self.fitting_errors, self.source_pooler = masked_share, fitting_errors, source_pooler
 
     # ------------------------------------------------------------------ before
 
@@ -235,7 +257,7 @@ class InjectionEvaluation(Evaluation):
     def _behaviour(self, route: Route) -> Behaviour:
         scored = cast(ScoredTask, self.asked)
         if scored.unit == "text":
-            return Behaviour(route, scored, OF_LABELS, self.seed)
+            return Behaviour(route, scored, OF_LABELS, self.seed, source_pooler=self.source_pooler)
         tokens, special, _ = self.stream.split("fit").first_tokens()
         counted = tokens if scored.task == "causal" else tokens[~special]
         counts = counted.long().bincount(minlength=route.target.model.config.get_text_config().vocab_size)

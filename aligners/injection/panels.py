@@ -13,7 +13,7 @@ from aligners.fitting.errors import squared_distances, squared_errors
 from aligners.injection.behaviour import BEHAVIOUR, BEHAVIOUR_COLUMNS, DRAWS, Behaviour, Natives, behaviour_columns
 from aligners.injection.methods import Method
 from aligners.injection.routes import Route
-from aligners.injection.scoring.scores import TextScores, UnitMeans, bootstrap_interval, of_unseen, per_text_sums
+from aligners.injection.scoring.scores import Sums, TextScores, UnitMeans, bootstrap_interval, of_unseen, per_text_sums
 from aligners.maps.canonical import reduced_mse
 from datamodules.asking import TaskBatch
 from datamodules.rows.policies import Rows
@@ -27,7 +27,6 @@ ERROR_COLUMNS = (
     "mse", "l2", *(f"{name}{end}" for name in FVUS for end in ("", "_low", "_high")),
     "fvu_inverse", "relative_error", "cosine", "round_trip", *FITTING,
 )  # fmt: skip
-Sums = dict[str, Tensor]
 Inverse = Callable[[Tensor], Tensor]
 
 
@@ -83,9 +82,7 @@ def _per_text_largest(values: Tensor, rows: Rows) -> Tensor:
     return values.new_zeros(len(values), rows.texts).scatter_reduce(1, rows.owner.expand_as(values), values, "amax")
 
 
-def error_columns(
-    table: dict[str, Tensor], other: dict[str, Tensor], rows: Tensor, width: int, seed: int
-) -> dict[str, Tensor]:
+def error_columns(table: Sums, other: Sums, rows: Tensor, width: int, seed: int) -> dict[str, Tensor]:
     """Each of `ERROR_COLUMNS` as (methods, S), over all texts.
 
     Args:
@@ -180,11 +177,12 @@ class Panel(nn.Module):
         for name, mean in zip(("mean_source", "mean_target"), means or (None, None), strict=True):
             self.register_buffer(name, None if mean is None else mean[:, None])
         sites = len(route.pairs)
-        scored = [*(ERRORS if means else []), *(BEHAVIOUR if behaviour else [])]
+        scored = [*(ERRORS if means else []), *(behaviour.scored if behaviour else [])]
         self.scores = TextScores(scored, len(self.methods), sites, texts)
         self.answers = [name for name in (behaviour.whole if behaviour else ()) for _ in range(DRAWS.get(name, 1))]
         self.whole = TextScores(BEHAVIOUR, len(self.answers), 1, texts) if behaviour else None
         self.lengths = TextScores(COUNTED, 1, 1, texts)
+        self.native_answers: dict[str, Tensor] = {}  # model -> (texts,), once there are rows
         self.elsewhere = TextScores(SQUARES, len(self.methods), sites, others) if others else None
         self.fitting = UnitMeans(1 + len(SQUARES) * len(self.methods) * sites) if fitting else None
 
@@ -258,10 +256,13 @@ class Panel(nn.Module):
             names, task = self.answers, self.behaviour.asked
             index = names.index("native_y" if "native_y" in names else "native")
             native = {name: values[index, 0] for name, values in whole.items()}
+            x, y = self.route.source.name, self.route.target.name
+            own, answers = {"native_x": x, "native_y": y, "native": y}, whole["answer"][:, 0]
+            self.native_answers = {own[name]: answers[place] for place, name in enumerate(names) if name in own}
             without = behaviour_columns(whole, native, task, self.seed)
-            for name, answers in groupby(range(len(names)), lambda place: names[place]):
+            for name, draws in groupby(range(len(names)), lambda place: names[place]):
                 role = "ceiling" if name.startswith("native") else "floor"
-                yield _row(name, role, (None, None), {}, _over_draws(without, list(answers)))
+                yield _row(name, role, (None, None), {}, _over_draws(without, list(draws)))
             columns |= behaviour_columns(table, native, task, self.seed)
             overflows |= ~table["loss"].isfinite().all(-1)
         if self.mean_target is not None:
@@ -282,8 +283,7 @@ class Panel(nn.Module):
         sums = torch.full((1 + math.prod(shape),), torch.nan) if self.fitting is None else self.fitting.compute().cpu()
         squares, total = sums[1:].reshape(shape)
         fitted = squares / (sums[0] * width), squares / total, (squares / total).sqrt()
-        columns = error_columns(table, other, counted, width, self.seed)
-        return columns | dict(zip(FITTING, fitted, strict=True))
+        return error_columns(table, other, counted, width, self.seed) | dict(zip(FITTING, fitted, strict=True))
 
 
 def _row(name: str, role: str, pair: Sequence[int | None], about: Mapping[str, Any], found: dict[str, Any]) -> Row:

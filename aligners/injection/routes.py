@@ -143,9 +143,8 @@ def check_routes(
     if mixed is not None and not allow_mixed:
         raise UserError(
             f"{mixed.source.name} sees the whole text and {mixed.target.name} only what comes before a position: "
-            "behind such a front the tail is given the very tokens that it should predict, and a "
-            "low loss means nothing. Stitch models of one kind, or set `allow_mixed` to true if this is what you want "
-            "to measure."
+            "behind such a front the tail is given the very tokens that it should predict, and a low loss means "
+            "nothing. Stitch models of one kind, or set `allow_mixed` to true if this is what you want to measure."
         )
 
 

@@ -42,11 +42,7 @@ class Started(Scaled):
             )
         check_range(least=0, ridge=ridge)
         self.start, self.ridge = start, ridge
-
-    @property
-    def rows_needed(self) -> int:
-        """For least squares, one more than there are unknowns for each output."""
-        return self.d_x + 1 if self.start == "linear" else 2
+        self.rows_needed = d_x + 1 if start == "linear" else 2  # for least squares, one more than there are unknowns
 
     @abstractmethod
     def _begin(self, weight: Tensor, offset: Tensor, moments: Moments) -> None:

@@ -35,6 +35,7 @@ class Aligner(nn.Module, ABC):
         closed_form: `fit` is the whole fit; nothing is left to train.
         needs_equal_width: the map exists only for d_x = d_y.
         both_ways: trained as a map from X to Y and, through its inverse, from Y to X.
+        rows_needed: the fewest fitting rows that determine `fit`.
         registry: every aligner class by its name, which is how a checkpoint refers to it, but for those that are
             defined with `registered=False`: they are no bank of independent maps.
     """
@@ -45,6 +46,7 @@ class Aligner(nn.Module, ABC):
     closed_form: bool = False
     needs_equal_width: bool = False
     both_ways: bool = False
+    rows_needed: int = 2
 
     def __init_subclass__(cls, registered: bool = True, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -63,11 +65,6 @@ class Aligner(nn.Module, ABC):
     @abstractmethod
     def forward(self, x: Tensor) -> Tensor:
         """Map states of X: (S, N, d_x) -> (S, N, d_y)."""
-
-    @property
-    def rows_needed(self) -> int:
-        """The fewest fitting rows that determine `fit`."""
-        return 2
 
     def inverse(self, y: Tensor) -> Tensor:
         """Map states of Y back: (S, N, d_y) -> (S, N, d_x). Only where `invertible`."""

@@ -37,12 +37,11 @@ class GaussianStates:
         self.mean, self.root = self.mean.to(device), self.root.to(device)  # once
         width = self.mean.shape[-1]
         generator = torch.Generator()
-        noise = torch.cat(
-            [
-                torch.randn(count, width, generator=generator.manual_seed(_mix(self.seed, number)))
-                for number, count in zip(text, counts, strict=True)
-            ]
-        )
+        draws = [
+            torch.randn(count, width, generator=generator.manual_seed(_mix(self.seed, number)))
+            for number, count in zip(text, counts, strict=True)
+        ]
+        noise = torch.cat(draws)
         if self.mean.is_cuda:
             noise = noise.pin_memory()  # or the copy would wait
         return self.mean + noise.to(device, non_blocking=True) @ self.root

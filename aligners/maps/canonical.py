@@ -63,11 +63,6 @@ class _Canonical(Affine):
         self.invertible = not shrink
         self.register_buffer("correlations", torch.full((sites, min(d_x, d_y)), torch.nan))
 
-    @property
-    def rows_needed(self) -> int:
-        """One more than X and Y have directions together, at full rank."""
-        return self.d_x + self.d_y + 1
-
     def _keep(self, moments: Moments, found: Canonical, kept: Tensor) -> None:
         """Set the map to that of the directions in `kept` (S, c)."""
         self.correlations.fill_(float("nan"))
@@ -117,6 +112,7 @@ class CCA(_Canonical):
         tolerance: float = 1e-10,
     ) -> None:
         super().__init__(sites, d_x, d_y, share=1.0, directions=directions, shrink=shrink, tolerance=tolerance)
+        self.rows_needed = d_x + d_y + 1  # one more than X and Y have directions together, at full rank
 
     def fit(self, moments: Moments) -> None:
         """Solve from moments, in float64.
@@ -157,11 +153,6 @@ class SVCCA(_Canonical):
     components: Tensor
     reduced_mse: Tensor
     reduced_fvu: Tensor
-
-    @property
-    def rows_needed(self) -> int:
-        """Two: how many are needed depends on the components, and `fit` raises if there are too few."""
-        return 2
 
     def fit(self, moments: Moments) -> None:
         """Solve from moments, in float64.
@@ -228,6 +219,7 @@ class PWCCA(_Canonical):
         self, sites: int, d_x: int, d_y: int, *, share: float = 0.99, shrink: bool = False, tolerance: float = 1e-10
     ) -> None:
         super().__init__(sites, d_x, d_y, share=share, shrink=shrink, tolerance=tolerance)
+        self.rows_needed = d_x + d_y + 1  # as of CCA; `fit` of SVCCA sees how many its components need
 
     def fit(self, moments: Moments) -> None:
         """Solve from moments, in float64.

@@ -8,14 +8,7 @@ from torch import Tensor, nn
 
 from aligners.errors import UserError, check_known, check_range
 from aligners.maps.base import Aligner, Scaling
-from aligners.maps.invertible import (
-    START_NAMES,
-    AffineCoupling,
-    ShuffledHadamard,
-    Start,
-    TriangularPair,
-    invertible_start,
-)
+from aligners.maps.invertible import AffineCoupling, ShuffledHadamard, Start, TriangularPair, invertible_start
 from aligners.maps.solving import batch_inverse, batch_log_det, batch_solve
 from aligners.similarity.algebra.moments import Moments
 
@@ -161,7 +154,7 @@ class INN(Aligner):
 
     def start_names(self) -> Sequence[str]:
         """The start that was chosen at each site."""
-        return [START_NAMES[number] for number in self.started.tolist()]
+        return [get_args(Start)[number] for number in self.started.tolist()]
 
     def _turned(self, x: Tensor) -> Tensor:
         """Apply all rotations in turn: x R_1 ... R_K."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import reduce
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -340,15 +340,13 @@ _MAPS: dict[Start, Callable[[Moments], Tensor]] = {
 }
 
 
-START_NAMES: tuple[Start, ...] = tuple(_MAPS)
+START_NAMES: tuple[Start, ...] = get_args(Start)[: len(_MAPS)]
 
 
 def _error(weight: Tensor, moments: Moments, both_ways: bool) -> Tensor:
     """The criterion of `invertible_start`, (S,)."""
-    error = _fvu(weight, moments.xx, moments.yy, moments.xy)
-    if both_ways:
-        error = error + _fvu(batch_inverse(weight), moments.yy, moments.xx, moments.xy.mT)
-    return error
+    there = _fvu(weight, moments.xx, moments.yy, moments.xy)
+    return there + _fvu(batch_inverse(weight), moments.yy, moments.xx, moments.xy.mT) if both_ways else there
 
 
 def _fvu(weight: Tensor, xx: Tensor, yy: Tensor, xy: Tensor) -> Tensor:

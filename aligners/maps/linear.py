@@ -65,7 +65,7 @@ def ridge_regression(
     added = choice[:, None, None] * level
     kept, lost = values / (values + added), added / (values + added)
     if validation is not None:
-        error = _validation_error(moments, validation, vectors, projected, kept / values)
+        error = _error_on(validation, moments, vectors, projected, kept / values)
     else:
         explained = projected.square().sum(-1) / values
         total = squares(moments.yy).sum(-1, keepdim=True)
@@ -79,9 +79,7 @@ def ridge_regression(
     return vectors @ (projected * (kept / values)[..., None]), choice[best]
 
 
-def _validation_error(
-    moments: Moments, validation: Moments, vectors: Tensor, projected: Tensor, factors: Tensor
-) -> Tensor:
+def _error_on(validation: Moments, moments: Moments, vectors: Tensor, projected: Tensor, factors: Tensor) -> Tensor:
     """‖Y − X W‖² on validation rows about the fitting rows' means, less what all W share, (R, S).
 
     Args:
@@ -238,11 +236,7 @@ class Linear(Affine):
         check_range(least=0, ridge=ridge)
         self.ridge, self.inverse_tolerance = ridge, inverse_tolerance
         self.invertible = d_x == d_y
-
-    @property
-    def rows_needed(self) -> int:
-        """One more than there are unknowns for each output."""
-        return self.d_x + 1
+        self.rows_needed = d_x + 1  # one more than there are unknowns for each output
 
     def fit(self, moments: Moments) -> None:
         """Solve from moments, in float64."""
@@ -319,9 +313,7 @@ class Procrustes(Affine):
     def fit(self, moments: Moments) -> None:
         """Solve from moments, in float64."""
         rotation, singular = procrustes_rotation(moments)
-        factor = torch.ones_like(singular[:, 0])
-        if self.scale:
-            factor = singular.sum(-1) / squares(moments.xx).sum(-1)
+        factor = singular.sum(-1) / squares(moments.xx).sum(-1) if self.scale else torch.ones_like(singular[:, 0])
         factor = factor[:, None, None]
         self.set_map(moments, rotation * factor, rotation.mT / factor)
 

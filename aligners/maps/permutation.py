@@ -32,17 +32,13 @@ class Permutation(Affine):
 
     figures: ClassVar = {"correlation": ()}
     invertible = True
+    rows_needed = 3  # over two rows every correlation is 1 or −1
     correlation: Tensor
 
     def __init__(self, sites: int, d_x: int, d_y: int, *, signed: bool = False) -> None:
         super().__init__(sites, d_x, d_y)
         self.bijective = d_x == d_y
         self.signed = signed
-
-    @property
-    def rows_needed(self) -> int:
-        """Three: over two rows every correlation is 1 or −1."""
-        return 3
 
     def fit(self, moments: Moments) -> None:
         """Match neurons by their correlations, in float64; the assignment itself runs on the CPU.

@@ -132,9 +132,8 @@ class Architecture:
             if getattr(config, name, None):
                 raise UserError(
                     f"Expected a {config.model_type!r} model without `{name}`, but got one with {name} = "
-                    f"{getattr(config, name)}: with it, what "
-                    "aligners/models/architectures.yaml says of the family does not hold. "
-                    "Name another model."
+                    f"{getattr(config, name)}: with it, what aligners/models/architectures.yaml says of the family "
+                    "does not hold. Name another model."
                 )
 
     def sub_layer(self, component: Component, config: PreTrainedConfig) -> SubLayer:
@@ -207,11 +206,11 @@ _SINGLE = {"chunk_size_feed_forward": 0, "inner_group_num": 1}
 
 def _family(about: dict[str, Any]) -> Architecture:
     """An entry of the table as architectures.yaml has it."""
-    places = {name: SubLayer(**about[name]) for name in ("attention", "mlp")}
-    return Architecture(**{**about, **places})
+    return Architecture(**about | {name: SubLayer(**about[name]) for name in ("attention", "mlp")})
 
 
 _TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 _HEADS: dict[str, Task] = _TABLE["heads"]
 _ARCHITECTURES = {model_type: _family(about) for model_type, about in _TABLE["families"].items()}
 _ARCHITECTURES["t5"] = replace(_ARCHITECTURES["t5"], beside=_position_bias, bare_class=AutoModelForTextEncoding)
+FAMILIES = tuple(_ARCHITECTURES)  # the `model_type` of each

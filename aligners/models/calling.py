@@ -185,7 +185,7 @@ class Caller:
         return arguments | self._off[part]
 
     def logits(self, inputs: Mapping[str, Tensor], layout: Layout | None = None) -> Tensor:
-        """The whole model: (B, C), or (B, T, V) for a language modelling head, as the batch is laid out.
+        """The whole model: (B, C), or (B, T, V) for a head that answers every token, as the batch is laid out.
 
         Args:
             inputs: the batch.
@@ -196,6 +196,8 @@ class Caller:
         """
         layout = layout or self.layout(inputs)
         output: Any = self.model(**self.arguments(self.model, inputs, layout), return_dict=True)
+        if "start_logits" in output:  # of a head that answers questions
+            return layout.turn_back(torch.stack([output.start_logits, output.end_logits], -1))
         return (layout.bring_back if self.task == "classification" else layout.turn_back)(output.logits)
 
 

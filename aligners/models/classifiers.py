@@ -13,7 +13,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel, Pr
 
 from aligners.errors import UserError
 from aligners.models.architectures import architecture_of
-from aligners.models.loading.files import dtype_of, listed, quiet, read_config, read_tokenizer, read_weights
+from aligners.models.loading.files import listed, quiet, read_config, read_tokenizer, read_weights, weight_options
 
 
 def drawn(model: PreTrainedModel, names: Iterable[str], seed: int) -> dict[str, nn.Module]:
@@ -47,13 +47,18 @@ def outside(model: PreTrainedModel) -> dict[str, nn.Module]:
     return {name: part for name, part in model.named_children() if part is not model.base_model}
 
 
+def pooler_of(model: PreTrainedModel) -> dict[str, nn.Module]:
+    """The module between the last state and the head, by path; empty if there is none."""
+    pooler = getattr(model.base_model, "pooler", None)
+    return {f"{model.base_model_prefix}.pooler": pooler} if isinstance(pooler, nn.Module) else {}
+
+
 def head_parts(model: PreTrainedModel) -> dict[str, nn.Module]:
     """The modules that turn states at the last site into classes, by path: the pooler, and all outside the base model.
 
     A final norm is not among them; it belongs to the body, as in the papers.
     """
-    pooler = getattr(model.base_model, "pooler", None)
-    return outside(model) | ({f"{model.base_model_prefix}.pooler": pooler} if isinstance(pooler, nn.Module) else {})
+    return outside(model) | pooler_of(model)
 
 
 @contextmanager
@@ -79,6 +84,7 @@ def new_classifier(
     dtype: str | torch.dtype = "float32",
     attn_implementation: str | None = None,
     trust_remote_code: bool = False,
+    loader: Any = AutoModelForSequenceClassification,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a base model under a classification head drawn from `seed`, in eval mode, with all weights trainable.
 
@@ -96,6 +102,7 @@ def new_classifier(
         dtype: data type of the weights: float32, bfloat16 or float16.
         attn_implementation: "sdpa", "eager", ...; None: what transformers prefers.
         trust_remote_code: whether code from the Hub may run.
+        loader: class of `transformers` for another head, of `n_labels` outputs.
 
     Raises:
         ValueError: `n_labels` is less than 1, or `label_names` are not as many; the family's classification head does
@@ -118,10 +125,8 @@ def new_classifier(
         if label_names is not None:
             config.id2label = dict(enumerate(label_names))
             config.label2id = {label: number for number, label in enumerate(label_names)}
-        options: dict[str, Any] = {**source, "dtype": dtype_of(dtype), "config": config}
-        if attn_implementation is not None:
-            options["attn_implementation"] = attn_implementation
-        model, unfit = read_weights(str(name), AutoModelForSequenceClassification, options)
+        options = {**source, **weight_options(dtype, attn_implementation), "config": config}
+        model, unfit = read_weights(str(name), loader, options)
         tokenizer = read_tokenizer(str(name), source, config)
     _check_body(model, unfit, str(name))
     for path, part in drawn(model, _undetermined(model, unfit), seed).items():

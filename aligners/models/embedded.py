@@ -101,8 +101,7 @@ def embedded_model(
 
 def _family_folder(recipe: AnyRecipe, data: list[Any], cache: Path | None) -> Path:
     """The folder of all seeds of a recipe, named after everything that determines them."""
-    made_from = json.dumps([asdict(recipe), *data]).encode()
-    digest = hashlib.blake2b(made_from, digest_size=6).hexdigest()
+    digest = hashlib.blake2b(json.dumps([asdict(recipe), *data]).encode(), digest_size=6).hexdigest()
     return cache_folder(cache) / "embedded" / f"{recipe.folder}-{recipe.layers}x{recipe.width}-{digest}"
 
 

@@ -54,9 +54,8 @@ class Blocks(Places):
             return Places([block.get_submodule(layer.path) for block in self], layer.calls)
         except AttributeError as error:
             raise UserError(
-                f"Expected a sub-layer at `path` {layer.path!r} of every block, but not every "
-                f"{type(self[0]).__name__} has one there. Correct the family's entry in "
-                "aligners/models/architectures.py."
+                f"Expected a sub-layer at `path` {layer.path!r} of every block, but not every {type(self[0]).__name__} "
+                "has one there. Correct the family's entry in aligners/models/architectures.py."
             ) from error
 
 

@@ -18,6 +18,8 @@ from aligners.models.classifiers import drawn, outside, with_head
 from aligners.models.hooks import Places, blocks_of, inject, read
 from aligners.models.loading.placement import check_placement, is_sharded, place_like
 
+Inputs = Mapping[str, Tensor]  # what a tokenizer makes
+
 
 class FrozenModel:
     """A Transformer of `transformers` with its states open to reading and replacing.
@@ -46,6 +48,7 @@ class FrozenModel:
         task: what the head answers: "classification" (B, C); "masked" or "causal", a token for each position
             or for the next, (B, T, V); None: there is no head, or none that is supported.
         n_labels: C, the size of the classification head; None if the model has none.
+        regression: whether that head predicts a number instead of a class.
         class_map: for each class of the texts, the head's classes that stand for it; None: those of the same numbers.
             `aligners.injection.scoring.tasks.match_heads` alone sets it: logits are always the head's own.
         causal: whether a position sees only those before it.
@@ -84,6 +87,7 @@ class FrozenModel:
         self.heads = int(model.config.num_attention_heads)
         self.task: Task | None = self._caller.task
         self.n_labels = model.config.num_labels if self.task == "classification" else None
+        self.regression = self.n_labels == 1 or (bool(self.n_labels) and model.config.problem_type == "regression")
         self.class_map: tuple[tuple[int, ...], ...] | None = None
         self.causal = self.architecture.causal
         positions = getattr(model.config, "max_position_embeddings", None) or -1  # XLNet says -1 for no limit
@@ -96,16 +100,18 @@ class FrozenModel:
             )
 
     @property
+    def sizes(self) -> dict[str, int | None]:
+        """Blocks, width of the states, heads, width of a head, and what of it turns with the position, if any does."""
+        width = int(getattr(self.config, "head_dim", None) or self.width // self.heads)
+        rotary: Any = getattr(self.config, "rope_parameters", None)
+        turned = None if rotary is None else int(width * rotary.get("partial_rotary_factor", 1))
+        about = {"layers": self.depth, "width": self.width, "heads": self.heads}
+        return {**about, "head_width": width, "rotary_width": turned}
+
+    @property
     def device(self) -> torch.device:
         """The device of the inputs: that of the weights or, if they are sharded, of the embeddings."""
         return self._caller.device
-
-    @property
-    def regression(self) -> bool:
-        """Whether the head predicts a number instead of a class."""
-        if self.task != "classification":
-            return False
-        return self.n_labels == 1 or self.config.problem_type == "regression"
 
     @property
     def label_names(self) -> list[str]:
@@ -140,7 +146,7 @@ class FrozenModel:
         """What a checkpoint records of a model: name, revision, fingerprint."""
         return {"name": self.name, "revision": self.revision, "fingerprint": self.fingerprint}
 
-    def logits(self, inputs: Mapping[str, Tensor]) -> Tensor:
+    def logits(self, inputs: Inputs) -> Tensor:
         """The whole model: (B, C), or (B, T, V) for a language modelling head.
 
         Raises:
@@ -148,9 +154,7 @@ class FrozenModel:
         """
         return self._logits(inputs, self._layout(inputs))
 
-    def front(
-        self, inputs: Mapping[str, Tensor], sites: Sequence[int], component: Component = "residual"
-    ) -> list[Tensor]:
+    def front(self, inputs: Inputs, sites: Sequence[int], component: Component = "residual") -> list[Tensor]:
         """The states at `sites`, each (B, T, d), in the order asked for. Nothing above the deepest is run.
 
         Raises:
@@ -160,7 +164,7 @@ class FrozenModel:
         return self._run_trunk(inputs, sites, component)[0] if sites else []
 
     def attention(
-        self, inputs: Mapping[str, Tensor], sites: Sequence[int] = (), component: Component = "residual"
+        self, inputs: Inputs, sites: Sequence[int] = (), component: Component = "residual"
     ) -> tuple[list[Tensor], list[Tensor]]:
         """The attention weights of all blocks, and the states at `sites`, in one forward pass.
 
@@ -191,7 +195,7 @@ class FrozenModel:
         return [_turn_both_back(matrix, layout) for matrix in weights], states
 
     def _run_trunk(
-        self, inputs: Mapping[str, Tensor], sites: Sequence[int], component: Component, **options: Any
+        self, inputs: Inputs, sites: Sequence[int], component: Component, **options: Any
     ) -> tuple[list[Tensor], list[Any], Layout]:
         """Run the trunk: the states at `sites`, its one output, and the layout of the batch.
 
@@ -221,9 +225,7 @@ class FrozenModel:
         placed, name = place_like(fresh.to(self.dtype), self.model), f"{self.name} (untrained, seed {seed})"
         return FrozenModel(placed, self.tokenizer, name=name, revision=self.revision)
 
-    def tail(
-        self, inputs: Mapping[str, Tensor], site: int, states: Tensor, component: Component = "residual"
-    ) -> Tensor:
+    def tail(self, inputs: Inputs, site: int, states: Tensor, component: Component = "residual") -> Tensor:
         """The logits, as of the whole model, with `states` (B, T, d), from any device, at `site`.
 
         Of the residual stream, no block up to `site` is run. A sub-layer adds to a stream: there the model is run
@@ -267,7 +269,7 @@ class FrozenModel:
                 f"L = {self.depth} blocks, {what}."
             )
 
-    def self_test(self, inputs: Mapping[str, Tensor], component: Component = "residual") -> None:
+    def self_test(self, inputs: Inputs, component: Component = "residual") -> None:
         """Check on one batch that injecting what was read gives bit-identical logits at every site.
 
         Raises:
@@ -314,7 +316,7 @@ class FrozenModel:
             return self.blocks
         return self.blocks.sub_layers(self.architecture.sub_layer(component, self.model.config))
 
-    def _logits(self, inputs: Mapping[str, Tensor], layout: Layout) -> Tensor:
+    def _logits(self, inputs: Inputs, layout: Layout) -> Tensor:
         if self.task is None:
             raise UserError(
                 f"Expected a model with a classification head or a language modelling head, but got {self.name}, "
@@ -329,7 +331,7 @@ class FrozenModel:
             return layout.turn_back(states.reshape(*shape[::-1], -1).transpose(0, 1))
         return layout.turn_back(states.reshape(*shape, -1))
 
-    def _layout(self, inputs: Mapping[str, Tensor]) -> Layout:
+    def _layout(self, inputs: Inputs) -> Layout:
         """The layout of a batch, before anything is run on it."""
         if self.model.training:  # a module that holds the bare model was put into train mode
             self.model.eval()

@@ -3,7 +3,7 @@
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from hashlib import blake2b
@@ -64,12 +64,6 @@ class Labels:
     def shape(self) -> dict[str, Any]:
         """The options of probes that follow from the labels."""
         return {"labels": len(self.names), "spans": self.spans, "several": self.several}
-
-    @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> Self:
-        """Make labels from their `asdict` as JSON gives it back."""
-        sets = tuple((tuple(names), count) for names, count in plain["sets"])
-        return cls(**{**plain, "names": tuple(plain["names"]), "sets": sets})
 
     def multi_hot(self, labels: Sequence[str]) -> Tensor:
         """(K,) bool: which labels are given. Unknown ones are left out."""
@@ -350,7 +344,7 @@ class EdgeTask(Task):
         """Parameters, which layers a mix reads, and how much better a probe is than that of the control task."""
         parameters = self.banks[0].probes.parameters()
         row: Row = {"parameters": sum(weight.numel() for weight in parameters) // len(self.arms)}
-        if self.arms[arm].layer is None:
+        if self.arms[arm] == Arm("model", None):
             row["centre_of_gravity"] = centre_of_gravity(self.banks, arm)
         control = self.arms[arm]._replace(control=True)
         if control in self.arms:

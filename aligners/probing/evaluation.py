@@ -12,7 +12,7 @@ from aligners.errors import UserError, check_range
 from aligners.probing.bank import Arm, ModelLayer, Source, WordsBeingRead
 from aligners.probing.codes import PORTIONS, code_rows, portion_ends, portion_rows, send
 from aligners.probing.edges import EdgeTask
-from aligners.probing.reading import SPLITS, check_annotated, check_room, make_task
+from aligners.probing.reading import SPLITS, check_annotated, check_room, make_task, usual_tasks
 from aligners.probing.storing import save_banks
 from aligners.probing.tasks import Row, Task
 from aligners.probing.training import ProbeTraining, ended
@@ -41,7 +41,8 @@ class ProbeExperiment(pl.LightningModule):
     Args:
         tasks: what is probed: `distance` and `depth` for structural probes, and any tasks of labelled spans that the
             sentences have: for CoNLL-U pos, morphology and dependencies, for JSON lines the name of the file without
-            train, dev or test, or the `task` of its lines.
+            train, dev or test, or the `task` of its lines. Default: pos, dependencies, distance and depth where the
+            sentences have them, or else all that they have.
         ranks: ranks of the structural probes. Default: 64, or the width of narrower states.
         mix: whether there is also an edge probe over a learned mix of all layers.
         controls: whether the untrained twin and the control task are probed as well.
@@ -55,6 +56,8 @@ class ProbeExperiment(pl.LightningModule):
         portions: where the portions end, as shares, in which the labels of the fitting sentences are sent, each by edge
             probes that were trained on those before. None: no description length is taken. Structural probes have none,
             because they predict distances, which give no code of the labels.
+        twin_mix: whether the untrained twin has an edge probe over a mix of its layers, too (Merchant et al. 2020,
+            Table 1); needs `mix` and `controls`. Other probes then start from other weights.
 
     Raises:
         ValueError: an option is out of its range.
@@ -62,7 +65,7 @@ class ProbeExperiment(pl.LightningModule):
 
     def __init__(
         self,
-        tasks: list[str] = ["pos", "dependencies", "distance", "depth"],  # noqa: B006  (copied)
+        tasks: list[str] | None = None,
         ranks: list[int] | None = None,
         mix: bool = True,
         controls: bool = True,
@@ -73,15 +76,20 @@ class ProbeExperiment(pl.LightningModule):
         long_sentences: Literal["drop", "error"] = "drop",
         drawn: int = 3,
         portions: list[float] = list(PORTIONS),  # noqa: B006  (copied)
+        twin_mix: bool = False,
     ) -> None:
         super().__init__()
-        check_range(least=1, tasks=len(tasks), ranks=ranks, seeds=seeds, projection=projection, hidden=hidden)
+        self.seeds, self.sizes = seeds, {"projection": projection, "hidden": hidden}
+        check_range(least=1, tasks=None if tasks is None else len(tasks), ranks=ranks, seeds=seeds, **self.sizes)
         check_range(least=0, drawn=drawn)
+        if twin_mix and not (mix and controls):
+            raise UserError("Expected `mix` and `controls` where `twin_mix` is set, but got one of them false.")
         if portions:
             portion_ends(10**6, portions)
         self.portions = list(portions)
-        self.tasks, self.ranks, self.mix, self.controls = list(dict.fromkeys(tasks)), ranks, mix, controls
-        self.seeds, self.sizes = seeds, {"projection": projection, "hidden": hidden}
+        self.tasks, self.ranks, self.controls = list(dict.fromkeys(tasks or ())), ranks, controls
+        mixes: dict[Source, bool] = {"model": mix, "untrained": twin_mix}
+        self.mixes = [source for source, mixed in mixes.items() if mixed]
         self.how, self.drop, self.drawn = training, long_sentences == "drop", drawn
 
     @property
@@ -97,7 +105,8 @@ class ProbeExperiment(pl.LightningModule):
     def setup(self, stage: str) -> None:
         """Check that all tasks can be probed, that the states fit in memory, and that there is one process."""
         data = self._data
-        self._sentences = check_annotated(data, self.tasks, self.trainer.world_size)
+        self._sentences = check_annotated(data, self.tasks or None, self.trainer.world_size)
+        self.tasks = self.tasks or usual_tasks(self._sentences["fit"])
         if data.component != "residual":
             raise UserError(f"Expected `data.component` residual, as layer 0 is a control, but got {data.component!r}.")
         wide = sum(model.width * len(self._places(m)) for m, model in enumerate(data.reader.models))
@@ -164,7 +173,7 @@ class ProbeExperiment(pl.LightningModule):
         if name in STRUCTURAL:
             arms = [Arm(*place, rank=rank) for place in places for rank in (self.ranks or (None,))]
         else:
-            arms = [Arm(*place) for place in places] + ([Arm("model", None)] if self.mix else [])
+            arms = [Arm(*place) for place in places] + [Arm(source, None) for source in self.mixes]
             arms += [arm._replace(control=True) for arm in arms if self.controls and arm.source == "model"]
         return make_task(name, self.words[m, "fit"], self.words[m, "validation"], arms, self.sizes, self._data.seed)
 
@@ -197,7 +206,7 @@ class ProbeExperiment(pl.LightningModule):
             for m, task in self.probed for seed, bank in enumerate(task.banks)
             for arm, weights in zip(bank.arms, bank.readings.weights(), strict=True)
             for place, weight in zip(bank.places, weights.tolist(), strict=True)
-            if arm.layer is None and not arm.control and arm.reads(place)
+            if arm == Arm("model", None) and arm.reads(place)
         ]  # fmt: skip
 
     def _trees(self) -> list[Row]:

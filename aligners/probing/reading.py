@@ -17,6 +17,7 @@ from datamodules.text.annotated.sentence import ANNOTATION, Sentence
 from datamodules.tokens.splits import Split
 
 SPLITS: dict[Split, str] = {"fit": "fitting", "validation": "validation", "test": "held-out"}
+USUAL = ("pos", "dependencies", *STRUCTURAL)
 MENDING = {
     "validation": ": `text.validation_share` says how many",
     "test": ": a `text.held_out` with the same tasks. In JSON lines, the entry `task` of a line names its task",
@@ -24,7 +25,7 @@ MENDING = {
 
 
 def check_annotated(
-    data: LayerActivations | States, tasks: Sequence[str], processes: int = 1
+    data: LayerActivations | States, tasks: Sequence[str] | None, processes: int = 1
 ) -> dict[Split, list[Sentence]]:
     """Raise unless the texts are annotated sentences, those of every split for every task, read by one process.
 
@@ -32,7 +33,7 @@ def check_annotated(
 
     Args:
         data: the data module.
-        tasks: that are probed.
+        tasks: that are probed; None: the `usual_tasks`.
         processes: of the run.
 
     Returns:
@@ -52,8 +53,8 @@ def check_annotated(
         raise UserError(f"Expected `data.rows` to be of words, such as words or words_mean, but got {data.rows!r}.")
     sentences = {split: sentences_of(data, split) for split in SPLITS}
     for split, texts in sentences.items():
-        there = [*tasks_of(texts), *(STRUCTURAL if any(len(sentence.heads) >= LEAST for sentence in texts) else ())]
-        for task in tasks:
+        there = _tasks_there(texts)
+        for task in tasks or usual_tasks(sentences["fit"]):
             if split == "fit" and task not in STRUCTURAL:
                 Labels.of(task, texts)
             elif task not in there:
@@ -63,6 +64,17 @@ def check_annotated(
                     f"others{MENDING.get(split, '')}."
                 )
     return sentences
+
+
+def usual_tasks(sentences: Sequence[Sentence]) -> list[str]:
+    """What is probed unless `tasks` says so: those of `USUAL` that the sentences have, or else all that they have."""
+    there = _tasks_there(sentences)
+    return [task for task in USUAL if task in there] or there or list(USUAL)
+
+
+def _tasks_there(sentences: Sequence[Sentence]) -> list[str]:
+    trees = any(len(sentence.heads) >= LEAST for sentence in sentences)
+    return [*tasks_of(sentences), *(STRUCTURAL if trees else ())]
 
 
 def sentences_of(data: TextModule, split: Split) -> list[Sentence]:

@@ -140,6 +140,7 @@ def heat_map(
     high: float = 1,
     written: int = WRITTEN,
     font: float | None = None,
+    unit: float = 1,
 ) -> AxesImage:
     """Draw a value for each pair of layers; the first row is at the bottom.
 
@@ -152,6 +153,7 @@ def heat_map(
         high: the bright end, which may be below the other.
         written: cells of a side up to which the values stand in the cells.
         font: size of the values; default: what there is room for.
+        unit: the values stand in the cells as multiples of it.
     """
     ends: Look = {"vmin": min(low, high), "vmax": max(low, high), "cmap": "viridis" if low < high else "viridis_r"}
     image = axis.imshow(grid, origin="lower", aspect="equal", **ends)
@@ -159,7 +161,7 @@ def heat_map(
     for (i, j), value in np.ndenumerate(grid):
         if np.isfinite(value) and max(grid.shape) <= written:
             light = (value - low) / (high - low) >= LIGHT_FROM
-            axis.text(j, i, short(value), ha="center", va="center", fontsize=size, color="k" if light else "w")
+            axis.text(j, i, short(value / unit), ha="center", va="center", fontsize=size, color="k" if light else "w")
     axis.set_xticks(range(len(columns)), [str(layer) for layer in columns])
     axis.set_yticks(range(len(rows)), [str(layer) for layer in rows])
     axis.tick_params(length=0)

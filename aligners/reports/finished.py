@@ -16,7 +16,7 @@ from aligners.reports.names import with_short_names
 from aligners.reports.page.run import CONFIG
 from aligners.reports.report import Report, Row
 from aligners.reports.templates import lead
-from datamodules.text.texts import words_on_copies, words_on_left_out
+from datamodules.text.texts import words_on
 
 KINDS: dict[str, Row] = yaml.safe_load(Path(__file__).with_name("kinds.yaml").read_text(encoding="utf-8"))
 
@@ -45,7 +45,7 @@ def make_report(kind: str, meta: Row, rows: Sequence[Row], **more: Any) -> Repor
     options = about.get("options", {})
     report = maker(kind)(meta, rows, **options, **more)
     texts = [meta.get(name, {}) for name in ("text", "other_text")]
-    of_texts = [words for text in texts for words in (*words_on_copies(text), *words_on_left_out(text))]
+    of_texts = [sentence for text in texts for sentence in words_on(text, "filled", "copies", "left_out")]
     given = {name: about[name] for name in ("title", "note", "columns", "captions", "files") if name in about}
     begins = lead(about.get("lead", kind), meta=meta, rows=with_short_names(rows), tables=report.tables, **options)
     sentences = [*meta.get("cautions", ()), *report.sentences, *of_texts]

@@ -9,7 +9,7 @@ import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from aligners.fitting.outcomes import no_better_than_the_mean, trained_methods
+from aligners.fitting.outcomes import MARK, no_better_than_the_mean, trained_methods
 from aligners.reports.names import WORDS, four_digits, held_out_name, listed, plain_number, site_name, value_range
 from aligners.reports.report import Row, distinct, grouped, mean, where
 from aligners.similarity.controls import matching_layers
@@ -67,7 +67,7 @@ def sentences(template: str, **values: Any) -> list[str]:
 def words(template: str, **values: Any) -> str:
     """Render a template of `findings/` as it is; see `sentences`."""
     environment = Environment(loader=FileSystemLoader(HERE / "findings"), undefined=StrictUndefined)
-    environment.globals["words"] = WORDS
+    environment.globals |= {"words": WORDS, "mark": MARK}
     environment.filters |= {"form": format, "number": plain_number, "span": _span, "by": grouped}
     environment.filters |= {"matching": _matching, "compared": _compared}
     environment.filters |= {function.__name__: function for function in FILTERS}
@@ -82,10 +82,8 @@ def _matching(rows: list[Row]) -> list[Row]:
 
 def _compared(rows: list[Row], column: str) -> list[Row]:
     """The rows of those methods that are trained and have a value of a column in all of their rows."""
-    methods = grouped(rows, "method")
-    return [
-        row for name in trained_methods(rows) if math.isfinite(mean(methods[name], column)) for row in methods[name]
-    ]
+    every = grouped(rows, "method")
+    return [row for name in trained_methods(rows) if math.isfinite(mean(every[name], column)) for row in every[name]]
 
 
 def _in_one_line(text: str) -> str:

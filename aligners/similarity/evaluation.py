@@ -313,6 +313,8 @@ class SimilarityEvaluation(pl.LightningModule):
         self.report_tables = {
             "layers": layer_rows(self.names, self.places, norms, values),
             "distances": distance_rows(self.names, values),
+            "missing": self._missing,
+            "models": [{"model": model.name, **model.sizes} for model in self.models],
         }
         self.meta = {
             **self._stream.describe(),
@@ -332,11 +334,14 @@ class SimilarityEvaluation(pl.LightningModule):
 
     def _note(self, pairs: dict[tuple[int, int], PairFigures]) -> None:
         """Log and keep what could not be computed, and what is mostly counting."""
+        self._missing: list[Row] = []
         for (i, j), pair in pairs.items():
             models = f"of {self.names[i]} and {self.names[j]}"
             for measure, figure, why in pair.refusals(self.measures):
                 suffix = "" if figure == "value" else f", {figure.replace('held_out', 'held out')}"
                 self.refusals[f"{measure.name} {models}{suffix}"] = why
+                about = {"model_x": self.names[i], "model_y": self.names[j], "measure": measure.name}
+                self._missing.append({**about, "figure": figure, "why": why})
             for measure in self.measures:
                 self.cautions += pair.cautions(measure, f"{measure.name} {models}")
         if self.trainer.is_global_zero:

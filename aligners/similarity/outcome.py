@@ -2,13 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from aligners.errors import UserError
 from aligners.similarity.catalogue import ATTENTION, Measure
 from aligners.similarity.controls import jackknife_interval, matching_layers
 from aligners.similarity.passes.plan import Tile
@@ -53,12 +51,15 @@ class TileFigures:
             matching: positions of the matching layers, for intervals.
         """
         figures = cls(tile)
-        for measure in measures:
-            if measure.family not in ATTENTION or tile.leads:
-                figures._add(measure, sums, matching)
+        some = [measure for measure in measures if measure.family not in ATTENTION or tile.leads]
+        some.sort(key=lambda measure: measure.symmetric)  # what PWCCA decomposes serves SVCCA, but not the reverse
+        for measure in some:
+            figures._add(measure, sums)
+        if "fit" in sums:
+            figures._add_intervals([m for m in some if (m.name, "value") in figures.grids], sums["value"], matching)
         return figures
 
-    def _add(self, measure: Measure, sums: Mapping[str, TileSums], matching: Matching) -> None:
+    def _add(self, measure: Measure, sums: Mapping[str, TileSums]) -> None:
         """The value of a measure and, if there is one, what stands beside it."""
 
         def of(compute: Callable[..., Tensor], *given: TileSums) -> Callable[[], Grids]:
@@ -73,10 +74,8 @@ class TileFigures:
         for name, control in sums.items():
             if name not in ("value", "fit") and not (name == "standardised" and measure.family in ATTENTION):
                 self._attempt(measure, name, of(measure.compute, control))
-        if "fit" in sums:
-            if measure.held_out is not None:
-                self._attempt(measure, "held_out", of(measure.held_out, sums["fit"], observed))
-            self._attempt(measure, "interval", partial(self._interval, measure, observed, matching))
+        if "fit" in sums and measure.held_out is not None:
+            self._attempt(measure, "held_out", of(measure.held_out, sums["fit"], observed))
 
     def _attempt(self, measure: Measure, figure: str, compute: Callable[[], Grids]) -> bool:
         """Keep a figure, or why there is none."""
@@ -87,21 +86,45 @@ class TileFigures:
             self.refused[key] = str(error)
         return key in self.grids
 
-    def _interval(self, measure: Measure, sums: TileSums, matching: Matching) -> Grids:
-        """The ends of the jackknife interval along matching layers, NaN elsewhere."""
+    def _add_intervals(self, measures: Sequence[Measure], sums: TileSums, matching: Matching) -> None:
+        """The ends of the jackknife intervals along matching layers, NaN elsewhere.
+
+        What is decomposed of the texts without a group serves all measures.
+        """
         if sums.groups < 2:
-            raise UserError(
+            why = (
                 "The jackknife leaves out groups of batches in turn and expects at least 2, but got 1 batch. Lower "
                 "`data.batch_size`, or give more texts."
             )
-        values = self.grids[measure.name, "value"]
-        shape = next(iter(values.values())).shape
-        intervals = {direction: torch.full((2, *shape), torch.nan, dtype=torch.float64) for direction in values}
-        for a, b in matching if measure.family not in ATTENTION else matching_layers(*map(range, shape)):
-            groups = sums.at(measure, a, b)
-            whole = evaluate(measure, joined(groups))
-            rest = [evaluate(measure, joined(groups[:g] + groups[g + 1 :])) for g in range(len(groups))]
-            for direction, estimate in whole.items():
-                ends = jackknife_interval(estimate, torch.stack([left_out[direction] for left_out in rest]))
-                intervals[direction][:, a, b] = torch.cat(ends).flatten().cpu()
-        return intervals
+            self.refused |= {(measure.name, "interval"): why for measure in measures}
+            return
+        by_content: dict[tuple[str, int], list[Measure]] = {}
+        for measure in measures:
+            by_content.setdefault((measure.family, measure.budget), []).append(measure)
+        for same in by_content.values():
+            values = {measure: self.grids[measure.name, "value"] for measure in same}
+            shape = next(iter(values[same[0]].values())).shape
+            intervals = {
+                m: {way: torch.full((2, *shape), torch.nan, dtype=torch.float64) for way in values[m]} for m in same
+            }
+            for a, b in matching if same[0].family not in ATTENTION else matching_layers(*map(range, shape)):
+                for measure, (whole, *rest) in self._estimates(same, sums.at(same[0], a, b)).items():
+                    for way, estimate in whole.items():
+                        ends = jackknife_interval(estimate, torch.stack([left_out[way] for left_out in rest]))
+                        intervals[measure][way][:, a, b] = torch.cat(ends).flatten().cpu()
+            for measure in same:
+                if (measure.name, "interval") not in self.refused:
+                    self.grids[measure.name, "interval"] = intervals[measure]
+
+    def _estimates(self, measures: Sequence[Measure], groups: list[Any]) -> dict[Measure, list[Grids]]:
+        """Each measure of all groups of texts, then without each of them; nothing of a measure that is refused."""
+        estimates: dict[Measure, list[Grids]] = {measure: [] for measure in measures}
+        for part in (groups, *(groups[:g] + groups[g + 1 :] for g in range(len(groups)))):
+            content = joined(part)
+            for measure in list(estimates):
+                try:
+                    estimates[measure].append(evaluate(measure, content))
+                except ValueError as error:
+                    self.refused.setdefault((measure.name, "interval"), str(error))
+                    del estimates[measure]
+        return estimates

@@ -12,6 +12,7 @@ import yaml
 from aligners.errors import UserError
 from aligners.models.recipes import EMBEDDED
 from aligners.reports.names import file_names
+from aligners.reports.study.printed import with_definitions
 from aligners.studies.spec import Model, Stage, Study
 
 PAIR = ["model_x", "model_y"]
@@ -31,6 +32,7 @@ class Kind:
         table: name of the table that the rows go into; None: none.
         leaves: what other cells need of it, below its folder.
         apart: further options that name models or cells.
+        alone: whether one process runs it, however many devices a cell has.
     """
 
     script: Literal["train", "evaluate"]
@@ -40,6 +42,7 @@ class Kind:
     table: str | None = None
     leaves: str = "run"
     apart: Sequence[str] = ()
+    alone: bool = False
 
     def unnamed(self, options: Mapping[str, Any]) -> Options:
         """The options of a cell that name neither models nor cells."""
@@ -160,6 +163,8 @@ class _Expansion:
             self._comparisons(task)
             if self.study.finetune is not None and self.study.pairs.every:
                 self._instances(self.study.models_at("finetuned"), "finetuned", task)
+        for text in self.study.further_texts("similarity"):
+            self._comparisons(text)
         return list(self.found.values())
 
     # ------------------------------------------------------------------ what is measured
@@ -208,7 +213,8 @@ class _Expansion:
     def _models(self, task: str, stage: Stage) -> None:
         for kind in ("recover", "probe"):
             for model in self.study.models_at(stage) if self.study.wants(kind, stage, task) else []:
-                self._add(kind, task, self._instances([model], stage, task))
+                for data in ({}, *self.study.further_texts(kind).values()):
+                    self._add(kind, task, self._instances([model], stage, task), {"data": data})
         if stage == "finetuned" and self.study.wants("surgery", stage, task):
             heads = self._resolve("surgery", self._options("surgery", task)).get("trainer.max_epochs") != 0
             for base in self.study.models.listed():  # with all of its fine-tunings
@@ -217,11 +223,13 @@ class _Expansion:
                 self._add("surgery", task, [*self._instances(tuned, stage, task), *trained])
 
     def _comparisons(self, task: str) -> None:
-        """The cells of many models: one of all, or one for each of some pairs."""
+        """The cells of many models on a task's texts, or on further ones: one of all, or one for each of some pairs."""
         for kind in ("similarity", "identity"):
             work = getattr(self.study, kind)
             stages = [stage for stage in self.study.stages if self.study.wants(kind, stage, task)]
-            tuned_on = list(self.study.tasks) if getattr(work, "across_tasks", False) else [task]
+            further = self.study.further_texts(kind).get(task)
+            across = getattr(work, "across_tasks", False) or further is not None
+            tuned_on = list(self.study.tasks) if across else [task]
             for together in [stages] if getattr(work, "across_stages", False) else [[stage] for stage in stages]:
                 for models in self._sets(together):
                     instances = [
@@ -229,7 +237,8 @@ class _Expansion:
                         for model, stage in models
                         for other in (tuned_on if stage == "finetuned" else [task])
                     ]
-                    self._add(kind, task, instances, self._groups(instances) if kind == "identity" else {})
+                    groups = self._groups(instances) if kind == "identity" else {}
+                    self._add(kind, task, instances, {"data": further or {}, **groups})
 
     def _sets(self, stages: Sequence[Stage]) -> list[list[tuple[Model, Stage]]]:
         """All models at some stages together, or two by two."""
@@ -261,10 +270,13 @@ class _Expansion:
         return self._made[model, stage, task]
 
     def _finetuned(self, model: Model, task: str) -> Instance:
+        """A fine-tuned model. Each variant is a cell of its own, and the first of them is what others need."""
         base = self._instance(model, "pretrained", task)
-        cell = self._add("finetune", task, [base], {"seeds": [model.copy]})
-        variant = self._resolve(cell.kind, cell.options)["variants"][0].replace(":", "-")
-        folder = f"{FOLDER}/{cell.folder}/run/{variant}/seed-{model.copy}"
+        of_task = self.study.finetune.tasks.get(task, {}) if self.study.finetune is not None else {}
+        wanted = self._resolve("finetune", merged(self._options("finetune", task), of_task))["variants"]
+        alone = [{"variants": [variant]} for variant in wanted] if len(wanted) > 1 else [{}]
+        cell, *_ = [self._add("finetune", task, [base], {**of_task, "seeds": [model.copy], **each}) for each in alone]
+        folder = f"{FOLDER}/{cell.folder}/run/{wanted[0].replace(':', '-')}/seed-{model.copy}"
         return Instance(model.name, "finetuned", folder, cell.id, task)
 
     def _random(self, model: Model, task: str) -> Instance:
@@ -306,7 +318,7 @@ class _Expansion:
         """The options that all cells of a kind and a task share."""
         work = getattr(self.study, kind.removesuffix("_pairs"), None)
         options: Options = {"data": {}}
-        for data in () if task is None else (self.study.data, self.study.tasks[task]):
+        for data in () if task is None else (self.study.data, self.study.tasks.get(task, {})):
             known = {name: value for name, value in data.items() if self._has(kind, name)}
             given = {name: value for name, value in known.items() if not (after and self._has(after.kind, name))}
             options = merged(options, {"data": given})
@@ -314,7 +326,10 @@ class _Expansion:
             options["data"]["store"] = f"{FOLDER}/store" if self.study.store == "own" else self.study.store
         if self.commands.accepts(kind, "trainer.enable_progress_bar"):
             options["trainer"] = {"enable_progress_bar": False}  # nobody watches
-        return merged(options, {} if work is None else work.options)
+        if self.commands.accepts(kind, "checkpoint.at_end"):
+            options["checkpoint"] = {"at_end": False}  # nothing goes on from a cell that is done
+        options = merged(options, {} if work is None else work.options)
+        return merged(options, with_definitions(kind, options)) if self.study.as_printed else options
 
     def _has(self, kind: str, name: str) -> bool:
         return self.commands.accepts(kind, f"data.{name}")
@@ -329,6 +344,8 @@ class _Expansion:
         """Raise if a data option is one that no command of the study has."""
         kinds = [*self.study.work(), *(["finetune"] if self.study.finetune is not None else [])]
         places = {"data": self.study.data, **{f"tasks.{name}": data for name, data in self.study.tasks.items()}}
+        for kind in self.study.work():
+            places |= {f"{kind}.texts.{name}": data for name, data in self.study.further_texts(kind).items()}
         for place, data in places.items():
             unknown = [name for name in data if not any(self._has(kind, name) for kind in kinds)]
             if unknown:
@@ -347,13 +364,15 @@ class _Expansion:
         embedded = [name for name in self.study.models.listed() if name.startswith(EMBEDDED)]
         of_tasks = [data.get("text") for data in self.study.tasks.values()]
         for kind, work in self.study.work().items() if embedded else ():
-            text = work.options.get("data", {}).get("text")
+            every = [work.options.get("data", {}), *self.study.further_texts(kind).values()]
+            texts = [data["text"] for data in every if "text" in data]
+            text = next((text for text in texts if any(text != other for other in of_tasks)), None)
             stages = [stage for stage in (work.stages or self.study.stages) if stage != "pretrained"]
-            if stages and text is not None and any(text != other for other in of_tasks):
+            if stages and text is not None:
                 raise UserError(
-                    f"Expected no `data.text` in `{kind}.options`, but got {text!r}: {embedded[0]} is trained on the "
-                    f"texts that it reads, and would be another model there than where it is {stages[-1]}. Give the "
-                    "tasks this text, or name models by their folders."
+                    f"Expected no `data.text` in `{kind}.options` or `{kind}.texts`, but got {text!r}: {embedded[0]} "
+                    "is trained on the texts that it reads, and would be another model there than where it is "
+                    f"{stages[-1]}. Give the tasks this text, or name models by their folders."
                 )
 
 

@@ -8,17 +8,23 @@ import os
 import queue
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from aligners.errors import UserError, check_extra, check_known
+from aligners.errors import UserError, check_extra, check_known, check_range
 
 PATIENCE = 20.0  # seconds that a worker has to end by itself
 THREADS = "OMP_NUM_THREADS"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+OFTEN = 10**6  # so many times may a job's time be over, as long as it gets further
 CODE = str(Path(__file__).resolve().parents[2])
+
+
+class Unfinished(SystemExit):
+    """A function was stopped and has got further: another call of it goes on from there."""
 
 
 class Processes(Executor):
@@ -26,10 +32,10 @@ class Processes(Executor):
 
     Args:
         workers: number of processes.
-        gpus: number of GPUs, of which each process sees one; 0: none.
+        gpus: the GPUs, by their names in CUDA_VISIBLE_DEVICES; each process sees one of them. Default: none.
     """
 
-    def __init__(self, workers: int, gpus: int = 0) -> None:
+    def __init__(self, workers: int, gpus: Sequence[str] = ()) -> None:
         self.workers, self.gpus = workers, gpus
         self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
         for place in range(workers):
@@ -61,7 +67,7 @@ class Processes(Executor):
 
     def _pool(self, place: int) -> ProcessPoolExecutor:
         if place not in self._pools:
-            gpu = place % self.gpus if self.gpus else None
+            gpu = self.gpus[place % len(self.gpus)] if self.gpus else None
             threads = max(1, len(os.sched_getaffinity(0)) // self.workers)
             threads = min(threads, int(os.environ.get(THREADS) or threads))  # the user may have asked for fewer
             spawn = multiprocessing.get_context("spawn")
@@ -79,10 +85,37 @@ class Processes(Executor):
         self._free.put(place)
 
 
-def _begin_worker(gpu: int | None, threads: int) -> None:
+def visible_gpus(count: int) -> list[str]:
+    """The GPUs that this process may use, by their names in CUDA_VISIBLE_DEVICES: numbers, or UUIDs of GPUs or parts.
+
+    Args:
+        count: how many CUDA counts. Of the parts of a GPU (MIG) it counts one, however many are visible.
+    """
+    names = [name.strip() for name in os.environ.get(VISIBLE, "").split(",") if name.strip()]
+    if count and names and names[0].startswith("MIG"):
+        return names
+    return (names or [str(number) for number in range(count)])[:count]
+
+
+def in_groups(gpus: Sequence[str], devices: int) -> list[str]:
+    """The GPUs that each process sees, as CUDA_VISIBLE_DEVICES names them.
+
+    Args:
+        gpus: all.
+        devices: of a process. GPUs that are left over are not used.
+
+    Raises:
+        ValueError: there are fewer, or they are parts of GPUs: a process sees only one of those.
+    """
+    if gpus:
+        check_range(least=1, most=1 if gpus[0].startswith("MIG") else len(gpus), cell_devices=devices)
+    return [",".join(gpus[first : first + devices]) for first in range(0, len(gpus) - devices + 1, devices)]
+
+
+def _begin_worker(gpu: str | None, threads: int) -> None:
     """Prepare a process that was just started: its GPU, its threads, and that it ends with the one that started it."""
     if gpu is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)
+        os.environ[VISIBLE] = gpu
     os.environ[THREADS] = str(threads)  # torch is not imported yet
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started it
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -115,15 +148,16 @@ class SlurmJobs(Executor):
     def __init__(self, workers: int, folder: Path, cluster: str = "slurm", **options: Any) -> None:
         import submitit
 
-        _let_jobs_import()
+        let_jobs_import()
         self._jobs: list[Any] = []
-        self._executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
+        often = {f"{cluster}_max_num_timeout": OFTEN}
+        self._executor = submitit.AutoExecutor(folder=folder, cluster=cluster, **often)
         self._executor.update_parameters(**options)
         self._waiting = ThreadPoolExecutor(workers)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Submit a job; the future waits for it."""
-        job = self._executor.submit(_as_job, fn, *args, **kwargs)
+        job = self._executor.submit(_Job(), fn, *args, **kwargs)
         self._jobs.append(job)
         return self._waiting.submit(job.result)
 
@@ -136,10 +170,41 @@ class SlurmJobs(Executor):
         self._waiting.shutdown(wait, cancel_futures=cancel_futures)
 
 
-def _as_job(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call a function in a job of submitit, which ends those of this machine by SIGINT, even if begun under nohup."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    return fn(*args, **kwargs)
+class _Job:
+    """A function as a job of submitit. Once its time is over it ends as at SIGTERM; if it got further, it is requeued.
+
+    submitit calls `checkpoint` for what to queue again: nothing, unless the function has ended as `Unfinished`.
+    """
+
+    _unfinished = False
+
+    def __call__(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        from submitit.core.job_environment import JobEnvironment
+
+        over, wall_time = False, signal.Signals[f"SIG{JobEnvironment.USR_SIG}"]  # it comes before SLURM's SIGTERM
+
+        def end(*_: Any) -> None:
+            nonlocal over
+            over = True
+            signal.raise_signal(signal.SIGTERM)
+
+        requeue: Any = signal.signal(wall_time, end)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # which submitit ignores
+        # It ends jobs of this machine by SIGINT, even if begun under nohup.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            return fn(*args, **kwargs)
+        except Unfinished:
+            self._unfinished = True
+            if over:
+                requeue(wall_time, None)  # this ends the process
+            raise
+
+    def checkpoint(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """What submitit is to queue again; None: nothing."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(_Job(), fn, *args, **kwargs) if self._unfinished else None
 
 
 class RayTasks(Executor):
@@ -154,7 +219,7 @@ class RayTasks(Executor):
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         import ray
 
-        _let_jobs_import()
+        let_jobs_import()
         self._ray = ray
         self._tasks: list[Any] = []
         self._own = not ray.is_initialized()
@@ -179,7 +244,7 @@ class RayTasks(Executor):
             self._ray.shutdown()
 
 
-def _let_jobs_import() -> None:
+def let_jobs_import() -> None:
     """Name the folder of this code in $PYTHONPATH, which jobs inherit: they may start in another folder."""
     known = [CODE, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, known)))
@@ -187,24 +252,31 @@ def _let_jobs_import() -> None:
 
 # Name -> the package that it needs.
 EXECUTORS = {"processes": None, "slurm": ("slurm", "submitit"), "ray": ("cluster", "ray")}  # extra and its package
+RESERVED = {"slurm": "gpus_per_node", "ray": "num_gpus"}  # the option with a job's GPUs
 
 
-def make_executor(name: str, workers: int, gpus: int, folder: Path, options: dict[str, Any]) -> Executor:
+def make_executor(
+    name: str, workers: int, gpus: Sequence[str], folder: Path, options: dict[str, Any], devices: int = 1
+) -> Executor:
     """Make an executor.
 
     Args:
         name: one of `EXECUTORS`.
         workers: cells at a time.
-        gpus: of this machine, one for each process.
+        gpus: see `Processes`.
         folder: of the study.
         options: of the executor.
+        devices: of a cell; a job reserves as many GPUs, unless `options` say how many.
 
     Raises:
-        ValueError: there is no such executor or option, or its package is not installed.
+        ValueError: there is no such executor or option, too few GPUs for a cell, or its package is not installed.
     """
     check_known(EXECUTORS, executor=name)
     if needed := EXECUTORS[name]:
         check_extra(*needed, f"The executor {name!r}")
+    if devices > 1 and name in RESERVED:
+        reserved = options.setdefault(RESERVED[name], devices)
+        check_range(least=devices if reserved else 0, **{f"executor_options.{RESERVED[name]}": reserved})
     try:
         if name == "slurm":
             return SlurmJobs(workers, folder / "slurm", **options)

@@ -3,7 +3,7 @@
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cached_property
@@ -14,12 +14,16 @@ import yaml
 
 from aligners.errors import UserError
 from aligners.files.whole import check_folder, lock, remove_unfinished, write_text
+from aligners.studies import results
 from aligners.studies.cells import FOLDER, KINDS, Cell
 from aligners.studies.spec import Study
 from datamodules.identity import differences
 
 STUDY, PLAN = "study.yaml", "plan.json"
 CELL, RESULT, ERROR, LOG, LOCK = "cell.json", "result.json", "error.txt", "log.txt", "lock"
+OPTIONS = "options.yaml"  # written as the command begins
+# What a cell goes on from, below its folder: states of a training, passes and parts that are finished, classifiers.
+GOES_ON_FROM = ("*/last.ckpt", "*/*/last.ckpt", "*/*/*.safetensors", "*/*/*/finetuned.json")
 FREE = ("assume", "report", "store", "keep")  # parts of a study that no result depends on
 State = Literal["done", "running", "waiting", "failed"]
 STATES: tuple[State, ...] = get_args(State)
@@ -28,8 +32,9 @@ STATES: tuple[State, ...] = get_args(State)
 class StudyFolder:
     """Where a study is written.
 
-    `study.yaml` is the study as resolved, `plan.json` the ids of its cells, `cells/ID/` a folder for each of them:
-    `cell.json` says what it is, `run/` is the folder of its command, and it is done once `result.json` is there.
+    `study.yaml` is the study as resolved, `plan.json` the ids of its cells and their planned seconds, `cells/ID/` a
+    folder for each of them: `cell.json` says what it is, `run/` is the folder of its command, and it is done once
+    `result.json` is there.
 
     Args:
         path: of the folder.
@@ -85,9 +90,41 @@ class StudyFolder:
                     return "running"
         return "failed" if (place / ERROR).is_file() else "waiting"
 
-    def result(self, number: str) -> dict[str, Any]:
-        """What a finished cell has found."""
-        return json.loads((self.cell(number) / RESULT).read_text(encoding="utf-8"))
+    def ended(self, number: str) -> State | None:
+        """How a cell that was submitted has ended, by what it has left; None: it has not."""
+        place = self.cell(number)
+        return "done" if (place / RESULT).is_file() else "failed" if (place / ERROR).is_file() else None
+
+    @property
+    def planned(self) -> dict[str, float]:
+        """Seconds that each cell was planned to take; none in folders of an earlier version."""
+        planned = json.loads((self.path / PLAN).read_text(encoding="utf-8"))
+        return planned if isinstance(planned, dict) else {}
+
+    def took(self, number: str) -> float | None:
+        """Seconds that a finished cell took from its last beginning; None: it is not finished."""
+        files = [self.cell(number) / name for name in (OPTIONS, RESULT)]
+        if not all(file.is_file() for file in files):
+            return None
+        begun, ended = (file.stat().st_mtime for file in files)
+        return ended - begun
+
+    def about(self, number: str) -> dict[str, Any]:
+        """What a finished cell says beside its rows; see `results`."""
+        return results.about(self.cell(number) / RESULT)
+
+    def rows(self, number: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The rows that a finished cell has found, one by one; see `results`."""
+        return results.rows(self.cell(number) / RESULT)
+
+    def reached(self, number: str) -> list[tuple[int, int]]:
+        """How far an unfinished cell is, to compare: the time and size of every file that it would go on from."""
+        stats = [file.stat() for file in self.goes_on_from(number)]
+        return sorted((stat.st_mtime_ns, stat.st_size) for stat in stats)
+
+    def goes_on_from(self, number: str) -> list[Path]:
+        """Files that an unfinished cell goes on from."""
+        return [file for pattern in GOES_ON_FROM for file in self.cell(number).glob(pattern)]
 
     def failed(self) -> dict[str, str]:
         """The last line of the traceback of each cell that failed."""
@@ -104,13 +141,16 @@ class StudyFolder:
 
     # ------------------------------------------------------------------ beginning
 
-    def begin(self, study: Study, cells: Sequence[Cell], *, changed: bool) -> list[str]:
+    def begin(
+        self, study: Study, cells: Sequence[Cell], *, changed: bool, planned: Mapping[str, float] | None = None
+    ) -> list[str]:
         """Write down what the study is; only under `only_one`.
 
         Args:
             study: the study.
             cells: its cells.
             changed: whether results of an earlier version of the study may be set aside.
+            planned: seconds that each cell is to take, by its id.
 
         Returns:
             What has changed since the study was begun, in words.
@@ -120,23 +160,22 @@ class StudyFolder:
         """
         now = json.loads(json.dumps(asdict(study)))
         changes = self._changes(now, cells, changed) if (self.path / STUDY).is_file() else []
-        self._tidy()
+        for file in sorted((self.path / "cells").glob(f"*/{LOCK}")):
+            with locked(file.parent) as free:
+                if free:  # no job of an earlier command is at work there
+                    remove_unfinished(file.parent)  # what killed workers have left half-written
         for cell in cells:
             place = self.path / cell.folder
             if not (place / CELL).is_file():
                 place.mkdir(parents=True, exist_ok=True)
                 write_text(place / CELL, json.dumps(asdict(cell), indent=1))
-        write_text(self.path / PLAN, json.dumps([cell.id for cell in cells], indent=0))
+        write_text(
+            self.path / PLAN,
+            json.dumps({cell.id: round((planned or {}).get(cell.id, 0.0), 2) for cell in cells}, indent=0),
+        )
         write_text(self.path / STUDY, yaml.safe_dump(now, sort_keys=False, allow_unicode=True))
         self.__dict__.pop("study", None)
         return changes
-
-    def _tidy(self) -> None:
-        """Remove what killed workers have left half-written; jobs of an earlier command may still be at work."""
-        for file in sorted((self.path / "cells").glob(f"*/{LOCK}")):
-            with locked(file.parent) as free:
-                if free:
-                    remove_unfinished(file.parent)
 
     def _changes(self, now: dict[str, Any], cells: Sequence[Cell], changed: bool) -> list[str]:
         """Say what differs from the study as it was begun, and which cells that touches."""

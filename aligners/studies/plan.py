@@ -15,7 +15,9 @@ from aligners.models.architectures import architecture_of
 from aligners.models.loading.files import read_config
 from aligners.models.recipes import EMBEDDED, Recipe, embedded_recipe
 from aligners.reports.screen import SiteTable
+from aligners.similarity.passes.work import SINGULAR
 from aligners.studies.cells import Cell
+from aligners.studies.pace import Pace
 from aligners.studies.spec import Assumed
 
 
@@ -79,12 +81,15 @@ def size_of(name: str, data: Mapping[str, Any]) -> Size:
 ESTIMATES = """\
 A pass: one model reads the fitting or the held-out texts of one task once: 2 × 12 d² × L FLOP a token.
 {kinds}
-Time, an estimate: FLOP ÷ (rate × workers), and 5 s a cell to begin and to report; at least that of the longest
-  chain of cells. The rate, unless `--rate` gives it, is what this machine reaches in a block of the widest model; the
-  time that is left, said as cells finish, is measured."""
-START = 5.0  # seconds
+Decompositions (SVD, eigenvectors), in float64, are counted apart, as they are far slower than matrix products.
+Time, an estimate: FLOP ÷ (rate × workers), decompositions likewise at their own rate, {call:g} s for each call of a
+  block with a batch, and {start:g} s a cell to begin and to report; at least that of the longest chain of cells. The
+  rates are what this machine reaches in a block of the widest model and in an SVD of its width; `--rate` gives the
+  former, and the latter is then {solving:.0e} FLOP/s. The time that is left, said as cells finish, is measured."""
+START, CALL = 5.0, 1e-3  # seconds
+SOLVING = 2e10  # FLOP a second of decompositions in float64, where they are not measured: of a core, and of a GPU
 MEASURING, TEXTS = 0.8, 10  # seconds of measuring a rate; texts in a batch
-WIDEST = 4096  # block that is measured: wider ones are as fast
+WIDEST, WIDEST_SOLVED = 4096, 512  # widths that are measured: wider ones are as fast
 
 
 @dataclass(frozen=True)
@@ -93,16 +98,26 @@ class Cost:
 
     Attributes:
         passes: passes over a model, with nothing stored.
-        flops: floating-point operations.
-        reading: those among them that a store saves.
+        flops: floating-point operations of matrix products.
+        solved: of decompositions, in float64.
+        calls: of a block with a batch, each of which takes a while however small it is.
+        reading: those among `flops` that a store saves.
         disk: bytes of what it leaves: maps, models.
+        saved: bytes of one checkpoint, `last.ckpt`, each of which replaces the one before.
+        saves: how often it is written besides every so many minutes.
+        minutes: how many.
         memory: bytes at its peak: models, maps, and what training them needs.
     """
 
     passes: float = 0.0
     flops: float = 0.0
+    solved: float = 0.0
+    calls: float = 0.0
     reading: float = 0.0
     disk: float = 0.0
+    saved: float = 0.0
+    saves: float = 0.0
+    minutes: float = 10.0
     memory: float = 0.0
 
 
@@ -113,8 +128,9 @@ class Plan:
     Attributes:
         costs: each cell with its cost.
         rate: FLOP a second of one worker.
+        solving: the same of decompositions.
         workers: cells at a time.
-        store: bytes that a store of all states that the cells read takes.
+        store: bytes that a store of the rows that the cells read takes.
         stored_passes: passes over a model with such a store: each model once for each set of texts.
         stored_flops: what these take.
         assumed: what was assumed, in words.
@@ -123,6 +139,7 @@ class Plan:
 
     costs: Sequence[tuple[Cell, Cost]]
     rate: float
+    solving: float
     workers: int
     store: float
     stored_passes: int
@@ -132,16 +149,26 @@ class Plan:
 
     def table(self) -> SiteTable:
         """One line for each kind of cell, and one for all."""
-        columns = ["passes", "FLOP", "on 1 worker", "left on disk", "memory"]
+        columns = ["passes", "FLOP", "of SVDs", "on 1 worker", "left on disk", "checkpoints", "memory"]
         table = SiteTable("What it will cost", ["cells"], ["number", *columns], {})
         for kind in (*dict.fromkeys(cell.kind for cell, _ in self.costs), "all"):
             costs = [cost for cell, cost in self.costs if kind in (cell.kind, "all")]
-            flops, memory = sum(cost.flops for cost in costs), max((cost.memory for cost in costs), default=0)
-            passes, disk = f"{sum(cost.passes for cost in costs):,.0f}", in_words(sum(cost.disk for cost in costs))
-            time = duration(flops / self.rate + START * len(costs))
-            line = [f"{len(costs):,}", passes, f"{flops:.1e}", time, disk, in_words(memory)]
+            passes = f"{sum(cost.passes for cost in costs):,.0f}"
+            operations = (f"{sum(getattr(cost, name) for cost in costs):.1e}" for name in ("flops", "solved"))
+            time, memory = duration(sum(map(self.alone, costs))), max((cost.memory for cost in costs), default=0)
+            sizes = sum(cost.disk for cost in costs), sum(map(self.written, costs)), memory
+            line = [f"{len(costs):,}", passes, *operations, time, *map(in_words, sizes)]
             table.add_row(kind, *line, style="bold" if kind == "all" else None)
         return table
+
+    def alone(self, cost: Cost, *, stored: bool = False) -> float:
+        """Seconds that a cell takes; `stored`: with states from a store."""
+        flops = cost.flops - (cost.reading if stored else 0.0)
+        return flops / self.rate + cost.solved / self.solving + CALL * cost.calls + START
+
+    def written(self, cost: Cost) -> float:
+        """Bytes of all checkpoints that a cell writes."""
+        return cost.saved * (cost.saves + self.alone(cost) // (60 * cost.minutes))
 
     def seconds(self, workers: int, *, stored: bool = False) -> float:
         """Time that all cells take, so many at a time.
@@ -150,12 +177,13 @@ class Plan:
             workers: cells at a time.
             stored: whether states come from a store, which is written once.
         """
-        total, until = (self.stored_flops / self.rate if stored else 0.0), {"": 0.0}
-        for cell, cost in self.costs:
-            alone = (cost.flops - (cost.reading if stored else 0.0)) / self.rate + START
-            until[cell.id] = alone + max((until.get(need, 0.0) for need in cell.needs), default=0.0)
-            total += alone
-        return max(total / workers, *until.values())
+        pace = Pace(self.each(stored=stored))
+        once = self.stored_flops / self.rate if stored else 0.0
+        return pace.left((cell for cell, _ in self.costs), workers, once)
+
+    def each(self, *, stored: bool = False) -> dict[str, float]:
+        """Seconds of each cell, by its id; `stored`: with states from a store."""
+        return {cell.id: self.alone(cost, stored=stored) for cell, cost in self.costs}
 
     def words(self) -> list[str]:
         """The plan in sentences."""
@@ -166,9 +194,9 @@ class Plan:
             for store in (False, True)
         )
         return [
-            f"An estimate, at {self.rate:.1e} FLOP/s a worker ({self.rated}): {times} "
-            f"worker{'s' if len(several) > 1 else ''}.",
-            f"A store of all states that the cells read takes {in_words(self.store)} in float32 and needs "
+            f"An estimate, at {self.rate:.1e} FLOP/s a worker ({self.rated}) and {self.solving:.1e} FLOP/s in "
+            f"decompositions: {times} worker{'s' if len(several) > 1 else ''}.",
+            f"A store of the rows that the cells read takes {in_words(self.store)} in float32 and needs "
             f"{self.stored_passes:,} passes in place of {passes:,.0f}; with it: {stored}.",
             *self.assumed,
         ]
@@ -183,8 +211,8 @@ def duration(seconds: float) -> str:
 
 
 @cache
-def measured_rate(width: int, tokens: int, workers: int, device: str) -> float:
-    """FLOP a second of one worker, at the forward passes and training steps of a Transformer's block.
+def measured_rates(width: int, tokens: int, workers: int, device: str) -> tuple[float, float]:
+    """FLOP a second of one worker: at the passes and training steps of a Transformer's block, and in an SVD in float64.
 
     Args:
         width: of the states.
@@ -196,10 +224,19 @@ def measured_rate(width: int, tokens: int, workers: int, device: str) -> float:
     with torch.random.fork_rng():
         block = nn.TransformerEncoderLayer(width, 8, 4 * width, dropout=0.0, batch_first=True).to(device)
         states = torch.randn(TEXTS, tokens, width, device=device)
+        matrix = torch.randn(2 * [min(WIDEST_SOLVED, width)], device=device, dtype=torch.float64)
     threads = min(max(1, len(os.sched_getaffinity(0)) // workers), torch.get_num_threads())
-    step = {"step": _pass_and_step, "block": block, "states": states}
-    timed = Timer("step(block, states)", globals=step, num_threads=threads).blocked_autorange(min_run_time=MEASURING)
-    return 4 * 2.0 * 12 * width**2 * TEXTS * tokens / timed.mean
+    names = {"step": _pass_and_step, "block": block, "states": states, "svd": _solved, "matrix": matrix}
+    step, svd = (
+        Timer(statement, globals=names, num_threads=threads).blocked_autorange(min_run_time=MEASURING).mean
+        for statement in ("step(block, states)", "svd(matrix)")
+    )
+    return 4 * 2.0 * 12 * width**2 * TEXTS * tokens / step, SINGULAR * len(matrix) ** 3 / svd
+
+
+def _solved(matrix: torch.Tensor) -> None:
+    """One decomposition, and one number of it, for which a GPU is waited."""
+    torch.linalg.svd(matrix)[1][0].item()
 
 
 def _pass_and_step(block: nn.Module, states: torch.Tensor) -> None:

@@ -35,11 +35,15 @@ class Models:
         names: Hub ids, folders, or embedded models; or one name with {seed} in it, and `seeds`.
         seeds: how many (25: 0, 1, ..., 24), or which.
         groups: name of a group -> its models, for example families; tables keep them apart.
+        bases: name of a pretrained model -> those of `names` that were fine-tuned from it; or the name of the only one.
+            They are not independent: intervals leave them out together. Copies that the study fine-tunes itself need
+            not be named.
     """
 
     names: list[str] | str
     seeds: int | list[int] | None = None
     groups: dict[str, list[str]] | None = None
+    bases: dict[str, list[str]] | str | None = None
 
     def listed(self) -> list[str]:
         """The names, seeds filled in.
@@ -62,10 +66,16 @@ class Models:
             raise UserError(f"Expected `models` to name at least one model, each once, but got {got}.")
         return names
 
-    def group(self, name: str) -> str | None:
-        """The group of a model, or of the model that it is a copy of."""
-        bare = name.split("#")[0]
-        return next((group for group, names in (self.groups or {}).items() if {name, bare} & set(names)), None)
+    def group(self, name: str, option: Literal["groups", "bases"] = "groups") -> str | None:
+        """The group of a model, or of the model that it is a copy of; or, by `bases`, what it was fine-tuned from."""
+        return next(
+            (group for group, names in self.members(option).items() if {name, name.split("#")[0]} & {*names}), None
+        )
+
+    def members(self, option: Literal["groups", "bases"]) -> dict[str, list[str]]:
+        """Name of a group, or of a pretrained model -> its models."""
+        given = self.groups if option == "groups" else self.bases
+        return {given: self.listed()} if isinstance(given, str) else given or {}
 
 
 @dataclass
@@ -125,16 +135,33 @@ class Work:
 
 
 @dataclass
+class Probing(Work):
+    """Probes of every model.
+
+    Args:
+        options: of `train.py probe`.
+        stages: at which stages of the models; default: all those of the study.
+        tasks: on which tasks; default: all.
+        texts: name -> data options of further annotated sentences, such as {text: {source: FILE}}, each for cells of
+            its own.
+    """
+
+    texts: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+@dataclass
 class Finetuning:
     """Fine-tuning of every model on every task, where anything needs it.
 
     Args:
         options: of `train.py finetune`.
         copies: so many times, with seeds 0, 1, ...
+        tasks: task -> options of its own, which take precedence.
     """
 
     options: dict[str, Any] = field(default_factory=dict)
     copies: int = 1
+    tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 @dataclass
@@ -164,10 +191,13 @@ class Comparison(Work):
         tasks: on which tasks; default: all.
         across_stages: whether models of different stages are compared, too.
         across_tasks: whether models fine-tuned on different tasks are compared, on the texts of each of `tasks`.
+        texts: name -> data options of further texts, of no task, such as {text: {source: FILE}}: on each of them models
+            fine-tuned on any of the study's tasks are compared. In tables, `task` is this name.
     """
 
     across_stages: bool = False
     across_tasks: bool = False
+    texts: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 @dataclass
@@ -216,6 +246,8 @@ class Study:
         store: folder of a store of states, so that every model is read once; `own`: inside the study's folder.
         keep: `results`: a fit's maps are removed once every cell that needs them is done; `all`: nothing is.
         assume: what the plan assumes.
+        as_printed: whether a paper's own definition is computed beside ours where the two differ; see
+            `aligners.reports.study.printed`.
         report: names of the tables and figures of the report; default: all that the results allow.
     """
 
@@ -233,11 +265,12 @@ class Study:
     identity: Work | None = None
     attention: Work | None = None
     recover: Work | None = None
-    probe: Work | None = None
+    probe: Probing | None = None
     surgery: Work | None = None
     store: str | None = None
     keep: Literal["all", "results"] = "all"
     assume: Assumed = field(default_factory=Assumed)
+    as_printed: bool = False
     report: list[str] | None = None
 
     def __post_init__(self) -> None:
@@ -247,7 +280,8 @@ class Study:
         for option, given in (("tasks", self.tasks), ("stages", self.stages)):
             if not given:
                 raise UserError(f"Expected `{option}` to name at least one, but got none.")
-        for group, members in (self.models.groups or {}).items():
+        named = {**self.models.members("groups"), **self.models.members("bases")}
+        for group, members in named.items():
             check_known(names, **{f"models.groups.{group}": [name.split("#")[0] for name in members]})
         if "finetuned" in self.stages and self.finetune is None:
             raise UserError("Expected `finetune` to say how models are fine-tuned, as `stages` has finetuned.")
@@ -255,12 +289,15 @@ class Study:
             raise UserError("Expected `stages` to have finetuned, as `surgery` needs fine-tuned models.")
         if self.finetune is not None:
             check_range(least=1, **{"finetune.copies": self.finetune.copies})
+            check_known(self.tasks, **{"finetune.tasks": list(self.finetune.tasks)})
         if self.fit is not None:
             check_range(least=1, **{"fit.pairs_at_once": self.fit.pairs_at_once})
             check_range(above=0, **{"fit.memory": self.fit.memory})
         for name, work in self.work().items():
             check_known(self.stages, **{f"{name}.stages": work.stages})
             check_known(self.tasks, **{f"{name}.tasks": work.tasks})
+            if twice := set(self.tasks) & set(self.further_texts(name)):
+                raise UserError(f"Expected `{name}.texts` to be named unlike `tasks`, but got {', '.join(twice)}.")
         for stage in self.stages:
             self.pairs_at(stage)
 
@@ -269,9 +306,15 @@ class Study:
         return {kind: work for kind, work in vars(self).items() if isinstance(work, Work)}
 
     def wants(self, kind: str, stage: Stage, task: str) -> bool:
-        """Whether there are cells of this kind at a stage, on a task."""
+        """Whether there are cells of this kind at a stage, on a task or on further texts."""
         work = self.work().get(kind)
-        return work is not None and stage in (work.stages or self.stages) and task in (work.tasks or self.tasks)
+        places = {*((work and work.tasks) or self.tasks), *self.further_texts(kind)}
+        return work is not None and stage in (work.stages or self.stages) and task in places
+
+    def further_texts(self, kind: str) -> dict[str, dict[str, Any]]:
+        """The data options of the further texts of a kind of cells, by name."""
+        texts: dict[str, dict[str, Any]] = getattr(self.work().get(kind), "texts", {})
+        return texts
 
     def models_at(self, stage: Stage) -> list[Model]:
         """The models at a stage: of fine-tuned ones, every copy."""

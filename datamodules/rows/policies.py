@@ -288,17 +288,21 @@ FURTHEST = 2**31
 class TokenPairs:
     """Rows that are a token and one that it looks at, drawn text by text whatever the batch; on the CPU.
 
+    With `mean` a row is a token and what it gets from all tokens that can look at it, on average.
+
     Attributes:
         special_tokens: whether special tokens look and are looked at.
         causal: whether tokens that lie ahead are not looked at.
         share: of all such rows, that are taken.
         seed: of the draw.
+        mean: whether rows are means over the tokens that look.
     """
 
     special_tokens: bool
     causal: bool
     share: float
     seed: int
+    mean: bool = False
 
     def __call__(self, texts: TextBatch) -> Rows:
         """The rows of a batch, by their places in weights (B, T · T)."""
@@ -310,8 +314,12 @@ class TokenPairs:
         if self.causal:
             pairs = pairs & (place[:, None] >= place[None])
         owner, query, key = pairs.nonzero(as_tuple=True)
-        drawn = row_keys(self.seed, texts.text[owner], query * FURTHEST + key)
+        drawn = row_keys(self.seed, texts.text[owner], query * FURTHEST * (not self.mean) + key)
         taken = drawn <= min(int(self.share * FREE), FREE)
         owner, query, key = owner[taken], query[taken], key[taken]
         first, at = (counts.cumsum(0) - counts)[owner], tokens.index % length  # where each token stands in its text
-        return Rows((owner * length + at[first + query]) * length + at[first + key], owner, len(counts))
+        index = (owner * length + at[first + query]) * length + at[first + key]
+        if not self.mean:
+            return Rows(index, owner, len(counts))
+        looked_at, row, queries = torch.unique(owner * length + key, return_inverse=True, return_counts=True)
+        return Rows(index, looked_at // length, len(counts), 1 / queries[row].float(), row)

@@ -47,7 +47,9 @@ def read_each(
     component: Component = "residual",
     stored: StoredRows | None = None,
 ) -> list[Tensor]:
-    """As `read_rows`, for several choices of rows at once."""
+    """As `read_rows`, for several choices of rows at once; of stored rows that are pooled there is no other choice."""
+    if stored is not None and stored.pooled:
+        return [torch.stack([stored.states[stored.sites.index(site)] for site in sites]) for _ in each]
     if stored is not None:
         states = {site: at_site[None] for site, at_site in zip(stored.sites, stored.states, strict=True)}
         packed = inputs["attention_mask"].flatten().cumsum(0) - 1  # place of each position among the real tokens

@@ -72,7 +72,7 @@ def damages(kept: StoreEntry) -> Iterator[str]:
     except ValueError as error:
         yield str(error)
         return
-    row_bytes = manifest.width * DTYPES[manifest.identity.stored_as].itemsize
+    row_bytes = manifest.width * DTYPES[manifest.identity.kept_as].itemsize
     for site, shards in manifest.sites.items():
         for number, checksum in shards.items():
             path = shard_path(kept.folder, site, number)

@@ -121,7 +121,8 @@ def _attach(states: StoredStates, sites: tuple[int, ...], batch: TextBatch, ring
         memory = torch.empty(shape, dtype=torch.uint8, pin_memory=True)
     else:
         memory = torch.from_numpy(ring.take(shape[0] * shape[1])).view(shape)
-    batch.stored[states.model] = StoredRows(sites, memory.view(states.dtype).unflatten(1, (-1, states.manifest.width)))
+    rows = memory.view(states.dtype).unflatten(1, (-1, states.manifest.width))
+    batch.stored[states.model] = StoredRows(sites, rows, states.kind is not None)
     into, start = memory.numpy(), 0
     for text, end in zip(batch.text_numbers, ends.tolist(), strict=True):
         yield TextSpan(text, into, start, end)
@@ -195,7 +196,7 @@ class StoredLoader(DataLoader):
         """
         data, order = cast(TokenisedTexts, self.dataset), cast(LengthBatches, self.sampler)
         digest = blake2b(json.dumps(about, sort_keys=True, default=str).encode(), digest_size=12)
-        digest.update(repr([(states.folder.name, sites) for states, sites in self.stored]).encode())
+        digest.update(repr([(states.source, sites) for states, sites in self.stored]).encode())
         digest.update(repr((order.described(), data.leave_out)).encode())
         for rows, marks in data.marks.items():
             digest.update(str(rows).encode() + marks.flat.numpy().tobytes())

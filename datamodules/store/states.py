@@ -16,6 +16,7 @@ from aligners.errors import UserError
 from aligners.files.whole import write_text
 from aligners.models.architectures import Component
 from aligners.models.model import FrozenModel
+from datamodules.rows.policies import RowKind
 from datamodules.store.shards import DTYPES, Shard, layout_size
 from datamodules.tokens.tokenised import TokenisedTexts
 
@@ -36,6 +37,7 @@ class StateIdentity:
         computed_in: data type of the weights, and the precision of products in float32.
         stored_as: data type of the stored values: float32, float16 or bfloat16.
         format: of the files.
+        rows: which rows are kept, one of each text; empty: every token, of which any rows can be made.
     """
 
     weights: str
@@ -45,27 +47,21 @@ class StateIdentity:
     computed_in: str
     stored_as: str
     format: int = FORMAT
+    rows: str = ""
 
-    @classmethod
-    def of(cls, model: FrozenModel, data: TokenisedTexts, place: int, component: Component, stored_as: str) -> Self:
-        """The identity of a model's states on some texts.
-
-        Args:
-            model: whose states they are.
-            data: the texts.
-            place: the model's number among those that the texts are tokenised for.
-            component: what is read at a site.
-            stored_as: data type of the stored values.
-        """
-        settings = {name: value for name, value in model.config.to_dict().items() if name not in BESIDE}
-        config = blake2b(json.dumps(settings, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
-        computed_in = f"{name_of(model.dtype)}, products {torch.get_float32_matmul_precision()}"
-        return cls(model.fingerprint, config, data.digest(place), component, computed_in, stored_as)
+    def values(self) -> dict[str, Any]:
+        """It as plain values; what is empty is left out, as earlier versions did not know it."""
+        return {name: value for name, value in asdict(self).items() if value != ""}
 
     @property
     def name(self) -> str:
         """The name of the store's folder."""
-        return blake2b(json.dumps(asdict(self), sort_keys=True).encode(), digest_size=12).hexdigest()
+        return blake2b(json.dumps(self.values(), sort_keys=True).encode(), digest_size=12).hexdigest()
+
+    @property
+    def kept_as(self) -> str:
+        """Data type of what is in the files: means of values of the type `stored_as` are kept in full."""
+        return "float32" if self.rows else self.stored_as
 
 
 def name_of(dtype: torch.dtype) -> str:
@@ -125,7 +121,8 @@ class Manifest:
         ordered = {
             str(site): {str(k): shards[k] for k in sorted(shards)} for site, shards in sorted(self.sites.items())
         }  # the same file, whoever wrote which shard first
-        write_text(folder / MANIFEST, json.dumps({**asdict(self), "sites": ordered}, indent=1) + "\n")
+        plain = {**asdict(self), "identity": self.identity.values(), "sites": ordered}
+        write_text(folder / MANIFEST, json.dumps(plain, indent=1) + "\n")
 
 
 def plan_shards(lengths: np.ndarray, row_bytes: int, most: int) -> list[int]:
@@ -159,9 +156,12 @@ class StoredStates:
         place: the model's number among those that the texts are tokenised for.
         component: what is read at a site.
         stored_as: data type of the stored values.
+        kind: of the rows that are kept, one of each text; None: every token is.
 
     Attributes:
         folder: of this store.
+        source: name of the store of every token of the same states.
+        tokens: of each text, (n,).
         lengths: rows of each text, (n,).
         row_bytes: bytes of a row.
 
@@ -170,26 +170,44 @@ class StoredStates:
     """
 
     def __init__(
-        self, root: Path, model: FrozenModel, data: TokenisedTexts, place: int, component: Component, stored_as: str
+        self,
+        root: Path,
+        model: FrozenModel,
+        data: TokenisedTexts,
+        place: int,
+        component: Component,
+        stored_as: str,
+        kind: RowKind | None = None,
     ) -> None:
-        self.model, self.data, self.place = model, data, place
-        self.identity = StateIdentity.of(model, data, place, component, stored_as)
-        self.folder = root / self.identity.name
-        self.lengths = data.lengths_of(place).numpy()
-        self.row_bytes = model.width * DTYPES[stored_as].itemsize
-        self.dtype = DTYPES[stored_as]
+        self.model, self.data, self.place, self.kind = model, data, place, kind
+        self.identity, tokens = (self._identity(component, stored_as, rows) for rows in (kind, None))
+        self.folder, self.source = root / self.identity.name, tokens.name
+        self.tokens = data.lengths_of(place).numpy()
+        self.lengths = self.tokens if kind is None else np.ones_like(self.tokens)
+        self.dtype = DTYPES[self.identity.kept_as]
+        self.row_bytes = model.width * self.dtype.itemsize
         self.manifest = Manifest.load(self.folder) if (self.folder / MANIFEST).exists() else self._planned()
         self._open: dict[tuple[int, int], Shard] = {}
         self._checked: dict[int, np.ndarray] = {}
 
+    def _identity(self, component: Component, stored_as: str, kind: RowKind | None) -> StateIdentity:
+        model = self.model
+        settings = {name: value for name, value in model.config.to_dict().items() if name not in BESIDE}
+        config = blake2b(json.dumps(settings, sort_keys=True, default=str).encode(), digest_size=16).hexdigest()
+        computed_in = f"{name_of(model.dtype)}, products {torch.get_float32_matmul_precision()}"
+        inputs = self.data.digest(self.place, special=kind is not None and not kind.special_tokens)
+        rows = "" if kind is None else str(kind)
+        return StateIdentity(model.fingerprint, config, inputs, component, computed_in, stored_as, rows=rows)
+
     def _planned(self) -> Manifest:
-        bounds = plan_shards(self.lengths, self.row_bytes, SHARD)
+        # Those of every token: a text is then read in the same batch, whatever rows are kept.
+        bounds = plan_shards(self.tokens, self.model.width * DTYPES[self.identity.stored_as].itemsize, SHARD)
         about: dict[str, Any] = {
             "model": self.model.name,
             "revision": self.model.revision,
             "tokenizer": getattr(self.model.tokenizer, "name_or_path", None),
             "texts": len(self.lengths),
-            "longest_text": int(self.lengths.max()),
+            "longest_text": int(self.tokens.max()),
         }
         rows = [int(self.lengths[a:b].sum()) for a, b in pairwise(bounds)]
         return Manifest(self.identity, about, self.model.width, bounds, rows)
@@ -210,7 +228,7 @@ class StoredStates:
     def size(self, shard: int) -> int:
         """Bytes of a shard at one site."""
         rows, texts = self.manifest.rows[shard], self.texts(shard)
-        return layout_size(len(texts), rows, self.manifest.width, self.identity.stored_as)
+        return layout_size(len(texts), rows, self.manifest.width, self.identity.kept_as)
 
     def texts(self, shard: int) -> range:
         """The row numbers of the texts in a shard."""

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any, Literal, Protocol, get_args
 
-import lightning.pytorch as pl
 import numpy as np
 import torch
 from filelock import Timeout
@@ -23,14 +23,16 @@ from aligners.files.room import free_disk, in_words
 from aligners.files.whole import check_folder, whole_file
 from aligners.models.architectures import Component
 from aligners.models.model import FrozenModel
+from datamodules.batches import StoredRows
 from datamodules.frozen_models import FrozenModels
-from datamodules.rows.policies import select_rows
+from datamodules.rows.policies import RowKind, policy_of, select_rows
 from datamodules.rows.reading import read_rows
 from datamodules.store.reading import Ring, StatesAtSites
 from datamodules.store.shards import ShardWriter
 from datamodules.store.states import DTYPES, USED, StoredStates, name_of, shard_path
 from datamodules.tokens.tokenised import TokenisedTexts
 
+KeptRows = Literal["tokens", "texts"]
 MOST_TOKENS = 8192  # of a batch, padding included
 MOST_BYTES = 2**28  # of the states of a batch at all sites, in float32
 
@@ -90,7 +92,7 @@ def _writer(states: StoredStates, site: int, shard: int) -> Iterator[ShardWriter
     about = {"store": states.identity.name, "site": str(site), "shard": str(shard)}
     try:
         with whole_file(path) as unfinished, unfinished.open("wb") as file:
-            yield ShardWriter(file, lengths, states.manifest.width, states.identity.stored_as, about)
+            yield ShardWriter(file, lengths, states.manifest.width, states.identity.kept_as, about)
     except OSError as error:
         error.filename = error.filename or str(path)
         raise
@@ -100,20 +102,21 @@ def _batches(states: StoredStates, texts: range) -> Iterator[np.ndarray]:
     """The row numbers of the texts in each batch of a shard: the longest first, equal ones together."""
     token = 4 * states.model.width * (states.model.depth + 1)
     most = max(min(MOST_TOKENS, MOST_BYTES // token), 1)
-    order = texts.start + np.argsort(-states.lengths[texts.start : texts.stop], kind="stable")
+    order = texts.start + np.argsort(-states.tokens[texts.start : texts.stop], kind="stable")
     while len(order):
-        count = max(most // int(states.lengths[order[0]]), 1)
+        count = max(most // int(states.tokens[order[0]]), 1)
         yield order[:count]
         order = order[count:]
 
 
 def _read(states: StoredStates, chosen: np.ndarray, sites: Sequence[int]) -> Tensor:
-    """The rows of some texts, (S, P, d), as they are stored, on the CPU."""
+    """The rows of some texts, (S, P, d), as they are stored, on the CPU: pooled as they are from stored tokens."""
     batch, device = states.data[chosen.tolist()], states.model.device
     inputs = batch.inputs[states.place]
     rows = select_rows(inputs["attention_mask"], batch.special[states.place], "tokens").to(device)
     inputs = {name: value.to(device) for name, value in inputs.items()}
-    values = read_rows(states.model, inputs, sites, rows, states.identity.component).to(states.dtype)
+    stored_as = DTYPES[states.identity.stored_as]
+    values = read_rows(states.model, inputs, sites, rows, states.identity.component).to(stored_as)
     finite = values.sum((1, 2), dtype=torch.float32).isfinite().tolist()
     if not all(finite):
         bad = ", ".join(str(site) for site, fine in zip(sites, finite, strict=True) if not fine)
@@ -122,17 +125,31 @@ def _read(states: StoredStates, chosen: np.ndarray, sites: Sequence[int]) -> Ten
             f"{states.identity.stored_as} at site {bad}, in texts {chosen.min()} to {chosen.max()}. Look at these "
             "texts, or use float32 as `dtype` and `store_dtype`."
         )
+    if states.kind is not None:
+        choose = policy_of(states.kind.policy).choose
+        pooled = choose(batch, states.place, states.kind.special_tokens).to(device)
+        values = read_rows(states.model, inputs, sites, pooled, stored=StoredRows(tuple(sites), values))
     return values.cpu()
 
 
-def check_store(folder: Path | None, dtype: str | None) -> None:
+def check_store(folder: Path | None, dtype: str | None, rows: str) -> None:
     """Raise unless the options of a store make sense."""
     check_known(DTYPES, store_dtype=dtype)
+    check_known(get_args(KeptRows), store_rows=rows)
     if dtype is not None and folder is None:
         raise UserError(
             f"`store_dtype` {dtype!r} says how states are stored, but there is no `store`. Name its folder, or leave "
             "`store_dtype` out."
         )
+
+
+class Reader(Protocol):
+    """What decides what a data module reads; see `TextModule`."""
+
+    frozen_models: FrozenModels
+    component: Component
+    kinds_read: Sequence[RowKind]
+    trainer: Any
 
 
 class Stores:
@@ -141,47 +158,46 @@ class Stores:
     Args:
         folder: in which each store has a folder of its own.
         dtype: data type of the stored states; None: that of the models.
+        rows: which rows are written: every token, or one a text where no more is read.
 
     Attributes:
         rings: memory for what is read.
     """
 
-    def __init__(self, folder: Path, dtype: str | None) -> None:
-        self.folder, self.dtype = folder, dtype
+    def __init__(self, folder: Path, dtype: str | None, rows: KeptRows = "tokens") -> None:
+        self.folder, self.dtype, self.rows = folder, dtype, rows
         self.rings: list[Ring] = []
-        self._opened: dict[tuple[FrozenModel, str, str], StoredStates] = {}
+        self._known: dict[tuple[FrozenModel, str, str, RowKind | None], StoredStates] = {}
+        self._read: dict[StoredStates, None] = {}
 
     @property
     def opened(self) -> list[Path]:
-        """The folder of each store that was opened."""
-        return [states.folder for states in self._opened.values()]
+        """The folder of each store that was read."""
+        return [states.folder for states in self._read]
 
     def complete(
-        self,
-        models: FrozenModels,
-        splits: Sequence[TokenisedTexts],
-        sites: Sequence[Sequence[int]],
-        component: Component,
-        trainer: pl.Trainer | None = None,
+        self, reader: Reader, splits: Sequence[TokenisedTexts], sites: Sequence[Sequence[int]]
     ) -> list[list[StatesAtSites]]:
         """Write the states that are missing, after announcing their size; all ranks take part.
 
         Args:
-            models: whose states are read; where one has to run, it is moved to its place meanwhile.
+            reader: the data module whose models are read: its component, its kinds of rows. Where one has to run, it is
+                moved to its place meanwhile. A progress bar is shown if its Trainer has one.
             splits: on which texts, tokenised for these models.
             sites: that are read of each model.
-            component: what is read there.
-            trainer: of the run; a progress bar is shown if it has one.
 
         Returns:
-            For each split, the states of each model and the sites that are read.
+            For each split, the states of each model and the sites that are read. A model is missing where `rows` is
+            "texts", it is read for more than one row a text, and no store of its tokens is complete: it then runs.
 
         Raises:
             ValueError: there is too little disk space, a store is damaged or not ours, or states are not finite.
             OSError: something cannot be written.
         """
-        read = [self._open(models.loaded, data, sites, component) for data in splits]
+        models, trainer = reader.frozen_models, reader.trainer
+        read = [self._open(reader, data, sites) for data in splits]
         every = [stored for split in read for stored in split]
+        self._read |= dict.fromkeys(states for states, _ in every)
         missing = {states: states.missing(of_model) for states, of_model in every}
         if any(missing.values()):
             check_folder(self.folder, "store")
@@ -201,21 +217,39 @@ class Stores:
             models.known.save()
         return read
 
-    def _open(
-        self, models: Sequence[FrozenModel], data: TokenisedTexts, sites: Sequence[Sequence[int]], component: Component
-    ) -> list[StatesAtSites]:
+    def _open(self, reader: Reader, data: TokenisedTexts, sites: Sequence[Sequence[int]]) -> list[StatesAtSites]:
+        models = reader.frozen_models.loaded
         wanted: dict[FrozenModel, set[int]] = {}
         for model, of_model in zip(models, sites, strict=True):
             wanted.setdefault(model, set()).update(of_model)
         stored = []
         for model in (model for model in wanted if wanted[model]):
-            place = models.index(model)
-            key = (model, data.digest(place), component)
-            if key not in self._opened:
-                stored_as = self.dtype or name_of(model.dtype)
-                self._opened[key] = StoredStates(self.folder, model, data, place, component, stored_as)
-            stored.append((self._opened[key], tuple(sorted(wanted[model]))))
+            of_model = tuple(sorted(wanted[model]))
+            states_of = partial(self._states, model, data, models.index(model), reader.component)
+            states = self._choose(states_of, of_model, reader.kinds_read)
+            if states is not None:
+                stored.append((states, of_model))
         return stored
+
+    def _choose(
+        self, states_of: Callable[[RowKind | None], StoredStates], sites: Sequence[int], kinds: Sequence[RowKind]
+    ) -> StoredStates | None:
+        """The states to read: those that are there, or else those to write; None: the model runs."""
+        tokens = states_of(None)
+        if kinds[0].types is not None:
+            return tokens
+        pooled = states_of(kinds[0]) if len(kinds) == 1 else None
+        there = (states for states in (pooled, tokens) if states is not None and not states.missing(sites))
+        return next(there, tokens if self.rows == "tokens" else pooled)
+
+    def _states(
+        self, model: FrozenModel, data: TokenisedTexts, place: int, component: Component, kind: RowKind | None
+    ) -> StoredStates:
+        key = (model, data.digest(place), component, kind)
+        if key not in self._known:
+            stored_as = self.dtype or name_of(model.dtype)
+            self._known[key] = StoredStates(self.folder, model, data, place, component, stored_as, kind)
+        return self._known[key]
 
     def _announce(self, missing: Mapping[StoredStates, Mapping[int, Sequence[int]]]) -> None:
         """Say how much will be written.

@@ -144,7 +144,12 @@ def _converted(values: Sequence[Any], kind: Callable[[str], Any]) -> list[Any] |
 ClassMap = tuple[tuple[int, ...], ...]  # for each class of the texts the head's classes that answer it
 
 
-GivenMap = dict[str, int | str | list[int | str]]  # class of the texts -> class or classes of the head, as written
+class Largest(tuple[int, ...]):
+    """Classes of a head of which the most probable one answers, where otherwise their probabilities are added."""
+
+
+Answers = int | str | list[int | str]
+GivenMap = dict[str, Answers | dict[str, list[int | str]]]  # class of the texts -> classes of the head, as written
 
 
 LabelsOption = GivenMap | list[GivenMap | None] | None  # of all models, or of each
@@ -186,8 +191,8 @@ def class_map(
         names: of the texts' classes, by number; None: they have none.
         classes: how many classes the texts have.
         given: a map instead. Each class of the texts, by its name or number, is answered by the classes of the head on
-            the right, by numbers or names: their probabilities are added. A class of the head that stands nowhere is
-            no answer at all.
+            the right, by numbers or names: their probabilities are added or, of {largest: [...]}, the largest counts.
+            A class of the head that stands nowhere is no answer at all.
         model: whose head it is, for messages.
         source: where the texts come from, for messages.
 
@@ -263,8 +268,10 @@ def _plain(name: str) -> str:
 def _given(given: GivenMap, head: Sequence[str], names: Sequence[str] | None, classes: int, model: str) -> ClassMap:
     groups: dict[int | None, tuple[Any, ...]] = {}
     for key, value in given.items():
-        answers = value if isinstance(value, list) else [value]
-        groups[_number(key, names, classes)] = tuple(_number(answer, head, len(head)) for answer in answers)
+        kind: Any = Largest if isinstance(value, dict) else tuple
+        named = value.get("largest", []) if isinstance(value, dict) else value
+        answers = named if isinstance(named, list) else [named]
+        groups[_number(key, names, classes)] = kind(_number(answer, head, len(head)) for answer in answers)
     if len(groups) < len(given) or set(groups) != set(range(classes)):
         raise UserError(
             f"Expected `data.labels` to name every class of the texts once, {_listed(names, classes)}, but got "

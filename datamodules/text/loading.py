@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from aligners.errors import UserError
+from datamodules.text.annotated.answers import ANSWERS, QUESTION
 from datamodules.text.annotated.sentence import ANNOTATION
+from datamodules.text.kept import drawn_once
 from datamodules.text.labels import LabelColumn, read_labels
 from datamodules.text.sources import TextSource, fitting_split, held_out_split, known_source
 from datamodules.text.texts import Texts, plain_text
@@ -39,49 +41,6 @@ def split_of(key: int, shares: dict[str, float]) -> str:
 
 
 PEEKED = 100  # rows that show which columns a stream has and what they hold
-
-
-def first_texts(
-    stream: IterableDataset,
-    texts: list[str],
-    label: str | None,
-    source: TextSource,
-    wanted: Mapping[str, int | None],
-    split: Callable[[int], str],
-    held: Collection[int] = (),
-) -> tuple[Dataset, int]:
-    """Read a stream until each split has its texts.
-
-    A row that repeats a text that was taken, or one of `held`, counts for no split; it is kept to be counted later.
-    Without `TextSource.deduplicate` it counts like any other.
-
-    Args:
-        stream: rows with these columns, and others, which are dropped.
-        texts: columns of the text, one or two.
-        label: column of the class, if any.
-        source: of the stream.
-        wanted: how many texts each split takes.
-        split: of a text, by its key.
-        held: keys of the official held-out texts.
-
-    Returns:
-        The rows, in the stream's order, and how many were read.
-    """
-    columns, taken, rows, read = [*texts, *([label] if label else [])], set(held), [], 0
-    left = {name: count or 0 for name, count in wanted.items()}
-    for row in _streamed(stream, source):
-        read += 1
-        key = text_key([row[name] for name in texts], source.seed)
-        if key not in taken or not source.deduplicate:
-            name = split(key)
-            if left[name] == 0:
-                continue
-            left[name] -= 1
-            taken.add(key)
-        rows.append({name: row[name] for name in columns})
-        if not any(left.values()):
-            break
-    return _table(rows, stream), read
 
 
 def _streamed(stream: IterableDataset, source: TextSource) -> Iterator[dict[str, Any]]:
@@ -115,18 +74,32 @@ def load_texts(source: TextSource) -> Texts:
             names nor numbers; a split would be empty. A text without a label is no error: see `labels`.
     """
     tables, columns, label, origin = _read(source)
+    return drawn_once(source, tables, lambda: _divide(source, tables, columns, label, origin))
+
+
+def _divide(
+    source: TextSource, tables: list[Dataset], columns: list[str], label: str | None, origin: dict[str, Any]
+) -> Texts:
+    """Divide what `_read` has read."""
+    for table in tables:
+        _check_columns(table, columns, label, source)
     labels, official = read_labels(tables, label, source.source), len(tables) == 2
     keys = [_keys(table, columns, source.seed) for table in tables]
-    held, shares = set(keys[1]) if official else set(), split_shares(source, draw_test=not official)
-    once = [_first_of_each(of_table) if source.deduplicate else list(range(len(of_table))) for of_table in keys]
+    shares = split_shares(source, draw_test=not official)
+    kept = [_rows_where(table, source) for table in tables]
+    once = [_first_of_each(rows, of) if source.deduplicate else rows for rows, of in zip(kept, keys, strict=True)]
+    held = {keys[1][row] for row in kept[1]} if official else set()
     free = [row for row in once[0] if keys[0][row] not in held or not source.deduplicate]
     members = {name: [row for row in free if split_of(keys[0][row], shares) == name] for name in shares}
     if official:
         members["test"] = once[1]
-    chosen = {}
+    chosen, first = {}, origin.pop("filled", None)
     for name, rows in members.items():
         place = int(official and name == "test")
-        rows = _some(name, rows, keys[place], source, held if not place else set())
+        further = first if place and first is not None else len(keys[place])
+        rows = _some(name, rows, keys[place], source, held if not place else set(), further)
+        if further < len(keys[place]):
+            origin["filled"] = {"from": source.fill_from, "texts": sum(row >= further for row in rows)}
         chosen[name] = _normalised(tables[place].select(rows), columns, labels)
     origin |= {
         **({"annotated": [table.info.description for table in tables]} if ANNOTATION in tables[0].column_names else {}),
@@ -149,18 +122,24 @@ def _read(source: TextSource) -> tuple[list[Dataset], list[str], str | None, dic
         The rows that are divided and, where there is an official held-out split, its rows; the columns of the text, one
         or two, and of the labels, if there are any; and what a report says of all this.
     """
+    from datasets import concatenate_datasets
+
     known = known_source(source)
-    splits, held_out = known.open(source), source.held_out or known.held_out
+    splits, held_out = known.open(source), source.official
     tables = [fitting_split(splits, source)]
     if held_out is not None:
         tables.append(held_out_split(splits, held_out, source))
+    filled = {}
+    if source.fill_from is not None and held_out is not None and len(tables[1]) < (source.most("test") or 0):
+        filled = {"filled": len(tables[1])}
+        tables[1] = concatenate_datasets([tables[1], held_out_split(splits, source.fill_from, source)])
     begun = tables
     if source.streaming:
         begun = [_table(list(islice(_streamed(stream, source), PEEKED)), stream) for stream in tables]
     for beginning, name in zip(begun, (source.source, held_out), strict=False):
         if len(beginning) == 0:
             raise UserError(f"Expected texts in {name!r} (`source` or `held_out`), but it has none.")
-    usual = "label" if "label" in begun[0].column_names else None
+    usual = known.label_column or ("label" if "label" in begun[0].column_names else None)
     label = usual if source.label_column is None else source.label_column
     columns = _text_columns(begun[0], label, source)
     drawn = held_out is None
@@ -171,40 +150,60 @@ def _read(source: TextSource) -> tuple[list[Dataset], list[str], str | None, dic
         "text_columns": columns,
         "label_column": label,
         "split": "by a keyed hash of the text" if drawn else f"test: {held_out}; rest by hash",
+        **({"where": source.where} if source.where else {}),
         "seed": source.seed,
         "validation_share": source.validation_share,
         **({"test_share": source.test_share} if drawn else {}),
+        **filled,
     }
     if source.streaming:
         for beginning in begun:
             _check_columns(beginning, columns, label, source)
         tables, origin["streamed_rows_read"] = _read_streams(tables, columns, label, source)
-    for table in tables:
-        _check_columns(table, columns, label, source)
     return tables, columns, label, origin
 
 
 def _read_streams(
     streams: list[IterableDataset], columns: list[str], label: str | None, source: TextSource
 ) -> tuple[list[Dataset], dict[str, int]]:
-    """Read as much of the streams as is needed: their rows, and how many were read for which split."""
-    held, count, shares = [], {}, split_shares(source, draw_test=len(streams) == 1)
+    """Read streams until each split has its texts: their rows, and how many were read for which split.
+
+    A row that repeats a text that was taken, or one that is held out officially, counts for no split; it is kept to be
+    counted later. Without `TextSource.deduplicate` it counts like any other.
+    """
+    held: list[Dataset] = []
+    known, count = set[int](), dict[str, int]()
+
+    def first_texts(stream: IterableDataset, left: dict[str, int], split: Callable[[int], str]) -> tuple[Dataset, int]:
+        """The rows, in the stream's order, until so many of each split are read, and how many of all were read."""
+        taken, rows, read = set(known), [], 0
+        for row in _streamed(stream, source):
+            read += 1
+            key = text_key([row[name] for name in columns], source.seed)
+            if key not in taken or not source.deduplicate:
+                name = split(key)
+                if left[name] == 0:
+                    continue
+                left[name] -= 1
+                taken.add(key)
+            rows.append({name: row[name] for name in (*columns, *([label] if label else []))})
+            if not any(left.values()):
+                break
+        return _table(rows, stream), read
+
     for stream in streams[1:]:
-        table, count["test"] = first_texts(
-            stream, columns, label, source, {"test": source.most("test")}, lambda key: "test"
-        )
+        table, count["test"] = first_texts(stream, {"test": source.most("test") or 0}, lambda key: "test")
         held.append(table)
+        known.update(_keys(table, columns, source.seed))
+    shares = split_shares(source, draw_test=len(streams) == 1)
     most, largest = source.max_texts or 0, max(shares.values())  # the others in proportion to the largest, rounded up
     wanted = {name: min(math.ceil(most * share / largest), source.most(name) or 0) for name, share in shares.items()}
-    known = {key for table in held for key in _keys(table, columns, source.seed)}
-    first, count["fit"] = first_texts(
-        streams[0], columns, label, source, wanted, lambda key: split_of(key, shares), known
-    )
+    first, count["fit"] = first_texts(streams[0], wanted, lambda key: split_of(key, shares))
     return [first, *held], count
 
 
-def _some(name: str, rows: list[int], keys: list[int], source: TextSource, held: set[int]) -> list[int]:
-    """Keep as many rows of a split as are wanted, chosen by their keys.
+def _some(name: str, rows: list[int], keys: list[int], source: TextSource, held: set[int], further: int) -> list[int]:
+    """Keep as many rows of a split as are wanted, chosen by their keys; those from `further` on where others are few.
 
     Raises:
         ValueError: there is none, though some are wanted.
@@ -218,7 +217,7 @@ def _some(name: str, rows: list[int], keys: list[int], source: TextSource, held:
             "texts too."
         )
     most = source.most(name)
-    return rows if most is None else sorted(sorted(rows, key=keys.__getitem__)[:most])
+    return rows if most is None else sorted(sorted(rows, key=lambda row: (row >= further, keys[row]))[:most])
 
 
 def _text_columns(table: Dataset, label: str | None, source: TextSource) -> list[str]:
@@ -226,6 +225,8 @@ def _text_columns(table: Dataset, label: str | None, source: TextSource) -> list
     columns = source.text_columns or known_source(source).text_columns
     if columns is not None:
         return list(columns)
+    if ANSWERS in table.column_names and set(QUESTION) <= set(table.column_names):
+        return list(QUESTION)
     names = [name for name in table.column_names if name not in (label, ANNOTATION) and _is_text(table, name)]
     if len(names) != 1:
         raise UserError(
@@ -271,8 +272,24 @@ def _keys(table: Dataset, columns: list[str], seed: int) -> list[int]:
     return [text_key(text, seed) for text in _rows(table, columns)]
 
 
-def _first_of_each(keys: list[int]) -> list[int]:
-    return sorted({key: row for row, key in reversed(list(enumerate(keys)))}.values())
+def _rows_where(table: Dataset, source: TextSource) -> list[int]:
+    """The numbers of the rows that `TextSource.where` asks for."""
+    missing = [name for name in source.where or {} if name not in table.column_names]
+    if missing:
+        raise UserError(
+            f"Expected the columns of `where` out of {', '.join(table.column_names)} in `source` {source.source!r}, "
+            f"but got {', '.join(missing)}."
+        )
+    rows = set(range(len(table)))
+    for name, wanted in (source.where or {}).items():
+        written = getattr(table.features[name], "int2str", str)  # of classes on the Hub, which are stored as numbers
+        values = {wanted} if isinstance(wanted, str) else set(wanted)
+        rows &= {row for row, value in enumerate(table[name][:]) if written(value) in values}
+    return sorted(rows)
+
+
+def _first_of_each(rows: list[int], keys: list[int]) -> list[int]:
+    return sorted({keys[row]: row for row in reversed(rows)}.values())
 
 
 def _normalised(table: Dataset, columns: list[str], labels: LabelColumn | None) -> Dataset:
@@ -282,7 +299,8 @@ def _normalised(table: Dataset, columns: list[str], labels: LabelColumn | None) 
     features = {"text": Value("string"), "id": Value("int64")}
     if len(columns) == 2:
         features["text_pair"] = Value("string")
-    extra = [ANNOTATION] if ANNOTATION in table.column_names else []
+    answered = [ANSWERS] if columns == QUESTION else []
+    extra = [name for name in (ANNOTATION, *answered) if name in table.column_names]
     features |= {name: table.features[name] for name in extra}
     if len(table):
         renamed = table.map(

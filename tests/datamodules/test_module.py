@@ -24,7 +24,7 @@ OF_PAIRS = "model_x model_y sites revision_x revision_y special_tokens packed"
 OF_STATES = "rows special_tokens component held_out_types packed"
 KEPT = {  # in checkpoints, whatever becomes of the code
     pair_states: f"{OF_PAIRS} {OF_STATES} labels",
-    attention_states: f"{OF_PAIRS} share",
+    attention_states: f"{OF_PAIRS} share queries",
     pairs_states: f"models pairs sites revisions {OF_STATES}",
     universe_states: f"models sites revisions {OF_STATES}",
     LayerActivations: "models layers rows special_tokens packed revisions attention component",
@@ -111,6 +111,7 @@ def test_names_of_embedded_models() -> None:
         (stitched_texts, {"models": ["one"]}, r"`models` to name at least two models, but got \['one'\]"),
         (stitched_texts, {"masked_share": 1.0}, r"`masked_share` to be above 0 and below 1, but got 1\.0"),
         (attention_states, {"share": 0}, "`share` to be above 0 and at most 1, but got 0"),
+        (attention_states, {"queries": "some"}, "`queries` to be one of each, mean, but got 'some'"),
         (pair_states, {"sites": "7"}, "`sites` between 0 and L = 4, the blocks of embedded:0.*7"),
         (
             LayerActivations,

@@ -179,10 +179,29 @@ def test_rows_are_what_each_head_gives_to_a_pair_of_tokens(world: World, causal:
     assert batch.x.shape[1] == int((lengths * (lengths + 1) // 2).sum())
 
 
-def test_the_rows_that_are_drawn_do_not_depend_on_the_batches(world: World) -> None:
+def test_means_over_queries_are_what_a_token_gets_from_those_that_look_at_it(world: World, causal: list[str]) -> None:
+    options = {"share": 1.0, "batch_size": 4, "max_length": 60}
+    of_pairs, of_tokens = (next(attention(world, queries=each, **options).paired("fit")) for each in ("each", "mean"))
+    lengths, place, first = of_pairs.texts.inputs_x["attention_mask"].sum(1).tolist(), 0, 0
+    for text, length in enumerate(lengths):
+        pairs = of_pairs.x[:, place : place + length**2].unflatten(1, (length, length))  # query, key
+        torch.testing.assert_close(of_tokens.x[:, first : first + length], pairs.mean(1))
+        assert set(of_tokens.rows.owner[first : first + length].tolist()) == {text}
+        place, first = place + length**2, first + length
+    assert of_tokens.x.shape[1] == sum(lengths)
+    model = attention_states(*causal, text=world.text, sites=[1], queries="mean", share=1.0, max_length=60)
+    batch = next(model.paired("test"))
+    weights = model.frozen[0].attention(batch.texts.inputs_x)[0][0][0]  # (H, T, T) of the first text
+    length = int(batch.texts.inputs_x["attention_mask"][0].sum())
+    sums, looking = weights[:, :length, :length].sum(1), torch.arange(length, 0, -1)
+    torch.testing.assert_close(batch.x[0, :length], (sums / looking).T)
+
+
+@pytest.mark.parametrize("queries", ["each", "mean"])
+def test_the_rows_that_are_drawn_do_not_depend_on_the_batches(world: World, queries: str) -> None:
     found = []
     for size in (3, 16):
-        data = attention(world, share=0.3, batch_size=size)
+        data = attention(world, share=0.3, batch_size=size, queries=queries)
         rows: dict[int, list[torch.Tensor]] = {}
         for batch in data.paired("test"):
             for text, row in zip(batch.text.tolist(), batch.x[0], strict=True):
@@ -191,7 +210,7 @@ def test_the_rows_that_are_drawn_do_not_depend_on_the_batches(world: World) -> N
     assert found[0].keys() == found[1].keys()
     for text, each in found[0].items():
         torch.testing.assert_close(each, found[1][text])
-    every = sum(batch.x.shape[1] for batch in attention(world, share=1.0).paired("test"))
+    every = sum(batch.x.shape[1] for batch in attention(world, share=1.0, queries=queries).paired("test"))
     assert 0.2 < sum(map(len, found[0].values())) / every < 0.4
     with pytest.raises(ValueError, match="Expected `sites` of blocks, from 1 on"):
         attention(world, sites="all").check_models()

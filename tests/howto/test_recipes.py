@@ -129,10 +129,12 @@ def perform(words: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
         SCRIPTS[script](rest)
 
 
-def here(name: str, workers: int, gpus: int, folder: Path, options: dict[str, Any]) -> Inline:
+def here(name: str, workers: int, gpus: list[str], folder: Path, options: dict[str, Any], devices: int) -> Inline:
     """Cells run in this process, if they could run where the recipe says."""
     if name != "slurm" or find_spec("submitit"):
-        make_executor(name, workers, gpus, folder, {**options, **({"cluster": "local"} if name == "slurm" else {})})
+        make_executor(
+            name, workers, gpus, folder, {**options, **({"cluster": "local"} if name == "slurm" else {})}, devices
+        )
     return Inline()
 
 

@@ -28,6 +28,12 @@ def minibatch_cka(x: Array, y: Array, batch: int) -> float:
     return float(sums[0] / np.sqrt(sums[1] * sums[2]))
 
 
+def mean_minibatch_cka(x: Array, y: Array, batch: int) -> float:
+    """The mean of the CKAs of batches."""
+    parts = [(x[start : start + batch], y[start : start + batch]) for start in range(0, len(x), batch)]
+    return float(np.mean([minibatch_cka(*part, batch) for part in parts]))
+
+
 def biased_cka(k: Array, l: Array) -> float:  # noqa: E741
     """Kornblith et al. 2019, eq. 2 to 4."""
     h = np.eye(len(k)) - 1 / len(k)

@@ -51,9 +51,28 @@ def pwcca(x: Array, y: Array, share: float = 1.0) -> float:
     return float(rho @ _alpha(x, a) / _alpha(x, a).sum())
 
 
-def held_out_correlations(x: Array, y: Array, x_new: Array, y_new: Array, share: float = 1.0) -> tuple[Array, Array]:
-    """Pearson correlation on new rows of each pair of canonical variables, and the weights α, of the fitting rows."""
-    _, a, b = canonical_variables(x, y, share)
+def svcca_standardised(x: Array, y: Array, share: float) -> float:
+    """SVCCA of z-scored features, as `CCA` of `corr_methods.py` released with Wu et al. 2020 has it."""
+    return mean_cca(_standardised(x), _standardised(y), share)
+
+
+def pwcca_standardised(x: Array, y: Array, share: float) -> float:
+    """Directions of z-scored features, weights of the features as they are (the same code)."""
+    rho, a, _ = canonical_variables(_standardised(x), _standardised(y), share)
+    alpha = np.abs((_standardised(x) @ a).T @ (x - x.mean(0))).sum(1)
+    return float(rho @ alpha / alpha.sum())
+
+
+def held_out_correlations(
+    x: Array, y: Array, x_new: Array, y_new: Array, share: float = 1.0, standardised: bool = False
+) -> tuple[Array, Array]:
+    """Pearson correlation on new rows of each pair of canonical variables, and the weights α, of the fitting rows.
+
+    `standardised`: the directions are those of features divided by their deviations on the fitting rows.
+    """
+    scale_x, scale_y = (rows.std(0) if standardised else np.ones(rows.shape[1]) for rows in (x, y))
+    _, a, b = canonical_variables(x / scale_x, y / scale_y, share)
+    a, b = a / scale_x[:, None], b / scale_y[:, None]
     pairs = zip((x_new @ a).T, (y_new @ b).T, strict=True)
     return np.array([np.corrcoef(u, v)[0, 1] for u, v in pairs]), _alpha(x, a)
 
@@ -115,6 +134,10 @@ def _basis(x: Array, share: float) -> tuple[Array, Array]:
     if share < 1:
         kept = min(kept, int(np.searchsorted(np.cumsum(s**2) / (s**2).sum(), share)) + 1)
     return u[:, :kept], (vh[:kept] / s[:kept, None]).T / scale[:, None]
+
+
+def _standardised(x: Array) -> Array:
+    return (x - x.mean(0)) / x.std(0)
 
 
 def _alpha(x: Array, a: Array) -> Array:

@@ -11,9 +11,10 @@ import yaml
 
 from aligners.cli.evaluate.inject import inject
 from aligners.models.architectures import known_architectures
+from aligners.reports.study.registry import CONTENTS
 from aligners.similarity.catalogue import catalogue
 from tests.processes import ROOT
-from website import families, glossary, invariances, modules, options
+from website import coverage, families, glossary, invariances, modules, options
 from website.drawings import with_drawings
 
 DOCS = ROOT / "docs"
@@ -76,6 +77,27 @@ def test_the_glossary_has_the_words_of_the_reports() -> None:
     page = glossary.PLACE.read_text(encoding="utf-8")
     assert page == glossary.page(), "run python -m website.glossary"
     assert "\n## FVU\n\nFraction of variance unexplained" in page
+
+
+def test_the_coverage_is_that_of_the_configs() -> None:
+    """That its commands are understood is tested with those of all pages."""
+    page = coverage.PLACE.read_text(encoding="utf-8")
+    assert page == coverage.page(), "run python -m website.coverage"
+    papers = coverage.items()
+    assert {paper: len(lines) for paper, lines in papers.items()} == {
+        "ren2023": 16, "wu2020": 11, "phang2021": 7, "merchant2020": 8, "brown2023": 12
+    }  # fmt: skip
+    for item in (item for lines in papers.values() for item in lines):
+        assert set(item) <= {"item", "shows", "run", "report", "status", "paper", "ours", "note"}
+        assert item["status"] in coverage.STATUSES
+        assert item["status"] == "complete" or item["note"].endswith(".")
+        assert ("run" in item) is (item["status"] in ("complete", "partly")), item["item"]
+        assert set(item.get("report", [])) <= set(CONTENTS)
+        for study in re.findall(r"study\.py run (\w+)", item.get("run", "")):
+            assert (ROOT / "aligners/configs/study" / f"{study}.yaml").exists()
+        for script, config in re.findall(r"\.py (\w+) --config (\w+)", item.get("run", "")):
+            folder = {"stitch": "train"}.get(script, script)
+            assert (ROOT / "aligners/configs" / folder / f"{config}.yaml").exists()
 
 
 def test_every_model_family_has_its_row() -> None:

@@ -1,80 +1,37 @@
 """What the cells of a study will cost: formulas over sizes of models, options and assumed lengths of texts."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import combinations
-from typing import Any
+from dataclasses import replace
 
 import torch
-from jsonargparse import Namespace
 
+from aligners.cli.cells.loads import FLOAT, Load, Training
 from aligners.cli.cells.options import CellOptions
 from aligners.files.room import in_words
 from aligners.fitting.parts import bytes_a_site, pairs_within
+from aligners.injection.routes import route_numbers
+from aligners.maps.inn import INN
+from aligners.probing.reading import USUAL
 from aligners.probing.trees import USUAL_RANK
 from aligners.similarity.catalogue import catalogue
+from aligners.similarity.evaluation import GROUPS
+from aligners.similarity.passes.sums import Shape
+from aligners.similarity.passes.work import DOUBLE, comparison_work
 from aligners.studies.cells import Cell, expand
-from aligners.studies.plan import ESTIMATES, Cost, Plan, Size, measured_rate
+from aligners.studies.plan import CALL, ESTIMATES, SOLVING, START, Cost, Plan, Size, measured_rates
+from aligners.studies.sizes import TextSizes, text_sizes
 from aligners.studies.spec import Study
 from datamodules.rows.policies import most_rows
 from datamodules.rows.sites import parse_layers, parse_sites
+from datamodules.text.sources import TextSource
 
 FLOOR_METHODS = 3  # mean, identity, random_embedding
-DECOMPOSED = 30.0  # × d³: FLOP of a singular value decomposition and what goes with it
-CONTROLS = 5  # times the products of a comparison alone
-FLOAT, DOUBLE = 4, 8
-
-
-@dataclass(frozen=True)
-class Load:
-    """What a cell computes, and on what.
-
-    Attributes:
-        study: to which it belongs.
-        parsed: its options as plain values.
-        made: the same options, instantiated.
-        sizes: of its models.
-        pairs: number of pairs of them.
-        texts: to fit on.
-        held_out: texts that are held out.
-    """
-
-    study: Study
-    parsed: Namespace
-    made: Namespace
-    sizes: list[Size]
-    pairs: int
-    texts: int
-    held_out: int
-
-    @property
-    def tokens(self) -> int:
-        """Mean length of a text."""
-        return self.study.assume.tokens
-
-    @property
-    def memory(self) -> int:
-        """Bytes of the models."""
-        return FLOAT * sum(size.weights for size in self.sizes)
-
-    def reading(self, texts: float, sizes: Sequence[Size] | None = None) -> float:
-        """FLOP with which models, by default all, read so many texts."""
-        return sum(size.reading(texts * self.tokens) for size in sizes or self.sizes)
-
-    def rows(self, texts: int) -> int:
-        """Rows of so many texts."""
-        return most_rows(self.parsed.data.get("rows") or "tokens", texts, self.tokens)
-
-    def trained(self, read: int, step: int) -> float:
-        """Rows that a fit trains on, of so many in all texts and in a step."""
-        trainer: Any = self.parsed.trainer
-        limit = trainer.limit_train_batches
-        epoch = read if limit is None else min(read, limit * step) if isinstance(limit, int) else limit * read
-        if trainer.max_epochs not in (None, -1):
-            return float(trainer.max_epochs * epoch)
-        if trainer.max_steps not in (None, -1):
-            return float(trainer.max_steps * step)
-        return float(min(self.parsed.model.rows, self.parsed.model.most_steps * step))
+COPIES = 3  # of a trained weight in a checkpoint, besides itself: Adam's two averages and the best so far
+DECOMPOSED = 30.0  # × d³: FLOP of the decompositions of a closed form
+MOMENT = 8  # bytes
+SPLITS: dict[str, Sequence[str]] = {"inject": ("fit", "test"), "similarity": ("test",), "identity": ("test",)}
+SPLITS |= dict.fromkeys(("fit", "fit_pairs"), ("fit", "validation"))  # that cells read; others read all three
 
 
 class Costs:
@@ -88,109 +45,139 @@ class Costs:
 
     def __init__(self, study: Study, options: CellOptions, sizes: Mapping[str, Size]) -> None:
         self.study, self.options, self.sizes = study, options, sizes
-        self._known: dict[object, Cost] = {}
+        self._known: dict[object, tuple[TextSizes, Cost]] = {}
 
     def of(self, cell: Cell) -> Cost:
-        """The cost of a cell: the same for all of its kind and task with models of the same sizes."""
-        key = (cell.kind, cell.task, *self.size(cell), cell.pairs)
+        """The cost of a cell: the same for all of its kind, task and texts with models of the same sizes."""
+        return self._of(cell)[1] if cell.kind in COSTS else Cost()
+
+    def _of(self, cell: Cell) -> tuple[TextSizes, Cost]:
+        key = (cell.kind, cell.task, str(cell.options["data"].get("text")), *self.size(cell), cell.pairs)
         if key not in self._known:
-            self._known[key] = COSTS[cell.kind](self.load(cell)) if cell.kind in COSTS else Cost()
+            load = self.load(cell)
+            self._known[key] = load.texts, COSTS[cell.kind](load)
         return self._known[key]
 
     def size(self, cell: Cell) -> list[Size]:
-        """The sizes of a cell's models."""
-        return [self.sizes[model.name.split("#")[0]] for model in cell.models]
+        """The sizes of a cell's models, which have a head once they are fine-tuned."""
+        sizes = [(model.stage, self.sizes[model.name.split("#")[0]]) for model in cell.models]
+        return [replace(size, head="classification") if stage == "finetuned" else size for stage, size in sizes]
 
-    def texts(self, cell: Cell) -> tuple[int, int]:
-        """Fitting and held-out texts of a cell's task."""
-        text = self._data(cell).get("text", {})
-        most, held_out = text.get("max_texts"), text.get("max_held_out")
-        fitting = most or self.study.assume.texts
-        return fitting, min(limit for limit in (held_out or self.study.assume.held_out, most) if limit)
+    def texts(self, cell: Cell) -> TextSizes:
+        """Texts of a cell, whose kind has a formula."""
+        return self._of(cell)[0]
 
     def load(self, cell: Cell) -> Load:
         """What a cell computes; the data options of an `inject` are those of what it injects."""
-        parsed, built = self.options.of(cell, self._data(cell) if cell.kind == "inject" else {})
-        return Load(self.study, parsed, built, self.size(cell), cell.pairs, *self.texts(cell))
-
-    def _data(self, cell: Cell) -> dict[str, Any]:
-        return {**self.study.data, **self.study.tasks.get(cell.task or "", {})}
+        of_task = {**self.study.data, **self.study.tasks.get(cell.task or "", {})}
+        parsed, built = self.options.of(cell, of_task if cell.kind == "inject" else {})
+        split = text_sizes(TextSource(**parsed.data.text.as_dict()), self.study.assume)
+        return Load(self.study, parsed, built, self.size(cell), cell.pairs, split)
 
 
 # ---------------------------------------------------------------------- kinds of cells
 
 
 def _fit(load: Load) -> Cost:
-    """All models read the texts once for moments, then for every row trained on.
+    """All models read the texts once for moments, then for every row trained on, and in every validation.
 
-    6 FLOP for each trained weight, row and site, 12 where both directions are trained; 30 d³ for each closed form and
-    site.
+    6 FLOP for each trained weight, row and site, 12 where both directions are trained, a third of it in validations;
+    30 d³ of decompositions for each closed form and site. With `sites_at_once` every part reads the texts. A recovery
+    is measured on the held-out texts, too, and has the networks to be recovered of every row: 2 FLOP for each weight.
     """
     x, y = (load.sizes * 2)[:2]
     data = load.parsed.data
-    read, step = load.rows(load.texts), load.rows(data.batch_size)
+    recovers = "couplings" in data
+    read, step = load.rows(load.texts.fit), load.rows(data.batch_size)
     maps = [fit.aligner for fit in load.made.model.made(1, x.width, y.width)]
     trainable = {
         aligner: sum(weight.numel() for weight in aligner.parameters()) for aligner in maps if not aligner.closed_form
     }
     weights = sum(count * (2 if aligner.both_ways else 1) for aligner, count in trainable.items())
     closed = sum(aligner.closed_form for aligner in maps)
-    moments = DOUBLE * (x.width**2 + y.width**2 + x.width * y.width)
+    products = x.width**2 + y.width**2 + x.width * y.width
+    moments = MOMENT * products
     stored = moments + sum(value.nbytes for aligner in maps for value in aligner.state_dict().values())
-    trained = load.trained(read, step)
-    passes = 1 + (trained / read if weights else 0.0)
+    training = load.trained(read, step) if weights else Training(0.0, 0.0, 0.0)
+    watched = 2 * load.validated(training, 1) + recovers * load.texts.test  # and as many fitting texts
+    passes = 1 + training.rows / read + watched / load.texts.fit
+    drawn = INN(1, x.width, x.width, couplings=data.couplings, hidden=x.width, mixing="none") if recovers else None
+    targets = sum(weight.numel() for weight in drawn.parameters()) if drawn else 0
+    on_maps = 6.0 * weights * (training.rows + load.rows(1) * watched / 3) + 2.0 * targets * passes * read
     places = len(parse_sites(data.get("sites", "all"), x.layers, y.layers)) * load.pairs
-    places *= len(data.get("strengths", [0])) * data.get("targets", 1)
-    reading = passes * load.reading(load.texts)
+    places *= len(data.get("strengths", [0])) * data.get("targets", 1) * (1 + (data.get("direction") == "both"))
+    at_once = min(places, getattr(load.parsed, "sites_at_once", None) or places)  # each part reads the texts
+    passes *= math.ceil(places / at_once)
+    reading = passes * load.reading(load.texts.fit)
     return Cost(
         passes=len(load.sizes) * passes,
-        flops=reading + places * (6.0 * weights * trained + closed * _decomposed(x, y)),
+        flops=reading + places * (on_maps + DOUBLE * 2.0 * read * products),
+        solved=places * closed * DECOMPOSED * max(x.width, y.width) ** 3,
+        calls=passes * load.calls(load.texts.fit),
         reading=reading,
         disk=0.0 if load.study.keep == "results" else places * stored,
-        memory=load.memory + places * bytes_a_site(load.made.model, x.width, y.width, step),
+        memory=load.memory + at_once * bytes_a_site(load.made.model, x.width, y.width, step),
+        **load.saving(training, at_once * (stored + COPIES * FLOAT * sum(trainable.values()))),
     )
 
 
 def _attention(load: Load) -> Cost:
     """Reading alone, as of a fit: maps between a dozen heads cost next to nothing."""
-    a_text = load.tokens**2 * load.parsed.data.share
-    trained = load.trained(round(load.texts * a_text), round(load.parsed.data.batch_size * a_text))
-    passes = 1 + trained / (load.texts * a_text) + load.held_out / load.texts
-    return Cost(2 * passes, passes * load.reading(load.texts), memory=load.memory)
+    data = load.parsed.data
+    a_text = load.tokens ** (1 if data.queries == "mean" else 2) * data.share
+    training = load.trained(load.texts.fit * a_text, data.batch_size * a_text)
+    watched = 2 * load.validated(training, 1)
+    passes = 1 + training.epochs + (watched + load.texts.test) / load.texts.fit
+    return Cost(2 * passes, passes * load.reading(load.texts.fit), memory=load.memory)
 
 
 def _inject(load: Load) -> Cost:
-    """Both models read the held-out texts; on average half of Y runs again for each method and site."""
+    """Both models read the held-out texts; on average half of Y, if it has a head, runs again for each method and site.
+
+    A store of one row a text does not have the tokens that are replaced.
+    """
     x, y = load.sizes
     sites = len(parse_sites(load.parsed.data.sites, x.layers, y.layers))
     fitted = {} if load.study.fit is None else load.study.fit.options.get("model", {}).get("aligners", {})
     methods = len({*fitted, *load.parsed.closed_form}) + FLOOR_METHODS
-    targets = [y, x] if load.parsed.both_directions else [y]
-    tails = load.reading(load.held_out, targets) * methods * sites / 2
+    targets = [size for size in ([y, x] if load.parsed.both_directions else [y]) if size.head or not size.known]
+    tails = load.reading(load.texts.test, targets) * methods * sites / 2
     times = 2 if load.parsed.fitting_errors else 1  # as many fitting texts as are held out
-    fronts = times * load.reading(load.held_out)
-    return Cost(passes=2 * times, flops=fronts + tails, reading=fronts, memory=load.memory)
+    fronts = times * load.reading(load.texts.test)
+    calls = times * load.calls(load.texts.test) + load.calls(load.texts.test, targets) * methods * sites / 2
+    stored = 0.0 if load.parsed.data.store_rows == "texts" else fronts
+    return Cost(passes=2 * times, flops=fronts + tails, calls=calls, reading=stored, memory=load.memory)
 
 
 def _similarity(load: Load) -> Cost:
-    """Each model reads the held-out texts; 2 × d_x × d_y FLOP a row, pair of models and pair of layers.
+    """Each model reads the held-out texts, with controls also the fitting texts, and so does its untrained twin.
 
-    30 d³ for each fitted measure and pair of layers; with controls its untrained twin reads them too, each reads the
-    fitting texts, and there are five times the products.
+    4 × d_x × d_y FLOP a row, pair of models and pair of layers, in float64. Decompositions of each layer, 9 d³ for each
+    whitening, and of each pair of layers, 9 d³ for `cca` and 20 (d / 2)³ for SVCCA and PWCCA; with controls these again
+    for each of them, and for each group that a jackknife leaves out.
     """
     parsed, sizes = load.parsed, load.sizes
     depths = [len(parse_layers(parsed.data.layers, size.layers)) for size in sizes]
     layers = [depth * size.width for depth, size in zip(depths, sizes, strict=True)]
     products = sum(a * b for i, a in enumerate(layers) for b in layers[i:])
     names = {parsed.measures} if isinstance(parsed.measures, str) else set(parsed.measures)
-    fitted = sum(measure.chance is not None for measure in catalogue().values() if {measure.name, "all"} & names)
-    pairs = combinations(range(len(sizes)), 2)
-    solved = fitted * sum(depths[i] * depths[j] * _decomposed(sizes[i], sizes[j]) for i, j in pairs)
-    times, read = (CONTROLS, 2 * load.held_out + load.texts) if parsed.controls else (1, load.held_out)
-    reading, sums = load.reading(read), DOUBLE * products
+    computed, solved = comparison_work(
+        [measure for measure in catalogue().values() if {measure.name, "all"} & names],
+        [Shape(depth, size.width) for depth, size in zip(depths, sizes, strict=True)],
+        load.rows(load.texts.test),
+        load.rows(parsed.data.batch_size),
+        parsed.controls,
+        parsed.groups or GROUPS,
+        parsed.permutations,
+    )
+    sums = MOMENT * products
+    read = 2 * load.texts.test + load.texts.fit if parsed.controls else load.texts.test
+    reading = load.reading(read)
     return Cost(
         passes=len(sizes) * (3 if parsed.controls else 1),
-        flops=reading + times * (2.0 * load.rows(load.held_out) * products + solved),
+        flops=reading + computed,
+        solved=solved,
+        calls=load.calls(read),
         reading=reading,
         memory=sums if parsed.memory is None else min(sums, parsed.memory * 1e9),
     )
@@ -202,53 +189,60 @@ def _probe(load: Load) -> Cost:
     A third of `training.max_epochs`, with about a matrix of weights; codes double that.
     """
     (size,), parsed = load.sizes, load.parsed
-    rows = load.rows(load.texts)
+    rows = load.rows(load.texts.fit)
     sources = 2 if parsed.controls else 1  # the model, and its untrained twin
     layers = len(parse_layers(parsed.data.layers, size.layers))
-    probes = layers * (sources + int(parsed.controls)) * len(parsed.tasks) * parsed.seeds
+    probes = layers * (sources + int(parsed.controls)) * len(parsed.tasks or USUAL) * parsed.seeds
     weights = size.width * max(parsed.projection, parsed.hidden, *(parsed.ranks or [min(USUAL_RANK, size.width)]))
     trained = 6.0 * rows * parsed.training.max_epochs / 3 * probes * weights * (2 if parsed.portions else 1)
-    reading = sources * load.reading(load.texts + load.held_out)
+    reading = sources * load.reading(load.texts.fit + load.texts.test)
     memory = load.memory + FLOAT * 2 * rows * layers * sources * size.width
     return Cost(passes=sources, flops=reading + trained, reading=reading, memory=memory)
 
 
 def _stitch(load: Load) -> Cost:
-    """Fronts, then forward and backward through half of Y, for each route, layer and site."""
-    steps, sites = max(0, load.parsed.trainer.max_steps), min(size.layers for size in load.sizes)
-    texts = steps * load.parsed.data.batch_size
-    fronts = load.reading(texts)
-    tails = 2 * 3 * fronts / 2 * sites * len(load.made.model.factories)
-    return Cost(passes=2 * texts / max(1, load.texts), flops=fronts + tails, memory=2 * load.memory)
+    """Fronts, then half of Y for each route, layer and site, three times in training; held out, the identity too."""
+    data, models, size = load.parsed.data, len(load.sizes), load.sizes[-1:]
+    steps, maps = max(0, load.parsed.trainer.max_steps), len(load.made.model.factories)
+    trained = steps * data.batch_size
+    watched = load.validated(Training(trained, trained / load.texts.fit, steps), 1)
+    read = trained + watched + load.texts.test
+    routes = len(route_numbers(models, load.parsed.model.routes))
+    tails = routes * len(parse_sites(data.sites, load.sizes[0].layers, size[0].layers)) / 2
+    again = tails * (maps * (3 * trained + watched) + (maps + 1) * load.texts.test)  # texts
+    flops, calls = load.reading(read) + load.reading(again, size), load.calls(read) + load.calls(again, size)
+    return Cost(passes=models * read / load.texts.fit, flops=flops, calls=calls, memory=2 * load.memory)
 
 
 def _identity(load: Load) -> Cost:
     """The held-out texts once; then half of Y for each pair, at every block."""
-    fronts = load.reading(load.held_out)
-    tails = fronts * len(load.sizes) * load.sizes[0].layers / 2
-    return Cost(passes=len(load.sizes), flops=fronts + tails, memory=load.memory)
+    times = 1 + len(load.sizes) * load.sizes[0].layers / 2
+    flops, calls = times * load.reading(load.texts.test), times * load.calls(load.texts.test)
+    return Cost(passes=len(load.sizes), flops=flops, calls=calls, memory=load.memory)
 
 
 def _finetune(load: Load) -> Cost:
-    """3 passes an epoch, and one over the held-out texts."""
-    trainer, variants = load.parsed.trainer, len(load.parsed.variants)
-    epochs = trainer.max_epochs or 1
-    if epochs < 0:
-        epochs = trainer.max_steps * load.parsed.data.batch_size / load.texts
+    """Three times a pass in every epoch, one over the validation texts, and at the end one over the held-out texts."""
+    variants = len(load.parsed.variants)
+    training = load.trained(load.texts.fit, load.parsed.data.batch_size)
+    watched = load.validated(training) + load.texts.test
     return Cost(
-        passes=variants * (epochs + 1),
-        flops=variants * (3 * epochs * load.reading(load.texts) + load.reading(load.held_out)),
+        passes=variants * (training.epochs + watched / load.texts.fit),
+        flops=variants * load.reading(3 * training.rows + watched),
+        calls=variants * load.calls(3 * training.rows + watched),
         disk=variants * load.memory,
         memory=4 * load.memory,  # weights, gradients, two moments
+        **load.saving(training, 3 * load.memory),
     )
 
 
 def _surgery(load: Load) -> Cost:
     """A pass an epoch of the heads; a skipped span i..j leaves L - j blocks to run, (L² - 1) / 6 passes for all."""
     epochs = max(0, load.parsed.trainer.max_epochs or 0)
-    heads = epochs * load.reading(load.texts) + load.reading(load.held_out)
-    spans = sum(load.reading(load.held_out, [size]) * (size.layers**2 - 1) / 6 for size in load.sizes)
-    return Cost(passes=len(load.sizes) * (epochs + 1), flops=heads + spans, memory=load.memory)
+    heads = epochs * load.texts.fit + load.texts.test
+    spans = [(load.texts.test * (size.layers**2 - 1) / 6, [size]) for size in load.sizes]
+    flops, calls = (count(heads) + sum(count(*span) for span in spans) for count in (load.reading, load.calls))
+    return Cost(passes=len(load.sizes) * (epochs + 1), flops=flops, calls=calls, memory=load.memory)
 
 
 COSTS: dict[str, Callable[[Load], Cost]] = {
@@ -263,12 +257,8 @@ def formulas() -> str:
     kinds: dict[str, list[str]] = {}
     for kind, cost in COSTS.items():
         kinds.setdefault(" ".join((cost.__doc__ or "").split()), []).append(kind)
-    return ESTIMATES.format(kinds="\n".join(f"{', '.join(names)}: {formula}" for formula, names in kinds.items()))
-
-
-def _decomposed(x: Size, y: Size) -> float:
-    """FLOP of what is solved between two widths."""
-    return DECOMPOSED * max(x.width, y.width) ** 3
+    lines = (f"{', '.join(names)}: {formula}" for formula, names in kinds.items())
+    return ESTIMATES.format(kinds="\n".join(lines), start=START, call=CALL, solving=SOLVING)
 
 
 # ---------------------------------------------------------------------- the whole study
@@ -284,29 +274,41 @@ def plan_study(costs: Costs, cells: Sequence[Cell], rate: float | None, workers:
         workers: cells at a time.
     """
     assume, unknown = costs.study.assume, [name for name, size in costs.sizes.items() if not size.known]
-    rated = "`--rate`"
+    rated, solving = "`--rate`", SOLVING
     if rate is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         width = max(size.width for size in costs.sizes.values())
-        rate, rated = measured_rate(width, assume.tokens, workers, device), f"measured here, {device}; `--rate`"
-    notes = [f"Texts without a limit in the study file are taken to be {assume.texts:,} to fit on and "
-            f"{assume.held_out:,} held out; a text has {assume.tokens} tokens (`assume`)."]  # fmt: skip
+        rate, solving = measured_rates(width, assume.tokens, workers, device)
+        rated = f"measured here, {device}; `--rate`"
+    notes = [f"A text has {assume.tokens} tokens (`assume`)."]
     if unknown:
         notes.append(
             f"{len(unknown)} of {len(costs.sizes)} models cannot be reached and are taken to have {assume.layers} "
             f"blocks of width {assume.width} (`assume`)."
         )
     estimates = [(cell, costs.of(cell)) for cell in cells]
+    stored = [cell for cell, cost in estimates if cost.reading or cell.kind in SPLITS]  # attention is not
+    reading = [(cell, costs.texts(cell)) for cell in stored]
+    if guessed := sorted({str(cell.task) for cell, texts in reading if not texts.known}):
+        notes.append(
+            f"Nothing says how many texts {', '.join(guessed)} have: {assume.texts:,} to fit on and "
+            f"{assume.held_out:,} held out are assumed (`assume`), as far as the study file sets no lower limit."
+        )
     read = {
-        (model.path, cell.task): (size, sum(costs.texts(cell)) * assume.tokens)
-        for cell, cost in estimates
-        if cost.reading  # of states: attention weights are not stored
+        (model.path, cell.task, split, getattr(texts, split)): (size, _kept(cell, assume.tokens))
+        for cell, texts in reading
+        for split in SPLITS.get(cell.kind, TextSizes._fields[:3])
         for model, size in zip(cell.models, costs.size(cell), strict=True)
     }
-    store = sum(FLOAT * (size.layers + 1) * size.width * tokens for size, tokens in read.values())
-    once = sum(size.reading(tokens) for size, tokens in read.values())
-    passes = 2 * len(read) + sum(cost.passes for _, cost in estimates if not cost.reading)
-    return Plan(estimates, rate, workers, float(store), round(passes), once, notes, rated)
+    store = sum(FLOAT * (size.layers + 1) * size.width * texts * rows for (*_, texts), (size, rows) in read.items())
+    once = sum(size.reading(texts * assume.tokens) for (*_, texts), (size, _) in read.items())
+    passes = len(read) + sum(cost.passes for _, cost in estimates if not cost.reading)
+    return Plan(estimates, rate, solving, workers, float(store), round(passes), once, notes, rated)
+
+
+def _kept(cell: Cell, tokens: int) -> int:
+    """Rows that a store keeps of a text of so many tokens."""
+    return 1 if cell.options["data"].get("store_rows") == "texts" else tokens
 
 
 def choose_banks(study: Study, options: CellOptions, sizes: Mapping[str, Size]) -> tuple[Study, list[str]]:

@@ -6,30 +6,63 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 import yaml
 
-from aligners.cli.endings import ended_by_signals
-from aligners.cli.folders import RANKS_SHARE, release
+from aligners.cli.cells.ranks import run_on_devices
+from aligners.cli.endings import MENDABLE, ended_by_signals
+from aligners.cli.folders import RANKS_SHARE, goes_on_from, release
 from aligners.cli.table import run_script
+from aligners.errors import UserError
 from aligners.files.whole import remove, write_text
 from aligners.similarity.passes.saved import PASSES
 from aligners.studies.cells import KINDS
-from aligners.studies.folder import ERROR, LOG, RESULT, StudyFolder, locked
+from aligners.studies.executors import Unfinished
+from aligners.studies.folder import ERROR, LOG, OPTIONS, RESULT, StudyFolder, locked
+from aligners.studies.results import as_lines
 
 PACKAGES = ("torch", "lightning", "transformers", "numpy")
-WRONG_OPTIONS = 2  # exit status of jsonargparse
-UNFINISHED = ("run/last.ckpt", f"run/{PASSES}", "before")  # what a cell that was interrupted goes on from
+FINISHED = "finetuned.json"
+GOES_ON = ("run/last.ckpt", f"run/{PASSES}", "run/part-*", "before")  # what a cell that was interrupted goes on from
 
 
-def run_cell(study: str, number: str) -> str:
+def run_cells(study: str, numbers: Sequence[str], devices: int = 1) -> dict[str, str]:
+    """Run cells one after another, each once those that it needs are done; one that fails stops no other.
+
+    Args:
+        study: the study's folder.
+        numbers: the cells' ids.
+        devices: of each; see `run_cell`.
+
+    Returns:
+        How each has ended: see `run_cell`; `waiting` if what it needs was not done.
+
+    Raises:
+        SystemExit: it was stopped; `Unfinished` if it had got further before.
+    """
+    folder, ends, further = StudyFolder(Path(study)), dict[str, str](), False
+    try:
+        with ended_by_signals():  # also between two cells
+            for number in numbers:
+                needs = folder.described(number)["needs"]
+                end: str | None = folder.ended(number)  # before this job was queued again
+                if end is None and all(folder.ended(need) == "done" for need in needs):
+                    end, further = run_cell(study, number, devices), True
+                ends[number] = end or "waiting"
+    except SystemExit as stopped:
+        raise (Unfinished(stopped.code) if further else stopped) from stopped
+    return ends
+
+
+def run_cell(study: str, number: str, devices: int = 1) -> str:
     """Run a cell, unless it is done or another process has it.
 
     Its result is written whole, at the end; its traceback, if it fails. What it prints goes to its log.
@@ -37,9 +70,13 @@ def run_cell(study: str, number: str) -> str:
     Args:
         study: the study's folder.
         number: the cell's id.
+        devices: of the cell: as many processes compute, where its command can be divided and the result is the same.
 
     Returns:
         `done`, `failed`, or `busy`.
+
+    Raises:
+        SystemExit: it was stopped; `Unfinished` if it has got further before.
     """
     folder = StudyFolder(Path(study).resolve())
     cell, place = folder.described(number), folder.cell(number)
@@ -48,31 +85,43 @@ def run_cell(study: str, number: str) -> str:
             return "busy"
         if (place / RESULT).is_file():
             return "done"
+        before = folder.reached(number)
         try:
             with ended_by_signals(), _logged(place / LOG):
-                result = _run(folder, cell, place)
-        except Exception:
+                result = _run(folder, cell, place, devices)
+        except Exception as error:
             write_text(place / ERROR, traceback.format_exc())
+            if isinstance(error, UserError):
+                files = (file.parent if file.name == FINISHED else file for file in folder.goes_on_from(number))
+                refused = [path for path in (*files, *_states(place)) if str(path) in str(error)]
+                for path in refused[:1]:  # the command does not go on from it
+                    remove(path)
             return "failed"
         except SystemExit as end:
-            if end.code != WRONG_OPTIONS:  # it was stopped
+            if end.code != MENDABLE:  # it was stopped
+                if folder.reached(number) != before:
+                    raise Unfinished(end.code) from end
                 raise
             write_text(place / ERROR, "Its options were not accepted:\n\n" + (place / LOG).read_text(encoding="utf-8"))
             return "failed"
-        write_text(place / RESULT, json.dumps(result, allow_nan=False))
-        _tidy(place)
+        write_text(place / RESULT, as_lines(result))
+        for state in _states(place):
+            remove(state)
         return "done"
 
 
-def _run(folder: StudyFolder, cell: dict[str, Any], place: Path) -> dict[str, Any]:
+def _run(folder: StudyFolder, cell: dict[str, Any], place: Path, devices: int) -> dict[str, Any]:
     kind, run = KINDS[cell["kind"]], place / "run"
     words = [kind.command, *_words(cell, place), "--run", str(run)]
     os.environ["WANDB_RUN_GROUP"] = folder.name
     began = time.perf_counter()
     try:
-        run_script(kind.script, words)
+        if devices == 1 or kind.alone or cell["options"].get("sites_at_once"):
+            run_script(kind.script, words)
+        else:
+            run_on_devices(kind.script, words, devices, place / LOG)
     finally:
-        end_run(run)
+        end_run(place)  # also what it went on from
     rows = {} if kind.report is None else json.loads((run / kind.report).read_text(encoding="utf-8"))
     return {
         "cell": cell["id"],
@@ -85,47 +134,52 @@ def _run(folder: StudyFolder, cell: dict[str, Any], place: Path) -> dict[str, An
 
 
 def _words(cell: dict[str, Any], place: Path) -> list[str]:
-    """The command line, after what an earlier attempt has left was put aside."""
-    options, run, before = place / "options.yaml", place / "run", place / "before"
+    """The command line, after what an earlier attempt has left was put aside, to go on from."""
+    options, run, before = place / OPTIONS, place / "run", place / "before"
     write_text(options, yaml.safe_dump(cell["options"], sort_keys=False, allow_unicode=True))
     words = ["--config", str(options)]
-    if (place / ERROR).is_file():  # from its beginning
-        _tidy(place)
-        (place / ERROR).unlink()
+    (place / ERROR).unlink(missing_ok=True)
     if cell["kind"] == "finetune" or (run / PASSES).is_dir():  # it goes on with what is missing
         return words
-    if (run / "last.ckpt").is_file():
+    if goes_on_from(run):
         remove(before)
         run.rename(before)
     remove(run)
-    return [*words, "--ckpt_path", str(before / "last.ckpt")] if before.is_dir() else words
+    last = goes_on_from(before)
+    return words if last is None else [*words, "--ckpt_path", str(last)]
 
 
-def end_run(run: Path) -> None:
-    """Leave the process as it was, for the next cell."""
+def end_run(folder: Path) -> None:
+    """Leave the process as it was before the runs in a folder, for the next cell."""
     if "wandb" in sys.modules:
         sys.modules["wandb"].finish()
-    release(run)
+    release(folder)
     os.environ.pop(RANKS_SHARE, None)
     gc.collect()
     torch.cuda.empty_cache()  # of a device that was used
 
 
-def _tidy(place: Path) -> None:
-    """Remove what only an unfinished run needs."""
-    for name in UNFINISHED:
-        remove(place / name)
+def _states(place: Path) -> list[Path]:
+    """What only an unfinished run needs."""
+    return [path for name in GOES_ON for path in place.glob(name)]
 
 
 @contextmanager
 def _logged(path: Path) -> Iterator[None]:
     """Within it, all that the process prints goes to a file."""
     with path.open("w", encoding="utf-8") as file, ExitStack() as stack:
-        for number in (1, 2):
+        for number, redirect in ((1, redirect_stdout), (2, redirect_stderr)):
             saved = os.dup(number)
             stack.callback(os.close, saved)
             stack.callback(os.dup2, saved, number)
             os.dup2(file.fileno(), number)
-        stack.callback(file.flush)
-        with redirect_stdout(file), redirect_stderr(file):
-            yield
+            stream = _stream(number)
+            stack.callback(stream.flush)
+            stack.enter_context(redirect(stream))
+        yield
+
+
+@cache
+def _stream(number: int) -> TextIO:
+    """The one stream of this process to a descriptor, never closed: loggers keep it from one cell to the next."""
+    return open(number, "w", encoding="utf-8", buffering=1, closefd=False)

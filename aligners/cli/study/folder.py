@@ -7,9 +7,13 @@ from pathlib import Path
 from aligners.cli.run import Run, command
 from aligners.reports.screen import SiteTable, screen
 from aligners.reports.study.report import report as write_report
-from aligners.studies.collecting import TABLES
+from aligners.studies.cells import Cell
 from aligners.studies.collecting import collect as write_tables
+from aligners.studies.collecting import tables
 from aligners.studies.folder import ERROR, STATES, StudyFolder
+from aligners.studies.pace import Pace
+from aligners.studies.plan import duration
+from aligners.studies.rehearsals.notes import MEANINGLESS, NOTES
 
 # Makes a command for a study's folder of the function that does its work.
 for_folder = partial(command, usage="FOLDER [options]")
@@ -17,7 +21,7 @@ for_folder = partial(command, usage="FOLDER [options]")
 
 @for_folder()
 def status(_: Run, folder: Path) -> None:
-    """Count a study's cells by kind and state, and list those that failed.
+    """Count a study's cells by kind and state, say how long the rest takes, and list those that failed.
 
     Example: `runs/embedded`
 
@@ -26,7 +30,7 @@ def status(_: Run, folder: Path) -> None:
     """
     study = StudyFolder(folder)
     screen().print(status_table(study))
-    for line in failures(study):
+    for line in (*time_left(study), *failures(study)):
         print(line)
 
 
@@ -39,8 +43,8 @@ def collect(_: Run, folder: Path) -> None:
     Args:
         folder: Folder of the study, such as runs/NAME.
     """
-    for name in write_tables(StudyFolder(folder)):
-        print(folder / TABLES / f"{name}.parquet")
+    for path in write_tables(StudyFolder(folder)).values():
+        print(path)
 
 
 @for_folder()
@@ -57,10 +61,11 @@ def report(_: Run, folder: Path) -> None:
 
 def collect_and_report(folder: StudyFolder) -> None:
     """Collect the results, and make the report if there is anything to report on."""
-    collected = write_tables(folder)
+    collected = tables(folder)
     if collected:
-        results = [folder.result(number) for number in sorted(folder.cells) if folder.state(number) == "done"]
-        write_report(folder.path, collected, folder.study, results, folder.failed())
+        results = [folder.about(number) for number in sorted(folder.cells) if folder.state(number) == "done"]
+        first = MEANINGLESS if (folder.path / NOTES).is_file() else None
+        write_report(folder.path, collected, folder.study, results, folder.failed(), first)
 
 
 def status_table(folder: StudyFolder) -> SiteTable:
@@ -70,6 +75,19 @@ def status_table(folder: StudyFolder) -> SiteTable:
     for kind in dict.fromkeys(kind for kind, _ in counts):
         table.add_row(kind, *(str(counts[kind, state] or "") for state in STATES))
     return table
+
+
+def time_left(folder: StudyFolder) -> list[str]:
+    """How long the rest takes, at the speed of the cells that are done and on as many workers as are at work."""
+    cells = [Cell(**folder.described(number)) for number in folder.cells]
+    states, pace = {cell.id: folder.state(cell.id) for cell in cells}, Pace(folder.planned)
+    for cell in cells:
+        pace.add(cell, folder.took(cell.id))
+    rest = [cell for cell in cells if states[cell.id] in ("running", "waiting")]
+    workers = list(states.values()).count("running")
+    left = pace.left(rest, workers)
+    on = f"{workers} workers" if workers > 1 else "1 worker"
+    return [f"About {duration(left)} left on {on}."] if left else []
 
 
 def failures(folder: StudyFolder) -> list[str]:

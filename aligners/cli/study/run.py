@@ -1,10 +1,11 @@
 """The commands that run the cells of a study: `study.py run` and `study.py retry`."""
 
+import os
 import sys
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import yaml
@@ -12,8 +13,9 @@ from jsonargparse import Namespace
 
 from aligners.cli.cells.checks import check_cells, model_sizes, not_injected
 from aligners.cli.cells.costs import Costs, choose_banks, formulas, plan_study
+from aligners.cli.cells.kept import with_kept_rows
 from aligners.cli.cells.options import CellOptions
-from aligners.cli.cells.running import run_cell
+from aligners.cli.cells.running import run_cells
 from aligners.cli.endings import goes_on_with
 from aligners.cli.run import Run, command, options_of
 from aligners.cli.study.folder import collect_and_report, failures, for_folder, status_table
@@ -21,11 +23,14 @@ from aligners.errors import check_known, check_range
 from aligners.reports.screen import screen
 from aligners.reports.study.registry import CONTENTS
 from aligners.studies.cells import expand
-from aligners.studies.executors import make_executor
+from aligners.studies.executors import in_groups, make_executor, visible_gpus
 from aligners.studies.folder import StudyFolder
+from aligners.studies.rehearsals.notes import REHEARSAL
+from aligners.studies.rehearsals.notes import words as rehearsed
 from aligners.studies.schedule import Schedule
 from aligners.studies.spec import Study, read_study
 
+MINUTES_A_JOB = (0.0, 10.0)  # where processes stay, and where each job starts one
 FAILED = 1  # exit status where a cell has failed
 
 
@@ -36,19 +41,30 @@ class Running:
     Args:
         executor: Where cells run: processes, slurm, ray. `slurm` needs the package submitit, `ray` the package ray.
         workers: Cells at a time. Default: as many as this machine has GPUs, or 1. Processes share its threads.
+        minutes_a_job: Cells run one after another in a job, as many as are expected to take so many minutes in all; 0:
+            each is a job of its own. Default: 10 with slurm and ray, whose jobs start anew, 0 with processes.
         executor_options: Of submitit's AutoExecutor (timeout_min, slurm_partition, gpus_per_node, cluster: local), or
             of a task of Ray (address, num_cpus, num_gpus).
+        cell_devices: GPUs of a cell, or processes where there is no GPU: fits, injections and comparisons are divided
+            among them. Jobs reserve as many GPUs, unless `executor_options` say how many.
         rate: FLOP a second of one worker, for the plan's times. Default: measured on this machine, in about a second.
     """
 
     executor: str = "processes"
     workers: int | None = None
+    minutes_a_job: float | None = None
     executor_options: dict[str, Any] = field(default_factory=dict)
+    cell_devices: int = 1
     rate: float | None = None
 
 
 @command(
-    None, Study, Running, config="The study file; its name may also be the first word.", usage="STUDY.yaml [options]"
+    None,
+    Study,
+    Running,
+    config="The study file; its name may also be the first word.",
+    usage="STUDY.yaml [options]",
+    flags={"rehearse": "Run it with tiny models, generated texts and few steps, in the folder `rehearsal` of its own."},
 )
 def run(run: Run, folder: Path | None = None, plan: bool = False, changed: bool = False) -> None:
     """Run what is missing of a study: many models, tasks, pairs and maps from one file.
@@ -66,13 +82,38 @@ def run(run: Run, folder: Path | None = None, plan: bool = False, changed: bool 
     """
     options = run.options
     written = yaml.safe_load(run.parser.dump(options, skip_none=False))
-    study = read_study({name: written[name] for name in options_of(Study, options)})
-    _plan_and_run(study, folder or Path("runs") / study.name, options, plan=plan, changed=changed)
+    plain = {name: written[name] for name in options_of(Study, options)}
+    study = read_study(plain)
+    place = folder or Path("runs") / study.name
+    if options.get("rehearse"):
+        _rehearse(written, plain, place / REHEARSAL)
+    _plan_and_run(study, place, options, plan=plan, changed=changed)
+
+
+def _rehearse(options: dict[str, Any], study: dict[str, Any], folder: Path) -> NoReturn:
+    """Become the command that runs the rehearsal of a study.
+
+    Args:
+        options: as plain values.
+        study: those of them that are the study file's.
+        folder: of the rehearsal.
+
+    Raises:
+        ValueError: a command does not take the study's options, or the folder holds something else.
+    """
+    from aligners.studies.rehearsals.rehearsal import environment, prepare
+
+    expand(read_study(study), CellOptions())  # with every option as it is written
+    file = prepare(options, study, folder)
+    print(f"A rehearsal, in {folder}.", flush=True)
+    words = ["run", str(file), "--folder", str(folder)]
+    program = [sys.argv[0]] if sys.argv[0].endswith(".py") else [sys.argv[0], "study"]
+    os.execve(sys.executable, [sys.executable, *program, *words], {**os.environ, **environment(folder)})
 
 
 @for_folder(None, Running)
 def retry(run: Run, folder: Path) -> None:
-    """Run the failed cells of a study once more, from their beginning, and what needs them.
+    """Run the failed cells of a study once more, from their last state that is whole, and what needs them.
 
     Example: `runs/embedded`
 
@@ -100,14 +141,18 @@ def _plan_and_run(
         ValueError: an option is out of its range, or `report` names an unknown table or figure.
     """
     check_known(CONTENTS, report=study.report)
-    gpus = torch.cuda.device_count() if options.executor == "processes" else 0
-    workers = options.workers or max(1, gpus)
+    devices: int = options.cell_devices
+    check_range(least=1, cell_devices=devices)
+    visible = visible_gpus(torch.cuda.device_count()) if options.executor == "processes" else []
+    gpus = in_groups(visible, devices)
+    workers = options.workers or max(1, len(gpus))
     check_range(least=1, workers=workers)
+    check_range(least=0, minutes_a_job=options.minutes_a_job)
     check_range(above=0, rate=options.rate)
     commands, sizes = CellOptions(), model_sizes(study, assume=plan)
     check_cells(expand(study, commands), commands, sizes)
     study, banks = choose_banks(study, commands, sizes)
-    cells = expand(study, commands)
+    cells = with_kept_rows(expand(study, commands), commands)
     for line in not_injected(cells, sizes):
         print(line)
     planned = plan_study(Costs(study, commands, sizes), cells, options.rate, workers)
@@ -117,14 +162,19 @@ def _plan_and_run(
         return
     folder = StudyFolder(path)
     with folder.only_one():
-        for line in folder.begin(study, cells, changed=changed):
+        times = planned.each(stored=study.store is not None)
+        for line in folder.begin(study, cells, changed=changed, planned=times):
             print(line)
-        schedule = Schedule(folder, cells, run_cell, partial(print, flush=True))
+        minutes = options.minutes_a_job
+        minutes = MINUTES_A_JOB[options.executor != "processes"] if minutes is None else minutes
+        run_all = partial(run_cells, devices=devices)
+        schedule = Schedule(folder, cells, run_all, partial(print, flush=True), times, minutes)
         schedule.forget()
         print(f"\n{len(cells) - len(schedule.todo)} of {len(cells)} cells are done, in {folder.path}.", flush=True)
         if schedule.todo:
             with goes_on_with(lambda: {}):
-                executor = make_executor(options.executor, workers, gpus, folder.path, dict(options.executor_options))
+                executor_options = dict(options.executor_options)
+                executor = make_executor(options.executor, workers, gpus, folder.path, executor_options, devices)
                 try:
                     schedule.run(executor, workers, again=again)
                 except BaseException:
@@ -142,6 +192,8 @@ def _end(folder: StudyFolder) -> None:
     if failed:
         print(*failed, f"`study.py retry {folder.path}` runs them once more.", sep="\n")
     written = folder.path / "report" / "report.html"
+    for line in rehearsed(folder.path):
+        print(line)
     if written.is_file():
         print(f"Report: {written}")
     if failed:

@@ -70,9 +70,9 @@ def _described(kept: StoreEntry) -> list[str]:
     return [
         str(manifest.about.get("model")),
         str(manifest.bounds[-1]),
-        str(sum(manifest.rows)),
+        " ".join(filter(None, [str(sum(manifest.rows)), identity.rows])),
         " ".join(sites) + component,
-        identity.stored_as,
+        identity.kept_as,
     ]
 
 

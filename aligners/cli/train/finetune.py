@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
 
 from aligners.cli.endings import goes_on_with
 from aligners.cli.folders import is_begun, rank, try_run_folder
@@ -10,12 +13,14 @@ from aligners.cli.options import check_trains
 from aligners.cli.run import Run, command, of_trainer
 from aligners.errors import UserError
 from aligners.finetuning.jobs import Job, finished_row, parse_variants, train
+from aligners.finetuning.tokens import token_task
 from aligners.finetuning.training import FinetuningRecipe
 from aligners.injection.scoring.task_scores import choose_score, task_score
 from aligners.reports.finished import make_report
 from aligners.reports.names import file_names
 from aligners.reports.publishing import environment, publish, write
 from aligners.reports.report import Row
+from callbacks.checkpoint import SaveFinetuning
 from datamodules.identity import identity
 from datamodules.model_texts import ModelTexts, labelled_texts
 
@@ -23,6 +28,7 @@ from datamodules.model_texts import ModelTexts, labelled_texts
 @command(
     "finetune",
     FinetuningRecipe,
+    parts={"checkpoint": SaveFinetuning},
     data=labelled_texts,
     skip={"bases", "dtype", "labels"},
     defaults={
@@ -35,8 +41,11 @@ from datamodules.model_texts import ModelTexts, labelled_texts
 def finetune(run: Run, seeds: int | list[int] = 1, variants: list[str] = ["none"]) -> None:  # noqa: B006  (copied)
     """Fine-tune classifiers: every base model, seed and variant.
 
+    Texts without labels are learned by what they have instead: the trees of a treebank in CoNLL-U by a biaffine parser
+    (LAS; as accuracy UAS), questions in SQuAD's format by the span that answers them (F1; as accuracy exact match).
+
     Each ends as a model folder VARIANT/seed-SEED of the run, written whole, with its figures in finetuned.json. The
-    same command with the same `--run`, after an interruption, goes on with what is missing.
+    same command with the same `--run`, after an interruption, goes on where it was.
 
     Example: `--data.models embedded:0 --seeds 3 --variants none bottom:2 --run runs/tuned`
 
@@ -51,8 +60,12 @@ def finetune(run: Run, seeds: int | list[int] = 1, variants: list[str] = ["none"
     recipe = run.build(FinetuningRecipe)
     jobs = plan(data, _seeds(seeds), variants)
     data.setup("fit")
-    score = choose_score(data.text, regression=data.texts.regression, classes=data.classes)
-    majority = float(task_score(score, data.constant_answers(), data.answers("test")))
+    task = token_task(data, 0)
+    score: Any = None if task is None else task.score
+    majority: float | None = None
+    if task is None:
+        score = choose_score(data.text, regression=data.texts.regression, classes=data.classes)
+        majority = float(task_score(score, data.constant_answers(), data.answers("test")))
     begun = is_begun(run.options.run)
     if begun and rank() == 0:
         run.check_begun()
@@ -64,12 +77,17 @@ def finetune(run: Run, seeds: int | list[int] = 1, variants: list[str] = ["none"
     for job in jobs:
         with goes_on_with(lambda: {"run": run.folder}):
             done = _finished(job, data, recipe, run.folder)
-            rows.append(done or train(job, data, recipe, score, run.trainer(), run.folder))
+            rows.append(done or train(job, data, recipe, score, _trainer(run), run.folder))
         if rank() == 0:
             write(make_report("finetuning", meta, rows), run.folder)
     trainer = run.trainer()
     if trainer.is_global_zero:
         publish(make_report("finetuning", {**meta, **environment(trainer)}, rows), run.folder, trainer)
+
+
+def _trainer(run: Run) -> pl.Trainer:
+    """A Trainer for one classifier, which keeps its state in the run's folder."""
+    return run.trainer(run.made.checkpoint.inside(run.folder))
 
 
 def _finished(job: Job, data: ModelTexts, recipe: FinetuningRecipe, folder: Path) -> Row | None:

@@ -5,7 +5,9 @@ from functools import partial
 from pathlib import Path
 
 import lightning.pytorch as pl
+import yaml
 
+from aligners.cli.folders import CONFIG
 from aligners.cli.options import check_goes_on
 from aligners.cli.run import Run, trains, unchecked
 from aligners.errors import UserError, check_range
@@ -113,8 +115,15 @@ def _sites_at_once(run: Run, trainer: pl.Trainer) -> int | None:
     models = (reader.model_x.model, reader.model_y.model)
     weights = sum(model.get_memory_footprint(return_buffers=False) for model in models)
     free = free_memory(trainer.strategy.root_device) - weights
+    wanted = wanted or _begun_with(Path(run.options.ckpt_path or ""))
     at_once = min(len(reader.sites), wanted or sites_at_once(len(reader.sites), a_site, free))
     return at_once if at_once < len(reader.sites) else None
+
+
+def _begun_with(folder: Path) -> int | None:
+    """Sites at a time in an interrupted run, however much memory is free now; None: it is not in parts."""
+    first = folder / "part-1-1" / CONFIG
+    return len(yaml.safe_load(first.read_text())["data"]["sites"].split(",")) if first.is_file() else None
 
 
 def _fit_in_parts(run: Run, at_once: int) -> StoredBank:

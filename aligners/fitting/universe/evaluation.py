@@ -8,11 +8,10 @@ import lightning.pytorch as pl
 from torch import Tensor, nn
 
 from aligners.errors import UserError
-from aligners.fitting.bank import BACKWARD, FORWARD, StoredBank
+from aligners.fitting.bank import BACKWARD, FORWARD, StoredBank, take_sites
 from aligners.fitting.errors import MapErrors, Way, error_rows
 from aligners.fitting.moments import moments_of_states
 from aligners.fitting.outcomes import outcomes, worst_of
-from aligners.fitting.parts import take_sites
 from aligners.fitting.universe.joint import JointMoments, all_pairs, directions, paired_rows
 from aligners.fitting.universe.universe import NETWORK, Universe, universes_of
 from aligners.maps.base import Aligner
@@ -22,6 +21,7 @@ from datamodules.rows.reading import PairedBatch, Place, Plan
 from datamodules.states import States
 
 FIGURES = ("mse", "relative_error", "fvu", "fvu_unseen")
+Ends = tuple[int, int]  # numbers of the models that a map is from and to
 
 
 class UniverseEvaluation(pl.LightningModule):
@@ -47,9 +47,7 @@ class UniverseEvaluation(pl.LightningModule):
         self.universes = nn.ModuleDict(self.spaces)
         self.models = len(stored.data["models"])
         self.pairs = between_members(against, stored.data)
-        self.pair_maps = nn.ModuleList(
-            a for _, bank in self.pairs for maps in bank.maps.values() for a in maps.values()
-        )
+        self.pair_maps = nn.ModuleList(a for _, b in self.pairs for maps in b.maps.values() for a in maps.values())
         self.rows: list[dict[str, Any]] = []
         self.meta: dict[str, Any] = {}
         self.report_tables: dict[str, Any] = {}
@@ -95,7 +93,7 @@ class UniverseEvaluation(pl.LightningModule):
         self._add(f"{name}/cycle", cycle, batch)
         self._add(f"{name}/trip", Way(universe.embed, universe.maps.inverse), batch)
 
-    def _pair_ways(self) -> Iterator[tuple[str, tuple[str, str, StoredBank], tuple[int, int], Way]]:
+    def _pair_ways(self) -> Iterator[tuple[str, tuple[str, str, StoredBank], Ends, Way]]:
         """Every map of the pairs' banks: its key; route, name and bank; the numbers of its models; and what maps."""
         for p, ((i, j), bank) in enumerate(self.pairs):
             for route, ends in ((FORWARD, (i, j)), (BACKWARD, (j, i))):
@@ -104,7 +102,7 @@ class UniverseEvaluation(pl.LightningModule):
                     if route == FORWARD and aligner.bijective:
                         yield f"pair/{p}/{name}/{j}", (route, name, bank), (j, i), Way(aligner.inverse)
 
-    def _add(self, key: str, way: Way, batch: PairedBatch, ends: tuple[int, int] | None = None) -> None:
+    def _add(self, key: str, way: Way, batch: PairedBatch, ends: Ends | None = None) -> None:
         """Add the errors of a map between two models, by their numbers, or of a bank from all models to all."""
         states = batch.x.unflatten(0, (self.models, -1))
         x, y = (batch.x, batch.x) if ends is None else (states[end] for end in ends)
@@ -121,18 +119,13 @@ class UniverseEvaluation(pl.LightningModule):
         self.rows = list(self._rows())
         variance, explained = directions(JointMoments.of(self.embedded.compute(), self.models))
         sites, models = self.stored.data["sites"], self.stored.data["models"]
-        self.report_tables = {
-            "directions": [
-                {
-                    "site": site,
-                    "direction": d + 1,
-                    "variance": float(variance[s, d]),
-                    **{model["name"]: float(explained[m, s, d]) for m, model in enumerate(models)},
-                }
-                for s, (site, _) in enumerate(sites)
-                for d in range(variance.shape[1])
-            ]
-        }
+        table = [
+            {"site": site, "direction": d + 1, "variance": float(variance[s, d])}
+            | {model["name"]: float(explained[m, s, d]) for m, model in enumerate(models)}
+            for s, (site, _) in enumerate(sites)
+            for d in range(variance.shape[1])
+        ]
+        self.report_tables = {"directions": table}
         self.meta = {**self.stream.describe(), "split": "test"}
 
     def _measured(self) -> Iterator[tuple[str, str, Aligner, list[str | None], list[tuple[int, int, int]]]]:
@@ -158,8 +151,7 @@ class UniverseEvaluation(pl.LightningModule):
             errors = self._figures(key)
             figures: dict[str, Any] = {figure: errors[figure] for figure in FIGURES}
             for column, trip in (("round_trip", f"{method}/trip"), ("cycle", f"{method}/cycle")):
-                measured = trip in self.errors
-                figures[column] = self._figures(trip)["round_trip"] if measured else [None] * len(ends)
+                figures[column] = self._figures(trip)["round_trip"] if trip in self.errors else [None] * len(ends)
             yield from error_rows(places, method, maps, training, figures)
 
     def _figures(self, key: str) -> dict[str, Tensor]:
@@ -170,9 +162,7 @@ def _from_embedded(universe: Universe, embedded: Tensor, shift: int, _: Tensor) 
     return universe.predicted(embedded, shift)
 
 
-def between_members(
-    against: Sequence[StoredBank], described: Mapping[str, Any]
-) -> list[tuple[tuple[int, int], StoredBank]]:
+def between_members(against: Sequence[StoredBank], described: Mapping[str, Any]) -> list[tuple[Ends, StoredBank]]:
     """Maps between two models of a universe, cut to its sites, with the numbers of their models.
 
     Args:

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from aligners.errors import UserError, check_known
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.bank import FORWARD, StoredBank, build_aligner, describe_aligner, refuse_other_models
+from aligners.fitting.bank import FORWARD, StoredBank, build_aligner, describe_aligner, join_banks, refuse_other_models
 from aligners.fitting.fits import AlignerFactory, Fit, seeded
-from aligners.fitting.parts import join_banks, join_records
+from aligners.fitting.parts import join_records
 from aligners.fitting.universe.joint import JointMoments, paired_rows
 from aligners.fitting.universe.universe import CLOSED_UNIVERSES, NETWORK, Universe, fit_network
 from aligners.maps.base import Aligner

@@ -47,8 +47,7 @@ class JointMoments(NamedTuple):
     @property
     def variance(self) -> Tensor:
         """Mean variance over the dimensions of each model at each site, (k, S)."""
-        within = self.scatter.diagonal(dim1=0, dim2=1).movedim(-1, 0)
-        return within.diagonal(dim1=-2, dim2=-1).mean(-1) / self.n
+        return _within(self.scatter).diagonal(dim1=-2, dim2=-1).mean(-1) / self.n
 
     def scaled(self) -> Self:
         """The moments of states divided by their root mean variance, one number for each model and site."""
@@ -57,8 +56,7 @@ class JointMoments(NamedTuple):
 
     def own(self) -> Moments:
         """The moments of every model with itself, at k · S places, model after model."""
-        own = self.scatter.diagonal(dim1=0, dim2=1).movedim(-1, 0).flatten(0, 1)
-        mean = self.mean.flatten(0, 1)
+        own, mean = _within(self.scatter).flatten(0, 1), self.mean.flatten(0, 1)
         return Moments(self.n, mean, mean, own, own, own)
 
     def mapped(self, weights: Tensor) -> Moments:
@@ -81,6 +79,11 @@ class JointMoments(NamedTuple):
         yy = torch.einsum("isba,isbc->sac", weights, xy).expand_as(xy)
         moments = self.own()
         return moments._replace(mean_y=torch.zeros_like(moments.mean_y), yy=yy.flatten(0, 1), xy=xy.flatten(0, 1))
+
+
+def _within(blocks: Tensor) -> Tensor:
+    """Of blocks (k, k, ...) between models, those of each model with itself, (k, ...)."""
+    return blocks.diagonal(dim1=0, dim2=1).movedim(-1, 0)
 
 
 def all_pairs(models: int) -> Sequence[tuple[int, int]]:
@@ -158,8 +161,7 @@ def maxvar(joint: JointMoments) -> tuple[Tensor, Tensor]:
             f"{models * width}, but got {int(joint.n)}: with fewer, any states agree. {MORE_ROWS}"
         )
     covariance = joint.scatter / joint.n
-    within = covariance.diagonal(dim1=0, dim2=1).movedim(-1, 0)
-    roots, inverses = _roots(within)
+    roots, inverses = _roots(_within(covariance))
     white = torch.einsum("isab,ijsbc,jscd->ijsad", inverses, covariance, inverses)
     vectors, values = _leading(white)
     size = values.clamp(min=0).sqrt()[:, None]
@@ -169,8 +171,7 @@ def maxvar(joint: JointMoments) -> tuple[Tensor, Tensor]:
 def _leading(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """The d leading eigenvectors of the matrices of blocks (k, k, S, d, d), as (k, S, d, d), and values (S, d)."""
     models, _, _, width, _ = blocks.shape
-    whole = blocks.permute(2, 0, 3, 1, 4).flatten(3, 4).flatten(1, 2)
-    values, vectors = torch.linalg.eigh(whole)
+    values, vectors = torch.linalg.eigh(blocks.permute(2, 0, 3, 1, 4).flatten(3, 4).flatten(1, 2))
     parts = vectors[..., -width:].flip(-1).unflatten(1, (models, width)).movedim(1, 0)
     return parts, values[:, -width:].flip(-1)
 
@@ -212,7 +213,7 @@ def directions(joint: JointMoments) -> tuple[Tensor, Tensor]:
     covariance, models = joint.scatter / joint.n, len(joint.mean)
     variance, axes = torch.linalg.eigh(covariance.sum((0, 1)) / models**2)
     along = torch.einsum("sab,ijsac,scb->ijsb", axes, covariance, axes).flip(-1)  # (k, k, S, d)
-    within = along.diagonal(dim1=0, dim2=1).movedim(-1, 0)
+    within = _within(along)
     shared = along.sum(1) - within
     others = along.sum((0, 1)) - 2 * along.sum(1) + within
     both = within * others

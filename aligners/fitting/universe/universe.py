@@ -54,6 +54,7 @@ class ThroughSpace(Aligner):
         if not self.into.invertible:
             raise UserError(f"ThroughSpace expects an invertible `network`, but got {network['class']}.")
         self.bijective, self.closed_form = self.into.bijective, self.into.closed_form
+        self.rows_needed = self.into.rows_needed
         self.register_buffer("variance_x", torch.ones(sites))
         self.register_buffer("variance_y", torch.ones(sites))
 
@@ -69,11 +70,6 @@ class ThroughSpace(Aligner):
         composed.into.load_state_dict(into.state_dict())
         composed.out_of.load_state_dict(out_of.state_dict())
         return composed
-
-    @property
-    def rows_needed(self) -> int:
-        """What u needs."""
-        return self.into.rows_needed
 
     def forward(self, x: Tensor) -> Tensor:
         """(S, N, d) -> (S, N, d)."""
@@ -151,7 +147,7 @@ class Universe(Aligner, registered=False):
     def __init__(self, maps: Aligner, models: int, fit_maps: FitMaps) -> None:
         super().__init__(maps.sites, maps.d_x, maps.d_y)
         self.maps, self.models, self.fit_maps = maps, models, fit_maps
-        self.closed_form = maps.closed_form
+        self.closed_form, self.rows_needed = maps.closed_form, maps.rows_needed
         self.register_buffer("variance", torch.ones(maps.sites))
 
     def embed(self, x: Tensor) -> Tensor:
@@ -166,11 +162,6 @@ class Universe(Aligner, registered=False):
             shift: 1 to k − 1; 0: from itself.
         """
         return self.maps.inverse(self._other(embedded.unflatten(0, (self.models, -1)), shift))
-
-    @property
-    def rows_needed(self) -> int:
-        """What the maps need."""
-        return self.maps.rows_needed
 
     def forward(self, x: Tensor) -> Tensor:
         """Each model's states as the others say, each row from one of them: (k · S, N, d) -> (k · S, N, d)."""

@@ -11,6 +11,7 @@ from datamodules.rows.policies import Rows
 
 RESAMPLES = 1000
 LEVEL = 0.95
+Sums = dict[str, Tensor]  # quantity -> its sum over each text
 
 
 class TextScores(Metric):
@@ -36,7 +37,7 @@ class TextScores(Metric):
         self.add_state("table", torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("seen", torch.zeros(texts, dtype=torch.long), dist_reduce_fx="sum")
 
-    def update(self, text: Tensor, scores: dict[str, Tensor]) -> None:
+    def update(self, text: Tensor, scores: Sums) -> None:
         """Write the scores of a batch.
 
         Args:
@@ -47,7 +48,7 @@ class TextScores(Metric):
         for place, quantity in enumerate(self.quantities):
             self.table[place][:, :, text] = scores[quantity].double()
 
-    def compute(self) -> dict[str, Tensor]:
+    def compute(self) -> Sums:
         """Quantity -> (methods, sites, texts), on the CPU.
 
         Raises:

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Self, cast
 
 import torch
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torchmetrics.functional import pearson_corrcoef, spearman_corrcoef
 from torchmetrics.functional.classification import binary_f1_score
@@ -20,6 +21,7 @@ from datamodules.text.sources import Score, TextSource, known_source
 
 OF_CLASSES: tuple[Score, ...] = ("accuracy", "mcc", "f1")
 OF_NUMBERS: tuple[Score, ...] = ("pearson", "spearman")
+FAR_BELOW = 0.1  # of another order of the classes, as a share of the texts
 CELLS = 2**17  # answers resampled at a time: as many as fit in a processor's cache
 
 
@@ -86,6 +88,35 @@ def resampled_scores(score: Score, answers: Tensor, labels: Tensor, *, seed: int
         for row in rows
     ]
     return torch.stack(scores).reshape(*answers.shape[:-1], len(drawn))
+
+
+def wrong_order(model: str, answers: Tensor, labels: Tensor) -> str | None:
+    """A caution if a classifier would be right far more often with its classes in another order; None if not.
+
+    Far is more than .1 of the texts and more than two standard errors, which are at most 1/√n. A score far below chance
+    is among these cases: over all orders of C classes the mean accuracy is 1/C. Texts of one class, as of a part of
+    HANS, tell nothing of an order.
+
+    Args:
+        model: its name.
+        answers: (n,) classes; NaN: no answer, and nothing is said.
+        labels: (n,) the right classes.
+    """
+    if not bool(answers.isfinite().all()) or len(labels.unique()) == 1:
+        return None
+    right, given = labels.long(), answers.long()
+    classes = 1 + int(torch.stack([right, given]).amax())
+    counts = (classes * given + right).bincount(minlength=classes**2).view(classes, classes)
+    rows, columns = linear_sum_assignment(counts.cpu(), maximize=True)
+    accuracy, best = (int(part.sum()) / len(right) for part in (counts.diag(), counts[rows, columns]))
+    if best - accuracy <= max(FAR_BELOW, 2 / len(right) ** 0.5):
+        return None
+    order = ", ".join(f"{k} as {int(place)}" for k, place in zip(rows, columns, strict=True) if k != place)
+    return (
+        f"Caution: {model} by itself has an accuracy of {accuracy:.1%} on the held-out texts, and would have "
+        f"{best:.1%} with its classes in another order ({order}). They probably do not stand in that of the texts': "
+        "say which are which by `--data.labels`."
+    )
 
 
 def _f1(answers: Tensor, labels: Tensor) -> Tensor:

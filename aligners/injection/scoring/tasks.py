@@ -16,7 +16,16 @@ from aligners.models.model import FrozenModel
 from aligners.models.recipes import EMBEDDED
 from datamodules.asking import Targets
 from datamodules.module import TextModule
-from datamodules.text.labels import ClassMap, GivenMap, by_number, check_labelled, class_map, in_words, numbered
+from datamodules.text.labels import (
+    ClassMap,
+    GivenMap,
+    Largest,
+    by_number,
+    check_labelled,
+    class_map,
+    in_words,
+    numbered,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +36,8 @@ PART = (2**28, 2**18)
 def in_data_order(logits: Tensor, groups: ClassMap | None) -> Tensor:
     """The logits of the texts' classes (..., K) from those of a head (..., C), adding probabilities.
 
+    Of a group that is `Largest` the most probable class answers instead, as where a prediction is renamed.
+
     Args:
         logits: the head's logits.
         groups: for each class of the texts, the head's classes that answer it; None if `logits` are in order.
@@ -35,7 +46,9 @@ def in_data_order(logits: Tensor, groups: ClassMap | None) -> Tensor:
         return logits
     # one by one: a list as an index would be copied to the device, and that waits for it
     columns = [[logits[..., place] for place in group] for group in groups]
-    return torch.stack([parts[0] if len(parts) == 1 else torch.stack(parts).logsumexp(0) for parts in columns], -1)
+    added = [Tensor.amax if isinstance(group, Largest) else Tensor.logsumexp for group in groups]
+    both = zip(columns, added, strict=True)
+    return torch.stack([parts[0] if len(parts) == 1 else joined(torch.stack(parts), 0) for parts, joined in both], -1)
 
 
 def one_after_another(groups: ClassMap | None) -> ClassMap | None:
@@ -43,7 +56,7 @@ def one_after_another(groups: ClassMap | None) -> ClassMap | None:
     if groups is None or all(len(group) == 1 for group in groups):
         return None
     ends = [sum(len(group) for group in groups[:k]) for k in range(len(groups) + 1)]
-    return tuple(tuple(range(*ends[k : k + 2])) for k in range(len(groups)))
+    return tuple(type(group)(range(*ends[k : k + 2])) for k, group in enumerate(groups))
 
 
 def match_heads(
@@ -100,14 +113,13 @@ def matched_by_number(data: TextModule, models: Sequence[FrozenModel]) -> list[s
 
     Embedded models number theirs, and were trained on the texts' own.
     """
-    doubtful = [
-        model
+    texts, source = data.texts, data.text.source  # which may have no labels where there are no models
+    cautions = (
+        by_number(model.label_names, texts.label_names, texts.classes, model=model.name, source=source)
         for model in models
         if not model.regression and _given(data, model) is None and not model.name.startswith(EMBEDDED)
-    ]
-    texts, source = data.texts, data.text.source
-    notes = [by_number(m.label_names, texts.label_names, texts.classes, model=m.name, source=source) for m in doubtful]
-    return [caution for caution in notes if caution is not None]
+    )
+    return list(filter(None, cautions))
 
 
 def _given(data: TextModule, model: FrozenModel) -> GivenMap | None:

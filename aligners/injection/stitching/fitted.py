@@ -15,11 +15,10 @@ from aligners.models.model import FrozenModel
 from aligners.similarity.algebra.moments import Moments
 
 logger = logging.getLogger(__name__)
+Maps = dict[str, dict[str, Aligner]]  # key of a route -> name -> map
 
 
-def fitted_maps(
-    bank: StoredBank, routes: Sequence[Route], models: Sequence[FrozenModel]
-) -> dict[str, dict[str, Aligner]]:
+def fitted_maps(bank: StoredBank, routes: Sequence[Route], models: Sequence[FrozenModel]) -> Maps:
     """The maps of a finished run on the routes of this one, as they are: route key -> name -> bank.
 
     Maps that `train.py fit` fitted belong to the routes between the first two models.
@@ -38,9 +37,7 @@ def fitted_maps(
     return {key: bank.maps[key] for key in pairs}
 
 
-def fitted_layers(
-    bank: StoredBank, routes: Sequence[Route], models: Sequence[FrozenModel]
-) -> dict[str, dict[str, Aligner]]:
+def fitted_layers(bank: StoredBank, routes: Sequence[Route], models: Sequence[FrozenModel]) -> Maps:
     """Copies of a finished run's maps that can be trained on: a linear closed form goes on as an affine layer.
 
     Maps that neither have parameters nor are linear are left out, and that is said in the log.
@@ -48,7 +45,7 @@ def fitted_layers(
     Raises:
         ValueError: as in `fitted_maps`.
     """
-    layers: dict[str, dict[str, Aligner]] = {}
+    layers: Maps = {}
     for key, maps in fitted_maps(bank, routes, models).items():
         layers[key] = {}
         for name, aligner in maps.items():

@@ -15,18 +15,10 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
 from aligners.errors import UserError, check_range
-from aligners.fitting.bank import STITCHING, StoredBank, check_names, describe_aligner, load_bank, refuse_other_models
-from aligners.fitting.fits import AlignerFactory, fit_map, seeded
+from aligners.fitting.bank import STITCHING, StoredBank, describe_aligner, load_bank
+from aligners.fitting.fits import AlignerFactory, check_names, fit_map, seeded
 from aligners.fitting.moments import read_moments
-from aligners.fitting.training import (
-    BankTraining,
-    Schedule,
-    clip_per_site,
-    describe_optimizer,
-    let_end,
-    mean_count,
-    mean_over_ranks,
-)
+from aligners.fitting.training import BankTraining, Schedule, clip_per_site, mean_count, mean_over_ranks
 from aligners.injection.forward import bank_answers, mapped_rows, own_answers, own_logits, pair_logits, read_all
 from aligners.injection.routes import Route, Routes, build_routes, check_routes
 from aligners.injection.scoring.scores import UnitMeans
@@ -39,7 +31,6 @@ from aligners.models.loading.models import check_precision
 from aligners.models.model import FrozenModel
 from datamodules.asking import TaskBatch
 from datamodules.batches import TextBatch
-from datamodules.identity import identity, refuse_other_run, trainer_identity
 from datamodules.model_texts import ModelTexts
 from datamodules.module import stream_of
 from datamodules.text.texts import FittedTexts
@@ -123,6 +114,7 @@ class Stitching(BankTraining):
         seed: of every layer's starting weights.
     """
 
+    stream: ModelTexts
     final = "stitching.safetensors"
 
     def __init__(
@@ -201,8 +193,7 @@ class Stitching(BankTraining):
                     fit_map(f"{name} from {route.name}", layer, moments, advice=MORE_ROWS)
 
     def _read(self, texts: TextBatch) -> dict[str, tuple[Tensor, Tensor]]:
-        batch = self.stream.prepare(texts).to(self.device)
-        states = read_all(self.routes, batch, targets=True)
+        states = read_all(self.routes, self.stream.prepare(texts).to(self.device), targets=True)
         rows = {route.key: (states.sources(route), states.targets(route)) for route in self.routes}
         for route in self.routes:
             for model, values in zip((route.source, route.target), rows[route.key], strict=True):
@@ -350,17 +341,15 @@ class Stitching(BankTraining):
             ValueError: a loss since the last check was not finite.
         """
         self._check.flush()
-        checkpoint[STITCHING] = {"spread": self.spread, "curves": self.curves, **self._identity()}
+        checkpoint[STITCHING] = {"spread": self.spread, "curves": self.curves, **self.identity()}
 
-    def _identity(self) -> dict[str, Any]:
-        """What a run that goes on from this one has to share, as plain values."""
+    def options(self) -> dict[str, Any]:
+        """The routes, the layers, and what these start from and are trained on."""
         routes = {route.key: list(route.pairs) for route in self.routes}
         layers = {key: describe_aligner(layer) for key, layer in self.banks().items()}
-        keys = ("start_batches", "schedule", "warmup", "gradient_clip", "seed")
-        optimizer = describe_optimizer(self.optimizer_factory)
-        options = {"loss": asdict(self.weights), "optimizer": optimizer, **{name: getattr(self, name) for name in keys}}
-        about = identity(self.stream, routes=routes, layers=layers, **options)
-        return about | {"trainer": trainer_identity(self.trainer)}
+        return {
+            "routes": routes, "layers": layers, "loss": asdict(self.weights), "start_batches": self.start_batches,
+        }  # fmt: skip
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore where the layers started, and the curves so far.
@@ -372,16 +361,14 @@ class Stitching(BankTraining):
         if STITCHING not in checkpoint:
             raise UserError("Expected `ckpt_path` to be a last.ckpt of `train.py stitch`, but it is another file.")
         stored = checkpoint[STITCHING]
-        refuse_other_models(stored["data"]["models"], self.stream.describe()["models"], "The checkpoint")
         if "layers" in stored:  # beside the options, as the version before kept them
             layers = {f"{key}.{name}": layer for key, maps in stored["layers"].items() for name, layer in maps.items()}
             stored = {**stored, "options": {**stored["options"], "routes": stored["pairs"], "layers": layers}}
-        refuse_other_run(stored, self._identity(), "The checkpoint")
-        steps, most = checkpoint["global_step"], self.trainer.max_steps
+        steps, most = checkpoint["global_step"], self.trainer.max_steps  # before a complete run takes the limit away
+        self.resume(checkpoint, stored)
         if steps > most:
             raise UserError(
                 f"Nothing is left to train: the checkpoint has {steps} steps, and `trainer.max_steps` is {most}. "
                 "Measure its layers with `evaluate.py stitch --checkpoint`, or train for more steps."
             )
-        self._complete = let_end(self.trainer, checkpoint)
         self.spread, self.curves = stored["spread"], stored["curves"]

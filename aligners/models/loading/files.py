@@ -20,16 +20,17 @@ _UNREADABLE = (
 )  # fmt: skip
 
 
-def dtype_of(dtype: str | torch.dtype) -> torch.dtype:
-    """Return the floating-point type of this name.
+def weight_options(dtype: str | torch.dtype, attn_implementation: str | None) -> dict[str, Any]:
+    """How weights are loaded and run, as `from_pretrained` takes it: None there would be a wish of its own.
 
     Raises:
-        ValueError: there is no such type.
+        ValueError: there is no such floating-point type.
     """
     resolved = dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype, None)
     if not isinstance(resolved, torch.dtype) or not resolved.is_floating_point:
         raise UserError(f"Expected `dtype` to be float32, bfloat16 or float16, but got {dtype!r}.")
-    return resolved
+    options = {"dtype": resolved, "attn_implementation": attn_implementation}
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def read_config(name: str, source: dict[str, Any]) -> PreTrainedConfig:

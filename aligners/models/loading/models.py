@@ -9,18 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    AutoModelForSequenceClassification,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+import transformers
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from aligners.errors import UserError
 from aligners.models.architectures import Architecture, Task, architecture_of
 from aligners.models.hooks import blocks_of
-from aligners.models.loading.files import dtype_of, listed, quiet, read_config, read_tokenizer, read_weights
+from aligners.models.loading.files import listed, quiet, read_config, read_tokenizer, read_weights, weight_options
 from aligners.models.loading.known import KnownModels, SleepingModel
 from aligners.models.loading.placement import DeviceMap, check_device_map
 from aligners.models.model import FrozenModel
@@ -50,9 +45,9 @@ logger = getLogger(__name__)
 
 
 _HEADS: dict[Task, Any] = {
-    "classification": AutoModelForSequenceClassification,
-    "masked": AutoModelForMaskedLM,
-    "causal": AutoModelForCausalLM,
+    "classification": transformers.AutoModelForSequenceClassification,
+    "masked": transformers.AutoModelForMaskedLM,
+    "causal": transformers.AutoModelForCausalLM,
 }
 
 
@@ -94,9 +89,7 @@ def load_frozen(
             than the model, or the device map splits a block or leaves weights where they are not used.
     """
     source = {"revision": revision, "trust_remote_code": trust_remote_code}
-    options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "dtype": dtype_of(dtype)}
-    if attn_implementation is not None:  # transformers takes None for a wish of its own
-        options["attn_implementation"] = attn_implementation
+    options = {"trust_remote_code": trust_remote_code, **weight_options(dtype, attn_implementation)}
     named: dict[str, Any] = {"name": known_as or str(name), "revision": revision}
     with quiet():
         config = read_config(str(name), source)
@@ -142,8 +135,7 @@ def _model(name: str, task: Task | None, architecture: Architecture, options: di
             return _model(name, None, architecture, options)
     if unfit:
         raise UserError(
-            f"Expected all weights of a {type(model).__name__} in {name!r}, but got none, or none of the "
-            f"right shape, for {listed(unfit)}. They would be random: fine-tune the model first, or name a "
-            "checkpoint that has them."
+            f"Expected all weights of a {type(model).__name__} in {name!r}, but got none, or none of the right shape, "
+            f"for {listed(unfit)}. They would be random: fine-tune the model first, or name a checkpoint that has them."
         )
     return model

@@ -28,12 +28,10 @@ def report(meta: Row, rows: Sequence[Row]) -> Report:
 def summarise(rows: Sequence[Row]) -> list[Row]:
     """Summarise each variant in a row: means over seeds and bases, and standard deviations of score and accuracy."""
     return [
-        {
-            **{"variant": variant, "kind": runs[0]["kind"], "count": runs[0]["count"], "n": len(runs)},
-            **{"score_name": runs[0]["score_name"], **_spread(runs, "score"), **_spread(runs, "accuracy")},
-            **{name: finite(mean(number(row[name]) for row in runs)) for name in ("loss", "seconds")},
-            "trained": runs[0]["trained"],
-        }
+        {"variant": variant, "kind": runs[0]["kind"], "count": runs[0]["count"], "n": len(runs)}
+        | {"score_name": runs[0]["score_name"], **_spread(runs, "score"), **_spread(runs, "accuracy")}
+        | {name: finite(mean(number(row[name]) for row in runs)) for name in ("loss", "seconds")}
+        | {"trained": runs[0]["trained"]}
         for variant, runs in grouped(rows, "variant").items()
     ]
 
@@ -46,8 +44,8 @@ def _spread(rows: Sequence[Row], column: str) -> Row:
     return {column: mean(values), f"{column}_sd": stdev(values) if len(values) > 1 else None}
 
 
-def finetuning_table(rows: Sequence[Row], majority: float) -> SiteTable:
-    """Make a table of scores by variant; the last line is the majority class, or the mean number."""
+def finetuning_table(rows: Sequence[Row], majority: float | None) -> SiteTable:
+    """Make a table of scores by variant; the last line is the majority class, or the mean number, if there is one."""
     words = score_words(rows)
     title = f"{words[0].upper()}{words[1:]} on {rows[0]['n_texts']} held-out texts"
     columns = ["classifiers", score_heading(rows), "± sd", "loss", "seconds", "weights trained"]
@@ -61,11 +59,12 @@ def finetuning_table(rows: Sequence[Row], majority: float) -> SiteTable:
             f"{row['seconds']:.0f}",
             f"{row['trained']:,}",
         )
-    table.add_row(floor_words(rows), "", f"{100 * majority:.1f}", style="dim")
+    if majority is not None:
+        table.add_row(floor_words(rows), "", f"{100 * majority:.1f}", style="dim")
     return table
 
 
-def finetuning_figure(rows: Sequence[Row], majority: float) -> Figure:
+def finetuning_figure(rows: Sequence[Row], majority: float | None) -> Figure:
     """Draw each classifier as a dot, means over seeds and bases as lines or bars, and the majority class dotted.
 
     A kind of variant with at least three numbers of blocks gets a curve, as in Merchant et al. 2020, Figures 3 and 4;
@@ -73,7 +72,7 @@ def finetuning_figure(rows: Sequence[Row], majority: float) -> Figure:
 
     Args:
         rows: one for each classifier.
-        majority: score of always answering the most frequent class, or the mean number.
+        majority: score of always answering the most frequent class, or the mean number; None: there is none.
     """
     counts = {kind: distinct(where(rows, kind=kind), "count") for kind in ACROSS}
     curves = [kind for kind in ACROSS if len(counts[kind]) >= CURVE_FROM]
@@ -88,10 +87,11 @@ def finetuning_figure(rows: Sequence[Row], majority: float) -> Figure:
         _curve(axis, [row for row in rows if row["kind"] in (kind, "none")], kind)
     if beside:
         _side_by_side(axes[-1], beside)
-    for axis in axes:
-        line = axis.axhline(100 * majority, color="0.5", linestyle=":", linewidth=1.2, zorder=0)
     axes[0].set_ylabel(f"held-out texts: {score_words(rows)}")
-    figure.legend([line], [floor_words(rows)], loc="outside right upper", frameon=False, fontsize=8)
+    if majority is not None:
+        for axis in axes:
+            line = axis.axhline(100 * majority, color="0.5", linestyle=":", linewidth=1.2, zorder=0)
+        figure.legend([line], [floor_words(rows)], loc="outside right upper", frameon=False, fontsize=8)
     return figure
 
 

@@ -25,7 +25,13 @@ LINES: dict[str, drawing.Look] = drawing.LOOKS["similarity"]
 
 
 def report(
-    meta: Row, rows: Sequence[Row], layers: Sequence[Row], distances: Sequence[Row], each_pair: bool | None = None
+    meta: Row,
+    rows: Sequence[Row],
+    layers: Sequence[Row],
+    distances: Sequence[Row],
+    missing: Sequence[Row] = (),
+    models: Sequence[Row] = (),
+    each_pair: bool | None = None,
 ) -> Report:
     """Make the report from rows, and from figures of layers and of whole models.
 
@@ -34,14 +40,18 @@ def report(
         rows: one for each pair of models, layer pair, measure, direction and kind of features.
         layers: one for each layer of each model: nuclear norm, localization score.
         distances: one for each pair of models of one depth.
+        missing: one for each figure of a measure and a pair of models that could not be computed, and why.
+        models: one for each model: its sizes.
         each_pair: whether each pair of models has figures and a table of its own; default: up to a dozen pairs.
     """
     shown = with_short_names(rows)
     several = len(_different(shown))
     alone = several <= MOST_PAIRS if each_pair is None else each_pair
-    tables, figures = {"layers": layers, "distances": distances}, _figures(shown, alone)
+    further = {"missing": missing, "models": models}
+    tables = {"layers": layers, "distances": distances, **{name: rows for name, rows in further.items() if rows}}
+    figures = _figures(shown, alone)
     screen = [_table(_raw(panel)) for panel in _different(shown)] if alone else []
-    findings = sentences("similarity", alone=alone, several=several, distances=with_short_names(distances))
+    findings = sentences("similarity", alone=alone, several=several, distances=with_short_names(distances), meta=meta)
     return Report("similarity", meta, rows, tables, figures=figures, screen=screen, sentences=findings)
 
 
@@ -188,23 +198,22 @@ def pair_lines(panels_of_pairs: Sequence[Sequence[Row]]) -> Figure:
         panels_of_pairs: the rows of each pair of two models.
     """
     lines: dict[str, list[NDArray[np.float64]]] = {}
-    named: set[tuple[str, ...]] = set()
+    layers: set[tuple[tuple[int, int], ...]] = set()
     for rows in panels_of_pairs:
         pairs = matching_layers(*_layers(rows))
-        named.add(tuple(site_name(pair) for pair in pairs))
+        layers.add(tuple(pairs))
         for measure in distinct(_raw(rows), "label"):
             lines.setdefault(measure, []).append(_line(rows, measure, pairs)["value"])
-    most = max(len(names) for names in named)
+    deepest = max(layers, key=len)
+    most, names = len(deepest), [site_name(pair) if len(layers) == 1 else str(pair[0]) for pair in deepest]
     figure, axes = drawing.panels(len(lines), ABREAST, (2.5, 2.1), (0.6, 0.4), font=8, sharex=True, sharey=True)
     for axis, (measure, curves) in zip(axes, lines.items(), strict=True):
         stretched = np.array([np.interp(np.linspace(0, 1, most), np.linspace(0, 1, len(one)), one) for one in curves])
         axis.plot(stretched.T, color="0.6", linewidth=0.5, alpha=0.5)
         axis.plot(np.nanmedian(stretched, 0), **LINES["value"], markersize=3.5)
-        axis.set_title(measure, fontsize=9)
+        drawing.name_sites(axis, measure, names, NARROW)
         axis.axhline(0, color="0.85", linewidth=0.8, zorder=0)
-        if len(named) == 1:
-            axis.set_xticks(range(most), next(iter(named)))
-    across = "layer" if len(named) == 1 else "layer of the deepest pair; the others stretched"
+    across = "layer" if len(layers) == 1 else "layer of the deepest pair; the others stretched"
     drawing.label(figure, across, "similarity", f"{len(panels_of_pairs)} pairs of models, and their median")
     return figure
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import permutations, product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
@@ -11,7 +11,7 @@ from aligners.fitting.outcomes import is_trained, mark, what_did_not_train
 from aligners.injection.scoring.pair_intervals import OVER_MODELS, over_pairs
 from aligners.reports import drawing
 from aligners.reports.names import score_heading, score_words, short_names, site_name, with_interval, with_short_names
-from aligners.reports.report import Report, Row, by_sites, distinct, grouped, models_in, number, site_pairs, where
+from aligners.reports.report import Report, Row, by_sites, grouped, models_in, number, site_pairs, where
 from aligners.reports.screen import SiteTable
 from aligners.reports.templates import sentences
 from aligners.similarity.controls import matching_layers
@@ -75,7 +75,7 @@ class Routes:
         averaging: other arguments of `over_pairs`.
     """
 
-    def __init__(self, rows: Sequence[Row], groups: Groups = None, **averaging: Sequence[str]) -> None:
+    def __init__(self, rows: Sequence[Row], groups: Groups = None, **averaging: Any) -> None:
         self.rows, self.groups, self.averaging = rows, groups, averaging
         self.routes = grouped(rows, "model_x", "model_y")
 
@@ -253,9 +253,7 @@ def _cell(row: Row | None, column: str) -> str:
     if column != "penalty":
         value = row["score_penalty" if column == LOST else "score"]
         return "" if value is None else mark(f"{100 * value:z.1f}", row)
-    if row["penalty"] is None:
-        return "overflow"
-    return with_interval(row, "penalty", "z.3f")
+    return "overflow" if row["penalty"] is None else with_interval(row, "penalty", "z.3f")
 
 
 # ---------------------------------------------------------------------- findings
@@ -270,8 +268,8 @@ def _findings(routes: Routes) -> list[str]:
     """
     trained = {name: list(filter(is_trained, where(routes.rows, method=name))) for name in routes.methods}
     methods = [_facts(name, method_rows, routes) for name, method_rows in trained.items() if method_rows]
-    about = {"names": short_names(models_in(routes.rows)), "places": _places, "score": score_words(routes.rows)}
-    return sentences("stitching", methods=methods, small=SMALL, **about)
+    names, score = short_names(models_in(routes.rows)), score_words(routes.rows)
+    return sentences("stitching", methods=methods, small=SMALL, names=names, score=score)
 
 
 def _facts(name: str, rows: Sequence[Row], routes: Routes) -> Row:
@@ -281,7 +279,6 @@ def _facts(name: str, rows: Sequence[Row], routes: Routes) -> Row:
         "name": name,
         "floor": floor,
         "rows": rows,
-        "overflowed": len(rows) - len(sound),
         "different": where(sound, same_model=False),
         "directions": [] if floor or routes.averaged else list(_directions(sound)),
         **_baselines(sound),
@@ -342,8 +339,3 @@ def _between_groups(routes: Routes) -> Iterator[Row]:
                 "dearer": sum(all(one["penalty"] > other["penalty"] for other in inner) for one, inner in both),
                 "beyond": clear if over_models else None,
             }
-
-
-def _places(rows: Sequence[Row]) -> str:
-    routes = len(distinct(rows, "model_x", "model_y"))
-    return f"{len(rows)} places ({routes} {'route' if routes == 1 else 'routes'})"

@@ -33,8 +33,7 @@ def surgery_table(rows: Sequence[Row], majority: float) -> SiteTable:
     table = SiteTable(title, ["model", "head"], [], {"": [str(site) for site in sites]})
     for (model, kind), line in grouped(cut, "model", "kind").items():
         scores = {row["site"]: f"{100 * row['score']:.1f}" for row in line if row["score"] is not None}
-        cells = [scores.get(site, "") for site in sites]
-        table.add_row(model, kind, *cells, style="bold" if model == MEAN else None)
+        table.add_row(model, kind, *(scores.get(site, "") for site in sites), style="bold" if model == MEAN else None)
     return table
 
 

@@ -332,9 +332,8 @@ class SharedProbes(Shared):
     def rename(self, names: Mapping[str, str]) -> None:
         """Give models other names, in the names of banks too."""
         self.models, self.data = renamed(self.models, names), renamed(self.data, names)
-        self.banks = {
-            _in_name(name, names): (bank, renamed(about, names)) for name, (bank, about) in self.banks.items()
-        }
+        banks = self.banks.items()
+        self.banks = {_in_name(name, names): (bank, renamed(about, names)) for name, (bank, about) in banks}
 
 
 def _in_name(name: str, names: Mapping[str, str]) -> str:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from aligners.errors import UserError
-from aligners.files.shared import MODEL, fetch, is_hub_name, is_shared, read_config
+from aligners.files.shared import MODEL, fetch, is_shared, read_config
 from aligners.reports.finished import FinishedRun, finished_run, kinds_in
 from aligners.reports.page.run import models_of
 from aligners.reports.sharing.models import last_parts, public_names, renamed
@@ -28,16 +28,14 @@ def shared_from_run(
         ValueError: the run keeps nothing that can be shared, or the report is about other models.
     """
     path = Path(run)
-    on_hub = is_hub_name(path) and not path.is_dir()
-    if is_shared(path) and (on_hub or (path / MODEL).is_file()):
+    if (path / MODEL).is_file() or (is_shared(path) and not path.is_dir()):
         folder = fetch(path)
         return KINDS.get(read_config(folder).get("kind", ""), SharedMaps).from_pretrained(folder)
     file = _kept(path)
     shared: Shared = KEPT[file.name].of_run(file)
     folder = Path(report) if report is not None else path if path.is_dir() else path.parent
     finished = finished_run(folder) if report is not None or kinds_in(folder) else None
-    models = [str(model["name"]) for model in shared.models]
-    public = {**last_parts(shared.data), **public_names(models, names)}
+    public = last_parts(shared.data) | public_names([str(model["name"]) for model in shared.models], names)
     if finished is not None:
         _refuse_report_on_others(shared, file, finished)
         shared.files = _files(finished, public)

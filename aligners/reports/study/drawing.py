@@ -1,13 +1,16 @@
 """Figures of a study drawn from their values: as images by matplotlib, and with values under the pointer by plotly."""
 
+import math
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from itertools import count
+from textwrap import fill
 from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib import figure as mpl
 from matplotlib.axes import Axes
+from numpy.typing import NDArray
 
 from aligners.reports.drawing import COLOURS, Look, dress, heat_map, panels
 from aligners.reports.study.contents import BoxPanel, Figure, HeatPanel, LinePanel, Meaning, Panel, SeriesPanel
@@ -19,10 +22,11 @@ DASHES = (("-", "solid"), ("--", "dash"), (":", "dot"), ("-.", "dashdot"))
 CUTS = VERMILION  # lines between clusters
 MOST_TICKS = 26
 ABREAST = 3
+SMALL = 0.05  # the largest value of maps whose cells have multiples of a power of ten
 WRITTEN = 14  # rows up to which the values stand in the cells
 LARGEST = 4.8  # inches of a map
 LINE = 36  # letters that fit below a panel
-LETTER = 0.075  # inches of a letter of a model's name, which stands beside its block
+LETTER = 0.075  # inches of a letter of a title, or of a model's name, which stands beside its block
 PLOTLY = find_spec("plotly") is not None  # the extra `report`
 LEAST = 260  # pixels of a panel
 PANEL_HEIGHTS = {3: 340, 2: 460, 1: 760}  # pixels, by the number of panels side by side
@@ -176,21 +180,31 @@ def _heat_figure(figure: Figure) -> mpl.Figure:
     shown = heats(figure)
     values = np.concatenate([panel.values[np.isfinite(panel.values)] for panel in shown])
     low, high = figure.limits or ((values.min(), values.max()) if len(values) else (0.0, 1.0))  # the first is dark
+    unit = _unit(values)
     size = min(max(2.6, 0.30 * max(max(panel.values.shape) for panel in shown) + 0.6), LARGEST)
     named = LETTER * max((len(name) for panel in shown for name, _ in panel.column_blocks), default=0)
-    around = (size + 0.4 + named, size + 0.5 + named)
+    titles = [fill(panel.title, int((size + 0.4) / LETTER), break_long_words=False) for panel in shown]
+    further = 0.15 * max(title.count("\n") for title in titles)
+    around = (size + 0.4 + named, size + 0.5 + named + further)
     drawn, axes = panels(len(shown), ABREAST if size < LARGEST else 2, around, (1.2, 0.5), boxed=True, font=8)
-    for axis, panel in zip(axes, shown, strict=True):
-        image = heat_map(axis, panel.values, (), (), low, high, written=WRITTEN, font=6)
+    for axis, panel, title in zip(axes, shown, titles, strict=True):
+        image = heat_map(axis, panel.values, (), (), low, high, written=WRITTEN, font=6, unit=unit)
         for cut in panel.cuts:
             axis.axhline(cut - 0.5, color=CUTS, linewidth=2)
             axis.axvline(cut - 0.5, color=CUTS, linewidth=2)
         _name(axis, panel)
-        axis.set_title(panel.title, fontsize=9)
-    bar = drawn.colorbar(image, ax=axes, shrink=0.6, pad=0.02, label=figure.scale)
+        axis.set_title(title, fontsize=9)
+    scale = figure.scale if unit == 1 else f"{figure.scale}; numbers in the cells: times {unit:g}"
+    bar = drawn.colorbar(image, ax=axes, shrink=0.6, pad=0.02, label=scale)
     if low > high:
         bar.ax.invert_yaxis()
     return drawn
+
+
+def _unit(values: NDArray[np.float64]) -> float:
+    """Of which numbers in cells are multiples: 1, or a power of ten if two decimals would show little of any value."""
+    most = float(np.abs(values).max(initial=0))
+    return 10.0 ** math.floor(math.log10(most)) if 0 < most < SMALL else 1.0
 
 
 def _name(axis: Axes, panel: HeatPanel) -> None:
@@ -256,11 +270,13 @@ def _page_heat(drawn: Any, panel: HeatPanel, number: int, place: Place) -> None:
     import plotly.graph_objects as go
 
     count_y, count_x = panel.values.shape
+    digits = ".2f" if _unit(panel.values[np.isfinite(panel.values)]) == 1 else ".2g"
+    written = f"%{{z:{digits}}}" if max(count_x, count_y) <= PAGE_WRITTEN else None
     names = np.array([[f"{row} → {column}" for column in panel.columns] for row in panel.rows])
     drawn.add_trace(
         go.Heatmap(z=panel.values.astype(np.float32), x=np.arange(count_x), y=np.arange(count_y), text=names,
-                   texttemplate="%{z:.2f}" if max(count_x, count_y) <= PAGE_WRITTEN else None, textfont={"size": 10},
-                   hovertemplate="%{text}: %{z:.3f}<extra></extra>", coloraxis="coloraxis", hoverongaps=False),
+                   texttemplate=written, textfont={"size": 10}, hovertemplate="%{text}: %{z:.3g}<extra></extra>",
+                   coloraxis="coloraxis", hoverongaps=False),
         **place,
     )  # fmt: skip
     axis = "" if number == 0 else str(number + 1)

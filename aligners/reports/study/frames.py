@@ -7,6 +7,7 @@ import pandas as pd
 
 from aligners.fitting.outcomes import INVERSE_OF_ONE_WAY
 from aligners.reports.names import short_names
+from aligners.reports.study.printed import beside
 
 STAGES = ("random", "pretrained", "finetuned")  # in this order, wherever they stand side by side
 STAGE_WORDS = {"random": "untrained", "pretrained": "pretrained", "finetuned": "fine-tuned"}
@@ -95,7 +96,8 @@ class Frames:
                 known = frame["mse"].notna()
                 if "overflow" in frame:  # a map that overflowed has no error, and counts as lost
                     known |= frame["overflow"].fillna(False).astype(bool) & frame["site_x"].notna()
-                return frame[known].assign(held_out=held_out)
+                # weights are of one kind of rows, which titles name
+                return frame[known].assign(held_out=held_out, **({} if component == STATES else {"rows": None}))
         kinds = " or ".join(f"`{kind}`" for kind in ERRORS[component])
         raise Missing(f"the study has no errors of maps between {component} (kind {kinds})")
 
@@ -145,4 +147,4 @@ def _with_keys(frame: pd.DataFrame) -> pd.DataFrame:
     if "fit" in frame.columns and "method" in frame.columns:  # another map than the one that was trained
         turned = frame["fit"] == INVERSE_OF_ONE_WAY
         frame["method"] = frame["method"].where(~turned, frame["method"] + ", inverted")
-    return frame.reset_index(drop=True)
+    return beside(frame) if "method" in frame.columns else frame.reset_index(drop=True)

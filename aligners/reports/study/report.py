@@ -23,7 +23,12 @@ FORMATS = {"md": markdown, "tex": latex, "csv": lambda table: csv_text(numbers(t
 
 
 def report(
-    folder: Path, frames: Mapping[str, pd.DataFrame], study: Row, results: Sequence[Row], failures: Mapping[str, str]
+    folder: Path,
+    frames: Mapping[str, pd.DataFrame],
+    study: Row,
+    results: Sequence[Row],
+    failures: Mapping[str, str],
+    first: str | None = None,
 ) -> Path:
     """Write a study's report under `folder/report/`, and log it to W&B as one run of the study's group.
 
@@ -37,6 +42,7 @@ def report(
             None for all that can be made.
         results: of the finished cells.
         failures: id of a cell that failed -> what it said.
+        first: what the page says first; default: what was found.
 
     Returns:
         The page.
@@ -56,7 +62,7 @@ def report(
     about = provenance((folder / "study.yaml").read_text(encoding="utf-8"), results, failures)
     paragraphs = ("\n- ".join([f"## {item.title}\n", *item.findings]) + "\n" for item in contents.findings())
     texts = {
-        "report.html": page(study["name"], contents, about, images, palette),
+        "report.html": page(study["name"], contents, about, images, palette, first),
         "findings.md": "\n".join(paragraphs),
         "missing.json": json.dumps(contents.missing, indent=1),
         **{f"figures/{figure.name}.csv": csv_text(figure.values) for figure in contents.figures if figure.values},

@@ -10,9 +10,10 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
-from aligners.injection.scoring.pair_intervals import OVER_MODELS, interval_over_models
+from aligners.injection.scoring.pair_intervals import OVER_MODELS, Kinds, independent_units, interval_over_models
 
 RANGE_OF_PAIRS = "range of the pairs"
+COPY = r"#\d+$"  # ends the name of a further fine-tuning of a model
 MOST_EXACT = 10_000  # arrangements of the models up to which all are counted
 DRAWS = 9_999
 Numbers = NDArray[np.float64]
@@ -46,7 +47,8 @@ def over_models(frame: pd.DataFrame, column: str, groups: Mapping[str, str] | No
     """Average a column over pairs of models.
 
     Args:
-        frame: rows with model_x, model_y and the column; several rows of a pair, as of its layers, are averaged first.
+        frame: rows with model_x, model_y, the column, and what `bases_of` reads; several rows of a pair, as of its
+            layers, are averaged first.
         column: what to average.
         groups: model -> group, where the pairs are between two groups: each group then has an error of its own.
 
@@ -60,9 +62,9 @@ def over_models(frame: pd.DataFrame, column: str, groups: Mapping[str, str] | No
     pairs, values = list(known.index), torch.tensor(known.to_numpy(dtype=float, copy=True))
     models = {model for pair in pairs for model in pair}
     kinds = {model: groups[model] if groups else "" for model in models}
-    ends = interval_over_models(values[None], pairs, kinds)
-    low, high = (float(end) for end in ends or (values.min(), values.max()))
-    mean, interval = float(values.mean()), RANGE_OF_PAIRS if ends is None else OVER_MODELS
+    ends = interval_over_models(values[None], pairs, kinds, bases_of(frame))
+    *numbers, interval = ends or (values.min(), values.max(), RANGE_OF_PAIRS)
+    low, high, mean = map(float, (*numbers, values.mean()))
     counts = {"pairs": len(pairs), "models": len(models), "lost": len(means) - len(known)}
     if len(pairs) == 1:
         return Estimate(mean, interval=interval, **counts)
@@ -80,6 +82,17 @@ def pair_means(frame: pd.DataFrame, column: str) -> pd.Series:
     return by_pair.mean().mask(values.isna().groupby(level=0, sort=False).any())
 
 
+def bases_of(frame: pd.DataFrame) -> dict[str, str]:
+    """Model -> the pretrained model that it is a copy of: as the study says (`models.bases`), or what NAME#2 is of."""
+    bases: dict[str, str] = {}
+    for side in "xy":
+        models = frame.drop_duplicates(f"model_{side}")
+        copied = models[f"model_{side}"].str.replace(COPY, "", regex=True)
+        known = models[f"base_{side}"].fillna(copied) if f"base_{side}" in models else copied
+        bases |= dict(zip(models[f"model_{side}"], known, strict=True))
+    return bases
+
+
 class Difference(NamedTuple):
     """A difference, and how often chance would make one as large.
 
@@ -87,7 +100,7 @@ class Difference(NamedTuple):
         difference: what was tested against 0.
         p: two-sided: share of the arrangements whose difference is as far from 0.
         least: the smallest p that so few models allow.
-        models: number of models.
+        models: number of models, or of pretrained models with their copies.
     """
 
     difference: float
@@ -96,7 +109,7 @@ class Difference(NamedTuple):
     models: int
 
 
-def sign_test(differences: pd.Series, seed: int = 0) -> Difference | None:
+def sign_test(differences: pd.Series, bases: Kinds | None = None, seed: int = 0) -> Difference | None:
     """Test whether the mean of a difference over pairs of models is 0, by changing the signs of models.
 
     Each model's share in the mean is its pseudo-value M · mean − (M − 1) · mean without its pairs (Tukey 1958): the
@@ -105,21 +118,25 @@ def sign_test(differences: pd.Series, seed: int = 0) -> Difference | None:
 
     Args:
         differences: one for each pair, indexed by (model, model), as `pair_means` returns.
+        bases: model -> the pretrained model that it is a copy of: these are then what changes sign, with all copies.
         seed: of the draws, where there are too many models to count all.
 
     Returns:
-        None with fewer than three models.
+        None with fewer than three of them.
 
     References:
         Tukey 1958, "Bias and confidence in not quite large samples". The rate of false alarms under effects of models
         is measured in `tests/aligners/reports/study/test_statistics.py`.
     """
     known = differences.dropna()
-    models = list(dict.fromkeys(model for pair in known.index for model in pair))
-    without = np.array([[model not in pair for pair in known.index] for model in models])
-    if len(models) < 3 or not without.any(1).all():
+    models = dict.fromkeys(model for pair in known.index for model in pair)
+    units: list[set[str]] = []
+    if models:
+        (units,), _ = independent_units(models, dict.fromkeys(models, ""), bases)
+    without = np.array([[unit.isdisjoint(pair) for pair in known.index] for unit in units])
+    if len(units) < 3 or not without.any(1).all():
         return None
-    count, values = len(models), known.to_numpy(dtype=float)
+    count, values = len(units), known.to_numpy(dtype=float)
     mean = float(values.mean())
     shares = count * mean - (count - 1) * (without @ values / without.sum(1))
     exact = 2**count <= MOST_EXACT
@@ -129,30 +146,35 @@ def sign_test(differences: pd.Series, seed: int = 0) -> Difference | None:
     return Difference(mean, p, 2 / 2**count, count)
 
 
-def group_test(values: pd.Series, groups: Mapping[str, str], seed: int = 0) -> Difference | None:
+def group_test(
+    values: pd.Series, groups: Mapping[str, str], bases: Kinds | None = None, seed: int = 0
+) -> Difference | None:
     """Test whether pairs between two groups of models differ from pairs within, by dealing the models out anew.
 
     Args:
         values: one for each pair of models, indexed by (model, model).
         groups: model -> group; two groups.
+        bases: model -> the pretrained model that it is a copy of: copies are dealt together, unless all are of one.
         seed: of the draws, where there are too many ways to count all.
 
     Returns:
-        The mean between groups minus that within; None unless there are two groups with pairs within and between.
+        The mean between groups minus that within; None unless there are two groups with pairs within and between, or
+        where copies of one of several pretrained models are in both.
     """
     known = values.dropna()
-    models = list(dict.fromkeys(model for pair in known.index for model in pair))
-    if len({groups[model] for model in models}) != 2:
+    units, _ = independent_units(dict.fromkeys(model for pair in known.index for model in pair), groups, bases)
+    if len(units) != 2:
         return None
-    first = np.array([groups[model] == groups[models[0]] for model in models])
-    ends = np.array([[models.index(model) for model in pair] for pair in known.index])
-    ways, exact = _deals(len(models), int(first.sum()), seed)
+    place = {model: number for number, unit in enumerate([*units[0], *units[1]]) for model in unit}
+    first = np.arange(len(units[0]) + len(units[1])) < len(units[0])
+    ends = np.array([[place[model] for model in pair] for pair in known.index])
+    ways, exact = _deals(len(first), len(units[0]), seed)
     numbers = known.to_numpy(dtype=float)
     difference = _between_less_within(first[None], ends, numbers)[0]
     if math.isnan(difference):
         return None
     p = _share_as_far(_between_less_within(ways, ends, numbers), difference, exact)
-    return Difference(difference, p, 1 / len(ways), len(models))
+    return Difference(difference, p, 1 / len(ways), len(first))
 
 
 def holm(ps: Sequence[float]) -> list[float]:

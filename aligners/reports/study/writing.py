@@ -149,7 +149,9 @@ def numbers(table: Table) -> list[Row]:
     return rows
 
 
-def page(name: str, made: ReportContents, about: Row, images: dict[str, Path], palette: Palette) -> str:
+def page(
+    name: str, made: ReportContents, about: Row, images: dict[str, Path], palette: Palette, first: str | None = None
+) -> str:
     """Write the page, which needs no network and no other file.
 
     Args:
@@ -158,6 +160,7 @@ def page(name: str, made: ReportContents, about: Row, images: dict[str, Path], p
         about: what the study ran, see `provenance`.
         images: figure's name -> its PNG file, embedded where plotly is not installed.
         palette: of the report.
+        first: what it says first; default: what was found.
     """
     drawn = {}
     for figure in made.figures:
@@ -168,4 +171,5 @@ def page(name: str, made: ReportContents, about: Row, images: dict[str, Path], p
             drawn[figure.name] = {"png": base64.b64encode(images[figure.name].read_bytes()).decode()}
     script = Markup(drawing.script()) if drawing.PLOTLY and made.figures else None
     shown = {"made": made, "drawn": drawn, "written": written, "plotly": script}
-    return rendered("study.html.j2", title=f"Study {name}", lead=lead("study", made=made, **about), **shown, **about)
+    words = first or lead("study", made=made, **about)
+    return rendered("study.html.j2", title=f"Study {name}", lead=words, **shown, **about)

@@ -30,6 +30,18 @@ class Move(NamedTuple):
     total: Tensor
 
 
+class ShiftedRows(NamedTuple):
+    """Rows of a batch about the shift of their model, computed once for all models that it is compared with.
+
+    Attributes:
+        rows: x', (N, L, d) float64.
+        squares: ‖x'‖², (N, L).
+    """
+
+    rows: Tensor
+    squares: Tensor
+
+
 class SideSums(NamedTuple):
     """Sums over rows of the layers of one model about a fixed shift, x' = x − c, in float64.
 
@@ -59,8 +71,8 @@ class SideSums(NamedTuple):
         shapes: tuple[tuple[int, ...], ...] = ((), (layers, d), (layers, d), (layers, d, d), (layers, d), (layers,))
         return cls(*(torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes))
 
-    def add_(self, states: Tensor) -> Tensor:
-        """Add rows (L, N, d) in place, and return them about the shift, (N, L, d) float64.
+    def add_(self, states: Tensor) -> ShiftedRows:
+        """Add rows (L, N, d) in place, and return them about the shift.
 
         The first rows set the shift to the mean of a few of them, decided on the device: no number is read back.
         """
@@ -68,19 +80,20 @@ class SideSums(NamedTuple):
             return self.shifted(states)
         first = states[:, :SHIFT_ROWS].mean(1, dtype=torch.float64)
         self.shift.copy_(torch.where(self.n == 0, first, self.shift))
-        rows = self.shifted(states)
-        norms = torch.linalg.vecdot(rows, rows)
+        shifted = self.shifted(states)
+        rows, squares = shifted
         self.n.add_(len(rows))
         self.sum.add_(rows.sum(0))
         self.xx.baddbmm_(rows.permute(1, 2, 0), rows.transpose(0, 1))
-        self.cubic.add_(torch.einsum("nl,nld->ld", norms, rows))
-        self.quartic.add_(norms.square().sum(0))
-        return rows
+        self.cubic.add_(torch.einsum("nl,nld->ld", squares, rows))
+        self.quartic.add_(squares.square().sum(0))
+        return shifted
 
-    def shifted(self, states: Tensor) -> Tensor:
-        """(L, N, d) -> (N, L, d) in float64 less the shift, through a single buffer."""
+    def shifted(self, states: Tensor) -> ShiftedRows:
+        """Rows (L, N, d) about the shift, through a single buffer."""
         rows = torch.empty(states.shape[1], *self.shift.shape, dtype=torch.float64, device=states.device)
-        return rows.copy_(states.transpose(0, 1)).sub_(self.shift)
+        rows.copy_(states.transpose(0, 1)).sub_(self.shift)
+        return ShiftedRows(rows, torch.linalg.vecdot(rows, rows))
 
     def mean(self) -> Tensor:
         """The mean, (L, d); of no rows, the shift."""
@@ -131,27 +144,26 @@ class CrossSums(NamedTuple):
         shapes = ((layers_x * d_x, layers_y * d_y), *of_pairs)
         return cls(*(torch.zeros(shape, dtype=torch.float64, device=x.n.device) for shape in shapes))
 
-    def add_(self, x: Tensor, y: Tensor, products: torch.dtype = torch.float64) -> None:
-        """Add paired rows about their shifts in place, without a temporary of the grid's size.
+    def add_(self, x: ShiftedRows, y: ShiftedRows, products: torch.dtype = torch.float64) -> None:
+        """Add paired rows in place, without a temporary of the grid's size.
 
         Args:
-            x: (N, L_x, d_x) float64.
-            y: (N, L_y, d_y) float64.
+            x: rows of X about its shift.
+            y: rows of Y about its.
             products: precision of the products of X with Y; float32 takes a small temporary.
         """
-        flat_x, flat_y = x.flatten(1), y.flatten(1)
-        norm_x, norm_y = torch.linalg.vecdot(x, x), torch.linalg.vecdot(y, y)
+        flat_x, flat_y, width = x.rows.flatten(1), y.rows.flatten(1), x.rows.shape[2]
         if products == torch.float64:
             self.xy.addmm_(flat_x.T, flat_y)
         else:
-            some = max(1, TILE // (x.element_size() * x.shape[2]))  # columns, for a small temporary
+            some = max(1, TILE // (flat_x.element_size() * width))  # columns, for a small temporary
             columns = flat_y.to(products).split(some, 1)
-            for layer, rows in zip(self.xy.split(x.shape[2]), flat_x.to(products).split(x.shape[2], 1), strict=True):
+            for layer, rows in zip(self.xy.split(width), flat_x.to(products).split(width, 1), strict=True):
                 for part, single in zip(layer.split(some, 1), columns, strict=True):
                     part.add_(rows.T @ single)
-        self.cubic_xy.flatten(1).addmm_(norm_x.T, flat_y)
-        self.cubic_yx.flatten(1).addmm_(norm_y.T, flat_x)
-        self.quartic_xy.addmm_(norm_x.T, norm_y)
+        self.cubic_xy.flatten(1).addmm_(x.squares.T, flat_y)
+        self.cubic_yx.flatten(1).addmm_(y.squares.T, flat_x)
+        self.quartic_xy.addmm_(x.squares.T, y.squares)
 
     def move_(self, x: SideSums, y: SideSums, to_x: Tensor, to_y: Tensor) -> None:
         """Express these sums about other shifts, in their own memory.

@@ -31,6 +31,25 @@ class Whitening(NamedTuple):
         return type(self)(self.weight[some], self.rank[some])
 
 
+class Whitenings:
+    """The whitenings of the layers of one model, each computed once for all measures and all models beside it.
+
+    Args:
+        scatter: of each layer, (L, d, d).
+    """
+
+    def __init__(self, scatter: Tensor) -> None:
+        self._scatter = scatter
+        self._known: dict[tuple[float, bool], Whitening] = {}
+
+    def of(self, share: float = 1.0, standardised: bool = False) -> Whitening:
+        """`whitening` with these options."""
+        key = share, standardised
+        if key not in self._known:
+            self._known[key] = whitening(self._scatter, share=share, standardised=standardised)
+        return self._known[key]
+
+
 class Canonical(NamedTuple):
     """Canonical correlations and directions of centred rows X and Y (Hotelling 1936).
 
@@ -50,13 +69,15 @@ class Canonical(NamedTuple):
     b: Tensor
 
 
-def whitening(scatter: Tensor, *, share: float = 1.0, tolerance: float = 1e-10) -> Whitening:
+def whitening(
+    scatter: Tensor, *, share: float = 1.0, tolerance: float = 1e-10, standardised: bool = False
+) -> Whitening:
     """Whiten the rows whose centred scatter this is, for any number of leading axes at once.
 
     With `share` 1 every direction that varies is kept. The scatter is scaled to a correlation matrix first, so
     that neither the result nor the rank depends on the scale of single features. With a smaller share it is a
     PCA of the scatter as it is, cut to the fewest components that carry that share of the variance (of the
-    eigenvalues, not of their roots), as SVCCA asks.
+    eigenvalues, not of their roots), as SVCCA asks; or, `standardised`, of the correlation matrix.
 
     Rows may be exactly deficient, as states after a LayerNorm are: a direction whose eigenvalue is below
     `tolerance` times the largest is dropped and not divided by. A direction near that limit is known from a scatter
@@ -66,10 +87,11 @@ def whitening(scatter: Tensor, *, share: float = 1.0, tolerance: float = 1e-10) 
         scatter: S = Σ (x − x̄)(x − x̄)ᵀ, (..., d, d), float64.
         share: share of the variance to keep, in (0, 1].
         tolerance: smallest eigenvalue kept, relative to the largest.
+        standardised: whether the share is that of features that are divided by their deviations.
 
     Raises:
-        ValueError: `share` or `tolerance` is out of range; the scatter is not finite; with `share` 1, a feature has no
-            variance; the decomposition does not converge.
+        ValueError: `share` or `tolerance` is out of range; the scatter is not finite; with `share` 1 or `standardised`,
+            a feature has no variance; the decomposition does not converge.
     """
     check_range(above=0, most=1, share=share)
     check_range(above=0, below=1, tolerance=tolerance)  # relative to the largest eigenvalue
@@ -78,16 +100,16 @@ def whitening(scatter: Tensor, *, share: float = 1.0, tolerance: float = 1e-10) 
     rank = torch.empty(scatter.shape[:-2], dtype=torch.int64, device=scatter.device)
     layers = zip(scatter.reshape(-1, d, d), weight.view(-1, d, d), rank.view(-1), strict=True)
     for one, into, count in layers:  # one at a time, for the memory
-        matrix, number = _whitened(one, share, tolerance)
+        matrix, number = _whitened(one, share, tolerance, standardised or share == 1)
         into.copy_(matrix)
         count.copy_(number)
     return Whitening(weight, rank)
 
 
-def _whitened(scatter: Tensor, share: float, tolerance: float) -> tuple[Tensor, Tensor]:
+def _whitened(scatter: Tensor, share: float, tolerance: float, standardised: bool) -> tuple[Tensor, Tensor]:
     """`whitening` of one layer: weight (d, d) and rank, ()."""
     variance = scatter.diagonal()
-    scale = variance.sqrt() if share == 1 else torch.ones_like(variance)
+    scale = variance.sqrt() if standardised else torch.ones_like(variance)
     correlation = scatter / (scale[:, None] * scale)
     factors = decomposed("eigendecomposition behind a whitening", torch.linalg.eigh, correlation)
     values, vectors = (part.flip(-1) for part in factors)
@@ -154,7 +176,9 @@ def regression_chance(moments: GridMoments) -> Tensor:
     return _share(moments, moments.yy.shape[-1])
 
 
-def canonical_chance(moments: GridMoments, share: float = 1.0) -> Tensor:
+def canonical_chance(
+    moments: GridMoments, share: float = 1.0, standardised: bool = False, *white: Whitenings
+) -> Tensor:
     """Mean ρ² of the canonical correlations of independent X and Y: max(k_x, k_y) / (n − 1), at most 1, (L_x, L_y).
 
     The ρ² add up to tr(P_X P_Y), whose mean is k_x k_y / (n − 1) by the same argument, over min(k_x, k_y) of them. Mean
@@ -163,10 +187,13 @@ def canonical_chance(moments: GridMoments, share: float = 1.0) -> Tensor:
     Args:
         moments: of the rows.
         share: of the variance that the k_x and k_y directions carry; 1: all features.
+        standardised: as in `whitening`.
+        white: whitenings of X's layers and of Y's, if they are known.
     """
     if share == 1:
         return _share(moments, max(moments.xx.shape[-1], moments.yy.shape[-1]))
-    kept_x, kept_y = (whitening(scatter, share=share).rank for scatter in (moments.xx, moments.yy))
+    both = white or map(Whitenings, (moments.xx, moments.yy))
+    kept_x, kept_y = (whitenings.of(share, standardised).rank for whitenings in both)
     return _share(moments, kept_x[:, None].maximum(kept_y))
 
 

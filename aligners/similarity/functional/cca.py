@@ -9,7 +9,7 @@ from aligners.errors import UserError
 from aligners.similarity.algebra.checks import Varying, check_moments
 from aligners.similarity.algebra.grid import of_moments
 from aligners.similarity.algebra.moments import GridMoments, by_tile
-from aligners.similarity.functional.canonical import Canonical, Whitening, canonical, whitening
+from aligners.similarity.functional.canonical import Canonical, Whitening, Whitenings, canonical
 
 
 class Correlations(NamedTuple):
@@ -20,7 +20,8 @@ class Correlations(NamedTuple):
     Attributes:
         rho: of each pair of canonical variables, (L_x, L_y, c); zero beyond `rank`.
         rank: number of them, (L_x, L_y).
-        weight_x: α, how much of X's neurons each variable of X accounts for, (L_x, L_y, c); weight_y: of Y's.
+        weight_x: α, how much of X's neurons each variable of X accounts for, (L_x, L_y, c); weight_y: of Y's; both 0
+            where nobody asked for them.
     """
 
     rho: Tensor
@@ -47,42 +48,75 @@ class Correlations(NamedTuple):
 
 
 class SharedMoments:
-    """Moments that remember the canonical correlations that SVCCA and PWCCA found from them.
+    """Moments that remember what measures decompose: a whitening of each layer, correlations of each pair of layers.
 
-    What is remembered is small compared with the moments: no directions. Refusals are not remembered, so
-    that each measure that asks is told so by its own name.
+    Of correlations no directions are remembered, which would be twice as large as the moments. Refusals are not
+    remembered, so that each measure that asks is told so by its own name.
 
     Args:
         moments: moments of the rows.
+        white_x: whitenings of X's layers, which other pairs of models may share; default: of these moments alone.
+        white_y: of Y's.
         origin: whose swapped form this is, which remembers for both.
     """
 
-    def __init__(self, moments: GridMoments, origin: Self | None = None) -> None:
+    def __init__(self, moments: GridMoments, *white: Whitenings, origin: Self | None = None) -> None:
         self.moments, self._origin = moments, origin
-        self._found: dict[tuple[float, SharedMoments | None], Correlations] = {}
+        self.white_x, self.white_y = white or map(Whitenings, (moments.xx, moments.yy))
+        self._known: dict[tuple[float, bool, SharedMoments | None, bool], Correlations] = {}
 
     def swap(self) -> Self:
         """Swap X and Y."""
-        return self._origin or type(self)(self.moments.swap(), self)
+        return self._origin or type(self)(self.moments.swap(), self.white_y, self.white_x, origin=self)
 
-    def correlations(self, measure: str, share: float, held_out: Self | None = None) -> Correlations:
+    def correlations(
+        self,
+        measure: str,
+        share: float,
+        held_out: Self | None = None,
+        *,
+        standardised: bool = False,
+        weighted: bool = True,
+    ) -> Correlations:
         """Canonical correlations of all layer pairs, computed at the first call.
 
         Args:
             measure: the measure's name, for error messages.
             share: share of the variance in (0, 1].
             held_out: rows to take the correlations on, with directions and weights of these rows; None: these rows.
+            standardised: as in `svcca`.
+            weighted: whether weights are wanted: without them no singular vectors are computed.
 
         Raises:
             ValueError: as `svcca` and `cca_held_out`.
         """
         if self._origin is not None:
-            return self._origin.correlations(measure, share, held_out and held_out.swap()).swap()
-        key = share, held_out
-        if key not in self._found:
-            held_out_moments = None if held_out is None else held_out.moments
-            self._found[key] = _correlations(self.moments, held_out_moments, share=share, measure=measure)
-        return self._found[key]
+            other = held_out and held_out.swap()
+            swapped = self._origin.correlations(measure, share, other, standardised=standardised, weighted=weighted)
+            return swapped.swap()
+        kept, directions = (share, standardised), weighted or held_out is not None
+        keys = (*kept, held_out, True), (*kept, held_out, directions)
+        if not self._known.keys() & {*keys}:
+            self._known[keys[-1]] = self._computed(held_out, *kept, measure, directions)
+        return next(self._known[key] for key in keys if key in self._known)
+
+    def _computed(
+        self, held_out: Self | None, share: float, standardised: bool, measure: str, directions: bool
+    ) -> Correlations:
+        """Correlations, of the rows or of held-out ones, and weights on the rows that the directions were fitted on."""
+        if held_out is None:
+            return _decomposed(_whitened(self, measure, share, standardised), self.moments, None, directions)
+        check_moments(held_out.moments, f"Held-out {measure}", 3)
+        result = _decomposed(_whitened(self, measure, share, standardised), self.moments, held_out.moments)
+        used = torch.arange(result.rho.shape[-1], device=result.rho.device) < result.rank[..., None]
+        constant = used & result.rho.isnan()
+        if constant.any():
+            raise UserError(
+                f"Held-out {measure} expects canonical variables that vary on the rows of `held_out`, but "
+                f"{int(constant.sum())} of {int(used.sum())} are constant on its {int(held_out.moments.n)} rows. Give "
+                "more rows."
+            )
+        return result._replace(rho=result.rho.where(used, 0.0))
 
 
 @of_moments
@@ -100,7 +134,7 @@ def cca(moments: GridMoments) -> Tensor:
         ValueError: no more rows than one side's rank + 1 (every correlation is then 1 by counting), non-finite
             rows, constant features, or a decomposition that does not converge.
     """
-    return _mean_correlation(moments, "CCA", 1.0)
+    return SharedMoments(moments).correlations("CCA", 1.0, weighted=False).mean()
 
 
 @of_moments
@@ -116,7 +150,7 @@ def r2_cca(moments: GridMoments) -> Tensor:
     Raises:
         ValueError: as `cca`.
     """
-    return _mean_correlation(moments, "R² of CCA", 1.0, power=2)
+    return SharedMoments(moments).correlations("R² of CCA", 1.0, weighted=False).mean_square()
 
 
 @of_moments
@@ -135,11 +169,11 @@ def r2_svcca(moments: GridMoments, *, share: float = 0.99) -> Tensor:
     Raises:
         ValueError: as `svcca`.
     """
-    return _mean_correlation(moments, "R² of SVCCA", share, power=2)
+    return SharedMoments(moments).correlations("R² of SVCCA", share, weighted=False).mean_square()
 
 
 @of_moments
-def svcca(moments: GridMoments, *, share: float = 0.99) -> Tensor:
+def svcca(moments: GridMoments, *, share: float = 0.99, standardised: bool = False) -> Tensor:
     """Mean canonical correlation between the principal components of X and of Y (Raghu et al. 2017; Wu et al. A.3).
 
     Each side keeps the fewest components that carry `share` of its *variance*. In [0, 1], symmetric, and invariant
@@ -148,19 +182,20 @@ def svcca(moments: GridMoments, *, share: float = 0.99) -> Tensor:
     Args:
         moments: of the rows.
         share: share of the variance in (0, 1]; 1 is CCA.
+        standardised: divide every feature by its deviation first, as the code released with Wu et al. does.
 
     Returns:
         (L_x, L_y).
 
     Raises:
         ValueError: `share` out of range, fewer rows than the components need, non-finite rows, a layer in which
-            nothing varies, or a decomposition that does not converge.
+            nothing varies (`standardised`: a feature that does not), or a decomposition that does not converge.
     """
-    return _mean_correlation(moments, "SVCCA", share)
+    return SharedMoments(moments).correlations("SVCCA", share, standardised=standardised, weighted=False).mean()
 
 
 @of_moments
-def pwcca(moments: GridMoments, *, share: float = 0.99) -> Tensor:
+def pwcca(moments: GridMoments, *, share: float = 0.99, standardised: bool = False) -> Tensor:
     """Projection-weighted mean canonical correlation, Σα_iρ_i / Σα_i (Morcos et al. 2018; Wu et al. A.3).
 
     α_i = Σ_j |⟨h_i, x_j⟩| weighs a canonical variable h_i of X by how much of X's neurons x_j, centred and in
@@ -172,6 +207,7 @@ def pwcca(moments: GridMoments, *, share: float = 0.99) -> Tensor:
     Args:
         moments: of the rows.
         share: share of the variance in (0, 1].
+        standardised: as in `svcca`, for the directions; the weights are those of X's neurons as they are.
 
     Returns:
         (L_x, L_y).
@@ -179,7 +215,7 @@ def pwcca(moments: GridMoments, *, share: float = 0.99) -> Tensor:
     Raises:
         ValueError: as `svcca`.
     """
-    return _correlations(moments, share=share, measure="PWCCA").weighted()
+    return SharedMoments(moments).correlations("PWCCA", share, standardised=standardised).weighted()
 
 
 def cca_held_out(fitted: GridMoments, held_out: GridMoments) -> Tensor:
@@ -191,43 +227,15 @@ def cca_held_out(fitted: GridMoments, held_out: GridMoments) -> Tensor:
     Raises:
         ValueError: as `cca` for `fitted`; fewer than 3 held-out rows, or a canonical variable that is constant on them.
     """
-    return _correlations(fitted, held_out, share=1.0, measure="CCA").mean()
+    return SharedMoments(fitted).correlations("CCA", 1.0, SharedMoments(held_out)).mean()
 
 
-def _correlations(
-    moments: GridMoments, held_out: GridMoments | None = None, *, share: float, measure: str
-) -> Correlations:
-    """Correlations, of the rows or of held-out ones, and weights on the rows that the directions were fitted on."""
-    if held_out is not None:
-        check_moments(held_out, f"Held-out {measure}", 3)
-    result = _decomposed(*_whitened(moments, measure, share), moments, held_out)
-    if held_out is None:
-        return result
-    used = torch.arange(result.rho.shape[-1], device=result.rho.device) < result.rank[..., None]
-    constant = used & result.rho.isnan()
-    if constant.any():
-        raise UserError(
-            f"Held-out {measure} expects canonical variables that vary on the rows of `held_out`, but "
-            f"{int(constant.sum())} of {int(used.sum())} are constant on its {int(held_out.n)} rows. Give more rows."
-        )
-    return result._replace(rho=result.rho.where(used, 0.0))
-
-
-def _mean_correlation(moments: GridMoments, measure: str, share: float, power: int = 1) -> Tensor:
-    white_x, white_y = _whitened(moments, measure, share)
-
-    def mean(i: int, some: slice, xy: Tensor) -> Tensor:
-        variables = canonical(white_x.of(i), white_y.of(some), xy, directions=False)
-        return variables.rho.pow(power).sum(-1) / variables.rank
-
-    return by_tile(moments, mean)
-
-
-def _whitened(moments: GridMoments, measure: str, share: float) -> tuple[Whitening, Whitening]:
+def _whitened(shared: SharedMoments, measure: str, share: float, standardised: bool) -> tuple[Whitening, Whitening]:
     """Whitenings of all layers of X and of Y. Raises if there are no correlations."""
-    varying: Varying = "features" if share == 1 else "layers"
+    varying: Varying = "features" if share == 1 or standardised else "layers"
+    moments = shared.moments
     check_moments(moments, measure, 3, x=varying, y=varying)
-    x, y = whitening(moments.xx, share=share), whitening(moments.yy, share=share)
+    x, y = shared.white_x.of(share, standardised), shared.white_y.of(share, standardised)
     rank_x, rank_y, n = int(x.rank.max()), int(y.rank.max()), int(moments.n)
     certain = rank_x + rank_y - (n - 1)  # two subspaces of n - 1 dimensions have at least so many in common
     if certain > 0:
@@ -241,16 +249,19 @@ def _whitened(moments: GridMoments, measure: str, share: float) -> tuple[Whiteni
 
 
 def _decomposed(
-    white_x: Whitening, white_y: Whitening, moments: GridMoments, held_out: GridMoments | None = None
+    white: tuple[Whitening, Whitening], moments: GridMoments, held_out: GridMoments | None, directions: bool = True
 ) -> Correlations:
     """All correlations and weights, NaN where a canonical variable is constant on the held-out rows."""
+    white_x, white_y = white
     c = int(torch.minimum(white_x.rank.max(), white_y.rank.max()))
 
     def of_tile(i: int, some: slice, xy: Tensor) -> Tensor:
-        variables = canonical(white_x.of(i), white_y.of(some), xy)
+        variables = canonical(white_x.of(i), white_y.of(some), xy, directions=directions)
         rho = variables.rho if held_out is None else _held_out_correlations(variables, held_out, i, some)
-        weight_x, weight_y = (moments.xx[i] @ variables.a).abs().sum(-2), (moments.yy[some] @ variables.b).abs().sum(-2)
-        return torch.nn.functional.pad(torch.stack([rho, weight_x, weight_y], 1), (0, c - rho.shape[-1]))
+        weights = [torch.zeros_like(rho)] * 2
+        if directions:
+            weights = [(moments.xx[i] @ variables.a).abs().sum(-2), (moments.yy[some] @ variables.b).abs().sum(-2)]
+        return torch.nn.functional.pad(torch.stack([rho, *weights], 1), (0, c - rho.shape[-1]))
 
     rho, weight_x, weight_y = by_tile(moments, of_tile).unbind(2)
     return Correlations(rho, torch.minimum(white_x.rank[:, None], white_y.rank), weight_x, weight_y)

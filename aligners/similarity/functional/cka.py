@@ -85,16 +85,21 @@ class HSIC(NamedTuple):
     Attributes:
         xy: (L_x, L_y).
         xx: (L_x,); yy: (L_y,).
+        ratios: sum over batches of each batch's own CKA, (L_x, L_y); NaN if a batch has none.
+        batches: number of them, ().
     """
 
     xy: Tensor
     xx: Tensor
     yy: Tensor
+    ratios: Tensor = torch.zeros(())
+    batches: Tensor = torch.zeros(())
 
     @classmethod
     def zeros(cls, layers_x: int, layers_y: int, device: torch.device | str | None = None) -> Self:
         """The sums of no batches."""
-        shapes = ((layers_x, layers_y), (layers_x,), (layers_y,))
+        pairs = (layers_x, layers_y)
+        shapes: tuple[tuple[int, ...], ...] = (pairs, (layers_x,), (layers_y,), pairs, ())
         return cls(*(torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes))
 
     def __add__(self, other: object) -> Self:
@@ -103,7 +108,8 @@ class HSIC(NamedTuple):
 
     def pair(self, i: int, j: int) -> Self:
         """Those of one layer of X and one of Y, by index."""
-        return type(self)(self.xy[i : i + 1, j : j + 1], self.xx[i : i + 1], self.yy[j : j + 1])
+        one = slice(i, i + 1), slice(j, j + 1)
+        return type(self)(self.xy[one], self.xx[one[0]], self.yy[one[1]], self.ratios[one], self.batches)
 
 
 def unbiased_hsic(x: Tensor, y: Tensor) -> HSIC:
@@ -138,11 +144,10 @@ def unbiased_hsic_from_sums(sums: PairSums) -> HSIC:
     def of(traces: Tensor, products: Tensor, rows: Tensor) -> Tensor:
         return (traces + products / ((n - 1) * (n - 2)) - 2 / (n - 2) * rows) / (n * (n - 3))
 
-    return HSIC(
-        of(sums.xy, total_x[:, None] * total_y, sums.rows_x @ sums.rows_y.mT),
-        of(sums.xx, total_x**2, (sums.rows_x**2).sum(1)),
-        of(sums.yy, total_y**2, (sums.rows_y**2).sum(1)),
-    )
+    xy = of(sums.xy, total_x[:, None] * total_y, sums.rows_x @ sums.rows_y.mT)
+    xx = of(sums.xx, total_x**2, (sums.rows_x**2).sum(1))
+    yy = of(sums.yy, total_y**2, (sums.rows_y**2).sum(1))
+    return HSIC(xy, xx, yy, xy / (xx.sqrt()[:, None] * yy.sqrt()), torch.ones_like(xy[0, 0]))
 
 
 def cka_from_hsic(hsic: HSIC) -> Tensor:
@@ -174,6 +179,42 @@ def minibatch_cka(x: Tensor, y: Tensor, batch: int) -> Tensor:
     Raises:
         ValueError: a batch has fewer than 4 rows, or `unbiased_hsic` or `cka_from_hsic` refuse.
     """
+    return cka_from_hsic(_of_batches(x, y, batch))
+
+
+def mean_minibatch_cka(x: Tensor, y: Tensor, batch: int) -> Tensor:
+    """Mean over batches of HSIC_1(K, L) / √(HSIC_1(K, K) HSIC_1(L, L)), (L_x, L_y).
+
+    This is what Brown et al. 2023, C.1, average; they print the normaliser without its root, which would give a ratio
+    units. A mean of ratios is biased where batches have few rows, however many they are; `minibatch_cka` is not.
+    Otherwise as `minibatch_cka`.
+
+    Args:
+        x: (L_x, N, d_x) rows of X.
+        y: (L_y, N, d_y) rows of Y, row by row the partners of `x`.
+        batch: rows of a batch; the last batch has what is left.
+
+    Raises:
+        ValueError: a batch has fewer than 4 rows, or `unbiased_hsic` or `mean_cka` refuse.
+    """
+    return mean_cka(_of_batches(x, y, batch))
+
+
+def mean_cka(hsic: HSIC) -> Tensor:
+    """The mean of the CKAs of batches, (L_x, L_y).
+
+    Raises:
+        ValueError: in some batch a layer's HSIC with itself is not positive.
+    """
+    unknown = ~hsic.ratios.isfinite()
+    for name, refused in (("x", unknown.all(1)), ("y", unknown.all(0))):
+        expected = "batches in each of which a layer's HSIC with itself is positive, as larger ones are,"
+        refuse_layers(refused, name, expected, "has others in")
+    return hsic.ratios / hsic.batches
+
+
+def _of_batches(x: Tensor, y: Tensor, batch: int) -> HSIC:
+    """The sums over batches of rows."""
     left = x.shape[1] % batch if batch >= LEAST_ROWS else batch
     if 0 < left < LEAST_ROWS or batch < 1:
         raise UserError(
@@ -181,7 +222,7 @@ def minibatch_cka(x: Tensor, y: Tensor, batch: int) -> Tensor:
             f"{x.shape[1]} rows. Choose another `batch`, or leave out the last rows."
         )
     batches = [unbiased_hsic(a, b) for a, b in zip(x.split(batch, 1), y.split(batch, 1), strict=True)]
-    return cka_from_hsic(HSIC(*(torch.stack(parts).sum(0) for parts in zip(*batches, strict=True))))
+    return HSIC(*(torch.stack(parts).sum(0) for parts in zip(*batches, strict=True)))
 
 
 def _lifted(x: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from aligners.errors import UserError
 from aligners.similarity.algebra.checks import check_moments
 from aligners.similarity.algebra.grid import of_moments
 from aligners.similarity.algebra.moments import GridMoments, by_tile, squares
-from aligners.similarity.functional.canonical import whitening
+from aligners.similarity.functional.canonical import Whitenings
 
 
 @of_moments
@@ -29,12 +29,16 @@ def neuronsim(moments: GridMoments) -> Tensor:
 
 
 @of_moments
-def r2(moments: GridMoments) -> Tensor:
+def r2(moments: GridMoments, *, white_y: Whitenings | None = None) -> Tensor:
     """‖Q_YᵀX‖² / ‖X‖² of centred rows, Q_Y an orthonormal basis of Y's columns (R²_LR of Ren et al., Table 2).
 
     The share of X's variance that a least-squares regression on Y explains. In [0, 1] and not symmetric.
     Invariant to any invertible affine map of Y, and to rotations, one factor for all features and translation
     of X. Biased upwards where rows are few for d_y: see `r2_held_out`. Feature side.
+
+    Args:
+        moments: of the rows.
+        white_y: whitenings of Y's layers, if they are known.
 
     Returns:
         (L_x, L_y).
@@ -44,18 +48,22 @@ def r2(moments: GridMoments) -> Tensor:
             nothing varies, or a decomposition that does not converge.
     """
     check_moments(moments, "R²", 3, x="layers", y="features")
-    basis = _basis(moments, "R²")
+    basis = _basis(moments, white_y, "R²")
     explained = by_tile(moments, lambda i, some, xy: (xy @ basis[some]).square().sum((-1, -2)))
     return explained / squares(moments.xx).sum(-1)[:, None]
 
 
 @of_moments
-def mixedsim(moments: GridMoments) -> Tensor:
+def mixedsim(moments: GridMoments, *, white_y: Whitenings | None = None) -> Tensor:
     """Mean over neurons of X of the multiple correlation r of regressing it on all of Y (Wu et al. A.2).
 
     r is the length of the prediction over that of the centred regressand, the root of that neuron's R². In [0, 1]
     and not symmetric. Invariant to any invertible affine map of Y, and to permuting, translating, scaling and
     negating X's neurons; not to rotating them. Biased upwards where rows are few for d_y. Feature side.
+
+    Args:
+        moments: of the rows.
+        white_y: whitenings of Y's layers, if they are known.
 
     Returns:
         (L_x, L_y).
@@ -65,12 +73,12 @@ def mixedsim(moments: GridMoments) -> Tensor:
             decomposition that does not converge.
     """
     check_moments(moments, "Mixed similarity", 3, x="features", y="features")
-    basis = _basis(moments, "Mixed similarity")
+    basis = _basis(moments, white_y, "Mixed similarity")
     explained = by_tile(moments, lambda i, some, xy: (xy @ basis[some]).square().sum(-1))
     return (explained / squares(moments.xx)[:, None]).sqrt().mean(-1)
 
 
-def r2_held_out(fitted: GridMoments, held_out: GridMoments) -> Tensor:
+def r2_held_out(fitted: GridMoments, held_out: GridMoments, *, white_y: Whitenings | None = None) -> Tensor:
     """1 − ‖X − prediction‖² / ‖X − X̄‖² on held-out rows, regression and X̄ from the fitting rows, (L_x, L_y).
 
     Free of the bias of `r2`; negative where the regression does worse than the mean.
@@ -81,7 +89,7 @@ def r2_held_out(fitted: GridMoments, held_out: GridMoments) -> Tensor:
     """
     check_moments(fitted, "R²", 3, x="layers", y="features")
     check_moments(held_out, "Held-out R²", 1)
-    basis = _basis(fitted, "R²")
+    basis = _basis(fitted, white_y, "R²")
     shift_x, shift_y = held_out.mean_x - fitted.mean_x, held_out.mean_y - fitted.mean_y
     total = squares(held_out.xx) + held_out.n * shift_x.square()
     if not (total.sum(-1) > 0).all():
@@ -102,7 +110,7 @@ def r2_held_out(fitted: GridMoments, held_out: GridMoments) -> Tensor:
     return 1 - residual.sum(-1) / total.sum(-1)[:, None]
 
 
-def mixedsim_held_out(fitted: GridMoments, held_out: GridMoments) -> Tensor:
+def mixedsim_held_out(fitted: GridMoments, held_out: GridMoments, *, white_y: Whitenings | None = None) -> Tensor:
     """Mean over neurons of X of the Pearson correlation between prediction and regressand on held-out rows, (L_x, L_y).
 
     The regression of each neuron on all of Y comes from `fitted`, the correlations from `held_out`. On the fitting
@@ -114,7 +122,7 @@ def mixedsim_held_out(fitted: GridMoments, held_out: GridMoments) -> Tensor:
     """
     check_moments(fitted, "Mixed similarity", 3, x="features", y="features")
     check_moments(held_out, "Held-out mixed similarity", 3, x="features")
-    basis = _basis(fitted, "Mixed similarity")
+    basis = _basis(fitted, white_y, "Mixed similarity")
     scatter = basis.mT @ held_out.yy @ basis
 
     def sums(i: int, some: slice, xy: Tensor) -> Tensor:
@@ -132,12 +140,12 @@ def mixedsim_held_out(fitted: GridMoments, held_out: GridMoments) -> Tensor:
     return (covariance / (predicted * squares(held_out.xx)[:, None]).sqrt()).mean(-1)
 
 
-def _basis(moments: GridMoments, measure: str) -> Tensor:
+def _basis(moments: GridMoments, white: Whitenings | None, measure: str) -> Tensor:
     """W (L_y, d_y, k) with orthonormal columns Q_Y = YW, zero columns beyond a layer's rank.
 
     XᵀYW = XᵀQ_Y are the coefficients of X's neurons in it.
     """
-    basis = whitening(moments.yy)
+    basis = (white or Whitenings(moments.yy)).of()
     rank = int(basis.rank.max())
     if moments.n - 1 <= rank:
         raise UserError(

@@ -21,7 +21,6 @@ DOUBLE, SINGLE = 8, 4  # bytes
 # Copies that are there at once, as measured by benchmarks/similarity_memory.py:
 BATCH = 6  # of a batch's rows of one model, in double precision
 WORDS = 5  # of a batch's attention weights of one model, in double precision
-WHITENINGS = 3  # of the moments within both models of a tile
 PAIR = 12  # of a few layer pairs of the moments between two
 BLOCKS, LAYER = 4, 4  # of a block of all layers' rows and Gram matrices, and of a layer of a sample of rows
 FEATURES = 3  # of a sample of rows, where its sums are taken on the feature side
@@ -264,7 +263,6 @@ class PassCosts:
 
     def __init__(self, settings: Settings, rows: int, entries: int, weights: Sequence[int]) -> None:
         self._settings, self._rows, self._entries, self._weights = settings, rows, entries, weights
-        self._fits = any(measure.chance is not None for stream in settings.streams for measure in stream.measures)
 
     @property
     def fixed(self) -> int:
@@ -277,8 +275,6 @@ class PassCosts:
         shared: dict[Hashable, int] = {model: self._of_model(model) for model in tile.pair}
         crosses = heads = 0
         work = PAIR * max(TILE, DOUBLE * max(x.width, y.width) ** 2)
-        if self._fits:
-            work += WHITENINGS * DOUBLE * (x.layers * x.width**2 + y.layers * y.width**2)
         for stream in self._settings.streams:
             work = max(work, *(_of_sample(budget, x, y) for budget in stream.budgets), 0)
             if stream.covers(tile.pair):
@@ -292,16 +288,20 @@ class PassCosts:
         return Needs(shared, DOUBLE * entries, work)
 
     def _of_model(self, model: int) -> int:
-        """Its batch in each of the streams that read it anew, and its weights."""
+        """Its batch in each of the streams that read it anew, the same about its shift, and its weights."""
         shape = self._settings.shapes[model]
         copies = 1 + any(stream.name == "untrained" for stream in self._settings.streams)
         attention = shape.blocks * shape.heads * self._entries * WORDS * DOUBLE
-        return copies * (SINGLE * self._rows * shape.layers * shape.width + attention) + self._weights[model]
+        sides = 1 + any(stream.share is not None for stream in self._settings.streams)
+        rows = (copies * SINGLE + sides * DOUBLE) * self._rows * shape.layers * shape.width
+        return rows + copies * attention + self._weights[model]
 
 
 def _of_span(stream: Stream, shape: Shape) -> int:
-    """The moments and samples of some layers in one stream."""
+    """The moments, their whitenings and samples of some layers in one stream."""
     counted = 1 + (stream.groups if stream.groups > 1 else 0)
+    fitted = (one.decomposed for one in stream.measures if one.family == "moments")
+    counted += len({one.whitening for one in fitted if one})  # which measures share
     moments = counted * DOUBLE * shape.width**2 if "moments" in stream.families else 0
     return shape.layers * (moments + SINGLE * shape.width * sum(stream.budgets))
 

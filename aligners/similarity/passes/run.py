@@ -174,6 +174,8 @@ class _StreamSums:
         for tile, sums_of_both in self.tiles.items():
             x, y = (self._given(rows, side) for side in self._sides(tile))
             sums_of_both.update(x, y, group)
+        for sums in self.sides.values():
+            sums.shifted = {}
 
     def _given(self, rows: BatchRows, side: Side) -> Given:
         """What a batch has of one side."""

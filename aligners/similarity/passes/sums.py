@@ -1,17 +1,18 @@
 """The streams of paired rows that a comparison sums, and what a pass keeps of each: of layers, and of pairs of them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
+from functools import cached_property, reduce
 from operator import add
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from aligners.similarity.algebra.grid import CrossSums, GridSums, SideSums
+from aligners.similarity.algebra.grid import CrossSums, GridSums, ShiftedRows, SideSums
 from aligners.similarity.catalogue import ATTENTION, Family, Measure
 from aligners.similarity.controls import Draw, Sample, cropped, permuted_rows
 from aligners.similarity.functional.attention import AttentionSums, attention_sums
+from aligners.similarity.functional.canonical import Whitenings
 from aligners.similarity.functional.cca import SharedMoments
 from aligners.similarity.functional.cka import HSIC, unbiased_hsic
 from aligners.similarity.passes.ranks import summed
@@ -145,6 +146,7 @@ class SpanSums:
         moments: of states (`moments`) and of attention weights (`head_moments`): of all texts, then of each group that
             is told apart.
         samples: rows by budget, (L, budget, d) float32.
+        shifted: rows of the last batch about the shifts of all texts.
     """
 
     def __init__(self, stream: Stream, shape: Shape, groups: int, heads: bool, device: torch.device) -> None:
@@ -159,6 +161,7 @@ class SpanSums:
         self.samples = {
             budget: torch.zeros(shape.layers, budget, shape.width, device=device) for budget in stream.budgets
         }
+        self.shifted: dict[Family, ShiftedRows] = {}
 
     def update(self, given: Given, group: int, admitted: Mapping[int, tuple[Tensor, Tensor]]) -> None:
         """Add a batch whose texts belong to one group; `admitted` is what `Draw.admit` says of its rows."""
@@ -166,8 +169,14 @@ class SpanSums:
             self.samples[budget][:, places] = given["moments"][:, rows].float()
         for family, (whole, *groups) in self.moments.items():
             if family in given:
-                for sums in (whole, *groups[group : group + 1]):
+                self.shifted[family] = whole.add_(given[family])
+                for sums in groups[group : group + 1]:
                     sums.add_(given[family])
+
+    @cached_property
+    def white(self) -> Whitenings:
+        """The whitenings of the layers, for all pairs that the model is in; once the pass has ended."""
+        return Whitenings(self.moments["moments"][0].xx)
 
     def means(self) -> Means:
         """The mean of all texts over all ranks."""
@@ -239,10 +248,12 @@ class TileSums:
         if "heads" in self.added and "heads" in x:
             self.added["heads"][place] += attention_sums(x["heads"], y["heads"], x["words"])
         for (family, place, pair), grid in self.grids.items():
-            if place in (0, 1 + group) and family in x:
+            if place == 0 and family in x:
+                products = self.products if family == "moments" else torch.float64
+                grid.cross.add_(self.x.shifted[family], self.y.shifted[family], products)
+            elif place == 1 + group and family in x:
                 a, b = _slices(pair)
-                products = self.products if (family, place) == ("moments", 0) else torch.float64
-                grid.cross.add_(grid.x.shifted(x[family][a]), grid.y.shifted(y[family][b]), products)
+                grid.cross.add_(grid.x.shifted(x[family][a]), grid.y.shifted(y[family][b]))
 
     def end(self, x: Means, y: Means, owner: int, texts: Mapping[int, Tensor]) -> None:
         """Make the sums between the models those of all ranks, about the means of all rows, on the rank that owns them.
@@ -263,7 +274,8 @@ class TileSums:
         key = measure.family, measure.budget
         if key not in self._contents:
             if measure.family == "moments":
-                self._contents[key] = SharedMoments(self.grids["moments", 0, None].centred())
+                moments = self.grids["moments", 0, None].centred()
+                self._contents[key] = SharedMoments(moments, self.x.white, self.y.white)
             elif measure.family == "rows":
                 self._contents[key] = self._sample(measure.budget)
             else:

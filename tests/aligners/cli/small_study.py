@@ -2,13 +2,15 @@
 
 import multiprocessing
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import pytest
 import yaml
 
+from aligners.cli.table import study
 from tests.world import World
 
 MAPS = {"linear": "Linear", "mlp": {"class_path": "MLP", "init_args": {"hidden": [8]}}}
@@ -32,6 +34,25 @@ def study_file(world: World, folder: Path, **changes: Any) -> str:
     return str(folder / "study.yaml")
 
 
+def stand_ins_here(monkeypatch: pytest.MonkeyPatch, environment: Mapping[str, str]) -> None:
+    """Let this process take what stands in, as one does that starts in this environment."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", environment["HF_HUB_CACHE"])
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", Path(environment["HF_DATASETS_CACHE"]))
+
+
+def rehearse_here(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
+    """`study.py run ... --rehearse`, without becoming another process."""
+
+    def become(_: str, command: list[str], environment: Mapping[str, str]) -> NoReturn:
+        stand_ins_here(monkeypatch, environment)
+        study(command[command.index("run") :])
+        raise SystemExit(0)
+
+    monkeypatch.setattr("os.execve", become)
+    with pytest.raises(SystemExit, match="0"):
+        study(["run", *words, "--rehearse"])
+
+
 @contextmanager
 def forked_workers() -> Iterator[None]:
     """Within it, workers of this process's studies are split off it, as all is imported, rather than started anew."""
@@ -47,3 +68,27 @@ def forked_workers() -> Iterator[None]:
     executors._begin_worker = begin_forked
     multiprocessing.get_context = lambda method=None: context("fork" if method == "spawn" else method)  # type: ignore[assignment]
     yield
+
+
+@contextmanager
+def impatient() -> Iterator[None]:
+    """Within it, submitit hardly waits for the result of a job that is dead."""
+    import submitit
+
+    submitit.Job._results_timeout_s = 0.5
+    yield
+
+
+@contextmanager
+def fits_in_parts() -> Iterator[None]:
+    """Within it, workers are split off this process, and memory is free for one site in a first attempt alone."""
+    from aligners.cli.train import fit
+
+    def begun_in_parts(sites: int, *_: int) -> int:
+        return sites if list(Path("runs/small/cells").glob("*/before")) else 1
+
+    real = fit.sites_at_once
+    fit.sites_at_once = begun_in_parts
+    with forked_workers():
+        yield
+    fit.sites_at_once = real

@@ -10,11 +10,12 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import yaml
 
 from aligners.cli.table import study
 from aligners.similarity.passes.saved import SavedPasses
 from aligners.studies.folder import RESULT, StudyFolder
-from tests.aligners.cli.small_study import LOCAL, MAPS, forked_workers, study_file
+from tests.aligners.cli.small_study import LOCAL, MAPS, fits_in_parts, forked_workers, impatient, study_file
 from tests.cells import Inline
 from tests.processes import Started
 from tests.tiny import tiny_folder
@@ -27,10 +28,9 @@ pytestmark = [
 ]
 
 
-def wait_for_steps(begun: Started, folder: Path, lines: int) -> None:
+def wait_for_steps(begun: Started, folder: Path, lines: int, log: str = "run/metrics.csv") -> None:
     """Wait until a cell has logged so much."""
-    logs = "cells/*/run/metrics.csv"
-    begun.wait_until(lambda: any(log.read_bytes().count(b"\n") >= lines for log in folder.glob(logs)))
+    begun.wait_until(lambda: any(file.read_bytes().count(b"\n") >= lines for file in folder.glob(f"cells/*/{log}")))
 
 
 def processes_of(words: bytes, parent: int | None = None) -> list[int]:
@@ -48,7 +48,7 @@ def results(folder: Path) -> dict[str, Any]:
     """What every cell has found, and the bytes of its maps."""
     this = StudyFolder(folder)
     maps = {file.parts[-3]: file.read_bytes() for file in folder.glob("cells/*/run/aligners.safetensors")}
-    return {number: (this.result(number)["rows"], maps.get(number)) for number in this.cells}
+    return {number: ([*this.rows(number)], maps.get(number)) for number in this.cells}
 
 
 def test_a_study_whose_worker_is_killed_and_that_is_stopped_goes_on_from_its_checkpoint(
@@ -64,7 +64,7 @@ def test_a_study_whose_worker_is_killed_and_that_is_stopped_goes_on_from_its_che
     begun.signal(signal.SIGINT)
     status, said = begun.end(), begun.said()
     assert status == 130, said
-    assert "It is run once more." in said
+    assert "It goes on from where it was." in said
     assert "Stopped by Ctrl-C." in said.splitlines()
     (cell,) = StudyFolder(folder).cells
     assert StudyFolder(folder).state(cell) == "waiting"  # nobody holds its lock
@@ -74,6 +74,28 @@ def test_a_study_whose_worker_is_killed_and_that_is_stopped_goes_on_from_its_che
         pd.read_csv(next(place.glob("cells/*/run/metrics.csv")))["step"].min() for place in (tmp_path / "whole", folder)
     )
     assert again > first  # not from the start
+    assert results(folder) == results(tmp_path / "whole")
+
+
+def test_a_fit_in_parts_that_is_killed_goes_on_within_its_part(world: World, tmp_path: Path) -> None:
+    """In parts of as many sites as before, however much memory is free then."""
+    model = {"model": {"aligners": MAPS}, "data": {"sites": "1,2:3"}}
+    options = {**model, "trainer": {"max_epochs": 12}, **OFTEN}
+    file = study_file(world, tmp_path, fit={"options": options}, inject=None)
+    begun = Started(tmp_path, "study", "run", file, around=fits_in_parts)
+    folder = tmp_path / "runs" / "small"
+    begun.wait_until(lambda: list(folder.glob("cells/*/run/part-2-1/last.ckpt")))
+    (worker,) = processes_of(b"forkserver", begun.process.pid)
+    os.kill(worker, signal.SIGKILL)
+    begun.wait_until(lambda: list(folder.glob("cells/*/before/part-2-2/config.yaml")))
+    (config,) = folder.glob("cells/*/before/part-2-2/config.yaml")
+    assert yaml.safe_load(config.read_text())["ckpt_path"].endswith("before/part-2-1/last.ckpt")
+    assert begun.end() == 0, begun.said()
+    (log,) = folder.glob("cells/*/log.txt")
+    assert ("Part 1 of 2" in log.read_text(), "Part 2 of 2" in log.read_text()) == (False, True)
+    assert not [*folder.glob("cells/*/before"), *folder.glob("cells/*/run/part-*")]  # nothing goes on from them
+    with fits_in_parts():
+        study(["run", file, "--folder", str(tmp_path / "whole")])
     assert results(folder) == results(tmp_path / "whole")
 
 
@@ -111,6 +133,47 @@ def test_jobs_outlive_a_study_that_is_killed_and_the_next_one_waits_for_them(
     this = StudyFolder(folder)
     assert [this.state(cell) for cell in this.cells] == ["done", "done"]
     assert len(cells_here.calls) == 1  # nobody else has begun the other
+
+
+def test_a_job_of_several_cells_whose_time_is_over_ends_with_the_bits_of_cells_on_their_own(
+    world: World, tmp_path: Path, cells_here: Inline
+) -> None:
+    pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
+    options = {"model": {"aligners": MAPS}, "trainer": {"max_epochs": 12}, "data": {"sites": [1]}, **OFTEN}
+    tasks = {name: {"text": {"source": world.fit, "held_out": world.test, "seed": n}} for n, name in enumerate("tu")}
+    file = study_file(world, tmp_path, tasks=tasks, fit={"options": options})
+    begun = Started(tmp_path, "study", "run", file, *LOCAL, around=impatient)
+    folder = tmp_path / "runs" / "small"
+    begun.wait_until(lambda: len([*folder.glob("cells/*/run/last.ckpt")]) > 0 and [*folder.glob("cells/*/result.json")])
+    (job,) = processes_of(b"submitit.core._submit\0" + bytes(folder.resolve()))
+    os.kill(job, signal.SIGUSR2)
+    assert begun.end() == 0, begun.said()
+    assert "was lost" not in begun.said()
+    assert len([*folder.glob("slurm/*_submitted.pkl")]) == 1  # one job, which was queued again
+    study(["run", file, "--folder", str(tmp_path / "whole")])
+    assert [len(numbers) for _, numbers in cells_here.calls] == [1] * 4
+    assert results(folder) == results(tmp_path / "whole")
+
+
+def test_a_fine_tuning_whose_time_is_over_is_queued_again_and_ends_in_the_same_weights(
+    world: World, tmp_path: Path
+) -> None:
+    """As by SLURM, in the job that was submitted. One that is killed goes on likewise: see `test_resuming.py`."""
+    pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
+    options = {"trainer": {"max_epochs": 30, "log_every_n_steps": 1}, **OFTEN}
+    changes: dict[str, Any] = {"models": {"names": [world.model_x]}, "stages": ["finetuned"]}
+    file = study_file(world, tmp_path, **changes, finetune={"options": options}, fit=None, inject=None)
+    begun, folder = Started(tmp_path, "study", "run", file, *LOCAL), tmp_path / "runs" / "small"
+    wait_for_steps(begun, folder, 20)
+    (job,) = processes_of(b"submitit.core._submit\0" + bytes(folder.resolve()))
+    os.kill(job, signal.SIGUSR2)
+    assert begun.end() == 0, begun.said()
+    assert "It goes on from where it was." not in begun.said()  # the study has noticed nothing
+    study(["run", file, "--folder", str(tmp_path / "whole")])
+    one, other = (next(place.glob("cells/*/run/none/seed-0")) for place in (folder, tmp_path / "whole"))
+    assert (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
+    begun_at = (pd.read_csv(one.parents[1] / log / "metrics.csv")["step"].min() for log in ("", "resumed-1"))
+    assert next(begun_at) < next(begun_at)
 
 
 def test_a_comparison_that_is_stopped_between_its_passes_goes_on_with_the_next(

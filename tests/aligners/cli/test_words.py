@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from aligners.cli.parsing import OptionParser
 from aligners.cli.table import COMMANDS, find, train
 from aligners.cli.words import CONFIGS, as_parsed, help_of, known_options
 from aligners.errors import UserError
@@ -162,6 +163,18 @@ def test_what_the_parser_takes_is_understood() -> None:
     for words in TAKEN:
         parser.parse_args(understood("train fit", [inn if word == "inn" else word for word in words]))
     understood("train fit", ["--trainer.of_a_later_version", "3", "--print_config"])
+
+
+def test_a_whole_number_is_read_as_one_wherever_its_kinds_stand() -> None:
+    """`typing` gives equal unions the order of the one that any package has named first."""
+
+    class Limited:
+        def __init__(self, limit: float | int | None = None) -> None: ...
+
+    parser = OptionParser()
+    parser.add_class_arguments(Limited, "trainer")
+    values = [parser.parse_args(["--trainer.limit", word]).trainer.limit for word in ("3", "0.5", "null")]
+    assert [(value, type(value)) for value in values] == [(3, int), (0.5, float), (None, type(None))]
 
 
 @pytest.mark.parametrize(

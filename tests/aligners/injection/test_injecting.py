@@ -59,10 +59,10 @@ def stored(world: World, tmp_path_factory: pytest.TempPathFactory) -> StoredBank
 def evaluate(
     world: World, stored: list[StoredBank], *, closed_form: Sequence[str] = tuple(CLOSED_FORMS),
     both: bool = False, other: TextSource | None = None, fitting: bool = False, seed: int = 0,
-    masked_share: float = 0.15, **options: Any,
+    masked_share: float = 0.15, pooler: bool = False, **options: Any,
 ) -> InjectionEvaluation:  # fmt: skip
     """Inject maps at the sites of their fit, unless other data are asked for."""
-    module = InjectionEvaluation(stored, closed_form, both, seed, other, masked_share, fitting)
+    module = InjectionEvaluation(stored, closed_form, both, seed, other, masked_share, fitting, pooler)
     data = activations(world, **{"sites": stored[0].data_config["sites"]} | options)
     quiet_trainer().test(module, datamodule=data, verbose=False)
     return module
@@ -188,6 +188,26 @@ def test_behaviour_is_that_of_the_tail(both: InjectionEvaluation, stored: Stored
                     for one, state in zip(directly.inputs, directly.states(directly.x, i), strict=True)
                 ]
             same(rows_of(both, name)[site], directly.behaviour(logits, directly.y), 1e-4)
+
+
+def test_through_the_sources_pooler_the_targets_classifier_alone_answers(
+    world: World, both: InjectionEvaluation, stored: StoredBank, directly: Directly
+) -> None:
+    through = evaluate(world, [stored], pooler=True)
+    for name in ("linear", "mlp"):
+        aligner, (*below, last) = stored.maps["0_1"][name], rows_of(through, name)
+        with torch.no_grad():
+            pooled = [
+                directly.x.model.bert.pooler(aligner(torch.cat([state] * 3))[-1:])
+                for state in directly.states(directly.x, 3)
+            ]
+            answers = torch.cat([directly.y.model.classifier(vector) for vector in pooled]).argmax(-1)
+        assert last["accuracy_source_pooler"] == pytest.approx((answers == directly.labels).double().mean().item())
+        assert last["accuracy_source_pooler"] != last["accuracy"]
+        assert {row["accuracy_source_pooler"] for row in below} == {None}
+        for row, without in zip([*below, last], rows_of(both, name), strict=True):
+            same(row, {quantity: without[quantity] for quantity in ("accuracy", "loss", "mse")})
+    assert {row["accuracy_source_pooler"] for row in both.rows} == {None}
 
 
 def test_backwards_a_bijection_is_its_own_inverse(both: InjectionEvaluation) -> None:

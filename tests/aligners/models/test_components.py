@@ -73,32 +73,40 @@ def test_language_models_pass_the_self_test(architecture: str, task: str) -> Non
 
 # Where a plain hook finds the whole sub-layer, beside the last map that the table names.
 WHOLE = {
-    "bert": ("attention.output.dense", "output.dense"),
+    "albert": ("albert_layers.0.attention.dense", "albert_layers.0.ffn_output"),
     "distilbert": ("attention", "ffn"),
-    "gemma2": ("post_attention_layernorm", "post_feedforward_layernorm"),
-    "gpt2": ("attn", "mlp"),
-    "gpt_neox": ("attention", "mlp"),
-    "llama": ("self_attn", "mlp"),
     "modernbert": ("attn", "mlp"),
-    "phi": ("self_attn", "mlp"),
-    "qwen3": ("self_attn", "mlp"),
+    "mpnet": ("attention.attn", "output.dense"),
+    "opt": ("self_attn", "fc2"),
     "t5": ("layer.0.SelfAttention", "layer.1.DenseReluDense"),
+    "xlnet": (None, "ff.layer_2"),  # its attention ends in no module of its own
+    "gpt_neox": ("attention", "mlp"),
+    **dict.fromkeys(("gemma2", "gemma3_text"), ("post_attention_layernorm", "post_feedforward_layernorm")),
+    **dict.fromkeys(("gpt2", "openai-gpt"), ("attn", "mlp")),
+    **dict.fromkeys(("llama", "mistral", "phi", "qwen2", "qwen3"), ("self_attn", "mlp")),
+    **dict.fromkeys(
+        ("bert", "deberta-v2", "electra", "roberta", "xlm-roberta"), ("attention.output.dense", "output.dense")
+    ),
 }
 
 
-@pytest.mark.parametrize("architecture", WHOLE)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_reading_is_what_a_plain_hook_sees(architecture: str) -> None:
-    frozen, plain, inputs = tiny_frozen(architecture), tiny_frozen(architecture), tokenised()
+    """The state before the residual is added, as Brown et al. 2023 (C.2) read their BERTs, is that of `mlp`."""
+    frozen, plain = tiny_frozen(architecture), tiny_frozen(architecture)
+    inputs = tokenised(side=frozen.architecture.padding)
     for component, path in zip(COMPONENTS, WHOLE[architecture], strict=True):
         seen: list[Tensor] = []
-        for block in plain.blocks:
+        for block in dict.fromkeys(plain.blocks) if path else ():
             block.get_submodule(path).register_forward_hook(
                 lambda part, args, output, seen=seen: seen.append(output if isinstance(output, Tensor) else output[0])
             )
         with torch.no_grad():
             plain.model.base_model.get_submodule(plain.architecture.trunk)(**inputs)
-        for found, wanted in zip(frozen.front(inputs, SITES, component), seen, strict=True):
-            assert torch.equal(found, wanted)
+        states = frozen.front(inputs, SITES, component) if path else []
+        for found, wanted in zip(states, seen, strict=True):
+            turned = wanted.transpose(0, 1) if frozen.architecture.sequence_first else wanted
+            assert torch.equal(found, turned.reshape(found.shape))
 
 
 @pytest.mark.parametrize("architecture", VARIED)

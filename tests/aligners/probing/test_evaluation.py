@@ -11,7 +11,7 @@ from aligners.cli.table import train
 from aligners.probing.bank import Examples
 from aligners.probing.edges import Labels, counts, f1, targets_of
 from aligners.probing.evaluation import ProbeExperiment
-from aligners.probing.reading import check_annotated
+from aligners.probing.reading import check_annotated, usual_tasks
 from aligners.probing.storing import PROBES, load_banks
 from aligners.probing.training import ProbeTraining
 from aligners.reports.finished import make_report
@@ -75,7 +75,9 @@ def test_saved_probes_answer_as_the_report_says(probed: ProbeExperiment, world: 
     banks, held, found = load_banks(tmp_path / PROBES), probed.words[0, "test"], []
     for seed in range(2):
         bank, about = banks[f"pos, seed {seed}, {world.model_x}"]
-        targets = targets_of(Labels.from_plain(about["labels"]), held)
+        sets = tuple((tuple(names), count) for names, count in about["labels"]["sets"])
+        labels = Labels(**{**about["labels"], "names": tuple(about["labels"]["names"]), "sets": sets})
+        targets = targets_of(labels, held)
         chosen = [a for a, arm in enumerate(bank.arms) if arm.source == "model" and not arm.control]
         found.append(f1(counts(bank.only(chosen), Examples(held, targets)).sum(1)))
     rows = where(probed.rows, task="pos", source="model")
@@ -139,8 +141,8 @@ def test_spans_of_a_held_out_file_are_scored_and_the_texts_are_said_once(
     fit, held = (write_spans(tmp_path / f"ner_{split}.json", seed) for seed, split in enumerate(("train", "test")))
     text = TextSource(fit, held_out=held, validation_share=0.1)
     options: dict[str, Any] = {"controls": False, "mix": False, "portions": []}
-    made = run_on(data_of(text, world.model_x), experiment(tasks=["ner"], **options))
-    assert {row["n_targets"] for row in made.rows} == {6 * 60}
+    made = run_on(data_of(text, world.model_x), experiment(**options))  # of all tasks that the file has
+    assert {(row["task"], row["n_targets"]) for row in made.rows} == {("ner", 6 * 60)}
     assert all(row["score"] is not None for row in made.rows)
     assert capsys.readouterr().out.count(f"Texts of {fit}: ") == 1
 
@@ -157,6 +159,20 @@ def test_a_task_without_held_out_targets_is_refused_before_a_model_is_looked_for
         with pytest.raises(ValueError, match=says):
             train(["probe", *(f"--{name}={value}" for name, value in options.items())])
     assert not (tmp_path / "run").exists()
+
+
+def test_the_untrained_twin_may_have_a_mix_of_its_own(treebank: TextSource, world: World) -> None:
+    made = run_on(data_of(treebank, world.model_x), experiment(tasks=["pos"], portions=[], twin_mix=True))
+    assert [row["site"] for row in made.rows if row["source"] == "untrained"] == SITES
+    (bank,) = made.probed[0][1].banks
+    twin = [arm.source == "untrained" and arm.layer is None for arm in bank.arms].index(True)
+    read = {
+        place.source for place, weight in zip(bank.places, bank.readings.weights()[twin], strict=True) if weight > 0
+    }
+    assert read == {"untrained"}
+    assert len(made.report_tables["mixes"]) == 4  # of the model alone
+    with pytest.raises(ValueError, match="`mix` and `controls` where `twin_mix`"):
+        experiment(controls=False, twin_mix=True)
 
 
 def test_sentences_that_a_model_does_not_read_whole_are_dropped_and_counted(treebank: TextSource, world: World) -> None:
@@ -191,6 +207,8 @@ def test_what_cannot_be_probed_is_refused_before_reading(
     monkeypatch.setattr("aligners.probing.reading.sentences_of", lambda _, split: own[split])
     with pytest.raises(ValueError, match="Expected validation sentences to have what 'depth' of `tasks` asks for"):
         check_annotated(known, ["depth"])
+    assert usual_tasks([tree]) == ["distance", "depth"]
+    assert usual_tasks([Sentence(("a",))]) == ["pos", "dependencies", "distance", "depth"]  # all of which are refused
     for wrong in ({"seeds": 0}, {"tasks": []}, {"ranks": []}, {"hidden": 0}):
         with pytest.raises(ValueError, match=f"Expected `{next(iter(wrong))}` to be at least"):
             ProbeExperiment(**wrong)  # type: ignore[arg-type]

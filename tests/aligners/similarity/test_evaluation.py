@@ -5,12 +5,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from aligners.reports.finished import make_report
 from aligners.similarity.algebra.grid import grid_moments
 from aligners.similarity.catalogue import DEFAULT
 from aligners.similarity.controls import jackknife_interval, matching_layers, permuted_rows
 from aligners.similarity.evaluation import SimilarityEvaluation
-from aligners.similarity.functional.attention import AttentionSums, attention_sums, attnsim, fold
-from aligners.similarity.functional.cca import cca_held_out, svcca
+from aligners.similarity.functional.attention import AttentionSums, attention_sums, attnsim, fold, word_pairs
+from aligners.similarity.functional.cca import cca_held_out, pwcca, svcca
 from aligners.similarity.functional.cka import linear_cka, unbiased_cka
 from aligners.similarity.functional.kernels import rsa
 from aligners.similarity.functional.regression import neuronsim, r2, r2_held_out
@@ -169,6 +170,27 @@ def test_every_pair_of_blocks_has_its_attnsim(
         assert all(row["null"] < row["ceiling"] == pytest.approx(1) for row in rows)
 
 
+def test_attention_is_standardised_head_by_head(world: World, models: list[str]) -> None:
+    share, parts = 0.6, list[list[Tensor]](([], []))  # a share that leaves components out: else scales change nothing
+    names = [f"attention_{name}{end}" for name in ("svcca", "pwcca") for end in ("", "_standardised")]
+    compared = evaluated(stream(world, models, attention=True), measures=names, share=share)
+    for batch in stream(world, models, attention=True).batches("test"):
+        words = batch.texts.word_count
+        for m, rows in enumerate(parts):
+            rows.append(word_pairs(fold(batch.attention[m], batch.texts.words[m], words), words))
+    x, y = (torch.cat(rows, 1).double() for rows in parts)
+    scaled = [(rows - rows.mean(1, keepdim=True)) / rows.std(1, correction=0, keepdim=True) for rows in (x, y)]
+    expected = {
+        "attention_svcca": svcca(x, y, share=share),
+        "attention_svcca_standardised": svcca(*scaled, share=share),
+        "attention_pwcca_standardised of X": pwcca(x, y, share=share, standardised=True),
+    }
+    assert not torch.allclose(*list(expected.values())[:2], atol=1e-3)
+    for label, value in expected.items():
+        found = [row["value"] for row in compared.rows if row["label"] == label]
+        assert found == pytest.approx(value.flatten().tolist(), rel=1e-6), label
+
+
 def test_the_null_of_attention_sets_different_texts_against_each_other() -> None:
     weights = torch.eye(3, dtype=torch.float64).expand(1, 1, 4, 3, 3).clone()
     weights[:, :, 2:] = 1 / 3  # texts 2 and 3 spread evenly, 0 and 1 look at themselves
@@ -199,6 +221,11 @@ def test_what_is_refused_costs_no_other_measure(world: World, models: list[str])
     assert {row["measure"] for row in few.rows} == {"cka"}
     (reason,) = few.refusals.values()
     assert "rows" in reason
+    (missing,) = few.report_tables["missing"]
+    about = {"model_x": models[0], "model_y": models[1], "measure": "cca", "figure": "value"}
+    assert missing == {**about, "why": reason}
+    report = make_report("similarity", few.meta, few.rows, **few.report_tables)
+    assert [reason in sentence for sentence in report.sentences].count(True) == 1
     with pytest.raises(ValueError, match=r"No measure could be computed.*rows"):
         quiet_trainer(limit_test_batches=1).test(SimilarityEvaluation(["cca"]), datamodule=data, verbose=False)
 

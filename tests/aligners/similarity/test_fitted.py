@@ -1,7 +1,10 @@
 """CCA, SVCCA, PWCCA, regression and neurons: measures from moments beside their definitions, and on held-out rows."""
 
+import math
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,6 +33,7 @@ from tests.rows import CASES, grid, paired, rows_of
 Measure = Callable[..., Tensor]
 Reference = Callable[..., float]
 ENOUGH = [case for case in CASES if case not in ("few", "barely")]
+SVCCA_STANDARDISED, PWCCA_STANDARDISED = (partial(each, share=0.9, standardised=True) for each in (svcca, pwcca))
 MEASURES: dict[str, tuple[Measure, Reference, list[str]]] = {
     "cca": (cca, reference.mean_cca, ENOUGH),
     "svcca": (svcca, partial(reference.mean_cca, share=0.99), ENOUGH),
@@ -39,6 +43,8 @@ MEASURES: dict[str, tuple[Measure, Reference, list[str]]] = {
     "r2_svcca .9": (partial(r2_svcca, share=0.9), partial(reference.r2_cca, share=0.9), ENOUGH),
     "pwcca": (pwcca, partial(reference.pwcca, share=0.99), ENOUGH),
     "pwcca 1": (partial(pwcca, share=1.0), reference.pwcca, ENOUGH),
+    "svcca standardised": (SVCCA_STANDARDISED, partial(reference.svcca_standardised, share=0.9), ENOUGH),
+    "pwcca standardised": (PWCCA_STANDARDISED, partial(reference.pwcca_standardised, share=0.9), ENOUGH),
     "pwcca .6": (partial(pwcca, share=0.6), partial(reference.pwcca, share=0.6), ["few", "barely"]),
     "r2": (r2, reference.r2, [*ENOUGH, "barely"]),
     "mixedsim": (mixedsim, reference.mixedsim, [*ENOUGH, "barely"]),
@@ -74,19 +80,22 @@ def test_they_are_their_definitions(name: str, case: str) -> None:
 
 
 @pytest.mark.parametrize("case", ENOUGH)
-@pytest.mark.parametrize("share", [0.9, 1.0])
-def test_held_out_they_are_the_correlations_of_the_fitted_directions(case: str, share: float) -> None:
+@pytest.mark.parametrize(("share", "standardised"), [(0.9, False), (1.0, False), (0.9, True)])
+def test_held_out_they_are_the_correlations_of_the_fitted_directions(
+    case: str, share: float, standardised: bool
+) -> None:
     (x, x_new), (y, y_new) = (halves(rows) for rows in rows_of(case))
     moments = grid_moments(x, y), grid_moments(x_new, y_new)
 
     def mean(*rows: np.ndarray) -> float:
-        return float(reference.held_out_correlations(*rows, share)[0].mean())
+        return float(reference.held_out_correlations(*rows, share, standardised)[0].mean())
 
     def weighted(*rows: np.ndarray) -> float:
-        rho, alpha = reference.held_out_correlations(*rows, share)
+        rho, alpha = reference.held_out_correlations(*rows, share, standardised)
         return float(rho @ alpha / alpha.sum())
 
-    found = SharedMoments(moments[0]).correlations("SVCCA", share, SharedMoments(moments[1]))
+    fitted, held_out = map(SharedMoments, moments)
+    found = fitted.correlations("SVCCA", share, held_out, standardised=standardised)
     close(cca_held_out(*moments) if share == 1 else found.mean(), grid(mean, x, y, x_new, y_new))
     close(found.weighted(), grid(weighted, x, y, x_new, y_new))
 
@@ -121,6 +130,7 @@ def test_what_they_bear(seed: int, factor: float, order: list[int]) -> None:
         *((each, turned, y) for each in (linear_cka, unbiased_cka, partial(minibatch_cka, batch=15))),
         (cca, stretched, y),  # any invertible map
         (nine, turned, y),  # rotations and a factor
+        (SVCCA_STANDARDISED, scaled, -y / (1 + y.std(1, keepdim=True))),  # order and scales of neurons
         (pwcca, signed, y @ turn_y),  # rotations of Y, permutations and signs of X
         (r2, turned, stretched_y),
         (mixedsim, scaled, stretched_y),
@@ -150,6 +160,7 @@ def test_refusals() -> None:
         (mixedsim, (one_constant, y), r"Mixed similarity, but `x` has 1 constant ones in layers \[0\]"),
         (neuronsim, (constants, y), r"`x` has 6 constant ones in layers \[0, 1\]"),
         (svcca, (torch.full_like(x, 0.3), y), r"`x` has only constant features in layers \[0, 1, 2\]"),
+        (SVCCA_STANDARDISED, (x, flat), r"`y` has 1 constant ones in layers \[1\]"),
         *((partial(svcca, share=share), (x, y), "`share` to be above 0 and at most 1") for share in (0, 1.5, np.nan)),
     ):
         with pytest.raises(ValueError, match=says):
@@ -183,6 +194,8 @@ FUNCTIONS = {
     "r2_cca": r2_cca,
     "r2_svcca": partial(r2_svcca, share=SHARE),
     "pwcca": partial(pwcca, share=SHARE),
+    "svcca_standardised": SVCCA_STANDARDISED,
+    "pwcca_standardised": PWCCA_STANDARDISED,
     "cka": linear_cka,
     "unbiased_cka": unbiased_cka,
     "r2": r2,
@@ -239,6 +252,33 @@ def test_what_is_remembered_is_what_is_computed_alone() -> None:
                 for one, other in ((start, tested), (start.swap(), tested.swap())):
                     alone = SharedMoments(one.moments).correlations("PWCCA", SHARE, SharedMoments(other.moments))
                     close(one.correlations("PWCCA", SHARE, other).weighted(), alone.weighted(), 1e-12)
+
+
+@pytest.fixture
+def decomposed(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How many matrices each decomposition was called with."""
+    counts: Counter[str] = Counter()
+
+    def counted(name: str, decompose: Callable[..., Any], matrix: Tensor, **options: Any) -> Any:
+        counts[name] += math.prod(matrix.shape[:-2])
+        return decompose(matrix, **options)
+
+    for name in ("eigh", "svd", "svdvals"):
+        monkeypatch.setattr(torch.linalg, name, partial(counted, name, getattr(torch.linalg, name)))
+    return counts
+
+
+def test_measures_share_what_they_decompose(decomposed: Counter[str]) -> None:
+    first, second = (SharedMoments(grid_moments(*paired(60, seed=seed))) for seed in (0, 1))
+    names = sorted(FUNCTIONS, key=lambda name: catalogue(SHARE)[name].symmetric)  # as a pass computes them
+    for name in names:
+        evaluate(catalogue(SHARE)[name], first)
+    # 3 + 2 layers, of all features and of components, standardised or not; 3 x 2 pairs for CCA, and for SVCCA and PWCCA
+    assert decomposed == {"eigh": 3 * 5, "svdvals": 6, "svd": 2 * 6}
+    for name in names:
+        if (measure := catalogue(SHARE)[name]).held_out is not None:
+            evaluate(measure._replace(compute=measure.held_out), first, second)
+    assert decomposed == {"eigh": 3 * 5, "svdvals": 6, "svd": 5 * 6}
 
 
 def test_each_measure_is_refused_by_its_own_name() -> None:

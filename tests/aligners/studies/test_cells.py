@@ -46,6 +46,28 @@ def test_every_kind_of_cell() -> None:
     assert len({cell.id for cell in cells}) == len(cells)
 
 
+def test_as_printed_adds_the_papers_own_definitions_where_the_study_has_ours() -> None:
+    aligners = {"linear": "Linear", "inn": "INN"}
+    fit = {"options": {"model": {"aligners": aligners}}, "pairs_at_once": 3}
+    measures = ["minibatch_cka", "svcca", "attention_pwcca"]
+    work: dict[str, Any] = {"fit": fit, "recover": {"options": {"model": {"aligners": {"inn": "INN"}}}}}
+    work |= {"similarity": {"options": {"measures": measures}}}
+    ours, printed = ({cell.kind: cell for cell in cells_of(**work, as_printed=given)} for given in (False, True))
+    trained = {"class_path": "AffineLayer", "init_args": {"start": "random"}}
+    assert ours["fit_pairs"].options["model"]["aligners"] == aligners
+    assert printed["fit_pairs"].options["model"]["aligners"] == {**aligners, "linear_trained": trained}
+    assert printed["recover"].options["model"] == ours["recover"].options["model"]  # no linear map
+    assert [cell["recover"].options["data"].get("direction") for cell in (ours, printed)] == [None, "both"]
+    added = ["mean_minibatch_cka", "attention_pwcca_standardised"]  # SVCCA alone is no localization
+    assert printed["similarity"].options["measures"] == [*measures, *added]
+    assert ours["similarity"].options["measures"] == measures
+    (whole,) = of_kind("similarity", similarity={"options": {"measures": ["svcca", "neuronsim"]}}, as_printed=True)
+    assert whole.options["measures"] == ["svcca", "neuronsim", "svcca_standardised"]
+    others = {cell.kind for cell in cells_of(as_printed=True) if cell.id not in ids()}
+    assert others == {"inject"}  # nothing else to add
+    assert all(cell.options["source_pooler"] for cell in of_kind("inject", as_printed=True))
+
+
 def test_a_cell_comes_after_those_that_it_needs() -> None:
     cells = cells_of(stages=["finetuned", "random"], **ALL)
     before: set[str] = set()
@@ -64,6 +86,24 @@ def test_a_fine_tuned_model_is_the_folder_that_its_cell_leaves() -> None:
     fit = next(cell for cell in cells if cell.kind == "fit" and cell.models[0].name == "m1#2")
     assert fit.options["data"]["model_x"] == f"{{study}}/cells/{fit.models[0].cell}/run/none/seed-1"
     assert {tuple(cell.options["seeds"]) for cell in cells if cell.kind == "finetune"} == {(0,), (1,)}
+
+
+def test_each_variant_of_a_fine_tuning_is_a_cell_and_the_first_is_what_others_need(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    resolve = NoCommands.resolve
+    given = lambda kind, options: options.get("variants", ["none"])  # noqa: E731
+    monkeypatch.setattr(NoCommands, "resolve", lambda *a: {**resolve(*a), "variants": given(*a[1:])})
+    tuned: dict[str, Any] = {**NO_FIT, "stages": ["finetuned"], "similarity": {}}
+    several = cells_of(**tuned, finetune={"options": {"variants": ["none", "top:4"]}})
+    tunings = [cell for cell in several if cell.kind == "finetune" and cell.models[0].name == "m0"]
+    cells = {tuple(cell.options["variants"]): cell for cell in tunings}
+    assert counts(several) == {"finetune": 3 * 2, "similarity": 1}
+    (compared,) = [cell for cell in several if cell.kind == "similarity"]
+    assert compared.models[0].path == f"{{study}}/cells/{cells['none',].id}/run/none/seed-0"
+    assert cells["top:4",].id not in compared.needs
+    usual, alone = (cells_of(**tuned, finetune=options) for options in ({}, {"options": {"variants": ["none"]}}))
+    assert [cell.id for cell in alone] == [cell.id for cell in usual]  # as before
 
 
 def ids(**changes: Any) -> set[str]:
@@ -152,7 +192,48 @@ def test_embedded_models_are_the_same_before_and_after_fine_tuning() -> None:
     with pytest.raises(ValueError, match=r"no `data.text` in `probe.options`.*another model there"):
         cells_of(tasks={"t": {"text": {"source": "rotten_tomatoes"}}}, **changes)
     assert counts(cells_of(tasks={"t": {"text": {"source": "grammar"}}}, **changes))["probe"] == 2
+    further = {**changes, "probe": {"texts": {"more": {"text": {"source": "other"}}}}}
+    with pytest.raises(ValueError, match=r"`probe.texts`, but got {'source': 'other'}.*another model there"):
+        cells_of(tasks={"t": {"text": {"source": "grammar"}}}, **further)
     assert cells_of(**{**changes, "stages": ["pretrained"], "finetune": None})  # each text has models of its own
+
+
+def test_further_texts_are_read_beside_those_of_the_tasks() -> None:
+    """Models that were fine-tuned on any task are compared there, and each model is probed there once."""
+    file = {"text": {"source": "edges/srl-train.jsonl"}}
+    own: dict[str, Any] = {
+        "options": {"data": {"text": {"source": "trees", "held_out": "more"}}},
+        "texts": {"srl": file},
+    }
+    similarity = {"across_stages": True, "texts": {"wikipedia": {"text": {"source": "wiki"}}}}
+    cells = cells_of(**NO_FIT, **TUNED, tasks=TASKS, probe=own, similarity=similarity)
+    compared = {cell.task: cell for cell in cells if cell.kind == "similarity"}
+    assert set(compared) == {*TASKS, "wikipedia"}
+    wikipedia = compared["wikipedia"]
+    assert wikipedia.options["data"]["text"] == {"source": "wiki"}
+    assert Counter(model.tuned_on for model in wikipedia.models) == {None: 3, "t": 3, "u": 3}
+    probed = Counter(cell.options["data"]["text"]["source"] for cell in cells if cell.kind == "probe")
+    assert probed == {"trees": 3 * 3, "edges/srl-train.jsonl": 3 * 3}  # models: before, and after either task
+    assert [cell.options["data"]["text"] for cell in cells if cell.kind == "probe"][1] == file["text"]  # no `held_out`
+
+
+def test_a_task_may_be_fine_tuned_in_its_own_way() -> None:
+    finetune = {"options": {"a": 1, "b": 1}, "tasks": {"u": {"b": 2}}}
+    tuned = of_kind("finetune", **NO_FIT, stages=["finetuned"], tasks=TASKS, finetune=finetune)
+    assert {cell.task: (cell.options["a"], cell.options["b"]) for cell in tuned} == {"t": (1, 1), "u": (1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"similarity": {"texts": {"t": {}}}}, r"`similarity.texts` to be named unlike `tasks`, but got t"),
+        ({"finetune": {"tasks": {"v": {}}}}, r"`finetune.tasks` out of t, but got v"),
+        ({"probe": {"texts": {"srl": {"wrong": 1}}}}, r"`probe.texts.srl` to hold data options .* has wrong"),
+    ],
+)
+def test_texts_and_tasks_of_a_works_own_are_checked(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        cells_of(**changes)
 
 
 # ---------------------------------------------------------------------- study files
@@ -194,7 +275,7 @@ def test_pairs() -> None:
         ({"surgery": {}}, "`stages` to have finetuned, as `surgery`"),
         ({"modles": []}, "keys of a study file out of name, models, tasks.*but got modles"),
         ({"pairs": {"randm": 3}}, "keys of `pairs` out of random, seed, given, same, but got randm"),
-        ({"similarity": {"across": True}}, "keys of `similarity` out of .*across_stages, across_tasks, but got across"),
+        ({"similarity": {"across": True}}, "keys of `similarity` out of .*across_tasks, texts, but got across"),
         ({"models": {"name": "a"}}, "keys of `models` out of names, seeds, groups"),
     ],
     ids=str,

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from concurrent.futures import BrokenExecutor, CancelledError
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,10 +15,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from aligners.cli.endings import ended_by_signals
 from aligners.errors import UserError
 from aligners.studies import executors
-from aligners.studies.executors import Processes, make_executor
-from tests.processes import ROOT
+from aligners.studies.executors import Processes, Unfinished, make_executor
+from tests.processes import HANGS, ROOT
 
 if TYPE_CHECKING:
     from tests.world import World
@@ -29,6 +31,25 @@ def pid() -> int:
 
 def threads() -> str:
     return os.environ["OMP_NUM_THREADS"]
+
+
+def gpu() -> str | None:
+    return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def until_its_time_is_over(path: str) -> int:
+    """Count attempts in a file, of which the third ends by itself."""
+    attempts = Path(path)
+    with attempts.open("a") as file:
+        file.write(".")
+    if attempts.stat().st_size < 3:
+        try:
+            with ended_by_signals():
+                os.kill(os.getpid(), signal.SIGUSR2)
+                time.sleep(60)
+        except SystemExit as end:
+            raise Unfinished(end.code) if attempts.name == "further" else end  # noqa: B904
+    return attempts.stat().st_size
 
 
 def killed() -> None:
@@ -62,6 +83,61 @@ def test_a_killed_process_costs_its_own_cell_and_all_end_at_once_where_they_are_
         os.kill(new, 0)
 
 
+@pytest.mark.parametrize(
+    ("visible", "count", "names"),
+    [
+        (None, 2, ["0", "1"]),
+        ("2,3", 2, ["2", "3"]),
+        ("5, 7,-1,3", 2, ["5", "7"]),  # CUDA stops at what is none
+        ("MIG-a,MIG-b,MIG-c", 1, ["MIG-a", "MIG-b", "MIG-c"]),  # of which it counts one
+        ("GPU-a,GPU-b", 2, ["GPU-a", "GPU-b"]),
+        ("MIG-a", 0, []),  # no driver
+        ("", 0, []),
+    ],
+)
+def test_processes_take_the_gpus_that_are_visible(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, count: int, names: list[str]
+) -> None:
+    monkeypatch.delenv(executors.VISIBLE, raising=False)
+    if visible is not None:
+        monkeypatch.setenv(executors.VISIBLE, visible)
+    assert executors.visible_gpus(count) == names
+
+
+def test_each_process_sees_one_gpu() -> None:
+    with Processes(2, ["MIG-a", "MIG-b"]) as executor:
+        assert [executor.submit(gpu).result() for _ in range(3)] == ["MIG-a", "MIG-b", "MIG-a"]
+
+
+def test_a_cell_of_several_gpus_gets_them_and_its_job_reserves_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert executors.in_groups(["0", "3", "GPU-5"], 2) == ["0,3"]
+    assert executors.in_groups(["0", "3"], 1) == ["0", "3"]
+    assert executors.in_groups([], 2) == []
+    for gpus in (["0"], ["MIG-a", "MIG-b"]):
+        with pytest.raises(ValueError, match=r"`cell_devices` to be .*at most 1"):
+            executors.in_groups(gpus, 2)
+    monkeypatch.setattr(executors, "check_extra", lambda *_: None)
+    monkeypatch.setattr(executors, "SlurmJobs", lambda workers, folder, **options: options)
+    for given, reserved in (({}, 2), ({"gpus_per_node": 4}, 4), ({"gpus_per_node": 0}, 0)):
+        assert make_executor("slurm", 2, [], tmp_path, dict(given), 2) == {"gpus_per_node": reserved}
+    assert make_executor("slurm", 2, [], tmp_path, {}) == {}
+    with pytest.raises(ValueError, match="gpus_per_node"):
+        make_executor("slurm", 2, [], tmp_path, {"gpus_per_node": 1}, 2)
+
+
+def test_a_job_whose_time_is_over_runs_again_if_it_got_further(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    submitit = pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
+    monkeypatch.setattr(submitit.Job, "_results_timeout_s", 0.5)  # for which it waits for a dead job's result
+    executor = make_executor("slurm", 2, [], tmp_path, {"cluster": "local", "timeout_min": 5})
+    further, stuck = (executor.submit(until_its_time_is_over, str(tmp_path / name)) for name in ("further", "stuck"))
+    assert further.result() == 3  # in the job that was submitted, as SLURM would
+    assert isinstance(stuck.exception(), submitit.core.utils.UncompletedJobError)
+    assert (tmp_path / "stuck").read_text() == "."
+    executor.shutdown()
+
+
 def test_a_worker_that_is_lost_while_all_are_ended_disturbs_nobody() -> None:
     """Its pool is dropped by the thread that looks after it, whenever that comes to it."""
     executor, ended = Processes(2), []
@@ -81,13 +157,16 @@ def test_jobs_of_submitit_are_lost_or_cancelled_politely(tmp_path: Path, monkeyp
     monkeypatch.setattr(submitit.Job, "_results_timeout_s", 0.5)  # for which it waits for a dead job's result
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    executor = make_executor("slurm", 2, 0, tmp_path, {"cluster": "local", "timeout_min": 5})
+    executor = make_executor("slurm", 2, [], tmp_path, {"cluster": "local", "timeout_min": 5})
     lost, waiting = executor.submit(killed), executor.submit(wait_for, str(pipe))
     assert lost.exception() is not None
     with pipe.open("w"):  # it has begun
         executor.shutdown(cancel_futures=True)
         assert waiting.exception() is not None
-    assert pipe.with_suffix(".interrupted").exists()
+    last = time.monotonic() + HANGS
+    while not pipe.with_suffix(".interrupted").exists():  # nobody waits for the end of a job that is cancelled
+        assert time.monotonic() < last
+        time.sleep(0.05)
 
 
 def test_cells_of_a_study_on_ray(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,12 +189,12 @@ def test_cells_of_a_study_on_ray(world: World, tmp_path: Path, monkeypatch: pyte
         nodes = Cluster(initialize_head=True, head_node_args=head)
         stack.callback(nodes.shutdown)
         options = {"address": nodes.address, "num_cpus": 1}
-        with make_executor("ray", 1, 0, tmp_path, dict(options)) as executor:
+        with make_executor("ray", 1, [], tmp_path, dict(options)) as executor:
             assert executor.submit(killed).exception() is not None
             study(["run", file, "--executor", "ray", "--executor_options", json.dumps(options)])
     folder = StudyFolder(tmp_path / "runs" / "small")
     (cell,) = folder.cells
-    (row,) = folder.result(cell)["rows"]
+    ((_, row),) = folder.rows(cell)
     assert (row["method"], row["site_x"]) == ("linear", 1)
     assert 0 < row["fvu"] < 1
     assert "Saved" in (folder.cell(cell) / "log.txt").read_text()  # which another process has written
@@ -133,7 +212,7 @@ def test_wrong_options_are_refused(tmp_path: Path, name: str, options: dict[str,
     if name == "slurm":
         pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
     with pytest.raises(ValueError, match=said):
-        make_executor(name, 1, 0, tmp_path, dict(options))
+        make_executor(name, 1, [], tmp_path, dict(options))
 
 
 def test_a_package_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +221,7 @@ def test_a_package_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: p
         with pytest.raises(
             UserError, match=rf"{name!r} needs the package {package}.*pip install 'aligners\[{extra}\]'"
         ):
-            make_executor(name, 1, 0, tmp_path, {})
+            make_executor(name, 1, [], tmp_path, {})
 
 
 def test_jobs_find_the_packages_in_the_folder_they_are_given() -> None:

@@ -1,13 +1,14 @@
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from aligners.cli.study.folder import failures, status_table
+from aligners.cli.study.folder import failures, status_table, time_left
 from aligners.studies.cells import Cell, expand
 from aligners.studies.collecting import tables
-from aligners.studies.folder import ERROR, StudyFolder, locked
+from aligners.studies.folder import ERROR, OPTIONS, RESULT, StudyFolder, locked
 from tests.cells import NoCommands, begun, finish, study_of
 
 
@@ -150,3 +151,16 @@ def test_status_counts_and_names_what_failed(tmp_path: Path) -> None:
     assert failed.id in line
     counts = [column.cells for column in status_table(folder).columns]
     assert counts == [["fit", "inject"], ["1", ""], ["", ""], ["2", "2"], ["", "1"]]
+
+
+def test_status_says_how_long_the_rest_takes_on_as_many_workers_as_are_at_work(tmp_path: Path) -> None:
+    folder, cells = begun(tmp_path)
+    assert time_left(folder) == []  # as of a version that did not plan
+    folder.begin(study_of(), cells, changed=False, planned={cell.id: 600.0 for cell in cells})
+    assert time_left(folder) == ["About 60.0 min left on 1 worker."]
+    finish(str(tmp_path), cells[0].id)
+    for name, when in ((OPTIONS, 1e9), (RESULT, 1e9 + 300)):  # it took half as long
+        (folder.cell(cells[0].id) / name).touch()
+        os.utime(folder.cell(cells[0].id) / name, (when, when))
+    with locked(folder.cell(cells[2].id)), locked(folder.cell(cells[4].id)):
+        assert time_left(folder) == ["About 12.5 min left on 2 workers."]

@@ -70,7 +70,7 @@ def test_a_shard_is_a_safetensors_file_and_the_manifest_says_what_it_holds(world
 
 
 def _name(data: States, place: int) -> str:
-    return states.StateIdentity.of(data.frozen[place], data.split("test"), place, "residual", "float32").name
+    return states.StoredStates(Path(), data.frozen[place], data.split("test"), place, "residual", "float32").source
 
 
 def flipped(held: bytes, place: int) -> bytes:

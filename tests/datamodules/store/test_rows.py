@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,11 +22,14 @@ from aligners.models.model import FrozenModel
 from aligners.similarity.evaluation import SimilarityEvaluation
 from datamodules.layers import LayerActivations
 from datamodules.model_texts import stitched_texts
+from datamodules.rows.policies import RowKind
+from datamodules.rows.reading import Plan
 from datamodules.store import reading, states, stores
+from datamodules.store.states import Manifest
 from tests.datamodules.test_identity import fit
 from tests.interrupting import strike
 from tests.runs import activations, quiet_trainer, rank_of
-from tests.world import World
+from tests.world import TEST_TEXTS, World
 
 
 @pytest.fixture(autouse=True)
@@ -56,6 +60,80 @@ def test_paired_rows_are_those_of_streaming(
             torch.testing.assert_close(a.x, b.x, rtol=1e-5, atol=1e-5)
             torch.testing.assert_close(a.y, b.y, rtol=1e-5, atol=1e-5)
         monkeypatch.setattr(FrozenModel, "front", None)  # not to be called
+
+
+@pytest.mark.parametrize("stored_as", ["float32", "bfloat16"])
+@pytest.mark.parametrize("rows", ["mean", "cls"])
+def test_pooled_rows_are_those_of_stored_tokens_to_the_bit(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: str, stored_as: str
+) -> None:
+    options = {"rows": rows, "sites": ["1:3", 2, "2:0"], "special_tokens": rows == "cls", "max_length": 60}
+    kept = {"store_dtype": stored_as}
+    expected = list(activations(world, **options).paired("test", shuffle=True))
+    for _ in range(2):
+        whole, pooled = (
+            list(activations(world, **options, **kept, store=tmp_path / of, store_rows=of).paired("test", shuffle=True))
+            for of in ("tokens", "texts")
+        )
+        for a, b, c in zip(pooled, whole, expected, strict=True):
+            assert [each.pooled for batch in (a, b) for each in batch.texts.stored.values()] == [True] * 2 + [False] * 2
+            assert torch.equal(a.text, b.text)
+            assert torch.equal(a.x, b.x)
+            assert torch.equal(a.y, b.y)
+            off = 1e-5 if stored_as == "float32" else 2.0**-8
+            torch.testing.assert_close(a.x, c.x, rtol=off, atol=off)
+        monkeypatch.setattr(FrozenModel, "front", None)  # not to be called
+    stores = [Manifest.load(path.parent) for path in (tmp_path / "texts").glob("*/manifest.json")]
+    assert [sum(store.rows) for store in stores] == [TEST_TEXTS] * 2
+    assert {store.identity.rows for store in stores} == {"cls" if rows == "cls" else "mean, special tokens left out"}
+
+
+def stores_of(folder: Path) -> dict[str, int]:
+    """The stores in a folder, by the rows that they hold."""
+    return Counter(Manifest.load(path.parent).identity.rows for path in folder.glob("*/manifest.json"))
+
+
+def test_pooled_rows_are_found_for_no_other_rows_and_stored_tokens_for_all(world: World, tmp_path: Path) -> None:
+    read = partial(activations, world, model_y=world.model_x, sites=[1, 2], store=tmp_path, store_rows="texts")
+
+    def values(**options: Any) -> list[torch.Tensor]:
+        return [batch.x for batch in read(**options).paired("test")]
+
+    mean = values(rows="mean")
+    for options in ({"rows": "mean", "special_tokens": False}, {"rows": "cls"}, {"rows": "mean"}):
+        values(**options)
+    assert stores_of(tmp_path) == {"mean": 1, "mean, special tokens left out": 1, "cls": 1}
+    values(rows="words")
+    assert stores_of(tmp_path)[""] == 1  # of one text there are many
+    for store in tmp_path.glob("*/manifest.json"):
+        if Manifest.load(store.parent).identity.rows:
+            shutil.rmtree(store.parent)
+    for found, expected in zip(values(rows="mean"), mean, strict=True):
+        assert torch.equal(found, expected)
+    assert stores_of(tmp_path) == {"": 1}  # what is there already is read
+
+
+def test_further_kinds_of_rows_are_read_from_the_models_where_one_row_a_text_is_kept(
+    world: World, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"sites": [1, 2], "rows": "mean"}
+    tokens = Plan([RowKind("tokens")])
+
+    def batches(**more: Any) -> list[Any]:
+        data = activations(world, **options, **more)
+        data.plan(tokens)
+        return list(data.paired("test"))
+
+    kept = {"store": tmp_path, "store_rows": "texts"}
+    for _ in activations(world, **options, **kept).paired("test"):
+        pass
+    for found, expected in zip(batches(**kept), batches(), strict=True):
+        assert not found.texts.stored
+        assert torch.equal(found.x, expected.x)
+        assert torch.equal(found.others[0].x, expected.others[0].x)
+    assert stores_of(tmp_path) == {"mean": 2}
+    assert all(found.texts.stored for found in batches(store=tmp_path))  # all tokens are kept now
+    assert all(found.texts.stored for found in batches(**kept))
 
 
 def test_layers_of_models_with_other_tokenizers_are_those_of_streaming(

@@ -20,6 +20,12 @@ def test_stores_of_killed_writers_are_completed_bit_by_bit(kills: Kills) -> None
     assert 0 < counts["shards that were there, in all"] < 2 * counts["shards of a store"]
 
 
+def test_pooled_rows_of_killed_writers_are_completed_bit_by_bit(tmp_path: Path) -> None:
+    made = Kills(tmp_path, rows="mean", store_rows="texts")
+    assert kill_writers(made, 1)["bit-identical to the undisturbed store"] == 1
+    assert 0 < made.counts["shards that were there, in all"] < made.shards
+
+
 def _write_and_count(world: World, store: Path, report: Path) -> None:
     written, real = [], StoredStates.record
 

@@ -14,7 +14,7 @@ from datamodules.model_texts import labelled_texts
 from datamodules.pairings import pair_states
 from datamodules.text.loading import load_texts
 from datamodules.text.sources import TextSource
-from datamodules.text.texts import FITTED, FittedTexts, hash_texts, words_on_left_out
+from datamodules.text.texts import FITTED, FittedTexts, hash_texts, words_on
 from tests.tiny import tiny_folder
 from tests.world import sentences, write_texts
 
@@ -98,7 +98,7 @@ def test_maps_are_measured_on_texts_that_they_were_not_fitted_on(source: str, tm
     data.leave_out(known)
     assert len(data.split("test")) == len(texts) - 4
     described = data.describe()["text"]
-    assert words_on_left_out(described) == [
+    assert words_on(described, "left_out") == [
         f"4 of {len(texts)} held-out texts of {source!r} were dropped: a was fitted on 3 of them, b was fitted on 2."
     ]
     data.leave_out({})

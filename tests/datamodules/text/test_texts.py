@@ -16,7 +16,7 @@ from datamodules.text import sources
 from datamodules.text.labels import known_labels, read_labels
 from datamodules.text.loading import load_texts, split_of, split_shares, text_key
 from datamodules.text.sources import TextSource
-from datamodules.text.texts import Texts, words_on_copies, words_on_splits
+from datamodules.text.texts import Texts, words_on
 
 WORDS = ("good", "bad", "long", "short", "bright", "dull")
 
@@ -94,12 +94,123 @@ def test_texts_of_an_official_split_leave_the_others_unless_it_is_kept_whole(tmp
     assert texts_of(load_texts(replace(source, held_out=str(tmp_path / "test.csv")))) == splits
     assert texts.describe()["dropped_as_held_out"] == 20
     counted = "Of 130 texts 30 are copies of others and 20 are held out, too; of 25 held-out texts 5 are copies."
-    assert words_on_copies(texts.describe()) == [f"{counted} They were dropped: `text.deduplicate` false keeps them."]
+    dropped = f"{counted} They were dropped: `text.deduplicate` false keeps them."
+    assert words_on(texts.describe(), "copies") == [dropped]
     whole = load_texts(replace(source, deduplicate=False, validation_share=0))
     assert texts_of(whole) == {"fit": fit, "validation": [], "test": held + held[:5]}
     kept = f"{counted} They were kept: `text.deduplicate` is false."
-    assert words_on_copies(whole.describe()) == [kept]
+    assert words_on(whole.describe(), "copies") == [kept]
     assert kept in make_report("similarity", {"text": whole.describe()}, [], layers=[], distances=[]).sentences
+
+
+def test_a_further_split_gives_the_held_out_texts_that_the_official_one_lacks(tmp_path: Path) -> None:
+    every = sentences(200)
+    for name, (part, label) in {
+        "train": (every[:100], 1),
+        "dev": (every[90:110], 0),
+        "test": (every[110:], -1),
+    }.items():
+        write(tmp_path / f"{name}.csv", text=part, label=[label] * len(part))
+    source = TextSource(str(tmp_path), held_out="dev", max_held_out=50)
+    few, filled = load_texts(source), load_texts(replace(source, fill_from="test"))
+    assert texts_of(few)["test"] == every[90:110] == texts_of(filled)["test"][:20]
+    assert len(filled.test) == 50
+    assert set(texts_of(filled)["test"][20:]) < set(every[110:])
+    assert set(filled.test["label"][20:]) == {-1}
+    assert texts_of(filled)["fit"] == texts_of(few)["fit"]
+    words = (
+        f"30 of 50 held-out texts of {str(tmp_path)!r} are of 'test' (`text.fill_from`), as the official held-out split"
+    )
+    report = make_report("similarity", {"text": filled.describe()}, [], layers=[], distances=[])
+    assert [sentence.startswith(words) for sentence in report.sentences].count(True) == 1
+    enough = load_texts(replace(source, max_held_out=20, fill_from="nothing of this name"))
+    assert texts_of(enough)["test"] == every[90:110]
+    for none in ({"max_held_out": None}, {"held_out": None}):  # nothing is lacking
+        assert texts_of(load_texts(replace(source, fill_from="test", **none))) == texts_of(
+            load_texts(replace(source, **none))
+        )
+    with pytest.raises(ValueError, match="`fill_from` 'test' is not for `streaming`"):
+        replace(source, fill_from="test", max_texts=10, streaming=True)
+
+
+HANS = ("lexical_overlap", "subsequence", "constituent")
+
+
+@pytest.mark.parametrize("end", ["tsv", "jsonl", "parquet"])
+def test_rows_are_chosen_by_their_columns(tmp_path: Path, end: str) -> None:
+    """As in the files of HANS, or on the Hub, where classes are numbers with names."""
+    rows = {
+        "gold_label": [("entailment", "non-entailment")[n % 2] for n in range(60)],
+        "sentence1": sentences(60),
+        "sentence2": [f"hypothesis {n}" for n in range(60)],
+        "heuristic": [HANS[n % 3] for n in range(60)],
+    }
+    table = datasets.Dataset.from_dict(rows)
+    if end == "parquet":
+        table = table.cast_column("gold_label", datasets.ClassLabel(names=["entailment", "non-entailment"]))
+        table.to_parquet(tmp_path / "hans.parquet")
+    path = str(tmp_path / "hans.parquet") if end == "parquet" else write(tmp_path / f"hans.{end}", **rows)
+    source = TextSource(path, held_out=path, deduplicate=False, label_column="gold_label", validation_share=0)
+    source = replace(source, text_columns=["sentence1", "sentence2"])
+    whole = load_texts(source)
+    part = load_texts(replace(source, where={"heuristic": "lexical_overlap", "gold_label": ["non-entailment"]}))
+    wanted = [n for n in range(60) if n % 3 == 0 and n % 2]
+    assert list(part.test["text"]) == [sentences(60)[n] for n in wanted]
+    assert set(part.test["label"]) == {1}
+    assert part.classes == 2
+    assert part.label_names == whole.label_names == ["entailment", "non-entailment"]  # both, whatever is left
+    assert part.describe()["where"] == {"heuristic": "lexical_overlap", "gold_label": ["non-entailment"]}
+    two = load_texts(replace(source, where={"heuristic": [*HANS[1:]]}))
+    assert len(two.test) == 40
+    with pytest.raises(ValueError, match=r"columns of `where` out of .*heuristic in .*, but got subcase"):
+        load_texts(replace(source, where={"subcase": "ln_passive"}))
+    with pytest.raises(ValueError, match=r"The split 'fit' of .* has no texts"):
+        load_texts(replace(source, where={"heuristic": "no such"}))
+    with pytest.raises(ValueError, match=r"`where` .* is not for `streaming`"):
+        replace(source, where={"heuristic": "subsequence"}, max_texts=10, streaming=True)
+
+
+PARTS = {"train": range(60), "validation": range(60, 70), "test": range(70, 75)}
+QUESTIONS = {
+    "hellaswag": lambda of: {"ctx": f"q {of}", "endings": [f"{of} a", f"{of} b"], "label": "" if of > 69 else "1"},
+    "cosmos_qa": lambda of: {
+        "context": "q",
+        "question": str(of),
+        **{f"answer{place}": f"{of} {end}" for place, end in enumerate("abcd")},
+        "label": -1 if of > 69 else 1,
+    },
+}
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_every_answer_to_a_question_is_a_text(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    splits = {
+        split: datasets.Dataset.from_list([QUESTIONS[name](of) for of in every]) for split, every in PARTS.items()
+    }
+    hub = Mock(return_value=datasets.DatasetDict(splits))
+    monkeypatch.setattr(datasets, "load_dataset", hub)
+    held, ends = load_texts(TextSource(name)).test, "abcd"[: 2 if name == "hellaswag" else 4]
+    assert held["text"][:] == [f"q {of}" for of in range(60, 70) for _ in ends]
+    assert held["text_pair"][:] == [f"{of} {end}" for of in range(60, 70) for end in ends]
+    assert held["label"][:] == [int(end == "b") for _ in range(10) for end in ends]
+    hidden = load_texts(TextSource(name, held_out="test", validation_share=0))
+    assert (set(hidden.test["label"]), hidden.label_names) == ({-1}, ["wrong", "right"])
+    assert sorted(hidden.fit["text_pair"]) == sorted(f"{of} {end}" for of in range(60) for end in ends)
+    assert hub.call_args.args[0].endswith(name)
+
+
+def test_named_data_sets_of_the_hub_are_opened_as_they_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {"question": sentences(90), "passage": ["p"] * 90, "title": ["t"] * 90, "answer": [True, False, True] * 30}
+    table = datasets.Dataset.from_dict(rows)
+    hub = Mock(return_value=datasets.DatasetDict(train=table, validation=table.select(range(9))))
+    monkeypatch.setattr(datasets, "load_dataset", hub)
+    texts = load_texts(TextSource("boolq"))
+    assert (texts.test["label"][:3], texts.label_names) == ([1, 0, 1], ["no", "yes"])
+    assert (texts.test["text"][0], texts.test["text_pair"][0]) == (sentences(1)[0], "p")
+    assert len(texts.fit) + len(texts.validation) == 81
+    assert (hub.call_args.args[0], hub.call_args.kwargs["revision"]) == ("google/boolq", None)
+    load_texts(TextSource("boolq", revision="mine"))
+    assert hub.call_args.kwargs["revision"] == "mine"
 
 
 def test_plain_text_is_a_text_a_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -158,11 +269,11 @@ def test_pairs_and_named_classes_with_validation_texts_and_without(tmp_path: Pat
     assert len(without.validation) == 0
     assert without.classes == 3
     assert len(without.fitted("fit", "validation").keys) == len(without.fitted("fit").keys)
-    assert words_on_splits(texts.describe()) == (
+    assert words_on(texts.describe(), "splits") == [
         f"Texts of {path}: {len(texts.fit):,} to fit on, {len(texts.validation)} to watch training on "
         "(`text.validation_share` 0.05), 4 held out."
-    )
-    assert words_on_copies(texts.describe()) == []
+    ]
+    assert words_on(texts.describe(), "copies") == []
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,12 @@
 """The report of probes across a map: what Y's probes read in g(X), and what Y makes of what they read."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from aligners.fitting.outcomes import mark, trained_methods, what_did_not_train
+from aligners.fitting.outcomes import mark, what_did_not_train
 from aligners.probing.across.twin import PRINCIPAL, RANDOM, WHOLE
 from aligners.reports.drawing import MODEL_COLOURS, Look, SitePanel, line_look, method_looks, site_figure
 from aligners.reports.names import site_name, with_short_names
@@ -32,7 +32,7 @@ def report(meta: Row, rows: Sequence[Row], twin: Sequence[Row] = ()) -> Report:
     if twin:
         figures["probes_twin"] = partial(_twin_figure, swaps)
     tables = [_table(shown), *([_twin_table(swaps)] if twin else [])]
-    findings = sentences("probes_across", meta=meta, rows=shown, swaps=_swaps(swaps))
+    findings = sentences("probes_across", meta=meta, rows=shown, swaps=swaps)
     findings += what_did_not_train(shown)
     return Report("probes_across", meta, rows, {"twin": twin}, figures=figures, screen=tables, sentences=findings)
 
@@ -68,8 +68,7 @@ def _table(rows: Sequence[Row]) -> SiteTable:
 def _twin_table(rows: Sequence[Row]) -> SiteTable:
     """Make a table of penalties: what was swapped down, sites across."""
     title = f"{_title(rows)}: penalty of swapping what a probe reads, or other dimensions, nats"
-    sites = {"": [site_name(pair) for pair in site_pairs(rows)]}
-    table = SiteTable(title, ["map", "part"], ["dimensions"], sites)
+    table = SiteTable(title, ["map", "part"], ["dimensions"], {"": [site_name(pair) for pair in site_pairs(rows)]})
     for (method, part, dimensions), line in grouped(rows, "method", "part", "dimensions").items():
         cells = ["" if row["penalty"] is None else mark(f"{row['penalty']:z.3f}", row) for row in line]
         table.add_row(method, part, str(dimensions), *cells)
@@ -104,25 +103,3 @@ def _twin_figure(rows: Sequence[Row]) -> Figure:
         shown.append(SitePanel(title, site_pairs(rows), lines))
     note = f"{_title(rows)}\nwhat a probe reads, or other dimensions (how many)"
     return site_figure(shown, "penalty", "penalty of the swap, nats", note=note)
-
-
-# ---------------------------------------------------------------------- sentences
-
-
-def _swaps(rows: Sequence[Row]) -> Iterator[Row]:
-    """For each probed part: what erasing it costs, beside other dimensions, and whether a map restores it."""
-
-    def penalty(**wanted: object) -> float:
-        return mean(where(rows, **wanted), "penalty", known=True)
-
-    for part, k in distinct(rows, "part", "dimensions"):
-        if part not in (RANDOM, PRINCIPAL, WHOLE):
-            maps = {name: penalty(part=part, method=name) for name in trained_methods(where(rows, part=part))}
-            erased = {
-                "own": maps.pop(ERASED),
-                "random": penalty(method=ERASED, part=RANDOM, dimensions=k),
-                "principal": penalty(method=ERASED, part=PRINCIPAL, dimensions=k),
-                "whole": penalty(method=ERASED, part=WHOLE),
-            }
-            best = min(maps.items(), key=lambda item: item[1], default=None)
-            yield {"part": part, "dimensions": k, "best": best, **erased}

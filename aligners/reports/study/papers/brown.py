@@ -10,41 +10,79 @@ from aligners.reports.report import Row
 from aligners.reports.study.contents import Figure, Meaning, Table, box_panel, line_panels
 from aligners.reports.study.frames import Frames, Missing, by, place_words
 from aligners.reports.study.papers import shared
-from aligners.reports.study.statistics import group_test, over_models, pair_means
+from aligners.reports.study.statistics import bases_of, group_test, over_models, pair_means
 from aligners.similarity.functional.summaries import angular_distance
 
 CKAS = ("minibatch_cka", "cka")  # the paper's, or what there is
+PRINTED = "mean_minibatch_cka"  # the paper's as printed, which stands beside it where a study has it
 ALL = "all pairs"
+PLACE = ("task", "stage", "definition")
+NATIVE = "native"
 
 
 def cka_by_layer(frames: Frames, name: str) -> Figure:
     """Figure 2 right: CKA at each layer, within and between groups of models."""
-    frame, measure = _cka(frames, CKAS)
+    (frame, measure), groups = _cka(frames, CKAS), frames.groups
     values = [
         {**place, **mean._asdict()}
-        for place, part in by(frame.rename(columns={"layer_x": "layer"}), "task", "stage", "groups", "layer")
-        if (mean := over_models(part, "value", _kinds(part, frames.groups)))
+        for place, part in by(frame.rename(columns={"layer_x": "layer"}), *PLACE, "groups", "layer")
+        if (mean := over_models(part, "value", _kinds(part, groups)))
     ]
-    panels = line_panels(values, ["task", "stage"], "groups", "layer", _look)
+    panels = line_panels(values, PLACE, "groups", "layer", _look)
     return shared.figure(name, panels, values, measure=measure)
 
 
-def stitching_by_layer(frames: Frames, name: str) -> Figure:
-    """Figure 2 left: what stitching costs at each site, within and between groups of models."""
-    frame = frames.of("stitching", "penalty")
+def stitching_by_layer(frames: Frames, name: str, column: str) -> Figure:
+    """Figure 2 left: what stitching costs at each site, within and between groups of models.
+
+    Args:
+        frames: of the study.
+        name: of the figure.
+        column: `penalty` in nats, `accuracy_penalty`, or `accuracy` of the stitched model.
+    """
+    frame = frames.of("stitching", column)
     frame = frame[frame["site_x"].notna() & (frame["site_x"] == frame["site_y"])]
     if frame.empty:
         raise Missing("nothing was stitched from a site to the same site")
-    values = list[Row]()
+    values, quantities = list[Row](), list(dict.fromkeys(("penalty", "score_penalty", column)))
     for place, part in by(frame, "task", "stage", "method"):
         kinds = _kinds(part, frames.groups) or {}
         members = {group: [model for model in kinds if kinds[model] == group] for group in kinds.values()}
-        means = over_pairs(part.to_dict("records"), members or None)
+        means = over_pairs(part.to_dict("records"), members or None, quantities=quantities, bases=bases_of(part))
         values += [{"task": place["task"], "stage": place["stage"], **row} for row in means]
-    names = {"penalty": "mean", "penalty_low": "low", "penalty_high": "high"}
+    names = {column: "mean", f"{column}_low": "low", f"{column}_high": "high"}
     drawn = pd.DataFrame(values).astype({"site_x": int}).rename(columns=names).to_dict("records")
     panels = line_panels(drawn, ["task", "stage", "method"], "group", "site_x", _look)
-    return shared.figure(name, panels, values, untrained=shared.untrained_said(frame))
+    return shared.figure(name, panels, values, column=column, untrained=shared.untrained_said(frame))
+
+
+def accuracies(frames: Frames, name: str) -> Table:
+    """Accuracy of the models themselves on the texts of each task, such as the parts of HANS, by group."""
+    frame = frames.of("stitching", "accuracy")
+    frame = frame[frame["method"] == NATIVE].drop_duplicates(["task", "stage", "model_y"])
+    alone = frame.assign(
+        **{f"{column}_x": frame[f"{column}_y"] for column in ("model", "base") if f"{column}_y" in frame}
+    )
+    rows = [{**place, **shared.estimates(part, ["accuracy"])} for place, part in by(alone, "task", "stage", "group_y")]
+    return shared.table(name, rows)
+
+
+def sizes(frames: Frames, name: str) -> Table:
+    """Table 1: width of the attention heads, and how much of it turns with the position.
+
+    Raises:
+        Missing: all models are of one size.
+    """
+    columns = ["layers", "width", "heads", "head_width", "rotary_width"]
+    frame = frames.of("similarity_models", "head_width").drop_duplicates("model").set_index("model")[columns]
+    if len(frame.drop_duplicates()) == 1:
+        raise Missing("all models are of one size")
+    rows = []
+    for model, row in frame.iterrows():
+        known = {column: int(size) for column, size in row.items() if not pd.isna(size)}
+        printed = {f"paper_{column}": shared.paper_value(name, column, model=str(model)) for column in columns[-2:]}
+        rows.append({"model": model, **known, **printed})
+    return shared.table(name, rows)
 
 
 def _look(groups: str) -> tuple[str, Meaning]:
@@ -57,7 +95,7 @@ def angles(frames: Frames, name: str) -> Figure:
     distances = _distances(frames)
     panels = [
         box_panel(place_words(*place.values()), part, "groups", "groups", list(dict.fromkeys(part["groups"])), _look)
-        for place, part in by(distances.assign(value=distances["distance"]), "task", "stage")
+        for place, part in by(distances.assign(value=distances["distance"]), *PLACE)
     ]
     return shared.figure(name, panels, distances.to_dict("records"), tests=_angles(frames)[1])
 
@@ -71,8 +109,9 @@ def angles_table(frames: Frames, name: str) -> Table:
 def _angles(frames: Frames) -> tuple[list[Row], list[Row]]:
     """Rows of the table of angular distances, and the tests of each task and stage."""
     rows, tests = list[Row](), list[Row]()
-    for place, part in by(_distances(frames), "task", "stage"):
-        test = group_test(pair_means(part, "distance"), frames.groups) if part["grouped"].all() else None
+    for place, part in by(_distances(frames), *PLACE):
+        grouped = bool(part["grouped"].all())
+        test = group_test(pair_means(part, "distance"), frames.groups, bases_of(part)) if grouped else None
         tested = {"difference": test.difference, "p": test.p, "least": test.least} if test else {}
         tests += [{**place, **test._asdict()}] if test else []
         for pair, line in by(part, "groups"):
@@ -82,10 +121,15 @@ def _angles(frames: Frames) -> tuple[list[Row], list[Row]]:
 
 
 def _cka(frames: Frames, measures: Sequence[str]) -> tuple[pd.DataFrame, str]:
-    """Matching layers of different models of one depth, with the column `groups`, by the first measure there is."""
+    """Matching layers of different models of one depth, by the first measure there is, and as printed.
+
+    With the columns `groups` and `definition`, the measure, which is missing where it is the only one.
+    """
     frame = shared.similarities(frames, measures)
     measure = next(name for name in measures if name in set(frame["measure"]))
-    frame = frame[(frame["measure"] == measure) & (frame["layer_x"] == frame["layer_y"])]
+    frame = shared.similarities(frames, (measure, PRINTED))
+    frame = frame[frame["layer_x"] == frame["layer_y"]]
+    frame = frame.assign(definition=frame["measure"] if frame["measure"].nunique() > 1 else None)
     frame = shared.between_models(shared.of_one_stage(frame))
     ends = zip(frame["group_x"], frame["group_y"], strict=True)
     pairs = [ALL if pd.isna(x) or pd.isna(y) else " and ".join(sorted((str(x), str(y)))) for x, y in ends]
@@ -98,12 +142,12 @@ def _distances(frames: Frames) -> pd.DataFrame:
     ends = [frame[[f"model_{side}", f"layer_{side}"]].set_axis(["model", "layer"], axis=1) for side in "xy"]
     depths = pd.concat(ends).groupby("model")["layer"].nunique()
     rows = []
-    for place, part in by(frame, "task", "stage", "model_x", "model_y"):
+    for place, part in by(frame, *PLACE, "model_x", "model_y"):
         if depths[place["model_x"]] == depths[place["model_y"]] == part["layer_x"].nunique():
             values = torch.tensor(part.groupby("layer_x")["value"].mean().to_numpy(), dtype=torch.float64)
-            pair = part["groups"].iloc[0]
-            distance = float(angular_distance(torch.diag(values)))
-            rows.append({**place, "groups": pair, "grouped": pair != ALL, "distance": distance})
+            pair, bases = part["groups"].iloc[0], part.filter(["base_x", "base_y"]).iloc[0]
+            distance = float(angular_distance(torch.diag(values.clamp(max=1))))
+            rows.append({**place, "groups": pair, "grouped": pair != ALL, "distance": distance, **bases})
     if not rows:
         raise Missing("no two models of one depth were compared")
     return pd.DataFrame(rows)

@@ -1,4 +1,4 @@
-"""Probes before and after fine-tuning: Merchant et al. 2020, Table 1 and Figure 1."""
+"""Probes before and after fine-tuning, and RSA between the two: Merchant et al. 2020, Table 1, Figures 1, 2 and 5."""
 
 from collections.abc import Sequence
 
@@ -8,11 +8,12 @@ from aligners.errors import finite
 from aligners.reports.report import Row
 from aligners.reports.study.contents import Figure, Table, look_of_stage, model_lines
 from aligners.reports.study.frames import Frames, Missing, by
-from aligners.reports.study.papers.shared import figure, paper_value, plain, table, without_copy
+from aligners.reports.study.papers.shared import figure, of_one_base, paper_value, plain, table, without_copy
 from aligners.reports.study.statistics import Estimate
 
 BASE, TUNED = "pretrained", "finetuned"
 PLACE = ("task", "base", "probed")
+OWN = "the task's own (in domain)"
 
 
 def mixed_layers(frames: Frames, name: str) -> Table:
@@ -24,12 +25,60 @@ def mixed_layers(frames: Frames, name: str) -> Table:
     for place, part in by(frame[frame["edges"]], *PLACE):
         base = part[(part["stage"] == BASE) & part["site"].notna()]
         lexical = base[(base["source"] == "model") & (base["site"] == 0)]["score"].mean()
-        twins = base[base["source"] == "untrained"].groupby("site")["score"].mean()
-        beside = {"lexical": finite(lexical), "untrained": finite(twins.max())}
+        twin = part[(part["stage"] == BASE) & part["site"].isna() & (part["source"] == "untrained")]["score"].mean()
+        beside = {"lexical": finite(lexical), "untrained": finite(twin)}
         rows.append({**place, **_compared(part[part["site"].isna()]), **beside, **_printed(name, part, place)})
     ends = ["mean", "min", "max"]
     changes = [{**place, **part["change"].agg(ends), "models": len(part)} for place, part in _changed(rows)]
     return table(name, rows, changes=changes)
+
+
+def codelengths(frames: Frames, name: str) -> Table:
+    """Appendix B: bits that the labels take online, by the mix of all layers, before and after, beside its F1."""
+    rows = []
+    codes, scores = _before_and_after(frames.of("probing_codelengths", "bits", "probed")), _probed(frames)
+    codes = codes[codes["site"].isna() & ~codes["control"].astype(bool)]
+    if codes[codes["source"] == "model"].empty:
+        raise Missing("no labels were sent by probes of a learned mix of layers")
+    for place, part in by(codes.assign(kilobits=codes["bits"] / 1000), *PLACE):
+        bits, compression = _compared(part, "kilobits"), _compared(part, "compression")
+        of_place = (scores[list(PLACE)] == pd.Series(place)).all(axis=1) & scores["site"].isna()
+        f1 = _compared(scores[of_place])
+        twin = part[(part["stage"] == BASE) & (part["source"] == "untrained")]["kilobits"].mean()
+        saved = 100 * bits["change"] / bits["before"] if bits["change"] is not None else None
+        beside = {"uniform": part["uniform_bits"].iloc[0] / 1000, "untrained": finite(twin), "f1_change": f1["change"]}
+        times = {"compression_before": compression["before"], "compression_after": compression["after"]}
+        rows.append({**place, **bits, **times, **beside, "f1_before": f1["before"], "change": saved})
+    changes = [{**place, "mean": part["change"].mean()} for place, part in _changed(rows)]
+    return table(name, rows, changes=changes)
+
+
+def rsa_by_layer(frames: Frames, name: str, panel: str) -> Figure:
+    """Figures 2 and 5: RSA of a model with its fine-tunings at the same layer, in and out of their domain.
+
+    Args:
+        frames: of the study.
+        name: of the figure.
+        panel: `text`: one for each text that no task is about, with a line for each task (Figure 2); `tuned`: one for
+            each task, with a line for each text (Figure 5).
+    """
+    frame = of_one_base(frames, ["rsa"])
+    frame = frame[(frame["layer_x"] == frame["layer_y"]) & (frame["stage_x"] != frame["stage_y"])]
+    model = frame["model_x"].where(frame["stage_x"] == TUNED, frame["model_y"])
+    tuned = frame.reindex(columns=["tuned_x", "tuned_y"]).bfill(axis=1)["tuned_x"]
+    frame = frame.assign(model=model, tuned=tuned, layer=frame["layer_x"])
+    outside = ~frame["task"].isin(set(frame["tuned"]))
+    text = frame["task"].mask(frame["task"] == frame["tuned"], OWN)
+    frame = frame.assign(text=text, tuned="fine-tuned on " + frame["tuned"].astype(str))[outside | (panel == "tuned")]
+    if frame.empty:
+        raise Missing(
+            "no RSA between a model and its fine-tunings: `similarity.across_stages` compares them"
+            + (" on texts of no task, which are `similarity.texts`" if panel == "text" else "")
+        )
+    line, places = "text" if panel == "tuned" else "tuned", ["base", panel] if frame["base"].nunique() > 1 else [panel]
+    means, panels = model_lines(frame, places, line, "layer", "value", lambda key: (key, (line, key)))
+    last = [row for row in means if row["layer"] == frame["layer"].max()]
+    return figure(name, panels, means, last=last, tunings=frame["model"].nunique())
 
 
 def scores_by_site(frames: Frames, name: str) -> Table:
@@ -62,36 +111,53 @@ def scores_by_layer(frames: Frames, name: str) -> Figure:
 
 
 def _probed(frames: Frames) -> pd.DataFrame:
-    """Scores in hundredths of the model's and its twin's probes, with `base`, `probed` and `edges`.
-
-    Raises:
-        Missing: no model was probed both before and after it was fine-tuned.
-    """
+    """Scores in hundredths of the model's and its twin's probes, with `edges` and what `_before_and_after` adds."""
     frame = frames.of("probing", "score", "probed")
-    frame = frame[frame["source"].isin(("model", "untrained")) & frame["score"].notna()]
-    frame = frame.assign(base=without_copy(frame["model"]), edges=frame["probe"] == "edge")
-    both = frame.groupby(["task", "base"])["stage"].transform(lambda stages: {BASE, TUNED} <= set(stages))
-    frame = frame[both]
-    if frame.empty:
-        raise Missing("no model was probed both before and after fine-tuning: `stages` [pretrained, finetuned]")
+    frame = _before_and_after(frame[frame["score"].notna()]).assign(edges=lambda rows: rows["probe"] == "edge")
     ends = {f"score{end}": 100 * frame[f"score{end}"] for end in ("", "_low", "_high")}
     ranks = frame["rank"].map(lambda rank: "" if pd.isna(rank) else f", rank {rank:.0f}")
     several = frame.groupby("probed")["rank"].transform("nunique") > 1
     return frame.assign(probed=frame["probed"] + ranks.where(several, ""), **ends)
 
 
-def _compared(line: pd.DataFrame) -> Row:
-    """Scores before and after fine-tuning, and what it changed."""
+def _before_and_after(frame: pd.DataFrame) -> pd.DataFrame:
+    """Rows of models that were probed both before and after fine-tuning, and of their twins, with `base` and `text`.
+
+    A model that is read on the same texts for several tasks is probed once before it is fine-tuned: its rows count for
+    each of them. `text` is the file of the sentences, which `probed` says as well where several have one task.
+
+    Raises:
+        Missing: no model was probed both before and after.
+    """
+    frame = frame[frame["source"].isin(("model", "untrained"))]
+    names = frame["corpus"].str.rpartition("/")[2].str.partition("-")[0]  # en_ewt of data/en_ewt-ud-train.conllu
+    several = names.groupby(frame["probed"]).transform("nunique") > 1
+    probed = frame["probed"] + (", " + names).where(several, "")
+    frame = frame.assign(base=without_copy(frame["model"]), text=names, what=frame["probed"], probed=probed)
+    keys = ["base", "probed", "corpus"]
+    before, after = (frame[frame["stage"] == stage] for stage in (BASE, TUNED))
+    if before.empty or after.empty:
+        raise Missing("no model was probed both before and after fine-tuning: `stages` [pretrained, finetuned]")
+    tasks, there = (rows[[*keys, "task"]].drop_duplicates() for rows in (after, before))
+    lacking = tasks.merge(there, how="left", indicator="where").query("where == 'left_only'").drop(columns="where")
+    first = before[before["task"] == before.groupby(keys)["task"].transform("first")].drop(columns="task")
+    frame = pd.concat([frame, lacking.merge(first, on=keys)], ignore_index=True)
+    both = frame.groupby(["task", *keys])["stage"].transform(lambda stages: {BASE, TUNED} <= set(stages))
+    return frame[both]
+
+
+def _compared(line: pd.DataFrame, column: str = "score") -> Row:
+    """Values before and after fine-tuning, and what it changed."""
     trained = line[line["source"] == "model"]
-    before, after = (trained[trained["stage"] == stage]["score"] for stage in (BASE, TUNED))
+    before, after = (trained[trained["stage"] == stage][column] for stage in (BASE, TUNED))
     tuned = Estimate(float(after.mean()), finite(after.std()), pairs=len(after)) if len(after) else None
     return {"before": finite(before.mean()), "after": tuned, "change": finite(after.mean() - before.mean())}
 
 
 def _printed(name: str, own: pd.DataFrame, place: Row) -> Row:
     """The paper's F1 of the same model, probed on the same corpus, and its change by the same fine-tuning."""
-    corpus = str(own["corpus"].iloc[0]).rpartition("/")[2].partition("-")[0]  # en_ewt of data/en_ewt-ud-train.conllu
-    where = {"model": place["base"], "probed": place["probed"], "corpus": corpus}
+    first = own.iloc[0]
+    where = {"model": place["base"], "probed": first["what"], "corpus": first["text"]}
     before, change = (paper_value(name, quantity, **where) for quantity in ("before", plain(place["task"])))
     return {"paper_before": before and before.mean, "paper_change": change and change.mean}
 

@@ -1,8 +1,10 @@
 """Ren et al. 2023: similarity, recovery of a random network, alignment, injection; errors and complexity by layer."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pandas as pd
 
 from aligners.fitting.outcomes import MARK
@@ -11,16 +13,29 @@ from aligners.reports.report import Row, grouped
 from aligners.reports.study.contents import Figure, Table, box_panel, heat_panel, line_panels, look_of_stage
 from aligners.reports.study.frames import STATES, Frames, Missing, by, kind_words, place_words, stage_words
 from aligners.reports.study.papers import shared
-from aligners.reports.study.statistics import holm, over_models, pair_means, sign_test
+from aligners.reports.study.statistics import bases_of, holm, over_models, pair_means, sign_test
 
 PAPERS_INDICES = {"r2", "cca", "r2_cca", "svcca", "r2_svcca", "pwcca"}
 SHOWN = (("inn", "inn_paper"), ("linear",), ("mlp", "mlp_paper"))  # the first of each that there is
 REFERENCES = ("inn", "inn_paper", "linear")  # the first that there is is what other maps are tested against
-WORDS = {"mse": "mean squared error", "fvu": "FVU"}
+WORDS = {"mse": "mean squared error", "fvu": "FVU", "relative_error": "relative error"}
+DIRECTIONS = {"forward": "X to f(X)", "backward": "f(X) to X"}
+POOLED = "accuracy_source_pooler"
 BOXES = ["stage", "layer", "model_x", "model_y", "value"]
 
 
 # ---------------------------------------------------------------------- tables
+
+
+def sizes(frames: Frames, name: str) -> Table:
+    """Table 1: how many texts of each task there are for fine-tuning, on which it is watched, and held out."""
+    counts = {"n_fit": "fit", "n_validation": "validation", "n_texts": "test"}
+    rows = []
+    for place, part in by(frames.of("finetune", *counts), "task"):
+        paper = {split: shared.paper_value(name, split, **place) for split in ("train", "test")}
+        printed = {f"paper_{split}": value and int(value.mean) for split, value in paper.items()}
+        rows.append({**place, **{key: int(part[column].max()) for column, key in counts.items()}, **printed})
+    return shared.table(name, rows)
 
 
 def similarity(frames: Frames, name: str) -> Table:
@@ -28,21 +43,32 @@ def similarity(frames: Frames, name: str) -> Table:
     frame = shared.matching(shared.between_models(shared.of_one_stage(shared.similarities(frames))))
     quantities = ("value", "held_out", "null", "untrained")
     rows = [place | shared.estimates(part, quantities) for place, part in by(frame, "task", "stage", "measure")]
+    rows += shared.not_computed(frames)
     return shared.table(name, rows, papers_indices=PAPERS_INDICES & set(frame["measure"]))
 
 
 def recovery(frames: Frames, name: str) -> Table:
     """Table 3: how exactly each map recovers a random invertible network of real states."""
     frame = frames.of("recover", "mse").assign(model_y=lambda rows: rows["model_x"])
-    row = partial(_map_row, name, frame, ("mse", "mse_fit", "mse_reduced", "relative_error", "fvu"), paper="mse")
-    rows = [row(place, part) for place, part in by(frame, "strength", "method")]
-    return shared.table(name, rows, closest=closest_maps(rows, "strength"), **shared.about_maps(frame))
+    frame = frame if "direction" in frame else frame.assign(direction=None)
+    quantities = ("mse", "mse_printed", "mse_fit", "mse_reduced", "relative_error", "fvu")
+    rows = []
+    for place, part in by(frame, "strength", "direction", "method"):
+        row = _map_row(name, frame, quantities, place, part, paper="mse") | {
+            "direction": DIRECTIONS.get(place["direction"])
+        }
+        if place["direction"] == "forward" and "backward" in set(frame["direction"]):
+            row["paper"] = None  # the paper's is the way back
+        rows.append(row)
+    closest = closest_maps(rows, "strength", "direction")
+    return shared.table(name, rows, closest=closest, **shared.about_maps(frame))
 
 
 def alignment(frames: Frames, name: str) -> Table:
     """Table 4: errors of every map, on fitting and on held-out rows."""
     errors = shared.between_models(frames.errors())
-    quantities = ("mse", "mse_fit", "mse_reduced", "relative_error", "fvu_fit", "fvu", "fvu_inverse")
+    shown = ("mse", "mse_printed", "mse_fit", "mse_fit_printed", "mse_reduced", "relative_error", "fvu_fit", "fvu")
+    quantities = (*shown, "fvu_inverse")
     row = partial(_map_row, name, errors, quantities, paper_train="train", paper_test="test")
     errors = shared.blocks(errors)
     rows = [row(place, part) for place, part in by(errors, "task", "stage", "rows", "method")]
@@ -72,7 +98,7 @@ def alignment_tests(frames: Frames, name: str) -> Table:
         means = {at["method"]: pair_means(part, "mse") for at, part in by(group, "method") if part["mse"].any()}
         reference = next((method for method in REFERENCES if method in means), None)
         for method in means if reference else ():
-            if method != reference and (test := sign_test(means[method] - means[reference])):
+            if method != reference and (test := sign_test(means[method] - means[reference], bases_of(group))):
                 rows.append({**place, "method": f"{method} − {reference}", **test._asdict()})
     if not rows:
         raise Missing("no two maps were measured on pairs of at least three models")
@@ -85,11 +111,15 @@ def injection(frames: Frames, name: str) -> Table:
     """Table 5: the task's score after injection, between all ceilings and floors."""
     frame = shared.between_models(frames.of("inject", "score"))
     injected = frame[frame["score"].notna() | (frame["overflow"].astype(bool) & frame["n_units"].notna())]
-    rows = []
+    if POOLED in injected:  # of the paper's trained linear map, where ours is solved
+        theirs = injected.get(f"{POOLED}_printed", injected[POOLED]).fillna(injected[POOLED])
+        injected = injected.assign(accuracy_printed=theirs)
+    rows, metric = [], shared.printed_metric(name, injected)
+    quantities = ("score", "score_printed", *metric, "accuracy_printed", "agreement", "penalty")
     for place, part in by(injected, "task", "stage", "method"):
-        last = shared.estimates(part[shared.is_last(part)], ("score", "agreement", "penalty"))
-        everywhere = over_models(shared.blocks(part), "score")
-        rows.append({**_map_row(name, frame, (), place, part, paper="score"), **last, "everywhere": everywhere})
+        last, everywhere = part[shared.is_last(part)], over_models(shared.blocks(part), "score")
+        row = _map_row(name, frame, (), place, part, paper="score")
+        rows.append({**row, **shared.estimates(last, quantities), "everywhere": everywhere})
     return shared.table(name, rows, kept=kept_scores(rows), **shared.about_maps(frame))
 
 
@@ -109,8 +139,6 @@ def errors_by_layer(
         paper: entry of the papers' numbers.
     """
     errors = shared.blocks(shared.between_models(frames.errors(component)))
-    if component != STATES:
-        errors = errors.assign(rows=None)  # of one kind, which the title names
     sited = errors[errors["site_x"].notna()].astype({"site_x": int, "site_y": int})
     sited["layer"] = [site_name(pair) for pair in zip(sited["site_x"], sited["site_y"], strict=True)]
     panels, values = [], list[Row]()
@@ -155,24 +183,33 @@ def shown_methods(frame: pd.DataFrame, column: str, most: int = len(SHOWN)) -> l
     return list(dict.fromkeys([*(shown or there[:1]), *closest]))
 
 
-def layer_maps(frames: Frames, name: str, *, within: bool) -> Figure:
-    """Figures 3, 6 and 8: learned error from every layer to every layer, within a model or between models."""
-    errors, whom = frames.errors(), "within a model" if within else "between models"
+def layer_maps(frames: Frames, name: str, *, within: bool, component: str = STATES, column: str = "fvu") -> Figure:
+    """Figures 3, 6 and 8: learned error from every layer to every layer, within a model or between models.
+
+    Args:
+        frames: of the study.
+        name: of the figure.
+        within: whether each model is mapped to itself.
+        component: what was mapped.
+        column: the error.
+    """
+    errors, whom = frames.errors(component), "within a model" if within else "between models"
     errors = errors[((errors["model_x"] == errors["model_y"]) == within) & errors["site_x"].notna()]
     if errors.empty or bool((errors["site_x"] == errors["site_y"]).all()):
         raise Missing(f"no map was fitted from one layer to another {whom}: `data.sites` names such pairs, as 1:2")
     errors = errors.astype({"site_x": int, "site_y": int})
     panels, values = [], list[Row]()
     for place, part in by(errors, "task", "stage", "rows"):
-        for method in shown_methods(part, "fvu", 2):
+        for method in shown_methods(part, column, 2):
             line = part[part["method"] == method]
-            means = line.groupby(["site_x", "site_y"])["fvu"].mean()
+            means = line.groupby(["site_x", "site_y"])[column].mean()
             marked = shared.map_cells(method, line)["method"]
             title = place_words(place["task"], place["stage"], kind_words(place["rows"]), marked)
             panels.append(heat_panel(title, means, "layer of X", "layer of Y"))
-            values += [{"panel": title, "layer_x": x, "layer_y": y, "fvu": value} for (x, y), value in means.items()]
+            values += [{"panel": title, "layer_x": x, "layer_y": y, column: value} for (x, y), value in means.items()]
     about: Row = {"models": shared.models_in(errors), **shared.about_maps(errors)}
-    return shared.figure(name, panels, values, within=within, whom=whom, **about)
+    made = shared.figure(name, panels, values, within=within, whom=whom, what=WORDS[column], **about)
+    return made if made.limits else replace(made, limits=(float(np.nanmax([row[column] for row in values])), 0.0))
 
 
 def nuclear_norms(frames: Frames, name: str) -> Figure:

@@ -14,14 +14,13 @@ from aligners.fitting.outcomes import MARK, is_trained
 from aligners.reports.names import listed
 from aligners.reports.report import Row
 from aligners.reports.study.contents import Column, Figure, Panel, Table
-from aligners.reports.study.frames import LEAST_SITE, Frames, Missing, counted, kind_words, place_words, stage_words
-from aligners.reports.study.statistics import Estimate, over_models
+from aligners.reports.study.frames import LEAST_SITE, Frames, Missing, by, counted, kind_words, place_words, stage_words
+from aligners.reports.study.statistics import COPY, Estimate, over_models
 from aligners.similarity.controls import matching_layers
 
 TEMPLATES = Environment(undefined=StrictUndefined)
 TEMPLATES.globals |= {"place_words": place_words, "kind_words": kind_words, "counted": counted}
 TEMPLATES.filters |= {"form": format, "listed": listed}
-COPY = r"#\d+$"  # ends the name of a further fine-tuning of a model
 
 
 def described() -> dict[str, dict[str, Any]]:
@@ -42,7 +41,7 @@ def table(name: str, rows: Sequence[Row], **words: Any) -> Table:
     texts = _texts(name, {**words, "known": known, "rows": rows})
     about = {key: [heading] if isinstance(heading, str) else heading for key, heading in texts.pop("columns").items()}
     columns = [Column(key, *heading) for key, heading in about.items() if key in known]
-    return Table(name=name, columns=columns, rows=shown, **texts)
+    return Table(name=name, columns=columns, rows=shown, **_with_units(texts, rows))
 
 
 def figure(name: str, panels: Sequence[Panel], values: Sequence[Row] = (), **words: Any) -> Figure:
@@ -54,7 +53,7 @@ def figure(name: str, panels: Sequence[Panel], values: Sequence[Row] = (), **wor
         values: the values as rows of a table.
         words: what the description's templates ask for.
     """
-    return Figure(name=name, panels=panels, values=values, **_texts(name, words))
+    return Figure(name=name, panels=panels, values=values, **_with_units(_texts(name, words), values))
 
 
 def paper_value(table: str, quantity: str, present: Collection[str] = (), **where: str | None) -> Estimate | None:
@@ -73,6 +72,18 @@ def paper_value(table: str, quantity: str, present: Collection[str] = (), **wher
                 return None
             return Estimate(*printed) if isinstance(printed, list) else Estimate(printed)
     return None
+
+
+def printed_metric(table: str, frame: pd.DataFrame) -> list[str]:
+    """The metric of the paper's numbers, if rows have it beside another score; none if it is their score.
+
+    Args:
+        table: of the paper.
+        frame: rows with `score_name` and a column for each metric.
+    """
+    metric = str(_read("numbers.yaml")[table]["metric"])
+    another = "score_name" in frame and bool((frame["score_name"].dropna() != metric).any())
+    return [metric] if another else []
 
 
 def plain(name: str) -> str:
@@ -95,6 +106,14 @@ def _texts(name: str, words: dict[str, Any]) -> dict[str, Any]:
     lines = [line for text in _filled(fields.pop("findings", []), words) for line in text.splitlines()]
     words["findings"] = [sentence for line in lines if (sentence := " ".join(line.split()))]
     return {**_filled(fields, words), "findings": words["findings"]}
+
+
+def _with_units(texts: dict[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
+    """Add a note if some intervals are over pretrained models, or over the fine-tunings of one, and not over models."""
+    intervals = {cell.interval for row in rows for cell in row.values() if isinstance(cell, Estimate)}
+    intervals |= {str(row.get("interval")) for row in rows}
+    said = [note for interval, note in _read("papers.yaml")["words"]["units"].items() if interval in intervals]
+    return {**texts, "notes": [*texts.get("notes", []), *said]} if said else texts
 
 
 def _filled(field: Any, words: dict[str, Any]) -> Any:
@@ -128,6 +147,27 @@ def similarities(frames: Frames, measures: Sequence[str] = ()) -> pd.DataFrame:
     if not set(measures) & set(frame["measure"]):
         raise Missing(f"none of {', '.join(measures)} was measured")
     return frame[frame["measure"].isin(measures)]
+
+
+def of_one_base(frames: Frames, measures: Sequence[str]) -> pd.DataFrame:
+    """Similarities, by some measures, of two models of one base before or after fine-tuning, with the column `base`."""
+    frame = frames.of("similarity", "value", other_tasks=True)
+    frame = frame[frame["measure"].isin(measures) & (frame["features"] == "raw")]
+    frame = frame[frame[["stage_x", "stage_y"]].isin(("pretrained", "finetuned")).all(axis=1)]
+    bases = [without_copy(frame[f"model_{side}"]) for side in "xy"]
+    return frame.assign(base=bases[0])[bases[0] == bases[1]]
+
+
+def not_computed(frames: Frames) -> list[Row]:
+    """Measures without a value of some pairs of models at one stage: how many pairs, and the first of the reasons."""
+    try:
+        frame = between_models(of_one_stage(frames.of("similarity_missing")))
+    except Missing:
+        return []
+    return [
+        {**place, "not_computed": rows["why"].iloc[0], "pairs": len(rows), "models": models_in(rows)}
+        for place, rows in by(frame[frame["figure"] == "value"], "task", "stage", "measure")
+    ]
 
 
 def of_one_stage(frame: pd.DataFrame) -> pd.DataFrame:

@@ -8,7 +8,7 @@ from functools import partial
 import pandas as pd
 
 from aligners.reports.report import Row
-from aligners.reports.study.contents import Figure, HeatPanel, Meaning, Table, look_of_stage, model_lines
+from aligners.reports.study.contents import Figure, HeatPanel, Meaning, Table, model_lines
 from aligners.reports.study.frames import STAGES, Frames, Missing, by, in_order, place_words, stage_words
 from aligners.reports.study.papers import shared
 
@@ -17,6 +17,8 @@ TUNING = ("pretrained", "finetuned")
 MOST_LINES = 8  # models with a line each; of more, groups have one
 MOST_MODELS = 16  # with a block each; of more, blocks are means over pairs of the models of a family
 ALL = "all models"
+STANDARDISED = "svcca_standardised"
+LOCALIZED = ("neuronsim", "svcca", STANDARDISED)
 A, B = ["model_a", "stage_a", "layer_a"], ["model_b", "stage_b", "layer_b"]
 
 
@@ -27,12 +29,15 @@ def block_map(frames: Frames, name: str, measures: Sequence[str], stages: Sequen
         frames: of the study.
         name: of the figure.
         measures: which to show, as far as they were measured.
-        stages: of the models; those of one stage have panels of their own where stages were not compared.
+        stages: of the models; those of one stage have panels of their own where stages were not compared. By default
+            untrained models that were compared with trained ones are left out.
 
     Raises:
         Missing: none of the measures is there, or no two models were compared.
     """
     frame = _of_stages(frames, measures, stages)
+    if stages == STAGES and len(shared.of_one_stage(frame)) < len(frame):
+        frame = _of_stages(frames, measures, TUNING)  # untrained models beside trained ones are Figure 2
     panels, values = [], list[Row]()
     for place, group in by(frame, "task", "measure"):
         crossed = len(shared.of_one_stage(group)) < len(group)  # stages were compared with each other
@@ -70,40 +75,59 @@ def tuned_map(frames: Frames, name: str, measure: str) -> Figure:
         Missing: no model was compared with its own fine-tunings.
     """
     panels, values = [], list[Row]()
-    for place, part in by(_of_one_base(frames, measure), "task", "base"):
+    for place, part in by(_of_one_base(frames, [measure]), "task", "base"):
         panels.append(block_panel(part, place_words(place["base"], f"texts of {place['task']}"), {}))
         about = {"texts": place["task"], "model": place["base"], "measure": measure}
         values += [{**about, **row} for row in block_values(part)]
     return shared.figure(name, panels, values, measure=measure)
 
 
-def localization(frames: Frames, name: str, *, staged: bool) -> Figure:
-    """Figures 3 and 7: localization by layer, a line for each model, or (`staged`) for each stage."""
-    scores, groups = _localizations(frames), frames.groups
-    if staged:
-        scores = scores[scores["stage"].isin(TUNING)]
-        if scores["stage"].nunique() < len(TUNING):
-            raise Missing("the study has not both pretrained and fine-tuned models")
-        _, panels = model_lines(scores, ["task"], "stage", "layer", "localization", look_of_stage)
-    else:
-        models = scores.groupby(["task", "stage"], dropna=False)["model"].transform("nunique")
-        families = scores["model"].map(lambda model: groups.get(model, model))
-        lines = scores.assign(line=scores["model"].where(models <= MOST_LINES, families))
-        look = partial(_look, groups)
-        _, panels = model_lines(lines, ["task", "stage"], "line", "layer", "localization", look)
-    return shared.figure(name, panels, scores.to_dict("records"), staged=staged)
+def localization(frames: Frames, name: str, *, printed: bool = False) -> Figure:
+    """Figure 3: localization by layer, a line for each model, or for each family of many.
+
+    Args:
+        frames: of the study.
+        name: of the figure.
+        printed: as the notebooks released with the paper have it; see `_localizations`.
+    """
+    frame = shared.of_one_stage(_of_stages(frames, LOCALIZED, STAGES))
+    scores, groups = _localizations(frame, ["task", "stage"], printed), frames.groups
+    models = scores.groupby(["task", "stage"], dropna=False)["model"].transform("nunique")
+    families = scores["model"].map(lambda model: groups.get(model, model))
+    lines = scores.assign(line=scores["model"].where(models <= MOST_LINES, families))
+    _, panels = model_lines(lines, ["task", "stage"], "line", "layer", "localization", partial(_look, groups))
+    return shared.figure(name, panels, scores.to_dict("records"), measures=set(frame["measure"]), whose="all models")
+
+
+def tuned_localization(frames: Frames, name: str, *, printed: bool = False) -> Figure:
+    """Figure 7: localization by layer of a model and of each of its fine-tunings, a panel for each model.
+
+    Args:
+        frames: of the study.
+        name: of the figure.
+        printed: as in `localization`.
+
+    Raises:
+        Missing: no model was compared with its own fine-tunings.
+    """
+    frame = _of_one_base(frames, LOCALIZED)
+    scores = _localizations(frame, ["task", "base"], printed)
+    _, panels = model_lines(scores, ["base", "task"], "model", "layer", "localization", partial(_look, {}))
+    whose = "the model (base) and of its fine-tunings"
+    return shared.figure(name, panels, scores.to_dict("records"), measures=set(frame["measure"]), whose=whose)
 
 
 def freezing(frames: Frames, name: str) -> Table:
     """Table 1: the score after fine-tuning with the top or bottom layers frozen."""
     frame = frames.of("finetune", "score", "variant")
-    frozen = set(frame["variant"]) != {"none"}
+    frozen, metric = set(frame["variant"]) != {"none"}, shared.printed_metric(name, frame)
     rows = []
     for place, part in by(frame, "base", "variant", "task"):
         scores, family = 100 * part["score"].dropna(), BASES.search(str(place["base"]).lower())
         same = {"model": family and family[1], "variant": place["variant"]}
         printed = shared.paper_value(name, shared.plain(place["task"] or ""), **same)
         cells = {"score": scores.mean(), "sd": scores.std() if len(scores) > 1 else None, "seeds": len(scores)}
+        cells |= {column: 100 * part[column].mean() for column in metric}
         frozen_layers = {"variant": place["variant"] if frozen else None}
         rows.append({**place, **frozen_layers, **cells, "paper": printed and printed.mean})
     return shared.table(name, rows, frozen=frozen)
@@ -128,15 +152,13 @@ def _families(values: Sequence[Row], groups: dict[str, str]) -> list[Row]:
     return [{**place, "within": mean[True], "between": mean[False]} for place, mean in means if len(mean) == 2]
 
 
-def _of_one_base(frames: Frames, measure: str) -> pd.DataFrame:
+def _of_one_base(frames: Frames, measures: Sequence[str]) -> pd.DataFrame:
     """Rows of two models of one base, each named after what it was fine-tuned on, with the column `base`."""
-    frame = frames.of("similarity", "value", other_tasks=True)
-    frame = frame[(frame["measure"] == measure) & (frame["features"] == "raw")]
-    frame = frame[frame["stage_x"].isin(TUNING) & frame["stage_y"].isin(TUNING)]
-    bases = [shared.without_copy(frame[f"model_{side}"]) for side in "xy"]
-    frame = frame.assign(base=bases[0])[bases[0] == bases[1]]
+    frame = shared.of_one_base(frames, measures)
     if not (frame["stage_x"] != frame["stage_y"]).any():
-        raise Missing(f"no {measure} between a model and its fine-tunings: `similarity.across_stages` compares them")
+        raise Missing(
+            f"no {measures[0]} between a model and its fine-tunings: `similarity.across_stages` compares them"
+        )
     named = {}
     for side in "xy":
         number = frame[f"model_{side}"].str.extract("(#.*)", expand=False).fillna("")  # of a further fine-tuning
@@ -206,17 +228,33 @@ def block_values(frame: pd.DataFrame) -> list[Row]:
 # ---------------------------------------------------------------------- localization
 
 
-def _localizations(frames: Frames) -> pd.DataFrame:
-    """Model, layer, score, task and stage of each layer, over all layers that both measures compared it with."""
-    frame = shared.of_one_stage(_of_stages(frames, ["neuronsim", "svcca"], STAGES))
+def _localizations(frame: pd.DataFrame, places: Sequence[str], printed: bool) -> pd.DataFrame:
+    """Model, layer and score of each layer, over all layers that both measures compared it with.
+
+    Ours is what §5.1 says: the mean similarity of the layer *to* all others, by `neuronsim` less by `svcca`. The
+    released notebooks (`analysis-14`, `analysis-fine-4`) take the similarity of all others *to the layer*, z-score both
+    means over all layers of all models, and have SVCCA of standardised features.
+
+    Args:
+        frame: similarities.
+        places: columns that tell comparisons apart.
+        printed: as in the notebooks.
+
+    Raises:
+        Missing: no pair of models has both measures.
+    """
     parts = []
-    for place, part in by(frame, "task", "stage"):
-        neurons, subspaces = (entries_of(part[part["measure"] == name]) for name in ("neuronsim", "svcca"))
+    for place, part in by(frame, *places):
+        subspace = STANDARDISED if printed and STANDARDISED in set(part["measure"]) else "svcca"
+        neurons, subspaces = (entries_of(part[part["measure"] == name]) for name in ("neuronsim", subspace))
         both = neurons.merge(subspaces, on=[*A, *B], suffixes=("", "_svcca"))
-        both = both[(both["model_a"] != both["model_b"]) | (both["layer_a"] != both["layer_b"])]
-        scores = both.assign(localization=both["value"] - both["value_svcca"])
-        means = scores.groupby(["model_a", "layer_a"], sort=False, as_index=False)["localization"].mean()
-        parts.append(means.set_axis(["model", "layer", "localization"], axis=1).assign(**place))
+        other = (both["model_a"] != both["model_b"]) | (both["layer_a"] != both["layer_b"])
+        layer = ["model_b", "layer_b"] if printed else ["model_a", "layer_a"]
+        values = both[["value", "value_svcca"]].where(other)
+        means = values.groupby([both[name] for name in layer], sort=False).mean().dropna()
+        means = (means - means.mean()) / means.std() if printed else means
+        scores = (means["value"] - means["value_svcca"]).rename_axis(["model", "layer"]).rename("localization")
+        parts.append(scores.reset_index().assign(**place))
     scores = pd.concat(parts, ignore_index=True)
     if scores.empty:
         raise Missing("localization needs both `neuronsim` and `svcca` of the same pairs of models")

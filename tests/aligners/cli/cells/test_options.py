@@ -1,6 +1,7 @@
 """What the commands say of a study's cells, and what is refused, before any of them runs."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,14 @@ import yaml
 
 from aligners.cli.cells.checks import check_cells, model_sizes, not_injected
 from aligners.cli.cells.costs import Costs, choose_banks, plan_study
+from aligners.cli.cells.kept import with_kept_rows
 from aligners.cli.cells.options import CellOptions
+from aligners.similarity.passes.work import EIGEN, VALUES
 from aligners.studies.cells import Cell, expand
-from aligners.studies.plan import START, Plan
-from aligners.studies.spec import Study, read_study
+from aligners.studies.plan import START, Cost, Plan
+from aligners.studies.sizes import text_sizes
+from aligners.studies.spec import Assumed, Study, read_study
+from datamodules.text.sources import TextSource
 from tests.processes import ROOT
 from tests.tiny import tiny_folder
 from tests.world import World
@@ -76,39 +81,173 @@ def planned(study: Study, workers: int = 1) -> tuple[list[Cell], Plan]:
     return cells, plan_study(costs, cells, 1e13, workers)
 
 
+def costs_of(study: Study) -> dict[str, Cost]:
+    return {cell.kind: cost for cell, cost in planned(study)[1].costs}
+
+
 def test_the_plan_counts_passes(world: World) -> None:
-    study = study_of(world, data={"rows": "mean"}, assume={"texts": 320, "held_out": 100, "tokens": 10})
+    study = study_of(world, data={"rows": "mean"}, assume={"tokens": 10})
     _, plan = planned(study)
+    fit, watched, held_out, _ = text_sizes(TextSource(world.fit), study.assume)
     costs = {cell.kind: cost for cell, cost in plan.costs}
-    assert costs["fit"].passes == 2  # a closed form needs the moments alone
-    reading, solving = 2 * (2 * 3 * 12 * 16**2) * 320 * 10, 4 * 30 * 16**3  # one closed form at four sites
-    assert (costs["fit"].flops, costs["fit"].reading) == (reading + solving, reading)
+    # a closed form needs the moments and one validation, on as many fitting texts, too
+    assert costs["fit"].passes == pytest.approx(2 * (1 + 2 * watched / fit))
+    a_text = 2 * (2 * 3 * 12 * 16**2) * 10  # of both models
+    assert costs["fit"].reading == pytest.approx((fit + 2 * watched) * a_text)
+    moments = 4 * 2 * 2.0 * fit * 3 * 16**2  # at four sites, in double precision
+    assert costs["fit"].flops == pytest.approx(costs["fit"].reading + moments)
+    assert costs["fit"].solved == 4 * 30 * 16**3  # one closed form
     assert costs["inject"].passes == 2
-    assert plan.stored_passes == 4
-    assert plan.stored_flops == 2 * (2 * 3 * 12 * 16**2) * 420 * 10
+    assert plan.stored_passes == 2 * 3  # of three splits
+    assert plan.stored_flops == (fit + watched + held_out) * a_text
     assert plan.seconds(1, stored=True) < plan.seconds(1)
-    assert plan.store == 2 * 4 * (3 + 1) * 16 * 420 * 10
+    assert plan.store == 2 * 4 * (3 + 1) * 16 * (fit + watched + held_out) * 10
     trained = {"model": {"aligners": {"mlp": "MLP"}}, "trainer": {"max_epochs": 3}}
-    _, plan = planned(study_of(world, data={"rows": "mean"}, fit={"options": trained}))
-    assert {cell.kind: cost for cell, cost in plan.costs}["fit"].passes == 2 * 4
+    several = study_of(world, data={"rows": "mean"}, fit={"options": trained})
+    assert costs_of(several)["fit"].passes == pytest.approx(2 * (4 + 4 * 2 * watched / fit))
+    _, plan = planned(several)
     assert plan.seconds(1) > plan.seconds(2) >= plan.seconds(100) > 0
     _, plan = planned(study_of(world, fit=None, inject=None, similarity=None, attention={}))  # no store has its weights
     assert plan.store == 0
     assert plan.stored_passes == round(sum(cost.passes for _, cost in plan.costs)) > 0
 
 
+def test_a_store_keeps_one_row_a_text_where_no_cell_reads_more_of_the_same_texts(world: World) -> None:
+    def kept(**changes: Any) -> dict[str, str | None]:
+        study = study_of(world, **{"data": {"rows": "mean"}, "store": "own", "attention": {}, **changes})
+        cells = with_kept_rows(expand(study, COMMANDS), COMMANDS)
+        assert [cell.id for cell in cells] == [cell.id for cell in expand(study, COMMANDS)]
+        return {cell.kind: cell.options["data"].get("store_rows") for cell in cells}
+
+    of_texts = {"fit": "texts", "inject": "texts", "similarity": "texts", "attention": None}
+    assert kept() == kept(store=None) == of_texts
+    assert kept(data={"rows": "cls"}) == of_texts
+    grammar = {"options": {"data": {"rows": "words", "text": {"source": "grammar"}}}}
+    assert kept(probe=grammar) == {**of_texts, "probe": None}  # other texts
+    words = {"options": {"data": {"rows": "words"}}}
+    for more in ({"stitch": {}}, {"similarity": words}, {"fit": {**words, "pairs_at_once": 1}}, {"data": {}}):
+        assert set(kept(**more).values()) == {None}, more
+    attention = {"options": {"data": {"attention": True}}}
+    assert kept(similarity=attention) == {**of_texts, "similarity": None}  # not stored
+    assert kept(similarity={"options": {"data": {"attention": True, "rows": "words"}}})["fit"] == "texts"
+
+
+def test_the_plan_has_the_size_of_what_is_kept(world: World) -> None:
+    study = study_of(world, data={"rows": "mean"}, assume={"tokens": 10})
+    costs = Costs(study, COMMANDS, model_sizes(study, assume=True))
+    cells, whole = planned(study)
+    kept = plan_study(costs, with_kept_rows(cells, COMMANDS), 1e13, 1)
+    assert (kept.store, kept.stored_flops) == (whole.store / 10, whole.stored_flops)
+    read = {cell.kind: cost.reading for cell, cost in kept.costs}
+    assert read["fit"] > 0 == read["inject"]  # which replaces tokens
+
+
+def test_a_bank_in_parts_reads_the_texts_for_each_part_and_takes_the_memory_of_one(world: World) -> None:
+    whole, parts = (
+        planned(study_of(world, fit={"options": {"sites_at_once": at_once}}, inject=None, similarity=None))[1].costs[0][
+            1
+        ]
+        for at_once in (None, 2)
+    )
+    assert parts.passes == 2 * whole.passes  # of four sites
+    assert parts.reading == 2 * whole.reading
+    assert parts.memory < whole.memory
+
+
+def test_recovery_in_both_directions_costs_two_banks(world: World) -> None:
+    aligners = {"model": {"aligners": {"linear": "Linear"}}}
+    one, both = (
+        planned(study_of(world, fit=None, inject=None, similarity=None,
+                         recover={"options": {**aligners, "data": {"direction": way}}}))[1].costs[0][1]
+        for way in ("backward", "both")
+    )  # fmt: skip
+    assert both.flops - both.reading == 2 * (one.flops - one.reading)
+
+
+def test_validations_and_checkpoints_are_counted_as_often_as_they_are_made(world: World) -> None:
+    def fit(checkpoint: dict[str, Any], **trainer: Any) -> Cost:
+        options = {"model": {"aligners": {"mlp": "MLP"}}, "trainer": {"max_epochs": 6, **trainer}}
+        study = study_of(world, inject=None, fit={"options": {**options, "checkpoint": checkpoint}})
+        return costs_of(study)["fit"]
+
+    sizes = text_sizes(TextSource(world.fit), Assumed())
+    a_validation = 4 * sizes.validation / sizes.fit  # by two models, of these and as many fitting texts
+    often, seldom, never = fit({}), fit({}, check_val_every_n_epoch=3), fit({}, limit_val_batches=0)
+    assert often.passes - seldom.passes == pytest.approx(4 * a_validation)
+    assert seldom.passes - never.passes == pytest.approx(3 * a_validation)  # and one before training
+    each, third = fit({"every_n_epochs": 1}), fit({"every_n_epochs": 3})
+    assert each.saves - third.saves == 4
+    weights = 4 * 16 * 16 * 4  # bytes of one matrix at four sites: a checkpoint has at least four of each trained one
+    assert each.saved > 4 * weights
+    # an hour at this rate renews it six times
+    plan = Plan(
+        [], rate=each.flops / 3600, solving=1.0, workers=1, store=0, stored_passes=0, stored_flops=0, assumed=[]
+    )
+    assert plan.written(each) == each.saved * (each.saves + 6)
+
+
+def test_fine_tuning_is_on_all_texts_of_the_task(world: World) -> None:
+    """MNLI has 392,702, of which 5 % are watched; the limits of other cells are not those of fine-tuning."""
+    text = {"source": "mnli", "max_texts": 1600, "max_held_out": 1600}
+    options = {"data": {"text": {"max_texts": None, "max_held_out": None}}, "trainer": {"max_epochs": 3}}
+    changes: dict[str, Any] = {"fit": None, "inject": None, "similarity": None, "stages": ["finetuned"]}
+    study = study_of(world, tasks={"mnli": {"text": text}}, finetune={"options": options}, **changes)
+    cost = costs_of(study)["finetune"]
+    a_text = 2.0 * 3 * 12 * 16**2 * study.assume.tokens
+    assert cost.flops == pytest.approx((3 * (3 * 373067 + 19635) + 9815) * a_text)
+    few = {"data": {"text": {"max_texts": 400}}, "trainer": {"max_epochs": 3}}
+    study = study_of(world, tasks={"mnli": {"text": text}}, finetune={"options": few}, **changes)
+    assert costs_of(study)["finetune"].flops == pytest.approx((3 * (3 * 400 + 400) + 400) * a_text)
+
+
 def test_the_plan_counts_what_controls_and_decompositions_take(world: World) -> None:
-    """Untrained twins, the fitting texts, five times the products, and 30 d³ for each fitted measure and layer pair."""
-    costs = {}
-    for name, options in {"alone": {}, "controls": {"controls": True}, "cca": {"measures": ["cka", "cca"]}}.items():
+    """Untrained twins and the fitting texts are read; CCA decomposes every layer and every pair of layers."""
+    sizes, costs = text_sizes(TextSource(world.fit), Assumed()), {}
+    for name, options in {
+        "alone": {},
+        "controls": {"controls": True},
+        "cca": {"measures": ["cka", "cca"]},
+        "both": {"measures": ["cka", "cca", "r2_cca"]},
+        "pwcca": {"measures": ["cka", "svcca", "pwcca"]},
+        "scaled": {"measures": ["cka", "pwcca", "svcca_standardised", "pwcca_standardised"]},
+    }.items():
         similarity = {"options": {"measures": ["cka"], **options}}
-        study = study_of(world, fit=None, inject=None, similarity=similarity, assume={"texts": 320, "held_out": 100})
-        ((_, costs[name]),) = planned(study)[1].costs
-    alone, controls, cca = costs.values()
+        costs[name] = costs_of(study_of(world, fit=None, inject=None, similarity=similarity))["similarity"]
+    alone, controls, cca, both, pwcca, scaled = costs.values()
     assert controls.passes == 3 * alone.passes
-    assert controls.reading == pytest.approx(alone.reading * (2 * 100 + 320) / 100)
-    assert controls.flops - controls.reading == pytest.approx(5 * (alone.flops - alone.reading))
-    assert cca.flops - alone.flops == pytest.approx(4 * 4 * 30 * 16**3)
+    assert controls.reading == pytest.approx(alone.reading * (2 * sizes.test + sizes.fit) / sizes.test)
+    assert controls.flops - controls.reading > 4 * (alone.flops - alone.reading)
+    assert cca.solved - alone.solved == pytest.approx((2 * 4 * EIGEN + 4 * 4 * VALUES) * 16**3)
+    assert both.solved == cca.solved  # which r2_cca shares
+    assert scaled.solved - alone.solved == pytest.approx(2 * (pwcca.solved - alone.solved))
+
+
+def test_nothing_runs_again_where_nothing_is_injected(world: World) -> None:
+    """A model without a head has errors only; once it is fine-tuned it has one."""
+    study = study_of(world, similarity=None)
+    sizes, (_, cell) = model_sizes(study, assume=True), expand(study, COMMANDS)
+    with_heads, without = (
+        Costs(study, COMMANDS, {name: replace(size, head=head) for name, size in sizes.items()})
+        for head in ("classification", None)
+    )
+    assert without.of(cell).flops == without.of(cell).reading < with_heads.of(cell).flops
+    tuned = replace(cell, models=tuple(replace(model, stage="finetuned") for model in cell.models))
+    assert without.of(tuned) == with_heads.of(cell)
+
+
+def test_stitching_is_planned_with_the_texts_that_it_is_watched_and_measured_on(world: World) -> None:
+    def stitch(**trainer: Any) -> Cost:
+        changes = {"fit": None, "inject": None, "similarity": None}
+        options = {"data": {"batch_size": 10}, "trainer": {"max_steps": 20, "val_check_interval": 10, **trainer}}
+        return costs_of(study_of(world, **changes, stitch={"options": options}))["stitch"]
+
+    sizes, a_text = text_sizes(TextSource(world.fit), Assumed()), 2.0 * 3 * 12 * 16**2 * Assumed().tokens
+    often, never = stitch(), stitch(limit_val_batches=0)
+    # two fronts; at three sites of four routes half of Y, three times in training, held out for the layer and identity
+    expected = 2 * (200 + sizes.test) + 4 * 3 / 2 * (3 * 200 + 2 * sizes.test)
+    assert never.flops == pytest.approx(expected * a_text)
+    assert often.flops - never.flops == pytest.approx(3 * sizes.validation * (2 + 4 * 3 / 2) * a_text)  # and one before
+    assert often.calls > never.calls > 0
 
 
 def test_an_epoch_has_no_more_rows_than_the_texts(world: World) -> None:
@@ -155,18 +294,20 @@ NUMBERS = {
     "embedded_probes": {"finetune": 3, "probe": 6, "similarity": 1},
     "ren": dict(untrained=3, finetune=6, fit=12, inject=12, similarity=6, recover=3, attention=6),
     "ren_small": dict(untrained=3, finetune=6, fit=12, inject=12, similarity=6, recover=3, attention=6),
-    "wu": {"untrained": 7, "similarity": 2},
-    "wu_tuned": {"finetune": 8, "similarity": 1},
-    "phang": {"finetune": 15 * 2, "similarity": 5, "surgery": 15},
-    "brown": {"similarity": 1, "identity": 1},
-    "merchant": {"finetune": 3, "probe": 4, "similarity": 1},
+    "ren_layers": dict(finetune=6, fit=18, inject=18, attention=6),
+    "wu": {"untrained": 7, "similarity": 1},
+    "wu_tuned": {"finetune": 40, "similarity": 1},
+    "phang": {"finetune": 36 * 2, "similarity": 12, "surgery": 36},
+    "brown": {"similarity": 2, "identity": 4},
+    "brown_scaling": {"similarity": 1},
+    "merchant": {"finetune": 9, "probe": 11 * 8, "similarity": 4},  # squad has a length of its own, pretrained too
 }
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
 def test_every_study_is_expanded_and_planned_without_a_network(config: Path) -> None:
     spec = yaml.safe_load(config.read_text())
-    if config.stem.startswith("ren"):
+    if config.stem in ("ren", "ren_small"):
         whole = read_study(spec)
         sizes = len(whole.models.listed()), len(whole.pairs_at("pretrained")), len(whole.tasks)
         assert sizes == ((25, 300, 7) if config.stem == "ren" else (25, 8, 3))

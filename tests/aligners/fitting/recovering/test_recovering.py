@@ -66,6 +66,23 @@ def test_every_strength_target_and_site_has_its_errors_on_held_out_and_on_fittin
             assert row[f"fvu{end}"] == pytest.approx(fvu(mapped, target, mean), rel=1e-4, abs=1e-10)
 
 
+def test_both_directions_are_places_of_their_own_the_way_back_with_x_and_y_exchanged(world: World) -> None:
+    batches = {}
+    for direction in ("forward", "backward", "both"):
+        text = TextSource(world.fit, held_out=world.test)
+        options = {"strengths": [0.0, 0.5], "sites": [1, 3], "direction": direction, "held_out_types": 0.0}
+        data = target_states(world.model_x, text=text, batch_size=8, max_length=64, **options)  # type: ignore[arg-type]
+        batches[direction] = next(iter(data.paired("test", only=8)))
+        ways = [place.about["direction"] for place in data.reader.places()]
+        assert ways == ([direction] * 4 if direction != "both" else ["forward"] * 4 + ["backward"] * 4)
+        assert len({place.name for place in data.reader.places()}) == len(ways)
+    there, back, both = batches.values()
+    assert not torch.allclose(there.x[2:], there.y[2:])  # strength .5
+    for of_both, first, second in ((both.x, there.x, there.y), (both.y, there.y, there.x)):
+        torch.testing.assert_close(of_both, torch.cat([first, second]))
+    torch.testing.assert_close((back.x, back.y), (there.y, there.x))
+
+
 def test_the_report_says_which_map_is_closest(found: tuple[States, Alignment], tmp_path: Path) -> None:
     made = make_report("recovery", found[1].meta, found[1].rows)
     assert "(strength 0) the closest map, linear, leaves" in made.lead

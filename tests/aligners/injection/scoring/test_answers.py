@@ -1,3 +1,4 @@
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -7,16 +8,18 @@ import torch
 
 from aligners.finetuning.truncating import SurgeryEvaluation
 from aligners.injection.injecting import InjectionEvaluation
+from aligners.injection.scoring.task_scores import wrong_order
 from aligners.injection.scoring.tasks import in_data_order, match_heads, one_after_another
 from aligners.maps.linear import Linear
 from aligners.models.loading.models import load_frozen
 from aligners.reports.finished import make_report
+from datamodules.text.labels import class_map
 from datamodules.text.sources import TextSource
 from tests.aligners.injection.test_injecting import evaluate, fit
 from tests.datamodules.test_model_texts import labelled
 from tests.runs import activations, quiet_trainer
 from tests.stitches import evaluate as stitch
-from tests.tiny import tiny_model, tiny_tokenizer
+from tests.tiny import tiny_model, tiny_tokenizer, tokenised
 from tests.world import GOOD, TEST_TEXTS, World, read_texts, sentences, write_texts
 
 NAMES = ["negative", "positive"]
@@ -33,6 +36,18 @@ def test_probabilities_of_several_classes_are_added() -> None:
     assert one_after_another(((2,), (0, 1))) == ((0,), (1, 2))  # of a new head, groups of the same sizes
     assert one_after_another(((1,), (0,))) is None
     assert one_after_another(None) is None
+
+
+def test_of_several_classes_the_largest_answers_if_that_is_asked_for() -> None:
+    """As in McCoy et al. 2019, where the prediction, one of three, is renamed: .4 is the largest, and below the sum."""
+    logits = torch.tensor([[0.4, 0.35, 0.25], [0.2, 0.5, 0.3]]).log()
+    given = {"entailment": 0, "not-entailment": {"largest": ["neutral", "contradiction"]}}
+    groups = class_map(NLI, ["entailment", "not-entailment"], 2, given=given, model="m", source="s")
+    assert in_data_order(logits, groups).argmax(-1).tolist() == [0, 1]
+    assert in_data_order(logits, ((0,), (1, 2))).argmax(-1).tolist() == [1, 1]
+    again = one_after_another(groups)
+    assert again == ((0,), (1, 2))
+    assert torch.equal(in_data_order(logits, again), in_data_order(logits, groups))
 
 
 def named_world(folder: Path, names: list[str], swapped: bool = False) -> World:
@@ -96,6 +111,47 @@ def test_classes_in_another_order_change_nothing_in_stitching_and_surgery(worlds
         trainer.test(surgery, datamodule=data, verbose=False)
         tables.append([row[name] for row in surgery.rows for name in ("accuracy", "accuracy_low", "loss")])
     assert tables[0] == pytest.approx(tables[1], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("order", "found"),
+    [
+        ([0, 1, 2], None),
+        ([2, 0, 1], r"an accuracy of 20\.0% on .*, and would have 80\.0% with .* \(0 as 1, 1 as 2, 2 as 0\)"),
+        ([1, 0, 2], r"an accuracy of 33\.3% on .*, and would have 80\.0% with .* \(0 as 1, 1 as 0\)"),
+    ],
+)
+def test_a_classifier_whose_classes_stand_in_another_order_is_a_caution(order: list[int], found: str | None) -> None:
+    labels, five = torch.arange(300) % 3, torch.arange(300) // 3 % 5
+    meant = torch.where(five > 0, labels, (labels + 1) % 3)  # right about four of five
+    answers = torch.tensor(order)[meant].double()
+    caution = wrong_order("m", answers, labels)
+    assert caution is None if found is None else re.search(found, caution or "")
+    assert wrong_order("m", answers.where(answers > 0, torch.nan), labels) is None  # it does not answer all of them
+    assert wrong_order("m", (five % 3).double(), labels) is None  # it knows nothing: no order is far better
+    assert wrong_order("m", torch.zeros(100), torch.ones(100)) is None  # of one class, as a part of HANS
+
+
+def test_a_head_without_names_in_another_order_is_a_caution_of_every_report(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = named_world(tmp_path / "numbers", ["LABEL_0", "LABEL_1"])
+    texts, _ = read_texts(world.test)
+    y = load_frozen(world.model_y)
+    answers = [int(y.logits(tokenised((text,))).argmax()) for text in texts]
+    write_texts(Path(world.test), texts, [NAMES[1 - answer] for answer in answers])  # type: ignore[misc]
+    surgery = SurgeryEvaluation(heads=False)
+    quiet_trainer().test(surgery, datamodule=labelled(world, models=[world.model_y]), verbose=False)
+    for run in (inject(world, tmp_path / "maps"), stitch(world, data={"sites": [1]}), surgery):
+        numbers, orders = (
+            [said for said in run.meta["cautions"] if words in said and f" {world.model_y} " in said]
+            for words in ("matched by number, as only the texts name them", "would have 100.0% with its classes")
+        )
+        assert (len(numbers), len(orders)) == (1, 1)
+        assert orders[0] in caplog.text
+    right = {"negative": "LABEL_1", "positive": "LABEL_0"}
+    meta = stitch(world, data={"sites": [1], "labels": right}).meta
+    assert not any(world.model_y in said for said in meta["cautions"])
 
 
 def test_a_head_of_three_classes_answers_texts_of_two(tmp_path: Path) -> None:

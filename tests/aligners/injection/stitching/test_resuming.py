@@ -165,7 +165,7 @@ def test_going_on_with_something_else_is_refused(world: World, whole: Path, tmp_
     for given, says in (
         (
             {"models": [world.model_x, world.model_x]},
-            r"checkpoint was fitted on other models: model 1 was .*/y .*and is .*/x .*same order",
+            r"checkpoint .*last\.ckpt was fitted on other models: model 1 was .*/y .*and is .*/x .*same order",
         ),
         ({"sites": ["1:3", 3]}, r"`model\.routes\.0_1` was \[\[1, 2\].* and is \[\[1, 3\]"),
         ({"component": "mlp"}, r"`data\.component` was \"residual\" and is \"mlp\""),

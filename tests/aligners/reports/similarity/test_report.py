@@ -78,7 +78,9 @@ def test_many_pairs_share_one_figure_and_each_has_its_own_where_that_is_asked_fo
     assert "15 pairs of models" in few.sentences[0]
     assert len(many.figures) == 21 + 15 + 2
     assert len(many.screen) == 15
-    panel = few.figures["diagonal_all"]().axes[0]
+    blocks = [row | {"layer_x": row["layer_x"] + 1, "layer_y": row["layer_y"] + 1} for row in found]
+    panel = report({}, blocks, [], []).figures["diagonal_all"]().axes[0]
+    assert [tick.get_text() for tick in panel.get_xticklabels()] == ["1", "2", "3"]
     heights = [line.get_ydata() for line in panel.lines if len(line.get_xdata()) == 3]
     assert len(heights) == 16
     assert heights[-1].tolist() == pytest.approx([0.0, 0.11, 0.22])  # the median

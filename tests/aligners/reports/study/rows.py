@@ -34,7 +34,8 @@ def collected(tasks: Names = ("sst2",), models: Names = MODELS) -> Collected:
     kinds = {"inject": inject, "similarity": similarity, "stitching": stitching, "recover": recover}
     kinds |= {"similarity_layers": norms, "finetune": finetune}
     frames = {kind: pd.DataFrame(rows(tasks, models)) for kind, rows in kinds.items()}
-    return {**frames, "surgery": pd.DataFrame(surgery()), "probing": pd.DataFrame(probing())}
+    return {**frames, "surgery": pd.DataFrame(surgery()), "probing": pd.DataFrame(probing()),
+            "probing_codelengths": pd.DataFrame(codelengths())}  # fmt: skip
 
 
 def pairs(kind: str, tasks: Names, models: Names, stages: Names = STAGES) -> Rows:
@@ -79,7 +80,7 @@ def stitching(tasks: Names, models: Names) -> Rows:
         penalty = 0.0 if x == y else 0.1 * site * (1 if x[0] == y[0] else 3)
         place = {"task": task, "stage": "finetuned", "model_x": x, "model_y": y, "group_x": x[0], "group_y": y[0]}
         place |= {"method": "identity", "role": "floor", "site_x": site, "site_y": site}
-        yield {**place, "penalty": penalty, "score_penalty": penalty / 10}
+        yield {**place, "penalty": penalty, "score_penalty": penalty / 10, "accuracy_penalty": penalty / 20}
 
 
 def recover(tasks: Names, models: Names) -> Rows:
@@ -101,7 +102,7 @@ def finetune(tasks: Names, models: Names) -> Rows:
     """Freezing the bottom layers is better."""
     for task, (variant, score), seed in product(tasks, (("none", 0.92), ("bottom-4", 0.93)), (0, 1)):
         place = {"task": task, "stage": None, "base": "bert-base", "variant": variant, "seed": seed}
-        yield {**place, "score": score + seed / 100}
+        yield {**place, "n_fit": 950, "n_validation": 50, "n_texts": 200, "score": score + seed / 100}
 
 
 # ---------------------------------------------------------------------- what is made of fine-tuned models alone
@@ -147,4 +148,28 @@ def probing(model: str = BERT, task: str = "mnli", corpus: str = "en_ewt-ud-trai
             yield {**each, "source": "untrained", "score": 0.3, "score_low": 0.3, "score_high": 0.3}
         mix = {**own, "probed": "dependencies", "probe": "edge", "site": None, "rank": None}
         yield {**mix, "score": 0.9 - loss, "score_low": 0.8, "score_high": 0.9}
+        yield {**mix, "source": "untrained", "score": 0.4}
         yield {**mix, "source": "majority", "score": 0.1}
+
+
+def rsa(base: str = BERT, tasks: Names = ("mnli", "squad"), texts: Names = ("mnli", "squad", "wikipedia")) -> Rows:
+    """A layer more is .1 less, on other texts half of that; the second fine-tuning of each task is .02 below."""
+    tunings = [(task, f"{base}{copy}", loss) for task in tasks for copy, loss in (("", 0.0), ("#2", 0.02))]
+    for text, (task, name, loss), layer in product(texts, tunings, LAYERS):
+        about = {"measure": "rsa", "label": "rsa", "features": "raw", "direction": "both", "task": text, "stage": None}
+        sides = [{"model": base, "stage": "pretrained", "tuned": None}]
+        sides.insert(len(sides) * (name == base), {"model": name, "stage": "finetuned", "tuned": task})
+        about |= {f"{key}_{side}": value for side, one in zip("xy", sides, strict=True) for key, value in one.items()}
+        value = 1 - loss - layer * (0.1 if text == task else 0.05)
+        yield {**about, "layer_x": layer, "layer_y": layer, "value": value}
+        yield {**about, "layer_x": layer, "layer_y": (layer + 1) % len(LAYERS), "value": 0.0}
+
+
+def codelengths() -> Rows:
+    """The mix sends 4,000 labels in 2,000 bits, in 200 more or less after two fine-tunings; a layer alone in 3,000."""
+    stages = [("pretrained", BERT, 0), ("finetuned", BERT, 100), ("finetuned", f"{BERT}#2", 300)]
+    for (stage, name, more), (site, bits), control in product(stages, ((None, 2000), (1, 3000)), (False, True)):
+        about = {"task": "mnli", "corpus": "en_ewt-ud-train.conllu", "stage": stage, "model": name, "source": "model"}
+        about |= {"tuned": "mnli" if stage == "finetuned" else None, "probed": "dependencies", "site": site}
+        sent = bits + more + 5000 * control
+        yield {**about, "control": control, "bits": sent, "uniform_bits": 8000.0, "compression": 8000 / sent}

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 
 from aligners.reports.study.contents import HeatPanel, LinePanel
 from aligners.reports.study.frames import Frames
@@ -39,8 +40,10 @@ def row(table: Any, **where: object) -> Any:
 
 
 def test_everything_is_made_but_what_the_rows_do_not_hold(report: ReportContents, made: dict[str, Any]) -> None:
-    attention, across = {"ren_figure_4", "wu_figure_4", "wu_figure_6"}, {"wu_figure_5"}
-    assert set(report.missing) == attention | across
+    attention = {"ren_figure_4", "ren_figure_6_attention", "wu_figure_4", "wu_figure_6"}
+    across = {"wu_figure_5", "wu_figure_7", "wu_figure_7_printed", "merchant_figure_2", "merchant_figure_5"}
+    brown = {"brown_hans", "brown_figure_7", "brown_table_1"}  # no rows on HANS, no models of several sizes
+    assert set(report.missing) == attention | across | brown
     assert set(made) == set(CONTENTS) - set(report.missing)
     missing = "the study has no errors of maps between attention weights (kind `attention`)"
     assert report.missing["ren_figure_4"] == missing
@@ -51,12 +54,13 @@ def test_what_cannot_be_made_says_why(frames: Collected) -> None:
     assert set(missing) == set(CONTENTS)
     assert missing["ren_table_3"] == "the study has no rows of kind `recover`"
     not_compared = pd.DataFrame(row for row in given.across_tasks() if row["stage"] is not None)
-    untrained = frames["similarity"].replace({"stage": {"finetuned": "random"}})
     not_tuned = frames["probing"][frames["probing"]["stage"] == "pretrained"]
     for name, kind, rows, said in (
         ("wu_figure_5", "similarity", not_compared, "`similarity.across_stages`"),
-        ("wu_figure_7", "similarity", untrained, "the study has not both pretrained and fine-tuned models"),
+        ("wu_figure_7", "similarity", frames["similarity"], "`similarity.across_stages`"),
         ("merchant_table_1", "probing", not_tuned, "no model was probed both before and after fine-tuning"),
+        ("merchant_figure_5", "similarity", frames["similarity"], "`similarity.across_stages`"),
+        ("merchant_figure_2", "similarity", pd.DataFrame(given.rsa(texts=("mnli",))), "`similarity.texts`"),
     ):
         assert said in make(Frames({kind: rows}), [name]).missing[name]
 
@@ -84,6 +88,13 @@ def test_alignment_is_the_mean_over_blocks_and_pairs_beside_the_papers_number(
     assert row(table, stage="fine-tuned", method="identity")["paper_test"] is None
 
 
+def test_the_texts_of_a_task_are_counted_beside_the_papers_sizes(made: dict[str, Any]) -> None:
+    table = made["ren_table_1"]
+    paper = {"paper_train": 67000, "paper_test": 1800}
+    assert table.rows == [{"task": "sst2", "fit": 950, "validation": 50, "test": 200, **paper}]
+    assert table.notes[-1].startswith("Paper: Ren et al. 2023, Table 1")
+
+
 def test_the_papers_numbers_stand_beside_the_same_task_only() -> None:
     for task, printed in (("rotten_tomatoes", False), ("SST-2", True)):
         (table,) = items(given.collected([task], given.MODELS[:3]), "ren_table_4").values()
@@ -101,6 +112,47 @@ def test_maps_are_compared_with_the_invertible_one_by_one_family_of_tests(made: 
     assert [entry["method"] for entry in table.rows] == ["linear − inn", "mlp − inn"] * 2
     assert all(entry["p"] == 2 / 2**8 and entry["holm"] == pytest.approx(4 * 2 / 2**8) for entry in table.rows)
     assert table.findings[0].startswith("4 of 4 differences between maps are significant at .05: ")
+
+
+def test_a_papers_own_definition_is_a_column_beside_ours(frames: Collected) -> None:
+    printed = {}
+    for kind in ("inject", "recover"):
+        linear = frames[kind][frames[kind]["method"] == "linear"].assign(method="linear_trained")
+        linear["mse"] *= 3
+        linear["accuracy_source_pooler"] = 0.375
+        printed[kind] = pd.concat([frames[kind].assign(accuracy_source_pooler=0.5), linear], ignore_index=True)
+    back = printed["recover"].assign(direction="backward", mse=2 * printed["recover"]["mse"])
+    printed["recover"] = pd.concat([printed["recover"].assign(direction="forward"), back], ignore_index=True)
+    names = ("ren_table_3", "ren_table_4", "ren_table_5", "ren_table_4_tests")
+    made, ours = items(printed, *names), items(frames, *names)
+    for name in names[1:3]:
+        assert [entry["method"] for entry in made[name].rows] == [entry["method"] for entry in ours[name].rows]
+        assert any(note.startswith("As printed: ") for note in made[name].notes)
+        assert not any(note.startswith("As printed: ") for note in ours[name].notes)
+    assert made["ren_table_4_tests"] == ours["ren_table_4_tests"]
+    linear, inn = (row(made["ren_table_4"], stage="fine-tuned", method=method) for method in ("linear", "inn"))
+    assert (linear["mse_printed"].mean, inn["mse_printed"]) == (pytest.approx(3 * linear["mse"].mean), None)
+    assert row(made["ren_table_5"], stage="fine-tuned", method="linear")["score_printed"].mean == pytest.approx(
+        row(made["ren_table_5"], stage="fine-tuned", method="linear")["score"].mean
+    )
+    for method, accuracy in (("linear", 0.375), ("inn", 0.5)):  # of the trained linear map, where ours is solved
+        assert row(made["ren_table_5"], stage="fine-tuned", method=method)["accuracy_printed"].mean == accuracy
+    assert any(note.startswith("Accuracy, as printed: ") for note in made["ren_table_5"].notes)
+    assert not any(note.startswith("Accuracy, as printed: ") for note in ours["ren_table_5"].notes)
+    there, back = (
+        row(made["ren_table_3"], strength=2.0, method="linear", direction=way) for way in ("X to f(X)", "f(X) to X")
+    )
+    assert back["mse"].mean == pytest.approx(2 * there["mse"].mean)
+    assert (there["paper"], back["paper"].mean) == (None, 1.0882)  # the paper's is the way back
+    assert row(ours["ren_table_3"], strength=2.0, method="linear")["paper"].mean == 1.0882
+
+
+def test_a_papers_map_that_diverged_has_no_number(frames: Collected) -> None:
+    inject = frames["inject"].assign(training=None)
+    linear = inject[inject["method"] == "linear"]
+    linear = linear.assign(method="linear_trained", training="diverged at step 3, set back to step 2")
+    (table,) = items({"inject": pd.concat([inject, linear])}, "ren_table_4").values()
+    assert "mse_printed" not in {column.key for column in table.columns}
 
 
 def not_trained(frames: Collected, chosen: Callable[[pd.DataFrame], pd.Series]) -> Collected:
@@ -158,6 +210,41 @@ def test_injection_is_shown_at_the_last_site_between_ceilings_and_floors(made: d
     assert (inn["paper"].mean, floor["role"]) == (74.01, "floor")
 
 
+def test_a_random_head_stands_beside_the_papers_random_embedding(frames: Collected) -> None:
+    floors = [
+        frames["inject"][frames["inject"]["method"] == "native_y"].assign(method=name, role="floor", score=0.5)
+        for name in ("random_classifier", "random_embedding")
+    ]
+    (table,) = items({"inject": pd.concat([frames["inject"], *floors])}, "ren_table_5").values()
+    head, states = (row(table, stage="fine-tuned", method=floor["method"].iloc[0]) for floor in floors)
+    assert (head["paper"].mean, states["paper"]) == (53.97, None)
+    assert any("a pretrained model under a head with random weights" in note for note in table.notes)
+
+
+def test_accuracies_of_papers_stand_beside_accuracies() -> None:
+    rows = given.collected(["mrpc"], given.MODELS[:3])
+    for kind, name, where in (
+        ("inject", "ren_table_5", {"stage": "fine-tuned", "method": "inn"}),
+        ("finetune", "wu_table_1", {"variant": "bottom-4"}),
+    ):
+        frame = rows[kind].assign(score_name="f1", accuracy=0.25)
+        headings = {c.key: c.heading for c in items({kind: frame}, name)[name].columns}
+        (found,) = (r for r in items({kind: frame}, name)[name].rows if all(r[k] == v for k, v in where.items()))
+        assert "accuracy" in headings["accuracy"]
+        assert (found["accuracy"].mean if kind == "inject" else found["accuracy"] / 100) == pytest.approx(0.25)
+        (same,) = items({kind: frame.assign(score_name="accuracy")}, name).values()
+        assert "accuracy" not in {column.key for column in same.columns}
+        if name == "ren_table_5":
+            assert (headings["paper"], found["paper"].mean) == ("paper: accuracy", 86.34)
+
+
+def test_every_number_of_a_paper_has_its_metric() -> None:
+    tables = yaml.safe_load((ROOT / "aligners/reports/study/papers/numbers.yaml").read_text())
+    metrics = {name: table.get("metric") for name, table in tables.items() if "values" in table}
+    assert set(metrics.values()) == {"accuracy", "dimensions", "f1", "mse", "texts"}
+    assert metrics["ren_table_5"] == metrics["wu_table_1"] == "accuracy"
+
+
 def test_a_pair_that_overflowed_is_counted_as_lost(frames: Collected) -> None:
     rows = frames["inject"].copy()
     gone = (rows["method"] == "inn") & (rows["model_x"] == "a:0") & (rows["model_y"] == "b:3")
@@ -174,8 +261,28 @@ def test_boxes_and_maps_hold_every_pair_at_every_block(made: dict[str, Any]) -> 
     assert [series.name for series in tokens.series] == ["pretrained", "fine-tuned"]
     assert list(tokens.across) == ["1", "2", "3"]
     assert all(len(values) == 28 for values in tokens.series[0].values)
-    for name in ("ren_figure_3", "ren_figure_6"):
+    for name, end in (("ren_figure_3", 1.0), ("ren_figure_6", 1.0), ("ren_figure_3_mse", None)):
         assert made[name].panels[0].values.argmin(1).tolist() == list(given.LAYERS)  # brightest on the diagonal
+        largest = max(panel.values.max() for panel in made[name].panels)
+        assert tuple(made[name].limits) == (end or pytest.approx(largest), 0)
+        assert [line["mse" if end is None else "fvu"] for line in made[name].values[: len(given.LAYERS) ** 2]] == (
+            pytest.approx(made[name].panels[0].values.ravel().tolist())
+        )
+
+
+def test_a_measure_that_could_not_be_computed_is_a_row_with_its_reason(frames: Collected) -> None:
+    pair = {"task": "rte", "stage": "pretrained", "model_x": "a:0", "model_y": "a:1", "measure": "cca"}
+    within = {**pair, "model_y": "a:0"}
+    missing = [{**pair, "figure": "value", "why": f"{n} rows are too few"} for n in (277, 276)]
+    missing += [{**within, "figure": "value", "why": "within"}, {**pair, "figure": "interval", "why": "one batch"}]
+    table = items({**frames, "similarity_missing": pd.DataFrame(missing)}, "ren_table_2")["ren_table_2"]
+    found = row(table, task="rte", measure="cca")
+    assert (found["not_computed"], found["pairs"], found["models"]) == ("277 rows are too few", 2, 2)
+    assert "why it is missing" in [column.heading for column in table.columns]
+    assert "of several reasons, the first" in table.notes[0]
+    whole = items(frames, "ren_table_2")["ren_table_2"]
+    assert "why it is missing" not in [column.heading for column in whole.columns]
+    assert len(table.rows) == len(whole.rows) + 1
 
 
 def test_recovery_is_shown_by_strength_and_over_models(made: dict[str, Any]) -> None:
@@ -244,6 +351,83 @@ def test_localization_is_over_all_other_layers(frames: Collected) -> None:
     (figure,) = items({"similarity": rows}, "wu_figure_3").values()
     for entry in figure.values:  # 4 layers of 8 models, without the layer itself
         assert entry["localization"] == pytest.approx(0.07 if entry["layer"] == 0 else 0.08)
+
+
+def drawn_similarities(models: list[dict[str, Any]], **about: object) -> tuple[pd.DataFrame, dict[str, np.ndarray]]:
+    """Random similarities of all layers of some models, and by measure the matrix of all layers against all."""
+    draw, sides = np.random.default_rng(0), [(model, layer) for model in models for layer in (0, 1, 2)]
+    neurons, subspaces, scaled = draw.uniform(size=(3, len(sides), len(sides)))
+    matrices = {"neuronsim": neurons, "svcca": subspaces + subspaces.T, "svcca_standardised": scaled + scaled.T}
+    rows = []
+    for (measure, matrix), (i, x), (j, y) in product(matrices.items(), enumerate(sides), enumerate(sides)):
+        if models.index(x[0]) > models.index(y[0]):
+            continue
+        both = {
+            f"{name}_{end}": value
+            for end, (model, _) in zip("xy", (x, y), strict=True)
+            for name, value in model.items()
+        }
+        place = {**about, **both, "layer_x": x[1], "layer_y": y[1], "measure": measure, "features": "raw"}
+        ways = {"forward": (i, j), "backward": (j, i)} if measure == "neuronsim" else {"both": (i, j)}
+        rows += [{**place, "direction": way, "value": matrix[at]} for way, at in ways.items()]
+    return pd.DataFrame(rows), matrices
+
+
+def test_untrained_models_stand_beside_trained_ones_in_figure_2_alone() -> None:
+    stages, names = ("random", "pretrained"), ("a", "b")
+    models: list[dict[str, Any]] = [
+        {"model": name, "stage": stage, "group": None} for stage, name in product(stages, names)
+    ]
+    rows, matrices = drawn_similarities(models, task="t", stage=None)
+    rows["measure"] = rows["measure"].replace({"svcca": "cka"})
+    every, trained = (items({"similarity": rows}, name)[name].panels for name in ("wu_figure_2", "wu_figure_1"))
+    blocks = [f"{name}, {stage}" for stage, name in product(("untrained", "pretrained"), names)]
+    assert [[name for name, _ in panel.row_blocks] for panel in every] == [blocks]
+    assert every[0].values[0, 6] == matrices["svcca"][0, 6]  # the untrained a with the trained one
+    assert [[name for name, _ in panel.row_blocks] for panel in trained] == [["a", "b"]] * 2
+
+
+def as_in_the_notebooks(similarities: np.ndarray) -> pd.Series:
+    """`pd.DataFrame({network: {other: similarity}}).mean(axis=1)`, z-scored: `analysis-14.ipynb` of Wu et al."""
+    columns = {a: {b: similarities[a, b] for b in range(len(similarities)) if a != b} for a in range(len(similarities))}
+    means = pd.DataFrame(columns).sort_index().mean(axis=1)
+    return (means - means.mean()) / means.std()
+
+
+def test_localization_as_printed_is_that_of_the_released_notebooks() -> None:
+    models: list[dict[str, Any]] = [{"model": name, "stage": "pretrained", "group": None} for name in ("a", "b", "c")]
+    rows, matrices = drawn_similarities(models, task="t", stage="pretrained")
+    ours, printed = items({"similarity": rows}, "wu_figure_3", "wu_figure_3_printed").values()
+    without_self = {name: np.where(np.eye(9) == 1, np.nan, matrix) for name, matrix in matrices.items()}
+    raw = np.nanmean(without_self["neuronsim"] - without_self["svcca"], 1)
+    assert [entry["localization"] for entry in ours.values] == pytest.approx(list(raw))
+    notebook = as_in_the_notebooks(matrices["neuronsim"]) - as_in_the_notebooks(matrices["svcca_standardised"])
+    assert [entry["localization"] for entry in printed.values] == pytest.approx(list(notebook))
+    assert printed.caption.endswith("svsim is that of standardised features, as there.")
+    (raw_features,) = items(
+        {"similarity": rows[rows["measure"] != "svcca_standardised"]}, "wu_figure_3_printed"
+    ).values()
+    notebook = as_in_the_notebooks(matrices["neuronsim"]) - as_in_the_notebooks(matrices["svcca"])
+    assert [entry["localization"] for entry in raw_features.values] == pytest.approx(list(notebook))
+
+
+def test_localization_of_fine_tunings_has_a_panel_for_each_model_and_a_line_for_each_task() -> None:
+    parts = []
+    for name in ("bert", "xlnet"):
+        models = [{"model": name, "stage": "pretrained", "tuned": None, "group": None}]
+        models += [
+            {"model": name, "stage": "finetuned", "tuned": task, "group": None} for task in ("sst2", "mnli", "qqp")
+        ]
+        rows, matrices = drawn_similarities(models, task="sst2", stage=None)
+        parts.append(rows.assign(value=rows["value"] * (1 if name == "bert" else 2)))
+    for figure in items({"similarity": pd.concat(parts)}, "wu_figure_7", "wu_figure_7_printed").values():
+        assert [panel.title for panel in figure.panels] == ["bert, sst2", "xlnet, sst2"]
+        for panel in figure.panels:
+            assert [line.name for line in panel.series] == ["base", "sst2", "mnli", "qqp"]
+    assert "of all other layers of the model (base) and of its fine-tunings to the layer" in figure.caption
+    last = [entry["localization"] for entry in figure.values[:12]]
+    notebook = as_in_the_notebooks(matrices["neuronsim"]) - as_in_the_notebooks(matrices["svcca_standardised"])
+    assert last == pytest.approx(list(notebook))  # of one model and its fine-tunings alone
 
 
 @pytest.mark.parametrize(
@@ -346,6 +530,19 @@ def test_groups_are_told_apart_by_their_distances(made: dict[str, Any]) -> None:
     assert {series.name for series in lines.series} == {"same model", "a → a", "a → b", "b → a", "b → b"}
 
 
+def test_accuracy_lost_has_a_figure_beside_nats(made: dict[str, Any]) -> None:
+    nats, lost = (made[f"brown_figure_2_{name}"] for name in ("stitching", "accuracy"))
+    means = [{one.name: [v for (v,) in one.values] for one in figure.panels[0].series} for figure in (nats, lost)]
+    assert means[1]["a → b"] == pytest.approx([value / 20 for value in means[0]["a → b"]])
+    assert means[0]["a → b"][-1] == pytest.approx(0.9)
+    assert lost.caption.startswith(
+        "Accuracy lost by stitching at each site (the target's own minus that of the stitched"
+    )
+    assert nats.caption.startswith(
+        "Penalty of stitching at each site (loss minus the target's own, in nats), mean over"
+    )
+
+
 def test_groups_that_mean_nothing_are_not_told_apart(frames: Collected) -> None:
     rows = frames["similarity"]
     mixed = rows.assign(**{f"group_{side}": rows[f"model_{side}"].str[-1].isin(["0", "1"]) for side in "xy"})
@@ -357,13 +554,19 @@ def test_groups_that_mean_nothing_are_not_told_apart(frames: Collected) -> None:
 # ---------------------------------------------------------------------- Merchant et al.
 
 
+def test_models_that_are_not_fine_tuned_have_no_rsa_with_their_fine_tunings(frames: Collected) -> None:
+    rows = frames["similarity"]
+    alone = {"similarity": rows[rows["stage"] == "pretrained"]}
+    assert items(alone, "merchant_figure_2", "merchant_figure_5") == {}
+
+
 def test_the_mix_stands_beside_the_papers(made: dict[str, Any]) -> None:
     found = made["merchant_table_1"]
     (entry,) = found.rows
     assert entry["base"] == "bert-base-uncased"
     assert entry["before"] == pytest.approx(90)
     assert (entry["after"].mean, entry["after"].sd) == (pytest.approx(88), pytest.approx(2**0.5))
-    assert (entry["change"], entry["lexical"], entry["untrained"]) == tuple(map(pytest.approx, (-2, 60, 30)))
+    assert (entry["change"], entry["lexical"], entry["untrained"]) == tuple(map(pytest.approx, (-2, 60, 40)))
     assert (entry["paper_before"], entry["paper_change"]) == (95.5, -0.5)
     assert "Merchant et al. 2020, Table 1" in found.notes[-1]
     assert found.findings == ["Fine-tuning on mnli changes the F1 of edge probes for dependencies by -2.0 points."]
@@ -379,6 +582,51 @@ def test_the_paper_is_beside_its_own_models_corpora_and_fine_tunings_alone(
     assert [(row["paper_before"], row["paper_change"]) for row in found.rows] == [(before, None)]
     assert [c.key for c in found.columns if c.key.startswith("paper")] == (["paper_before"] if before else [])
     assert any("Merchant" in note for note in found.notes) is (before is not None)
+
+
+def test_a_model_probed_once_before_several_fine_tunings_counts_for_each() -> None:
+    rows = [row for row in given.probing() if row["stage"] == "pretrained"]
+    rows += [row for task in ("mnli", "squad") for row in given.probing(task=task) if row["stage"] == "finetuned"]
+    (found,) = items({"probing": pd.DataFrame(rows)}, "merchant_table_1").values()
+    assert [(row["task"], row["before"], row["change"]) for row in found.rows] == [
+        (task, pytest.approx(90), pytest.approx(-2)) for task in ("mnli", "squad")
+    ]
+    assert [row["paper_change"] for row in found.rows] == [-0.5, -2.5]
+
+
+def test_one_task_on_the_sentences_of_two_files_is_two_rows() -> None:
+    rows = [*given.probing(), *given.probing(corpus="edges/gum-train.jsonl")]
+    (found,) = items({"probing": pd.DataFrame(rows)}, "merchant_table_1").values()
+    probed = {row["probed"]: row["paper_before"] for row in found.rows}
+    assert probed == {"dependencies, en_ewt": 95.5, "dependencies, gum": None}
+
+
+def test_description_lengths_stand_beside_f1(made: dict[str, Any]) -> None:
+    found = made["merchant_description_lengths"]
+    (entry,) = found.rows
+    assert (entry["before"], entry["after"].mean, entry["after"].sd) == tuple(map(pytest.approx, (2, 2.2, 0.02**0.5)))
+    assert (entry["change"], entry["uniform"], entry["compression_before"]) == tuple(map(pytest.approx, (10, 8, 4)))
+    assert (entry["f1_before"], entry["f1_change"]) == (pytest.approx(90), pytest.approx(-2))
+    assert found.findings == ["Fine-tuning on mnli changes the codelength of dependencies by +10.0 %."]
+
+
+def test_rsa_by_layer_in_and_out_of_the_domain() -> None:
+    drawn = items({"similarity": pd.DataFrame(given.rsa())}, "merchant_figure_2", "merchant_figure_5")
+    outside, both = drawn["merchant_figure_2"], drawn["merchant_figure_5"]
+    assert [(panel.title, [line.name for line in panel.series]) for panel in outside.panels] == [
+        ("wikipedia", ["fine-tuned on mnli", "fine-tuned on squad"])
+    ]
+    titles = {panel.title: [line.name for line in panel.series] for panel in both.panels}
+    own = "the task's own (in domain)"
+    assert titles == {
+        "fine-tuned on mnli": [own, "squad", "wikipedia"],
+        "fine-tuned on squad": ["mnli", own, "wikipedia"],
+    }
+    inside, *_ = both.panels[0].series
+    assert [value for (value,) in inside.values] == pytest.approx([0.99, 0.89, 0.79, 0.69])
+    assert (inside.low[3], inside.high[3]) == (pytest.approx(0.68), pytest.approx(0.7))  # over the two fine-tunings
+    assert [value for (value,) in outside.panels[0].series[0].values] == pytest.approx([0.99, 0.94, 0.89, 0.84])
+    assert "Mean over 2 fine-tuned models" in outside.caption
 
 
 def test_every_layer_before_and_after(made: dict[str, Any]) -> None:

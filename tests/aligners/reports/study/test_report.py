@@ -8,12 +8,13 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from aligners.reports.drawing import short
 from aligners.reports.study import drawing
-from aligners.reports.study.contents import Column, Table
+from aligners.reports.study.contents import Column, Figure, HeatPanel, Table
 from aligners.reports.study.drawing import Palette
 from aligners.reports.study.report import report
 from aligners.reports.study.statistics import RANGE_OF_PAIRS, Estimate
@@ -224,3 +225,20 @@ def test_short_studies_are_counted_in_minutes() -> None:
 def test_values_are_written_as_they_are() -> None:
     shown = {0.48: ".48", 0.999: "1.0", 50.0: "50.0", 100.0: "100", 5e3: "5e+03", -0.5: "-.50"}
     assert {value: short(value) for value in shown} == shown
+
+
+@pytest.mark.parametrize(
+    ("values", "cells", "scale"),
+    [
+        ([[0.0012, 0.0034]], ["1.2", "3.4"], "mse; numbers in the cells: times 0.001"),
+        ([[0.0012, 0.34]], [".00", ".34"], "mse"),
+    ],
+)
+def test_maps_of_small_values_write_multiples_of_a_power_of_ten(
+    values: list[list[float]], cells: list[str], scale: str
+) -> None:
+    panel = HeatPanel("t", np.array(values), ["1"], ["1", "2"])
+    figure = Figure("f", "F", "c", "a", [panel], scale="mse")
+    axis, bar = drawing.draw(figure, Palette([figure])).axes
+    assert [text.get_text() for text in axis.texts] == cells
+    assert bar.get_ylabel() == scale

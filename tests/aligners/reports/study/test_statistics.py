@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from aligners.injection.scoring.pair_intervals import OVER_MODELS, over_pairs
+from aligners.injection.scoring.pair_intervals import OVER_BASES, OVER_COPIES, OVER_MODELS, over_pairs
 from aligners.reports.study.statistics import RANGE_OF_PAIRS, group_test, holm, over_models, sign_test
 from tests.aligners.reports.study.rows import MODELS, inject
 
@@ -73,6 +73,19 @@ def test_holm_adjusts_from_the_smallest() -> None:
     assert holm([0.5, 0.9]) == pytest.approx([1.0, 1.0])
 
 
+def test_copies_of_one_pretraining_change_their_signs_and_are_dealt_together() -> None:
+    bases = {model: model.upper() if model in "abcd" else "E" for model in "abcdef"}  # e and f are copies of E
+    found = sign_test(pairs([1 + n / 100 for n in range(len(PAIRS))]), bases)
+    assert (found.models, found.least) == (5, 2 / 2**5)
+    groups = dict(zip("abcdef", "xxyyyy", strict=True))
+    of_groups = pairs([float(groups[x] != groups[y]) for x, y in PAIRS])
+    found = group_test(of_groups, groups, bases)
+    assert (found.models, found.least, found.p) == (5, 1 / 10, 1 / 10)  # A and B out of five
+    assert group_test(of_groups, groups).least == 1 / 15
+    assert group_test(of_groups, groups, bases | {"b": "E"}) is None  # E in both groups
+    assert group_test(of_groups, groups, dict.fromkeys("abcdef", "E")) == group_test(of_groups, groups)
+
+
 # ---------------------------------------------------------------------- means over pairs
 
 
@@ -117,3 +130,42 @@ def test_few_models_have_a_range_and_one_pair_has_neither() -> None:
     assert (few.low, few.high) == (frame(MODELS[:3])["mse"].min(), frame(MODELS[:3])["mse"].max())
     one = over_models(frame(MODELS[:2]), "mse")
     assert (one.sd, one.low, one.high) == (None, None, None)
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["NAME#2", "models.bases"])
+def test_the_interval_over_pretrained_models_holds_the_truth_and_that_over_copies_does_not(named: bool) -> None:
+    """Six pretrained models with three fine-tunings each, effects of both and a rest of each pair; the truth is 0."""
+    draw, trials, held, held_by_models = np.random.default_rng(0), 200, 0, 0
+    models = [(base, copy) for base in "abcdef" for copy in ("", "#2", "#3")]
+    of = [(x, y) for x, y in combinations(models, 2) if x[0] != y[0]]
+    rows = pd.DataFrame({"model_x": ["".join(x) for x, _ in of], "model_y": ["".join(y) for _, y in of]})
+    if named:
+        rows = rows.replace("#", "-", regex=True).assign(base_x=[x for (x, _), _ in of], base_y=[y for _, (y, _) in of])
+    for _ in range(trials):
+        base = dict(zip("abcdef", draw.normal(0, 1, 6), strict=True))
+        tuned = {model: base[model[0]] + draw.normal(0, 0.3) for model in models}
+        rows["value"] = [tuned[x] + tuned[y] + draw.normal(0, 0.3) for x, y in of]
+        found = over_models(rows, "value")
+        held += found.low <= 0 <= found.high
+        naive = {f"model_{side}": rows[f"model_{side}"].str.replace("#", "-") for side in "xy"}
+        by_models = over_models(rows[["value"]].assign(**naive), "value")
+        held_by_models += by_models.low <= 0 <= by_models.high
+        assert (found.interval, by_models.interval) == (OVER_BASES, OVER_MODELS)
+    assert 0.92 <= held / trials <= 0.99
+    assert held_by_models / trials < 0.85  # why copies are not taken for independent
+
+
+def test_intervals_say_what_they_are_over() -> None:
+    rows = frame().astype({"model_x": str, "model_y": str})
+    assert over_models(rows.assign(base_x="bert", base_y="bert"), "mse") == over_models(rows, "mse")._replace(
+        interval=OVER_COPIES
+    )
+    few = rows.assign(**{f"base_{side}": rows[f"model_{side}"].str[0] for side in "xy"})
+    assert over_models(few, "mse").interval == RANGE_OF_PAIRS  # two pretrained models, however many copies
+    groups = {model: model[0] for model in MODELS}
+    across = rows[rows["model_x"].str[0] != rows["model_y"].str[0]]
+    same = over_models(across.assign(base_x="bert", base_y="bert"), "mse", groups)
+    assert same == over_models(across, "mse", groups)._replace(interval=OVER_COPIES)
+    both = across.assign(**{f"base_{side}": across[f"model_{side}"].str[-1] for side in "xy"})  # a:0 and b:0 are of 0
+    both = over_models(both[both["base_x"] != both["base_y"]], "mse", groups)
+    assert both.interval == OVER_BASES  # four, which are left out of both groups at once

@@ -14,7 +14,8 @@ import torch
 from aligners.similarity import evaluation
 from aligners.similarity.algebra.pairs import CentredRows
 from aligners.similarity.evaluation import SimilarityEvaluation
-from aligners.similarity.functional import cca
+from aligners.similarity.functional import canonical, cca
+from aligners.similarity.functional.cca import pwcca, svcca
 from aligners.similarity.outcome import TileFigures
 from aligners.similarity.passes.plan import Needs, Tile
 from aligners.similarity.passes.run import PassRun
@@ -116,14 +117,23 @@ def test_a_pass_reads_the_models_that_it_needs(
 
 
 def test_a_tile_keeps_one_copy_of_everything_and_is_decomposed_once(world: World, models: list[str]) -> None:
-    measures = ["cka", "svcca", "pwcca", "rsa", "attention_svcca", "attention_pwcca"]
+    measures = ["cka", "svcca", "pwcca", "rsa", "attention_cka"]
+    of_heads = {"svcca": svcca, "pwcca": pwcca}
+    measures += [f"attention_{name}{kind}" for name in of_heads for kind in ("", "_standardised")]
     with (
         patch.object(TileFigures, "of", side_effect=TileFigures.of) as measured,
         patch.object(cca, "_decomposed", side_effect=cca._decomposed) as decomposed,
     ):
-        found = compared(world, models[:2], None, measures=measures)
-    assert decomposed.call_count == 2  # states, and heads
+        found = compared(world, models[:2], None, measures=measures, share=0.5)
+    assert decomposed.call_count == 3  # states, and heads, standardised or not
     sums, of = measured.call_args.args[2]["value"], {measure.name: measure for measure in found.measures}
+    heads = sums.of(of["attention_cka"]).moments
+    for name, function in of_heads.items():
+        plain, scaled = (sums.of(one) for one in (of[f"attention_{name}"], of[f"attention_{name}_standardised"]))
+        values = of[f"attention_{name}"].compute(plain), of[f"attention_{name}_standardised"].compute(scaled)
+        torch.testing.assert_close(values[0], function(heads, share=0.5))
+        torch.testing.assert_close(values[1], function(heads, share=0.5, standardised=True))
+        assert not torch.allclose(*values)
     x, y, cross = sums.grids["moments", 0, None]
     for name, own in (("xx", x.xx), ("yy", y.xx), ("xy", cross.xy)):
         assert getattr(sums.of(of["cka"]).moments, name).data_ptr() == own.data_ptr()
@@ -133,6 +143,28 @@ def test_a_tile_keeps_one_copy_of_everything_and_is_decomposed_once(world: World
     with torch.profiler.profile(profile_memory=True) as profile:
         rows[:, :10]
     assert max(event.cpu_memory_usage for event in profile.events()) < sample.nbytes / 2
+
+
+def test_a_layer_is_whitened_once_for_all_pairs_and_measures(world: World, models: list[str]) -> None:
+    whiten = canonical._whitened
+    with patch.object(canonical, "_whitened", side_effect=whiten) as whitened:
+        found = compared(world, models, None, measures=["cca", "r2_cca", "r2", "mixedsim", "svcca", "pwcca"])
+    assert len(found.pairs) == 6
+    assert whitened.call_count == 2 * sum(map(len, found.places))  # all features, and components
+    of_components, more = (
+        compared(world, models[:2], None, measures=["svcca", "r2_svcca", "pwcca", *further])
+        for further in ([], ["svcca_standardised", "pwcca_standardised"])
+    )
+    whitenings = 8 * (4 * 16**2 + 3 * 12**2)  # bytes, one of each layer
+    assert more.passes[0].bytes - of_components.passes[0].bytes == whitenings
+    options = {"controls": True, "groups": 3, "batch_size": 8}
+    with patch.object(canonical, "_whitened", side_effect=whiten) as whitened:
+        some = compared(world, models[:2], None, measures=["cca"], **options)
+    alone = whitened.call_count
+    with patch.object(canonical, "_whitened", side_effect=whiten) as whitened:
+        more = compared(world, models[:2], None, measures=["cca", "r2", "mixedsim", "r2_cca"], **options)
+    assert whitened.call_count == alone  # of every control and of what the jackknife leaves out, too
+    assert some.refusals == more.refusals == {}
 
 
 def test_what_a_tile_refuses_its_pair_does_not_have(world: World, models: list[str]) -> None:

@@ -1,0 +1,155 @@
+"""A cell that failed or was stopped goes on from what is good."""
+
+import logging
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from aligners.cli.cells import running
+from aligners.errors import UserError
+from aligners.studies.executors import Unfinished
+from aligners.studies.folder import ERROR, LOG, StudyFolder
+from tests.cells import begun, finish
+
+
+@pytest.fixture
+def cell(tmp_path: Path) -> Path:
+    """The folder of a fit."""
+    folder, cells = begun(tmp_path, inject=None)
+    return folder.cell(cells[0].id)
+
+
+def run(cell: Path, monkeypatch: pytest.MonkeyPatch, how: Any) -> tuple[str, list[str]]:
+    """Run a cell whose command does this with its folder; returns how it ended, and with which words."""
+    typed: list[str] = []
+
+    def command(_: str, words: list[str]) -> None:
+        typed.extend(words)
+        (cell / "run").mkdir()
+        how(cell / "run")
+
+    monkeypatch.setattr(running, "run_script", command)
+    return running.run_cell(str(cell.parents[1]), cell.name), typed
+
+
+def fails(error: BaseException, *files: str) -> Any:
+    """A command that leaves files and raises."""
+
+    def how(folder: Path) -> None:
+        for file in files:
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / file).write_text("its state")
+        raise error
+
+    return how
+
+
+def test_a_cell_that_failed_goes_on_from_its_last_state(cell: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    last = cell / "before" / "last.ckpt"
+    end, words = run(cell, monkeypatch, fails(RuntimeError("out of memory"), "last.ckpt"))
+    assert (end, "--ckpt_path" in words) == ("failed", False)
+    for error in (OSError("no space left"), UserError("the Hub cannot be reached"), UserError(f"{last} is damaged")):
+        end, words = run(cell, monkeypatch, fails(error))
+        assert words[-4:-2] == ["--ckpt_path", str(last)]
+    assert not last.exists()  # it was refused
+    end, words = run(cell, monkeypatch, fails(RuntimeError("again")))
+    assert "--ckpt_path" not in words
+    assert "again" in (cell / ERROR).read_text()
+
+
+@pytest.mark.parametrize(
+    ("refused", "gone"),
+    [
+        ("passes/00001.safetensors", "passes/00001.safetensors"),
+        ("passes/plan.json", "passes"),
+        ("none/seed-0/finetuned.json", "none/seed-0"),
+    ],
+)
+def test_only_what_is_refused_is_removed(cell: Path, monkeypatch: pytest.MonkeyPatch, refused: str, gone: str) -> None:
+    good = {"passes/00000.safetensors", "passes/00001.safetensors", "passes/plan.json", "none/seed-0/finetuned.json"}
+    run(cell, monkeypatch, fails(UserError(f"{cell / 'run' / refused} is damaged"), *good, "last.ckpt"))
+    left = {str(file.relative_to(cell / "run")) for file in (cell / "run").rglob("*") if file.is_file()}
+    assert left == {name for name in good if not name.startswith(gone)} | {"last.ckpt"}
+
+
+def test_a_logger_of_an_earlier_cell_writes_to_the_log_of_the_one_that_runs(
+    cell: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handlers = list[logging.Handler]()
+
+    def keeps(_: Path) -> None:
+        handlers.append(logging.StreamHandler())
+        raise RuntimeError
+
+    def logs(_: Path) -> None:
+        handlers[0].emit(logging.makeLogRecord({"msg": "a warning"}))
+        raise RuntimeError
+
+    for how in (keeps, logs):
+        run(cell, monkeypatch, how)
+    assert (cell / LOG).read_text() == "a warning\n"
+
+
+def test_a_fit_in_parts_goes_on_with_its_parts(cell: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Unfinished):
+        run(cell, monkeypatch, fails(SystemExit(143), "part-1-1/last.ckpt"))
+    with pytest.raises(SystemExit) as end:
+        run(cell, monkeypatch, fails(SystemExit(143)))
+    assert not isinstance(end.value, Unfinished)
+    _, words = run(cell, monkeypatch, fails(RuntimeError("failed")))
+    assert words[-4:-2] == ["--ckpt_path", str(cell / "before")]
+
+
+def test_how_far_a_cell_is_follows_its_state_wherever_it_lies(cell: Path) -> None:
+    folder, number = StudyFolder(cell.parents[1]), cell.name
+    assert folder.reached(number) == []
+    files = ("last.ckpt", "part-2-1/last.ckpt", "part-1-1/aligners.safetensors", "passes/00001.safetensors")
+    for count, name in enumerate((*files, "top-4/seed-0/finetuned.json"), start=1):
+        (cell / "run" / name).parent.mkdir(parents=True, exist_ok=True)
+        (cell / "run" / name).write_text(name)
+        assert len(folder.reached(number)) == count
+    reached = folder.reached(number)
+    for name in ("aligners.safetensors", "metrics.csv", "pairs/x--y/aligners.safetensors"):  # begun again without them
+        (cell / "run" / name).parent.mkdir(parents=True, exist_ok=True)
+        (cell / "run" / name).touch()
+    (cell / "run").rename(cell / "before")
+    assert folder.reached(number) == reached
+
+
+def test_a_job_whose_time_is_over_goes_on_with_the_cell_at_which_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, cells = begun(tmp_path)
+    numbers = [cell.id for cell in cells]
+    ran, stop_at = list[str](), {numbers[2]}
+    (folder.cell(numbers[3]) / ERROR).write_text("it has failed")
+
+    def run_cell(study: str, number: str, devices: int) -> str:
+        ran.append(number)
+        if number in stop_at:
+            signal.raise_signal(signal.SIGTERM)
+        return finish(study, number)
+
+    monkeypatch.setattr(running, "run_cell", run_cell)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whatever a library has set
+    with pytest.raises(Unfinished):  # it has done two cells
+        running.run_cells(str(tmp_path), numbers)
+    with pytest.raises(SystemExit) as end:  # and nothing more
+        running.run_cells(str(tmp_path), numbers)
+    assert not isinstance(end.value, Unfinished)
+    stop_at.clear()
+    ends = running.run_cells(str(tmp_path), numbers)
+    assert ran == [*numbers[:3], numbers[2], numbers[2], *numbers[4:]]
+    assert list(ends.values()) == ["done"] * 3 + ["failed"] + ["done"] * 2
+
+
+def test_what_a_job_could_not_do_holds_up_only_what_needs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, cells = begun(tmp_path)
+    fits, injects = ([cell.id for cell in cells if cell.kind == kind] for kind in ("fit", "inject"))
+    monkeypatch.setattr(running, "run_cell", lambda s, n, _: "failed" if n == fits[0] else finish(s, n))
+    ends = running.run_cells(str(tmp_path), [*fits, *injects])
+    (waiting,) = (number for number, end in ends.items() if end == "waiting")
+    assert StudyFolder(tmp_path).described(waiting)["needs"] == [fits[0]]
+    assert list(ends.values()).count("done") == 4
