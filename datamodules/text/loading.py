@@ -144,15 +144,12 @@ def _read(source: TextSource) -> tuple[list[Dataset], list[str], str | None, dic
     columns = _text_columns(begun[0], label, source)
     drawn = held_out is None
     origin: dict[str, Any] = {
-        "source": source.source,
-        "subset": source.subset,
-        "revision": source.revision,
+        **{name: getattr(source, name) for name in ("source", "subset", "revision")},
         "text_columns": columns,
         "label_column": label,
         "split": "by a keyed hash of the text" if drawn else f"test: {held_out}; rest by hash",
         **({"where": source.where} if source.where else {}),
-        "seed": source.seed,
-        "validation_share": source.validation_share,
+        **{name: getattr(source, name) for name in ("seed", "validation_share")},
         **({"test_share": source.test_share} if drawn else {}),
         **filled,
     }

