@@ -227,11 +227,11 @@ class Stitching(BankTraining):
         for layer in self.banks().values() if self.gradient_clip else ():
             clip_per_site(layer.parameters(), self.gradient_clip)
         self.step()
-        for (route, name), loss in losses.items():
+        for (route, name), values in losses.items():
             names = [f"{name}, {route.name}, site pair {site}" for site in route.site_names()]
-            self._check.watch(loss, names, "training loss", batch_idx)
+            self._check.watch(values, names, "training loss", batch_idx)
             if self.logs_now:
-                whole = mean_over_ranks(self.trainer, loss)
+                whole = mean_over_ranks(self.trainer, values)
                 self.log_sites(f"step/{route.key}/{name}", "loss", dict(zip(route.site_names(), whole, strict=True)))
 
     def _loss(

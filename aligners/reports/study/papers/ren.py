@@ -80,8 +80,8 @@ def _map_row(
 ) -> Row:
     """A map's place and role, means of quantities, and the paper's numbers: column -> what the paper calls it."""
     where = {key: place[key] for key in ("task", "method") if key in place}
-    value = partial(shared.paper_value, name, present=frame["method"].unique(), **where)
-    numbers = {column: value(quantity) for column, quantity in printed.items()}
+    methods = frame["method"].unique()
+    numbers = {column: shared.paper_value(name, what, methods, **where) for column, what in printed.items()}
     role = {"role": own["role"].iloc[0]} if "role" in own else {}
     return {**place, **role, **shared.map_cells(place["method"], own), **shared.estimates(own, quantities), **numbers}
 
