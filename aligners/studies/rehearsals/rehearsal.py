@@ -64,7 +64,7 @@ def environment(folder: Path) -> dict[str, str]:
 # ---------------------------------------------------------------------- stand-ins
 
 
-def _models(plain: Mapping[str, Any], place: Path) -> Notes:
+def _models(plain: dict[str, Any], place: Path) -> Notes:
     texts, notes = [sentence.text for sentence in drawn_sentences(ABOUT["rows"]["train"])], []
     for name in Models(**plain["models"]).listed():
         if name.startswith(EMBEDDED) or Path(name).is_dir():
