@@ -155,9 +155,8 @@ class Schedule:
         """Prepare a cell for an attempt; false if others have it, or have done it."""
         taken = self.folder.state(number) == "running"
         if taken or self.folder.leaves(self.todo[number]):  # done by a job that an earlier command submitted, meanwhile
-            if number not in self._offered:  # it will be
-                return False
-            self._leave(number) if taken else self._elsewhere.add(number)
+            if number in self._offered:  # otherwise it will be
+                self._leave(number) if taken else self._elsewhere.add(number)
             return False
         for name in (RESULT, ERROR):  # the former where it is done, but what it left is gone
             (self.folder.cell(number) / name).unlink(missing_ok=True)
