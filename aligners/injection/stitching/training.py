@@ -227,12 +227,7 @@ class Stitching(BankTraining):
         for layer in self.banks().values() if self.gradient_clip else ():
             clip_per_site(layer.parameters(), self.gradient_clip)
         self.step()
-        for (route, name), values in losses.items():
-            names = [f"{name}, {route.name}, site pair {site}" for site in route.site_names()]
-            self._check.watch(values, names, "training loss", batch_idx)
-            if self.logs_now:
-                whole = mean_over_ranks(self.trainer, values)
-                self.log_sites(f"step/{route.key}/{name}", "loss", dict(zip(route.site_names(), whole, strict=True)))
+        self._watch(losses, batch_idx)
 
     def _loss(
         self,
@@ -271,6 +266,14 @@ class Stitching(BankTraining):
     def _targets(self) -> list[FrozenModel]:
         """Each target once, in the same order on every rank: their sums are added over ranks in this order."""
         return list(dict.fromkeys(route.target for route in self.routes))
+
+    def _watch(self, losses: dict[tuple[Route, str], Tensor], batch_idx: int) -> None:
+        for (route, name), loss in losses.items():
+            names = [f"{name}, {route.name}, site pair {site}" for site in route.site_names()]
+            self._check.watch(loss, names, "training loss", batch_idx)
+            if self.logs_now:
+                whole = mean_over_ranks(self.trainer, loss)
+                self.log_sites(f"step/{route.key}/{name}", "loss", dict(zip(route.site_names(), whole, strict=True)))
 
     def on_train_epoch_end(self) -> None:
         """Check the last losses as well."""
