@@ -66,8 +66,8 @@ def panels(
     """
     across = min(abreast, count)
     down = -(-count // across)
-    look = {"axes.spines.top": boxed, "axes.spines.right": boxed, "font.size": font, "axes.formatter.useoffset": False}
-    with mpl.rc_context(look):
+    look: Any = {"axes.spines.top": boxed, "axes.spines.right": boxed, "font.size": font}
+    with mpl.rc_context(look | {"axes.formatter.useoffset": False}):
         width, height = size[0] * across + margins[0], size[1] * down + margins[1]
         figure = Figure(figsize=(width, height), layout="constrained")
         grid = figure.subplots(down, across, squeeze=False, **options)
