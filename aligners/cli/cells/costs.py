@@ -224,7 +224,7 @@ def _identity(load: Load) -> Cost:
 def _finetune(load: Load) -> Cost:
     """Three times a pass in every epoch, one over the validation texts, and at the end one over the held-out texts."""
     variants = len(load.parsed.variants)
-    training = load.trained(load.texts.fit, load.parsed.data.batch_size)
+    training = load.trained(load.texts.fit, load.texts.answers * load.parsed.data.batch_size)
     watched = load.validated(training) + load.texts.test
     return Cost(
         passes=variants * (training.epochs + watched / load.texts.fit),
