@@ -17,14 +17,12 @@ class TextSizes(NamedTuple):
     Attributes:
         fit: to fit on; validation: on which training is watched; test: held out.
         known: whether they were known or counted, and not assumed.
-        answers: texts that answer a question together, which fine-tuning reads at once; 1: they are no answers.
     """
 
     fit: int
     validation: int
     test: int
     known: bool = True
-    answers: int = 1
 
 
 def text_sizes(source: TextSource, assumed: Assumed) -> TextSizes:
@@ -48,7 +46,7 @@ def text_sizes(source: TextSource, assumed: Assumed) -> TextSizes:
         sizes |= {"test": sum(official)} if official else {}
     limits = {name: source.most(name) for name in sizes}
     limited = {name: size if (most := limits[name]) is None else min(size, most) for name, size in sizes.items()}
-    return TextSizes(**limited, known=rows is not None, answers=known_source(source).answers)
+    return TextSizes(**limited, known=rows is not None)
 
 
 def _counted(source: TextSource) -> list[int] | None:

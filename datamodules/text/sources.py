@@ -300,7 +300,7 @@ class KnownSource:
         label_names: names of the classes, where its column does not tell.
         score: how its task is scored; None: accuracy, or Pearson's correlation for numbers.
         streams: whether it can be read in part only.
-        answers: to a question, which stay together; 1: its texts are no answers.
+        answers: texts that answer a question, which fine-tuning reads at once; 1: its texts are no answers.
     """
 
     open: Callable[[TextSource], dict[str, Any]] = _elsewhere
