@@ -144,22 +144,21 @@ def _glue(source: TextSource) -> dict[str, Any]:
     return _hub("nyu-mll/glue", source.source, source)
 
 
-def _named(source: TextSource, dataset: str, revision: str | None = None, **question: Any) -> dict[str, Any]:
+def _named(source: TextSource, dataset: str, revision: str | None = None, **about: Any) -> dict[str, Any]:
     """Open a data set on the Hub that has a name of its own here.
 
     Args:
         source: the user's options.
         dataset: its id on the Hub.
         revision: of the data set, unless the user names one.
-        question: of questions with several answers, the columns as `_answers` takes them.
+        about: of questions with several answers, the columns as `_answers` takes them.
     """
     splits = _hub(dataset, source.subset, replace(source, revision=source.revision or revision))
-    if not question:
+    if not about:
         return splits
-    how = {"batched": True, "with_indices": True}
     return {
-        name: split.map(partial(_answers, name, **question), remove_columns=split.column_names, **how)
-        for name, split in splits.items()
+        name: of.map(partial(_answers, name, **about), batched=True, with_indices=True, remove_columns=of.column_names)
+        for name, of in splits.items()
     }
 
 
