@@ -67,7 +67,8 @@ def panels(
     """
     across = min(abreast, count)
     down = -(-count // across)
-    with mpl.rc_context({"axes.spines.top": boxed, "axes.spines.right": boxed, "font.size": font}):
+    look = {"axes.spines.top": boxed, "axes.spines.right": boxed, "font.size": font, "axes.formatter.useoffset": False}
+    with mpl.rc_context(look):
         width, height = size[0] * across + margins[0], size[1] * down + margins[1]
         figure = Figure(figsize=(width, height), layout="constrained")
         grid = figure.subplots(down, across, squeeze=False, **options)
