@@ -19,7 +19,7 @@ from aligners.finetuning.training import FINETUNING, Finetuning, FinetuningRecip
 from aligners.models.loading.files import save_model
 from aligners.models.truncation import KeptLayers, check_count, freeze, shortened
 from datamodules.identity import identity, refuse_other_run
-from datamodules.model_texts import ModelTexts
+from datamodules.model_texts import SPLITS, ModelTexts
 from datamodules.text.sources import Score
 from datamodules.text.texts import FittedTexts
 
@@ -152,8 +152,8 @@ def train(job: Job, data: ModelTexts, recipe: FinetuningRecipe, score: str, trai
     data.order = job.seed  # of the training texts
     names, revision = data.texts.label_names, data.named()[job.place][1]
     task = token_task(data, job.place)
-    head: dict[str, Any] = {"label_names": names} if task is None else {"loader": task.loader}
     outputs = data.classes if task is None else task.outputs
+    head: dict[str, Any] = {"label_names": names if outputs > 1 else None} if task is None else {"loader": task.loader}
     model, tokenizer = data.classifier(job.base, outputs, job.seed, revision=revision, **head)
     model = job.variant.apply(model)
     model = model if task is None else task.finish(model)
@@ -179,7 +179,7 @@ def train(job: Job, data: ModelTexts, recipe: FinetuningRecipe, score: str, trai
         "score_name": score,
         **measured,
         "validation_accuracy": module.validation_accuracy,
-        **{f"n_{split}": len(getattr(data.texts, split)) for split in ("fit", "validation")},
+        **{f"n_{split}": len(data.split(split)) for split in SPLITS[:2]},
         "n_texts": module.scores["correct"].shape[-1],
         "steps": steps,
         "seconds": seconds,

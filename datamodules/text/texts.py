@@ -17,6 +17,7 @@ from safetensors.numpy import save_file
 from aligners.errors import UserError
 from aligners.files.tables import table_beside
 from aligners.files.whole import whole_file
+from datamodules.text.annotated.answers import CHOICE
 from datamodules.text.labels import MISSING, known_labels
 
 if TYPE_CHECKING:
@@ -245,6 +246,9 @@ class Texts:
             return self
         keys = hash_texts(self.test)
         masks = {name: known.among(keys) for name, known in fitted.items()}
+        if CHOICE in self.test.column_names:  # with one answer, all to that question
+            asked = np.asarray(self.test[CHOICE][:])
+            masks = {name: np.isin(asked, asked[mask]) for name, mask in masks.items()}
         rest = np.flatnonzero(~np.any(list(masks.values()), axis=0))
         if len(rest) == len(self.test):
             return self

@@ -26,7 +26,7 @@ from aligners.studies.sizes import TextSizes, text_sizes
 from aligners.studies.spec import Study
 from datamodules.rows.policies import most_rows
 from datamodules.rows.sites import parse_layers, parse_sites
-from datamodules.text.sources import TextSource
+from datamodules.text.sources import TextSource, known_source
 
 FLOOR_METHODS = 3  # mean, identity, random_embedding
 COPIES = 3  # of a trained weight in a checkpoint, besides itself: Adam's two averages and the best so far
@@ -215,12 +215,13 @@ def _identity(load: Load) -> Cost:
 def _finetune(load: Load) -> Cost:
     """Three times a pass in every epoch, one over the validation texts, and at the end one over the held-out texts."""
     variants = len(load.parsed.variants)
-    training = load.trained(load.texts.fit, load.parsed.data.batch_size)
+    answers = known_source(TextSource(**load.parsed.data.text.as_dict())).answers
+    training = load.trained(load.texts.fit, answers * load.parsed.data.batch_size)
     watched = load.validated(training) + load.texts.test
     return Cost(
         passes=variants * (training.epochs + watched / load.texts.fit),
         flops=variants * load.reading(3 * training.rows + watched),
-        calls=variants * load.calls(3 * training.rows + watched),
+        calls=variants * load.calls((3 * training.rows + watched) / answers),
         disk=variants * load.memory,
         memory=4 * load.memory,  # weights, gradients, two moments
         **load.saving(training, 3 * load.memory),

@@ -41,6 +41,7 @@ def finetune(run: Run, seeds: int | list[int] = 1, variants: list[str] = ["none"
 
     Texts without labels are learned by what they have instead: the trees of a treebank in CoNLL-U by a biaffine parser
     (LAS; as accuracy UAS), questions in SQuAD's format by the span that answers them (F1; as accuracy exact match).
+    Of `hellaswag` and `cosmos_qa` a logit for each answer is learned, by cross-entropy over the answers to a question.
 
     Each ends as a model folder VARIANT/seed-SEED of the run, written whole, with its figures in finetuned.json. The
     same command with the same `--run`, after an interruption, goes on where it was.
