@@ -217,10 +217,6 @@ class LayerActivations(TextModule):
         """Those of `rows`."""
         return [RowKind(self.rows, self.special_tokens)]
 
-    def check_models(self) -> None:
-        """Load the models, with every check that can be made before reading."""
-        _ = self.reader
-
     @cached_property
     def reader(self) -> LayerReader:
         """The models and their layers, loaded on first use."""

@@ -17,8 +17,7 @@ from datamodules.frozen_models import with_revisions
 from datamodules.module import WITHOUT_GRADIENTS, TextModule, splits_of_stage
 from datamodules.rows.policies import check_component
 from datamodules.rows.sites import route_sites
-from datamodules.text.annotated.answers import ANSWERS, CHOICE
-from datamodules.text.annotated.sentence import ANNOTATION, Sentence
+from datamodules.text.annotated.sentence import ANNOTATION, ANSWERS, CHOICE, Sentence
 from datamodules.text.labels import LabelsOption, check_labelled
 from datamodules.text.texts import FittedTexts
 from datamodules.tokens.splits import Split

@@ -129,10 +129,6 @@ class States(TextModule):
         kind = RowKind(self.rows, self.special_tokens)
         return PairReader(models, links, kind, self.component, token_pairs=pairs, transform=transform)
 
-    def check_models(self) -> None:
-        """Load the models, with every check that can be made before reading."""
-        _ = self.reader
-
     def plan(self, plan: Plan) -> None:
         """Choose what an evaluation reads from now on.
 

@@ -13,8 +13,7 @@ from aligners.errors import UserError
 from aligners.injection.scoring.scores import bootstrap_interval
 from datamodules.batches import TextBatch
 from datamodules.model_texts import ModelTexts
-from datamodules.text.annotated.answers import ANSWERS
-from datamodules.text.annotated.sentence import ANNOTATION, Sentence
+from datamodules.text.annotated.sentence import ANNOTATION, ANSWERS, Sentence
 from datamodules.tokens.splits import Split
 
 NOTHING = -100  # in the place of an answer where there is none, which PyTorch's cross-entropy ignores

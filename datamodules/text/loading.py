@@ -10,8 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from aligners.errors import UserError
-from datamodules.text.annotated.answers import ANSWERS, CHOICE, QUESTION
-from datamodules.text.annotated.sentence import ANNOTATION
+from datamodules.text.annotated.sentence import ANNOTATION, ANSWERS, CHOICE, QUESTION
 from datamodules.text.kept import drawn_once
 from datamodules.text.labels import LabelColumn, read_labels
 from datamodules.text.sources import TextSource, fitting_split, held_out_split, known_source

@@ -11,8 +11,8 @@ from typing import Any, Literal, get_args
 
 from aligners.errors import UserError, check_known, check_range
 from aligners.files.tables import table_beside
-from datamodules.text.annotated.answers import CHOICE, holds_answers, open_answers
-from datamodules.text.annotated.files import TREEBANK, annotated_reader, grammar, numbered_lines, open_annotated
+from datamodules.text.annotated import files as annotated
+from datamodules.text.annotated.sentence import CHOICE
 
 logger = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ Score = Literal["accuracy", "mcc", "f1", "pearson", "spearman"]
 PLAIN = ".txt"
 KNOWN = table_beside(__file__, "sources.yaml")
 READERS: dict[str, tuple[str, dict[str, Any]]] = KNOWN["readers"]
-ENDINGS = (*READERS, TREEBANK)
+ENDINGS = (*READERS, annotated.TREEBANK)
 SPLITS = {"train", "dev", "validation", "test"}
 
 
@@ -216,14 +216,14 @@ def _local(path: Path, streaming: bool, like: Path | None = None) -> dict[str, A
         )
     splits: dict[str, Any] = {}
     for split, parts in files.items():
-        if holds_answers(parts[0]):
-            splits[split] = open_answers(parts)
+        if annotated.holds_answers(parts[0]):
+            splits[split] = annotated.open_answers(parts)
             continue
-        reader = annotated_reader(parts[0], like)
+        reader = annotated.annotated_reader(parts[0], like)
         if reader is not None:
             if streaming:
                 raise UserError(f"`streaming` is not for annotated sentences, as of {parts[0]}. Leave it out.")
-            splits[split] = open_annotated(reader, parts)
+            splits[split] = annotated.open_annotated(reader, parts)
             continue
         kind, options = READERS[parts[0].suffix]
         try:
@@ -231,7 +231,8 @@ def _local(path: Path, streaming: bool, like: Path | None = None) -> dict[str, A
             splits[split] = load_dataset(kind, data_files=data_files, split="train", streaming=streaming, **options)
         except (DatasetGenerationError, ValueError, StopIteration) as error:  # the last of empty JSON
             if kind != "parquet":
-                lines = [line for part in parts for _, line in numbered_lines(part)]  # names one that is not UTF-8
+                # this names a line that is not UTF-8
+                lines = [line for part in parts for _, line in annotated.numbered_lines(part)]
                 if not any(map(str.strip, lines)):
                     raise UserError(f"Expected texts in {parts[0]}, but it is empty.") from error
             raise UserError(f"{parts[0]} cannot be read as {kind}: {error.__cause__ or error}") from error
@@ -315,7 +316,7 @@ _REVIEWS = KnownSource(_embedded, ("text",), label_names=("negative", "positive"
 SOURCES = {
     "rotten_tomatoes": _REVIEWS,
     "imdb": _REVIEWS,
-    "grammar": KnownSource(lambda _: {"train": grammar()}, ("text",), streams=False),
+    "grammar": KnownSource(lambda _: {"train": annotated.grammar()}, ("text",), streams=False),
     **{task: KnownSource(_glue, **about) for task, about in KNOWN["glue"].items()},
     **{name: KnownSource(**about | {"open": partial(_named, **about["open"])}) for name, about in KNOWN["hub"].items()},
 }

@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 from aligners.errors import UserError
 from aligners.files.tables import table_beside
 from aligners.files.whole import whole_file
-from datamodules.text.annotated.answers import CHOICE
+from datamodules.text.annotated.sentence import CHOICE
 from datamodules.text.labels import MISSING, known_labels
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 
 from aligners.errors import UserError
 from datamodules.batches import TextBatch
-from datamodules.text.annotated.answers import CHOICE
+from datamodules.text.annotated.sentence import CHOICE
 from datamodules.text.labels import MISSING
 
 if TYPE_CHECKING:

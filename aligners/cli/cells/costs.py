@@ -3,14 +3,13 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import torch
-import yaml
 
 from aligners.cli.cells.loads import FLOAT, Load, Training
 from aligners.cli.cells.options import CellOptions
 from aligners.files.room import in_words
+from aligners.files.tables import table_beside
 from aligners.fitting.parts import bytes_a_site, pairs_within
 from aligners.injection.routes import route_numbers
 from aligners.maps.inn import INN
@@ -32,7 +31,7 @@ FLOOR_METHODS = 3  # mean, identity, random_embedding
 COPIES = 3  # of a trained weight in a checkpoint, besides itself: Adam's two averages and the best so far
 DECOMPOSED = 30.0  # × d³: FLOP of the decompositions of a closed form
 MOMENT = 8  # bytes
-ABOUT = yaml.safe_load(Path(__file__).with_name("costs.yaml").read_text(encoding="utf-8"))
+ABOUT = table_beside(__file__, "costs.yaml")
 
 
 class Costs:

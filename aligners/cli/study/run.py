@@ -11,10 +11,8 @@ import torch
 import yaml
 from jsonargparse import Namespace
 
-from aligners.cli.cells.checks import check_cells, model_sizes, not_injected
 from aligners.cli.cells.costs import Costs, choose_banks, formulas, plan_study
-from aligners.cli.cells.kept import with_kept_rows
-from aligners.cli.cells.options import CellOptions
+from aligners.cli.cells.options import CellOptions, check_cells, model_sizes, not_injected, with_kept_rows
 from aligners.cli.cells.running import run_cells
 from aligners.cli.endings import goes_on_with
 from aligners.cli.run import Run, command, options_of

@@ -1,4 +1,7 @@
-"""Files of annotated sentences: treebanks in CoNLL-U, and labelled spans in JSON lines, as of jiant's edge probing."""
+"""Files of annotated texts: treebanks in CoNLL-U, labelled spans in JSON lines, and questions in SQuAD's format.
+
+The spans are as those of jiant's edge probing; the answers to a question are spans of a passage.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from aligners.errors import UserError, check_extra
 from datamodules.text.annotated.grammar import sentences
-from datamodules.text.annotated.sentence import Sentence, Target, as_dataset, check_tree
+from datamodules.text.annotated.sentence import ANSWERS, QUESTION, Sentence, Target, as_dataset, check_tree
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -237,3 +240,39 @@ def grammar() -> Dataset:
     dataset = as_dataset(sentences(OF_THE_GRAMMAR))
     dataset.info.description = f"{len(dataset):,} sentences of the grammar"
     return dataset
+
+
+# ---------------------------------------------------------------------- questions and answers
+
+BEGINNING = 4096  # characters within which a file names its first passages
+
+
+def holds_answers(path: Path) -> bool:
+    """Tell whether a file is in SQuAD's format."""
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        return path.suffix == ".json" and '"paragraphs"' in file.read(BEGINNING)
+
+
+def open_answers(paths: Sequence[Path]) -> Dataset:
+    """Read files in SQuAD's format into one data set; questions without an answer are left out.
+
+    Raises:
+        ValueError: a file is no JSON, or lacks an entry; names it.
+    """
+    from datasets import Dataset
+
+    return Dataset.from_list([question for path in paths for question in _questions(path)])
+
+
+def _questions(path: Path) -> list[dict[str, Any]]:
+    try:
+        articles = json.loads(path.read_text(encoding="utf-8-sig"))["data"]
+        passages = [passage for article in articles for passage in article["paragraphs"]]
+        return [
+            {name: holder[name] for name, holder in zip(QUESTION, (asked, passage), strict=True)}
+            | {ANSWERS: {name: [answer[name] for answer in asked["answers"]] for name in ("text", "answer_start")}}
+            for passage in passages for asked in passage["qas"] if asked["answers"]
+        ]  # fmt: skip
+    except (ValueError, KeyError, TypeError) as error:
+        what = f"there is no {error}" if isinstance(error, KeyError) else error
+        raise UserError(f"{path} cannot be read as questions in SQuAD's format: {what}.") from error

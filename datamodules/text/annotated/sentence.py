@@ -1,4 +1,4 @@
-"""An annotated sentence, as every reader gives it."""
+"""An annotated sentence, as every reader gives it, and the columns of annotated texts in a data set."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 ANNOTATION = "_annotation"  # column of a data set of sentences, beside `text`
+# Column of a data set of questions: `text`, the answers to one, and `answer_start`, their first characters.
+ANSWERS = "answers"
+QUESTION = ["question", "context"]  # columns of its texts, as SQuAD has them on the Hub
+CHOICE = "answers_to"  # column of texts that answer a question: equal for all answers to it, which stand together
 
 
 @dataclass(frozen=True)

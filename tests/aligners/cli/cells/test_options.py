@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from aligners.cli.cells.checks import check_cells, model_sizes, not_injected
 from aligners.cli.cells.costs import Costs, choose_banks, plan_study
-from aligners.cli.cells.kept import with_kept_rows
-from aligners.cli.cells.options import CellOptions
+from aligners.cli.cells.options import CellOptions, check_cells, model_sizes, not_injected, with_kept_rows
 from aligners.similarity.passes.work import EIGEN, VALUES
 from aligners.studies.cells import Cell, expand
 from aligners.studies.plan import START, Cost, Plan
