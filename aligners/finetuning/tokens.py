@@ -13,7 +13,7 @@ from aligners.errors import UserError
 from aligners.injection.scoring.scores import bootstrap_interval
 from datamodules.batches import TextBatch
 from datamodules.model_texts import ModelTexts
-from datamodules.text.annotated.sentence import ANNOTATION, ANSWERS, Sentence
+from datamodules.text.annotated.sentence import ANSWERS, sentences_in
 from datamodules.tokens.splits import Split
 
 NOTHING = -100  # in the place of an answer where there is none, which PyTorch's cross-entropy ignores
@@ -159,8 +159,7 @@ class Trees(TokenTask):
 
     def __init__(self, data: ModelTexts, place: int) -> None:
         super().__init__(data, place)
-        fit = data.texts.fit
-        known = (_relations(Sentence.of(*row)) for row in zip(fit["text"], fit[ANNOTATION], strict=True))
+        known = (sentence.labels("dependencies") for sentence in sentences_in(data.texts.fit))
         self.names = sorted({name for relations in known for name in relations.values()})
 
     def finish(self, model: PreTrainedModel) -> PreTrainedModel:
@@ -195,11 +194,11 @@ class Trees(TokenTask):
         The latter three are (B, W).
         """
         rows, tokens = self._read(batch, split)
-        sentences = [Sentence.of(*row) for row in zip(rows["text"], rows[ANNOTATION], strict=True)]
+        sentences = sentences_in(rows)
         known = torch.full((3, len(sentences), max(len(sentence.words) for sentence in sentences)), NOTHING)
         first, heads, relations = known
         for number, sentence in enumerate(sentences):
-            named, char = _relations(sentence), 0
+            named, char = sentence.labels("dependencies"), 0
             for word, string in enumerate(sentence.words):
                 token = tokens.char_to_token(number, char)
                 char += len(string) + 1
@@ -213,11 +212,6 @@ class Trees(TokenTask):
         lost, read = torch.arange(scores.shape[-1], device=first.device) == 0, first >= 0
         scores = scores.masked_fill(~read[:, None, :, None] & lost, torch.finfo(scores.dtype).min)
         return scores, heads, relations, read & read.gather(1, heads.clamp(min=0))
-
-
-def _relations(sentence: Sentence) -> dict[int, str]:
-    """The relation of each word that has one."""
-    return {target.span1[0]: target.labels[0] for target in sentence.targets if target.task == "dependencies"}
 
 
 def _at(values: Tensor, heads: Tensor) -> Tensor:

@@ -28,8 +28,7 @@ from aligners.files.whole import remove, write_text
 from aligners.similarity.passes.saved import PASSES
 from aligners.studies.cells import KINDS
 from aligners.studies.executors import THREADS, Unfinished, let_jobs_import
-from aligners.studies.folder import ERROR, LOG, OPTIONS, RESULT, StudyFolder, locked
-from aligners.studies.results import as_lines
+from aligners.studies.folder import ERROR, LOG, OPTIONS, RESULT, StudyFolder, as_lines, locked
 
 PACKAGES = ("torch", "lightning", "transformers", "numpy")
 FINISHED = "finetuned.json"

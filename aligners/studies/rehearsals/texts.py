@@ -110,8 +110,7 @@ def put_file(path: Path, columns: Columns, rows: int, seed: int, *, annotated: b
 
 def _tree(sentence: Sentence) -> str:
     """A sentence as CoNLL-U."""
-    pos = {target.span1[0]: target.labels[0] for target in sentence.targets if target.task == "pos"}
-    relations = {target.span1[0]: target.labels[0] for target in sentence.targets if target.task == "dependencies"}
+    pos, relations = sentence.labels("pos"), sentence.labels("dependencies")
     words = enumerate(zip(sentence.words, sentence.heads, strict=True))
     fields = (
         [n + 1, word, "_", pos[n], "_", "_", head, relations.get(n, "root"), "_", "_"] for n, (word, head) in words

@@ -39,9 +39,8 @@ def stitching_by_layer(frames: Frames, name: str, column: str) -> Figure:
         column: `penalty` in nats, `accuracy_penalty`, or `accuracy` of the stitched model.
     """
     frame = frames.of("stitching", column)
-    frame = frame[frame["site_x"].notna() & (frame["site_x"] == frame["site_y"])]
-    if frame.empty:
-        raise Missing("nothing was stitched from a site to the same site")
+    same = frame["site_x"].notna() & (frame["site_x"] == frame["site_y"])
+    frame = shared.present(frame[same], "nothing was stitched from a site to the same site")
     values, quantities = list[Row](), list(dict.fromkeys(("penalty", "score_penalty", column)))
     for place, part in by(frame, "task", "stage", "method"):
         kinds = _kinds(part, frames.groups) or {}
@@ -144,9 +143,7 @@ def _distances(frames: Frames) -> pd.DataFrame:
             pair, bases = part["groups"].iloc[0], part.filter(["base_x", "base_y"]).iloc[0]
             distance = float(angular_distance(torch.diag(values.clamp(max=1))))
             rows.append({**place, "groups": pair, "grouped": pair != ALL, "distance": distance, **bases})
-    if not rows:
-        raise Missing("no two models of one depth were compared")
-    return pd.DataFrame(rows)
+    return pd.DataFrame(shared.present(rows, "no two models of one depth were compared"))
 
 
 def _kinds(line: pd.DataFrame, groups: dict[str, str]) -> dict[str, str] | None:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 from jinja2 import Environment, StrictUndefined
@@ -16,6 +16,7 @@ from aligners.reports.study.frames import LEAST_SITE, Frames, Missing, by, count
 from aligners.reports.study.statistics import COPY, Estimate, over_models
 from aligners.similarity.controls import matching_layers
 
+Rows = TypeVar("Rows", pd.DataFrame, list[Any])
 TEMPLATES = Environment(undefined=StrictUndefined)
 TEMPLATES.globals |= {"place_words": place_words, "kind_words": kind_words, "counted": counted}
 TEMPLATES.filters |= {"form": format, "listed": listed}
@@ -127,6 +128,17 @@ def _filled(field: Any, words: dict[str, Any]) -> Any:
 # ---------------------------------------------------------------------- rows that are chosen
 
 
+def present(rows: Rows, lacking: str) -> Rows:
+    """Rows, or whatever a table or figure is made of, if there are any.
+
+    Raises:
+        Missing: there are none; with these words.
+    """
+    if not len(rows):
+        raise Missing(lacking)
+    return rows
+
+
 def similarities(frames: Frames, measures: Sequence[str] = ()) -> pd.DataFrame:
     """Similarities of raw features, by those of some measures that there are; none named: by all.
 
@@ -137,9 +149,7 @@ def similarities(frames: Frames, measures: Sequence[str] = ()) -> pd.DataFrame:
     frame = frame[frame["features"] == "raw"]
     if not measures:
         return frame
-    if not set(measures) & set(frame["measure"]):
-        raise Missing(f"none of {', '.join(measures)} was measured")
-    return frame[frame["measure"].isin(measures)]
+    return present(frame[frame["measure"].isin(measures)], f"none of {', '.join(measures)} was measured")
 
 
 def of_one_base(frames: Frames, measures: Sequence[str]) -> pd.DataFrame:
@@ -174,10 +184,7 @@ def between_models(frame: pd.DataFrame) -> pd.DataFrame:
     Raises:
         Missing: there are none.
     """
-    pairs = frame[frame["model_x"] != frame["model_y"]]
-    if pairs.empty:
-        raise Missing("the study has no pair of different models")
-    return pairs
+    return present(frame[frame["model_x"] != frame["model_y"]], "the study has no pair of different models")
 
 
 def models_in(frame: pd.DataFrame) -> int:
