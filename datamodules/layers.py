@@ -232,10 +232,7 @@ class LayerActivations(TextModule):
         return {
             "models": [model.identity() for model in self.reader.models],
             "layers": self.reader.layers,
-            "attention": self.attention,
-            "component": self.component,
-            "rows": self.rows,
-            "special_tokens": self.special_tokens,
+            **{name: getattr(self, name) for name in ("attention", "component", "rows", "special_tokens")},
             **super().describe(),
         }
 

@@ -170,9 +170,7 @@ class States(TextModule):
         return {
             "models": {"x": reader.model_x.identity(), "y": reader.model_y.identity()},
             "sites": [list(pair) for pair in reader.sites],
-            "component": self.component,
-            "rows": self.rows,
-            "special_tokens": self.special_tokens,
+            **{name: getattr(self, name) for name in ("component", "rows", "special_tokens")},
             **super().describe(),
             "types": types or f"rows {self.rows!r} have no types, and none are held out",
             "held_out_types": self.held_out_types if types else 0.0,

@@ -14,12 +14,7 @@ from aligners.cli.imports import Imported
 from aligners.errors import UserError
 
 # Options, or prefixes of them, that may differ when a run is resumed: they do not change what the result means.
-FREE = (
-    *("run", "config", "traceback", "upload", "ckpt_path", "sites_at_once", "checkpoint.", "memory", "data.workers"),
-    *("data.cache", "data.store", "data.trust_remote_code", "data.devices", "data.device_map", "trainer.accelerator"),
-    *("trainer.devices", "trainer.num_nodes", "trainer.strategy", "trainer.logger", "trainer.log_every_n_steps"),
-    *("trainer.enable_", "trainer.default_root_dir", "trainer.profiler", "trainer.benchmark"),
-)
+FREE = tuple(yaml.safe_load(Path(__file__).with_name("free_options.yaml").read_text(encoding="utf-8")))
 
 
 @dataclass

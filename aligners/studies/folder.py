@@ -82,13 +82,11 @@ class StudyFolder:
     def state(self, number: str) -> State:
         """How far a cell is."""
         place = self.cell(number)
-        if (place / RESULT).is_file():
-            return "done"
-        if (place / LOCK).is_file():
+        if not (place / RESULT).is_file() and (place / LOCK).is_file():
             with locked(place) as free:
                 if not free:
                     return "running"
-        return "failed" if (place / ERROR).is_file() else "waiting"
+        return self.ended(number) or "waiting"
 
     def ended(self, number: str) -> State | None:
         """How a cell that was submitted has ended, by what it has left; None: it has not."""
@@ -103,11 +101,8 @@ class StudyFolder:
 
     def took(self, number: str) -> float | None:
         """Seconds that a finished cell took from its last beginning; None: it is not finished."""
-        files = [self.cell(number) / name for name in (OPTIONS, RESULT)]
-        if not all(file.is_file() for file in files):
-            return None
-        begun, ended = (file.stat().st_mtime for file in files)
-        return ended - begun
+        begun, ended = (self.cell(number) / name for name in (OPTIONS, RESULT))
+        return ended.stat().st_mtime - begun.stat().st_mtime if begun.is_file() and ended.is_file() else None
 
     def about(self, number: str) -> dict[str, Any]:
         """What a finished cell says beside its rows; see `results`."""
@@ -119,8 +114,7 @@ class StudyFolder:
 
     def reached(self, number: str) -> list[tuple[int, int]]:
         """How far an unfinished cell is, to compare: the time and size of every file that it would go on from."""
-        stats = [file.stat() for file in self.goes_on_from(number)]
-        return sorted((stat.st_mtime_ns, stat.st_size) for stat in stats)
+        return sorted((file.stat().st_mtime_ns, file.stat().st_size) for file in self.goes_on_from(number))
 
     def goes_on_from(self, number: str) -> list[Path]:
         """Files that an unfinished cell goes on from."""
@@ -169,10 +163,8 @@ class StudyFolder:
             if not (place / CELL).is_file():
                 place.mkdir(parents=True, exist_ok=True)
                 write_text(place / CELL, json.dumps(asdict(cell), indent=1))
-        write_text(
-            self.path / PLAN,
-            json.dumps({cell.id: round((planned or {}).get(cell.id, 0.0), 2) for cell in cells}, indent=0),
-        )
+        seconds = {cell.id: round((planned or {}).get(cell.id, 0.0), 2) for cell in cells}
+        write_text(self.path / PLAN, json.dumps(seconds, indent=0))
         write_text(self.path / STUDY, yaml.safe_dump(now, sort_keys=False, allow_unicode=True))
         self.__dict__.pop("study", None)
         return changes

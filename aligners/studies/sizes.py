@@ -44,8 +44,7 @@ def text_sizes(source: TextSource, assumed: Assumed) -> TextSizes:
         train, *official = rows
         sizes = {name: round(train * share) for name, share in shares.items()}
         sizes |= {"test": sum(official)} if official else {}
-    limits = {name: source.most(name) for name in sizes}
-    limited = {name: size if (most := limits[name]) is None else min(size, most) for name, size in sizes.items()}
+    limited = {name: size if (most := source.most(name)) is None else min(size, most) for name, size in sizes.items()}
     return TextSizes(**limited, known=rows is not None)
 
 

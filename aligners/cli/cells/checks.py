@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -14,7 +13,7 @@ from aligners.fitting.fits import seeded
 from aligners.injection.routes import route_numbers
 from aligners.models.architectures import Component, first_site
 from aligners.studies.cells import Cell
-from aligners.studies.plan import Size, size_of
+from aligners.studies.plan import Size, size_of, sizes_in
 from aligners.studies.spec import Study
 from datamodules.rows.sites import parse_layers, route_sites
 
@@ -64,9 +63,7 @@ def check_cells(cells: Sequence[Cell], options: CellOptions, sizes: Mapping[str,
     """
     tried = set()
     for cell in cells:
-        cell_sizes = [sizes[model.name.split("#")[0]] for model in cell.models]
-        if cell.stage == "finetuned":
-            cell_sizes = [replace(size, head="classification") for size in cell_sizes]
+        cell_sizes = sizes_in(cell, sizes)
         key = (cell.kind, cell.task, tuple(cell_sizes), str(cell.options["data"].get("pairs")))
         if cell.kind not in CHECKS or key in tried:
             continue

@@ -150,10 +150,8 @@ def page_tables(report: Report) -> list[PageTable]:
 def _of_screen(table: SiteTable, number: int, one_of_several: bool) -> PageTable:
     """A table of the screen; where several have one title, the groups of its columns are part of it."""
     rows = zip(*(column.cells for column in table.columns), strict=True)
-    lines = [
-        Line([Cell(text, _sorted_by(text)) for text in texts], ROLES.get(style, ""))
-        for texts, style in zip(rows, table.styles, strict=True)
-    ]
+    styled = zip(rows, table.styles, strict=True)
+    lines = [Line([Cell(text, _sorted_by(text)) for text in texts], ROLES.get(style, "")) for texts, style in styled]
     caption = "Sort with the headings."
     if any(line.role == "ceiling" for line in lines):
         caption += " Bold: ceilings. Grey: floors."

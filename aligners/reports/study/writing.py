@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
-import yaml
 from markupsafe import Markup
 
+from aligners.files.tables import table_beside
 from aligners.reports.names import fixed, markdown_table
 from aligners.reports.page.run import models_of, versions_of
 from aligners.reports.report import Row
@@ -26,7 +26,7 @@ from aligners.reports.templates import page as rendered
 
 MODEL = ("name", "revision", "fingerprint")
 PARTS = ("sd", "low", "high", "interval", "pairs", "models", "lost")  # of an estimate in a CSV file, beside its mean
-LATEX = yaml.safe_load(Path(__file__).with_name("latex.yaml").read_text(encoding="utf-8"))
+LATEX = table_beside(__file__, "latex.yaml")
 ANY = re.compile("|".join(map(re.escape, LATEX["special"])))
 
 

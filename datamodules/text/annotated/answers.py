@@ -16,6 +16,7 @@ ANSWERS = (
     "answers"  # column of a data set: `text`, the answers to a question, and `answer_start`, their first characters
 )
 QUESTION = ["question", "context"]  # columns of its texts, as SQuAD has them on the Hub
+CHOICE = "answers_to"  # column of texts that answer a question: equal for all answers to it, which stand together
 BEGINNING = 4096  # characters within which a file names its first passages
 
 

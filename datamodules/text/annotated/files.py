@@ -40,7 +40,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
 FIELDS = 10
 
 
-def read_conllu(path: Path, counts: Counter[str] | None = None) -> Iterator[Sentence]:
+def read_conllu(path: Path, counts: Counter[str]) -> Iterator[Sentence]:
     """Read a treebank, a sentence at a time.
 
     A sentence has the tasks `pos` (universal parts of speech), `morphology` (features such as Number=Sing, any number
@@ -57,7 +57,6 @@ def read_conllu(path: Path, counts: Counter[str] | None = None) -> Iterator[Sent
             names file and line.
     """
     check_extra("trees", "conllu", f"A treebank ({path})")
-    counts = Counter() if counts is None else counts
     for blank, block in groupby(numbered_lines(path), key=lambda line: not line[1].strip()):
         if not blank:
             yield from _read_sentence(path, list(block), counts)
@@ -114,9 +113,8 @@ def _targets(words: list[dict[str, Any]]) -> Iterator[Target]:
         span = (place, place + 1)
         if word["upos"] not in (None, "_"):
             yield Target("pos", span, labels=(word["upos"],))
-        yield Target(
-            "morphology", span, labels=tuple(f"{name}={value}" for name, value in (word["feats"] or {}).items())
-        )
+        features = tuple(f"{name}={value}" for name, value in (word["feats"] or {}).items())
+        yield Target("morphology", span, labels=features)
         if word["head"] is not None and word["deprel"] not in (None, "_"):
             head = word["head"] - 1 if word["head"] else place
             yield Target("dependencies", span, (head, head + 1), (word["deprel"],))
@@ -150,7 +148,7 @@ def task_name(path: Path) -> str:
     return next((part for part in names if re.search(r"[^\W\d]", part)), path.resolve().parent.name) or path.stem
 
 
-def read_spans(path: Path, counts: Counter[str] | None = None, like: Path | None = None) -> Iterator[Sentence]:
+def read_spans(path: Path, counts: Counter[str], like: Path | None = None) -> Iterator[Sentence]:
     """Read sentences with labelled spans, one a line.
 
     A line is {"text": "The cat sat", "targets": [{"span1": [0, 2], "span2": [2, 3], "label": "nsubj"}]}. Spans are over
@@ -167,7 +165,6 @@ def read_spans(path: Path, counts: Counter[str] | None = None, like: Path | None
         ValueError: a line is no JSON or not UTF-8, lacks an entry or words, or a span is not within them; names file
             and line.
     """
-    counts = Counter() if counts is None else counts
     name = task_name(like or path)
     for number, line in numbered_lines(path):
         if line.strip():

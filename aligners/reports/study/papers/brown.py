@@ -23,11 +23,9 @@ NATIVE = "native"
 def cka_by_layer(frames: Frames, name: str) -> Figure:
     """Figure 2 right: CKA at each layer, within and between groups of models."""
     (frame, measure), groups = _cka(frames, CKAS), frames.groups
-    values = [
-        {**place, **mean._asdict()}
-        for place, part in by(frame.rename(columns={"layer_x": "layer"}), *PLACE, "groups", "layer")
-        if (mean := over_models(part, "value", _kinds(part, groups)))
-    ]
+    lines = by(frame.rename(columns={"layer_x": "layer"}), *PLACE, "groups", "layer")
+    means = ((place, over_models(part, "value", _kinds(part, groups))) for place, part in lines)
+    values = [{**place, **mean._asdict()} for place, mean in means if mean]
     panels = line_panels(values, PLACE, "groups", "layer", _look)
     return shared.figure(name, panels, values, measure=measure)
 
@@ -60,9 +58,7 @@ def accuracies(frames: Frames, name: str) -> Table:
     """Accuracy of the models themselves on the texts of each task, such as the parts of HANS, by group."""
     frame = frames.of("stitching", "accuracy")
     frame = frame[frame["method"] == NATIVE].drop_duplicates(["task", "stage", "model_y"])
-    alone = frame.assign(
-        **{f"{column}_x": frame[f"{column}_y"] for column in ("model", "base") if f"{column}_y" in frame}
-    )
+    alone = frame.assign(model_x=frame["model_y"], base_x=frame.get("base_y"))
     rows = [{**place, **shared.estimates(part, ["accuracy"])} for place, part in by(alone, "task", "stage", "group_y")]
     return shared.table(name, rows)
 

@@ -104,9 +104,7 @@ def scores_by_layer(frames: Frames, name: str) -> Figure:
     drawn = frame[frame["site"].notna() & (trained | twins)]
     drawn = drawn.assign(stage=drawn["stage"].where(~twins, "random"), layer=drawn["site"])
     means, panels = model_lines(drawn, ["task", "probed"], "stage", "layer", "score", look_of_stage)
-    values = [
-        {**{key: row[key] for key in ("task", "probed", "stage", "layer")}, "score": row["mean"]} for row in means
-    ]
+    values = [{key: row[key] for key in ("task", "probed", "stage", "layer")} | {"score": row["mean"]} for row in means]
     return figure(name, panels, values, models=frame["base"].nunique())
 
 

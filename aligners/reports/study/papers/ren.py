@@ -54,9 +54,8 @@ def recovery(frames: Frames, name: str) -> Table:
     quantities = ("mse", "mse_printed", "mse_fit", "mse_reduced", "relative_error", "fvu")
     rows = []
     for place, part in by(frame, "strength", "direction", "method"):
-        row = _map_row(name, frame, quantities, place, part, paper="mse") | {
-            "direction": DIRECTIONS.get(place["direction"])
-        }
+        row = _map_row(name, frame, quantities, place, part, paper="mse")
+        row["direction"] = DIRECTIONS.get(place["direction"])
         if place["direction"] == "forward" and "backward" in set(frame["direction"]):
             row["paper"] = None  # the paper's is the way back
         rows.append(row)
@@ -81,10 +80,8 @@ def _map_row(
 ) -> Row:
     """A map's place and role, means of quantities, and the paper's numbers: column -> what the paper calls it."""
     where = {key: place[key] for key in ("task", "method") if key in place}
-    numbers = {
-        column: shared.paper_value(name, quantity, frame["method"].unique(), **where)
-        for column, quantity in printed.items()
-    }
+    methods = frame["method"].unique()
+    numbers = {column: shared.paper_value(name, what, methods, **where) for column, what in printed.items()}
     role = {"role": own["role"].iloc[0]} if "role" in own else {}
     return {**place, **role, **shared.map_cells(place["method"], own), **shared.estimates(own, quantities), **numbers}
 
@@ -216,11 +213,8 @@ def nuclear_norms(frames: Frames, name: str) -> Figure:
     """B.2: the nuclear norm of each layer's rows, as its complexity."""
     frame = frames.of("similarity_layers", "nuclear_norm")
     frame = frame.assign(model_x=frame["model"], model_y=frame["model"])
-    means = [
-        {**place, "nuclear_norm": mean.mean, **mean._asdict()}
-        for place, part in by(frame, "task", "stage", "layer")
-        if (mean := over_models(part, "nuclear_norm"))
-    ]
+    norms = ((place, over_models(part, "nuclear_norm")) for place, part in by(frame, "task", "stage", "layer"))
+    means = [{**place, "nuclear_norm": norm.mean, **norm._asdict()} for place, norm in norms if norm]
     panels = line_panels(means, ["task"], "stage", "layer", partial(look_of_stage, of_none="all models"))
     values = [{key: row[key] for key in ("task", "stage", "layer", "nuclear_norm")} for row in means]
     depths = frame.groupby("model")["layer"].max().nunique()
