@@ -24,6 +24,7 @@ from aligners.reports.templates import sentences
 PAGE, CONFIG = "report.html", "config.yaml"
 MOST_BYTES = 2_000_000  # of images in a page
 MOST_NARROW, NARROW = 3, 4.2  # figures that are also laid out for a phone; inches
+MOST_PIXELS = 2**15 - 1  # of a side of an image: browsers show no larger one, and matplotlib draws at most twice that
 MOST_NAMES = 4
 SENTENCES = re.compile(r"\n|(?<=[\w%)][.]) (?=[A-Z])")  # where one ends and the next begins
 MOST_ROWS = 400  # of all rows; the CSV file has the others
@@ -216,7 +217,8 @@ def stacked(figure: Figure) -> Figure | None:
 def save_figure(figure: Figure, path: Path) -> None:
     """Write a figure as PNG, whole or not at all, with its description."""
     with whole_file(path) as unfinished:
-        figure.savefig(unfinished, dpi=130, format="png", metadata={ENTRY: _described(figure)})
+        dpi = min(130.0, MOST_PIXELS / max(figure.get_size_inches()))
+        figure.savefig(unfinished, dpi=dpi, format="png", metadata={ENTRY: _described(figure)})
 
 
 def alt_text(image: bytes) -> str:
