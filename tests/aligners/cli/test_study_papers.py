@@ -183,8 +183,8 @@ def test_browns_scaling_family_on_tiny_models(tmp_path: Path) -> None:
     config["similarity"]["options"]["trainer"]["limit_test_batches"] = 7
     (tmp_path / "brown.yaml").write_text(yaml.safe_dump(config | {"rate": 1e12}))
     study(["run", "brown.yaml"])
-    frames = tables(StudyFolder(tmp_path / "runs" / "brown_scaling"))
-    rows = frames["similarity"]
+    folder = StudyFolder(tmp_path / "runs" / "brown_scaling")
+    frames, rows = tables(folder), pd.read_parquet(folder.path / "tables" / "similarity.parquet")
     assert set(rows["n_rows"]) == {7 * 40}
     assert set(rows["measure"]) == {"minibatch_cka", "mean_minibatch_cka"}
     made = make(Frames(frames), config["report"])

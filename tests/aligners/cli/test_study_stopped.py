@@ -88,7 +88,9 @@ def test_a_fit_in_parts_that_is_killed_goes_on_within_its_part(world: World, tmp
     begun.wait_until(lambda: list(folder.glob("cells/*/run/part-2-1/last.ckpt")))
     (worker,) = processes_of(b"forkserver", begun.process.pid)
     os.kill(worker, signal.SIGKILL)
-    begun.wait_until(lambda: list(folder.glob("cells/*/before/part-2-2/config.yaml")))
+    begun.wait_until(
+        lambda: [file for file in folder.glob("cells/*/before/part-2-2/config.yaml") if file.stat().st_size]
+    )
     (config,) = folder.glob("cells/*/before/part-2-2/config.yaml")
     assert yaml.safe_load(config.read_text())["ckpt_path"].endswith("before/part-2-1/last.ckpt")
     (tmp_path / "go_on").touch()
