@@ -14,7 +14,7 @@ from aligners.fitting.parts import bytes_a_site, pairs_within
 from aligners.injection.routes import route_numbers
 from aligners.maps.inn import INN
 from aligners.probing.reading import USUAL
-from aligners.probing.trees import USUAL_RANK
+from aligners.probing.trees import STRUCTURAL, USUAL_RANK
 from aligners.similarity.catalogue import catalogue
 from aligners.similarity.evaluation import GROUPS
 from aligners.similarity.passes.sums import Shape
@@ -31,6 +31,7 @@ FLOOR_METHODS = 3  # mean, identity, random_embedding
 COPIES = 3  # of a trained weight in a checkpoint, besides itself: Adam's two averages and the best so far
 DECOMPOSED = 30.0  # × d³: FLOP of the decompositions of a closed form
 MOMENT = 8  # bytes
+SPANS = 1.5  # of a target of an edge probe, on average
 ABOUT = table_beside(__file__, "costs.yaml")
 
 
@@ -176,14 +177,16 @@ def _similarity(load: Load) -> Cost:
 def _probe(load: Load) -> Cost:
     """A model and its untrained twin read both splits; 6 FLOP for each weight of a probe, word and epoch.
 
-    A third of `training.max_epochs`, with about a matrix of weights; codes double that.
+    A third of `training.max_epochs`; codes double that. Edge probes project one span or two, and have a hidden layer.
     """
     (size,), parsed = load.sizes, load.parsed
     rows = load.rows(load.texts.fit)
     sources = 2 if parsed.controls else 1  # the model, and its untrained twin
     layers = len(parse_layers(parsed.data.layers, size.layers))
-    probes = layers * (sources + int(parsed.controls)) * len(parsed.tasks or USUAL) * parsed.seeds
-    weights = size.width * max(parsed.projection, parsed.hidden, *(parsed.ranks or [min(USUAL_RANK, size.width)]))
+    probes, tasks = layers * (sources + int(parsed.controls)) * parsed.seeds, parsed.tasks or USUAL
+    trees = size.width * sum(parsed.ranks or [min(USUAL_RANK, size.width)])
+    edges = SPANS * parsed.projection * (size.width + parsed.hidden)
+    weights = sum(trees if task in STRUCTURAL else edges for task in tasks)
     trained = 6.0 * rows * parsed.training.max_epochs / 3 * probes * weights * (2 if parsed.portions else 1)
     reading = sources * load.reading(load.texts.fit + load.texts.test)
     memory = load.memory + FLOAT * 2 * rows * layers * sources * size.width
