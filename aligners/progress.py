@@ -16,12 +16,6 @@ COLUMNS = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), 
 T = TypeVar("T")
 
 
-def in_terminal() -> bool:
-    """Whether a bar can move where the output goes: in a terminal, or a notebook."""
-    console = rich.get_console()
-    return console.is_terminal or console.is_jupyter
-
-
 class Progress:
     """Shows how far something is: by a bar, or by a line at its beginning and at most every 30 seconds.
 
@@ -34,9 +28,9 @@ class Progress:
     def __init__(self, what: str, total: float, begin: int = 0) -> None:
         self.what, self.total, self.done, self._begin = what, total, begin, begin
         self._began = self._said = self._now = time.monotonic()
-        self._bar = (
-            Bar(*COLUMNS[: None if what else -1], console=rich.get_console(), transient=True) if in_terminal() else None
-        )
+        console = rich.get_console()
+        moves = console.is_terminal or console.is_jupyter  # where the output goes
+        self._bar = Bar(*COLUMNS[: None if what else -1], console=console, transient=True) if moves else None
         if self._bar is not None:
             self._bar.add_task(what, total=total if math.isfinite(total) else None, completed=begin)
             self._bar.start()

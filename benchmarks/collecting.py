@@ -24,8 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare
 from aligners.cli.cells.options import CellOptions
 from aligners.cli.words import CONFIGS
 from aligners.studies.cells import expand
-from aligners.studies.folder import RESULT, StudyFolder
-from aligners.studies.results import MORE
+from aligners.studies.folder import MORE, RESULT, StudyFolder
 from aligners.studies.spec import read_study
 from benchmarks.harness import Figures, parser
 

@@ -17,9 +17,8 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
-from aligners.cli.cells.checks import model_sizes
 from aligners.cli.cells.costs import Costs, choose_banks, plan_study
-from aligners.cli.cells.options import CellOptions
+from aligners.cli.cells.options import CellOptions, model_sizes
 from aligners.cli.cells.running import run_cell
 from aligners.studies.cells import expand
 from aligners.studies.folder import StudyFolder

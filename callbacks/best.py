@@ -79,9 +79,8 @@ class BestPerSite(pl.Callback):
         if key in self._best:
             return
         self._best[key] = torch.full_like(criterion, torch.inf)
-        self._step[key], self._waited[key], self._diverged[key] = (
-            torch.zeros_like(criterion, dtype=torch.long) for _ in range(3)
-        )
+        for record in (self._step, self._waited, self._diverged):
+            record[key] = torch.zeros_like(criterion, dtype=torch.long)
         self._kept[key] = {name: value.clone() for name, value in bank.state_dict().items()}
 
     @torch.no_grad()

@@ -48,6 +48,18 @@ def classification_targets(labels: Tensor) -> Targets:
     return Targets(every, labels, every, len(labels))
 
 
+def among_answers(logits: Tensor, answers: Tensor | None) -> Tensor:
+    """Compare the answers to each question as classes: a head's only logit (..., B, 1) -> (..., Q, A) float32.
+
+    Args:
+        logits: of B texts, (..., B, C).
+        answers: `TextBatch.answers`; None: the texts are no answers, and `logits` stay.
+    """
+    if answers is None:
+        return logits
+    return logits.float()[..., 0][..., answers].masked_fill(answers < 0, torch.finfo(torch.float32).min)
+
+
 def next_token_targets(inputs: Mapping[str, Tensor]) -> Targets:
     """One unit for each real token that a real one follows: position t is asked for token t + 1.
 

@@ -88,6 +88,9 @@ class TextBatch(Movable):
             whose types are known.
         leave_out: whether these rows are to be left out: this is a batch to fit on.
         stored: the states that were read from a store, of each model that need not be run for them.
+        answers: where the B texts are the answers to Q questions, the places of each question's answers in the batch,
+            (Q, A) int64, -1 where it has fewer. `text` and `labels` are then of questions, (Q,): their numbers, and
+            which of the answers is right, counted from 0.
     """
 
     inputs: tuple[dict[str, Tensor], ...]
@@ -101,6 +104,7 @@ class TextBatch(Movable):
     unseen: dict[Any, Tensor] = field(default_factory=dict)
     leave_out: bool = False
     stored: dict[Any, StoredRows] = field(default_factory=dict)
+    answers: Tensor | None = None
 
     def __post_init__(self) -> None:
         if not self.text_numbers and self.text.device.type == "cpu":

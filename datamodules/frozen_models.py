@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from filelock import FileLock
@@ -221,16 +221,9 @@ class FrozenModels:
     # ------------------------------------------------------------------ loading
 
     def _load(self, name: str, revision: str | None, device_map: DeviceMap | None) -> FrozenModel:
-        model = load_frozen(
-            self.path(name),
-            revision=revision,
-            dtype=self.dtype,
-            attn_implementation=self.attn_implementation,
-            trust_remote_code=self.trust_remote_code,
-            device_map=device_map,
-            known_as=name,
-            known=self.known,
-        )
+        own = ("dtype", "attn_implementation", "trust_remote_code", "known")
+        options: dict[str, Any] = {option: getattr(self, option) for option in own}
+        model = load_frozen(self.path(name), revision=revision, device_map=device_map, known_as=name, **options)
         self._check_positions(name, model.max_length)
         return model
 

@@ -50,7 +50,8 @@ def refuse_other_run(then: Mapping[str, Any], now: Mapping[str, Any], what: str)
     Raises:
         ValueError: texts, options of the data module, or options of what is trained differ. All are named.
     """
-    then, now = ({name: _plain(run.get(name)) for name in PARTS} for run in (then, now))
+    # as JSON gives them back, which knows no tuples
+    then, now = ({name: json.loads(json.dumps(run.get(name), default=str)) for name in PARTS} for run in (then, now))
     texts = [run["data"]["text"] for run in (then, now)]
     equal = texts[0].get("hashes") == texts[1]["hashes"]
     before, after = (_data_options(run, equal) for run in (then, now))
@@ -63,11 +64,6 @@ def refuse_other_run(then: Mapping[str, Any], now: Mapping[str, Any], what: str)
             f"{what} is of a run with other data or options: {'; '.join(diffs)}. To go on, give the same; for anything "
             "else, begin a new run."
         )
-
-
-def _plain(value: Any) -> Any:
-    """As JSON would give it back, which knows no tuples."""
-    return json.loads(json.dumps(value, default=str))
 
 
 def _data_options(run: Mapping[str, Any], equal: bool) -> dict[str, Any]:

@@ -217,10 +217,6 @@ class LayerActivations(TextModule):
         """Those of `rows`."""
         return [RowKind(self.rows, self.special_tokens)]
 
-    def check_models(self) -> None:
-        """Load the models, with every check that can be made before reading."""
-        _ = self.reader
-
     @cached_property
     def reader(self) -> LayerReader:
         """The models and their layers, loaded on first use."""
@@ -232,10 +228,7 @@ class LayerActivations(TextModule):
         return {
             "models": [model.identity() for model in self.reader.models],
             "layers": self.reader.layers,
-            "attention": self.attention,
-            "component": self.component,
-            "rows": self.rows,
-            "special_tokens": self.special_tokens,
+            **{name: getattr(self, name) for name in ("attention", "component", "rows", "special_tokens")},
             **super().describe(),
         }
 

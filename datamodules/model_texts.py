@@ -17,11 +17,11 @@ from datamodules.frozen_models import with_revisions
 from datamodules.module import WITHOUT_GRADIENTS, TextModule, splits_of_stage
 from datamodules.rows.policies import check_component
 from datamodules.rows.sites import route_sites
-from datamodules.text.annotated.answers import ANSWERS
-from datamodules.text.annotated.sentence import ANNOTATION, Sentence
+from datamodules.text.annotated.sentence import ANNOTATION, ANSWERS, CHOICE, Sentence
 from datamodules.text.labels import LabelsOption, check_labelled
 from datamodules.text.texts import FittedTexts
 from datamodules.tokens.splits import Split
+from datamodules.tokens.tokenised import TokenisedTexts
 
 SPLITS: tuple[Split, ...] = ("fit", "validation", "test")
 STITCHES_TOKENS = (
@@ -130,17 +130,26 @@ class ModelTexts(TextModule):
         return self.texts.fitted("fit") | self.frozen_models.fitted_on().get(base)
 
     @property
-    def asked(self) -> Literal["labels", "spans", "trees"]:
-        """What texts ask for: their labels or, where they have none, spans that answer questions, or trees."""
+    def asked(self) -> Literal["labels", "choices", "spans", "trees"]:
+        """What texts ask for: labels, which answer is right or, if they have no labels, spans as answers or trees."""
         fit = self.texts.fit
+        if CHOICE in fit.column_names and self.sites is None:
+            return "choices"
         if "label" not in fit.column_names and ANSWERS in fit.column_names:
             return "spans"
         if "label" in fit.column_names or ANNOTATION not in fit.column_names:
             return "labels"
         return "trees" if any(Sentence.of("", annotation).heads for annotation in fit[ANNOTATION]) else "labels"
 
+    def split(self, name: Split) -> TokenisedTexts:
+        """A split, tokenised for all models; question by question where one of several answers is to be chosen."""
+        texts = super().split(name)
+        return texts.by_question if self.asked == "choices" else texts
+
     def answers(self, split: Split) -> Tensor:
         """Return the class of each text of a split, (n,) int64, or the number to predict, (n,) float32.
+
+        Of questions with several answers, the place of the right one, (questions,) int64.
 
         Raises:
             ValueError: some texts have none.
@@ -149,7 +158,7 @@ class ModelTexts(TextModule):
 
     @property
     def classes(self) -> int:
-        """The number of classes of a head that is to be trained on the texts, C; 1 for numbers.
+        """The number of classes of a head that is to be trained on the texts, C; 1 for numbers, and for answers.
 
         Raises:
             ValueError: as in `answers`, `Texts.classes_to_learn` and `Texts.check_numbers`.
@@ -159,11 +168,13 @@ class ModelTexts(TextModule):
             return 1
         for split in SPLITS:
             self.answers(split)
-        return self.texts.classes_to_learn
+        return 1 if self.asked == "choices" else self.texts.classes_to_learn
 
     def constant_answers(self) -> Tensor:
         """The best answer that does not depend on the text, for each held-out one, (n,): see `Texts.constant_label`."""
         constant = self.texts.constant_label(regression=self.texts.regression)
+        if self.asked == "choices":
+            constant = float(self.answers("fit").bincount().argmax())
         return torch.full((len(self.answers("test")),), constant, dtype=torch.float64)
 
     # ------------------------------------------------------------------ Lightning's hooks
@@ -173,7 +184,7 @@ class ModelTexts(TextModule):
         if self.sites is not None:
             super().setup(stage)
             return
-        for split in splits_of_stage(stage) if self.asked == "labels" else ():
+        for split in splits_of_stage(stage) if self.asked in ("labels", "choices") else ():
             self.answers(split)
 
     def train_dataloader(self) -> DataLoader:

@@ -84,6 +84,7 @@ class TextModule(pl.LightningDataModule):
     component: Component = "residual"
     kinds_read: Sequence[RowKind] = (RowKind("tokens"),)  # kinds of rows, first those that `rows` names
     storable = True  # whether states come from a store, if there is one
+    reader: Any  # of states or layers, loaded on first use; texts of whole models have none
 
     def __init__(
         self,
@@ -135,7 +136,7 @@ class TextModule(pl.LightningDataModule):
 
     def check_models(self) -> None:
         """Load the models, with every check that can be made before reading."""
-        _ = self.frozen
+        _ = self.reader
 
     # ------------------------------------------------------------------ what it holds
 

@@ -129,10 +129,6 @@ class States(TextModule):
         kind = RowKind(self.rows, self.special_tokens)
         return PairReader(models, links, kind, self.component, token_pairs=pairs, transform=transform)
 
-    def check_models(self) -> None:
-        """Load the models, with every check that can be made before reading."""
-        _ = self.reader
-
     def plan(self, plan: Plan) -> None:
         """Choose what an evaluation reads from now on.
 
@@ -170,9 +166,7 @@ class States(TextModule):
         return {
             "models": {"x": reader.model_x.identity(), "y": reader.model_y.identity()},
             "sites": [list(pair) for pair in reader.sites],
-            "component": self.component,
-            "rows": self.rows,
-            "special_tokens": self.special_tokens,
+            **{name: getattr(self, name) for name in ("component", "rows", "special_tokens")},
             **super().describe(),
             "types": types or f"rows {self.rows!r} have no types, and none are held out",
             "held_out_types": self.held_out_types if types else 0.0,

@@ -20,7 +20,7 @@ from aligners.reports import finished
 from aligners.reports.publishing import write
 from aligners.reports.study import registry
 from aligners.reports.study.frames import Frames
-from aligners.reports.study.writing import markdown
+from aligners.reports.study.report import markdown
 from aligners.similarity import catalogue
 from aligners.similarity.algebra.grid import grid_moments
 from aligners.similarity.algebra.moments import moments_of

@@ -5,13 +5,12 @@ import sys
 import time
 from pathlib import Path
 
-import yaml
-
 from aligners.cli import table
 from aligners.cli.endings import early_endings
 from aligners.cli.log import log_to
+from aligners.files.tables import table_beside
 
-STEPS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+STEPS = table_beside(__file__, "demo.yaml")
 IMPORTS = 7.0  # seconds that the imports take where a step takes its `seconds`
 
 

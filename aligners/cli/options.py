@@ -1,25 +1,76 @@
 """Options that commands share, checks of them, and how those of an earlier run are compared."""
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 import yaml
 from jsonargparse import Namespace
+from jsonargparse.typing import register_type
 
 from aligners.cli.folders import CONFIG
-from aligners.cli.imports import Imported
 from aligners.errors import UserError
 
 # Options, or prefixes of them, that may differ when a run is resumed: they do not change what the result means.
-FREE = (
-    *("run", "config", "traceback", "upload", "ckpt_path", "sites_at_once", "checkpoint.", "memory", "data.workers"),
-    *("data.cache", "data.store", "data.trust_remote_code", "data.devices", "data.device_map", "trainer.accelerator"),
-    *("trainer.devices", "trainer.num_nodes", "trainer.strategy", "trainer.logger", "trainer.log_every_n_steps"),
-    *("trainer.enable_", "trainer.default_root_dir", "trainer.profiler", "trainer.benchmark"),
-)
+FREE = tuple(yaml.safe_load(Path(__file__).with_name("free_options.yaml").read_text(encoding="utf-8")))
+
+
+class Imported(str):
+    """The name of a module, or the path of its file, which is imported when an option gets it as its value.
+
+    A file is imported once in a process, under its own name without `.py`.
+
+    Raises:
+        ValueError: there is no such file or module, or another module has the file's name.
+        RuntimeError: the module raised an error, which is this one's cause.
+    """
+
+    def __new__(cls, name: str) -> Self:
+        """Import it."""
+        if name.endswith(".py"):
+            _check_file(Path(name))
+        try:
+            _import_file(Path(name)) if name.endswith(".py") else import_module(name)
+        except Exception as error:
+            missing = error.name if isinstance(error, ModuleNotFoundError) else None
+            if missing is None or not f"{name}.".startswith(f"{missing}."):
+                raise RuntimeError(f"{name} raised an error when it was imported: see above.") from error
+            raise UserError(
+                f"Expected `imports` to name Python files or modules, but there is no module {name!r}. Write a file as "
+                f"{name}.py, with its folder."
+            ) from error
+        return super().__new__(cls, name)
+
+
+def _check_file(path: Path) -> None:
+    if not path.is_file():
+        raise UserError(f"Expected `imports` to name Python files or modules, but there is no file {path}.")
+    other = sys.modules.get(path.stem)
+    if other is not None and Path(getattr(other, "__file__", None) or "").resolve() != path.resolve():
+        raise UserError(
+            f"Expected a file in `imports` whose name no other module has, but {path.stem!r} is one already. Rename "
+            f"{path}."
+        )
+
+
+def _import_file(path: Path) -> None:
+    name = path.stem
+    if name not in sys.modules:
+        spec: Any = spec_from_file_location(name, path)
+        module = sys.modules[name] = module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except Exception:
+            del sys.modules[name]
+            raise
+
+
+register_type(Imported, str, Imported, fail_already_registered=False)
 
 
 @dataclass

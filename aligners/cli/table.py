@@ -12,25 +12,21 @@ from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from importlib.metadata import version
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
-
-import yaml
 
 from aligners import __version__
 from aligners.cli.endings import early_endings
 from aligners.cli.log import watch_streams
 from aligners.cli.words import as_parsed, help_of, known_options
 from aligners.errors import did_you_mean
+from aligners.files.tables import table_beside
 
 if TYPE_CHECKING:
     from aligners.cli.run import Command
 
 # Script -> command -> its module and its line of help: see commands.yaml.
-COMMANDS: dict[str, dict[str, list[str]]] = yaml.safe_load(
-    Path(__file__).with_name("commands.yaml").read_text(encoding="utf-8")
-)
+COMMANDS: dict[str, dict[str, list[str]]] = table_beside(__file__, "commands.yaml")
 
 
 def run_script(script: str, args: Sequence[str] | None = None, program: str | None = None, skip: int = 1) -> None:
@@ -143,7 +139,7 @@ def import_first() -> None:
 
 def quiet() -> None:
     """Silence messages of other packages that nobody here can act on, as silenced.yaml lists them."""
-    silenced = yaml.safe_load(Path(__file__).with_name("silenced.yaml").read_text(encoding="utf-8"))
+    silenced = table_beside(__file__, "silenced.yaml")
     for name, value in silenced["environment"].items():
         os.environ.setdefault(name, value)
     for message in silenced["warnings"]:

@@ -67,16 +67,14 @@ def fetch(place: Path | str, revision: str | None = None, **options: Any) -> Pat
 
     name, _, of_name = str(place).partition("@")
     try:
-        folder = snapshot_download(
-            name, revision=of_name or revision, allow_patterns=WANTED, library_name=LIBRARY, **options
-        )
+        options |= {"revision": of_name or revision, "allow_patterns": WANTED, "library_name": LIBRARY}
+        return Path(snapshot_download(name, **options))
     except Exception as error:  # the Hub's own, those of the network, and those of its cache
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(
             f"Expected {place} to be a file, a shared folder, or the name of one on the Hub, but there is no such file "
             f"here, and the Hub does not give it: {reason}"
         ) from error
-    return Path(folder)
 
 
 def read_config(folder: Path) -> dict[str, Any]:

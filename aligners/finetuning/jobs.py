@@ -19,7 +19,7 @@ from aligners.finetuning.training import FINETUNING, Finetuning, FinetuningRecip
 from aligners.models.loading.files import save_model
 from aligners.models.truncation import KeptLayers, check_count, freeze, shortened
 from datamodules.identity import identity, refuse_other_run
-from datamodules.model_texts import ModelTexts
+from datamodules.model_texts import SPLITS, ModelTexts
 from datamodules.text.sources import Score
 from datamodules.text.texts import FittedTexts
 
@@ -152,8 +152,8 @@ def train(job: Job, data: ModelTexts, recipe: FinetuningRecipe, score: str, trai
     data.order = job.seed  # of the training texts
     names, revision = data.texts.label_names, data.named()[job.place][1]
     task = token_task(data, job.place)
-    head: dict[str, Any] = {"label_names": names} if task is None else {"loader": task.loader}
     outputs = data.classes if task is None else task.outputs
+    head: dict[str, Any] = {"label_names": names if outputs > 1 else None} if task is None else {"loader": task.loader}
     model, tokenizer = data.classifier(job.base, outputs, job.seed, revision=revision, **head)
     model = job.variant.apply(model)
     model = model if task is None else task.finish(model)
@@ -161,10 +161,8 @@ def train(job: Job, data: ModelTexts, recipe: FinetuningRecipe, score: str, trai
     about, fingerprint = identity(data, **asdict(recipe)), data.frozen[job.place].fingerprint
     module.about = {"base": job.base, "base_fingerprint": fingerprint, ABOUT: about}
     last = _goes_on_from(folder / LAST, module)
-    goes_on = f", from {last}" if last else ""
-    rank_zero_only(print)(
-        f"Fine-tuning {job.base}, {job.variant.name}, seed {job.seed}: {folder / job.folder}{goes_on}"
-    )
+    after = f", from {last}" if last else ""
+    rank_zero_only(print)(f"Fine-tuning {job.base}, {job.variant.name}, seed {job.seed}: {folder / job.folder}{after}")
     began = time.perf_counter()
     trainer.fit(module, datamodule=data, ckpt_path=last, weights_only=True)
     seconds, steps = round(time.perf_counter() - began, 1), trainer.global_step
@@ -181,7 +179,7 @@ def train(job: Job, data: ModelTexts, recipe: FinetuningRecipe, score: str, trai
         "score_name": score,
         **measured,
         "validation_accuracy": module.validation_accuracy,
-        **{f"n_{split}": len(getattr(data.texts, split)) for split in ("fit", "validation")},
+        **{f"n_{split}": len(data.split(split)) for split in SPLITS[:2]},
         "n_texts": module.scores["correct"].shape[-1],
         "steps": steps,
         "seconds": seconds,
@@ -192,7 +190,8 @@ def train(job: Job, data: ModelTexts, recipe: FinetuningRecipe, score: str, trai
         "folder": job.name,
     }
     if trainer.is_global_zero:
-        save_classifier(folder / job.folder, module.model, tokenizer, row, data.trained_on(job.base), about)
+        figures = {**row, ABOUT: about}
+        save_classifier(folder / job.folder, module.model, tokenizer, figures, data.trained_on(job.base))
         remove(folder / LAST)
     trainer.strategy.barrier()
     return row
@@ -213,12 +212,7 @@ def _goes_on_from(last: Path, module: Finetuning) -> Path | None:
 
 
 def save_classifier(
-    folder: Path,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    row: dict[str, Any],
-    fitted: FittedTexts,
-    about: dict[str, Any] | None = None,
+    folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, row: Row, fitted: FittedTexts
 ) -> None:
     """Write a model folder that `load_frozen` reads, with the figures beside it.
 
@@ -226,14 +220,13 @@ def save_classifier(
         folder: appears only once everything is in it.
         model: the classifier.
         tokenizer: its tokenizer.
-        row: the figures, as plain values.
+        row: the figures, as plain values, and under `ABOUT` what `datamodules.identity.identity` says of its run.
         fitted: the texts that it and its base were trained on.
-        about: `datamodules.identity.identity` of its run.
     """
     with whole_folder(folder) as unfinished:
         save_model(unfinished, model, tokenizer)
         fitted.save(unfinished)
-        figures = json.dumps({**row, ABOUT: about}, indent=1, allow_nan=False, default=str)
+        figures = json.dumps(row, indent=1, allow_nan=False, default=str)
         (unfinished / FINISHED).write_text(figures, encoding="utf-8")
 
 

@@ -13,11 +13,10 @@ from aligners.errors import UserError
 from aligners.injection.scoring.scores import bootstrap_interval
 from datamodules.batches import TextBatch
 from datamodules.model_texts import ModelTexts
-from datamodules.text.annotated.answers import ANSWERS
-from datamodules.text.annotated.sentence import ANNOTATION, Sentence
+from datamodules.text.annotated.sentence import ANSWERS, sentences_in
 from datamodules.tokens.splits import Split
 
-NOTHING = -100  # in the place of an answer where there is none, as PyTorch's cross-entropy has it
+NOTHING = -100  # in the place of an answer where there is none, which PyTorch's cross-entropy ignores
 LONGEST = 30  # tokens of an answer, as in the code released with BERT
 ARC, RELATION, DROPOUT = 500, 100, 0.33  # Dozat and Manning 2017, Table 1
 COUNTS = ("correct", "loss", "other", "weight")  # of each text: see `TokenTask.measures`
@@ -63,12 +62,14 @@ class TokenTask(ABC):
     def measures(self, model: PreTrainedModel, outputs: Tensor, batch: TextBatch, split: Split) -> dict[str, Tensor]:
         """`COUNTS` of each text, (B,): the score is Σ correct / Σ weight, the accuracy Σ other / Σ weight."""
 
-    def _read(self, batch: TextBatch, split: Split) -> tuple[dict[str, list[Any]], Any, list[int]]:
-        """The rows of a batch, where their tokens lie, and the padding before each."""
+    def _read(self, batch: TextBatch, split: Split) -> tuple[dict[str, list[Any]], Any]:
+        """The rows of a batch, and where their tokens lie, padded as the batch is."""
         rows = getattr(self.data.texts, split)[list(batch.text_numbers)]
         parts = [rows[name] for name in ("text", "text_pair") if name in rows]
-        before = batch.inputs[self.place]["attention_mask"].argmax(1).tolist()
-        return rows, self.tokenizer(*parts, truncation=True, max_length=self.data.max_length), before
+        tokens = self.tokenizer(*parts, truncation=True, max_length=self.data.max_length)
+        for encoding in tokens.encodings:
+            encoding.pad(batch.inputs[self.place]["input_ids"].shape[1], direction=self.tokenizer.padding_side)
+        return rows, tokens
 
 
 class Spans(TokenTask):
@@ -87,31 +88,28 @@ class Spans(TokenTask):
 
     def losses(self, model: PreTrainedModel, outputs: Tensor, batch: TextBatch, split: Split) -> Tensor:
         """Cross-entropy of the first answer's ends, their mean; an answer that was cut off costs nothing."""
-        rows, tokens, before = self._read(batch, split)
+        rows, tokens = self._read(batch, split)
         ends = []
         for number, answers in enumerate(rows[ANSWERS]):
             first, length = answers["answer_start"][0], len(answers["text"][0])
             places = [tokens.char_to_token(number, char, 1) for char in (first, first + max(0, length - 1))]
-            ends.append([NOTHING] * 2 if None in places else [before[number] + place for place in places])
+            ends.append([NOTHING] * 2 if None in places else places)
         padding = batch.inputs[self.place]["attention_mask"][..., None] == 0
         logits = outputs.masked_fill(padding, torch.finfo(outputs.dtype).min)
         asked = torch.tensor(ends, device=outputs.device)
-        return nn.functional.cross_entropy(logits, asked, ignore_index=NOTHING, reduction="none").mean(1)
+        return nn.functional.cross_entropy(logits, asked, reduction="none").mean(1)
 
     def measures(self, model: PreTrainedModel, outputs: Tensor, batch: TextBatch, split: Split) -> dict[str, Tensor]:
         """As in `TokenTask`, of the most likely span of the passage."""
-        rows, tokens, before = self._read(batch, split)
-        longest = outputs.shape[1]
-        passage = torch.zeros(outputs.shape[:2], dtype=torch.bool)
-        for number, padding in enumerate(before):
-            within = torch.tensor([part == 1 for part in tokens.sequence_ids(number)])
-            passage[number, padding : padding + len(within)] = within
-        start, end = outputs.masked_fill(~passage.to(outputs.device)[..., None], -torch.inf).unbind(-1)
+        rows, tokens = self._read(batch, split)
+        count, longest = outputs.shape[:2]
+        outside = torch.tensor([[part != 1 for part in tokens.sequence_ids(number)] for number in range(count)])
+        start, end = outputs.masked_fill(outside.to(outputs.device)[..., None], -torch.inf).unbind(-1)
         short = torch.ones(longest, longest, dtype=torch.bool, device=outputs.device).triu().tril(LONGEST - 1)
         spans = (start[:, :, None] + end[:, None]).masked_fill(~short, -torch.inf)
         scores = []
         for number, best in enumerate(spans.flatten(1).argmax(1).tolist()):
-            ends = [tokens.token_to_chars(number, place - before[number]) for place in divmod(best, longest)]
+            ends = [tokens.token_to_chars(number, place) for place in divmod(best, longest)]
             given = "" if None in ends else rows["text_pair"][number][ends[0].start : ends[1].end]
             right = squad([{"prediction_text": given, "id": ""}], [{"answers": rows[ANSWERS][number], "id": ""}])
             scores.append([float(right["f1"]) / 100, float(right["exact_match"]) / 100])
@@ -161,8 +159,7 @@ class Trees(TokenTask):
 
     def __init__(self, data: ModelTexts, place: int) -> None:
         super().__init__(data, place)
-        fit = data.texts.fit
-        known = (_relations(Sentence.of(*row)) for row in zip(fit["text"], fit[ANNOTATION], strict=True))
+        known = (sentence.labels("dependencies") for sentence in sentences_in(data.texts.fit))
         self.names = sorted({name for relations in known for name in relations.values()})
 
     def finish(self, model: PreTrainedModel) -> PreTrainedModel:
@@ -188,10 +185,7 @@ class Trees(TokenTask):
     def _losses(self, scores: Tensor, heads: Tensor, relations: Tensor, there: Tensor) -> Tensor:
         heads, relations = (values.where(there, NOTHING) for values in (heads, relations))
         asked = (scores[..., 0], heads), (_at(scores[..., 1:], heads.clamp(min=0)), relations)
-        losses = [
-            nn.functional.cross_entropy(logits.mT, answers, ignore_index=NOTHING, reduction="none")
-            for logits, answers in asked
-        ]
+        losses = [nn.functional.cross_entropy(logits.mT, answers, reduction="none") for logits, answers in asked]
         return torch.stack(losses).sum((0, 2)) / (heads != NOTHING).sum(1).clamp(min=1)
 
     def _scores(self, model: PreTrainedModel, outputs: Tensor, batch: TextBatch, split: Split) -> tuple[Tensor, ...]:
@@ -199,16 +193,16 @@ class Trees(TokenTask):
 
         The latter three are (B, W).
         """
-        rows, tokens, before = self._read(batch, split)
-        sentences = [Sentence.of(*row) for row in zip(rows["text"], rows[ANNOTATION], strict=True)]
+        rows, tokens = self._read(batch, split)
+        sentences = sentences_in(rows)
         known = torch.full((3, len(sentences), max(len(sentence.words) for sentence in sentences)), NOTHING)
         first, heads, relations = known
         for number, sentence in enumerate(sentences):
-            named, char = _relations(sentence), 0
+            named, char = sentence.labels("dependencies"), 0
             for word, string in enumerate(sentence.words):
                 token = tokens.char_to_token(number, char)
                 char += len(string) + 1
-                first[number, word] = NOTHING if token is None else before[number] + token
+                first[number, word] = NOTHING if token is None else token
                 relations[number, word] = self.names.index(named[word]) if named.get(word) in self.names else NOTHING
             true = [head - 1 if head else word for word, head in enumerate(sentence.heads)]
             heads[number, : len(true)] = torch.tensor(true)
@@ -218,11 +212,6 @@ class Trees(TokenTask):
         lost, read = torch.arange(scores.shape[-1], device=first.device) == 0, first >= 0
         scores = scores.masked_fill(~read[:, None, :, None] & lost, torch.finfo(scores.dtype).min)
         return scores, heads, relations, read & read.gather(1, heads.clamp(min=0))
-
-
-def _relations(sentence: Sentence) -> dict[int, str]:
-    """The relation of each word that has one."""
-    return {target.span1[0]: target.labels[0] for target in sentence.targets if target.task == "dependencies"}
 
 
 def _at(values: Tensor, heads: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from aligners.injection.scoring.task_scores import resampled_scores, task_score
 from aligners.injection.scoring.tasks import unit_answers, unit_losses
 from aligners.models.calling import Caller, FiniteCheck
 from aligners.models.truncation import freeze_unused
-from datamodules.asking import classification_targets
+from datamodules.asking import among_answers, classification_targets
 from datamodules.batches import TextBatch
 from datamodules.model_texts import ModelTexts
 from datamodules.module import stream_of
@@ -102,7 +102,6 @@ class Finetuning(pl.LightningModule):
     ) -> None:
         super().__init__()
         self.model, self.recipe, self.name, self.place, self.task = model, recipe, name, place, task
-        self.regression = model.config.num_labels == 1
         self.seed = seed
         self.about: dict[str, Any] = {}
         self.validation_accuracy: float | None = None
@@ -112,8 +111,8 @@ class Finetuning(pl.LightningModule):
         self._random: list[Tensor] | None = None  # states that the next batch begins with
 
     def logits(self, batch: TextBatch) -> Tensor:
-        """Return the logits, (B, C) float32; (B, T, C) of a head that answers every token."""
-        return self._caller.logits(batch.inputs[self.place]).float()
+        """Return the logits, (B, C) float32; (B, T, C) of a head that answers every token; (Q, A) of choices."""
+        return among_answers(self._caller.logits(batch.inputs[self.place]).float(), batch.answers)
 
     # ------------------------------------------------------------------ training
 
@@ -221,8 +220,9 @@ class Finetuning(pl.LightningModule):
     def on_validation_epoch_end(self) -> None:
         """Log accuracy and loss, which are already summed over ranks."""
         accuracy, loss = self._means.compute().float()
-        self.validation_accuracy = None if self.regression else float(accuracy)
-        for name, value in (("loss", loss), *([] if self.regression else [("accuracy", accuracy)])):
+        numbers = stream_of(self.trainer, ModelTexts).texts.regression
+        self.validation_accuracy = None if numbers else float(accuracy)
+        for name, value in (("loss", loss), *([] if numbers else [("accuracy", accuracy)])):
             self.log(f"{self.name}/validation_{name}", value, rank_zero_only=True)
 
     def on_test_start(self) -> None:

@@ -19,7 +19,7 @@ from aligners.models.calling import FiniteCheck
 from aligners.models.classifiers import head_parts, with_head
 from aligners.models.loading.models import check_precision
 from aligners.models.model import FrozenModel
-from datamodules.asking import classification_targets
+from datamodules.asking import among_answers, classification_targets
 from datamodules.batches import TextBatch
 from datamodules.model_texts import ModelTexts
 
@@ -100,7 +100,11 @@ class SurgeryEvaluation(Evaluation):
                 check_labels(model, data.split(split).labels, data.text.source)
         tuned = self.models[: len(data.models)]
         self.matched = match_heads(data, tuned)
-        self.asked = self.task = ScoredTask.of(data, tuned[0], seed=self.seed)
+        if data.asked == "choices":
+            answers = {"labels": data.answers("test"), "constant": float(data.constant_answers()[0])}
+            self.asked = self.task = ScoredTask("classification", **answers)
+        else:
+            self.asked = self.task = ScoredTask.of(data, tuned[0], seed=self.seed)
         of_bases = one_after_another(tuned[0].class_map)
         self.class_maps = [*(model.class_map for model in tuned), *[of_bases] * sum(self.is_base)]
         if self.heads and not len(self.banks):
@@ -125,7 +129,7 @@ class SurgeryEvaluation(Evaluation):
     def _answers(self, batch: TextBatch, place: int, states: list[Tensor]) -> Tensor:
         """Return the logits of the trained heads, (S, B, C)."""
         logits = cast(HeadBank, self.banks[place]).logits(self.models[place], batch.inputs[place], states)
-        return in_data_order(logits, self.class_maps[place])
+        return among_answers(in_data_order(logits, self.class_maps[place]), batch.answers)
 
     def training_step(self, batch: TextBatch, batch_idx: int) -> Tensor:
         """Return the sum of all heads' mean losses; each head gets the gradient of its own."""
@@ -202,7 +206,7 @@ class SurgeryEvaluation(Evaluation):
             logits = model.tail(inputs, model.depth, states[cast(int, condition.site)])
         else:
             logits = model.tail(inputs, cast(int, condition.last), states[cast(int, condition.first) - 1])
-        return in_data_order(logits.float(), self.class_maps[place])
+        return among_answers(in_data_order(logits.float(), self.class_maps[place]), batch.answers)
 
     # ------------------------------------------------------------------ after
 

@@ -308,17 +308,10 @@ class Alignment(BankTraining):
 
     def stored(self) -> StoredBank:
         """Return the maps as they are now, with what another process needs to use them."""
-        return StoredBank(
-            "fit",
-            {route: self.banks_of(route) for route in self.maps},
-            {FORWARD: list(self.sites), BACKWARD: [(j, i) for i, j in self.sites]},
-            self.data,
-            self.data_config,
-            self.moments,
-            self.stream.seen,
-            self.stream.texts.fitted("fit", "validation"),
-            self.training_record,
-        )
+        maps = {route: self.banks_of(route) for route in self.maps}
+        pairs = {FORWARD: list(self.sites), BACKWARD: [(j, i) for i, j in self.sites]}
+        data, fitted = (self.data, self.data_config), self.stream.texts.fitted("fit", "validation")
+        return StoredBank("fit", maps, pairs, *data, self.moments, self.stream.seen, fitted, self.training_record)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what a resumed run needs, and what distinguishes the run from others."""

@@ -88,10 +88,8 @@ def measure(
         elsewhere = squared_errors(mapped_rows(way, other.x), other.y)
         figures["fvu_other"] = elsewhere.sum(1) / squared_distances(other.y, mean_y[:, None]).sum(1)
     if way.invertible:
-        gaps = [
-            (way.inverse(there) - rows).abs().amax((1, 2))
-            for there, rows in zip(mapped.split(AT_ONCE, 1), x.split(AT_ONCE, 1), strict=True)
-        ]
+        parts = zip(mapped.split(AT_ONCE, 1), x.split(AT_ONCE, 1), strict=True)
+        gaps = [(way.inverse(there) - rows).abs().amax((1, 2)) for there, rows in parts]
         figures["round_trip"] = torch.stack(gaps).nan_to_num(torch.inf).amax(0) / x.abs().amax((1, 2))
     if stretched:
         sample = x[:, :: max(1, x.shape[1] // stretched)][:, :stretched]
@@ -338,10 +336,8 @@ class BijectionPrice(pl.LightningModule):
         trained = [name for name in self.maps if name != "linear"]
         sizes = self._sizes(self.fitting.x.shape[-1], self.fitting.y.shape[-1])
         planned = [("linear", 0, 0, 0)] if "linear" in self.maps else []  # closed forms come once
-        planned += [
-            (name, size, steps, seed)
-            for seed, size, steps, name in product(range(self.seeds), sizes, self.steps, trained)
-        ]
+        every = product(range(self.seeds), sizes, self.steps, trained)
+        planned += [(name, size, steps, seed) for seed, size, steps, name in every]
         shown = track(planned, "Training", disable=self.trainer.progress_bar_callback is None)
         self.rows = [row for job in shown for row in self._fitted(*job)]
 

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from aligners.injection.forward import bank_answers, stitched_logits
 from aligners.injection.routes import Route
-from aligners.injection.scoring.scores import Sums, bootstrap_interval
+from aligners.injection.scoring.scores import Sums, bootstrap_interval, per_text_sums
 from aligners.injection.scoring.task_scores import ScoredTask, score_interval, task_score
-from aligners.injection.scoring.tasks import UnitAnswers, agreement, batch_answers, one_after_another, per_text
+from aligners.injection.scoring.tasks import UnitAnswers, agreement, batch_answers, one_after_another
 from aligners.models.classifiers import pooler_of, with_head
 from aligners.models.model import FrozenModel
 from datamodules.asking import TaskBatch
@@ -80,7 +80,8 @@ class Behaviour:
         with with_head(target.model, self.source_pooler):
             for place in [place for place, (_, site) in enumerate(self.route.pairs) if site == target.depth]:
                 logits = stitched_logits(target, batch.inputs, target.depth, batch.rows, mapped[place])
-                right[place] = per_text(batch_answers(logits, batch.targets, target.class_map).correct, batch.targets)
+                answers = batch_answers(logits, batch.targets, target.class_map)
+                right[place] = per_text_sums(answers.correct, batch.targets)
         return right
 
     def without_sites(self, batch: TaskBatch, natives: Natives) -> dict[str, Tensor]:
@@ -98,7 +99,7 @@ class Behaviour:
         for given in each:
             units = {"correct": given.correct, "loss": given.loss, "units": torch.ones_like(given.loss)}
             units["agree"] = given.correct if self.asked.regression else agreement(given.answer, own.answer)
-            sums = {name: per_text(values, batch.targets) for name, values in units.items()}
+            sums = {name: per_text_sums(values, batch.targets) for name, values in units.items()}
             of_texts = self.asked.unit == "text"  # of many tokens there is no one answer
             sums["answer"] = given.answer if of_texts else torch.full_like(sums["loss"], torch.nan)
             results.append(sums)

@@ -92,9 +92,8 @@ def read_all(routes: Sequence[Route], batch: TaskBatch, *, targets: bool = False
         if targets:
             wanted.setdefault(route.target, set()).update(j for _, j in route.pairs)
     sites, stored = {model: sorted(at) for model, at in wanted.items()}, batch.texts.stored
-    return ReadStates(
-        {m: (at, read_rows(m, batch.inputs, at, batch.rows, component, stored.get(m))) for m, at in sites.items()}
-    )
+    rows = {m: read_rows(m, batch.inputs, at, batch.rows, component, stored.get(m)) for m, at in sites.items()}
+    return ReadStates({model: (sites[model], read) for model, read in rows.items()})
 
 
 @torch.no_grad()

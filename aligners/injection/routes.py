@@ -198,11 +198,9 @@ class InjectedTask:
         first, models = targets[0], (routes[0].source, routes[0].target)
         check_mask(first)
         asking = partial(task_batch, model=first, masked_share=masked_share, seed=data.seed)
-        if first.task == "classification":
-            labels = match_heads(data, targets, models)
-            return cls(why, list(labels), labels, ScoredTask.of(data, first, seed=seed), asking)
-        answering = [model for model in dict.fromkeys(models) if model.task == first.task]
-        return cls(why, answering, None, ScoredTask.of(data, first, seed=seed), asking)
+        labels = match_heads(data, targets, models) if first.task == "classification" else None
+        answering = [model for model in dict.fromkeys(models) if model.task == first.task] if labels is None else labels
+        return cls(why, list(answering), labels, ScoredTask.of(data, first, seed=seed), asking)
 
 
 def _no_injection(route: Route, data: States, first: Route, why: dict[Route, str | None]) -> str | None:

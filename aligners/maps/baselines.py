@@ -35,13 +35,11 @@ class GaussianStates:
             device: where the states are to be.
         """
         self.mean, self.root = self.mean.to(device), self.root.to(device)  # once
-        width = self.mean.shape[-1]
-        generator = torch.Generator()
-        draws = [
-            torch.randn(count, width, generator=generator.manual_seed(_mix(self.seed, number)))
-            for number, count in zip(text, counts, strict=True)
-        ]
-        noise = torch.cat(draws)
+        width, generator = self.mean.shape[-1], torch.Generator()
+        # Neighbouring seeds give related streams in some generators; a large odd factor spreads them.
+        seeds = ((self.seed * 1_000_003 + number * 2_654_435_761 + 1) % 2**63 for number in text)
+        draws = zip(seeds, counts, strict=True)
+        noise = torch.cat([torch.randn(n, width, generator=generator.manual_seed(seed)) for seed, n in draws])
         if self.mean.is_cuda:
             noise = noise.pin_memory()  # or the copy would wait
         return self.mean + noise.to(device, non_blocking=True) @ self.root
@@ -50,8 +48,3 @@ class GaussianStates:
 def random_labels(texts: int, classes: int, seed: int) -> Tensor:
     """Draw a class for each text, uniformly at random: (texts,)."""
     return torch.randint(classes, (texts,), generator=torch.Generator().manual_seed(seed))
-
-
-def _mix(seed: int, number: int) -> int:
-    # Neighbouring seeds give related streams in some generators; a large odd factor spreads them.
-    return (seed * 1_000_003 + number * 2_654_435_761 + 1) % 2**63

@@ -73,10 +73,8 @@ class _Canonical(Affine):
 
     def findings(self) -> dict[str, Any]:
         """How many directions each site keeps, and their mean correlation on the fitting rows."""
-        return {
-            "directions": self.correlations.isfinite().sum(-1).tolist(),
-            "mean_correlation": self.correlations.nanmean(-1).tolist(),
-        }
+        rho = self.correlations
+        return {"directions": rho.isfinite().sum(-1).tolist(), "mean_correlation": rho.nanmean(-1).tolist()}
 
 
 class CCA(_Canonical):

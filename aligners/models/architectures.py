@@ -2,16 +2,15 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import yaml
 from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForTextEncoding, PreTrainedConfig
 from transformers.activations import ACT2FN
 
 from aligners.errors import UserError
+from aligners.files.tables import table_beside
 
 
 def solu(x: Tensor) -> Tensor:
@@ -204,13 +203,11 @@ def _position_bias(block: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 _SINGLE = {"chunk_size_feed_forward": 0, "inner_group_num": 1}
 
 
-def _family(about: dict[str, Any]) -> Architecture:
-    """An entry of the table as architectures.yaml has it."""
-    return Architecture(**about | {name: SubLayer(**about[name]) for name in ("attention", "mlp")})
-
-
-_TABLE = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+_TABLE = table_beside(__file__, "architectures.yaml")
 _HEADS: dict[str, Task] = _TABLE["heads"]
-_ARCHITECTURES = {model_type: _family(about) for model_type, about in _TABLE["families"].items()}
+_ARCHITECTURES = {
+    model_type: Architecture(**about | {name: SubLayer(**about[name]) for name in ("attention", "mlp")})
+    for model_type, about in _TABLE["families"].items()
+}
 _ARCHITECTURES["t5"] = replace(_ARCHITECTURES["t5"], beside=_position_bias, bare_class=AutoModelForTextEncoding)
 FAMILIES = tuple(_ARCHITECTURES)  # the `model_type` of each

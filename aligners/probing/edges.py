@@ -227,10 +227,8 @@ class EdgeProbes(Probes):
 
     def forward(self, read: Tensor, part: Targets) -> Tensor:
         """Logits of each target: rows of words (A, n, d) -> (A, T, K)."""
-        pooled = [
-            _pooled(project(read), attend, part.spans[:, place])
-            for place, (project, attend) in enumerate(zip(self.projections, self.attention, strict=True))
-        ]
+        layers = enumerate(zip(self.projections, self.attention, strict=True))
+        pooled = [_pooled(project(read), attend, part.spans[:, span]) for span, (project, attend) in layers]
         hidden = self.first(torch.cat(pooled, -1)).tanh()
         return self.last(nn.functional.layer_norm(hidden, (self.hidden,)))
 

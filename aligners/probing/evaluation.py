@@ -152,9 +152,8 @@ class ProbeExperiment(pl.LightningModule):
         for task, seed in self._shown(planned, "Training"):
             task.train(self.how, seed)
         unfinished = ended(bank for _, task in self.probed for bank in task.banks)
-        self.rows = [
-            row | {"model": self._names[m]} for m, task in self.probed for row in task.rows(self.words[m, "test"])
-        ]
+        names = self._names
+        self.rows = [row | {"model": names[m]} for m, task in self.probed for row in task.rows(self.words[m, "test"])]
         self.report_tables = {"mixes": self._mixes(), "trees": self._trees()}
         if self.portions:
             self.report_tables |= self._sent(unfinished)

@@ -10,10 +10,9 @@ from aligners.probing.bank import Arm, Words
 from aligners.probing.edges import EdgeTask, Labels, tasks_of
 from aligners.probing.trees import LEAST, STRUCTURAL, TreeTask
 from datamodules.layers import LayerActivations
-from datamodules.module import TextModule
 from datamodules.rows.policies import policy_of
 from datamodules.states import States
-from datamodules.text.annotated.sentence import ANNOTATION, Sentence
+from datamodules.text.annotated.sentence import ANNOTATION, Sentence, sentences_in
 from datamodules.tokens.splits import Split
 
 SPLITS: dict[Split, str] = {"fit": "fitting", "validation": "validation", "test": "held-out"}
@@ -51,7 +50,7 @@ def check_annotated(
         )
     if policy_of(data.rows).types != "words":
         raise UserError(f"Expected `data.rows` to be of words, such as words or words_mean, but got {data.rows!r}.")
-    sentences = {split: sentences_of(data, split) for split in SPLITS}
+    sentences = {split: sentences_in(getattr(data.texts, split)) for split in SPLITS}
     for split, texts in sentences.items():
         there = _tasks_there(texts)
         for task in tasks or usual_tasks(sentences["fit"]):
@@ -75,12 +74,6 @@ def usual_tasks(sentences: Sequence[Sentence]) -> list[str]:
 def _tasks_there(sentences: Sequence[Sentence]) -> list[str]:
     trees = any(len(sentence.heads) >= LEAST for sentence in sentences)
     return [*tasks_of(sentences), *(STRUCTURAL if trees else ())]
-
-
-def sentences_of(data: TextModule, split: Split) -> list[Sentence]:
-    """The annotated sentences of a split, in the order of its text numbers."""
-    texts = getattr(data.texts, split)
-    return [Sentence.of(text, annotation) for text, annotation in zip(texts["text"], texts[ANNOTATION], strict=True)]
 
 
 def check_room(sentences: Iterable[Sequence[Sentence]], numbers: int, device: torch.device) -> None:

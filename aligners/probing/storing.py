@@ -62,10 +62,8 @@ def load_banks(path: Path | str) -> dict[str, tuple[Bank, dict[str, Any]]]:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (no mapping)
     except Exception as error:  # reading any other file can raise anything
         raise UserError(f"Expected `probes` to be a {PROBES} of `train.py probe`, but {path} is not.") from error
-    return {
-        name: (_bank(entry, tensors, f"{number}/"), entry["about"])
-        for number, (name, entry) in enumerate(described.items())
-    }
+    numbered = enumerate(described.items())
+    return {name: (_bank(entry, tensors, f"{number}/"), entry["about"]) for number, (name, entry) in numbered}
 
 
 def _bank(each: Mapping[str, Any], tensors: Mapping[str, Any], start: str) -> Bank:

@@ -2,19 +2,18 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from textwrap import fill
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
-import yaml
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from aligners.files.tables import table_beside
 from aligners.fitting.outcomes import is_trained
 from aligners.reports.names import site_name
 from aligners.reports.report import Row, number
@@ -28,7 +27,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 # Tol's muted scheme, likewise: of models, groups and variants, so that no colour of a method means one of them.
 MODEL_COLOURS = ("#332288", "#CC6677", "#117733", "#999933", "#AA4499", "#44AA99", "#882255", "#88CCEE")
 MARKERS = "osD^vPX*h"  # one more than there are colours, so that pairs of both repeat late
-LOOKS = yaml.safe_load(Path(__file__).with_name("looks.yaml").read_text(encoding="utf-8"))
+LOOKS = table_beside(__file__, "looks.yaml")
 METHODS, FLOORS = list(LOOKS["methods"]), LOOKS["floors"]  # each has one look in all figures
 ABREAST, PANEL = 4, (3.6, 2.9)  # of figures by site: most panels in a row, and their size in inches
 LINEAR_UP_TO = 0.01  # nats: what stitching a model to itself costs at most
@@ -67,7 +66,8 @@ def panels(
     """
     across = min(abreast, count)
     down = -(-count // across)
-    with mpl.rc_context({"axes.spines.top": boxed, "axes.spines.right": boxed, "font.size": font}):
+    look: Any = {"axes.spines.top": boxed, "axes.spines.right": boxed, "font.size": font}
+    with mpl.rc_context(look | {"axes.formatter.useoffset": False}):
         width, height = size[0] * across + margins[0], size[1] * down + margins[1]
         figure = Figure(figsize=(width, height), layout="constrained")
         grid = figure.subplots(down, across, squeeze=False, **options)

@@ -3,14 +3,12 @@
 import math
 import re
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
-import yaml
-
+from aligners.files.tables import table_beside
 from aligners.fitting.outcomes import mark
 from aligners.reports.report import MODELS, Row, models_in
 
-WORDS: dict[str, Row] = yaml.safe_load(Path(__file__).with_name("words.yaml").read_text(encoding="utf-8"))
+WORDS: dict[str, Row] = table_beside(__file__, "words.yaml")
 MOST_LETTERS = 40  # two such names fit in a title of 120 columns
 
 

@@ -5,10 +5,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from aligners.files.tables import table_beside
 from aligners.fitting.outcomes import MARK, no_better_than_the_mean, trained_methods
 from aligners.reports.names import WORDS, four_digits, held_out_name, listed, plain_number, site_name, value_range
 from aligners.reports.report import Row, distinct, grouped, mean, where
@@ -16,7 +16,7 @@ from aligners.similarity.controls import matching_layers
 
 HERE = Path(__file__).parent
 ITEM = re.compile("^- ", re.MULTILINE)
-GLOSSARY: dict[str, str] = yaml.safe_load((HERE / "glossary.yaml").read_text(encoding="utf-8"))
+GLOSSARY: dict[str, str] = table_beside(__file__, "glossary.yaml")
 WORD = r"(?<![\w-])(%s)s?(?![\w-])"
 FILTERS = (held_out_name, listed, mean, no_better_than_the_mean, site_name, trained_methods, where)  # by their names
 NO_WORDS = re.compile("<(script|style|pre).*?</\\1>|<[^>]*>", re.DOTALL)  # of a page
@@ -68,8 +68,9 @@ def words(template: str, **values: Any) -> str:
     """Render a template of `findings/` as it is; see `sentences`."""
     environment = Environment(loader=FileSystemLoader(HERE / "findings"), undefined=StrictUndefined)
     environment.globals |= {"words": WORDS, "mark": MARK}
-    environment.filters |= {"form": format, "number": plain_number, "span": _span, "by": grouped}
+    environment.filters |= {"form": format, "number": plain_number, "by": grouped}
     environment.filters |= {"matching": _matching, "compared": _compared}
+    environment.filters["span"] = lambda rows, column, form: value_range([row[column] for row in rows], form)
     environment.filters |= {function.__name__: function for function in FILTERS}
     return environment.get_template(f"{template}.j2").render(**values)
 
@@ -88,10 +89,6 @@ def _compared(rows: list[Row], column: str) -> list[Row]:
 
 def _in_one_line(text: str) -> str:
     return BEFORE_PUNCTUATION.sub("", " ".join(text.split()))
-
-
-def _span(rows: Any, column: str, form: str) -> str:
-    return value_range([row[column] for row in rows], form)
 
 
 def _code(text: str) -> Markup:

@@ -9,12 +9,12 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
 from lightning.pytorch.utilities import rank_zero_warn
 from safetensors import SafetensorError, safe_open
 
 from aligners.errors import check_extra
 from aligners.files.shared import RUN_FILES
+from aligners.files.tables import table_beside
 from aligners.files.whole import write_text
 from aligners.reports.names import file_names
 
@@ -26,7 +26,7 @@ SHARED = "model.safetensors"  # the same file in a shared folder, and its name i
 FILES = (*RUN_FILES, SHARED)
 KINDS = {"fit": "maps", "stitch": "stitching", "universe": "universe"}  # command that made a bank -> type of artifact
 STEP = "trainer/global_step"
-VIEW = yaml.safe_load(Path(__file__).with_name("workspace.yaml").read_text(encoding="utf-8"))
+VIEW = table_beside(__file__, "workspace.yaml")
 OPEN = (*VIEW["curves"], "Figures")
 CURVES: dict[str, dict[str, str]] = VIEW["curves"]  # section -> title of a panel -> the metrics in it
 
@@ -241,10 +241,8 @@ def _of_maps(header: Mapping[str, Any]) -> dict[str, Any]:
 def _of_probes(header: Mapping[str, Any]) -> dict[str, Any]:
     """Models and tasks of banks of probes."""
     every = [bank["about"] for bank in header.values()]
-    return {
-        "models": {about["model"]: about.get("fingerprint") for about in every},
-        "tasks": sorted({about["task"] for about in every}),
-    }
+    models = {about["model"]: about.get("fingerprint") for about in every}
+    return {"models": models, "tasks": sorted({about["task"] for about in every})}
 
 
 def workspace(entity: str, project: str = PROJECT) -> Any:

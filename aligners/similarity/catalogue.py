@@ -136,8 +136,5 @@ def _regression(name: str, formula: Callable[..., Tensor], held_out: Callable[..
 
 # say what `cca`, `svcca` and `pwcca` say, as Ren et al. and the code released with Wu et al. define them
 ON_REQUEST = ("r2_cca", "r2_svcca", "svcca_standardised", "pwcca_standardised")
-DEFAULT = tuple(
-    name
-    for name, measure in catalogue().items()
-    if name == "rsa" or (measure.family == "moments" and name not in ON_REQUEST)
-)
+_USUAL = (name for name, measure in catalogue().items() if measure.family == "moments" or name == "rsa")
+DEFAULT = tuple(name for name in _USUAL if name not in ON_REQUEST)

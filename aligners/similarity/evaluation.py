@@ -1,7 +1,7 @@
 """Compares two or more models: all measures of all layer pairs within a limit of memory, with controls."""
 
 import logging
-from itertools import combinations_with_replacement
+from itertools import combinations_with_replacement, product
 from math import inf
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -263,10 +263,8 @@ class SimilarityEvaluation(pl.LightningModule):
     def _end_pass(self) -> None:
         """Measure what the pass has summed, and forget it."""
         self._run.end()
-        tiles = [
-            TileFigures.of(tile, self.measures, sums, self._settings.matching(tile))
-            for tile, sums in self._run.mine(this_rank())
-        ]
+        mine = self._run.mine(this_rank())
+        tiles = [TileFigures.of(tile, self.measures, sums, self._settings.matching(tile)) for tile, sums in mine]
         norms = {(span.model, span.first): nuclear_norm(scatter).cpu() for span, scatter in self._run.scatters()}
         every = [figures for some in collected(tiles) for figures in some]
         self._finished[self._number] = PassFigures(every, norms, int(self._run.rows))
@@ -282,19 +280,13 @@ class SimilarityEvaluation(pl.LightningModule):
         self._finished = {number: part for finished in collected(self._finished) for number, part in finished.items()}
         every = [self._finished[number] for number in sorted(self._finished)]
         tiles = [figures for part in every for figures in part.tiles]
-        pairs = {
-            (i, j): PairFigures(
-                [figures for figures in tiles if figures.tile.pair == (i, j)],
-                (self.shapes[i].layers, self.shapes[j].layers),
-            )
-            for i, j in self.pairs
-        }
+        pairs: dict[tuple[int, int], PairFigures] = {}
+        for i, j in self.pairs:
+            own = [figures for figures in tiles if figures.tile.pair == (i, j)]
+            pairs[i, j] = PairFigures(own, (self.shapes[i].layers, self.shapes[j].layers))
         self._note(pairs)
-        values = {
-            (*models, measure.name): pair.grids(measure, "value")
-            for models, pair in pairs.items()
-            for measure in self.measures
-        }
+        each = product(pairs.items(), self.measures)
+        values = {(*models, measure.name): pair.grids(measure, "value") for (models, pair), measure in each}
         if not any(values.values()):
             reasons = " ".join(dict.fromkeys(self.refusals.values()))
             raise UserError(f"No measure could be computed. {reasons} `data.layers` says which layers are compared.")
@@ -321,8 +313,7 @@ class SimilarityEvaluation(pl.LightningModule):
             "split": "test",
             "n_rows": every[0].rows,
             "controls": self.controls,
-            "groups": self.groups if self._fits else None,
-            "permutations": self.permutations if self._fits else None,
+            **{name: getattr(self, name) if self._fits else None for name in ("groups", "permutations")},
             "share": self.share,
             "products": str(self.products).removeprefix("torch."),
             "sample_seed": self.seed,

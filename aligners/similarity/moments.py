@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import reduce, wraps
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -28,12 +28,7 @@ class DoubleMetric(Metric):
     def _wrap_compute(self, compute: Callable) -> Callable:
         """Keep the answer's shape, and do not copy it."""
         boxed = super()._wrap_compute(lambda: SimpleNamespace(value=compute()))  # torchmetrics looks into collections
-
-        @wraps(compute)
-        def unboxed() -> Any:
-            return boxed().value
-
-        return unboxed
+        return wraps(compute)(lambda: boxed().value)
 
 
 class MomentsMetric:

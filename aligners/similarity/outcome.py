@@ -104,9 +104,8 @@ class TileFigures:
         for same in by_content.values():
             values = {measure: self.grids[measure.name, "value"] for measure in same}
             shape = next(iter(values[same[0]].values())).shape
-            intervals = {
-                m: {way: torch.full((2, *shape), torch.nan, dtype=torch.float64) for way in values[m]} for m in same
-            }
+            nothing = torch.full((2, *shape), torch.nan, dtype=torch.float64)
+            intervals = {measure: {way: nothing.clone() for way in values[measure]} for measure in same}
             for a, b in matching if same[0].family not in ATTENTION else matching_layers(*map(range, shape)):
                 for measure, (whole, *rest) in self._estimates(same, sums.at(same[0], a, b)).items():
                     for way, estimate in whole.items():

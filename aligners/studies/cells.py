@@ -4,12 +4,10 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, Protocol
 
-import yaml
-
 from aligners.errors import UserError
+from aligners.files.tables import table_beside
 from aligners.models.recipes import EMBEDDED
 from aligners.reports.names import file_names
 from aligners.reports.study.printed import with_definitions
@@ -51,8 +49,7 @@ class Kind:
         return {**rest, "data": data}
 
 
-_written: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("kinds.yaml").read_text(encoding="utf-8"))
-KINDS = {kind: Kind(**about) for kind, about in _written.items()}
+KINDS = {kind: Kind(**about) for kind, about in table_beside(__file__, "kinds.yaml").items()}
 
 
 class Commands(Protocol):

@@ -18,12 +18,20 @@ from aligners.studies.spec import Models
 TABLES = "tables"
 Row = Mapping[str, Any]
 PART, GROUP = 2**16, 2**4  # rows that are in memory as they come; parts in a row group of Parquet, 2²⁰ rows
+# of the similarities, which may be millions: columns that no report of a study shows; nor does one show other features
+UNREAD = {"cell", "kind", "label", "low", "high", "null_high", "ceiling", "chance", "n_rows"}
 OF_ALL_ROWS = ("rows", "majority_score")  # what a report says once, and tables in every row
 
 
 def tables(folder: StudyFolder) -> dict[str, pd.DataFrame]:
-    """Write the tables as `collect` does, and read them."""
-    return {name: pd.read_parquet(path) for name, path in collect(folder).items()}
+    """Write the tables as `collect` does, and read of them what the report of a study is made of."""
+    frames = {}
+    for name, path in collect(folder).items():
+        there = pq.read_schema(path).names
+        columns = [column for column in there if column not in UNREAD] if name == "similarity" else None
+        raw = [("features", "==", "raw")] if columns and "features" in there else None
+        frames[name] = pd.read_parquet(path, columns=columns, filters=raw)
+    return frames
 
 
 def collect(folder: StudyFolder) -> dict[str, Path]:

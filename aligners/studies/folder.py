@@ -1,4 +1,7 @@
-"""A study's folder: what the study is, and one folder for each cell."""
+"""A study's folder: what the study is, and one folder for each cell, with its result.
+
+A result is JSON whose rows are read one by one: a comparison of many models has millions of them.
+"""
 
 import json
 import os
@@ -14,7 +17,6 @@ import yaml
 
 from aligners.errors import UserError
 from aligners.files.whole import check_folder, lock, remove_unfinished, write_text
-from aligners.studies import results
 from aligners.studies.cells import FOLDER, KINDS, Cell
 from aligners.studies.spec import Study
 from datamodules.identity import differences
@@ -27,6 +29,8 @@ GOES_ON_FROM = ("*/last.ckpt", "*/*/last.ckpt", "*/*/*.safetensors", "*/*/*/fine
 FREE = ("assume", "report", "store", "keep")  # parts of a study that no result depends on
 State = Literal["done", "running", "waiting", "failed"]
 STATES: tuple[State, ...] = get_args(State)
+MORE = ",\n"
+ENCODER = json.JSONEncoder(allow_nan=False)
 
 
 class StudyFolder:
@@ -82,13 +86,11 @@ class StudyFolder:
     def state(self, number: str) -> State:
         """How far a cell is."""
         place = self.cell(number)
-        if (place / RESULT).is_file():
-            return "done"
-        if (place / LOCK).is_file():
+        if not (place / RESULT).is_file() and (place / LOCK).is_file():
             with locked(place) as free:
                 if not free:
                     return "running"
-        return "failed" if (place / ERROR).is_file() else "waiting"
+        return self.ended(number) or "waiting"
 
     def ended(self, number: str) -> State | None:
         """How a cell that was submitted has ended, by what it has left; None: it has not."""
@@ -103,24 +105,25 @@ class StudyFolder:
 
     def took(self, number: str) -> float | None:
         """Seconds that a finished cell took from its last beginning; None: it is not finished."""
-        files = [self.cell(number) / name for name in (OPTIONS, RESULT)]
-        if not all(file.is_file() for file in files):
-            return None
-        begun, ended = (file.stat().st_mtime for file in files)
-        return ended - begun
+        begun, ended = (self.cell(number) / name for name in (OPTIONS, RESULT))
+        return ended.stat().st_mtime - begun.stat().st_mtime if begun.is_file() and ended.is_file() else None
 
     def about(self, number: str) -> dict[str, Any]:
-        """What a finished cell says beside its rows; see `results`."""
-        return results.about(self.cell(number) / RESULT)
+        """What a finished cell says beside its tables: how long it took, versions, `meta`, findings."""
+        return json.loads(next(_lines(self.cell(number) / RESULT)).rstrip(MORE) + "}")
 
     def rows(self, number: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The rows that a finished cell has found, one by one; see `results`."""
-        return results.rows(self.cell(number) / RESULT)
+        """The rows that a finished cell has found, one by one, each with the name of its table."""
+        name = ""
+        for line in _lines(self.cell(number) / RESULT):
+            if line.startswith('"'):
+                name = line.split('"')[1]
+            elif name and line.startswith("{"):
+                yield name, json.loads(line.rstrip(MORE))
 
     def reached(self, number: str) -> list[tuple[int, int]]:
         """How far an unfinished cell is, to compare: the time and size of every file that it would go on from."""
-        stats = [file.stat() for file in self.goes_on_from(number)]
-        return sorted((stat.st_mtime_ns, stat.st_size) for stat in stats)
+        return sorted((file.stat().st_mtime_ns, file.stat().st_size) for file in self.goes_on_from(number))
 
     def goes_on_from(self, number: str) -> list[Path]:
         """Files that an unfinished cell goes on from."""
@@ -169,10 +172,8 @@ class StudyFolder:
             if not (place / CELL).is_file():
                 place.mkdir(parents=True, exist_ok=True)
                 write_text(place / CELL, json.dumps(asdict(cell), indent=1))
-        write_text(
-            self.path / PLAN,
-            json.dumps({cell.id: round((planned or {}).get(cell.id, 0.0), 2) for cell in cells}, indent=0),
-        )
+        seconds = {cell.id: round((planned or {}).get(cell.id, 0.0), 2) for cell in cells}
+        write_text(self.path / PLAN, json.dumps(seconds, indent=0))
         write_text(self.path / STUDY, yaml.safe_dump(now, sort_keys=False, allow_unicode=True))
         self.__dict__.pop("study", None)
         return changes
@@ -215,6 +216,25 @@ class StudyFolder:
                     "end it: a study goes on from where it was."
                 )
             yield
+
+
+def as_lines(result: Mapping[str, Any]) -> str:
+    """A result as JSON: all that is no table on the first line, then each row of a table on a line of its own."""
+    tables = {name: rows for name, rows in result.items() if isinstance(rows, list) and name != "findings"}
+    first = ENCODER.encode({name: value for name, value in result.items() if name not in tables})
+    lists = (f'"{name}": [\n{MORE.join(map(ENCODER.encode, rows))}\n]' for name, rows in tables.items())
+    return MORE.join([first.removesuffix("}"), *lists]) + "\n}\n"
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """The lines of a result; one of an earlier version, which has no lines, is read as a whole."""
+    with path.open(encoding="utf-8") as file:
+        first = file.readline()
+        if first.endswith(MORE):
+            yield first
+            yield from file
+        else:
+            yield from as_lines(json.loads(first + file.read())).splitlines(keepends=True)
 
 
 @contextmanager

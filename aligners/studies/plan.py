@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Self
 
@@ -18,6 +18,7 @@ from aligners.reports.screen import SiteTable
 from aligners.similarity.passes.work import SINGULAR
 from aligners.studies.cells import Cell
 from aligners.studies.pace import Pace
+from aligners.studies.sizes import TextSizes
 from aligners.studies.spec import Assumed
 
 
@@ -78,14 +79,12 @@ def size_of(name: str, data: Mapping[str, Any]) -> Size:
     return Size(sizes.num_hidden_layers, sizes.hidden_size, sizes.vocab_size, head, heads=sizes.num_attention_heads)
 
 
-ESTIMATES = """\
-A pass: one model reads the fitting or the held-out texts of one task once: 2 × 12 d² × L FLOP a token.
-{kinds}
-Decompositions (SVD, eigenvectors), in float64, are counted apart, as they are far slower than matrix products.
-Time, an estimate: FLOP ÷ (rate × workers), decompositions likewise at their own rate, {call:g} s for each call of a
-  block with a batch, and {start:g} s a cell to begin and to report; at least that of the longest chain of cells. The
-  rates are what this machine reaches in a block of the widest model and in an SVD of its width; `--rate` gives the
-  former, and the latter is then {solving:.0e} FLOP/s. The time that is left, said as cells finish, is measured."""
+def sizes_in(cell: Cell, sizes: Mapping[str, Size]) -> list[Size]:
+    """The sizes of a cell's models, which have a head once they are fine-tuned, of those in the study file."""
+    staged = [(model.stage, sizes[model.name.split("#")[0]]) for model in cell.models]
+    return [replace(size, head="classification") if stage == "finetuned" else size for stage, size in staged]
+
+
 START, CALL = 5.0, 1e-3  # seconds
 SOLVING = 2e10  # FLOP a second of decompositions in float64, where they are not measured: of a core, and of a GPU
 MEASURING, TEXTS = 0.8, 10  # seconds of measuring a rate; texts in a batch
@@ -107,6 +106,7 @@ class Cost:
         saves: how often it is written besides every so many minutes.
         minutes: how many.
         memory: bytes at its peak: models, maps, and what training them needs.
+        texts: of the cell; None: its kind has no formula.
     """
 
     passes: float = 0.0
@@ -119,6 +119,7 @@ class Cost:
     saves: float = 0.0
     minutes: float = 10.0
     memory: float = 0.0
+    texts: TextSizes | None = None
 
 
 @dataclass(frozen=True)

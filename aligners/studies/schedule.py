@@ -128,9 +128,7 @@ class Schedule:
     def _after(self, number: str, job: Sequence[str]) -> str | None:
         """The only cell that needs this one, if it needs nothing else that is not done by then."""
         more = self._next.get(number)
-        if more is None or more in self._failed:
-            return None
-        return more if all(need in job or self._ended.get(need) == "done" for need in self._needs[more]) else None
+        return more if more is not None and more not in self._failed and self._can_begin(more, job) else None
 
     def _wait(self) -> None:
         """Wait until a job is finished, or a little, and look at the cells of jobs and those that others are making."""
@@ -155,20 +153,19 @@ class Schedule:
 
     def _begins(self, number: str) -> bool:
         """Prepare a cell for an attempt; false if others have it, or have done it."""
-        place, taken = self.folder.cell(number), self.folder.state(number) == "running"
+        taken = self.folder.state(number) == "running"
         if taken or self.folder.leaves(self.todo[number]):  # done by a job that an earlier command submitted, meanwhile
-            if number not in self._offered:  # it will be
-                return False
-            self._leave(number) if taken else self._elsewhere.add(number)
+            if number in self._offered:  # otherwise it will be
+                self._leave(number) if taken else self._elsewhere.add(number)
             return False
-        (place / RESULT).unlink(missing_ok=True)  # done, but what it left is gone
-        (place / ERROR).unlink(missing_ok=True)
+        for name in (RESULT, ERROR):  # the former where it is done, but what it left is gone
+            (self.folder.cell(number) / name).unlink(missing_ok=True)
         self._reached[number] = self.folder.reached(number)
         return True
 
-    def _can_begin(self, number: str) -> bool:
-        """Whether what a cell needs is done."""
-        return all(self._ended.get(need) == "done" for need in self._needs[number])
+    def _can_begin(self, number: str, job: Sequence[str] = ()) -> bool:
+        """Whether what a cell needs is done, or in a job."""
+        return all(need in job or self._ended.get(need) == "done" for need in self._needs[number])
 
     def _finish(self, future: Future[Mapping[str, str]]) -> None:
         """Take what a job has left; if it was lost, so was the cell at which it was, and the others run again."""

@@ -1,11 +1,9 @@
 """How many texts a task has, without reading them where that can be."""
 
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
+from aligners.files.tables import table_beside
 from aligners.studies.spec import Assumed
 from datamodules.text.loading import split_shares
 from datamodules.text.sources import TextSource, fitting_split, held_out_split, is_local, known_source
@@ -44,8 +42,7 @@ def text_sizes(source: TextSource, assumed: Assumed) -> TextSizes:
         train, *official = rows
         sizes = {name: round(train * share) for name, share in shares.items()}
         sizes |= {"test": sum(official)} if official else {}
-    limits = {name: source.most(name) for name in sizes}
-    limited = {name: size if (most := limits[name]) is None else min(size, most) for name, size in sizes.items()}
+    limited = {name: size if (most := source.most(name)) is None else min(size, most) for name, size in sizes.items()}
     return TextSizes(**limited, known=rows is not None)
 
 
@@ -65,7 +62,7 @@ def _counted(source: TextSource) -> list[int] | None:
 @cache
 def _splits(name: str, subset: str | None, revision: str | None) -> dict[str, Any]:
     """Rows of each split: as known, counted in files, or as the Hub says; nothing is downloaded."""
-    known = yaml.safe_load(Path(__file__).with_name("sizes.yaml").read_text(encoding="utf-8"))
+    known = table_beside(__file__, "sizes.yaml")
     if name in known:
         return known[name]
     if is_local(name):

@@ -313,8 +313,7 @@ class Study:
 
     def further_texts(self, kind: str) -> dict[str, dict[str, Any]]:
         """The data options of the further texts of a kind of cells, by name."""
-        texts: dict[str, dict[str, Any]] = getattr(self.work().get(kind), "texts", {})
-        return texts
+        return getattr(self.work().get(kind), "texts", {})
 
     def models_at(self, stage: Stage) -> list[Model]:
         """The models at a stage: of fine-tuned ones, every copy."""

@@ -272,7 +272,5 @@ class Stores:
                 f"{in_words(free)} free. Remove what is no longer needed, ask for fewer sites or texts, store "
                 "bfloat16 (`store_dtype`), or leave `store` out."
             )
-        rank_zero_only(print)(
-            f"Writing {in_words(total)} of states of {what} to {self.folder}, whose disk has {in_words(free)} free.",
-            flush=True,
-        )
+        said = f"Writing {in_words(total)} of states of {what} to {self.folder}, whose disk has {in_words(free)} free."
+        rank_zero_only(print)(said, flush=True)

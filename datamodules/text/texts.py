@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
-import yaml
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from aligners.errors import UserError
+from aligners.files.tables import table_beside
 from aligners.files.whole import whole_file
+from datamodules.text.annotated.sentence import CHOICE
 from datamodules.text.labels import MISSING, known_labels
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-WORDS: dict[str, str] = yaml.safe_load(Path(__file__).with_name("words.yaml").read_text(encoding="utf-8"))
+WORDS: dict[str, str] = table_beside(__file__, "words.yaml")
 FITTED = "fitted_on/texts.safetensors"  # in the folder of a model; not beside its weights, which some readers glob
 
 
@@ -245,6 +246,9 @@ class Texts:
             return self
         keys = hash_texts(self.test)
         masks = {name: known.among(keys) for name, known in fitted.items()}
+        if CHOICE in self.test.column_names:  # with one answer, all to that question
+            asked = np.asarray(self.test[CHOICE][:])
+            masks = {name: np.isin(asked, asked[mask]) for name, mask in masks.items()}
         rest = np.flatnonzero(~np.any(list(masks.values()), axis=0))
         if len(rest) == len(self.test):
             return self

@@ -109,11 +109,7 @@ def _documents(split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, end:
 
 def _whole_texts(batch: dict[str, list[Any]], tokenizer: PreTrainedTokenizerBase, end: int) -> dict[str, list[Any]]:
     ids = ended_texts(batch["text"], tokenizer, end)
-    return {
-        "input_ids": ids,
-        "length": [len(one) for one in ids],
-        "bytes": [len(text.encode()) for text in batch["text"]],
-    }
+    return {"input_ids": ids, "length": list(map(len, ids)), "bytes": [len(text.encode()) for text in batch["text"]]}
 
 
 def _sequences(documents: datasets.Dataset, sizes: np.ndarray, length: int) -> datasets.Dataset:
@@ -124,14 +120,9 @@ def _sequences(documents: datasets.Dataset, sizes: np.ndarray, length: int) -> d
     ids = flatten_column(documents.with_format("arrow")[:].column("input_ids")).numpy()
     ends = np.zeros(len(ids), dtype=np.int8)
     ends[np.cumsum(sizes) - 1] = 1
-    return datasets.Dataset.from_dict(
-        {
-            "input_ids": ids[: count * length].reshape(count, length),
-            "special_tokens_mask": ends[: count * length].reshape(count, length),
-            "length": np.full(count, length),
-            "id": np.arange(count),
-        }
-    )
+    flat = {"input_ids": ids, "special_tokens_mask": ends}
+    columns = {name: values[: count * length].reshape(count, length) for name, values in flat.items()}
+    return datasets.Dataset.from_dict(columns | {"length": np.full(count, length), "id": np.arange(count)})
 
 
 Split = Literal["fit", "validation", "test", "other"]  # other: of another source, where an evaluation reads one
@@ -187,15 +178,9 @@ class TokenisedSplits:
 
     def describe(self) -> dict[str, Any]:
         """Describe the splits read so far: how many words all models have in full, and what was packed."""
-        coverage = {
-            name: {"words": data.words, "used": data.words_used}
-            for name, data in self._made.items()
-            if data.words is not None
-        }
-        return {
-            **({"words": coverage} if self.words else {}),
-            **({"packed": dict(self._packed)} if self.packed else {}),
-        }
+        with_words = ((name, data) for name, data in self._made.items() if data.words is not None)
+        coverage = {name: {"words": data.words, "used": data.words_used} for name, data in with_words}
+        return ({"words": coverage} if self.words else {}) | ({"packed": dict(self._packed)} if self.packed else {})
 
     def bytes_per_token(self, name: Split) -> float:
         """Bytes of UTF-8 per token of a split: bits per byte are nats per token / ln 2 / bytes per token.

@@ -7,17 +7,21 @@ import logging
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import blake2b
-from itertools import chain, pairwise
-from typing import TYPE_CHECKING, Any
+from itertools import chain, groupby, pairwise
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from aligners.errors import UserError
 from datamodules.batches import TextBatch
+from datamodules.text.annotated.sentence import CHOICE
+from datamodules.text.labels import MISSING
 
 if TYPE_CHECKING:
     import datasets
@@ -137,7 +141,7 @@ def tokenise(
     tokens = split.map(
         _tokens,
         batched=True,
-        remove_columns=[column for column in split.column_names if column not in ("id", "label")],
+        remove_columns=[column for column in split.column_names if column not in ("id", "label", CHOICE)],
         fn_kwargs={"tokenizer": tokenizer, "max_length": max_length, "words": words},
         new_fingerprint=name,
         desc="Tokenising",
@@ -264,7 +268,10 @@ class TokenisedTexts(Dataset):
         word_counts: (n,) how many each text has; None likewise.
         marks: kind of rows -> which are of unseen types, once that is known; every batch then says so in `unseen`.
         leave_out: whether these are texts to fit on, without the rows that are marked.
+        members: numbers of the texts that answer each question, where rows are those of questions; None: of texts.
     """
+
+    members: list[list[int]] | None = None
 
     def __init__(self, tokens: Sequence[datasets.Dataset], tokenizers: Sequence[PreTrainedTokenizerBase]) -> None:
         first = [next(i for i, other in enumerate(tokens) if other is table) for table in tokens]
@@ -326,22 +333,35 @@ class TokenisedTexts(Dataset):
         same.marks, same.leave_out = marks, leave_out
         return same
 
+    @cached_property
+    def by_question(self) -> TokenisedTexts:
+        """The same with a row a question: as long as its longest answer, its label the place of the right one."""
+        asked, same = self.tables[0][CHOICE][:], copy(self)
+        same.members = members = [list(texts) for _, texts in groupby(range(len(asked)), asked.__getitem__)]
+        same.ids = torch.arange(len(members))
+        same.lengths = torch.stack([self.lengths[texts].amax() for texts in members])
+        right = [cast(Tensor, self.labels)[texts].tolist() for texts in members]
+        same.labels = torch.tensor([labels.index(1) if 1 in labels else MISSING for labels in right])
+        return same
+
     def __getitem__(self, rows: Sequence[int]) -> TextBatch:
-        """Make a batch of the texts with these row numbers."""
-        index = torch.as_tensor(rows)
+        """Make a batch of the texts, or of all answers to the questions, with these row numbers."""
+        row = index = torch.as_tensor(rows)
+        answers = None
+        if self.members is not None:
+            parts = [self.members[question] for question in rows]
+            index = torch.tensor(list(chain.from_iterable(parts)))
+            places = torch.arange(len(index)).split([len(texts) for texts in parts])
+            answers = pad_sequence(places, batch_first=True, padding_value=-1)
         batches = {i: laid.batch(index) for i, laid in self._laid.items()}
         inputs, special, words = zip(*(batches[i] for i in self._models), strict=True)
-        return TextBatch(
-            inputs,
-            special,
-            self.ids[index],
-            labels=None if self.labels is None else self.labels[index],
-            words=None if self.word_counts is None else words,
-            word_count=None if self.word_counts is None else self.word_counts[index],
-            unseen={kind: marks.of(index) for kind, marks in self.marks.items()},
-            leave_out=self.leave_out,
-            number=getattr(rows, "number", 0),
-        )
+        about: dict[str, Any] = {"leave_out": self.leave_out, "number": getattr(rows, "number", 0), "answers": answers}
+        if self.labels is not None:
+            about["labels"] = self.labels[row]
+        if self.word_counts is not None:
+            about |= {"words": words, "word_count": self.word_counts[index]}
+        unseen = {kind: marks.of(index) for kind, marks in self.marks.items()}
+        return TextBatch(inputs, special, self.ids[row], unseen=unseen, **about)
 
 
 def _number_common_words(laid: Sequence[_Tokens], counts: Tensor) -> tuple[Tensor, Tensor]:

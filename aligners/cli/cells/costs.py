@@ -9,29 +9,30 @@ import torch
 from aligners.cli.cells.loads import FLOAT, Load, Training
 from aligners.cli.cells.options import CellOptions
 from aligners.files.room import in_words
+from aligners.files.tables import table_beside
 from aligners.fitting.parts import bytes_a_site, pairs_within
 from aligners.injection.routes import route_numbers
 from aligners.maps.inn import INN
 from aligners.probing.reading import USUAL
-from aligners.probing.trees import USUAL_RANK
+from aligners.probing.trees import STRUCTURAL, USUAL_RANK
 from aligners.similarity.catalogue import catalogue
 from aligners.similarity.evaluation import GROUPS
 from aligners.similarity.passes.sums import Shape
 from aligners.similarity.passes.work import DOUBLE, comparison_work
 from aligners.studies.cells import Cell, expand
-from aligners.studies.plan import CALL, ESTIMATES, SOLVING, START, Cost, Plan, Size, measured_rates
+from aligners.studies.plan import CALL, SOLVING, START, Cost, Plan, Size, measured_rates, sizes_in
 from aligners.studies.sizes import TextSizes, text_sizes
 from aligners.studies.spec import Study
 from datamodules.rows.policies import most_rows
 from datamodules.rows.sites import parse_layers, parse_sites
-from datamodules.text.sources import TextSource
+from datamodules.text.sources import TextSource, known_source
 
 FLOOR_METHODS = 3  # mean, identity, random_embedding
 COPIES = 3  # of a trained weight in a checkpoint, besides itself: Adam's two averages and the best so far
 DECOMPOSED = 30.0  # × d³: FLOP of the decompositions of a closed form
 MOMENT = 8  # bytes
-SPLITS: dict[str, Sequence[str]] = {"inject": ("fit", "test"), "similarity": ("test",), "identity": ("test",)}
-SPLITS |= dict.fromkeys(("fit", "fit_pairs"), ("fit", "validation"))  # that cells read; others read all three
+SPANS = 1.5  # of a target of an edge probe, on average
+ABOUT = table_beside(__file__, "costs.yaml")
 
 
 class Costs:
@@ -45,34 +46,24 @@ class Costs:
 
     def __init__(self, study: Study, options: CellOptions, sizes: Mapping[str, Size]) -> None:
         self.study, self.options, self.sizes = study, options, sizes
-        self._known: dict[object, tuple[TextSizes, Cost]] = {}
+        self._known: dict[object, Cost] = {}
 
     def of(self, cell: Cell) -> Cost:
         """The cost of a cell: the same for all of its kind, task and texts with models of the same sizes."""
-        return self._of(cell)[1] if cell.kind in COSTS else Cost()
-
-    def _of(self, cell: Cell) -> tuple[TextSizes, Cost]:
-        key = (cell.kind, cell.task, str(cell.options["data"].get("text")), *self.size(cell), cell.pairs)
+        if cell.kind not in COSTS:
+            return Cost()
+        key = (cell.kind, cell.task, str(cell.options["data"].get("text")), *sizes_in(cell, self.sizes), cell.pairs)
         if key not in self._known:
             load = self.load(cell)
-            self._known[key] = load.texts, COSTS[cell.kind](load)
+            self._known[key] = replace(COSTS[cell.kind](load), texts=load.texts)
         return self._known[key]
-
-    def size(self, cell: Cell) -> list[Size]:
-        """The sizes of a cell's models, which have a head once they are fine-tuned."""
-        sizes = [(model.stage, self.sizes[model.name.split("#")[0]]) for model in cell.models]
-        return [replace(size, head="classification") if stage == "finetuned" else size for stage, size in sizes]
-
-    def texts(self, cell: Cell) -> TextSizes:
-        """Texts of a cell, whose kind has a formula."""
-        return self._of(cell)[0]
 
     def load(self, cell: Cell) -> Load:
         """What a cell computes; the data options of an `inject` are those of what it injects."""
         of_task = {**self.study.data, **self.study.tasks.get(cell.task or "", {})}
         parsed, built = self.options.of(cell, of_task if cell.kind == "inject" else {})
         split = text_sizes(TextSource(**parsed.data.text.as_dict()), self.study.assume)
-        return Load(self.study, parsed, built, self.size(cell), cell.pairs, split)
+        return Load(self.study, parsed, built, sizes_in(cell, self.sizes), cell.pairs, split)
 
 
 # ---------------------------------------------------------------------- kinds of cells
@@ -186,14 +177,16 @@ def _similarity(load: Load) -> Cost:
 def _probe(load: Load) -> Cost:
     """A model and its untrained twin read both splits; 6 FLOP for each weight of a probe, word and epoch.
 
-    A third of `training.max_epochs`, with about a matrix of weights; codes double that.
+    A third of `training.max_epochs`; codes double that. Edge probes project one span or two, and have a hidden layer.
     """
     (size,), parsed = load.sizes, load.parsed
     rows = load.rows(load.texts.fit)
     sources = 2 if parsed.controls else 1  # the model, and its untrained twin
     layers = len(parse_layers(parsed.data.layers, size.layers))
-    probes = layers * (sources + int(parsed.controls)) * len(parsed.tasks or USUAL) * parsed.seeds
-    weights = size.width * max(parsed.projection, parsed.hidden, *(parsed.ranks or [min(USUAL_RANK, size.width)]))
+    probes, tasks = layers * (sources + int(parsed.controls)) * parsed.seeds, parsed.tasks or USUAL
+    trees = size.width * sum(parsed.ranks or [min(USUAL_RANK, size.width)])
+    edges = SPANS * parsed.projection * (size.width + parsed.hidden)
+    weights = sum(trees if task in STRUCTURAL else edges for task in tasks)
     trained = 6.0 * rows * parsed.training.max_epochs / 3 * probes * weights * (2 if parsed.portions else 1)
     reading = sources * load.reading(load.texts.fit + load.texts.test)
     memory = load.memory + FLOAT * 2 * rows * layers * sources * size.width
@@ -224,12 +217,13 @@ def _identity(load: Load) -> Cost:
 def _finetune(load: Load) -> Cost:
     """Three times a pass in every epoch, one over the validation texts, and at the end one over the held-out texts."""
     variants = len(load.parsed.variants)
-    training = load.trained(load.texts.fit, load.parsed.data.batch_size)
+    answers = known_source(TextSource(**load.parsed.data.text.as_dict())).answers
+    training = load.trained(load.texts.fit, answers * load.parsed.data.batch_size)
     watched = load.validated(training) + load.texts.test
     return Cost(
         passes=variants * (training.epochs + watched / load.texts.fit),
         flops=variants * load.reading(3 * training.rows + watched),
-        calls=variants * load.calls(3 * training.rows + watched),
+        calls=variants * load.calls((3 * training.rows + watched) / answers),
         disk=variants * load.memory,
         memory=4 * load.memory,  # weights, gradients, two moments
         **load.saving(training, 3 * load.memory),
@@ -258,7 +252,7 @@ def formulas() -> str:
     for kind, cost in COSTS.items():
         kinds.setdefault(" ".join((cost.__doc__ or "").split()), []).append(kind)
     lines = (f"{', '.join(names)}: {formula}" for formula, names in kinds.items())
-    return ESTIMATES.format(kinds="\n".join(lines), start=START, call=CALL, solving=SOLVING)
+    return ABOUT["estimates"].format(kinds="\n".join(lines), start=START, call=CALL, solving=SOLVING)
 
 
 # ---------------------------------------------------------------------- the whole study
@@ -287,8 +281,8 @@ def plan_study(costs: Costs, cells: Sequence[Cell], rate: float | None, workers:
             f"blocks of width {assume.width} (`assume`)."
         )
     estimates = [(cell, costs.of(cell)) for cell in cells]
-    stored = [cell for cell, cost in estimates if cost.reading or cell.kind in SPLITS]  # attention is not
-    reading = [(cell, costs.texts(cell)) for cell in stored]
+    stored = [(cell, cost) for cell, cost in estimates if cost.reading or cell.kind in ABOUT["reads"]]  # not attention
+    reading = [(cell, cost.texts) for cell, cost in stored if cost.texts is not None]
     if guessed := sorted({str(cell.task) for cell, texts in reading if not texts.known}):
         notes.append(
             f"Nothing says how many texts {', '.join(guessed)} have: {assume.texts:,} to fit on and "
@@ -297,8 +291,8 @@ def plan_study(costs: Costs, cells: Sequence[Cell], rate: float | None, workers:
     read = {
         (model.path, cell.task, split, getattr(texts, split)): (size, _kept(cell, assume.tokens))
         for cell, texts in reading
-        for split in SPLITS.get(cell.kind, TextSizes._fields[:3])
-        for model, size in zip(cell.models, costs.size(cell), strict=True)
+        for split in ABOUT["reads"].get(cell.kind, TextSizes._fields[:3])
+        for model, size in zip(cell.models, sizes_in(cell, costs.sizes), strict=True)
     }
     store = sum(FLOAT * (size.layers + 1) * size.width * texts * rows for (*_, texts), (size, rows) in read.items())
     once = sum(size.reading(texts * assume.tokens) for (*_, texts), (size, _) in read.items())
@@ -328,8 +322,8 @@ def choose_banks(study: Study, options: CellOptions, sizes: Mapping[str, Size]) 
         return study, []
     single = replace(study, fit=replace(study.fit, pairs_at_once=1))
     costs = Costs(single, options, sizes)
-    fits = {(cell.task, *costs.size(cell)): cell for cell in expand(single, options) if cell.kind == "fit"}
-    if len({size.width for cell in fits.values() for size in costs.size(cell)}) != 1:
+    fits = {(cell.task, *sizes_in(cell, sizes)): cell for cell in expand(single, options) if cell.kind == "fit"}
+    if len({size.width for cell in fits.values() for size in sizes_in(cell, sizes)}) != 1:
         return single, ["Each pair of models is fitted by itself, because their widths differ."] if fits else []
     limit = study.fit.memory * 1e9
     pairs = [_pair(costs.load(cell)) for cell in fits.values()]

@@ -97,7 +97,7 @@ class Load:
         times = training.steps // interval if by_steps else training.epochs // (every or 1) / (interval or 1.0)
         return texts * (before + times)
 
-    def saving(self, training: Training, size: float) -> dict[str, float]:
+    def saving(self, training: Training, size: float) -> dict[str, Any]:
         """Its checkpoints, each of so many bytes, as fields of `Cost`."""
         how = self.parsed.get("checkpoint")
         if how is None:

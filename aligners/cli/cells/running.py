@@ -1,8 +1,11 @@
-"""Runs one cell of a study, in whatever process."""
+"""Runs one cell of a study, in whatever process, or in several, one for each of its devices."""
 
+import ctypes
 import gc
 import json
 import os
+import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -17,20 +20,19 @@ from typing import Any, TextIO
 import torch
 import yaml
 
-from aligners.cli.cells.ranks import run_on_devices
-from aligners.cli.endings import MENDABLE, ended_by_signals
+from aligners.cli.endings import INTERRUPTED, MENDABLE, TERMINATED, ended_by_signals
 from aligners.cli.folders import RANKS_SHARE, goes_on_from, release
 from aligners.cli.table import run_script
 from aligners.errors import UserError
 from aligners.files.whole import remove, write_text
 from aligners.similarity.passes.saved import PASSES
 from aligners.studies.cells import KINDS
-from aligners.studies.executors import Unfinished
-from aligners.studies.folder import ERROR, LOG, OPTIONS, RESULT, StudyFolder, locked
-from aligners.studies.results import as_lines
+from aligners.studies.executors import THREADS, Unfinished, let_jobs_import
+from aligners.studies.folder import ERROR, LOG, OPTIONS, RESULT, StudyFolder, as_lines, locked
 
 PACKAGES = ("torch", "lightning", "transformers", "numpy")
 FINISHED = "finetuned.json"
+END_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
 GOES_ON = ("run/last.ckpt", f"run/{PASSES}", "run/part-*", "before")  # what a cell that was interrupted goes on from
 
 
@@ -119,7 +121,7 @@ def _run(folder: StudyFolder, cell: dict[str, Any], place: Path, devices: int) -
         if devices == 1 or kind.alone or cell["options"].get("sites_at_once"):
             run_script(kind.script, words)
         else:
-            run_on_devices(kind.script, words, devices, place / LOG)
+            _run_on_devices(kind.script, words, devices, place / LOG)
     finally:
         end_run(place)  # also what it went on from
     rows = {} if kind.report is None else json.loads((run / kind.report).read_text(encoding="utf-8"))
@@ -131,6 +133,47 @@ def _run(folder: StudyFolder, cell: dict[str, Any], place: Path, devices: int) -
         "versions": {name: version(name) for name in PACKAGES},
         **{"meta": {}, "rows": [], **rows},
     }
+
+
+def _run_on_devices(script: str, words: Sequence[str], devices: int, log: Path) -> None:
+    """Run a command in a process from which Lightning starts the further ones.
+
+    Args:
+        script: `train` or `evaluate`.
+        words: of the command line.
+        devices: number of processes.
+        log: to which this process prints, and so the others.
+
+    Raises:
+        ValueError: the command has refused its options or files.
+        RuntimeError: it has failed.
+        SystemExit: it was stopped or killed.
+    """
+    let_jobs_import()
+    threads = int(os.environ.get(THREADS) or len(os.sched_getaffinity(0)))
+    # Under its own name in a job of SLURM, Lightning would expect SLURM to start the further processes.
+    environment = {**os.environ, THREADS: str(max(1, threads // devices)), "SLURM_JOB_NAME": "bash"}
+    command = [sys.executable, "-m", "aligners", script, *words, "--trainer.devices", str(devices)]
+    process = subprocess.Popen(command, env=environment, preexec_fn=_end_with_parent)
+    try:
+        status = process.wait()
+    except BaseException:
+        process.terminate()  # it saves its state at the end of the step
+        process.wait()
+        raise
+    if status < 0 or status in (INTERRUPTED, TERMINATED):
+        raise SystemExit(status if status > 0 else 128 - status)
+    if status:
+        said = log.read_text(encoding="utf-8", errors="replace").strip()
+        if status == MENDABLE:
+            raise UserError(said.rpartition("error: ")[2])
+        raise RuntimeError(f"The command has ended with status {status}:\n{said}")
+
+
+def _end_with_parent() -> None:
+    """In the new process: be killed once the process that started it is, so that no two work on one cell."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(END_WITH_PARENT, signal.SIGKILL)
 
 
 def _words(cell: dict[str, Any], place: Path) -> list[str]:

@@ -7,9 +7,8 @@ from pathlib import Path
 from aligners.cli.run import Run, command
 from aligners.reports.screen import SiteTable, screen
 from aligners.reports.study.report import report as write_report
+from aligners.studies import collecting
 from aligners.studies.cells import Cell
-from aligners.studies.collecting import collect as write_tables
-from aligners.studies.collecting import tables
 from aligners.studies.folder import ERROR, STATES, StudyFolder
 from aligners.studies.pace import Pace
 from aligners.studies.plan import duration
@@ -43,7 +42,7 @@ def collect(_: Run, folder: Path) -> None:
     Args:
         folder: Folder of the study, such as runs/NAME.
     """
-    for path in write_tables(StudyFolder(folder)).values():
+    for path in collecting.collect(StudyFolder(folder)).values():
         print(path)
 
 
@@ -61,7 +60,7 @@ def report(_: Run, folder: Path) -> None:
 
 def collect_and_report(folder: StudyFolder) -> None:
     """Collect the results, and make the report if there is anything to report on."""
-    collected = tables(folder)
+    collected = collecting.tables(folder)
     if collected:
         results = [folder.about(number) for number in sorted(folder.cells) if folder.state(number) == "done"]
         first = MEANINGLESS if (folder.path / NOTES).is_file() else None

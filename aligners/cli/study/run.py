@@ -11,10 +11,8 @@ import torch
 import yaml
 from jsonargparse import Namespace
 
-from aligners.cli.cells.checks import check_cells, model_sizes, not_injected
 from aligners.cli.cells.costs import Costs, choose_banks, formulas, plan_study
-from aligners.cli.cells.kept import with_kept_rows
-from aligners.cli.cells.options import CellOptions
+from aligners.cli.cells.options import CellOptions, check_cells, model_sizes, not_injected, with_kept_rows
 from aligners.cli.cells.running import run_cells
 from aligners.cli.endings import goes_on_with
 from aligners.cli.run import Run, command, options_of
@@ -25,8 +23,7 @@ from aligners.reports.study.registry import CONTENTS
 from aligners.studies.cells import expand
 from aligners.studies.executors import in_groups, make_executor, visible_gpus
 from aligners.studies.folder import StudyFolder
-from aligners.studies.rehearsals.notes import REHEARSAL
-from aligners.studies.rehearsals.notes import words as rehearsed
+from aligners.studies.rehearsals import notes
 from aligners.studies.schedule import Schedule
 from aligners.studies.spec import Study, read_study
 
@@ -86,7 +83,7 @@ def run(run: Run, folder: Path | None = None, plan: bool = False, changed: bool 
     study = read_study(plain)
     place = folder or Path("runs") / study.name
     if options.get("rehearse"):
-        _rehearse(written, plain, place / REHEARSAL)
+        _rehearse(written, plain, place / notes.REHEARSAL)
     _plan_and_run(study, place, options, plan=plan, changed=changed)
 
 
@@ -142,11 +139,10 @@ def _plan_and_run(
     """
     check_known(CONTENTS, report=study.report)
     devices: int = options.cell_devices
-    check_range(least=1, cell_devices=devices)
+    check_range(least=1, cell_devices=devices, workers=options.workers or None)
     visible = visible_gpus(torch.cuda.device_count()) if options.executor == "processes" else []
     gpus = in_groups(visible, devices)
     workers = options.workers or max(1, len(gpus))
-    check_range(least=1, workers=workers)
     check_range(least=0, minutes_a_job=options.minutes_a_job)
     check_range(above=0, rate=options.rate)
     commands, sizes = CellOptions(), model_sizes(study, assume=plan)
@@ -188,13 +184,10 @@ def _plan_and_run(
 def _end(folder: StudyFolder) -> None:
     """Say how far the study is; the exit status says whether a cell has failed."""
     screen().print(status_table(folder))
-    failed = failures(folder)
-    if failed:
-        print(*failed, f"`study.py retry {folder.path}` runs them once more.", sep="\n")
-    written = folder.path / "report" / "report.html"
-    for line in rehearsed(folder.path):
+    failed, written = failures(folder), folder.path / "report" / "report.html"
+    again = [f"`study.py retry {folder.path}` runs them once more."] if failed else []
+    report = [f"Report: {written}"] if written.is_file() else []
+    for line in (*failed, *again, *notes.words(folder.path), *report):
         print(line)
-    if written.is_file():
-        print(f"Report: {written}")
     if failed:
         sys.exit(FAILED)

@@ -5,8 +5,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
-
 from aligners.cli.endings import goes_on_with
 from aligners.cli.folders import is_begun, rank, try_run_folder
 from aligners.cli.options import check_trains
@@ -43,6 +41,7 @@ def finetune(run: Run, seeds: int | list[int] = 1, variants: list[str] = ["none"
 
     Texts without labels are learned by what they have instead: the trees of a treebank in CoNLL-U by a biaffine parser
     (LAS; as accuracy UAS), questions in SQuAD's format by the span that answers them (F1; as accuracy exact match).
+    Of `hellaswag` and `cosmos_qa` a logit for each answer is learned, by cross-entropy over the answers to a question.
 
     Each ends as a model folder VARIANT/seed-SEED of the run, written whole, with its figures in finetuned.json. The
     same command with the same `--run`, after an interruption, goes on where it was.
@@ -61,11 +60,8 @@ def finetune(run: Run, seeds: int | list[int] = 1, variants: list[str] = ["none"
     jobs = plan(data, _seeds(seeds), variants)
     data.setup("fit")
     task = token_task(data, 0)
-    score: Any = None if task is None else task.score
-    majority: float | None = None
-    if task is None:
-        score = choose_score(data.text, regression=data.texts.regression, classes=data.classes)
-        majority = float(task_score(score, data.constant_answers(), data.answers("test")))
+    score: Any = task.score if task else choose_score(data.text, regression=data.texts.regression, classes=data.classes)
+    majority = None if task else float(task_score(score, data.constant_answers(), data.answers("test")))
     begun = is_begun(run.options.run)
     if begun and rank() == 0:
         run.check_begun()
@@ -77,17 +73,13 @@ def finetune(run: Run, seeds: int | list[int] = 1, variants: list[str] = ["none"
     for job in jobs:
         with goes_on_with(lambda: {"run": run.folder}):
             done = _finished(job, data, recipe, run.folder)
-            rows.append(done or train(job, data, recipe, score, _trainer(run), run.folder))
+            saving = run.made.checkpoint.inside(run.folder)  # of one classifier
+            rows.append(done or train(job, data, recipe, score, run.trainer(saving), run.folder))
         if rank() == 0:
             write(make_report("finetuning", meta, rows), run.folder)
     trainer = run.trainer()
     if trainer.is_global_zero:
         publish(make_report("finetuning", {**meta, **environment(trainer)}, rows), run.folder, trainer)
-
-
-def _trainer(run: Run) -> pl.Trainer:
-    """A Trainer for one classifier, which keeps its state in the run's folder."""
-    return run.trainer(run.made.checkpoint.inside(run.folder))
 
 
 def _finished(job: Job, data: ModelTexts, recipe: FinetuningRecipe, folder: Path) -> Row | None:

@@ -257,11 +257,8 @@ def fit_gcca(maps: Aligner, joint: JointMoments) -> None:
     _set(maps, joint, *maxvar(joint))
 
 
-# name -> the class that holds such maps, and what sets them
-CLOSED_UNIVERSES: dict[str, tuple[Callable[[int, int, int], Aligner], FitMaps]] = {
-    "procrustes": (Procrustes, fit_procrustes),
-    "gcca": (Linear, fit_gcca),
-}
+_Closed = tuple[Callable[[int, int, int], Aligner], FitMaps]  # the class that holds such maps, and what sets them
+CLOSED_UNIVERSES: dict[str, _Closed] = {"procrustes": (Procrustes, fit_procrustes), "gcca": (Linear, fit_gcca)}
 
 
 def _set(maps: Aligner, joint: JointMoments, into: Tensor, back: Tensor) -> None:

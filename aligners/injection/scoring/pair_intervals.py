@@ -93,9 +93,8 @@ def check_groups(groups: Mapping[str, Sequence[str]] | None, models: Iterable[st
 
 
 def _summary(rows: list[Row], kinds: Kinds, quantities: Sequence[str], bases: Kinds | None) -> Row:
-    values = torch.tensor(
-        [[math.nan if row[name] is None else row[name] for row in rows] for name in quantities], dtype=torch.float64
-    )
+    numbers = [[math.nan if row[name] is None else row[name] for row in rows] for name in quantities]
+    values = torch.tensor(numbers, dtype=torch.float64)
     ends = interval_over_models(values, [(row["model_x"], row["model_y"]) for row in rows], kinds, bases)
     low, high, interval = (values.amin(-1), values.amax(-1), RANGE) if ends is None else ends
     summary: Row = {

@@ -7,6 +7,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from aligners.similarity.moments import DoubleMetric
+from datamodules.asking import Targets
 from datamodules.rows.policies import Rows
 
 RESAMPLES = 1000
@@ -103,8 +104,8 @@ def percentile_interval(values: Tensor) -> tuple[Tensor, Tensor]:
     return ends[0], ends[1]
 
 
-def per_text_sums(values: Tensor, rows: Rows) -> Tensor:
-    """Sum over the rows of each text of a batch: (..., N) -> (..., B)."""
+def per_text_sums(values: Tensor, rows: Rows | Targets) -> Tensor:
+    """Sum over the rows or units of each text of a batch: (..., N) -> (..., B); zero for a text without any."""
     return values.new_zeros(*values.shape[:-1], rows.texts).index_add_(-1, rows.owner, values)
 
 

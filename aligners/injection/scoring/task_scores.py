@@ -130,10 +130,8 @@ def _correlation(function: Callable[[Tensor, Tensor], Tensor], answers: Tensor, 
     constant = (spread == 0).any(0)
     ramp = torch.arange(len(answers), dtype=torch.float64)[:, None].expand_as(answers)
     # Correlations do not depend on the unit, but torchmetrics warns about numbers that are close to each other.
-    scaled = [
-        torch.where(constant, ramp, (values - values.amin(0)) / scale)
-        for values, scale in zip((answers, labels), spread, strict=True)
-    ]
+    sides = zip((answers, labels), spread, strict=True)
+    scaled = [torch.where(constant, ramp, (values - values.amin(0)) / scale) for values, scale in sides]
     return function(*scaled).reshape(-1).double().where(~constant, 0.0)
 
 

@@ -186,11 +186,6 @@ def divergence(logits: Tensor, own: Tensor, temperature: float = 1.0) -> Tensor:
     return temperature**2 * kl_div(learning, matched, reduction="none", log_target=True).sum(-1)
 
 
-def per_text(values: Tensor, targets: Targets) -> Tensor:
-    """Sum over the units of each text: (..., U) -> (..., B); zero for a text without units."""
-    return values.new_zeros(*values.shape[:-1], targets.texts).index_add(-1, targets.owner, values)
-
-
 class UnitAnswers(NamedTuple):
     """What is answered to U units of a batch, without the logits: those of a language model would fill the memory.
 

@@ -53,10 +53,8 @@ class PairedWords(NamedTuple):
         x = self.x.states[[self.x.places.index(ModelLayer("model", i)) for i, _ in self.pairs]]
         with torch.no_grad():
             y = torch.cat([method.map(rows, None) for rows in x.split(AT_ONCE, 1)], 1)
-        return [
-            replace(self.y, states=y[s : s + 1], places=(ModelLayer("model", j),))
-            for s, (_, j) in enumerate(self.pairs)
-        ]
+        targets = [ModelLayer("model", j) for _, j in self.pairs]
+        return [replace(self.y, states=y[s : s + 1], places=(place,)) for s, place in enumerate(targets)]
 
 
 class PairsBeingRead:

@@ -24,6 +24,7 @@ from aligners.reports.templates import sentences
 PAGE, CONFIG = "report.html", "config.yaml"
 MOST_BYTES = 2_000_000  # of images in a page
 MOST_NARROW, NARROW = 3, 4.2  # figures that are also laid out for a phone; inches
+MOST_PIXELS = 2**15 - 1  # of a side of an image: browsers show no larger one, and matplotlib draws at most twice that
 MOST_NAMES = 4
 SENTENCES = re.compile(r"\n|(?<=[\w%)][.]) (?=[A-Z])")  # where one ends and the next begins
 MOST_ROWS = 400  # of all rows; the CSV file has the others
@@ -150,10 +151,8 @@ def page_tables(report: Report) -> list[PageTable]:
 def _of_screen(table: SiteTable, number: int, one_of_several: bool) -> PageTable:
     """A table of the screen; where several have one title, the groups of its columns are part of it."""
     rows = zip(*(column.cells for column in table.columns), strict=True)
-    lines = [
-        Line([Cell(text, _sorted_by(text)) for text in texts], ROLES.get(style, ""))
-        for texts, style in zip(rows, table.styles, strict=True)
-    ]
+    styled = zip(rows, table.styles, strict=True)
+    lines = [Line([Cell(text, _sorted_by(text)) for text in texts], ROLES.get(style, "")) for texts, style in styled]
     caption = "Sort with the headings."
     if any(line.role == "ceiling" for line in lines):
         caption += " Bold: ceilings. Grey: floors."
@@ -218,7 +217,8 @@ def stacked(figure: Figure) -> Figure | None:
 def save_figure(figure: Figure, path: Path) -> None:
     """Write a figure as PNG, whole or not at all, with its description."""
     with whole_file(path) as unfinished:
-        figure.savefig(unfinished, dpi=130, format="png", metadata={ENTRY: _described(figure)})
+        dpi = min(130.0, MOST_PIXELS / max(figure.get_size_inches()))
+        figure.savefig(unfinished, dpi=dpi, format="png", metadata={ENTRY: _described(figure)})
 
 
 def alt_text(image: bytes) -> str:

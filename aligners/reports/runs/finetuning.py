@@ -51,14 +51,9 @@ def finetuning_table(rows: Sequence[Row], majority: float | None) -> SiteTable:
     columns = ["classifiers", score_heading(rows), "± sd", "loss", "seconds", "weights trained"]
     table = SiteTable(title, ["variant"], columns, {})
     for row in summarise(rows):
-        table.add_row(
-            row["variant"],
-            str(row["n"]),
-            *("" if row[name] is None else f"{100 * row[name]:.1f}" for name in ("score", "score_sd")),
-            aligned(row["loss"]),
-            f"{row['seconds']:.0f}",
-            f"{row['trained']:,}",
-        )
+        scores = ("" if row[name] is None else f"{100 * row[name]:.1f}" for name in ("score", "score_sd"))
+        further = aligned(row["loss"]), f"{row['seconds']:.0f}", f"{row['trained']:,}"
+        table.add_row(row["variant"], str(row["n"]), *scores, *further)
     if majority is not None:
         table.add_row(floor_words(rows), "", f"{100 * majority:.1f}", style="dim")
     return table

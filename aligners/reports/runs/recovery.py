@@ -14,10 +14,8 @@ from aligners.reports.screen import SiteTable
 
 def report(meta: Row, rows: Sequence[Row]) -> Report:
     """Make the report from one row for each map, strength, target and site."""
-    shown = [
-        {**row, "method": row["method"] + ", back to X" * (row.get("direction") == "backward")}
-        for row in with_short_names(rows)
-    ]
+    end = {"backward": ", back to X"}
+    shown = [row | {"method": row["method"] + end.get(str(row.get("direction")), "")} for row in with_short_names(rows)]
     # over targets and sites, NaN where one of them is no number
     means = [worst_of(group) | {"fvu": mean(group, "fvu")} for group in grouped(shown, "method", "strength").values()]
     figures, findings = {"recover": partial(_figure, means)}, what_did_not_train(shown)

@@ -7,11 +7,11 @@ from importlib.metadata import metadata
 from pathlib import Path
 from typing import Any
 
-import yaml
 from huggingface_hub import ModelCardData
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from aligners.files.shared import LIBRARY
+from aligners.files.tables import table_beside
 from aligners.fitting.outcomes import MARK, what_did_not_train
 from aligners.reports.finished import FinishedRun
 from aligners.reports.names import four_digits, held_out_name, short_names, site_name, with_short_names
@@ -25,7 +25,7 @@ HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 TAGS = {"maps": "model-alignment", "universe": "model-alignment", "stitching": "model-stitching", "probes": "probing"}
 PLACE = "FOLDER-OR-NAME"  # until it is uploaded
 MOST_ROWS = 80
-COLUMNS = yaml.safe_load((HERE / "card.yaml").read_text(encoding="utf-8"))
+COLUMNS = table_beside(__file__, "card.yaml")
 LABELS, VALUES = COLUMNS["labels"], COLUMNS["values"]
 
 

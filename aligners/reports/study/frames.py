@@ -51,7 +51,7 @@ class Frames:
         for frame in self._collected.values():
             for side in "xy":
                 if f"model_{side}" in frame:
-                    known = frame[[f"model_{side}", f"group_{side}"]].dropna()
+                    known = frame[[f"model_{side}", f"group_{side}"]].drop_duplicates().dropna()
                     groups |= dict(known.itertuples(index=False, name=None))
         return groups
 

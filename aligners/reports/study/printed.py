@@ -1,26 +1,18 @@
 """The papers' own definitions, where they are another computation than ours, and beside which of ours each stands."""
 
 from collections.abc import Mapping
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import yaml
 
+from aligners.files.tables import table_beside
 from aligners.fitting.outcomes import is_trained
 
+DEFINITIONS = "as_printed.yaml"
 # of maps, that reports show in a column beside ours
 QUANTITIES = ("mse", "mse_fit", "score", "accuracy", "accuracy_source_pooler")
 PLACE = ("cell", "task", "stage", "model_x", "model_y", "rows", "site_x", "site_y")
 FURTHER = ("strength", "target_seed", "direction")  # what tells the rows of one map apart in a recovery
-
-
-@cache
-def definitions() -> dict[str, dict[str, Any]]:
-    """What `as_printed.yaml` says."""
-    written: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("as_printed.yaml").read_text("utf-8"))
-    return written
 
 
 def with_definitions(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -30,16 +22,15 @@ def with_definitions(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
         kind: of the cell.
         options: of its command.
     """
-    known, added = definitions(), dict(definitions()["options"].get(kind, {}))
+    known: dict[str, Any] = table_beside(__file__, DEFINITIONS)
+    added = dict(known["options"].get(kind, {}))
     maps = options.get("model", {}).get("aligners") or {}
     further = {name: about["map"] for name, about in known["maps"].items() if about["beside"] in maps}
     if further:
         added["model"] = {"aligners": {**maps, **further}}
     measures = options.get("measures")
     if isinstance(measures, list):
-        wanted = {
-            name: {about["beside"], about.get("with", about["beside"])} for name, about in known["measures"].items()
-        }
+        wanted = {name: {about.get("beside"), about.get("with")} - {None} for name, about in known["measures"].items()}
         added["measures"] = [*measures, *(name for name, ours in wanted.items() if ours <= set(measures))]
     return added
 
@@ -52,7 +43,7 @@ def beside(frame: pd.DataFrame) -> pd.DataFrame:
     Args:
         frame: rows of maps, with `method`.
     """
-    ours = {name: about["beside"] for name, about in definitions()["maps"].items()}
+    ours = {name: about["beside"] for name, about in table_beside(__file__, DEFINITIONS)["maps"].items()}
     printed = frame["method"].map(ours)
     if printed.isna().all():
         return frame.reset_index(drop=True)

@@ -1,24 +1,191 @@
-"""The report of a study: every table and figure that its rows allow, in all formats."""
+"""The report of a study: every table and figure that its rows allow, in all formats.
 
+Those are one HTML page, LaTeX, Markdown, CSV, and what W&B gets.
+"""
+
+import base64
 import json
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
+from markupsafe import Markup
 
 from aligners.errors import UserError
+from aligners.files.tables import table_beside
 from aligners.files.whole import write_text
-from aligners.reports.page.run import save_figure
+from aligners.reports.names import fixed, markdown_table
+from aligners.reports.page.run import models_of, save_figure, versions_of
 from aligners.reports.publishing import csv_text
 from aligners.reports.report import Row
-from aligners.reports.study.drawing import Palette, draw
-from aligners.reports.study.frames import Frames
+from aligners.reports.study import drawing
+from aligners.reports.study.contents import Column, Table
+from aligners.reports.study.drawing import Palette
+from aligners.reports.study.frames import Frames, counted
 from aligners.reports.study.registry import ReportContents, make
-from aligners.reports.study.writing import latex, markdown, numbers, page, plain_rows, provenance
+from aligners.reports.study.statistics import RANGE_OF_PAIRS, Estimate
+from aligners.reports.templates import lead
+from aligners.reports.templates import page as rendered
 from aligners.reports.tracking import start_run
 
 FOLDER = "report"
+MODEL = ("name", "revision", "fingerprint")
+PARTS = ("sd", "low", "high", "interval", "pairs", "models", "lost")  # of an estimate in a CSV file, beside its mean
+LATEX = table_beside(__file__, "latex.yaml")
+ANY = re.compile("|".join(map(re.escape, LATEX["special"])))
+
+
+def provenance(config: str, results: Sequence[Row], failures: Mapping[str, str]) -> Row:
+    """What a study ran, for its page: `about` (a sentence), `config`, `cells`, `models`, `versions`, `failures`.
+
+    Args:
+        config: the study file.
+        results: of the finished cells.
+        failures: id of a cell that failed -> what it said.
+    """
+    times = pd.DataFrame(results, columns=["kind", "seconds"]).groupby("kind", sort=False)["seconds"]
+    cells = [{"kind": kind, "cells": len(seconds), "hours": seconds.sum() / 3600} for kind, seconds in times]
+    hours, failed = sum(row["hours"] for row in cells), f", {len(failures)} of them failed" if failures else ""
+    time = f"{hours:.1f} hours" if hours >= 1 else counted(round(60 * hours), "minute")
+    metas = [{"versions": result["versions"], **result["meta"]} for result in results]
+    models = {(model.get("name"), model.get("fingerprint")): model for meta in metas for model in models_of(meta)}
+    named = [{key: str(model.get(key) or "") for key in MODEL} for model in models.values()]
+    versions = Counter(", ".join(versions_of(meta)) for meta in metas).items()
+    return {
+        "about": f"{counted(len(results) + len(failures), 'cell')}{failed}, {time} of computing in all.",
+        "config": config,
+        "cells": cells,
+        "models": sorted(named, key=itemgetter("name")),
+        "versions": [f"{version} ({counted(count, 'cell')})" for version, count in versions if version],
+        "failures": dict(sorted(failures.items())),
+    }
+
+
+class CellText(NamedTuple):
+    """A cell as text.
+
+    Attributes:
+        value: the number or the words; empty where there is nothing.
+        sd: `± sd`, or empty.
+        interval: its two ends in brackets, or in braces where they are a mere range; or empty.
+        lost: how many pairs are left out, or empty.
+        key: what the cell is sorted by.
+    """
+
+    value: str
+    sd: str = ""
+    interval: str = ""
+    lost: str = ""
+    key: float | str = ""
+
+
+def written(cell: Any, column: Column) -> CellText:
+    """Write a cell as its column says."""
+
+    def number(value: float) -> str:
+        return fixed(value if column.form == "d" else column.scale * value, column.form)
+
+    if cell is None or isinstance(cell, str):
+        return CellText(cell or "", key=cell or "")
+    if not isinstance(cell, Estimate):
+        return CellText(number(cell), key=float(cell))
+    interval = ""
+    if cell.low is not None and cell.high is not None:
+        left, right = "{}" if cell.interval == RANGE_OF_PAIRS else "[]"
+        interval = f"{left}{number(cell.low)}, {number(cell.high)}{right}"
+    sd = "" if cell.sd is None else f"± {number(cell.sd)}"
+    lost = f"({cell.lost} of {cell.pairs + cell.lost} pairs lost)" if cell.lost else ""
+    return CellText(number(cell.mean), sd, interval, lost, cell.mean)
+
+
+def plain_cell(cell: Any, column: Column) -> str:
+    """A cell as plain text in one piece."""
+    return " ".join(part for part in written(cell, column)[:4] if part)
+
+
+def plain_rows(table: Table) -> list[list[str]]:
+    """All cells as plain text, row by row."""
+    return [[plain_cell(row.get(column.key), column) for column in table.columns] for row in table.rows]
+
+
+def markdown(table: Table) -> str:
+    """Write a table with its title, caption, findings and notes as Markdown."""
+    rows = [[cell.replace("|", "\\|") for cell in row] for row in plain_rows(table)]
+    notes = [f"- {note}" for note in (*table.findings, *table.notes)]
+    lines = markdown_table([column.heading for column in table.columns], rows, "| --- " * len(table.columns) + "|")
+    return "\n".join([f"## {table.title}", "", table.caption, "", *lines, "", *notes, ""])
+
+
+def latex(table: Table) -> str:
+    r"""Write a table that `\input` takes in; its label is `tab:NAME`. It needs the packages `booktabs` and `graphicx`.
+
+    Intervals stand below their means, and a table wider than the text is made smaller.
+    """
+    words = [all(isinstance(row.get(column.key), str | None) for row in table.rows) for column in table.columns]
+    cells = [[_latex_cell(row.get(column.key), column) for column in table.columns] for row in table.rows]
+    frame = pd.DataFrame(cells, columns=[_escaped(column.heading) for column in table.columns])
+    form = "".join("l" if of_words else "r" for of_words in words)
+    tabular = frame.to_latex(index=False, escape=False, column_format=form).strip()
+    return LATEX["table"] % (_escaped(" ".join([f"{table.title}.", table.caption, *table.notes])), table.name, tabular)
+
+
+def _latex_cell(cell: Any, column: Column) -> str:
+    parts = written(cell, column)
+    value, below = (_escaped(" ".join(filter(None, some))) for some in (parts[:2], parts[2:4]))
+    return rf"\shortstack[r]{{{value}\\\scriptsize {below}}}" if below else value
+
+
+def _escaped(text: str) -> str:
+    return ANY.sub(lambda special: LATEX["special"][special[0]], text)
+
+
+def numbers(table: Table) -> list[Row]:
+    """A table's rows with a column for each number: the mean, its sd, the ends of its interval and what they are."""
+    estimated = {key for row in table.rows for key, cell in row.items() if isinstance(cell, Estimate)}
+    rows = []
+    for cells in table.rows:
+        row: Row = {}
+        for key in (column.key for column in table.columns):
+            cell = cells.get(key)
+            row[key] = cell.mean if isinstance(cell, Estimate) else None if key in estimated else cell
+            if key in estimated:
+                row |= {f"{key}_{part}": getattr(cell, part, None) for part in PARTS}
+        rows.append(row)
+    return rows
+
+
+def page(
+    name: str, made: ReportContents, about: Row, images: dict[str, Path], palette: Palette, first: str | None = None
+) -> str:
+    """Write the page, which needs no network and no other file.
+
+    Args:
+        name: of the study.
+        made: tables and figures.
+        about: what the study ran, see `provenance`.
+        images: figure's name -> its PNG file, embedded where plotly is not installed.
+        palette: of the report.
+        first: what it says first; default: what was found.
+    """
+    drawn = {}
+    for figure in made.figures:
+        if drawing.PLOTLY:
+            fragment, width = drawing.fragment(figure, palette)
+            drawn[figure.name] = {"fragment": Markup(fragment), "width": width}
+        else:
+            drawn[figure.name] = {"png": base64.b64encode(images[figure.name].read_bytes()).decode()}
+    script = Markup(drawing.script()) if drawing.PLOTLY and made.figures else None
+    shown = {"made": made, "drawn": drawn, "written": written, "plotly": script}
+    words = first or lead("study", made=made, **about)
+    return rendered("study.html.j2", title=f"Study {name}", lead=words, **shown, **about)
+
+
+# ---------------------------------------------------------------------- the files
+
 FORMATS = {"md": markdown, "tex": latex, "csv": lambda table: csv_text(numbers(table))}  # of tables
 
 
@@ -58,7 +225,7 @@ def report(
         (place / kind).mkdir(parents=True, exist_ok=True)
     for figure in contents.figures:
         images[figure.name] = place / "figures" / f"{figure.name}.png"
-        save_figure(draw(figure, palette), images[figure.name])
+        save_figure(drawing.draw(figure, palette), images[figure.name])
     about = provenance((folder / "study.yaml").read_text(encoding="utf-8"), results, failures)
     paragraphs = ("\n- ".join([f"## {item.title}\n", *item.findings]) + "\n" for item in contents.findings())
     texts = {

@@ -15,7 +15,7 @@ from aligners.injection.scoring.pair_intervals import OVER_MODELS, Kinds, indepe
 RANGE_OF_PAIRS = "range of the pairs"
 COPY = r"#\d+$"  # ends the name of a further fine-tuning of a model
 MOST_EXACT = 10_000  # arrangements of the models up to which all are counted
-DRAWS = 9_999
+DRAWS, SEED = 9_999, 0  # of arrangements, where there are more
 Numbers = NDArray[np.float64]
 
 
@@ -109,7 +109,7 @@ class Difference(NamedTuple):
     models: int
 
 
-def sign_test(differences: pd.Series, bases: Kinds | None = None, seed: int = 0) -> Difference | None:
+def sign_test(differences: pd.Series, bases: Kinds | None = None) -> Difference | None:
     """Test whether the mean of a difference over pairs of models is 0, by changing the signs of models.
 
     Each model's share in the mean is its pseudo-value M · mean − (M − 1) · mean without its pairs (Tukey 1958): the
@@ -119,7 +119,6 @@ def sign_test(differences: pd.Series, bases: Kinds | None = None, seed: int = 0)
     Args:
         differences: one for each pair, indexed by (model, model), as `pair_means` returns.
         bases: model -> the pretrained model that it is a copy of: these are then what changes sign, with all copies.
-        seed: of the draws, where there are too many models to count all.
 
     Returns:
         None with fewer than three of them.
@@ -140,22 +139,19 @@ def sign_test(differences: pd.Series, bases: Kinds | None = None, seed: int = 0)
     mean = float(values.mean())
     shares = count * mean - (count - 1) * (without @ values / without.sum(1))
     exact = 2**count <= MOST_EXACT
-    draw = np.random.default_rng(seed)
+    draw = np.random.default_rng(SEED)
     signs = np.array([*product((1, -1), repeat=count)]) if exact else draw.choice((1, -1), size=(DRAWS, count))
     p = _share_as_far(signs @ shares / count, float(shares.mean()), exact)
     return Difference(mean, p, 2 / 2**count, count)
 
 
-def group_test(
-    values: pd.Series, groups: Mapping[str, str], bases: Kinds | None = None, seed: int = 0
-) -> Difference | None:
+def group_test(values: pd.Series, groups: Mapping[str, str], bases: Kinds | None = None) -> Difference | None:
     """Test whether pairs between two groups of models differ from pairs within, by dealing the models out anew.
 
     Args:
         values: one for each pair of models, indexed by (model, model).
         groups: model -> group; two groups.
         bases: model -> the pretrained model that it is a copy of: copies are dealt together, unless all are of one.
-        seed: of the draws, where there are too many ways to count all.
 
     Returns:
         The mean between groups minus that within; None unless there are two groups with pairs within and between, or
@@ -168,7 +164,7 @@ def group_test(
     place = {model: number for number, unit in enumerate([*units[0], *units[1]]) for model in unit}
     first = np.arange(len(units[0]) + len(units[1])) < len(units[0])
     ends = np.array([[place[model] for model in pair] for pair in known.index])
-    ways, exact = _deals(len(first), len(units[0]), seed)
+    ways, exact = _deals(len(first), len(units[0]))
     numbers = known.to_numpy(dtype=float)
     difference = _between_less_within(first[None], ends, numbers)[0]
     if math.isnan(difference):
@@ -185,9 +181,9 @@ def holm(ps: Sequence[float]) -> list[float]:
     return [float(p) for p in adjusted]
 
 
-def _deals(count: int, size: int, seed: int) -> tuple[NDArray[np.bool_], bool]:
+def _deals(count: int, size: int) -> tuple[NDArray[np.bool_], bool]:
     """All ways to choose the first group, (ways, models), or as many draws as are allowed; and whether it is all."""
-    exact, draw = math.comb(count, size) <= MOST_EXACT, np.random.default_rng(seed)
+    exact, draw = math.comb(count, size) <= MOST_EXACT, np.random.default_rng(SEED)
     drawn = (draw.choice(count, size, replace=False) for _ in range(DRAWS))
     chosen = [*(combinations(range(count), size) if exact else drawn)]
     ways = np.zeros((len(chosen), count), dtype=bool)

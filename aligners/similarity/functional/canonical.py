@@ -1,6 +1,7 @@
 """Whitening, canonical correlations and directions, and what a fit explains of unrelated data by chance."""
 
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from typing import NamedTuple, Self
 
 import torch
@@ -31,23 +32,16 @@ class Whitening(NamedTuple):
         return type(self)(self.weight[some], self.rank[some])
 
 
-class Whitenings:
-    """The whitenings of the layers of one model, each computed once for all measures and all models beside it.
+Whitenings = Callable[[float, bool], Whitening]  # of all layers, from `share` and `standardised`
+
+
+def whitenings(scatter: Tensor) -> Whitenings:
+    """`whitening` of the layers of one model, each computed once for all measures and all models beside it.
 
     Args:
         scatter: of each layer, (L, d, d).
     """
-
-    def __init__(self, scatter: Tensor) -> None:
-        self._scatter = scatter
-        self._known: dict[tuple[float, bool], Whitening] = {}
-
-    def of(self, share: float = 1.0, standardised: bool = False) -> Whitening:
-        """`whitening` with these options."""
-        key = share, standardised
-        if key not in self._known:
-            self._known[key] = whitening(self._scatter, share=share, standardised=standardised)
-        return self._known[key]
+    return cache(lambda share, standardised: whitening(scatter, share=share, standardised=standardised))
 
 
 class Canonical(NamedTuple):
@@ -192,8 +186,8 @@ def canonical_chance(
     """
     if share == 1:
         return _share(moments, max(moments.xx.shape[-1], moments.yy.shape[-1]))
-    both = white or map(Whitenings, (moments.xx, moments.yy))
-    kept_x, kept_y = (whitenings.of(share, standardised).rank for whitenings in both)
+    both = white or map(whitenings, (moments.xx, moments.yy))
+    kept_x, kept_y = (of_model(share, standardised).rank for of_model in both)
     return _share(moments, kept_x[:, None].maximum(kept_y))
 
 

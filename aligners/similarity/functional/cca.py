@@ -9,7 +9,7 @@ from aligners.errors import UserError
 from aligners.similarity.algebra.checks import Varying, check_moments
 from aligners.similarity.algebra.grid import of_moments
 from aligners.similarity.algebra.moments import GridMoments, by_tile
-from aligners.similarity.functional.canonical import Canonical, Whitening, Whitenings, canonical
+from aligners.similarity.functional.canonical import Canonical, Whitening, Whitenings, canonical, whitenings
 
 
 class Correlations(NamedTuple):
@@ -62,7 +62,7 @@ class SharedMoments:
 
     def __init__(self, moments: GridMoments, *white: Whitenings, origin: Self | None = None) -> None:
         self.moments, self._origin = moments, origin
-        self.white_x, self.white_y = white or map(Whitenings, (moments.xx, moments.yy))
+        self.white_x, self.white_y = white or map(whitenings, (moments.xx, moments.yy))
         self._known: dict[tuple[float, bool, SharedMoments | None, bool], Correlations] = {}
 
     def swap(self) -> Self:
@@ -235,7 +235,7 @@ def _whitened(shared: SharedMoments, measure: str, share: float, standardised: b
     varying: Varying = "features" if share == 1 or standardised else "layers"
     moments = shared.moments
     check_moments(moments, measure, 3, x=varying, y=varying)
-    x, y = shared.white_x.of(share, standardised), shared.white_y.of(share, standardised)
+    x, y = shared.white_x(share, standardised), shared.white_y(share, standardised)
     rank_x, rank_y, n = int(x.rank.max()), int(y.rank.max()), int(moments.n)
     certain = rank_x + rank_y - (n - 1)  # two subspaces of n - 1 dimensions have at least so many in common
     if certain > 0:

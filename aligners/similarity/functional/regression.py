@@ -7,7 +7,7 @@ from aligners.errors import UserError
 from aligners.similarity.algebra.checks import check_moments
 from aligners.similarity.algebra.grid import of_moments
 from aligners.similarity.algebra.moments import GridMoments, by_tile, squares
-from aligners.similarity.functional.canonical import Whitenings
+from aligners.similarity.functional.canonical import Whitenings, whitenings
 
 
 @of_moments
@@ -145,7 +145,7 @@ def _basis(moments: GridMoments, white: Whitenings | None, measure: str) -> Tens
 
     XᵀYW = XᵀQ_Y are the coefficients of X's neurons in it.
     """
-    basis = (white or Whitenings(moments.yy)).of()
+    basis = (white or whitenings(moments.yy))(1.0, False)
     rank = int(basis.rank.max())
     if moments.n - 1 <= rank:
         raise UserError(

@@ -12,7 +12,7 @@ from aligners.similarity.algebra.grid import CrossSums, GridSums, ShiftedRows, S
 from aligners.similarity.catalogue import ATTENTION, Family, Measure
 from aligners.similarity.controls import Draw, Sample, cropped, permuted_rows
 from aligners.similarity.functional.attention import AttentionSums, attention_sums
-from aligners.similarity.functional.canonical import Whitenings
+from aligners.similarity.functional.canonical import Whitenings, whitenings
 from aligners.similarity.functional.cca import SharedMoments
 from aligners.similarity.functional.cka import HSIC, unbiased_hsic
 from aligners.similarity.passes.ranks import summed
@@ -84,13 +84,9 @@ def streams_of(measures: Sequence[Measure], controls: bool, groups: int, permuta
     on_states = tuple(measure for measure in measures if measure.family not in ATTENTION)
     fitted = tuple(measure for measure in measures if measure.held_out is not None)
     shares = [(roll + 1) / (permutations + 1) for roll in range(permutations)]
-    return [
-        Stream("fit", fitted, split="fit"),
-        Stream("value", every, groups),
-        *(Stream(f"null_{roll}", every, share=share) for roll, share in enumerate(shares)),
-        Stream("untrained", every),
-        Stream("standardised", on_states),
-    ]
+    observed = Stream("fit", fitted, split="fit"), Stream("value", every, groups)
+    nulls = (Stream(f"null_{roll}", every, share=share) for roll, share in enumerate(shares))
+    return [*observed, *nulls, Stream("untrained", every), Stream("standardised", on_states)]
 
 
 class BatchRows(NamedTuple):
@@ -158,9 +154,7 @@ class SpanSums:
             for family, size in sizes.items()
             if family in stream.families
         }
-        self.samples = {
-            budget: torch.zeros(shape.layers, budget, shape.width, device=device) for budget in stream.budgets
-        }
+        self.samples = {rows: torch.zeros(shape.layers, rows, shape.width, device=device) for rows in stream.budgets}
         self.shifted: dict[Family, ShiftedRows] = {}
 
     def update(self, given: Given, group: int, admitted: Mapping[int, tuple[Tensor, Tensor]]) -> None:
@@ -176,7 +170,7 @@ class SpanSums:
     @cached_property
     def white(self) -> Whitenings:
         """The whitenings of the layers, for all pairs that the model is in; once the pass has ended."""
-        return Whitenings(self.moments["moments"][0].xx)
+        return whitenings(self.moments["moments"][0].xx)
 
     def means(self) -> Means:
         """The mean of all texts over all ranks."""

@@ -1,8 +1,8 @@
 """A study file cut to what minutes allow: fewer seeds, tasks, texts and steps, and every kind of cell."""
 
 import re
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from itertools import chain
 from typing import Any
 
@@ -24,8 +24,10 @@ def cut(plain: Options, about: Mapping[str, Any]) -> tuple[Options, list[str]]:
         The content of the file of the rehearsal, and what was cut, in words.
     """
     study = read_study(plain)
-    counts: Counter[str] = Counter()
-    cut_down = _at_most(plain, about["most"], counts)
+    cut_down, lowered = deepcopy(plain), dict[str, int]()
+    for at, (*_, name) in _options(cut_down):
+        if type(at[name]) is int and name in about["most"] and not 0 <= at[name] <= about["most"][name]:
+            at[name] = lowered[name] = about["most"][name]
     models, pairs = _models(study, about["most_models"])
     cut_down |= {"models": models, "pairs": {**plain["pairs"], **pairs}}
     words = [f"{len(models['names'])} of {len(study.models.listed())} models"]
@@ -40,38 +42,28 @@ def cut(plain: Options, about: Mapping[str, Any]) -> tuple[Options, list[str]]:
         if cut_down.get(kind) is not None:
             cut_down[kind]["options"] = merged(cut_down[kind]["options"], options)
     limits = ", ".join(f"{name} {most}" for name, most in about["text"].items())
-    words += [f"texts: {limits}", *(f"{name} at most {about['most'][name]}" for name in counts)]
+    words += [f"texts: {limits}", *(f"{name} at most {most}" for name, most in lowered.items())]
     words += [f"{kind}: {options}" for kind, options in about["options"].items() if cut_down.get(kind)]
     return cut_down, words
 
 
-def texts_of(content: Any) -> list[Options]:
+def texts_of(content: Options) -> list[Options]:
     """Every description of texts in a study file, to be changed in place."""
-    if not isinstance(content, dict):
-        return []
-    here = [content["text"]] if isinstance(content.get("text"), dict) else []
-    return [*here, *chain.from_iterable(texts_of(value) for value in content.values())]
+    return [at["text"] for at, name in _options(content) if name[-1] == "text" and isinstance(at["text"], dict)]
 
 
-def layers_named(content: Any, inside: bool = False) -> int:
+def layers_named(content: Options) -> int:
     """The largest number in an option that names blocks, what the plan assumes apart."""
-    if isinstance(content, dict):
-        parts = {key: value for key, value in content.items() if key != "assume"}
-        return max((layers_named(value, inside or key in LAYERS) for key, value in parts.items()), default=0)
-    return max(map(int, re.findall(r"\d+", str(content))), default=0) if inside else 0
+    naming = [at[name[-1]] for at, name in _options(content) if {*LAYERS} & {*name} and "assume" not in name]
+    return max((int(number) for option in naming for number in re.findall(r"\d+", str(option))), default=0)
 
 
-def _at_most(content: Any, most: Mapping[str, int], counts: Counter[str], place: str = "") -> Any:
-    """Plain values with no number above those of `most`, by the ends of their dotted names."""
-    if isinstance(content, dict):
-        return {key: _at_most(value, most, counts, f"{place}.{key}") for key, value in content.items()}
-    if isinstance(content, bool) or not isinstance(content, int):
-        return content
-    limit = next((name for name in most if place.endswith(f".{name}")), None)
-    if limit is None or 0 <= content <= most[limit]:
-        return content
-    counts[limit] += 1
-    return most[limit]
+def _options(content: Options, *above: str) -> Iterator[tuple[Options, tuple[str, ...]]]:
+    """Every option, however deep: the options among which it is, and its name after those above it."""
+    for name, value in content.items():
+        yield content, (*above, name)
+        if isinstance(value, dict):
+            yield from _options(value, *above, name)
 
 
 def _models(study: Study, most: int) -> tuple[Options, Options]:

@@ -86,18 +86,16 @@ def put_model(
     with quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(crc32(name.encode()))
         tokenizer = _tokenizer(name, about.family, texts)
-        special = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id", None) for kind in ("pad", "bos", "eos")}
-        sizes = {
+        kind: Any = CONFIG_MAPPING[about.family]
+        given: dict[str, Any] = {
             "vocab_size": len(tokenizer),
             "hidden_size": STEP * max(2, round(about.width / WIDTH)),
             "num_hidden_layers": max(least_layers, about.layers // BLOCKS),
+            "id2label": dict(enumerate(about.labels)) or None,
+            **{f"{name}_token_id": getattr(tokenizer, f"{name}_token_id", None) for name in ("pad", "bos", "eos")},
+            **settings,
         }
-        labels = {"id2label": dict(enumerate(about.labels))} if about.labels else {}
-        kind: Any = CONFIG_MAPPING[about.family]
-        given = {name: value for name, value in {**special, **settings}.items() if value is not None}
-        config = kind(
-            **{kind.attribute_map.get(name, name): value for name, value in {**sizes, **given}.items()}, **labels
-        )
+        config = kind(**{kind.attribute_map.get(name, name): n for name, n in given.items() if n is not None})
         save_model(place / "snapshots" / COMMIT, getattr(transformers, about.architecture)(config), tokenizer)
     (place / "refs").mkdir()
     (place / "refs" / "main").write_text(COMMIT)

@@ -64,19 +64,17 @@ def environment(folder: Path) -> dict[str, str]:
 # ---------------------------------------------------------------------- stand-ins
 
 
-def _models(plain: Mapping[str, Any], place: Path) -> Notes:
-    names = [
-        name for name in Models(**plain["models"]).listed() if not (name.startswith(EMBEDDED) or Path(name).is_dir())
-    ]
+def _models(plain: dict[str, Any], place: Path) -> Notes:
     texts, notes = [sentence.text for sentence in drawn_sentences(ABOUT["rows"]["train"])], []
-    for name in names:
+    for name in Models(**plain["models"]).listed():
+        if name.startswith(EMBEDDED) or Path(name).is_dir():
+            continue
         about = about_model(name, ABOUT["models"])
         settings = {**ABOUT["config"], **ABOUT["families"].get(about.family, {})}
         config = put_model(place / "hub", name, about, texts, settings, layers_named(plain))
         by = f"a random {about.architecture} of {config.num_hidden_layers} blocks, width {config.hidden_size}"
-        notes.append(
-            {"what": "the model", "name": name, "by": f"{by}{about.assumed and f'; {ASSUMED} {about.assumed}'}"}
-        )
+        assumed = about.assumed and f"; {ASSUMED} {about.assumed}"
+        notes.append({"what": "the model", "name": name, "by": f"{by}{assumed}"})
     return notes
 
 

@@ -3,14 +3,12 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from datasets import ClassLabel, Dataset, DatasetInfo, Features, List, SplitDict, Value, load_dataset
-from datasets.arrow_writer import ArrowWriter
+from datasets import ClassLabel, Dataset, Features, load_dataset
 from datasets.naming import camelcase_to_snakecase
-from datasets.splits import SplitInfo
+from datasets.packaged_modules.parquet.parquet import Parquet
 
 from datamodules.text.annotated.files import TREEBANK
 from datamodules.text.annotated.grammar import Lexicon, sentences
@@ -18,9 +16,6 @@ from datamodules.text.annotated.sentence import Sentence
 
 STEMS, MOST_WORDS = 60, 14  # few words, so that a small tokenizer knows them, and short sentences
 Columns = Mapping[str, str | Sequence[str]]
-STRING, NUMBER = Value("string"), Value("int32")
-TYPES: dict[str, Any] = {"text": STRING, "texts": List(STRING), "number": NUMBER, "truth": Value("bool")}
-TYPES |= {"score": Value("float32"), "answer": {"text": List(STRING), "answer_start": List(NUMBER)}}
 TEXTS = {"text": 1, "texts": 4}  # of a row
 
 
@@ -53,21 +48,19 @@ def generated(columns: Columns, rows: int, seed: int) -> Dataset:
         "truth": lambda row: row * 7 % 5 < 3,
         "answer": lambda row: {"text": [values["context"][row].split()[0]], "answer_start": [0]},
     }
-    values, features = dict[str, Any](), dict[str, Any]()
+    values = dict[str, list[Any]]()
     for name, kind in columns.items():
-        if isinstance(kind, str):
-            values[name], features[name] = [kinds[kind](row) for row in range(rows)], TYPES[kind]
-        else:
-            values[name] = [row * 7 % 11 % len(kind) for row in range(rows)]
-            features[name] = ClassLabel(names=list(kind))
-    return Dataset.from_dict(values, Features(features))
+        values[name] = [kinds[kind](row) if isinstance(kind, str) else row * 7 % 11 % len(kind) for row in range(rows)]
+    table = Dataset.from_dict(values)
+    classes = {name: ClassLabel(names=list(kind)) for name, kind in columns.items() if not isinstance(kind, str)}
+    return table.cast(Features({**table.features, **classes}))
 
 
 def first_rows(name: str, subset: str | None, rows: int) -> dict[str, Dataset] | None:
     """The first rows of every split of a data set on the Hub; None if it cannot be reached."""
     try:
         splits = dict(load_dataset(name, subset, streaming=True))
-        return {split: Dataset.from_list(list(islice(of, rows)), features=of.features) for split, of in splits.items()}
+        return {split: Dataset.from_list(list(of.take(rows)), features=of.features) for split, of in splits.items()}
     except (OSError, ValueError):  # no such data set, gated, offline
         return None
 
@@ -83,19 +76,13 @@ def put_dataset(cache: Path, name: str, subset: str | None, splits: Mapping[str,
     """
     *owner, short = name.split("/")
     config, short = subset or "default", camelcase_to_snakecase(short)
-    place = cache / "___".join([*owner, short]) / config / "0.0.0" / "rehearsal"
+    place = cache / "___".join([*owner, short]) / config / "0.0.0"
     place.mkdir(parents=True, exist_ok=True)
-    infos = {}
+    files = {split: str(place / f"{split}.parquet") for split in splits}
     for split, table in splits.items():
-        file = place / f"{short}-{split}.arrow"
-        with ArrowWriter(path=str(file), features=table.features) as writer:
-            writer.write_table(table.with_format("arrow")[:])
-            rows, size = writer.finalize()
-        infos[split] = SplitInfo(split, num_bytes=size, num_examples=rows, dataset_name=short)
-    features = next(iter(splits.values())).features
-    info = DatasetInfo(features=features, config_name=config, dataset_name=short, version="0.0.0")
-    info.splits = SplitDict(infos, dataset_name=short)
-    info.write_to_directory(str(place))
+        table.to_parquet(files[split])
+    builder = Parquet(str(cache), short, config, data_files=files)
+    builder.download_and_prepare(str(place / "rehearsal"))
 
 
 def put_file(path: Path, columns: Columns, rows: int, seed: int, *, annotated: bool) -> None:
@@ -123,8 +110,7 @@ def put_file(path: Path, columns: Columns, rows: int, seed: int, *, annotated: b
 
 def _tree(sentence: Sentence) -> str:
     """A sentence as CoNLL-U."""
-    pos = {target.span1[0]: target.labels[0] for target in sentence.targets if target.task == "pos"}
-    relations = {target.span1[0]: target.labels[0] for target in sentence.targets if target.task == "dependencies"}
+    pos, relations = sentence.labels("pos"), sentence.labels("dependencies")
     words = enumerate(zip(sentence.words, sentence.heads, strict=True))
     fields = (
         [n + 1, word, "_", pos[n], "_", "_", head, relations.get(n, "root"), "_", "_"] for n, (word, head) in words

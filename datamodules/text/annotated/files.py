@@ -1,4 +1,7 @@
-"""Files of annotated sentences: treebanks in CoNLL-U, and labelled spans in JSON lines, as of jiant's edge probing."""
+"""Files of annotated texts: treebanks in CoNLL-U, labelled spans in JSON lines, and questions in SQuAD's format.
+
+The spans are as those of jiant's edge probing; the answers to a question are spans of a passage.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from aligners.errors import UserError, check_extra
 from datamodules.text.annotated.grammar import sentences
-from datamodules.text.annotated.sentence import Sentence, Target, as_dataset, check_tree
+from datamodules.text.annotated.sentence import ANSWERS, QUESTION, Sentence, Target, as_dataset, check_tree
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -40,7 +43,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
 FIELDS = 10
 
 
-def read_conllu(path: Path, counts: Counter[str] | None = None) -> Iterator[Sentence]:
+def read_conllu(path: Path, counts: Counter[str]) -> Iterator[Sentence]:
     """Read a treebank, a sentence at a time.
 
     A sentence has the tasks `pos` (universal parts of speech), `morphology` (features such as Number=Sing, any number
@@ -57,7 +60,6 @@ def read_conllu(path: Path, counts: Counter[str] | None = None) -> Iterator[Sent
             names file and line.
     """
     check_extra("trees", "conllu", f"A treebank ({path})")
-    counts = Counter() if counts is None else counts
     for blank, block in groupby(numbered_lines(path), key=lambda line: not line[1].strip()):
         if not blank:
             yield from _read_sentence(path, list(block), counts)
@@ -114,9 +116,8 @@ def _targets(words: list[dict[str, Any]]) -> Iterator[Target]:
         span = (place, place + 1)
         if word["upos"] not in (None, "_"):
             yield Target("pos", span, labels=(word["upos"],))
-        yield Target(
-            "morphology", span, labels=tuple(f"{name}={value}" for name, value in (word["feats"] or {}).items())
-        )
+        features = tuple(f"{name}={value}" for name, value in (word["feats"] or {}).items())
+        yield Target("morphology", span, labels=features)
         if word["head"] is not None and word["deprel"] not in (None, "_"):
             head = word["head"] - 1 if word["head"] else place
             yield Target("dependencies", span, (head, head + 1), (word["deprel"],))
@@ -150,7 +151,7 @@ def task_name(path: Path) -> str:
     return next((part for part in names if re.search(r"[^\W\d]", part)), path.resolve().parent.name) or path.stem
 
 
-def read_spans(path: Path, counts: Counter[str] | None = None, like: Path | None = None) -> Iterator[Sentence]:
+def read_spans(path: Path, counts: Counter[str], like: Path | None = None) -> Iterator[Sentence]:
     """Read sentences with labelled spans, one a line.
 
     A line is {"text": "The cat sat", "targets": [{"span1": [0, 2], "span2": [2, 3], "label": "nsubj"}]}. Spans are over
@@ -167,7 +168,6 @@ def read_spans(path: Path, counts: Counter[str] | None = None, like: Path | None
         ValueError: a line is no JSON or not UTF-8, lacks an entry or words, or a span is not within them; names file
             and line.
     """
-    counts = Counter() if counts is None else counts
     name = task_name(like or path)
     for number, line in numbered_lines(path):
         if line.strip():
@@ -240,3 +240,39 @@ def grammar() -> Dataset:
     dataset = as_dataset(sentences(OF_THE_GRAMMAR))
     dataset.info.description = f"{len(dataset):,} sentences of the grammar"
     return dataset
+
+
+# ---------------------------------------------------------------------- questions and answers
+
+BEGINNING = 4096  # characters within which a file names its first passages
+
+
+def holds_answers(path: Path) -> bool:
+    """Tell whether a file is in SQuAD's format."""
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        return path.suffix == ".json" and '"paragraphs"' in file.read(BEGINNING)
+
+
+def open_answers(paths: Sequence[Path]) -> Dataset:
+    """Read files in SQuAD's format into one data set; questions without an answer are left out.
+
+    Raises:
+        ValueError: a file is no JSON, or lacks an entry; names it.
+    """
+    from datasets import Dataset
+
+    return Dataset.from_list([question for path in paths for question in _questions(path)])
+
+
+def _questions(path: Path) -> list[dict[str, Any]]:
+    try:
+        articles = json.loads(path.read_text(encoding="utf-8-sig"))["data"]
+        passages = [passage for article in articles for passage in article["paragraphs"]]
+        return [
+            {name: holder[name] for name, holder in zip(QUESTION, (asked, passage), strict=True)}
+            | {ANSWERS: {name: [answer[name] for answer in asked["answers"]] for name in ("text", "answer_start")}}
+            for passage in passages for asked in passage["qas"] if asked["answers"]
+        ]  # fmt: skip
+    except (ValueError, KeyError, TypeError) as error:
+        what = f"there is no {error}" if isinstance(error, KeyError) else error
+        raise UserError(f"{path} cannot be read as questions in SQuAD's format: {what}.") from error

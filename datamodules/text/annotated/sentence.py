@@ -1,11 +1,11 @@
-"""An annotated sentence, as every reader gives it."""
+"""An annotated sentence, as every reader gives it, and the columns of annotated texts in a data set."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from aligners.errors import UserError
 
@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 ANNOTATION = "_annotation"  # column of a data set of sentences, beside `text`
+# Column of a data set of questions: `text`, the answers to one, and `answer_start`, their first characters.
+ANSWERS = "answers"
+QUESTION = ["question", "context"]  # columns of its texts, as SQuAD has them on the Hub
+CHOICE = "answers_to"  # column of texts that answer a question: equal for all answers to it, which stand together
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,15 @@ class Sentence:
         heads, targets = json.loads(annotation)
         parsed = (Target(task, tuple(span1), tuple(span2), tuple(labels)) for task, span1, span2, labels in targets)
         return cls(tuple(text.split()), tuple(heads), tuple(parsed))
+
+    def labels(self, task: str) -> dict[int, str]:
+        """The first word of each span that has a label of a task -> the label."""
+        return {target.span1[0]: target.labels[0] for target in self.targets if target.task == task}
+
+
+def sentences_in(texts: Mapping[str, Any] | Dataset) -> list[Sentence]:
+    """The sentences of a data set, or of a batch of its rows."""
+    return [Sentence.of(*row) for row in zip(texts["text"], texts[ANNOTATION], strict=True)]
 
 
 def check_tree(heads: Sequence[int]) -> None:

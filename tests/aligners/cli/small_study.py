@@ -1,7 +1,9 @@
 """A study of two tiny models that tests change and run."""
 
 import multiprocessing
+import os
 import signal
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 import yaml
 
 from aligners.cli.table import study
+from aligners.studies.folder import StudyFolder
 from tests.world import World
 
 MAPS = {"linear": "Linear", "mlp": {"class_path": "MLP", "init_args": {"hidden": [8]}}}
@@ -32,6 +35,11 @@ def study_file(world: World, folder: Path, **changes: Any) -> str:
     }
     (folder / "study.yaml").write_text(yaml.safe_dump(content))
     return str(folder / "study.yaml")
+
+
+def kinds(folder: Path) -> list[str]:
+    """The kinds of a study's cells, in alphabetical order."""
+    return sorted(StudyFolder(folder).described(number)["kind"] for number in StudyFolder(folder).cells)
 
 
 def stand_ins_here(monkeypatch: pytest.MonkeyPatch, environment: Mapping[str, str]) -> None:
@@ -71,6 +79,32 @@ def forked_workers() -> Iterator[None]:
 
 
 @contextmanager
+def waiting_fits(pattern: str = "cells/*/run") -> Iterator[None]:
+    """Within it, workers are split off this process, and their fits wait at step 15 for a signal, or the file `go_on`.
+
+    One that waits leaves a file `waits-PID`.
+
+    Args:
+        pattern: of the folder below the study's in which a fit waits.
+    """
+    from callbacks.checkpoint import _Save
+
+    end_batch = _Save.on_train_batch_end
+
+    def end_batch_and_wait(self: _Save, trainer: Any, *given: Any, **named: Any) -> None:
+        end_batch(self, trainer, *given, **named)
+        if trainer.global_step >= 15 and list(Path("runs/small").glob(pattern)):
+            Path(f"waits-{os.getpid()}").touch()
+            while self._interruption._received is None and not Path("go_on").exists():
+                time.sleep(0.01)
+
+    _Save.on_train_batch_end = end_batch_and_wait  # type: ignore[method-assign]
+    with forked_workers():
+        yield
+    _Save.on_train_batch_end = end_batch  # type: ignore[method-assign]
+
+
+@contextmanager
 def impatient() -> Iterator[None]:
     """Within it, submitit hardly waits for the result of a job that is dead."""
     import submitit
@@ -81,7 +115,7 @@ def impatient() -> Iterator[None]:
 
 @contextmanager
 def fits_in_parts() -> Iterator[None]:
-    """Within it, workers are split off this process, and memory is free for one site in a first attempt alone."""
+    """Within it, memory is free for one site in a first attempt alone; workers wait in its second part, as above."""
     from aligners.cli.train import fit
 
     def begun_in_parts(sites: int, *_: int) -> int:
@@ -89,6 +123,6 @@ def fits_in_parts() -> Iterator[None]:
 
     real = fit.sites_at_once
     fit.sites_at_once = begun_in_parts
-    with forked_workers():
+    with waiting_fits("cells/*/run/part-2-*"):
         yield
     fit.sites_at_once = real

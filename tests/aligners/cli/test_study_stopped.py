@@ -15,13 +15,14 @@ import yaml
 from aligners.cli.table import study
 from aligners.similarity.passes.saved import SavedPasses
 from aligners.studies.folder import RESULT, StudyFolder
-from tests.aligners.cli.small_study import LOCAL, MAPS, fits_in_parts, forked_workers, impatient, study_file
+from tests.aligners.cli.small_study import LOCAL, MAPS, fits_in_parts, impatient, study_file, waiting_fits
 from tests.cells import Inline
 from tests.processes import Started
 from tests.tiny import tiny_folder
 from tests.world import World
 
 OFTEN = {"checkpoint": {"every_n_minutes": 1e-3}}
+EACH_STEP = {"checkpoint": {"every_n_minutes": 1e-9}}
 pytestmark = [
     pytest.mark.usefixtures("cells_here"),
     pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc, by which processes are found"),
@@ -54,13 +55,13 @@ def results(folder: Path) -> dict[str, Any]:
 def test_a_study_whose_worker_is_killed_and_that_is_stopped_goes_on_from_its_checkpoint(
     world: World, tmp_path: Path
 ) -> None:
-    options = {"model": {"aligners": MAPS}, "trainer": {"max_epochs": 12, "log_every_n_steps": 10}, **OFTEN}
+    options = {"model": {"aligners": MAPS}, "trainer": {"max_epochs": 3, "log_every_n_steps": 10}, **EACH_STEP}
     file = study_file(world, tmp_path, fit={"options": options}, inject=None)
-    begun, folder = Started(tmp_path, "study", "run", file, around=forked_workers), tmp_path / "runs" / "small"
-    wait_for_steps(begun, folder, 5)
+    begun, folder = Started(tmp_path, "study", "run", file, around=waiting_fits), tmp_path / "runs" / "small"
+    begun.wait_until(lambda: len(list(tmp_path.glob("waits-*"))) == 1)
     (worker,) = processes_of(b"forkserver", begun.process.pid)
     os.kill(worker, signal.SIGKILL)
-    begun.wait_until(lambda: list(folder.glob("cells/*/before")))  # the next worker is at work
+    begun.wait_until(lambda: len(list(tmp_path.glob("waits-*"))) == 2)  # the next worker is at work
     begun.signal(signal.SIGINT)
     status, said = begun.end(), begun.said()
     assert status == 130, said
@@ -80,16 +81,19 @@ def test_a_study_whose_worker_is_killed_and_that_is_stopped_goes_on_from_its_che
 def test_a_fit_in_parts_that_is_killed_goes_on_within_its_part(world: World, tmp_path: Path) -> None:
     """In parts of as many sites as before, however much memory is free then."""
     model = {"model": {"aligners": MAPS}, "data": {"sites": "1,2:3"}}
-    options = {**model, "trainer": {"max_epochs": 12}, **OFTEN}
+    options = {**model, "trainer": {"max_epochs": 3}, **EACH_STEP}
     file = study_file(world, tmp_path, fit={"options": options}, inject=None)
     begun = Started(tmp_path, "study", "run", file, around=fits_in_parts)
     folder = tmp_path / "runs" / "small"
     begun.wait_until(lambda: list(folder.glob("cells/*/run/part-2-1/last.ckpt")))
     (worker,) = processes_of(b"forkserver", begun.process.pid)
     os.kill(worker, signal.SIGKILL)
-    begun.wait_until(lambda: list(folder.glob("cells/*/before/part-2-2/config.yaml")))
+    begun.wait_until(
+        lambda: [file for file in folder.glob("cells/*/before/part-2-2/config.yaml") if file.stat().st_size]
+    )
     (config,) = folder.glob("cells/*/before/part-2-2/config.yaml")
     assert yaml.safe_load(config.read_text())["ckpt_path"].endswith("before/part-2-1/last.ckpt")
+    (tmp_path / "go_on").touch()
     assert begun.end() == 0, begun.said()
     (log,) = folder.glob("cells/*/log.txt")
     assert ("Part 1 of 2" in log.read_text(), "Part 2 of 2" in log.read_text()) == (False, True)
@@ -160,7 +164,7 @@ def test_a_fine_tuning_whose_time_is_over_is_queued_again_and_ends_in_the_same_w
 ) -> None:
     """As by SLURM, in the job that was submitted. One that is killed goes on likewise: see `test_resuming.py`."""
     pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
-    options = {"trainer": {"max_epochs": 30, "log_every_n_steps": 1}, **OFTEN}
+    options = {"trainer": {"max_epochs": 30, "log_every_n_steps": 1}}  # it saves when it is stopped
     changes: dict[str, Any] = {"models": {"names": [world.model_x]}, "stages": ["finetuned"]}
     file = study_file(world, tmp_path, **changes, finetune={"options": options}, fit=None, inject=None)
     begun, folder = Started(tmp_path, "study", "run", file, *LOCAL), tmp_path / "runs" / "small"

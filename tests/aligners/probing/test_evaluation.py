@@ -203,8 +203,8 @@ def test_what_cannot_be_probed_is_refused_before_reading(
     ):
         with pytest.raises(ValueError, match=said):
             run_on(data, experiment(tasks=tasks))
-    own = {"fit": [tree], "validation": [Sentence(("a", "b"))], "test": [tree]}
-    monkeypatch.setattr("aligners.probing.reading.sentences_of", lambda _, split: own[split])
+    own = iter(([tree], [Sentence(("a", "b"))], [tree]))  # fit, validation, test
+    monkeypatch.setattr("aligners.probing.reading.sentences_in", lambda _: next(own))
     with pytest.raises(ValueError, match="Expected validation sentences to have what 'depth' of `tasks` asks for"):
         check_annotated(known, ["depth"])
     assert usual_tasks([tree]) == ["distance", "depth"]

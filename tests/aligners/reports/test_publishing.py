@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from aligners.reports.finished import make_report
-from aligners.reports.page.run import alt_text, page_tables, stacked, write_page
+from aligners.reports.page.run import MOST_PIXELS, alt_text, page_tables, save_figure, stacked, write_page
 from aligners.reports.publishing import WriteReport, publish, write
 from aligners.reports.report import Report, Row
 from aligners.reports.screen import SiteTable
@@ -206,6 +206,12 @@ def test_a_figure_says_what_it_shows(folder: Path, tmp_path: Path) -> None:
     assert f'alt="{words}"' in (folder / "report.html").read_text(encoding="utf-8")
     Image.new("RGB", (2, 2)).save(tmp_path / "old.png")
     assert "without a description" in alt_text((tmp_path / "old.png").read_bytes())
+
+
+def test_an_image_of_very_many_panels_has_fewer_pixels_an_inch(tmp_path: Path) -> None:
+    save_figure(Figure((0.1, 700)), tmp_path / "tall.png")
+    with Image.open(tmp_path / "tall.png") as drawn:
+        assert MOST_PIXELS - 1 <= drawn.height <= MOST_PIXELS
 
 
 def test_on_a_phone_panels_stand_below_each_other_and_the_legend_below_them(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from aligners.cli.study.folder import failures, status_table, time_left
@@ -139,6 +140,19 @@ def test_rows_across_stages_have_none_of_their_own(tmp_path: Path) -> None:
     assert (row["model_x"], row["model_y"]) == ("a", "a")
     (layer,) = found["similarity_layers"].to_dict("records")
     assert (layer["model"], layer["stage"], layer["group"]) == ("a", "finetuned", "first")
+
+
+def test_a_report_reads_no_more_of_the_similarities_than_it_shows(tmp_path: Path) -> None:
+    folder, cells = begun(tmp_path, models=MODELS, fit=None, inject=None, similarity={})
+    cell = next(cell for cell in cells if cell.kind == "similarity")
+    x, y = (model["path"] for model in folder.described(cell.id)["models"][:2])
+    of_raw = {"model_x": x, "model_y": y, "features": "raw", "value": 0.5, "low": 0.25, "held_out": 0.5}
+    leave(folder, cell, rows=[of_raw, of_raw | {"features": "standardised"}])
+    found = tables(folder)["similarity"]
+    whole = pd.read_parquet(folder.path / "tables" / "similarity.parquet")
+    assert list(whole["features"]) == ["raw", "standardised"]
+    assert list(found["features"]) == ["raw"]
+    assert set(whole.columns) - set(found.columns) == {"cell", "kind", "low"}
 
 
 def test_status_counts_and_names_what_failed(tmp_path: Path) -> None:

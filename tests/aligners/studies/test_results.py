@@ -9,9 +9,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from aligners.studies import collecting, results
+from aligners.studies import collecting
 from aligners.studies.collecting import collect
-from aligners.studies.results import as_lines
+from aligners.studies.folder import StudyFolder, as_lines
 from tests.cells import begun, finish
 
 RESULT: dict[str, Any] = {
@@ -23,22 +23,25 @@ RESULT: dict[str, Any] = {
 
 @pytest.mark.parametrize("write", [as_lines, json.dumps, partial(json.dumps, indent=2)])  # and two of earlier versions
 def test_a_result_is_read_by_lines(tmp_path: Path, write: Callable[[Any], str]) -> None:
-    file = tmp_path / "result.json"
+    folder, file = StudyFolder(tmp_path), tmp_path / "cells" / "a" / "result.json"
+    file.parent.mkdir(parents=True)
     file.write_text(write(RESULT))
     assert json.loads(file.read_text()) == RESULT
-    assert results.about(file) == {name: RESULT[name] for name in ("kind", "seconds", "meta", "findings", "last")}
+    assert folder.about("a") == {name: RESULT[name] for name in ("kind", "seconds", "meta", "findings", "last")}
     rows = [("rows", row) for row in RESULT["rows"]] + [("layers", {"layer": 1})]
-    assert list(results.rows(file)) == rows
+    assert list(folder.rows("a")) == rows
     cut = file.read_text()
     file.write_text(cut[: cut.index("123")])
     with pytest.raises(json.JSONDecodeError):
-        list(results.rows(file))
+        list(folder.rows("a"))
 
 
 def test_a_row_is_read_without_those_after_it(tmp_path: Path) -> None:
     text = as_lines({"kind": "fit", "rows": [{"n": 1}, {"n": 2}]})
-    (tmp_path / "result.json").write_text(text.replace("2", "not JSON"))
-    assert next(results.rows(tmp_path / "result.json")) == ("rows", {"n": 1})
+    file = tmp_path / "cells" / "a" / "result.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(text.replace("2", "not JSON"))
+    assert next(StudyFolder(tmp_path).rows("a")) == ("rows", {"n": 1})
 
 
 ROWS: list[dict[str, Any]] = [

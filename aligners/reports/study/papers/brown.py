@@ -23,11 +23,9 @@ NATIVE = "native"
 def cka_by_layer(frames: Frames, name: str) -> Figure:
     """Figure 2 right: CKA at each layer, within and between groups of models."""
     (frame, measure), groups = _cka(frames, CKAS), frames.groups
-    values = [
-        {**place, **mean._asdict()}
-        for place, part in by(frame.rename(columns={"layer_x": "layer"}), *PLACE, "groups", "layer")
-        if (mean := over_models(part, "value", _kinds(part, groups)))
-    ]
+    lines = by(frame.rename(columns={"layer_x": "layer"}), *PLACE, "groups", "layer")
+    means = ((place, over_models(part, "value", _kinds(part, groups))) for place, part in lines)
+    values = [{**place, **mean._asdict()} for place, mean in means if mean]
     panels = line_panels(values, PLACE, "groups", "layer", _look)
     return shared.figure(name, panels, values, measure=measure)
 
@@ -41,9 +39,8 @@ def stitching_by_layer(frames: Frames, name: str, column: str) -> Figure:
         column: `penalty` in nats, `accuracy_penalty`, or `accuracy` of the stitched model.
     """
     frame = frames.of("stitching", column)
-    frame = frame[frame["site_x"].notna() & (frame["site_x"] == frame["site_y"])]
-    if frame.empty:
-        raise Missing("nothing was stitched from a site to the same site")
+    same = frame["site_x"].notna() & (frame["site_x"] == frame["site_y"])
+    frame = shared.present(frame[same], "nothing was stitched from a site to the same site")
     values, quantities = list[Row](), list(dict.fromkeys(("penalty", "score_penalty", column)))
     for place, part in by(frame, "task", "stage", "method"):
         kinds = _kinds(part, frames.groups) or {}
@@ -60,9 +57,7 @@ def accuracies(frames: Frames, name: str) -> Table:
     """Accuracy of the models themselves on the texts of each task, such as the parts of HANS, by group."""
     frame = frames.of("stitching", "accuracy")
     frame = frame[frame["method"] == NATIVE].drop_duplicates(["task", "stage", "model_y"])
-    alone = frame.assign(
-        **{f"{column}_x": frame[f"{column}_y"] for column in ("model", "base") if f"{column}_y" in frame}
-    )
+    alone = frame.assign(model_x=frame["model_y"], base_x=frame.get("base_y"))
     rows = [{**place, **shared.estimates(part, ["accuracy"])} for place, part in by(alone, "task", "stage", "group_y")]
     return shared.table(name, rows)
 
@@ -148,9 +143,7 @@ def _distances(frames: Frames) -> pd.DataFrame:
             pair, bases = part["groups"].iloc[0], part.filter(["base_x", "base_y"]).iloc[0]
             distance = float(angular_distance(torch.diag(values.clamp(max=1))))
             rows.append({**place, "groups": pair, "grouped": pair != ALL, "distance": distance, **bases})
-    if not rows:
-        raise Missing("no two models of one depth were compared")
-    return pd.DataFrame(rows)
+    return pd.DataFrame(shared.present(rows, "no two models of one depth were compared"))
 
 
 def _kinds(line: pd.DataFrame, groups: dict[str, str]) -> dict[str, str] | None:

@@ -8,7 +8,7 @@ from aligners.errors import finite
 from aligners.reports.report import Row
 from aligners.reports.study.contents import Figure, Table, look_of_stage, model_lines
 from aligners.reports.study.frames import Frames, Missing, by
-from aligners.reports.study.papers.shared import figure, of_one_base, paper_value, plain, table, without_copy
+from aligners.reports.study.papers.shared import figure, of_one_base, paper_value, plain, present, table, without_copy
 from aligners.reports.study.statistics import Estimate
 
 BASE, TUNED = "pretrained", "finetuned"
@@ -19,8 +19,7 @@ OWN = "the task's own (in domain)"
 def mixed_layers(frames: Frames, name: str) -> Table:
     """Table 1: F1 of edge probes over a learned mix of all layers, before and after fine-tuning."""
     frame = _probed(frames)
-    if frame[frame["site"].isna() & (frame["source"] == "model")].empty:
-        raise Missing("no edge probe read a learned mix of layers")
+    present(frame[frame["site"].isna() & (frame["source"] == "model")], "no edge probe read a learned mix of layers")
     rows = []
     for place, part in by(frame[frame["edges"]], *PLACE):
         base = part[(part["stage"] == BASE) & part["site"].notna()]
@@ -38,8 +37,7 @@ def codelengths(frames: Frames, name: str) -> Table:
     rows = []
     codes, scores = _before_and_after(frames.of("probing_codelengths", "bits", "probed")), _probed(frames)
     codes = codes[codes["site"].isna() & ~codes["control"].astype(bool)]
-    if codes[codes["source"] == "model"].empty:
-        raise Missing("no labels were sent by probes of a learned mix of layers")
+    present(codes[codes["source"] == "model"], "no labels were sent by probes of a learned mix of layers")
     for place, part in by(codes.assign(kilobits=codes["bits"] / 1000), *PLACE):
         bits, compression = _compared(part, "kilobits"), _compared(part, "compression")
         of_place = (scores[list(PLACE)] == pd.Series(place)).all(axis=1) & scores["site"].isna()
@@ -70,11 +68,8 @@ def rsa_by_layer(frames: Frames, name: str, panel: str) -> Figure:
     outside = ~frame["task"].isin(set(frame["tuned"]))
     text = frame["task"].mask(frame["task"] == frame["tuned"], OWN)
     frame = frame.assign(text=text, tuned="fine-tuned on " + frame["tuned"].astype(str))[outside | (panel == "tuned")]
-    if frame.empty:
-        raise Missing(
-            "no RSA between a model and its fine-tunings: `similarity.across_stages` compares them"
-            + (" on texts of no task, which are `similarity.texts`" if panel == "text" else "")
-        )
+    lacking = "no RSA between a model and its fine-tunings: `similarity.across_stages` compares them"
+    present(frame, lacking + (" on texts of no task, which are `similarity.texts`" if panel == "text" else ""))
     line, places = "text" if panel == "tuned" else "tuned", ["base", panel] if frame["base"].nunique() > 1 else [panel]
     means, panels = model_lines(frame, places, line, "layer", "value", lambda key: (key, (line, key)))
     last = [row for row in means if row["layer"] == frame["layer"].max()]
@@ -104,9 +99,7 @@ def scores_by_layer(frames: Frames, name: str) -> Figure:
     drawn = frame[frame["site"].notna() & (trained | twins)]
     drawn = drawn.assign(stage=drawn["stage"].where(~twins, "random"), layer=drawn["site"])
     means, panels = model_lines(drawn, ["task", "probed"], "stage", "layer", "score", look_of_stage)
-    values = [
-        {**{key: row[key] for key in ("task", "probed", "stage", "layer")}, "score": row["mean"]} for row in means
-    ]
+    values = [{key: row[key] for key in ("task", "probed", "stage", "layer")} | {"score": row["mean"]} for row in means]
     return figure(name, panels, values, models=frame["base"].nunique())
 
 

@@ -10,8 +10,8 @@ from scipy.spatial.distance import squareform
 
 from aligners.reports.report import Row
 from aligners.reports.study.contents import Figure, HeatPanel, Series, Table, heat_panel, model_lines
-from aligners.reports.study.frames import Frames, Missing, by, kind_words, place_words
-from aligners.reports.study.papers.shared import figure, models_in, similarities, table, without_copy
+from aligners.reports.study.frames import Frames, by, kind_words, place_words
+from aligners.reports.study.papers.shared import figure, models_in, present, similarities, table, without_copy
 
 PLACE = ("task", "base")
 LEAST_LAYERS = 4  # of a map in which clusters mean something
@@ -35,9 +35,7 @@ def layer_maps(frames: Frames, name: str) -> Figure:
 def between_bases(frames: Frames, name: str) -> Figure:
     """Figure 7: CKA of all layers of fine-tuned models of two bases, task by task."""
     frame = _ckas(frames)
-    frame = frame[frame["comparison"] == TWO_BASES]
-    if frame.empty:
-        raise Missing("no CKA between fine-tuned models of two bases")
+    frame = present(frame[frame["comparison"] == TWO_BASES], "no CKA between fine-tuned models of two bases")
     panels = []
     for place, part in by(frame, "task", "rows", "base"):
         up, _, across = (place["base"] or f"one{AND}another").partition(AND)
@@ -48,9 +46,7 @@ def between_bases(frames: Frames, name: str) -> Figure:
 
 def clusters(frames: Frames, name: str) -> Table:
     """§3: where the layers fall into two clusters, and how distinct these are."""
-    rows = _clusters(_maps(frames))
-    if not rows:
-        raise Missing(f"no map of at least {LEAST_LAYERS} layers against themselves")
+    rows = present(_clusters(_maps(frames)), f"no map of at least {LEAST_LAYERS} layers against themselves")
     return table(name, rows, clusters=rows)
 
 
@@ -92,8 +88,7 @@ def _operated(frames: Frames, kinds: list[str]) -> pd.DataFrame:
     """
     frame = frames.of("surgery", "score", "condition")
     frame = frame[frame["condition"].isin(kinds) & frame["stage"].notna()]  # without means over models
-    if frame.empty:
-        raise Missing(f"the rows of kind `surgery` have none of {', '.join(kinds)}")
+    present(frame, f"the rows of kind `surgery` have none of {', '.join(kinds)}")
     return frame.assign(base=without_copy(frame["model"]))
 
 
@@ -137,9 +132,7 @@ def _maps(frames: Frames) -> list[tuple[str, HeatPanel, int]]:
                 if comparison != FT_ORIG:
                     panel = replace(panel, cuts=two_clusters(panel.values))
                 maps.append((comparison, panel, models_in(chosen)))
-    if not maps:
-        raise Missing("no CKA of pretrained or fine-tuned models: the maps need cells of these stages")
-    return maps
+    return present(maps, "no CKA of pretrained or fine-tuned models: the maps need cells of these stages")
 
 
 def _values(panel: HeatPanel) -> list[Row]:

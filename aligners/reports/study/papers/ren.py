@@ -11,7 +11,7 @@ from aligners.fitting.outcomes import MARK
 from aligners.reports.names import site_name
 from aligners.reports.report import Row, grouped
 from aligners.reports.study.contents import Figure, Table, box_panel, heat_panel, line_panels, look_of_stage
-from aligners.reports.study.frames import STATES, Frames, Missing, by, kind_words, place_words, stage_words
+from aligners.reports.study.frames import STATES, Frames, by, kind_words, place_words, stage_words
 from aligners.reports.study.papers import shared
 from aligners.reports.study.statistics import bases_of, holm, over_models, pair_means, sign_test
 
@@ -54,9 +54,8 @@ def recovery(frames: Frames, name: str) -> Table:
     quantities = ("mse", "mse_printed", "mse_fit", "mse_reduced", "relative_error", "fvu")
     rows = []
     for place, part in by(frame, "strength", "direction", "method"):
-        row = _map_row(name, frame, quantities, place, part, paper="mse") | {
-            "direction": DIRECTIONS.get(place["direction"])
-        }
+        row = _map_row(name, frame, quantities, place, part, paper="mse")
+        row["direction"] = DIRECTIONS.get(place["direction"])
         if place["direction"] == "forward" and "backward" in set(frame["direction"]):
             row["paper"] = None  # the paper's is the way back
         rows.append(row)
@@ -81,10 +80,8 @@ def _map_row(
 ) -> Row:
     """A map's place and role, means of quantities, and the paper's numbers: column -> what the paper calls it."""
     where = {key: place[key] for key in ("task", "method") if key in place}
-    numbers = {
-        column: shared.paper_value(name, quantity, frame["method"].unique(), **where)
-        for column, quantity in printed.items()
-    }
+    methods = frame["method"].unique()
+    numbers = {column: shared.paper_value(name, what, methods, **where) for column, what in printed.items()}
     role = {"role": own["role"].iloc[0]} if "role" in own else {}
     return {**place, **role, **shared.map_cells(place["method"], own), **shared.estimates(own, quantities), **numbers}
 
@@ -100,8 +97,7 @@ def alignment_tests(frames: Frames, name: str) -> Table:
         for method in means if reference else ():
             if method != reference and (test := sign_test(means[method] - means[reference], bases_of(group))):
                 rows.append({**place, "method": f"{method} − {reference}", **test._asdict()})
-    if not rows:
-        raise Missing("no two maps were measured on pairs of at least three models")
+    shared.present(rows, "no two maps were measured on pairs of at least three models")
     for row, p in zip(rows, holm([row["p"] for row in rows]), strict=True):
         row |= {"holm": p, "named": f"{row['method']} ({place_words(row['task'], row['stage'])})"}
     return shared.table(name, rows, tests=len(rows))
@@ -154,8 +150,7 @@ def errors_by_layer(
             title = place_words(place["task"], kind_words(place["rows"]), cells["method"])
             frame, layers = pd.DataFrame(boxes, columns=BOXES), list(dict.fromkeys(line["layer"]))
             panels.append(box_panel(title, frame, "stage", "layer", layers))
-    if not panels:
-        raise Missing("no map was fitted between models at the same site")
+    shared.present(panels, "no map was fitted between models at the same site")
     drawn = {row["method"].rstrip(MARK) for row in values}
     methods = dict.fromkeys(errors.loc[errors["role"] == "method", "method"])
     return shared.figure(
@@ -195,8 +190,8 @@ def layer_maps(frames: Frames, name: str, *, within: bool, component: str = STAT
     """
     errors, whom = frames.errors(component), "within a model" if within else "between models"
     errors = errors[((errors["model_x"] == errors["model_y"]) == within) & errors["site_x"].notna()]
-    if errors.empty or bool((errors["site_x"] == errors["site_y"]).all()):
-        raise Missing(f"no map was fitted from one layer to another {whom}: `data.sites` names such pairs, as 1:2")
+    lacking = f"no map was fitted from one layer to another {whom}: `data.sites` names such pairs, as 1:2"
+    shared.present(errors[errors["site_x"] != errors["site_y"]], lacking)
     errors = errors.astype({"site_x": int, "site_y": int})
     panels, values = [], list[Row]()
     for place, part in by(errors, "task", "stage", "rows"):
@@ -216,11 +211,8 @@ def nuclear_norms(frames: Frames, name: str) -> Figure:
     """B.2: the nuclear norm of each layer's rows, as its complexity."""
     frame = frames.of("similarity_layers", "nuclear_norm")
     frame = frame.assign(model_x=frame["model"], model_y=frame["model"])
-    means = [
-        {**place, "nuclear_norm": mean.mean, **mean._asdict()}
-        for place, part in by(frame, "task", "stage", "layer")
-        if (mean := over_models(part, "nuclear_norm"))
-    ]
+    norms = ((place, over_models(part, "nuclear_norm")) for place, part in by(frame, "task", "stage", "layer"))
+    means = [{**place, "nuclear_norm": norm.mean, **norm._asdict()} for place, norm in norms if norm]
     panels = line_panels(means, ["task"], "stage", "layer", partial(look_of_stage, of_none="all models"))
     values = [{key: row[key] for key in ("task", "stage", "layer", "nuclear_norm")} for row in means]
     depths = frame.groupby("model")["layer"].max().nunique()

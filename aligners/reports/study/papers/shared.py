@@ -2,14 +2,12 @@
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import cache
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
-import yaml
 from jinja2 import Environment, StrictUndefined
 
+from aligners.files.tables import table_beside
 from aligners.fitting.outcomes import MARK, is_trained
 from aligners.reports.names import listed
 from aligners.reports.report import Row
@@ -18,6 +16,7 @@ from aligners.reports.study.frames import LEAST_SITE, Frames, Missing, by, count
 from aligners.reports.study.statistics import COPY, Estimate, over_models
 from aligners.similarity.controls import matching_layers
 
+Rows = TypeVar("Rows", pd.DataFrame, list[Any])
 TEMPLATES = Environment(undefined=StrictUndefined)
 TEMPLATES.globals |= {"place_words": place_words, "kind_words": kind_words, "counted": counted}
 TEMPLATES.filters |= {"form": format, "listed": listed}
@@ -25,7 +24,8 @@ TEMPLATES.filters |= {"form": format, "listed": listed}
 
 def described() -> dict[str, dict[str, Any]]:
     """Name of a table or figure -> its description, in the order of reports."""
-    return _read("papers.yaml")
+    descriptions: dict[str, dict[str, Any]] = table_beside(__file__, "papers.yaml")
+    return descriptions
 
 
 def table(name: str, rows: Sequence[Row], **words: Any) -> Table:
@@ -65,7 +65,7 @@ def paper_value(table: str, quantity: str, present: Collection[str] = (), **wher
         present: the methods that the study has; of several that are the same thing, the closest gets the number.
         where: `task`, `method`, `variant`, ...; names of tasks agree if they differ in case and punctuation only.
     """
-    for entry in _read("numbers.yaml")[table]["values"]:
+    for entry in table_beside(__file__, "numbers.yaml")[table]["values"]:
         if all(_agrees(entry[key], value, present) for key, value in where.items()):
             printed = entry.get(quantity)
             if printed is None:
@@ -81,7 +81,7 @@ def printed_metric(table: str, frame: pd.DataFrame) -> list[str]:
         table: of the paper.
         frame: rows with `score_name` and a column for each metric.
     """
-    metric = str(_read("numbers.yaml")[table]["metric"])
+    metric = str(table_beside(__file__, "numbers.yaml")[table]["metric"])
     another = "score_name" in frame and bool((frame["score_name"].dropna() != metric).any())
     return [metric] if another else []
 
@@ -99,10 +99,10 @@ def _agrees(printed: str | list[str], ours: str | None, present: Collection[str]
 
 def _texts(name: str, words: dict[str, Any]) -> dict[str, Any]:
     """The fields of a description that are fields of tables and figures, filled in."""
-    numbers = _read("numbers.yaml").get(words.get("paper", name))
+    numbers = table_beside(__file__, "numbers.yaml").get(words.get("paper", name))
     note = f"Paper: {numbers['source']}: {numbers['setting']}." if numbers else ""
     fields = {key: value for key, value in described()[name].items() if key not in ("from", "with")}
-    words = {**_read("papers.yaml")["words"], "paper_note": note, **words}
+    words = {**described()["words"], "paper_note": note, **words}
     lines = [line for text in _filled(fields.pop("findings", []), words) for line in text.splitlines()]
     words["findings"] = [sentence for line in lines if (sentence := " ".join(line.split()))]
     return {**_filled(fields, words), "findings": words["findings"]}
@@ -112,7 +112,7 @@ def _with_units(texts: dict[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
     """Add a note if some intervals are over pretrained models, or over the fine-tunings of one, and not over models."""
     intervals = {cell.interval for row in rows for cell in row.values() if isinstance(cell, Estimate)}
     intervals |= {str(row.get("interval")) for row in rows}
-    said = [note for interval, note in _read("papers.yaml")["words"]["units"].items() if interval in intervals]
+    said = [note for interval, note in described()["words"]["units"].items() if interval in intervals]
     return {**texts, "notes": [*texts.get("notes", []), *said]} if said else texts
 
 
@@ -125,13 +125,18 @@ def _filled(field: Any, words: dict[str, Any]) -> Any:
     return TEMPLATES.from_string(field).render(words) if isinstance(field, str) else field
 
 
-@cache
-def _read(name: str) -> dict[str, Any]:
-    entries: dict[str, Any] = yaml.safe_load(Path(__file__).with_name(name).read_text(encoding="utf-8"))
-    return entries
-
-
 # ---------------------------------------------------------------------- rows that are chosen
+
+
+def present(rows: Rows, lacking: str) -> Rows:
+    """Rows, or whatever a table or figure is made of, if there are any.
+
+    Raises:
+        Missing: there are none; with these words.
+    """
+    if not len(rows):
+        raise Missing(lacking)
+    return rows
 
 
 def similarities(frames: Frames, measures: Sequence[str] = ()) -> pd.DataFrame:
@@ -144,9 +149,7 @@ def similarities(frames: Frames, measures: Sequence[str] = ()) -> pd.DataFrame:
     frame = frame[frame["features"] == "raw"]
     if not measures:
         return frame
-    if not set(measures) & set(frame["measure"]):
-        raise Missing(f"none of {', '.join(measures)} was measured")
-    return frame[frame["measure"].isin(measures)]
+    return present(frame[frame["measure"].isin(measures)], f"none of {', '.join(measures)} was measured")
 
 
 def of_one_base(frames: Frames, measures: Sequence[str]) -> pd.DataFrame:
@@ -181,10 +184,7 @@ def between_models(frame: pd.DataFrame) -> pd.DataFrame:
     Raises:
         Missing: there are none.
     """
-    pairs = frame[frame["model_x"] != frame["model_y"]]
-    if pairs.empty:
-        raise Missing("the study has no pair of different models")
-    return pairs
+    return present(frame[frame["model_x"] != frame["model_y"]], "the study has no pair of different models")
 
 
 def models_in(frame: pd.DataFrame) -> int:

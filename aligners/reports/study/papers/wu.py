@@ -9,7 +9,7 @@ import pandas as pd
 
 from aligners.reports.report import Row
 from aligners.reports.study.contents import Figure, HeatPanel, Meaning, Table, model_lines
-from aligners.reports.study.frames import STAGES, Frames, Missing, by, in_order, place_words, stage_words
+from aligners.reports.study.frames import STAGES, Frames, by, in_order, place_words, stage_words
 from aligners.reports.study.papers import shared
 
 BASES = re.compile(r"(?:^|/)(bert|xlnet)-base(?:-|$)")  # the paper's two models, and no RoBERTa
@@ -137,8 +137,7 @@ def _of_stages(frames: Frames, measures: Sequence[str], stages: Sequence[str]) -
     """Similarities of models that are both of some stages, or of none; by measure, in the order that is asked for."""
     frame = shared.similarities(frames, measures)
     frame = frame[(frame[["stage_x", "stage_y"]].isin(stages) | frame[["stage_x", "stage_y"]].isna()).all(axis=1)]
-    if frame.empty:
-        raise Missing(f"the study has no similarity of {' or '.join(stage_words(stage) for stage in stages)} models")
+    shared.present(frame, f"the study has no similarity of {' or '.join(map(stage_words, stages))} models")
     return frame.sort_values("measure", key=lambda names: names.map(list(measures).index), kind="stable")
 
 
@@ -155,10 +154,8 @@ def _families(values: Sequence[Row], groups: dict[str, str]) -> list[Row]:
 def _of_one_base(frames: Frames, measures: Sequence[str]) -> pd.DataFrame:
     """Rows of two models of one base, each named after what it was fine-tuned on, with the column `base`."""
     frame = shared.of_one_base(frames, measures)
-    if not (frame["stage_x"] != frame["stage_y"]).any():
-        raise Missing(
-            f"no {measures[0]} between a model and its fine-tunings: `similarity.across_stages` compares them"
-        )
+    lacking = f"no {measures[0]} between a model and its fine-tunings: `similarity.across_stages` compares them"
+    shared.present(frame[frame["stage_x"] != frame["stage_y"]], lacking)
     named = {}
     for side in "xy":
         number = frame[f"model_{side}"].str.extract("(#.*)", expand=False).fillna("")  # of a further fine-tuning
@@ -255,10 +252,8 @@ def _localizations(frame: pd.DataFrame, places: Sequence[str], printed: bool) ->
         means = (means - means.mean()) / means.std() if printed else means
         scores = (means["value"] - means["value_svcca"]).rename_axis(["model", "layer"]).rename("localization")
         parts.append(scores.reset_index().assign(**place))
-    scores = pd.concat(parts, ignore_index=True)
-    if scores.empty:
-        raise Missing("localization needs both `neuronsim` and `svcca` of the same pairs of models")
-    return scores
+    lacking = "localization needs both `neuronsim` and `svcca` of the same pairs of models"
+    return shared.present(pd.concat(parts, ignore_index=True), lacking)
 
 
 def _look(groups: Mapping[str, str], name: str) -> tuple[str, Meaning]:

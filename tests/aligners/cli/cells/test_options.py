@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from aligners.cli.cells.checks import check_cells, model_sizes, not_injected
 from aligners.cli.cells.costs import Costs, choose_banks, plan_study
-from aligners.cli.cells.kept import with_kept_rows
-from aligners.cli.cells.options import CellOptions
+from aligners.cli.cells.options import CellOptions, check_cells, model_sizes, not_injected, with_kept_rows
 from aligners.similarity.passes.work import EIGEN, VALUES
 from aligners.studies.cells import Cell, expand
 from aligners.studies.plan import START, Cost, Plan
@@ -198,6 +196,23 @@ def test_fine_tuning_is_on_all_texts_of_the_task(world: World) -> None:
     few = {"data": {"text": {"max_texts": 400}}, "trainer": {"max_epochs": 3}}
     study = study_of(world, tasks={"mnli": {"text": text}}, finetune={"options": few}, **changes)
     assert costs_of(study)["finetune"].flops == pytest.approx((3 * (3 * 400 + 400) + 400) * a_text)
+
+
+def test_a_step_of_multiple_choice_reads_all_answers_to_its_questions(world: World) -> None:
+    """HellaSwag has four: 10 steps of 32 questions read 1,280 texts, in as many calls as 10 steps of 32 texts."""
+    changes: dict[str, Any] = {"fit": None, "inject": None, "similarity": None, "stages": ["finetuned"]}
+    limits = {"max_texts": 400, "max_held_out": 40}
+    trainer = {"max_epochs": -1, "max_steps": 10, "limit_val_batches": 0}
+    costs = []
+    for source in ("hellaswag", "yelp_polarity"):
+        options = {"data": {"batch_size": 32}, "trainer": trainer}
+        tasks = {source: {"text": {"source": source, **limits}}}
+        study = study_of(world, tasks=tasks, finetune={"options": options}, **changes)
+        costs.append(costs_of(study)["finetune"])
+    a_text = 2.0 * 3 * 12 * 16**2 * study.assume.tokens
+    assert costs[0].flops == pytest.approx((3 * 1280 + 40) * a_text)
+    assert costs[1].flops == pytest.approx((3 * 320 + 40) * a_text)
+    assert costs[0].calls == pytest.approx(3 * (3 * 1280 + 40) / 32 / 4)  # three blocks
 
 
 def test_the_plan_counts_what_controls_and_decompositions_take(world: World) -> None:

@@ -14,7 +14,7 @@ from torchmetrics.functional.classification import binary_matthews_corrcoef
 
 from aligners.injection.scoring import tasks
 from aligners.injection.scoring.pair_intervals import OVER_MODELS, RANGE, over_pairs
-from aligners.injection.scoring.scores import TextScores, bootstrap_interval, resampled
+from aligners.injection.scoring.scores import TextScores, bootstrap_interval, per_text_sums, resampled
 from aligners.injection.scoring.task_scores import OF_CLASSES, OF_NUMBERS, choose_score, score_interval, task_score
 from aligners.injection.scoring.tasks import (
     agreement,
@@ -22,7 +22,6 @@ from aligners.injection.scoring.tasks import (
     check_labels,
     chosen,
     divergence,
-    per_text,
     unit_answers,
     unit_losses,
 )
@@ -193,7 +192,7 @@ def test_the_divergence_is_that_of_softened_answers_from_the_models_own(temperat
 def test_sums_by_text_with_any_leading_axes() -> None:
     values = draw(2, 5)
     expected = torch.stack([values[:, :2].sum(1), torch.zeros(2), values[:, 2:].sum(1)], 1)
-    torch.testing.assert_close(per_text(values, asked()), expected)
+    torch.testing.assert_close(per_text_sums(values, asked()), expected)
 
 
 def test_answers_are_the_likeliest_of_each_unit() -> None:

@@ -16,9 +16,8 @@ from aligners.reports.drawing import short
 from aligners.reports.study import drawing
 from aligners.reports.study.contents import Column, Figure, HeatPanel, Table
 from aligners.reports.study.drawing import Palette
-from aligners.reports.study.report import report
+from aligners.reports.study.report import latex, markdown, plain_cell, provenance, report
 from aligners.reports.study.statistics import RANGE_OF_PAIRS, Estimate
-from aligners.reports.study.writing import latex, markdown, plain_cell, provenance
 from tests.aligners.reports.study.rows import MODELS, Collected, collected, items
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -58,7 +58,7 @@ def test_words_trees_and_labels_are_read_and_the_rest_is_counted(tmp_path: Path)
     assert counts == {"sentences": 2, "words": 4, "words with blanks inside": 1, **dict.fromkeys(of_one_kind, 1)}
     for text in (TREEBANK, TREEBANK.split("\n", 1)[1]):  # with a mark of byte order, and endings of another system
         (tmp_path / "bank.conllu").write_bytes(text.replace("\n", "\r\n").encode("utf-8-sig"))
-        assert list(read_conllu(tmp_path / "bank.conllu")) == [first, second]
+        assert list(read_conllu(tmp_path / "bank.conllu", Counter())) == [first, second]
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_words_trees_and_labels_are_read_and_the_rest_is_counted(tmp_path: Path)
 )
 def test_what_is_malformed_is_refused_with_file_and_line(old: str, new: str, says: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=says):
-        list(read_conllu(bank(tmp_path, TREEBANK.replace(old, new, 1))))
+        list(read_conllu(bank(tmp_path, TREEBANK.replace(old, new, 1)), Counter()))
 
 
 def test_long_cycles_are_found_and_trees_are_not_taken_for_them() -> None:
@@ -110,7 +110,7 @@ def test_spans_are_read(tmp_path: Path) -> None:
     assert counts == {"sentences": 1, "words": 3, "spans": 2}
     path.write_bytes(path.read_text().encode("utf-8-sig"))
     assert holds_spans(path)
-    assert list(read_spans(path)) == [found]
+    assert list(read_spans(path, Counter())) == [found]
 
 
 def spoilt(**target: Any) -> dict[str, Any]:
@@ -135,7 +135,7 @@ def spoilt(**target: Any) -> dict[str, Any]:
 )
 def test_lines_that_make_no_sense_are_refused_with_file_and_line(change: Any, says: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=rf"srl\.train\.jsonl:2 cannot be read as a sentence with spans: {says}"):
-        list(read_spans(spans(tmp_path, ROW, ROW | change)))
+        list(read_spans(spans(tmp_path, ROW, ROW | change), Counter()))
 
 
 def test_only_files_with_targets_hold_spans(tmp_path: Path) -> None:
@@ -162,8 +162,9 @@ def test_files_of_all_splits_are_about_one_task(file: str, task: str) -> None:
 
 def test_a_line_may_name_its_task_and_a_file_that_of_another(tmp_path: Path) -> None:
     path = spans(tmp_path, ROW, ROW | {"task": "roles"})
-    assert [{target.task for target in found.targets} for found in read_spans(path)] == [{"srl"}, {"roles"}]
-    other = [target.task for found in read_spans(path, like=tmp_path / "ner.train.json") for target in found.targets]
+    assert [{target.task for target in found.targets} for found in read_spans(path, Counter())] == [{"srl"}, {"roles"}]
+    like = tmp_path / "ner.train.json"
+    other = [target.task for found in read_spans(path, Counter(), like) for target in found.targets]
     assert other == ["ner", "ner", "roles", "roles"]
 
 

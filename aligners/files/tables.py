@@ -1,0 +1,18 @@
+"""Reads the tables that stand beside the code as YAML files."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+
+@cache
+def table_beside(module: str, name: str) -> Any:
+    """Read a YAML file in the folder of a module, once; nobody may change what is returned.
+
+    Args:
+        module: the module's `__file__`.
+        name: of the file.
+    """
+    return yaml.safe_load(Path(module).with_name(name).read_text(encoding="utf-8"))
