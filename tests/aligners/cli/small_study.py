@@ -105,15 +105,6 @@ def waiting_fits(pattern: str = "cells/*/run") -> Iterator[None]:
 
 
 @contextmanager
-def impatient() -> Iterator[None]:
-    """Within it, submitit hardly waits for the result of a job that is dead."""
-    import submitit
-
-    submitit.Job._results_timeout_s = 0.5
-    yield
-
-
-@contextmanager
 def fits_in_parts() -> Iterator[None]:
     """Within it, memory is free for one site in a first attempt alone; workers wait in its second part, as above."""
     from aligners.cli.train import fit

@@ -15,13 +15,12 @@ import yaml
 from aligners.cli.table import study
 from aligners.similarity.passes.saved import SavedPasses
 from aligners.studies.folder import RESULT, StudyFolder
-from tests.aligners.cli.small_study import LOCAL, MAPS, fits_in_parts, impatient, study_file, waiting_fits
+from tests.aligners.cli.small_study import LOCAL, MAPS, fits_in_parts, study_file, waiting_fits
 from tests.cells import Inline
 from tests.processes import Started
 from tests.tiny import tiny_folder
 from tests.world import World
 
-OFTEN = {"checkpoint": {"every_n_minutes": 1e-3}}
 EACH_STEP = {"checkpoint": {"every_n_minutes": 1e-9}}
 pytestmark = [
     pytest.mark.usefixtures("cells_here"),
@@ -46,10 +45,12 @@ def processes_of(words: bytes, parent: int | None = None) -> list[int]:
 
 
 def results(folder: Path) -> dict[str, Any]:
-    """What every cell has found, and the bytes of its maps."""
+    """What every cell has found, seconds apart, and the bytes of its maps or its model."""
     this = StudyFolder(folder)
-    maps = {file.parts[-3]: file.read_bytes() for file in folder.glob("cells/*/run/aligners.safetensors")}
-    return {number: ([*this.rows(number)], maps.get(number)) for number in this.cells}
+    files = [*folder.glob("cells/*/run/aligners.safetensors"), *folder.glob("cells/*/run/none/*/model.safetensors")]
+    weights = {file.relative_to(folder).parts[1]: file.read_bytes() for file in files}
+    rows = {number: [(table, row | {"seconds": 0}) for table, row in this.rows(number)] for number in this.cells}
+    return {number: (rows[number], weights.get(number)) for number in this.cells}
 
 
 def test_a_study_whose_worker_is_killed_and_that_is_stopped_goes_on_from_its_checkpoint(
@@ -139,45 +140,35 @@ def test_jobs_outlive_a_study_that_is_killed_and_the_next_one_waits_for_them(
     assert len(cells_here.calls) == 1  # nobody else has begun the other
 
 
-def test_a_job_of_several_cells_whose_time_is_over_ends_with_the_bits_of_cells_on_their_own(
+def test_a_job_of_several_cells_whose_time_is_over_is_queued_again_and_ends_with_the_bits_of_cells_on_their_own(
     world: World, tmp_path: Path, cells_here: Inline
 ) -> None:
+    """As by SLURM, within the first of two fine-tunings, which save when stopped; the second comes after it."""
     pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
-    options = {"model": {"aligners": MAPS}, "trainer": {"max_epochs": 12}, "data": {"sites": [1]}, **OFTEN}
-    tasks = {name: {"text": {"source": world.fit, "held_out": world.test, "seed": n}} for n, name in enumerate("tu")}
-    file = study_file(world, tmp_path, tasks=tasks, fit={"options": options})
-    begun = Started(tmp_path, "study", "run", file, *LOCAL, around=impatient)
-    folder = tmp_path / "runs" / "small"
-    begun.wait_until(lambda: len([*folder.glob("cells/*/run/last.ckpt")]) > 0 and [*folder.glob("cells/*/result.json")])
+    finetune = {"options": {"trainer": {"max_epochs": 12, "log_every_n_steps": 1}}}
+    fit = {"options": {"model": {"aligners": MAPS}, "trainer": {"max_epochs": 3}, "data": {"sites": [1]}}}
+    work = {"fit": fit | {"stages": ["pretrained"]}, "inject": {"stages": ["pretrained"]}}
+    file = study_file(world, tmp_path, stages=["pretrained", "finetuned"], finetune=finetune, **work)
+    begun, folder = Started(tmp_path, "study", "run", file, *LOCAL), tmp_path / "runs" / "small"
+
+    def at_the_third() -> bool:
+        cells = folder.glob("cells/*")
+        logs = (cell / "run" / "metrics.csv" for cell in cells if not (cell / RESULT).is_file())
+        steps = [log.read_bytes().count(b"\n") for log in logs if log.is_file()]
+        return len([*folder.glob(f"cells/*/{RESULT}")]) == 2 and max(steps, default=0) >= 10
+
+    begun.wait_until(at_the_third)
     (job,) = processes_of(b"submitit.core._submit\0" + bytes(folder.resolve()))
     os.kill(job, signal.SIGUSR2)
     assert begun.end() == 0, begun.said()
-    assert "was lost" not in begun.said()
+    assert "was lost" not in begun.said()  # the study has noticed nothing
     assert len([*folder.glob("slurm/*_submitted.pkl")]) == 1  # one job, which was queued again
     study(["run", file, "--folder", str(tmp_path / "whole")])
     assert [len(numbers) for _, numbers in cells_here.calls] == [1] * 4
     assert results(folder) == results(tmp_path / "whole")
-
-
-def test_a_fine_tuning_whose_time_is_over_is_queued_again_and_ends_in_the_same_weights(
-    world: World, tmp_path: Path
-) -> None:
-    """As by SLURM, in the job that was submitted. One that is killed goes on likewise: see `test_resuming.py`."""
-    pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
-    options = {"trainer": {"max_epochs": 30, "log_every_n_steps": 1}}  # it saves when it is stopped
-    changes: dict[str, Any] = {"models": {"names": [world.model_x]}, "stages": ["finetuned"]}
-    file = study_file(world, tmp_path, **changes, finetune={"options": options}, fit=None, inject=None)
-    begun, folder = Started(tmp_path, "study", "run", file, *LOCAL), tmp_path / "runs" / "small"
-    wait_for_steps(begun, folder, 20)
-    (job,) = processes_of(b"submitit.core._submit\0" + bytes(folder.resolve()))
-    os.kill(job, signal.SIGUSR2)
-    assert begun.end() == 0, begun.said()
-    assert "It goes on from where it was." not in begun.said()  # the study has noticed nothing
-    study(["run", file, "--folder", str(tmp_path / "whole")])
-    one, other = (next(place.glob("cells/*/run/none/seed-0")) for place in (folder, tmp_path / "whole"))
-    assert (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
-    begun_at = (pd.read_csv(one.parents[1] / log / "metrics.csv")["step"].min() for log in ("", "resumed-1"))
-    assert next(begun_at) < next(begun_at)
+    (resumed,) = folder.glob("cells/*/run/resumed-1/metrics.csv")
+    first, again = (pd.read_csv(file)["step"].min() for file in (resumed.parents[1] / "metrics.csv", resumed))
+    assert again > first  # not from the start
 
 
 def test_a_comparison_that_is_stopped_between_its_passes_goes_on_with_the_next(
