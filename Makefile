@@ -1,8 +1,7 @@
 # Every target makes what it needs on first use and is quick afterwards. `make help` lists them.
 PYTHON ?= python3
 BIN := .venv/bin
-# Modules are compiled as they are imported: to compile all that is installed takes a minute.
-PIP = $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 RUN := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 export TOKENIZERS_PARALLELISM := false
 unexport PYTHONDONTWRITEBYTECODE  # or every process would compile all modules anew
