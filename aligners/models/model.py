@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from aligners.errors import UserError
 from aligners.models.architectures import Component, Task, architecture_of, first_site
@@ -75,7 +75,7 @@ class FrozenModel:
     ) -> None:
         self.architecture = architecture_of(model.config.model_type)
         self.model, self.config = model.eval().requires_grad_(False), model.config
-        self.nbytes = sum(weight.nbytes for weight in model.parameters())
+        self.nbytes = sum(part.nbytes for weight in model.parameters() for _, part in _parts("", weight))
         self.dtype, self.sharded = model.dtype, is_sharded(model)
         self.tokenizer = tokenizer
         self.name, self.revision = name, revision
@@ -92,7 +92,7 @@ class FrozenModel:
         self.causal = self.architecture.causal
         positions = getattr(model.config, "max_position_embeddings", None) or -1  # XLNet says -1 for no limit
         self.max_length = None if positions < 0 else int(positions) - self.architecture.reserved_positions
-        self.quantised = _quantisation(model)
+        self.quantised = quantisation(model.config)
         if self._caller.reads_last_token and model.config.pad_token_id is None:
             raise UserError(
                 f"Expected a `pad_token_id` in the config of {name}, but got none: a {type(model).__name__} reads the "
@@ -137,9 +137,13 @@ class FrozenModel:
     def fingerprint(self) -> str:
         """Hash of names, dtypes, shapes and bytes of all weights; read once, at first use."""
         digest = hashlib.blake2b(digest_size=16)
-        for name, weight in sorted(self.model.state_dict().items()):
-            digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}\n".encode())
-            digest.update(weight.cpu().contiguous().flatten().view(torch.uint8).numpy())
+        for whole, parts in sorted(self.model.state_dict().items()):
+            for name, weight in _parts(whole, parts):
+                digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}\n".encode())
+                digest.update(weight.cpu().contiguous().flatten().view(torch.uint8).numpy())
+        for name, layer in self.model.named_modules() if getattr(self.model, "peft_config", None) else ():
+            if scaling := getattr(layer, "scaling", None):  # of an adapter that is not merged
+                digest.update(f"{name} {scaling}\n".encode())
         return digest.hexdigest()
 
     def identity(self) -> dict[str, str | None]:
@@ -341,12 +345,22 @@ class FrozenModel:
         check_placement(self.model, self.blocks)
 
 
-def _quantisation(model: PreTrainedModel) -> str | None:
-    config: Any = getattr(model.config, "quantization_config", None)
-    if config is None:
+def quantisation(config: PreTrainedConfig) -> str | None:
+    """The method by which the weights of a model are quantised; None: they are not."""
+    quantised: Any = getattr(config, "quantization_config", None)
+    if quantised is None:
         return None
-    method = config.get("quant_method") if isinstance(config, dict) else getattr(config, "quant_method", None)
+    method = quantised.get("quant_method") if isinstance(quantised, dict) else getattr(quantised, "quant_method", None)
     return str(getattr(method, "value", method))
+
+
+def _parts(name: str, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """A weight and its name, or the tensors that a quantised one is made of, and theirs."""
+    if not hasattr(weight, "__tensor_flatten__"):
+        yield name, weight
+        return
+    for part in weight.__tensor_flatten__()[0]:
+        yield from _parts(f"{name}.{part}", getattr(weight, part))
 
 
 def _turn_both_back(weights: Tensor, layout: Layout) -> Tensor:

@@ -1,0 +1,148 @@
+"""Adapters (LoRA and others) that `peft` puts on a base, merged into its weights or beside them."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from huggingface_hub.utils import HFValidationError, validate_repo_id
+from safetensors import safe_open
+from torch import float32
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES as CLASSIFIERS
+from transformers.utils import cached_file, find_adapter_config_file
+
+from aligners.errors import UserError, check_extra
+from aligners.models.loading.named import located, refusing
+
+
+class Adapter(NamedTuple):
+    """An adapter, as its config describes it.
+
+    Attributes:
+        name: Hub id or folder.
+        where: the folder or Hub id, and how `from_pretrained` takes what lies where in it.
+        base: name of the model that it is put on, and how that is read.
+        task: what it was trained for, in peft's words; None: that is not said.
+        heads: names of the modules that it replaces.
+    """
+
+    name: str
+    where: tuple[str, dict[str, Any]]
+    base: tuple[str, dict[str, Any]]
+    task: str | None
+    heads: list[str]
+
+    def config(self, base: PreTrainedConfig) -> PreTrainedConfig:
+        """The config of the base under the adapter, which may bring a classification head, or want none."""
+        if self.task == "FEATURE_EXTRACTION":
+            base.architectures = None
+        if self.task == "SEQ_CLS" and base.model_type in CLASSIFIERS and (classes := self._classes()):
+            base.architectures, base.num_labels = [CLASSIFIERS[base.model_type]], classes
+        return base
+
+    def has_tokenizer(self) -> bool:
+        """Whether a tokenizer lies beside it, which may know more than the base's."""
+        folder, where = self.where
+        absent = {f"_raise_exceptions_for_{kind}": False for kind in ("missing_entries", "connection_errors")}
+        return cached_file(folder, "tokenizer_config.json", **where, **absent) is not None
+
+    def _classes(self) -> int | None:
+        """The classes of the head: what the last, and narrowest, of its layers answers with; None: it has no layer."""
+        folder, where = self.where
+        with safe_open(cached_file(folder, "adapter_model.safetensors", **where), framework="pt") as file:
+            shapes = {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118  (not a mapping)
+        heads = set(self.heads)
+        return min((shape[0] for key, shape in shapes.items() if heads & set(key.split(".")) and shape[1:]), default=None)
+
+
+def adapter_of(name: str, source: Mapping[str, Any]) -> Adapter | None:
+    """The adapter of this name; None: it is a model.
+
+    A base with a relative path lies in the current folder, or else beside the adapter.
+
+    Args:
+        name: Hub id or folder.
+        source: `revision` and `trust_remote_code`.
+
+    Raises:
+        ValueError: peft is not installed, the adapter's config is damaged or names no base, or a whole model lies
+            beside it.
+    """
+    folder, place = located(name, source)
+    where = {key: place[key] for key in ("revision", "subfolder") if place.get(key)}
+    file = None if "gguf_file" in place else find_adapter_config_file(folder, **where)
+    if file is None:
+        return None
+    check_extra("formats", "peft", f"The adapter {name!r}")
+    with refusing(f"The adapter {name!r} cannot be read"):
+        told = json.loads(Path(file).read_text(encoding="utf-8"))
+    if any(Path(file).parent.glob("model*.safetensors")):
+        raise UserError(
+            f"Expected a model or an adapter in {name!r}, but got both, model.safetensors and adapter_config.json. Move "
+            "one of them into a folder of its own."
+        )
+    base = told.get("base_model_name_or_path") or ""
+    beside = Path(file).parent / base
+    if not base or not (Path(base).exists() or beside.exists() or _may_be_on_hub(base)):
+        raise UserError(
+            f"Expected the base of the adapter {name!r}, but got {base!r}, which is neither a folder here nor a name on "
+            "the Hub. Correct base_model_name_or_path in its adapter_config.json."
+        )
+    base = str(beside) if beside.exists() and not Path(base).exists() else base
+    under = {**source, "revision": told.get("revision")}
+    return Adapter(name, (folder, where), (base, under), told.get("task_type"), told.get("modules_to_save") or [])
+
+
+def _may_be_on_hub(name: str) -> bool:
+    try:
+        validate_repo_id("/".join(name.split("/")[:2]))
+    except HFValidationError:
+        return False
+    return True
+
+
+def put_on(model: PreTrainedModel, adapter: Adapter, merge: bool | None) -> None:
+    """Put an adapter on its base, in place.
+
+    Args:
+        model: the base.
+        adapter: what is put on it.
+        merge: whether its weights are added to those of the base, which then is an ordinary model. Default: where that
+            is exact to rounding, in float32 and unquantised, and changes no other layer.
+
+    Raises:
+        ValueError: weights of the adapter are missing or fit nowhere, or a merge would change another layer.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer  # an extra: only adapters need it
+    from peft.utils import ModulesToSaveWrapper
+
+    (folder, where), name = adapter.where, adapter.name
+    with refusing(f"The adapter {name!r} cannot be put on {adapter.base[0]!r}"):
+        info = model.load_adapter(folder, adapter_kwargs=where)
+    unfit = sorted({*info.missing_keys, *info.unexpected_keys, *(key for key, *_ in info.mismatched_keys)})
+    if unfit:
+        raise UserError(
+            f"Expected the weights of the adapter {name!r} to be those that {adapter.base[0]!r} takes, but they are not "
+            f"at {unfit[0]} and {len(unfit) - 1} other places. Name the base that it was trained on."
+        )
+    uses = Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
+    layers = {path: part for path, part in model.named_modules() if isinstance(part, BaseTunerLayer)}
+    tied = [path for path, part in layers.items() if any(uses[id(w)] > 1 for w in part.get_base_layer().parameters())]
+    if merge and tied:
+        raise UserError(
+            f"Expected an adapter that can be merged, but {name!r} changes {tied[0]}, whose weights another layer "
+            "shares. Leave `merge_adapters` out."
+        )
+    if merge is None:
+        merge = model.dtype == float32 and not tied and getattr(model.config, "quantization_config", None) is None
+    for path, part in model.named_modules():
+        if isinstance(part, ModulesToSaveWrapper):  # it keeps what was there before, too
+            model.set_submodule(path, part.modules_to_save[part.active_adapter])
+    for path, part in layers.items() if merge else ():
+        part.merge()
+        model.set_submodule(path, part.get_base_layer())
+    if merge:
+        del model.peft_config
+        model._hf_peft_config_loaded = False
