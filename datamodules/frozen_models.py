@@ -14,8 +14,9 @@ from transformers import PreTrainedTokenizerBase
 
 from aligners.errors import UserError
 from aligners.models.embedded import embedded_model
+from aligners.models.loading.adapters import share_weights
 from aligners.models.loading.files import read_config
-from aligners.models.loading.known import KnownModels
+from aligners.models.loading.known import KnownModels, SleepingModel
 from aligners.models.loading.models import load_frozen
 from aligners.models.loading.placement import DeviceMap, check_device
 from aligners.models.model import FrozenModel
@@ -42,6 +43,9 @@ class FrozenModels:
         dtype: precision of the models: float32, bfloat16 or float16.
         attn_implementation: eager, sdpa, flash_attention_2; default: what transformers chooses.
         trust_remote_code: run code from a model's repository. Off by default: it is somebody else's code.
+        merge_adapters: add the weights of adapters (LoRA and others) to those of their bases. Unmerged, an adapter and
+            its base, or two adapters of one base, share the base's memory. Default: where that is exact to rounding, in
+            float32 and unquantised.
         recipe: how embedded classifiers are made.
         cache: where embedded models are kept. Default: $ALIGNERS_CACHE, else ~/.cache/aligners.
         devices: device of each model, such as cuda:1; default: the run's. For one process only. Batches and what is
@@ -61,6 +65,7 @@ class FrozenModels:
     dtype: str = "float32"
     attn_implementation: str | None = None
     trust_remote_code: bool = False
+    merge_adapters: bool | None = None
     recipe: Recipe = Recipe()  # noqa: RUF009  (frozen)
     cache: Path | None = None
     devices: list[str | None] | None = None
@@ -78,7 +83,14 @@ class FrozenModels:
         Raises:
             ValueError: a model cannot be loaded or has too few positions, or tokenizers differ that must not.
         """
-        loaded = {named: self._load(*named, parts) for named, (_, parts) in zip(self.named, self.places, strict=True)}
+        loaded = dict[tuple[str, str | None], FrozenModel]()
+        placed = dict(zip(self.named, self.places, strict=True))
+        for named, place in placed.items():
+            loaded[named] = model = self._load(*named, place[1])
+            beside = [loaded[other] for other in loaded if placed[other] == place and place[1] is None]
+            for other in beside if not isinstance(model, SleepingModel) else ():
+                if not isinstance(other, SleepingModel):
+                    share_weights(model.model, other.model)
         models = [loaded[named] for named in self.named]
         for model in models if self.one_tokenizer else ():
             first = models[0]
@@ -221,7 +233,7 @@ class FrozenModels:
     # ------------------------------------------------------------------ loading
 
     def _load(self, name: str, revision: str | None, device_map: DeviceMap | None) -> FrozenModel:
-        own = ("dtype", "attn_implementation", "trust_remote_code", "known")
+        own = ("dtype", "attn_implementation", "trust_remote_code", "merge_adapters", "known")
         options: dict[str, Any] = {option: getattr(self, option) for option in own}
         model = load_frozen(self.path(name), revision=revision, device_map=device_map, known_as=name, **options)
         self._check_positions(name, model.max_length)

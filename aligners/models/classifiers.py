@@ -125,7 +125,7 @@ def new_classifier(
         if label_names is not None:
             config.id2label = dict(enumerate(label_names))
             config.label2id = {label: number for number, label in enumerate(label_names)}
-        options = {**source, **weight_options(dtype, attn_implementation), "config": config}
+        options = {**source, **weight_options(dtype, attn_implementation), "config": config, "merge_adapters": True}
         model, unfit = read_weights(str(name), loader, options)
         tokenizer = read_tokenizer(str(name), source, config)
     _check_body(model, unfit, str(name))

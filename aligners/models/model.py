@@ -354,7 +354,7 @@ def quantisation(config: PreTrainedConfig) -> str | None:
     return str(getattr(method, "value", method))
 
 
-def _parts(name: str, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
+def _parts(name: str, weight: Any) -> Iterator[tuple[str, Any]]:
     """A weight and its name, or the tensors that a quantised one is made of, and theirs."""
     if not hasattr(weight, "__tensor_flatten__"):
         yield name, weight

@@ -1,20 +1,24 @@
 """Adapters (LoRA and others) that `peft` puts on a base, merged into its weights or beside them."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from huggingface_hub.utils import HFValidationError, validate_repo_id
+import torch
 from safetensors import safe_open
-from torch import float32
+from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES as CLASSIFIERS
 from transformers.utils import cached_file, find_adapter_config_file
 
 from aligners.errors import UserError, check_extra
 from aligners.models.loading.named import located, refusing
+
+_HUB = re.compile(r"\w[\w.-]*(/[\w.-]+)*")  # a name on the Hub, perhaps of a folder or file in a repository
+_WRAPPED = ".base_layer."  # in the names of weights that peft has put a layer around
 
 
 class Adapter(NamedTuple):
@@ -42,6 +46,10 @@ class Adapter(NamedTuple):
             base.architectures, base.num_labels = [CLASSIFIERS[base.model_type]], classes
         return base
 
+    def brings(self, weight: str) -> bool:
+        """Whether a weight is one of the modules that it replaces."""
+        return not set(weight.split(".")).isdisjoint(self.heads)
+
     def has_tokenizer(self) -> bool:
         """Whether a tokenizer lies beside it, which may know more than the base's."""
         folder, where = self.where
@@ -54,7 +62,9 @@ class Adapter(NamedTuple):
         with safe_open(cached_file(folder, "adapter_model.safetensors", **where), framework="pt") as file:
             shapes = {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118  (not a mapping)
         heads = set(self.heads)
-        return min((shape[0] for key, shape in shapes.items() if heads & set(key.split(".")) and shape[1:]), default=None)
+        return min(
+            (shape[0] for key, shape in shapes.items() if heads & set(key.split(".")) and shape[1:]), default=None
+        )
 
 
 def adapter_of(name: str, source: Mapping[str, Any]) -> Adapter | None:
@@ -80,27 +90,19 @@ def adapter_of(name: str, source: Mapping[str, Any]) -> Adapter | None:
         told = json.loads(Path(file).read_text(encoding="utf-8"))
     if any(Path(file).parent.glob("model*.safetensors")):
         raise UserError(
-            f"Expected a model or an adapter in {name!r}, but got both, model.safetensors and adapter_config.json. Move "
-            "one of them into a folder of its own."
+            f"Expected a model or an adapter in {name!r}, but got both, model.safetensors and adapter_config.json. "
+            "Move one of them into a folder of its own."
         )
     base = told.get("base_model_name_or_path") or ""
     beside = Path(file).parent / base
-    if not base or not (Path(base).exists() or beside.exists() or _may_be_on_hub(base)):
+    if not base or not (Path(base).exists() or beside.exists() or _HUB.fullmatch(base)):
         raise UserError(
-            f"Expected the base of the adapter {name!r}, but got {base!r}, which is neither a folder here nor a name on "
-            "the Hub. Correct base_model_name_or_path in its adapter_config.json."
+            f"Expected the base of the adapter {name!r}, but got {base!r}, which is neither a folder here nor a name "
+            "on the Hub. Correct base_model_name_or_path in its adapter_config.json."
         )
     base = str(beside) if beside.exists() and not Path(base).exists() else base
     under = {**source, "revision": told.get("revision")}
     return Adapter(name, (folder, where), (base, under), told.get("task_type"), told.get("modules_to_save") or [])
-
-
-def _may_be_on_hub(name: str) -> bool:
-    try:
-        validate_repo_id("/".join(name.split("/")[:2]))
-    except HFValidationError:
-        return False
-    return True
 
 
 def put_on(model: PreTrainedModel, adapter: Adapter, merge: bool | None) -> None:
@@ -124,8 +126,8 @@ def put_on(model: PreTrainedModel, adapter: Adapter, merge: bool | None) -> None
     unfit = sorted({*info.missing_keys, *info.unexpected_keys, *(key for key, *_ in info.mismatched_keys)})
     if unfit:
         raise UserError(
-            f"Expected the weights of the adapter {name!r} to be those that {adapter.base[0]!r} takes, but they are not "
-            f"at {unfit[0]} and {len(unfit) - 1} other places. Name the base that it was trained on."
+            f"Expected the adapter {name!r} to fit its base, {adapter.base[0]!r}, but they differ in {unfit[0]} and "
+            f"{len(unfit) - 1} other weights. Name the base that it was trained on."
         )
     uses = Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
     layers = {path: part for path, part in model.named_modules() if isinstance(part, BaseTunerLayer)}
@@ -136,13 +138,25 @@ def put_on(model: PreTrainedModel, adapter: Adapter, merge: bool | None) -> None
             "shares. Leave `merge_adapters` out."
         )
     if merge is None:
-        merge = model.dtype == float32 and not tied and getattr(model.config, "quantization_config", None) is None
+        merge = model.dtype == torch.float32 and not tied and getattr(model.config, "quantization_config", None) is None
     for path, part in model.named_modules():
         if isinstance(part, ModulesToSaveWrapper):  # it keeps what was there before, too
-            model.set_submodule(path, part.modules_to_save[part.active_adapter])
+            model.set_submodule(path, part.modules_to_save["default"])
     for path, part in layers.items() if merge else ():
         part.merge()
         model.set_submodule(path, part.get_base_layer())
     if merge:
         del model.peft_config
         model._hf_peft_config_loaded = False
+
+
+def share_weights(model: PreTrainedModel, other: PreTrainedModel) -> None:
+    """Let a model use the weights of another wherever theirs are equal, if one of them is under an unmerged adapter."""
+    if not (hasattr(model, "peft_config") or hasattr(other, "peft_config")):
+        return
+    theirs = {name.replace(_WRAPPED, "."): weight for name, weight in other.named_parameters()}
+    for name, weight in list(model.named_parameters(remove_duplicate=False)):
+        same = theirs.get(name.replace(_WRAPPED, "."), weight)
+        if type(same) is type(weight) is nn.Parameter and same.dtype == weight.dtype and torch.equal(same, weight):
+            path, _, last = name.rpartition(".")
+            setattr(model.get_submodule(path), last, same)

@@ -77,7 +77,7 @@ def read_weights(name: str, loader: Any, options: dict[str, Any]) -> tuple[PreTr
         base, under = adapter.base
         model, unfit = read_weights(base, loader, {**options, **under})
         put_on(model, adapter, options.get("merge_adapters"))
-        return model, [key for key in unfit if not set(key.split(".")) & set(adapter.heads)]
+        return model, [key for key in unfit if not adapter.brings(key)]
     place, where = located(name, {key: value for key, value in options.items() if key != "merge_adapters"})
     if "gguf_file" in where:  # by default it depends on the machine whether weights stay packed
         where["quantization_config"] = GgufConfig(dequantize=True)

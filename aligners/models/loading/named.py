@@ -21,7 +21,7 @@ def located(name: str, source: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """The folder or repository that a name begins with, and where in it the model is.
 
     Args:
-        name: a folder; `owner/name` on the Hub; `owner/name/folder` for a folder in that; or a GGUF file in one of them.
+        name: a folder; `owner/name` on the Hub; `owner/name/folder` for a folder in that; or a GGUF file in these.
         source: how it is read, such as `revision`.
 
     Returns:
