@@ -104,6 +104,12 @@ class FrozenModels:
         """The tokenizer of each model."""
         return [cast(PreTrainedTokenizerBase, model.tokenizer) for model in self.loaded]  # loaded with one
 
+    def chat_tokenizers(self) -> dict[str, PreTrainedTokenizerBase]:
+        """The tokenizers of the models that may have a chat template, by the models' names: not of embedded ones."""
+        if any(name.startswith(EMBEDDED) for name, _ in self.named):  # their texts come first
+            return {}
+        return {name: tokenizer for (name, _), tokenizer in zip(self.named, self.tokenizers, strict=False)}
+
     @property
     def places(self) -> list[Place]:
         """Where each model goes.

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -112,10 +111,10 @@ def put_on(model: PreTrainedModel, adapter: Adapter, merge: bool | None) -> None
         model: the base.
         adapter: what is put on it.
         merge: whether its weights are added to those of the base, which then is an ordinary model. Default: where that
-            is exact to rounding, in float32 and unquantised, and changes no other layer.
+            is exact to rounding, in float32 and unquantised.
 
     Raises:
-        ValueError: weights of the adapter are missing or fit nowhere, or a merge would change another layer.
+        ValueError: weights of the adapter are missing, or fit nowhere.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer  # an extra: only adapters need it
     from peft.utils import ModulesToSaveWrapper
@@ -129,22 +128,18 @@ def put_on(model: PreTrainedModel, adapter: Adapter, merge: bool | None) -> None
             f"Expected the adapter {name!r} to fit its base, {adapter.base[0]!r}, but they differ in {unfit[0]} and "
             f"{len(unfit) - 1} other weights. Name the base that it was trained on."
         )
-    uses = Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
-    layers = {path: part for path, part in model.named_modules() if isinstance(part, BaseTunerLayer)}
-    tied = [path for path, part in layers.items() if any(uses[id(w)] > 1 for w in part.get_base_layer().parameters())]
-    if merge and tied:
-        raise UserError(
-            f"Expected an adapter that can be merged, but {name!r} changes {tied[0]}, whose weights another layer "
-            "shares. Leave `merge_adapters` out."
-        )
     if merge is None:
-        merge = model.dtype == torch.float32 and not tied and getattr(model.config, "quantization_config", None) is None
-    for path, part in model.named_modules():
+        merge = model.dtype == torch.float32 and getattr(model.config, "quantization_config", None) is None
+    for path, part in list(model.named_modules()):
         if isinstance(part, ModulesToSaveWrapper):  # it keeps what was there before, too
             model.set_submodule(path, part.modules_to_save["default"])
-    for path, part in layers.items() if merge else ():
-        part.merge()
-        model.set_submodule(path, part.get_base_layer())
+        if merge and isinstance(part, BaseTunerLayer):
+            base: Any = part.get_base_layer()
+            base.weight = nn.Parameter(base.weight.detach().clone())  # which another layer may share
+            part.merge()
+            model.set_submodule(path, base)
+            if base in (model.get_input_embeddings(), model.get_output_embeddings()):
+                model.config.tie_word_embeddings = False
     if merge:
         del model.peft_config
         model._hf_peft_config_loaded = False
