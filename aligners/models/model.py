@@ -223,9 +223,11 @@ class FrozenModel:
         """
         # A bare encoder was loaded without the modules above its last site: leave them out here too.
         options = self.architecture.bare if self.model.base_model is self.model else {}
+        config = copy.deepcopy(self.config)
+        vars(config).pop("quantization_config", None)
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             torch.default_generator.manual_seed(seed)
-            fresh: Any = type(self.model)(copy.deepcopy(self.config), **options)
+            fresh: Any = type(self.model)(config, **options)
         placed, name = place_like(fresh.to(self.dtype), self.model), f"{self.name} (untrained, seed {seed})"
         return FrozenModel(placed, self.tokenizer, name=name, revision=self.revision)
 

@@ -119,10 +119,11 @@ def put_on(model: PreTrainedModel, adapter: Adapter, merge: bool | None) -> None
     from peft.tuners.tuners_utils import BaseTunerLayer  # an extra: only adapters need it
     from peft.utils import ModulesToSaveWrapper
 
-    (folder, where), name = adapter.where, adapter.name
+    (folder, where), name, conversions = adapter.where, adapter.name, getattr(model, "_weight_conversions", None)
     with refusing(f"The adapter {name!r} cannot be put on {adapter.base[0]!r}"):
-        info = model.load_adapter(folder, adapter_kwargs=where)
-    unfit = sorted({*info.missing_keys, *info.unexpected_keys, *(key for key, *_ in info.mismatched_keys)})
+        info = model.load_adapter(folder, adapter_kwargs=where, ignore_mismatched_sizes=True)
+    over = {key for key in info.unexpected_keys if ".pooler." not in f".{key}"}  # of a bare encoder none is loaded
+    unfit = sorted({*info.missing_keys, *over, *(key for key, *_ in info.mismatched_keys)})
     if unfit:
         raise UserError(
             f"Expected the adapter {name!r} to fit its base, {adapter.base[0]!r}, but they differ in {unfit[0]} and "
@@ -141,8 +142,8 @@ def put_on(model: PreTrainedModel, adapter: Adapter, merge: bool | None) -> None
             if base in (model.get_input_embeddings(), model.get_output_embeddings()):
                 model.config.tie_word_embeddings = False
     if merge:
-        del model.peft_config
-        model._hf_peft_config_loaded = False
+        del model.requires_grad_(True).peft_config
+        model._hf_peft_config_loaded, model._weight_conversions = False, conversions  # by which it would be saved
 
 
 def share_weights(model: PreTrainedModel, other: PreTrainedModel) -> None:
