@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
+from itertools import combinations
 from pathlib import Path
 from typing import Any, cast
 
@@ -83,14 +84,11 @@ class FrozenModels:
         Raises:
             ValueError: a model cannot be loaded or has too few positions, or tokenizers differ that must not.
         """
-        loaded = dict[tuple[str, str | None], FrozenModel]()
-        placed = dict(zip(self.named, self.places, strict=True))
-        for named, place in placed.items():
-            loaded[named] = model = self._load(*named, place[1])
-            beside = [loaded[other] for other in loaded if placed[other] == place and place[1] is None]
-            for other in beside if not isinstance(model, SleepingModel) else ():
-                if not isinstance(other, SleepingModel):
-                    share_weights(model.model, other.model)
+        places = dict(zip(self.named, self.places, strict=True))
+        loaded = {named: self._load(*named, parts) for named, (_, parts) in places.items()}
+        for a, b in combinations([named for named in loaded if not isinstance(loaded[named], SleepingModel)], 2):
+            if places[a] == places[b] and places[a][1] is None:
+                share_weights(loaded[b].model, loaded[a].model)
         models = [loaded[named] for named in self.named]
         for model in models if self.one_tokenizer else ():
             first = models[0]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
-from aligners.errors import UserError, check_known
+from aligners.errors import UserError
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -36,16 +36,17 @@ def template_of(chosen: str | None, tokenizers: Tokenizers | None) -> tuple[str,
         ValueError: there is no such file or model, or the models have no template, or different ones.
     """
     found = dict(tokenizers()) if tokenizers is not None else {}
-    if chosen is not None and chosen not in found and found:
-        if not Path(chosen).is_file():
-            check_known(found, chat_template=chosen)
+    if chosen is not None and chosen not in found and found and Path(chosen).is_file():
         tokenizer = copy(next(iter(found.values())))
         tokenizer.chat_template = Path(chosen).read_text(encoding="utf-8")
         found = {chosen: tokenizer}
-    having = {name: tokenizer for name, tokenizer in found.items() if tokenizer.chat_template}
-    having = having if chosen is None else {name: having[name] for name in having if name == chosen}
+    having = {name: of for name, of in found.items() if of.chat_template and chosen in (None, name)}
     if len({str([of.chat_template, of.special_tokens_map]) for of in having.values()}) != 1:
-        got = f"different ones of {' and '.join(having)}" if having else "none"
+        got = (
+            f"different ones of {' and '.join(having)}"
+            if having
+            else f"none of {chosen or ', '.join(found) or 'no model'}"
+        )
         raise UserError(
             f"Expected one chat template, by which all models read the same conversations, but got {got}. Set "
             "`chat_template` to a Jinja file, or to one of the models that has one."
@@ -73,9 +74,8 @@ def rendered(table: Any, columns: Sequence[str], tokenizer: PreTrainedTokenizerB
 
 def written_tokens(split: Dataset, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The numbers of all special tokens of a tokenizer, if these texts have any in them, as the first one shows."""
-    special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
-    found = special.intersection(tokenizer(split[0]["text"], add_special_tokens=False)["input_ids"])
-    return sorted(special) if found else []
+    special = sorted(set(tokenizer.all_special_ids) - {tokenizer.unk_token_id})
+    return special if set(special) & set(tokenizer(split[0]["text"], add_special_tokens=False)["input_ids"]) else []
 
 
 def _texts(

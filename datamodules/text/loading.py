@@ -121,7 +121,7 @@ def _divide(
 
 
 def _read(
-    source: TextSource, tokenizers: Tokenizers | None
+    source: TextSource, tokenizers: Tokenizers | None = None
 ) -> tuple[list[Dataset], list[str], str | None, dict[str, Any]]:
     """Open the source, find its columns, and read as much of a stream as is needed.
 

@@ -194,8 +194,7 @@ class TokenisedSplits:
         if self.packed:
             return self._packed[name]["bytes"] / self._packed[name]["tokens"]
         split, tokenizer = getattr(self.texts, name), self.tokenizers[-1]
-        written = bool(self._written(name, tokenizer))
-        return bytes_per_token(split, data.tables[-1], tokenizer, self.max_length, written=written)
+        return bytes_per_token(split, data.tables[-1], tokenizer, self.max_length, self._written(name, tokenizer))
 
     def _written(self, name: Split, tokenizer: PreTrainedTokenizerBase) -> list[int]:
         """The special tokens of a tokenizer, where a chat template wrote them into the texts."""
@@ -203,8 +202,8 @@ class TokenisedSplits:
 
 
 def bytes_per_token(
-    split: datasets.Dataset, tokens: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, *,
-    written: bool = False,
+    split: datasets.Dataset, tokens: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int,
+    written: Sequence[int] = (),
 ) -> float:  # fmt: skip
     """Bytes per token of texts that are not packed, counting only what was not cut.
 
@@ -217,7 +216,7 @@ def bytes_per_token(
         tokens: what `tokenise` made of it.
         tokenizer: of the model.
         max_length: that `tokenise` was given.
-        written: whether a chat template wrote the special tokens.
+        written: that `tokenise` was given.
 
     Raises:
         ValueError: texts were cut, and the tokenizer does not say where in a text its tokens lie.

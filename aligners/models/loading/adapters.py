@@ -81,17 +81,15 @@ def adapter_of(name: str, source: Mapping[str, Any]) -> Adapter | None:
     """
     folder, place = located(name, source)
     where = {key: place[key] for key in ("revision", "subfolder") if place.get(key)}
-    file = None if "gguf_file" in place else find_adapter_config_file(folder, **where)
+    may_be = "gguf_file" not in place and (Path(folder).is_dir() or _HUB.fullmatch(folder))
+    file = find_adapter_config_file(folder, **where) if may_be else None
     if file is None:
         return None
     check_extra("formats", "peft", f"The adapter {name!r}")
     with refusing(f"The adapter {name!r} cannot be read"):
         told = json.loads(Path(file).read_text(encoding="utf-8"))
     if any(Path(file).parent.glob("model*.safetensors")):
-        raise UserError(
-            f"Expected a model or an adapter in {name!r}, but got both, model.safetensors and adapter_config.json. "
-            "Move one of them into a folder of its own."
-        )
+        raise UserError(f"Expected a model or an adapter in {name!r}, but got both. Move one into a folder of its own.")
     base = told.get("base_model_name_or_path") or ""
     beside = Path(file).parent / base
     if not base or not (Path(base).exists() or beside.exists() or _HUB.fullmatch(base)):
@@ -143,7 +141,7 @@ def put_on(model: PreTrainedModel, adapter: Adapter, merge: bool | None) -> None
                 model.config.tie_word_embeddings = False
     if merge:
         del model.requires_grad_(True).peft_config
-        model._hf_peft_config_loaded, model._weight_conversions = False, conversions  # by which it would be saved
+        vars(model).update(_hf_peft_config_loaded=False, _weight_conversions=conversions)  # by which it is saved
 
 
 def share_weights(model: PreTrainedModel, other: PreTrainedModel) -> None:

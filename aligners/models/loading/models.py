@@ -102,12 +102,10 @@ def load_frozen(
         if device_map is not None:
             empty = _skeleton(config, task, architecture, {"trust_remote_code": trust_remote_code})
             check_device_map(device_map, empty, blocks_of(empty))
-        placed = {**options, "revision": revision, "device_map": device_map, "config": config}
-        placed["merge_adapters"] = merge_adapters
-        read = quiet()(partial(_model, str(name), task, architecture, placed))
+        placed = {**options, "revision": revision, "device_map": device_map, "merge_adapters": merge_adapters}
+        read = quiet()(partial(_model, str(name), task, architecture, placed | {"config": config}))
         lasting = device_map is None and quantisation(config) in (None, "torchao")  # the same on every device
-        about = [options["dtype"], *([] if merge_adapters is None else [merge_adapters])]
-        place = known.place(str(name), source, *about) if known is not None and lasting else None
+        place = known.place(str(name), source, options["dtype"], merge_adapters) if known and lasting else None
         entry = known.find(place) if known is not None and place is not None else None
         # A model's faults are said before its tokenizer's.
         model = read() if entry is None else _skeleton(config, None if entry.headless else task, architecture, options)

@@ -106,8 +106,8 @@ def test_an_adapter_may_bring_a_classification_head(architecture: str, merge: bo
 
 def test_an_adapter_of_features_wants_no_head(tmp_path: Path) -> None:
     base = tiny_folder(tmp_path / "base", "bert", task="masked")
-    bare = tiny_model("bert", n_labels=None, add_cross_attention=False)
-    frozen = load_frozen(put(tmp_path / "lora", base, bare, lora("bert", "FEATURE_EXTRACTION"))[0])
+    config = lora("bert", "FEATURE_EXTRACTION")  # on the pooler too, which a bare encoder does not have here
+    frozen = load_frozen(put(tmp_path / "lora", base, tiny_model("bert", n_labels=None), config)[0])
     assert (frozen.task, type(frozen.model).__name__) == (None, "BertModel")
     assert not torch.equal(*(each.front(tokenised(), [3])[0] for each in (frozen, load_frozen(base))))
 
