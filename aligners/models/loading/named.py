@@ -34,8 +34,7 @@ def located(name: str, source: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     here = Path(name).exists() or name.startswith((".", "/", "~"))
     for package in ("gguf", "accelerate") if gguf else ():
         check_extra("formats", package, f"The GGUF file {name!r}")
-    most = len(parts) - gguf
-    whole = most if here else min(2, most)
+    whole = min(len(parts) if here else 2, len(parts) - gguf)
     inside = "/".join(parts[whole:])
     if not inside:
         return name, dict(source)
