@@ -113,7 +113,7 @@ def by_batches(x: Recorded, y: Recorded, loader: DataLoader, device: str) -> Ten
 
 
 def _difference(a: Tensor, b: Tensor) -> float:
-    return float((a - b).abs().max())
+    return float((a.cpu() - b.cpu()).abs().max())  # torch_cka's are on the CPU
 
 
 def gram_products(x: Tensor, y: Tensor) -> Callable[[], None]:
@@ -325,9 +325,7 @@ def memory(figures: Figures, layers: int, width: int, rows: int, threads: int) -
     figures.add("peak memory, ten times the rows / the rows", peaks[1] / peaks[0], bar=1.05)
 
 
-def rates(
-    figures: Figures, layers: int, width: int, batch: int, rounds: int, device: str, side: int = 8192
-) -> None:
+def rates(figures: Figures, layers: int, width: int, batch: int, rounds: int, device: str, side: int = 8192) -> None:
     """Minibatch CKA and moments as shares of what the machine's matrix products, of this side, reach."""
     x, y = (rows.bfloat16() for rows in related(layers, batch, width, device))
     cka, moments = Batches(layers, device), GridSums.zeros(layers, width, layers, width, device)

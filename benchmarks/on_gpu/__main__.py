@@ -1,16 +1,14 @@
 """Everything that has a figure for GPUs, in at most 8 minutes on one of them: `python -m benchmarks.on_gpu`.
 
-Models have random weights and texts random tokens: nothing is downloaded. The parts, each described in its module:
-bank, reading, precision, similarity, memory, store, ranks, agreement, attention. A part that fails or takes too long
-does not hide the others: its error is in the JSON, which is written anew after every part, so that a run that is cut off
-leaves what it had. A part for which too little time is left is not begun. The exit status is 1 if a part failed or a
-figure missed its bar.
+Models have random weights and texts random tokens: nothing is downloaded. Each part is described in its module. One
+that fails or takes too long does not hide the others: its error is in the JSON, which is written anew after every part,
+so that a run that is cut off leaves what it had. A part for which too little time is left is not begun. The exit status
+is 1 if a part failed or a figure missed its bar.
 
-Packages may be missing: `aligners` need not be installed, nor `datasets` or W&B. The parts that use Lightning (memory,
-store, agreement) are skipped without it; torch_cka and flash_attn are compared with where they are there. For a machine
-without a network, bring them as wheels: on another, `pip download --no-deps --only-binary=:all: --python-version 3.12
---dest wheels lightning==2.6.6 lightning-utilities==0.15.3 torch_cka==0.21 jsonargparse==4.49.0`, and there
-`pip install --no-index --no-deps wheels/*.whl`.
+It runs from a bare checkout, without `datasets`, jsonargparse or W&B. The parts that use Lightning are skipped where it
+is not installed; torch_cka and flash_attn are compared with if they are. Bring what is missing to a machine without a
+network as wheels: `pip download --no-deps --only-binary=:all: --python-version 3.12 --dest wheels lightning==2.6.6
+torch_cka==0.21` on another, and there `pip install --no-index --no-deps wheels/*.whl`.
 
 `--small` runs all parts at sizes that a CPU does in seconds, at which times mean nothing: bars do not count then.
 """
@@ -51,14 +49,14 @@ class Part(NamedTuple):
 
 # Those first that say most.
 PARTS = {
-    "bank": Part(20),
+    "bank": Part(15),
     "reading": Part(45),
     "agreement": Part(60, ("lightning", "scipy", "matplotlib")),
-    "memory": Part(30, ("lightning",)),
-    "similarity": Part(60),
+    "memory": Part(50, ("lightning",)),
+    "similarity": Part(60, ("lightning",)),
     "store": Part(75, ("lightning", "pyarrow", "filelock")),
     "attention": Part(30),
-    "precision": Part(50),
+    "precision": Part(40),
     "ranks": Part(60, ("torchmetrics",)),
 }
 OTHER = ("torch_cka", "flash_attn", "jsonargparse")  # packages that are used where they are there
@@ -77,7 +75,8 @@ def main(given: list[str] | None = None) -> int:
     packages = [package for part in PARTS.values() for package in part.needs] + list(OTHER)
     missing = [package for package in dict.fromkeys(packages) if find_spec(package) is None]
     print(f"{device.label}; torch {torch.__version__}; not installed: {', '.join(missing) or 'nothing that is used'}")
-    record: dict[str, Any] = {"machine": machine(options.device) | device.describe(), "small": options.small, "parts": {}}
+    about = machine(options.device) | device.describe()
+    record: dict[str, Any] = {"machine": about, "small": options.small, "parts": {}}
     began = time.monotonic()
     for name in options.parts:
         record["parts"][name] = {"status": "begun, and cut off"}
@@ -102,7 +101,7 @@ def parsed(given: list[str] | None) -> argparse.Namespace:
     arguments.add_argument("--json", type=Path, metavar="FILE", help="default: benchmarks/results/on_gpu-DEVICE.json")
     arguments.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     arguments.add_argument("--threads", type=int, help="CPU threads of torch; default: all, but 1 with --small")
-    arguments.add_argument("--limit", type=float, default=460.0, help="seconds for all parts")
+    arguments.add_argument("--limit", type=float, default=430.0, help="seconds for all parts")
     options = arguments.parse_args(given)
     if not options.small and torch.device(options.device).type == "cpu":
         arguments.error("there is no GPU: --small runs all parts on a CPU")

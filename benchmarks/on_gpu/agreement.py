@@ -27,18 +27,19 @@ BOUNDS = {"closed forms": 1e-4, "measures": 1e-6, "INN": 1e-3, "injection": 1e-4
 
 def run(figures: Figures, device: Device, small: bool) -> None:
     """Run the part."""
-    rows = synthetic(16, 0, 200, 50) if small else synthetic(256, 0, 8_000, 1_000)
-    for kind in CLOSED:
-        here, there = (mapped(kind, on(rows, place)) for place in ("cpu", device.name))
+    places = "cpu", device.name
+    rows = [on(synthetic(16, 0, 200, 50) if small else synthetic(256, 0, 8_000, 1_000), place) for place in places]
+    for closed in CLOSED:
+        here, there = (mapped(closed, each) for each in rows)
         difference = float((there - here).abs().max() / here.abs().max())
-        figures.add(f"{kind.__name__}, largest relative difference", difference, bar=BOUNDS["closed forms"])
+        figures.add(f"{closed.__name__}, largest relative difference", difference, bar=BOUNDS["closed forms"])
     x, y = CASES["X, noisy"]["half noise"](torch.Generator().manual_seed(0))
     for name, measure in MEASURES.items():
-        here, there = (measure(x[None].to(place), y[None].to(place)).cpu() for place in ("cpu", device.name))
+        here, there = (measure(x[None].to(place), y[None].to(place)).cpu() for place in places)
         figures.add(f"{name}, difference", float((there - here).abs().max()), bar=BOUNDS["measures"])
     steps, a_step = (2, 32) if small else (20, 256)
-    here, there = (train(INN, on(rows, place), steps, a_step, 0, "float32").end for place in ("cpu", device.name))
-    for what, a, b in zip(("FVU", "FVU of the inverse"), here, there, strict=True):
+    ends = [train(INN, each, steps, a_step, 0, "float32").end for each in rows]
+    for what, a, b in zip(("FVU", "FVU of the inverse"), *ends, strict=True):
         figures.add(f"INN after {steps} steps, {what}, relative difference", abs(a - b) / a, bar=BOUNDS["INN"])
     injection(figures, device, small)
     device.clear()
@@ -86,11 +87,11 @@ def injection(figures: Figures, device: Device, small: bool) -> None:
 @torch.no_grad()
 def injected(place: str, small: bool) -> tuple[Tensor, Tensor]:
     """What Y answers with X's states, mapped by least squares: logits (S, B, C), and the loss of each site, (S,)."""
-    x, y = (made("BERT", small, place, headed=True, seed=seed) for seed in (0, 1))
-    count, longest, sites = *((6, 16) if small else (64, 64)), range(x.depth + 1)
+    x, y = (made("BERT", small, "cpu", headed=True, seed=seed).to(place) for seed in (0, 1))
+    count, longest, sites = *((6, 16) if small else (32, 48)), range(x.depth + 1)
     inputs, rows = texts(x, count, longest)
     of_x, of_y = (read_rows(model, inputs, sites, rows) for model in (x, y))
-    layer = Linear(len(sites), x.width, y.width, ridge=1e-2).to(place)
+    layer = Linear(len(sites), x.width, y.width, ridge=0.1).to(place)
     layer.fit(moments_of(of_x, of_y))
     each = [stitched_logits(y, inputs, site, rows, at) for site, at in zip(sites, layer(of_x), strict=True)]
     answers = torch.arange(count, device=place) % 2

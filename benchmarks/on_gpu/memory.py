@@ -16,7 +16,7 @@ from benchmarks.on_gpu.device import Device
 
 def run(figures: Figures, device: Device, small: bool) -> None:
     """Run the part."""
-    sites, width, rows, batches, steps = (2, 16, 64, 2, 2) if small else (12, 768, 2048, 2, 4)
+    sites, width, rows, batches, steps = (2, 16, 64, 2, 2) if small else (4, 768, 2048, 2, 4)
     x = torch.randn(sites, rows, width, device=device.name)
     y = x.roll(1, 2) + torch.tanh(x)
 

@@ -1,6 +1,7 @@
 """Models of random weights and texts of random tokens: nothing to download."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -9,6 +10,7 @@ from transformers import BertForSequenceClassification, BertModel, LlamaForCausa
 
 from aligners.models import FrozenModel
 from benchmarks.activations import batch_of, texts
+from benchmarks.on_gpu.device import Device
 from benchmarks.parts import bert_config, llama_config
 from datamodules.batches import LengthBatches, TextBatch
 from datamodules.rows.policies import RowKind
@@ -24,17 +26,15 @@ class Kind(NamedTuple):
         config: from the vocabulary, the number of blocks and the width.
         bare: the model without a head.
         headed: with one.
-        options: of `bare`.
     """
 
     config: Callable[..., Any]
     bare: Callable[..., Any]
     headed: Callable[..., Any]
-    options: dict[str, Any] = {}
 
 
 KINDS = {
-    "BERT": Kind(bert_config, BertModel, BertForSequenceClassification, {"add_pooling_layer": False}),
+    "BERT": Kind(bert_config, partial(BertModel, add_pooling_layer=False), BertForSequenceClassification),
     "Llama": Kind(llama_config, LlamaModel, LlamaForCausalLM),
 }
 FULL = {"BERT": (12, 768), "Llama": (16, 2048)}  # blocks and width
@@ -51,12 +51,13 @@ def made(
     layers: int | None = None,
     seed: int = 0,
 ) -> FrozenModel:
-    """A model whose weights are drawn from the seed on the CPU, so that they are the same on every device."""
+    """A model whose weights are drawn from the seed, on its device: drawing a billion on a CPU takes long."""
     torch.manual_seed(seed)
     about, (usual, width) = KINDS[kind], (SMALL if small else FULL)[kind]
     config = about.config(VOCABULARY, layers or usual, width, head=16 if small else 64)
-    model = about.headed(config) if headed else about.bare(config, **about.options)
-    return FrozenModel(rounded(model.to(device), dtype), name=f"{kind} of width {width}")
+    with torch.device(device):
+        model = (about.headed if headed else about.bare)(config)
+    return FrozenModel(rounded(model, dtype), name=f"{kind} of width {width}")
 
 
 def rounded(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
@@ -70,25 +71,26 @@ class Reading:
     """Reads all sites of a model on batches of texts, as a command does.
 
     Args:
-        model: on its device.
+        model: on this device.
+        device: where.
         count: texts.
         size: texts of a batch.
         longest: tokens of a text.
     """
 
-    def __init__(self, model: FrozenModel, count: int, size: int, longest: int = 128) -> None:
-        self.model, self.device = model, model.device
+    def __init__(self, model: FrozenModel, device: Device, count: int, size: int, longest: int = 128) -> None:
+        self.model, self.device = model, device
         links = [Link(0, 0, site, site) for site in range(model.depth + 1)]
         self._reader = PairReader([model], links, RowKind("tokens"))
         every = texts(count, longest)
         order = LengthBatches([len(text) for text in every], size, shuffle=True)
         groups = [[every[i] for i in rows] for rows in order]
         on_cpu = [batch_of(group, max(map(len, group)), "cpu") for group in groups]
-        self.batches = [batch.pin_memory() for batch in on_cpu] if self.device.type == "cuda" else on_cpu
-        self.there = [batch.to(self.device) for batch in self.batches]
+        self.batches = [batch.pin_memory() for batch in on_cpu] if device.gpu else on_cpu
+        self.there = [batch.to(device.name) for batch in self.batches]
 
     def _moved(self, batch: TextBatch) -> Prepared:
-        return self._reader.prepare(batch).to(self.device, non_blocking=self.device.type == "cuda")
+        return self._reader.prepare(batch).to(self.device.name, non_blocking=self.device.gpu)
 
     def read(self) -> None:
         """Read every batch and keep nothing."""

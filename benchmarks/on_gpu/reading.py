@@ -19,7 +19,7 @@ def run(figures: Figures, device: Device, small: bool) -> None:
     for kind, dtype in MODELS:
         model = made(kind, small, device.name, dtype)
         name = f"{model.name}, {str(dtype).removeprefix('torch.')}"
-        reading = Reading(model, *((8, 4, 16) if small else (512, 64)))
+        reading = Reading(model, device, *((8, 4, 16) if small else (512, 64)))
         rounds = 1 if small else 7
         seconds = interleaved(
             {f"{name}: reading": reading.read, f"{name}: bare forward": reading.bare},

@@ -19,4 +19,4 @@ def run(figures: Figures, device: Device, small: bool) -> None:
     device.clear()
     similarity.rates(figures, 13, 768, 1024, 5, device.name)
     device.clear()
-    similarity.pairs(figures, 6, 256, 4000, 1, device.name)
+    similarity.pairs(figures, 4, 256, 4000, 1, device.name)

@@ -68,8 +68,8 @@ def run(figures: Figures, device: Device, small: bool) -> None:
 
 def rates(figures: Figures, device: Device, loader: StoredLoader, folder: Path, small: bool) -> None:
     """GB/s of the loader, of plain reading and of copying."""
-    gigabytes = sum(path.stat().st_size for path in shards(folder)) / 1e9
-    memory, piece = bytearray(int(gigabytes * 1e9)), 2**16 if small else 2**28
+    size = sum(path.stat().st_size for path in shards(folder))
+    gigabytes, memory, piece = size / 1e9, bytearray(size), 2**16 if small else 2**28
     pinned, there = (
         torch.zeros(piece, dtype=torch.uint8, pin_memory=device.gpu),
         torch.zeros(piece, dtype=torch.uint8, device=device.name),
