@@ -15,10 +15,8 @@ from aligners.similarity.algebra.moments import moments_of
 from benchmarks.harness import Figures
 from benchmarks.known_cases import CASES, MEASURES
 from benchmarks.on_gpu.device import Device
-from benchmarks.on_gpu.models import made
+from benchmarks.on_gpu.models import made, padded
 from benchmarks.widths import Rows, synthetic, train
-from datamodules.rows.policies import Rows as Chosen
-from datamodules.rows.policies import select_rows
 from datamodules.rows.reading import read_rows
 
 CLOSED = (Linear, Ridge, Procrustes, Permutation, CCA)
@@ -64,14 +62,6 @@ def mapped(kind: type[Aligner], rows: Rows) -> Tensor:
         return aligner(rows.held_x).cpu()
 
 
-def texts(model: FrozenModel, count: int, longest: int) -> tuple[dict[str, Tensor], Chosen]:
-    """Padded texts on the model's device, and their real tokens."""
-    ids = torch.randint(5, 4096, (count, longest), generator=torch.Generator().manual_seed(0))
-    mask = (torch.arange(longest) < torch.linspace(longest // 3, longest, count)[:, None]).long()
-    rows = select_rows(mask, torch.zeros_like(mask).bool(), "tokens").to(model.device)
-    return {"input_ids": ids.to(model.device), "attention_mask": mask.to(model.device)}, rows
-
-
 def injection(figures: Figures, device: Device, small: bool) -> None:
     """Logits and losses of Y with mapped states of X at every site."""
     found = [injected(place, small) for place in ("cpu", device.name)]
@@ -89,7 +79,7 @@ def injected(place: str, small: bool) -> tuple[Tensor, Tensor]:
     """What Y answers with X's states, mapped by least squares: logits (S, B, C), and the loss of each site, (S,)."""
     x, y = (made("BERT", small, "cpu", headed=True, seed=seed).to(place) for seed in (0, 1))
     count, longest, sites = *((6, 16) if small else (32, 48)), range(x.depth + 1)
-    inputs, rows = texts(x, count, longest)
+    inputs, rows = padded(x, count, longest, longest // 3)
     of_x, of_y = (read_rows(model, inputs, sites, rows) for model in (x, y))
     layer = Linear(len(sites), x.width, y.width, ridge=0.1).to(place)
     layer.fit(moments_of(of_x, of_y))
@@ -102,7 +92,7 @@ def injected(place: str, small: bool) -> tuple[Tensor, Tensor]:
 def exact(model: FrozenModel) -> int:
     """1 where injecting what was read changes no bit of the logits, else 0; what it changes is printed."""
     try:
-        model.self_test(texts(model, 4, 16)[0])
+        model.self_test(padded(model, 4, 16, 5)[0])
     except RuntimeError as error:
         print(error)
         return 0

@@ -13,11 +13,11 @@ from torch import Tensor
 from aligners.models import FrozenModel
 from benchmarks.harness import Figures
 from benchmarks.on_gpu.device import Device
-from benchmarks.on_gpu.models import made, rounded, unlike
-from datamodules.rows.policies import select_rows
+from benchmarks.on_gpu.models import made, padded, rounded, unlike
 from datamodules.rows.reading import read_rows
 
 IN_FLOAT32, AGAINST_EAGER = 1e-4, 1.5
+NAMES = {True: "padded", False: "not padded"}
 
 
 def run(figures: Figures, device: Device, small: bool) -> None:
@@ -28,32 +28,25 @@ def run(figures: Figures, device: Device, small: bool) -> None:
     count, longest = (3, 16) if small else (16, 256)
     for kind in ("BERT", "Llama"):
         model = made(kind, small, device.name)
-        exact = {padded: states(model, "eager", count, longest, padded) for padded in (True, False)}
-        for padded, expected in exact.items():
-            name = f"{model.name}, {'padded' if padded else 'not padded'}"
-            found = states(model, "sdpa", count, longest, padded)
-            figures.add(f"{name}: sdpa in float32, error", unlike(found, expected), bar=IN_FLOAT32)
+        exact = {some: states(model, "eager", count, longest, some) for some in (True, False)}
+        for some, expected in exact.items():
+            found = states(model, "sdpa", count, longest, some)
+            figures.add(f"{model.name}, {NAMES[some]}: sdpa in float32, error", unlike(found, expected), bar=IN_FLOAT32)
         half = FrozenModel(rounded(model.model, torch.bfloat16), name=model.name)
-        for padded, expected in exact.items():
-            name = f"{model.name}, {'padded' if padded else 'not padded'}"
-            eager = unlike(states(half, "eager", count, longest, padded), expected)
+        for some, expected in exact.items():
+            name = f"{model.name}, {NAMES[some]}"
+            eager = unlike(states(half, "eager", count, longest, some), expected)
             figures.add(f"{name}: eager in bfloat16, error", eager)
             for way in ("sdpa", *(["flash_attention_2"] if flash else [])):
-                found = states(half, way, count, longest, padded)
+                found = states(half, way, count, longest, some)
                 bar = AGAINST_EAGER * eager
                 figures.add(f"{name}: {way} in bfloat16, error", unlike(found, expected), bar=bar)
         del model, half, exact
         device.clear()
 
 
-def states(model: FrozenModel, way: str, count: int, longest: int, padded: bool) -> Tensor:
-    """The states of all real tokens at all sites under a kind of attention, (S, N, d)."""
+def states(model: FrozenModel, way: str, count: int, longest: int, some: bool) -> Tensor:
+    """The states of all real tokens at all sites under a kind of attention, (S, N, d); with some padding or none."""
     model.model.set_attn_implementation(way)
-    draw = torch.Generator().manual_seed(0)
-    ids = torch.randint(5, 4096, (count, longest), generator=draw)
-    lengths = torch.linspace(longest // 3, longest, count).long() if padded else torch.full((count,), longest)
-    mask = (torch.arange(longest) < lengths[:, None]).long()
-    chosen = select_rows(mask, torch.zeros_like(mask).bool(), "tokens").to(model.device)
-    inputs = {"input_ids": ids, "attention_mask": mask}
-    given = {name: value.to(model.device) for name, value in inputs.items()}
-    return read_rows(model, given, range(model.depth + 1), chosen)
+    inputs, rows = padded(model, count, longest, longest // 3 if some else longest)
+    return read_rows(model, inputs, range(model.depth + 1), rows)

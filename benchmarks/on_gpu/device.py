@@ -10,23 +10,12 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 
 WAITS = "called a synchronizing CUDA operation"  # what torch warns where the host waits for the GPU
+# fmt: off
 PACKAGES = (
-    "torch",
-    "transformers",
-    "tokenizers",
-    "numpy",
-    "scipy",
-    "lightning",
-    "pytorch-lightning",
-    "torchmetrics",
-    "jsonargparse",
-    "pyarrow",
-    "filelock",
-    "torch-cka",
-    "zuko",
-    "FrEIA",
-    "flash-attn",
+    "transformers", "tokenizers", "numpy", "scipy", "lightning", "pytorch-lightning", "torchmetrics", "pyarrow",
+    "torch-cka", "flash-attn",
 )
+# fmt: on
 
 
 class Skipped(Exception):

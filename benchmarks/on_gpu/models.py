@@ -13,7 +13,7 @@ from benchmarks.activations import batch_of, texts
 from benchmarks.on_gpu.device import Device
 from benchmarks.parts import bert_config, llama_config
 from datamodules.batches import LengthBatches, TextBatch
-from datamodules.rows.policies import RowKind
+from datamodules.rows.policies import RowKind, Rows, select_rows
 from datamodules.rows.reading import Link, PairReader, Prepared
 
 VOCABULARY = 4_096  # of `texts`
@@ -108,6 +108,14 @@ class Reading:
         """The model's own forward pass of every batch, which is on the device already."""
         for batch in self.there:
             self.model.model(**batch.inputs_x)
+
+
+def padded(model: FrozenModel, count: int, longest: int, shortest: int) -> tuple[dict[str, Tensor], Rows]:
+    """Texts of these lengths, the same for every model, on its device; and their real tokens."""
+    ids = torch.randint(5, VOCABULARY, (count, longest), generator=torch.Generator().manual_seed(0))
+    mask = (torch.arange(longest) < torch.linspace(shortest, longest, count)[:, None]).long()
+    rows = select_rows(mask, torch.zeros_like(mask).bool(), "tokens").to(model.device)
+    return {"input_ids": ids.to(model.device), "attention_mask": mask.to(model.device)}, rows
 
 
 def unlike(found: Tensor, expected: Tensor) -> float:
