@@ -162,6 +162,8 @@ def test_merging_leaves_a_weight_alone_that_another_layer_shares(tmp_path: Path)
     tiny_tokenizer().save_pretrained(tmp_path / "base")
     config = LoraConfig(r=2, target_modules=["lm_head"], task_type="CAUSAL_LM")
     folder, expected = put(tmp_path / "lora", tmp_path / "base", model, config)
+    file = folder / "adapter_model.safetensors"  # without what today's peft adds for such layers
+    save_file({n: w for n, w in load_file(file).items() if "lora" in n}, file, metadata={"format": "pt"})
     frozen = load_frozen(folder)
     within(frozen, expected, 1e-4)
     assert torch.equal(frozen.front(tokenised(), [0])[0], load_frozen(tmp_path / "base").front(tokenised(), [0])[0])
