@@ -99,6 +99,8 @@ def load_frozen(
             empty = _skeleton(config, task, architecture, {"trust_remote_code": trust_remote_code})
             check_device_map(device_map, empty, blocks_of(empty))
         placed = {**options, "revision": revision, "device_map": device_map}
+        if architecture.rereads:  # or a T5Gemma's encoder would not be loaded without its decoder
+            config.is_encoder_decoder, placed["config"] = False, config
         read = quiet()(partial(_model, str(name), task, architecture, placed))
         lasting = device_map is None and getattr(config, "quantization_config", None) is None
         place = known.place(str(name), source, options["dtype"]) if known is not None and lasting else None
