@@ -247,8 +247,14 @@ ALIKE: dict[str, tuple[_Settings, _Heads]] = {
     "gte": (_standard, _encoder("Gte")),
     "jamba": (
         _moe(
-            num_experts=4, attn_layer_period=2, attn_layer_offset=1, expert_layer_period=2, expert_layer_offset=1,
-            mamba_d_state=4, mamba_d_conv=3, use_mamba_kernels=False,
+            num_experts=4,
+            attn_layer_period=2,
+            attn_layer_offset=1,
+            expert_layer_period=2,
+            expert_layer_offset=1,
+            mamba_d_state=4,
+            mamba_d_conv=3,
+            use_mamba_kernels=False,
         ),
         _causal("Jamba"),
     ),
@@ -267,8 +273,15 @@ ALIKE: dict[str, tuple[_Settings, _Heads]] = {
     "nemotron": (_decoder, _causal("Nemotron")),
     "nemotron_h": (
         _moe(
-            layers_block_type=["mamba", "attention", "moe"], mamba_num_heads=4, mamba_head_dim=8, ssm_state_size=8,
-            n_groups=1, conv_kernel=3, chunk_size=8, n_routed_experts=4, moe_shared_expert_intermediate_size=16,
+            layers_block_type=["mamba", "attention", "moe"],
+            mamba_num_heads=4,
+            mamba_head_dim=8,
+            ssm_state_size=8,
+            n_groups=1,
+            conv_kernel=3,
+            chunk_size=8,
+            n_routed_experts=4,
+            moe_shared_expert_intermediate_size=16,
             use_mamba_kernels=False,
         ),
         _lm("NemotronH"),
@@ -283,12 +296,13 @@ ALIKE: dict[str, tuple[_Settings, _Heads]] = {
     "phimoe": (_moe(**_ALL), _causal("Phimoe")),
     "qwen2_moe": (_moe(shared_expert_intermediate_size=16, **_ALL), _causal("Qwen2Moe")),
     "qwen3_5": (
-        lambda w, n: {"text_config": _fixed(**_DELTA)(w, n), "vision_config": _PICTURES | {"out_hidden_size": w, "patch_size": 2}},
+        lambda w, n: {
+            "text_config": _fixed(**_DELTA)(w, n),
+            "vision_config": _PICTURES | {"out_hidden_size": w, "patch_size": 2},
+        },
         _pictured("Qwen3_5"),
     ),
-    "qwen3_5_moe_text": (
-        _moe(shared_expert_intermediate_size=16, **_ALL, **_DELTA), _lm("Qwen3_5Moe", "TextModel")
-    ),
+    "qwen3_5_moe_text": (_moe(shared_expert_intermediate_size=16, **_ALL, **_DELTA), _lm("Qwen3_5Moe", "TextModel")),
     "qwen3_5_text": (
         _fixed(**_DELTA),
         _lm("Qwen3_5", "TextModel") | {"classification": "Qwen3_5TextForSequenceClassification"},
@@ -319,7 +333,18 @@ AFTER = {
     "openai-gpt": ("ln_1", "ln_2"),
     "xlnet": ("rel_attn.layer_norm", "ff.layer_norm"),
     **dict.fromkeys(
-        ("bert", "camembert", "deberta", "deberta-v2", "electra", "ernie", "rembert", "roberta", "roformer", "xlm-roberta"),
+        (
+            "bert",
+            "camembert",
+            "deberta",
+            "deberta-v2",
+            "electra",
+            "ernie",
+            "rembert",
+            "roberta",
+            "roformer",
+            "xlm-roberta",
+        ),
         ("attention.output.LayerNorm", "output.LayerNorm"),
     ),
     **dict.fromkeys(("gte", "jina_embeddings_v3", "nomic_bert"), ("post_attention_layernorm", "post_mlp_layernorm")),

@@ -3,7 +3,6 @@
 import functools
 import io
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.pytorch_utils import Conv1D
 
 from aligners.models import FrozenModel
-from tests.kinds import COMMON, KINDS, ALIKE, RANGE, SPECIAL, WORDS
+from tests.kinds import ALIKE, COMMON, KINDS, RANGE, SPECIAL, WORDS
 
 TEXTS = (
     "the film is good",

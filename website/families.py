@@ -1,7 +1,7 @@
-"""Model families: what is supported, and which tests it passed; `python -m website.families` tries all and records it."""
+"""Model families: what is supported, and which checks it passed; `python -m website.families` tries and records all."""
 
-from collections.abc import Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import transformers
@@ -12,11 +12,11 @@ from aligners.models import architectures
 from aligners.models.architectures import FAMILIES, REFUSED, architecture_of, known_architectures
 from tests.contracts.families import heads, passed
 
-__all__ = ["page", "records"]
+__all__ = ["page", "records", "renew"]
 
 RECORD = Path(architectures.__file__).with_name("tested.yaml")
-RECORDED = """# By `python -m website.families`: for each family and version of transformers, what passed and when, of the checks of
-# tests/contracts/families.py, on random models of a few thousand weights; or why the family is refused.
+ABOUT = """# By `python -m website.families`: for each family and version of transformers, when it was tried, and what
+# passed of the checks of tests/contracts/families.py, on random models of a few thousand weights; or why it is refused.
 """
 INTRODUCTION = """# Model families
 
@@ -26,9 +26,9 @@ masked tokens, or the next token.
 
 "Sub-layers" are what `--data.component` can read besides the residual stream. A model with a setting of the column
 "refused with" is refused. Tests try every family, with each of the heads listed, on random models of a few thousand
-weights: what was read is injected, and the answers must be the same bit for bit at every site; a text must have the same
-states alone and in any batch. `aligners/models/tested.yaml` says which version of `transformers` passed what. Before
-every evaluation the same self-test runs on the model at hand. [A family of your
+weights: what was read is injected, and the answers must be the same bit for bit at every site; a text must have the
+same states alone and in a batch. `aligners/models/tested.yaml` says which checks passed with which version of
+`transformers`. Before every evaluation the same self-test runs on the model at hand. [A family of your
 own](../adding_things.md#a-model-family) takes one line.
 
 | in transformers | `model_type` | a token sees | heads tested | sub-layers | refused with | last tested |
@@ -39,25 +39,51 @@ HEADS = {"classification": "classes", "causal": "next token", "masked": "masked 
 
 def records() -> dict[str, dict[str, dict[str, Any]]]:
     """Family -> version of transformers -> the date, and either what passed or why the family is refused."""
-    kept: dict[str, dict[str, dict[str, Any]]] = yaml.safe_load(RECORD.read_text("utf-8")) if RECORD.exists() else {}
-    return kept
+    found: dict[str, dict[str, dict[str, Any]]] = yaml.safe_load(RECORD.read_text("utf-8")) if RECORD.exists() else {}
+    return found
 
 
 def renew() -> None:
-    """Try every family, and record what passed under the installed version of transformers."""
-    kept, today = records(), datetime.now(UTC).date().isoformat()
-    written = [RECORDED]
+    """Try every family with the installed version of transformers, and record it beside other versions."""
+    known, today = records(), datetime.now(UTC).date().isoformat()
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    written = [ABOUT]
     for family in sorted({*FAMILIES, *REFUSED}):
-        found = f'refused: "{REFUSED[family]}"' if family in REFUSED else f"passed: [{', '.join(passed(family))}]"
-        versions = {name: _line(about) for name, about in kept.get(family, {}).items()}
-        versions[transformers.__version__] = f"{{date: {today}, {found}}}"
-        written += [f"{family}:\n", *(f"  {name}: {about}\n" for name, about in versions.items())]
+        versions = known.get(family, {})
+        if family in CONFIG_MAPPING_NAMES:
+            outcome = {"refused": REFUSED[family]} if family in REFUSED else {"passed": passed(family)}
+            versions |= {transformers.__version__: {"date": today, **outcome}}
+        written += [f"{family}:\n", *(f"  {version}: {_flow(record)}" for version, record in versions.items())]
     RECORD.write_text("".join(written), encoding="utf-8")
+
+
+def _flow(record: dict[str, Any]) -> str:
+    return yaml.safe_dump(record, default_flow_style=True, width=1000, sort_keys=False)
 
 
 def page() -> str:
     """The page."""
-    table, known = "\n".join(map(_row, known_architectures())), records()
+    rows = "\n".join(map(_row, known_architectures()))
     reasons = "\n".join(f"* `{name}`: {reason}." for name, reason in REFUSED.items())
-    assert known
-    return f"{INTRODUCTION}{table}\n\nNot supported, whatever the config says:\n\n{reasons}\n"
+    return f"{INTRODUCTION}{rows}\n\nThese families are refused:\n\n{reasons}\n"
+
+
+def _row(name: str) -> str:
+    entry, tried = architecture_of(name), records().get(name, {})
+    version = max(tried, key=lambda version: tried[version]["date"], default=None)
+    answers = [] if entry.rereads else [HEADS[head] for head in heads(name)]
+    cells = [
+        CONFIG_MAPPING_NAMES.get(name, name).removesuffix("Config").removesuffix("Text"),
+        f"`{name}`",
+        "those before it" if entry.causal else "the whole text",
+        ", ".join(answers) or "none: its decoder reads the text again",
+        " and ".join(part for part in ("attention", "mlp") if getattr(entry, part)) or "none known",
+        ", ".join(f"`{setting}`" for setting in entry.without) or "",
+        f"{version}, {tried[version]['date']}" if version else "not tested",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    renew()

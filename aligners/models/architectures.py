@@ -187,14 +187,16 @@ def architecture_of(model_type: str) -> Architecture:
         ValueError: `model_type` is not registered.
     """
     if model_type in REFUSED and model_type not in _ARCHITECTURES:
-        raise UserError(f"Expected a model whose states can be replaced, but got a {model_type!r} model: {REFUSED[model_type]}.")
+        raise UserError(
+            f"Expected a model whose states can be replaced, but got a {model_type!r} model: {REFUSED[model_type]}."
+        )
     if model_type not in _ARCHITECTURES:
         raise UserError(
             f"Expected a model of a known family, but got one of `model_type` {model_type!r}."
-            f"{did_you_mean([model_type], _ARCHITECTURES)} If its blocks are a list, register the family in one line of "
-            f"a file that you name in `--imports+`: aligners.models.architectures.register({model_type!r}, "
-            "Architecture('layers', causal=True)), with the path of that list from the base model; "
-            "`FrozenModel.self_test` then checks whether its states can be replaced. Known are "
+            f"{did_you_mean([model_type], _ARCHITECTURES)} If its blocks are a list, register the family in one line "
+            f"of a file that `--imports+` names: aligners.models.architectures.register({model_type!r}, "
+            "Architecture('layers', causal=True)), with the path of that list from the base model, and `causal` of "
+            "decoders only; `FrozenModel.self_test` then checks whether its states can be replaced. Known are "
             f"{', '.join(known_architectures())}."
         )
     return _ARCHITECTURES[model_type]
@@ -216,7 +218,9 @@ _SINGLE = {"chunk_size_feed_forward": 0, "inner_group_num": 1}
 _TABLE = table_beside(__file__, "architectures.yaml")
 _HEADS: dict[str, Task] = _TABLE["heads"]
 _ARCHITECTURES = {
-    model_type: Architecture(**about | {name: SubLayer(**about[name]) for name in ("attention", "mlp") if about.get(name)})
+    model_type: Architecture(
+        **about | {name: SubLayer(**about[name]) for name in ("attention", "mlp") if about.get(name)}
+    )
     for model_type, about in _TABLE["families"].items()
 }
 for _name, _entry in _ARCHITECTURES.items():

@@ -1,4 +1,4 @@
-"""What every family of models must hold, at tiny size: run by the tests, and recorded by `python -m website.families`."""
+"""What every family of models must hold, at tiny size: for the tests, and for the record (`website/families.py`)."""
 
 from collections.abc import Callable
 from tempfile import TemporaryDirectory
@@ -80,14 +80,18 @@ def _padding(family: str) -> None:
         batch["input_ids"] = batch["input_ids"].where(real, 7)  # the mask says what is padding
         for site, states in enumerate(frozen.front(batch, SITES)):
             for i, text in enumerate(alone):
-                torch.testing.assert_close(states[i][real[i]], text[site][0], atol=1e-5 * float(states.std()), rtol=1e-4)
+                torch.testing.assert_close(
+                    states[i][real[i]], text[site][0], atol=1e-5 * float(states.std()), rtol=1e-4
+                )
 
 
 def _direction(family: str) -> None:
     """Those before a token see nothing of it in a causal model, and in no other; nothing is cached."""
     frozen, inputs = _frozen(family), tokenised(TEXTS[1:2])
     received: list[object] = []
-    (frozen.model if frozen.task else frozen._caller.trunk).register_forward_hook(lambda model, args, output: received.append(output))
+    (frozen.model if frozen.task else frozen._caller.trunk).register_forward_hook(
+        lambda model, args, output: received.append(output)
+    )
     _answer(frozen, inputs)
     assert not any(getattr(received[0], name, None) for name in ("past_key_values", "cache_params"))
     changed = {**inputs, "input_ids": inputs["input_ids"].clone()}
@@ -123,7 +127,9 @@ def _loading(family: str) -> None:
             saved.model.save_pretrained(folder)
             found = load_frozen(folder, tokenizer=False)
             assert found.task == saved.task
-            torch.testing.assert_close(*(each.front(tokenised(), [3])[0] for each in (found, saved)), atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(
+                *(each.front(tokenised(), [3])[0] for each in (found, saved)), atol=1e-5, rtol=1e-5
+            )
     assert not any("pooler" in name for name, _ in found.model.named_parameters())
     assert found.untrained(1).fingerprint != found.fingerprint
     longest = torch.full((1, found.max_length or 64), 9)
@@ -161,7 +167,7 @@ def differences(frozen: FrozenModel, other: FrozenModel, inputs: dict[str, Tenso
 
 def _sdpa(family: str) -> None:
     eager, fused = _eager(family), _frozen(family)
-    assert fused.model.base_model.config._attn_implementation == "sdpa"
+    assert fused.model.base_model.config._attn_implementation == "sdpa", "not its default"
     for side in ("right", "left"):
         assert max(differences(fused, eager, tokenised(side=side))) < SDPA
 
