@@ -62,7 +62,7 @@ def test_settings_with_which_a_tail_does_not_follow_from_its_states_are_refused(
     config = Gemma4TextConfig(hidden_size_per_layer_input=8)
     with pytest.raises(ValueError, match="hidden_size_per_layer_input = 8: its blocks read the tokens again"):
         architecture_of("gemma4_text").check(config)
-    with pytest.raises(ValueError, match=r"Expected a 'gemma4' model without `num_kv_shared_layers`, .* = 3: its upper"):
+    with pytest.raises(ValueError, match=r"Expected a 'gemma4' model without `num_kv_shared_layers`, .* = 3: its"):
         architecture_of("gemma4").check(
             Gemma4Config(text_config={"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 3})
         )
