@@ -67,15 +67,20 @@ def tiny_model(
     return pickle.loads(_pickled(architecture, seed, layers, width, n_labels or 2, head, **settings))
 
 
+def kind(architecture: str, head: str | None) -> type[PreTrainedModel]:
+    """The class of a family's models with that head, or without any."""
+    return getattr(transformers, (KINDS | ALIKE)[architecture][1][head])
+
+
 @functools.cache
 def _pickled(
     architecture: str, seed: int, layers: int, width: int, n_labels: int, head: str | None, **settings: object
 ) -> bytes:
-    explicit, kinds = (KINDS | ALIKE)[architecture]
-    kind = getattr(transformers, kinds[head])
+    explicit, _ = (KINDS | ALIKE)[architecture]
+    made = kind(architecture, head)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = kind(kind.config_class(**explicit(width, layers) | {"num_labels": n_labels} | settings)).eval()
+        model = made(made.config_class(**explicit(width, layers) | {"num_labels": n_labels} | settings)).eval()
     if architecture == "openai-gpt":  # its recipe leaves most weights at .02, whatever the config says
         for part in model.modules():
             if isinstance(part, Conv1D):

@@ -64,13 +64,14 @@ def _flow(record: dict[str, Any]) -> str:
 
 def page() -> str:
     """The page."""
-    rows = "\n".join(map(_row, known_architectures()))
+    known = records()
+    rows = "\n".join(_row(name, known.get(name, {})) for name in known_architectures())
     reasons = "\n".join(f"* `{name}`: {reason}." for name, reason in REFUSED.items())
     return f"{INTRODUCTION}{rows}\n\nThese families are refused:\n\n{reasons}\n"
 
 
-def _row(name: str) -> str:
-    entry, tried = architecture_of(name), records().get(name, {})
+def _row(name: str, tried: dict[str, dict[str, Any]]) -> str:
+    entry = architecture_of(name)
     version = max(tried, key=lambda version: tried[version]["date"], default=None)
     answers = [] if entry.rereads else [HEADS[head] for head in heads(name)]
     cells = [

@@ -1,6 +1,7 @@
 """What every family of models must hold, at tiny size: for the tests, and for the record (`website/families.py`)."""
 
 from collections.abc import Callable
+from inspect import signature
 from tempfile import TemporaryDirectory
 
 import torch
@@ -11,7 +12,7 @@ from aligners.models.architectures import architecture_of
 from aligners.models.hooks import inject
 from aligners.models.truncation import shortened
 from tests.kinds import AFTER, ALIKE, KINDS
-from tests.tiny import TEXTS, reference, tiny_frozen, tokenised
+from tests.tiny import TEXTS, kind, reference, tiny_frozen, tokenised
 
 __all__ = ["CHECKS", "NEEDED", "SDPA", "differences", "heads", "passed"]
 
@@ -78,6 +79,7 @@ def _padding(family: str) -> None:
         batch = tokenised(side=side)
         real = batch["attention_mask"].bool()
         batch["input_ids"] = batch["input_ids"].where(real, 7)  # the mask says what is padding
+        batch["token_type_ids"] = torch.zeros_like(batch["input_ids"])  # which not every family has
         for site, states in enumerate(frozen.front(batch, SITES)):
             for i, text in enumerate(alone):
                 torch.testing.assert_close(
@@ -110,6 +112,8 @@ def _bfloat16(family: str) -> None:
 
 def _sub_layers(family: str) -> None:
     frozen, inputs = _frozen(family), tokenised()
+    paths = [frozen.architecture.sub_layer(each, frozen.config).path.lower() for each in COMPONENTS]
+    assert ["att" in path for path in paths] == [True, False]
     stream, added = frozen.front(inputs, SITES), [frozen.front(inputs, range(1, 4), each) for each in COMPONENTS]
     real = inputs["attention_mask"].bool()
     for block, x, y, attention, mlp in zip(frozen.blocks, stream[:-1], stream[1:], *added, strict=True):
@@ -120,9 +124,11 @@ def _sub_layers(family: str) -> None:
 
 
 def _loading(family: str) -> None:
+    bare = architecture_of(family).bare
+    pooling = signature(kind(family, None)).parameters.get("add_pooling_layer")
+    assert bool(bare) is (pooling is not None and pooling.default is True)
     with TemporaryDirectory() as folder:
-        bare = architecture_of(family).bare or not heads(family)
-        for head in [*heads(family)[-1:], *([None] if bare else [])]:
+        for head in [*heads(family)[-1:], *([None] if bare or not heads(family) else [])]:
             saved = tiny_frozen(family, **({"n_labels": None} if head is None else {"task": head}))
             saved.model.save_pretrained(folder)
             found = load_frozen(folder, tokenizer=False)
