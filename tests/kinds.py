@@ -222,7 +222,10 @@ ALIKE: dict[str, tuple[_Settings, _Heads]] = {
     "falcon_h1": (_fixed(mamba_d_ssm=32, **_MAMBA), _lm("FalconH1")),
     "falcon_mamba": (_mamba, _lm("FalconMamba")),
     "gemma": (_decoder, _causal("Gemma")),
-    "gemma3": (lambda w, n: {"text_config": _mixed(w, n), "vision_config": _PICTURES}, _pictured("Gemma3")),
+    "gemma3": (
+        lambda w, n: {"text_config": _mixed(w, n), "vision_config": _PICTURES},
+        _pictured("Gemma3") | {"classification": "Gemma3ForSequenceClassification"},
+    ),
     "gemma4": (
         lambda w, n: {"text_config": _gemma4(w, n), "vision_config": _PICTURES | {"position_embedding_size": 16}},
         _pictured("Gemma4"),
@@ -300,7 +303,7 @@ ALIKE: dict[str, tuple[_Settings, _Heads]] = {
             "text_config": _fixed(**_DELTA)(w, n),
             "vision_config": _PICTURES | {"out_hidden_size": w, "patch_size": 2},
         },
-        _pictured("Qwen3_5"),
+        _pictured("Qwen3_5") | {"classification": "Qwen3_5ForSequenceClassification"},
     ),
     "qwen3_5_moe_text": (_moe(shared_expert_intermediate_size=16, **_ALL, **_DELTA), _lm("Qwen3_5Moe", "TextModel")),
     "qwen3_5_text": (
