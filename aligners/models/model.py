@@ -52,7 +52,7 @@ class FrozenModel:
         class_map: for each class of the texts, the head's classes that stand for it; None: those of the same numbers.
             `aligners.injection.scoring.tasks.match_heads` alone sets it: logits are always the head's own.
         causal: whether a position sees only those before it.
-        heads: attention heads of each block.
+        heads: attention heads of each block; 0 if it has none.
         max_length: the most tokens that the model has positions for; None: no limit.
         config: the model's.
         nbytes: bytes of its weights.
@@ -74,26 +74,29 @@ class FrozenModel:
         revision: str | None = None,
     ) -> None:
         self.architecture = architecture_of(model.config.model_type)
+        settings = self.architecture.settings_of(model.config)
         self.model, self.config = model.eval().requires_grad_(False), model.config
         self.nbytes = sum(part.nbytes for weight in model.parameters() for _, part in _parts("", weight))
         self.dtype, self.sharded = model.dtype, is_sharded(model)
+        # A Mamba's blocks pass on float32, whatever its weights are.
+        self._passed = torch.float32 if getattr(settings, "residual_in_fp32", False) else self.dtype
         self.tokenizer = tokenizer
         self.name, self.revision = name, revision
         self.blocks = blocks_of(model)
         self.depth = len(self.blocks)
         self._check_placement()
         self._caller = Caller(model)
-        self.width = int(model.config.hidden_size)
-        self.heads = int(model.config.num_attention_heads)
+        self.width = int(settings.hidden_size)
+        self.heads = int(getattr(settings, "num_attention_heads", None) or 0)
         self.task: Task | None = self._caller.task
         self.n_labels = model.config.num_labels if self.task == "classification" else None
         self.regression = self.n_labels == 1 or (bool(self.n_labels) and model.config.problem_type == "regression")
         self.class_map: tuple[tuple[int, ...], ...] | None = None
         self.causal = self.architecture.causal
-        positions = getattr(model.config, "max_position_embeddings", None) or -1  # XLNet says -1 for no limit
+        positions = getattr(settings, "max_position_embeddings", None) or -1  # XLNet says -1 for no limit
         self.max_length = None if positions < 0 else int(positions) - self.architecture.reserved_positions
         self.quantised = quantisation(model.config)
-        if self._caller.reads_last_token and model.config.pad_token_id is None:
+        if self._caller.reads_last_token and settings.pad_token_id is None:
             raise UserError(
                 f"Expected a `pad_token_id` in the config of {name}, but got none: a {type(model).__name__} reads the "
                 "last token that is not padding. Set it to the padding token of its tokenizer."
@@ -102,8 +105,9 @@ class FrozenModel:
     @property
     def sizes(self) -> dict[str, int | None]:
         """Blocks, width of the states, heads, width of a head, and what of it turns with the position, if any does."""
-        width = int(getattr(self.config, "head_dim", None) or self.width // self.heads)
-        rotary: Any = getattr(self.config, "rope_parameters", None)
+        settings = self.architecture.settings_of(self.config)
+        width = int(getattr(settings, "head_dim", None) or self.width // max(self.heads, 1))
+        rotary: Any = getattr(settings, "rope_parameters", None)
         turned = None if rotary is None else int(width * rotary.get("partial_rotary_factor", 1))
         about = {"layers": self.depth, "width": self.width, "heads": self.heads}
         return {**about, "head_width": width, "rotary_width": turned}
@@ -190,7 +194,7 @@ class FrozenModel:
                 'which never forms the attention weights. Load it with attn_implementation="eager".'
             )
         states, (output,), layout = self._run_trunk(inputs, sites, component, output_attentions=True, return_dict=True)
-        weights = output.attentions
+        weights = getattr(output, "attentions", None) or ()
         if len(weights) != self.depth:
             raise UserError(
                 f"Expected the attention weights of {self.depth} blocks, but got those of {len(weights)} from "
@@ -253,7 +257,7 @@ class FrozenModel:
             )
         kind = self.device.type
         if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
-            states = states.to(self.dtype)
+            states = states.to(self._passed)
         states = layout.turn(states)
         if self.architecture.sequence_first:
             states = states.transpose(0, 1).contiguous()

@@ -103,6 +103,8 @@ def load_frozen(
             empty = _skeleton(config, task, architecture, {"trust_remote_code": trust_remote_code})
             check_device_map(device_map, empty, blocks_of(empty))
         placed = {**options, "revision": revision, "device_map": device_map, "merge_adapters": merge_adapters}
+        if architecture.rereads:  # or a T5Gemma's encoder would not be loaded without its decoder
+            config.is_encoder_decoder = False
         read = quiet()(partial(_model, str(name), task, architecture, placed | {"config": config}))
         lasting = device_map is None and quantisation(config) in (None, "torchao")  # the same on every device
         place = known.place(str(name), source, options["dtype"], merge_adapters) if known and lasting else None

@@ -148,7 +148,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a block too few": (lambda d: edit_config(d, num_hidden_layers=4), r"layer\.3\..* and 12 more"),
     "another shape": (lambda d: edit_config(d, vocab_size=20), "right shape, for bert.embeddings.word_embeddings"),
-    "unknown family": (lambda d: edit_config(d, model_type="bloom"), "got 'bloom'"),
+    "unknown family": (lambda d: edit_config(d, model_type="rwkv"), "one of `model_type` 'rwkv'"),
     "no tokenizer": (lambda d: [p.unlink() for p in d.glob("tokenizer*")], "without a vocabulary"),
     "broken tokenizer": (lambda d: (d / "tokenizer.json").write_text("{"), "none that can be read"),
 }
