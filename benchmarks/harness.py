@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import transformers
 
-__all__ = ["Figures", "interleaved", "parser", "parser_with_sizes", "ratio"]
+__all__ = ["Figures", "interleaved", "machine", "parser", "parser_with_sizes", "ratio"]
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
@@ -97,11 +97,12 @@ class Figures:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_name(path.name + ".part")
-        unfinished.write_text(json.dumps({"machine": _machine(self._device), "figures": self._figures}, indent=2))
+        unfinished.write_text(json.dumps({"machine": machine(self._device), "figures": self._figures}, indent=2))
         unfinished.replace(path)
 
 
-def _machine(device: str) -> dict[str, str | int]:
+def machine(device: str) -> dict[str, str | int]:
+    """What the figures were measured on."""
     on_gpu = torch.device(device).type == "cuda"
     return {
         "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
