@@ -38,7 +38,8 @@ Schedule = Literal["constant", "linear", "cosine", "one_cycle"]
 REFERENCE_WIDTH = 64
 # Steps over which the rate of trained maps rises at least, if need be beyond the end. The first steps of Adam change
 # every entry by the rate, whatever its gradient says, until the averages know how far to trust it.
-LEAST_RISE = 100.0
+LEAST_RISE = 100
+FULL_RATE_ROWS = 256  # rows a step from which trained maps have the full rate
 
 
 def make_optimizer(factory: OptimizerCallable, aligners: Iterable[Aligner]) -> torch.optim.Optimizer | None:
@@ -48,9 +49,6 @@ def make_optimizer(factory: OptimizerCallable, aligners: Iterable[Aligner]) -> t
     moves an output n times as far, while the entries themselves are of size 1/√n: one rate that suits width 64 makes
     width 768 diverge. So the rate of a matrix with n inputs is divided by n / 64; biases, and matrices with 64 inputs
     or fewer, keep the full rate. The step of SGD follows the gradient, and its rate is left alone.
-
-    A group's `least_rise` is the number of steps over which its rate should rise at least: `LEAST_RISE`, times half
-    the number of matrices whose steps add up.
 
     Reference: Yang et al. 2022, "Tensor Programs V", arXiv 2203.03466, Table 3: under Adam the rate of hidden weights
     goes with 1/fan-in, under SGD it does not.
@@ -62,19 +60,19 @@ def make_optimizer(factory: OptimizerCallable, aligners: Iterable[Aligner]) -> t
     Returns:
         None where nothing has parameters.
     """
-    groups: dict[tuple[float, int], list[nn.Parameter]] = {}
+    groups: dict[float, list[nn.Parameter]] = {}
     for aligner in aligners:
         for name, parameter in aligner.named_parameters():
             if parameter.requires_grad:
                 share = min(1.0, REFERENCE_WIDTH / aligner.fan_in(name, parameter))
-                groups.setdefault((share, aligner.in_a_row(name)), []).append(parameter)
+                groups.setdefault(share, []).append(parameter)
     if not groups:
         return None
     optimizer = factory([{"params": parameters} for parameters in groups.values()])
-    for (share, row), group in zip(groups, optimizer.param_groups, strict=True):
+    for share, group in zip(groups, optimizer.param_groups, strict=True):
         if not isinstance(optimizer, torch.optim.SGD):
             group["lr"] *= share
-        group["initial_lr"], group["least_rise"] = group["lr"], LEAST_RISE * max(1.0, row / 2)
+        group["initial_lr"] = group["lr"]
     return optimizer
 
 
@@ -85,7 +83,7 @@ def describe_optimizer(factory: OptimizerCallable) -> dict[str, Any]:
     return {"class": type(instance).__name__, **{name: v for name, v in instance.defaults.items() if name not in speed}}
 
 
-def schedule_factor(schedule: Schedule, steps: int, warmup: float, least_rise: float = 0) -> Callable[[int], float]:
+def schedule_factor(schedule: Schedule, steps: int, warmup: float, least_rise: int = 0) -> Callable[[int], float]:
     """Return the factor of the learning rate as a function of the step.
 
     Args:
@@ -112,14 +110,35 @@ def schedule_factor(schedule: Schedule, steps: int, warmup: float, least_rise: f
 
 
 def learning_rates(
-    optimizer: torch.optim.Optimizer, schedule: Schedule, steps: int, warmup: float, *, done: int = 0, rise: bool = True
+    optimizer: torch.optim.Optimizer,
+    schedule: Schedule,
+    steps: int,
+    warmup: float,
+    *,
+    rows: float | None,
+    done: int = 0,
 ) -> LambdaLR:
-    """The course of an optimiser's learning rates, each group's with its `least_rise` if `rise`; see `schedule_factor`.
+    """The course of an optimiser's learning rates; see `schedule_factor`.
 
-    It follows from the number of steps that are done, so no checkpoint needs to hold it.
+    A step of Adam has its size also where the gradient is noise, and the fewer rows a step has, the more of it is. So
+    with fewer than `FULL_RATE_ROWS` the rate goes with the root of their number; the step of SGD follows the gradient.
+    It all follows from the number of steps that are done, so no checkpoint needs to hold it.
+
+    Reference: Malladi et al. 2022, "On the SDEs and scaling rules for adaptive gradient algorithms", arXiv 2205.10287.
+
+    Args:
+        optimizer: whose rates.
+        schedule: see `schedule_factor`, as of `steps` and `warmup`.
+        steps: all training steps.
+        warmup: share of them.
+        rows: of a step of maps between rows, whose rate rises over `LEAST_RISE` steps at least; None: what is trained
+            is not that, and has the optimiser's rate and warm-up as they are.
+        done: steps that were taken.
     """
-    rises = [group["least_rise"] if rise else 0 for group in optimizer.param_groups]
-    return LambdaLR(optimizer, [schedule_factor(schedule, steps, warmup, least) for least in rises], done - 1)
+    factor = schedule_factor(schedule, steps, warmup, 0 if rows is None else LEAST_RISE)
+    follows = rows is None or isinstance(optimizer, torch.optim.SGD)
+    share = 1.0 if follows else min(1.0, math.sqrt(cast(float, rows) / FULL_RATE_ROWS))
+    return LambdaLR(optimizer, lambda step: share * factor(step), done - 1)
 
 
 @torch.no_grad()
@@ -312,13 +331,13 @@ class BankTraining(pl.LightningModule, ABC):
         """One optimiser for all trained banks."""
         return make_optimizer(self.optimizer_factory, self.banks().values())
 
-    def begin(self, steps: int, validated_at: int | None, *, rise: bool = True) -> None:
+    def begin(self, steps: int, validated_at: int | None, *, rows: float | None = None) -> None:
         """Validate the starting point, which training has to beat, and set the course of the learning rates.
 
         Args:
             steps: of the whole run; one that has taken them ends here.
             validated_at: step of the last validation; None if there was none.
-            rise: see `learning_rates`.
+            rows: see `learning_rates`.
         """
         self.training_steps = steps
         complete = self._complete or not self.banks() or self.global_step >= steps
@@ -327,7 +346,7 @@ class BankTraining(pl.LightningModule, ABC):
             self.trainer.should_stop = True
             return
         optimizer = self.trainer.optimizers[0]
-        self._rate = learning_rates(optimizer, self.schedule, steps, self.warmup, done=self.global_step, rise=rise)
+        self._rate = learning_rates(optimizer, self.schedule, steps, self.warmup, rows=rows, done=self.global_step)
 
     def step(self) -> None:
         """Take a step along the gradients, and end the run with the last one."""
@@ -363,7 +382,7 @@ class BankTraining(pl.LightningModule, ABC):
         optimizer = make_optimizer(self.optimizer_factory, [aligner])
         if optimizer is None:
             return torch.zeros(aligner.sites, dtype=torch.long)
-        rate, divergence = learning_rates(optimizer, self.schedule, steps, self.warmup), Divergence()
+        rate, divergence = learning_rates(optimizer, self.schedule, steps, self.warmup, rows=a_step), Divergence()
         draw = torch.Generator().manual_seed(seed)
         for step in range(1, steps + 1):
             chosen = torch.randint(x.shape[1], (a_step,), generator=draw).to(x.device)

@@ -94,13 +94,6 @@ class Aligner(nn.Module, ABC):
         """
         return parameter.shape[-2] if parameter.ndim > 2 else 1
 
-    def in_a_row(self, name: str) -> int:
-        """Number of matrices, the named parameter among them, that all move the map alike at the start.
-
-        An optimiser's first steps of them add up: see `make_optimizer`. 1 for a parameter that stands alone.
-        """
-        return 1
-
     def findings(self) -> dict[str, Any]:
         """What a report should say about this fit besides its errors, as plain values."""
         return {}

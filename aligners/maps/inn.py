@@ -8,7 +8,14 @@ from torch import Tensor, nn
 
 from aligners.errors import UserError, check_known, check_range
 from aligners.maps.base import Aligner, Scaling
-from aligners.maps.invertible import AffineCoupling, ShuffledHadamard, Start, TriangularPair, invertible_start
+from aligners.maps.invertible import (
+    AffineCoupling,
+    ShuffledHadamard,
+    Start,
+    TriangularPair,
+    calm_space,
+    invertible_start,
+)
 from aligners.maps.solving import batch_inverse, batch_log_det, batch_solve
 from aligners.similarity.algebra.moments import Moments
 
@@ -18,11 +25,12 @@ Mixing = Literal["none", "rotation", "linear"]
 class INN(Aligner):
     """Affine couplings on alternating halves, with or without learned linear maps between them.
 
-    g(x) = (P_0 R_1 C_1 P_1 R_2 C_2 ... R_K C_K M P_K)(x), read from left to right, with couplings C_k. Under mixing
+    g(x) = (A P_0 R_1 C_1 P_1 R_2 C_2 ... R_K C_K M P_K)(x), read from left to right, with couplings C_k. Under mixing
     "rotation", R_k are fixed rotations, which give each coupling other halves; P_k are learned products of two
-    triangular matrices, the identity at the start; and M is the fixed d × d matrix that makes the untrained network
-    the starting map. No matrix is inverted in a step: the inverse of a rotation is its transpose, that of a triangular
-    matrix a substitution, and that of M is computed once. Under "linear", a learned d × d matrix stands before the
+    triangular matrices, the identity at the start; A is a fixed matrix into the space where steps of the learned ones
+    move the map least (see `calm_space`), and M the fixed one that makes the untrained network the starting map. No
+    matrix is inverted in a step: the inverse of a rotation is its transpose, that of a triangular matrix a
+    substitution, and those of A and M are computed once. Under "linear", a learned d × d matrix stands before the
     first and after every coupling, and `inverse` inverts them all. Under "none" there are couplings only.
 
     The paper's network is `mixing="none", start="identity", both_ways=False`. Training in one direction leaves an
@@ -57,6 +65,8 @@ class INN(Aligner):
     pairs: Sequence[TriangularPair]
     matrices: nn.Parameter | None
     started: Tensor
+    first: Tensor
+    first_inverse: Tensor
     last: Tensor
     last_inverse: Tensor
 
@@ -100,9 +110,9 @@ class INN(Aligner):
         self.rotations = _modules(ShuffledHadamard(d_x, k) for k in range(couplings * rotated))
         self.pairs = _modules(TriangularPair(sites, d_x) for _ in range((couplings + 1) * rotated))
         if rotated:
-            back = self._turned_back(torch.eye(d_x))
-            self.register_buffer("last", back.repeat(sites, 1, 1))
-            self.register_buffer("last_inverse", back.mT.repeat(sites, 1, 1))
+            same, back = torch.eye(d_x), self._turned_back(torch.eye(d_x))
+            for name, matrix in {"first": same, "first_inverse": same, "last": back, "last_inverse": back.mT}.items():
+                self.register_buffer(name, matrix.repeat(sites, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
         """(S, N, d) -> (S, N, d)."""
@@ -128,7 +138,7 @@ class INN(Aligner):
             if self.matrices is not None:
                 constant = constant + batch_log_det(self.matrices).sum(1, keepdim=True)
             if self.mixing == "rotation":
-                constant = constant + batch_log_det(self.last)[:, None]
+                constant = constant + (batch_log_det(self.first) + batch_log_det(self.last))[:, None]
                 constant = constant + torch.stack([pair.log_det() for pair in self.pairs]).sum(0)[:, None]
             log_scales: list[Tensor] = []
             self._map(self.scaling.scale(_precise(x)), log_scales)
@@ -143,8 +153,11 @@ class INN(Aligner):
         start, inverse, taken = invertible_start(moments, self.start, self.both_ways)
         self.started.copy_(taken)
         if self.matrices is None:
-            self.last.copy_(self._turned_back(start))
-            self.last_inverse.copy_(self._turned(inverse))
+            into, out_of = calm_space(moments, start)
+            self.first.copy_(into)
+            self.first_inverse.copy_(out_of)
+            self.last.copy_(self._turned_back(out_of @ start))
+            self.last_inverse.copy_(self._turned(inverse @ into))
             return
         first, *rest = self.matrices.double().unbind(1)
         for matrix in rest:
@@ -166,9 +179,12 @@ class INN(Aligner):
         """(R_1 ... R_K)ᵀ A for a matrix A: the transpose of Aᵀ R_1 ... R_K."""
         return self._turned(matrix.mT).mT
 
-    def in_a_row(self, name: str) -> int:
-        """All matrices between the couplings: each is the identity at the start, or turns the states."""
-        return {"pairs": len(self.pairs), "matrices": len(self.couplings) + 1}.get(name.partition(".")[0], 1)
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Networks of earlier versions know no matrix A."""
+        if self.rotations:
+            for name in ("first", "first_inverse"):
+                state_dict.setdefault(prefix + name, torch.eye(self.d_x).repeat(self.sites, 1, 1))
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def options(self) -> dict[str, Any]:
         """All options of the network and of its loss."""
@@ -181,6 +197,7 @@ class INN(Aligner):
         separately: joining them each time would cost as much as the couplings' own arithmetic.
         """
         matrices = None if self.matrices is None else self.matrices.unbind(1)
+        x = x @ self.first if self.rotations else x
         x_a, x_b = self._halves(x if matrices is None else x @ matrices[0])
         for k in range(len(self.couplings)):
             if self.rotations:
@@ -215,6 +232,7 @@ class INN(Aligner):
                 turned = self.rotations[k].inverse(torch.cat((y_a, y_b), -1))
                 y_a, y_b = self._halves(self.pairs[k].inverse(turned))
         y = torch.cat((y_a, y_b), -1)
+        y = y @ self.first_inverse if self.rotations else y
         return y if matrices is None else y @ matrices[0]
 
     def _halves(self, x: Tensor) -> tuple[Tensor, Tensor]:

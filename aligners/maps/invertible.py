@@ -249,6 +249,30 @@ def invertible_start(moments: Moments, start: Start, both_ways: bool) -> tuple[T
     return maps[chosen, sites], inverses[chosen, sites], known[chosen]
 
 
+def calm_space(moments: Moments, start: Tensor) -> tuple[Tensor, Tensor]:
+    """Find the space in which steps of matrices move a map and its inverse least, the map being M at the start.
+
+    A step changes all entries of a matrix alike, so it adds to a state xA of that space noise of one size in every
+    direction, in proportion to the state's norm. In Y's space that is noise through A⁻¹M, in X's, on the way back,
+    through A⁻¹. Both together are least, per size of step, where A Aᵀ is the geometric mean of Σ⁻¹ and I + M Mᵀ: the
+    symmetric W with W Σ W = I + M Mᵀ. (By Cauchy and Schwarz, tr(W Σ) · tr(W⁻¹ (I + M Mᵀ)) is then least.)
+
+    Args:
+        moments: of the fitting rows; Σ is the covariance of x, divided by its mean variance.
+        start: M, (S, d, d).
+
+    Returns:
+        A (S, d, d), symmetric, which gives states of mean variance 1, and A⁻¹ (S, d, d).
+    """
+    moments = _scaled(moments)
+    covariance = moments.xx / moments.n
+    root, inverse = _roots(covariance)
+    both = torch.eye(start.shape[-1]).to(start) + start @ start.mT
+    into, out_of = _roots(inverse @ _roots(root @ both @ root)[0] @ inverse)
+    scale = (into * (covariance @ into)).sum((1, 2), keepdim=True).div(start.shape[-1]).sqrt()
+    return into / scale, out_of * scale
+
+
 def thinned(moments: Moments, share: float) -> tuple[Moments, Moments]:
     """Part the moments of n rows in two, as if those of some rows had been gathered apart.
 

@@ -221,10 +221,6 @@ class Universe(Aligner, registered=False):
         inputs = self.maps.fan_in(name.removeprefix("maps."), parameter)
         return CALM * inputs if name.startswith(BETWEEN) else inputs
 
-    def in_a_row(self, name: str) -> int:
-        """As the maps have it."""
-        return self.maps.in_a_row(name.removeprefix("maps."))
-
     def options(self) -> dict[str, Any]:
         """The number of models, and what the maps are."""
         return {"models": self.models, "maps": kind_of(self.maps)}

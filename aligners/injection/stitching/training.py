@@ -205,7 +205,7 @@ class Stitching(BankTraining):
 
     def on_train_start(self) -> None:
         """After an interruption between a step and its validation, that validation comes first."""
-        self.begin(self.trainer.max_steps, self.curves[-1]["step"] if self.curves else self.global_step, rise=False)
+        self.begin(self.trainer.max_steps, self.curves[-1]["step"] if self.curves else self.global_step)
 
     def training_step(self, batch: TaskBatch, batch_idx: int) -> None:
         """One step of every layer at every site."""

@@ -15,6 +15,7 @@ from aligners.cli.parsing import OptionParser
 from aligners.cli.table import COMMANDS, find, train
 from aligners.cli.words import CONFIGS, as_parsed, help_of, known_options
 from aligners.errors import UserError
+from benchmarks.real.run import TABLE, words_of
 from tests.aligners.cli.test_stopped import STOPPED
 from tests.processes import ROOT
 from website.known_options import example_of, known
@@ -32,8 +33,10 @@ def understood(command: str, words: list[str]) -> list[str]:
 
 
 def written_commands() -> list[tuple[str, list[str]]]:
-    """All command lines of the README, the docs and the tests that stop commands."""
+    """All command lines of the README, the docs, the benchmark of real models, and the tests that stop commands."""
     lines = [(command, words) for command, (_, words) in STOPPED.items()]
+    for script, name, *words in map(words_of, TABLE["commands"]):
+        lines.append((f"{script.removesuffix('.py')} {name}", words))
     for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
         for found in SHOWN.finditer(page.read_text()):
             script, rest = found[1] or found[3], (found[2] or found[4]).replace("\\\n", " ").partition(" #")[0]

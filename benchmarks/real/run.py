@@ -1,0 +1,118 @@
+"""Runs the commands of commands.yaml on the real models, and writes down what they took and what they found.
+
+    python -m benchmarks.real.models FOLDER       # once: makes the models and data sets
+    python -m benchmarks.real.run FOLDER [NAME ...]
+    python -m benchmarks.real.run FOLDER --json benchmarks/results/real-cpu-intel-xeon-2-cores.json
+
+Each command runs as a process of its own in FOLDER and leaves its run in FOLDER/runs/NAME. One that has finished is not
+run again; one that was interrupted is run anew. The last form collects what is there: for each command its words, its
+seconds by the clock and of the processors, the peak of its memory, what it said beforehand of time and memory, and the
+rows of its report, with the columns that commands.yaml names.
+"""
+
+import argparse
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs from a bare checkout
+
+from aligners.files.tables import table_beside
+from aligners.files.whole import remove, write_text
+from aligners.reports.finished import file_name, kinds_in
+from benchmarks.harness import machine
+
+ROOT = Path(__file__).resolve().parents[2]
+TABLE = table_beside(__file__, "commands.yaml")
+SAID = re.compile(r"\babout \d|\b\d+(\.\d+)? (GiB|MiB|GB|MB)\b")  # of time or memory
+TOOK = "took.json"
+
+
+def words_of(name: str) -> list[str]:
+    """The command of this name as words, its run's folder at the end."""
+    about = TABLE["commands"][name]
+    common = "".join(f" {TABLE['common'][part]}" for part in about.get("common", []))
+    script, *words = shlex.split(f"{about['command']}{common}")
+    return [script, *words, "--run", f"runs/{name}"]
+
+
+def run(name: str, folder: Path, threads: int) -> bool:
+    """Run one command, unless it has finished, and write down what it took; whether it succeeded."""
+    place = folder / "runs" / name
+    if (place / TOOK).is_file():
+        return True
+    remove(place)
+    script, *words = words_of(name)
+    print(f"{name}: {script} {shlex.join(words)}", flush=True)
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", "OMP_NUM_THREADS": str(threads)}
+    began = time.monotonic()
+    log = folder / "runs" / f"{name}.log"
+    log.parent.mkdir(exist_ok=True)
+    with log.open("w", encoding="utf-8") as output:
+        process = subprocess.Popen(
+            [sys.executable, str(ROOT / script), *words], cwd=folder, env=environment, stdout=output, stderr=output
+        )
+        _, status, used = os.wait4(process.pid, 0)
+    seconds = time.monotonic() - began
+    said = [line.strip() for line in re.split(r"[\r\n]", log.read_text(encoding="utf-8")) if SAID.search(line)]
+    took = {
+        "seconds": round(seconds, 1),
+        "CPU seconds": round(used.ru_utime + used.ru_stime, 1),
+        "peak memory, GiB": round(used.ru_maxrss / 2**20, 2),
+        "threads": threads,
+        "said beforehand": said[:4],
+    }
+    print(f"{name}: status {status}, {json.dumps(took)}", flush=True)
+    if status == 0:
+        write_text(place / TOOK, json.dumps(took))
+    return status == 0
+
+
+def found(name: str, folder: Path) -> dict[str, Any] | None:
+    """What a command took and found; None if it has not finished."""
+    place = folder / "runs" / name
+    if not (place / TOOK).is_file():
+        return None
+    report = json.loads((place / f"{file_name(kinds_in(place)[0])}.json").read_text(encoding="utf-8"))
+    columns, where = TABLE["commands"][name]["columns"], TABLE["commands"][name].get("where", {})
+    rows = [
+        {column: rounded(row[column]) for column in columns if row.get(column) is not None}
+        for row in report["rows"]
+        if all(row.get(column) in wanted for column, wanted in where.items())
+    ]
+    took = json.loads((place / TOOK).read_text(encoding="utf-8"))
+    return {"command": shlex.join(words_of(name)), **took, "findings": report["findings"], "rows": rows}
+
+
+def rounded(value: Any) -> Any:
+    """A number with five digits that matter: more would be rounding of another machine."""
+    return float(f"{value:.5g}") if isinstance(value, float) else value
+
+
+def main() -> None:
+    """Run what is asked for, or collect."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="made by benchmarks.real.models")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of a command: {', '.join(TABLE['commands'])}")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="CPU threads of a command")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what is finished there, and run nothing")
+    options = parser.parse_args()
+    unknown = set(options.names) - set(TABLE["commands"])
+    if unknown:
+        parser.error(f"expected names of commands, but got {', '.join(sorted(unknown))}")
+    if options.json:
+        finished = {name: found(name, options.folder) for name in TABLE["commands"]}
+        commands = {name: about for name, about in finished.items() if about}
+        write_text(options.json, json.dumps({"machine": machine("cpu"), "commands": commands}, indent=1) + "\n")
+    elif not all([run(name, options.folder, options.threads) for name in options.names or TABLE["commands"]]):
+        raise SystemExit("Some commands failed: their logs are in the folder `runs`.")
+
+
+if __name__ == "__main__":
+    main()
