@@ -55,8 +55,8 @@ class Alignment(BankTraining):
         both_directions: fit the aligners that are not bijective from Y to X as well; a bijective one needs no second
             map.
         optimizer: one optimiser for all trained aligners. Its learning rate is for matrices of up to 64 inputs; wider
-            matrices get proportionally less, so the rate need not change with the width. It is for steps of 256 rows or
-            more; with fewer, as of `mean` rows, it is in proportion to their number.
+            matrices get proportionally less, so the rate need not change with the width. With fewer than
+            256 rows a step, as of `mean` rows, that of invertible networks is in proportion to their number.
         schedule: how the learning rate changes over the training steps: constant, linear, cosine or one_cycle.
         rows: number of paired rows to train on, independent of the number of texts and of the batch size; training
             takes as many steps as that needs. If set, `trainer.max_epochs`, which counts training alone, and

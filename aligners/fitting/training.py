@@ -39,7 +39,7 @@ REFERENCE_WIDTH = 64
 # Steps over which the rate of trained maps rises at least, if need be beyond the end. The first steps of Adam change
 # every entry by the rate, whatever its gradient says, until the averages know how far to trust it.
 LEAST_RISE = 100
-FULL_RATE_ROWS = 256  # rows a step from which trained maps have the full rate
+FULL_RATE_ROWS = 256  # rows a step from which invertible networks have the full rate
 
 
 def make_optimizer(factory: OptimizerCallable, aligners: Iterable[Aligner]) -> torch.optim.Optimizer | None:
@@ -60,18 +60,19 @@ def make_optimizer(factory: OptimizerCallable, aligners: Iterable[Aligner]) -> t
     Returns:
         None where nothing has parameters.
     """
-    groups: dict[float, list[nn.Parameter]] = {}
+    groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
     for aligner in aligners:
         for name, parameter in aligner.named_parameters():
             if parameter.requires_grad:
                 share = min(1.0, REFERENCE_WIDTH / aligner.fan_in(name, parameter))
-                groups.setdefault(share, []).append(parameter)
+                groups.setdefault((share, aligner.bijective), []).append(parameter)
     if not groups:
         return None
     optimizer = factory([{"params": parameters} for parameters in groups.values()])
-    for share, group in zip(groups, optimizer.param_groups, strict=True):
+    for (share, bijective), group in zip(groups, optimizer.param_groups, strict=True):
         if not isinstance(optimizer, torch.optim.SGD):
             group["lr"] *= share
+            group["by_rows"] = bijective
         group["initial_lr"] = group["lr"]
     return optimizer
 
@@ -115,7 +116,8 @@ def learning_rates(
     """The learning rates along a `schedule_factor`, which follow from the steps done: no checkpoint needs to hold them.
 
     Adam's step has its full size even where the gradient is noise, as more of it is the fewer rows a step has. With
-    fewer than `FULL_RATE_ROWS` its rate is therefore in proportion to them; the step of SGD follows the gradient.
+    fewer than `FULL_RATE_ROWS` the rate of bijective maps is therefore in proportion to them. The step of SGD follows the
+    gradient.
 
     Args:
         optimizer: whose rates.
@@ -123,8 +125,9 @@ def learning_rates(
         rows: of a step; None: the rate does not depend on them.
         done: steps that were taken.
     """
-    share = 1.0 if rows is None or isinstance(optimizer, torch.optim.SGD) else min(1.0, rows / FULL_RATE_ROWS)
-    return LambdaLR(optimizer, lambda step: share * course(step), done - 1)
+    share = 1.0 if rows is None else min(1.0, rows / FULL_RATE_ROWS)
+    courses = {True: lambda step: share * course(step), False: course}
+    return LambdaLR(optimizer, [courses[group.get("by_rows", False)] for group in optimizer.param_groups], done - 1)
 
 
 @torch.no_grad()

@@ -17,6 +17,7 @@ from aligners.fitting.training import (
     make_optimizer,
     schedule_factor,
 )
+from aligners.maps.inn import INN
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP
 
@@ -63,8 +64,9 @@ def test_the_rate_rises_over_so_many_steps_at_least(schedule: Schedule) -> None:
 
 @pytest.mark.parametrize(("rows", "share"), [(1000, 1.0), (64, 0.25), (4, 1 / 64), (None, 1.0)])
 def test_with_few_rows_a_step_the_rate_is_in_proportion_to_them(rows: float | None, share: float) -> None:
-    for kind, expected in ((torch.optim.AdamW, share), (torch.optim.SGD, 1.0)):
-        optimizer = make_optimizer(partial(kind, lr=1.0), [MLP(1, 8, 8)])
+    adamw, sgd = torch.optim.AdamW, torch.optim.SGD
+    for kind, aligner, expected in ((adamw, INN(1, 8, 8), share), (adamw, MLP(1, 8, 8), 1.0), (sgd, INN(1, 8, 8), 1.0)):
+        optimizer = make_optimizer(partial(kind, lr=1.0), [aligner])
         assert optimizer is not None
         learning_rates(optimizer, schedule_factor("constant", 100, 0.0), rows)
         assert [group["lr"] for group in optimizer.param_groups] == [expected] * len(optimizer.param_groups)
