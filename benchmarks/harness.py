@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 import transformers
 
-__all__ = ["Figures", "interleaved", "parser", "parser_with_sizes", "ratio"]
+__all__ = ["Figures", "interleaved", "machine", "parser", "parser_with_sizes", "ratio", "write_whole"]
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
@@ -71,18 +71,24 @@ class Figures:
 
     Args:
         device: where the benchmark runs.
+
+    Attributes:
+        figures: by name, the value, its bar or None, and on which side of the bar it should be.
+        missed: names of those that miss their bars.
     """
 
     def __init__(self, device: str) -> None:
         self._device = device
-        self._figures: dict[str, dict[str, float | str | None]] = {}
+        self.figures: dict[str, dict[str, float | str | None]] = {}
+        self.missed: list[str] = []
 
     def add(self, name: str, value: float, *, bar: float | None = None, sense: str = "<=") -> None:
         """Record and print a number; `sense` says on which side of its bar it should be: "<=" or ">="."""
-        self._figures[name] = {"value": value, "bar": bar, "sense": sense}
+        self.figures[name] = {"value": value, "bar": bar, "sense": sense}
         verdict = ""
         if bar is not None:
             met = value <= bar if sense == "<=" else value >= bar
+            self.missed += [] if met else [name]
             verdict = f"   {sense} {bar:g}: {'met' if met else 'MISSED'}"
         print(f"{name:<48} {value:>10.4g}{verdict}", flush=True)
 
@@ -93,15 +99,20 @@ class Figures:
 
     def write(self, path: Path | None) -> None:
         """Write `{"machine": ..., "figures": ...}`, whole or not at all; nothing without a path."""
-        if path is None:
-            return
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_name(path.name + ".part")
-        unfinished.write_text(json.dumps({"machine": _machine(self._device), "figures": self._figures}, indent=2))
-        unfinished.replace(path)
+        if path is not None:
+            write_whole(path, {"machine": machine(self._device), "figures": self.figures})
 
 
-def _machine(device: str) -> dict[str, str | int]:
+def write_whole(path: Path, content: Mapping[str, object]) -> None:
+    """Write JSON, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(path.name + ".part")
+    unfinished.write_text(json.dumps(content, indent=2))
+    unfinished.replace(path)
+
+
+def machine(device: str) -> dict[str, str | int]:
+    """The machine and the versions with which figures were taken."""
     on_gpu = torch.device(device).type == "cuda"
     return {
         "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",

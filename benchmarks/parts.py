@@ -1,15 +1,15 @@
-"""What several benchmarks run on: BERTs of random weights, and a Trainer that does nothing besides."""
+"""What several benchmarks run on: models of random weights, and a Trainer that does nothing besides."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from transformers import BertConfig
+from transformers import BertConfig, LlamaConfig
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
 
-__all__ = ["bare_trainer", "bert_config"]
+__all__ = ["bare_trainer", "bert_config", "llama_config"]
 
 
 def bert_config(vocabulary: int, layers: int, width: int, *, head: int = 64, factor: int = 4) -> BertConfig:
@@ -28,6 +28,21 @@ def bert_config(vocabulary: int, layers: int, width: int, *, head: int = 64, fac
         num_hidden_layers=layers,
         num_attention_heads=max(1, width // head),
         intermediate_size=factor * width,
+    )
+
+
+def llama_config(vocabulary: int, layers: int, width: int, *, head: int = 64) -> LlamaConfig:
+    """A Llama of this size, a key and a value for every four heads, without a cache."""
+    heads = max(1, width // head)
+    return LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=max(1, heads // 4),
+        intermediate_size=11 * width // 4,
+        pad_token_id=0,
+        use_cache=False,
     )
 
 

@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare
 from aligners.models import FrozenModel
 from aligners.probing.bank import Arm, ModelLayer, Words
 from aligners.probing.edges import EdgeTask
+from aligners.probing.structural import TreeTask
 from aligners.probing.training import ProbeTraining
-from aligners.probing.trees import TreeTask
 from benchmarks.harness import Figures, interleaved, parser_with_sizes, ratio
 from benchmarks.stitched_forward import build
 from datamodules.text.annotated.grammar import sentences

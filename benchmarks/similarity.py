@@ -113,7 +113,7 @@ def by_batches(x: Recorded, y: Recorded, loader: DataLoader, device: str) -> Ten
 
 
 def _difference(a: Tensor, b: Tensor) -> float:
-    return float((a - b).abs().max())
+    return float((a.cpu() - b.cpu()).abs().max())  # torch_cka's are on the CPU
 
 
 def gram_products(x: Tensor, y: Tensor) -> Callable[[], None]:
@@ -325,26 +325,26 @@ def memory(figures: Figures, layers: int, width: int, rows: int, threads: int) -
     figures.add("peak memory, ten times the rows / the rows", peaks[1] / peaks[0], bar=1.05)
 
 
-def rates(figures: Figures, layers: int, width: int, batch: int, rounds: int, device: str) -> None:
-    """Minibatch CKA and moments as shares of what the machine's matrix products reach."""
+def rates(figures: Figures, layers: int, width: int, batch: int, rounds: int, device: str, side: int = 8192) -> None:
+    """Minibatch CKA and moments as shares of what the machine's matrix products, of this side, reach."""
     x, y = (rows.bfloat16() for rows in related(layers, batch, width, device))
     cka, moments = Batches(layers, device), GridSums.zeros(layers, width, layers, width, device)
-    large = {dtype: torch.randn(2, 8192, 8192, device=device, dtype=dtype) for dtype in (torch.float32, torch.float64)}
+    large = {dtype: torch.randn(2, side, side, device=device, dtype=dtype) for dtype in (torch.float32, torch.float64)}
     runs: dict[str, Callable[[], object]] = {
         "minibatch CKA of bfloat16": lambda: cka.update(x, y),
         "moments of bfloat16": lambda: moments.add_(x, y),
-        "8192 x 8192 in float32": lambda: large[torch.float32][0] @ large[torch.float32][1],
-        "8192 x 8192 in float64": lambda: large[torch.float64][0] @ large[torch.float64][1],
+        f"{side} x {side} in float32": lambda: large[torch.float32][0] @ large[torch.float32][1],
+        f"{side} x {side} in float64": lambda: large[torch.float64][0] @ large[torch.float64][1],
     }
     seconds = interleaved(runs, rounds=rounds, device=device)
     figures.add_times(seconds)
     grams = sum((i.stop - i.start) * (j.stop - j.start) for i, j in upper_blocks(batch))
     flops = {
-        "minibatch CKA of bfloat16": (2.0 * grams * 2 * layers * width, "8192 x 8192 in float32"),
-        "moments of bfloat16": (2.0 * batch * width**2 * (layers**2 + 2 * layers), "8192 x 8192 in float64"),
+        "minibatch CKA of bfloat16": (2.0 * grams * 2 * layers * width, f"{side} x {side} in float32"),
+        "moments of bfloat16": (2.0 * batch * width**2 * (layers**2 + 2 * layers), f"{side} x {side} in float64"),
     }
     for name, (work, reference) in flops.items():
-        share = work / (2.0 * 8192**3) / ratio(seconds, name, reference)
+        share = work / (2.0 * side**3) / ratio(seconds, name, reference)
         figures.add(f"{name}, share of the rate", share)
 
 

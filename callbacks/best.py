@@ -14,6 +14,7 @@ from aligners.fitting.bank import DIRECTIONS
 from aligners.fitting.training import BankTraining
 from aligners.maps.base import Aligner
 
+EXACT = 1e-6  # FVU, added over the directions that count, of what differs by the rounding of float32 alone
 STATE = ("best", "step", "waited", "diverged", "kept")  # what a resumed run needs
 
 logger = logging.getLogger(__name__)
@@ -114,6 +115,7 @@ class BestPerSite(pl.Callback):
                 pl_module.training_record[key] = {
                     "best_step": self._step[key].tolist(),
                     "diverged_step": self._diverged[key].tolist(),
+                    "exact": (self._best[key] < (EXACT if isinstance(pl_module, Alignment) else 0)).tolist(),
                     "start": list(bank.start_names()),
                     "steps": trainer.global_step,
                 }
@@ -141,9 +143,10 @@ def _warn_of_divergence(module: Alignment, key: str, sites: Tensor, best: Tensor
 
 
 def _warn_of_untrained(module: Alignment) -> None:
-    """Warn about the sites at which no step improved on the start."""
+    """Warn about the sites at which no step improved on a start that leaves something to learn."""
     for key, record in module.training_record.items():
-        sites = [s for s, best in enumerate(record["best_step"]) if best == 0]
+        at = enumerate(zip(record["best_step"], record["exact"], strict=True))
+        sites = [s for s, (best, exact) in at if best == 0 and not exact]
         if sites and record["steps"]:
             names = ", ".join(module.site_names()[s] for s in sites)
             starts = ", ".join(dict.fromkeys(record["start"][s] for s in sites))

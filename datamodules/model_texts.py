@@ -202,10 +202,6 @@ class ModelTexts(TextModule):
         training = self.trainer is not None and self.trainer.training
         return self.prepare(batch, cast(Any, self.trainer).current_epoch + 1 if training else 0)
 
-    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        """Move the batch without waiting for a GPU."""
-        return batch.to(device, non_blocking=device.type == "cuda")
-
 
 def stitched_texts(
     models: list[str] = ["embedded:0", "embedded:1"],  # noqa: B006  (copied)

@@ -323,6 +323,10 @@ class TextModule(pl.LightningDataModule):
         if stage == "fit":  # of the held-out texts an evaluation may still drop some
             self.complete_store(splits)
 
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        """Move the batch without waiting for a GPU."""
+        return batch.to(device, non_blocking=device.type == "cuda")
+
     def place_models(self, device: torch.device | str) -> None:
         """Move the models to the device of the run, before anything is read."""
         self.frozen_models.place(device)

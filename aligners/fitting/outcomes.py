@@ -18,6 +18,8 @@ MOST_ROUTES = 3  # that are named; of more, their number is
 def outcomes(record: Mapping[str, Any] | None, sites: int) -> list[str | None]:
     """Say of each site: "trained", "untrained start (NAME)", or when it diverged and to what it was set back.
 
+    A start that is exact already, because two models differ in their coordinates alone, counts as trained.
+
     Args:
         record: one entry of `Alignment.training_record`; None for a closed form, or if nothing was validated.
         sites: S, the number of site pairs.
@@ -25,9 +27,11 @@ def outcomes(record: Mapping[str, Any] | None, sites: int) -> list[str | None]:
     if record is None:
         return [None] * sites
     words: list[str | None] = []
-    for best, diverged, start in zip(record["best_step"], record["diverged_step"], record["start"], strict=True):
+    steps, starts = zip(record["best_step"], record["diverged_step"], strict=True), record["start"]
+    exact = record.get("exact", [False] * sites)  # older records do not say
+    for (best, diverged), start, nothing_left in zip(steps, starts, exact, strict=True):
         fallback = f"step {best}" if best else f"the untrained start ({start})"
-        trained = TRAINED_WELL if best else f"untrained start ({start})"
+        trained = TRAINED_WELL if best or nothing_left else f"untrained start ({start})"
         words.append(f"diverged at step {diverged}, set back to {fallback}" if diverged else trained)
     return words
 

@@ -7,8 +7,10 @@ import torch
 from aligners.errors import UserError
 from aligners.files.room import free_memory, in_words
 from aligners.probing.bank import Arm, Words
-from aligners.probing.edges import EdgeTask, Labels, tasks_of
-from aligners.probing.trees import LEAST, STRUCTURAL, TreeTask
+from aligners.probing.edges import EdgeTask
+from aligners.probing.structural import STRUCTURAL, TreeTask
+from aligners.probing.targets import Labels, tasks_of
+from aligners.probing.trees import LEAST
 from datamodules.layers import LayerActivations
 from datamodules.rows.policies import policy_of
 from datamodules.states import States

@@ -14,7 +14,7 @@ from aligners.files.shared import shared_file
 from aligners.files.whole import whole_file
 from aligners.probing.bank import Arm, Bank, ModelLayer, Probes
 from aligners.probing.edges import EdgeProbes
-from aligners.probing.trees import DepthProbes, DistanceProbes
+from aligners.probing.structural import DepthProbes, DistanceProbes
 
 PROBES = "probes.safetensors"
 ENTRY = "banks"

@@ -36,7 +36,8 @@ def publish(report: Report, folder: Path, trainer: pl.Trainer) -> None:
     figures = write(report, folder)
     write_page(report, folder)
     console = show(report)
-    runs = [logger for logger in trainer.loggers if isinstance(logger, WandbLogger)]
+    loggers = (logger for logger in trainer.loggers if isinstance(logger, WandbLogger))
+    runs = [logger for logger in loggers if not logger.experiment.disabled]
     places = [f"{report.files}: {folder}", *(f"W&B run: {_log(report, figures, run)}" for run in runs)]
     say(console, "\n".join(["", *places] if report.findings else places))
 

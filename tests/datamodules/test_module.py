@@ -45,6 +45,16 @@ def test_options_are_kept_under_the_names_that_checkpoints_know(kind: Callable[.
         kind(sed=3)
 
 
+@pytest.mark.parametrize("kind", [pair_states, LayerActivations, stitched_texts])
+def test_batches_move_to_a_gpu_without_waiting_for_it(kind: Callable[..., Any]) -> None:
+    moves: list[tuple[torch.device, bool]] = []
+    batch = SimpleNamespace(to=lambda device, non_blocking=False: moves.append((device, non_blocking)))
+    devices = [torch.device("cuda:1"), torch.device("cpu")]
+    for device in devices:
+        kind().transfer_batch_to_device(batch, device, 0)
+    assert moves == list(zip(devices, (True, False), strict=True))
+
+
 SHORT = "embedded-gpt:0:max_length=32"
 PAIRED = {"rows": "mean", "special_tokens": False, "sites": [1, "2:3"], "dtype": "bfloat16"}
 LAYERED = {"rows": "words_mean", "layers": [0, 2], "attention": True}

@@ -20,9 +20,9 @@ from aligners.models.model import FrozenModel
 from aligners.probing.across.twin import Twin, parts_of, read_subspaces
 from aligners.probing.bank import Arm, ModelLayer, Words, WordsBeingRead
 from aligners.probing.reading import check_annotated, check_room, make_task
+from aligners.probing.structural import STRUCTURAL
 from aligners.probing.tasks import Row, Task
 from aligners.probing.training import ProbeTraining, ended
-from aligners.probing.trees import STRUCTURAL
 from aligners.progress import track
 from datamodules.asking import TaskBatch
 from datamodules.rows.reading import PairedBatch, Plan

@@ -14,7 +14,7 @@ from aligners.injection.scoring.scores import TextScores
 from aligners.injection.scoring.tasks import UnitAnswers
 from aligners.probing.bank import Bank
 from aligners.probing.edges import EdgeProbes
-from aligners.probing.trees import StructuralProbes
+from aligners.probing.structural import StructuralProbes
 from datamodules.asking import TaskBatch
 
 CHANGES = (

@@ -15,7 +15,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
 
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.outcomes import few_rows
+from aligners.fitting.outcomes import few_rows, outcomes
 from aligners.maps.inn import INN
 from aligners.maps.linear import Identity, Linear, Mean, Procrustes, Ridge
 from aligners.maps.mlp import MLP
@@ -318,6 +318,18 @@ def test_what_did_not_learn_is_called_its_start(world: World, caplog: pytest.Log
     x, _ = split_rows(world, "validation", sites=SITES)
     torch.testing.assert_close(bank(x.float())[untrained], start(x.float())[untrained])
     assert module.training_record["0_1.inn"]["start"] == bank.start_names()
+
+
+def test_a_start_with_nothing_left_to_learn_is_not_called_untrained(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    module = Alignment({"inn": TRAINED["inn"]}, seed=0)
+    data = activations(world, model_y=world.model_x, sites=[1])  # a model and itself
+    quiet_trainer(max_epochs=1, callbacks=[BestPerSite()]).fit(module, datamodule=data)
+    record = module.training_record["0_1.inn"]
+    assert (record["best_step"], record["exact"]) == ([0], [True])
+    assert outcomes(record, 1) == ["trained"]
+    assert "learned nothing" not in caplog.text
 
 
 def test_moments_are_of_as_many_batches_as_an_epoch_has(world: World) -> None:

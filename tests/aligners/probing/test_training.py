@@ -13,8 +13,9 @@ from aligners.probing.bank import Arm, Bank, Examples, answers, fresh_bank, loss
 from aligners.probing.edges import EdgeTask
 from aligners.probing.reading import make_task
 from aligners.probing.storing import ENTRY, load_banks, save_banks
+from aligners.probing.structural import DepthProbes, DistanceProbes, StructuralProbes, TreeTask
 from aligners.probing.training import ProbeTraining, Progress, ended, train_bank
-from aligners.probing.trees import DepthProbes, DistanceProbes, StructuralProbes, Trees, TreeTask
+from aligners.probing.trees import Trees
 from tests.aligners.probing.made import drawn_words
 
 ARMS = [Arm("model", 0), Arm("model", 1)]

@@ -121,6 +121,14 @@ def test_a_report_is_shown_in_order_and_wandb_has_its_rows_figures_and_what_hold
     logger.experiment.finish()
 
 
+def test_a_wandb_that_is_switched_off_has_no_run_to_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    publish(report(), tmp_path, trainer(WandbLogger(save_dir=tmp_path)))
+    assert "W&B run" not in capsys.readouterr().out
+
+
 def test_the_callback_hands_tables_and_options_to_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     got: list[Any] = []
 

@@ -1,0 +1,184 @@
+"""Labelled spans: the labels of a task, and its targets among words, with those of the control task."""
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from hashlib import blake2b
+from itertools import accumulate
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from aligners.errors import UserError
+from aligners.probing.bank import Words, numbers_within
+from datamodules.text.annotated.sentence import Sentence, Target
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The labels of a task, as the fitting sentences have them.
+
+    Attributes:
+        task: its name.
+        names: K labels, the most frequent first.
+        several: whether a span may have several labels, or none.
+        spans: 1 or 2, of a target.
+        sets: every combination of labels that a target has, and how many targets have it, the most frequent first.
+    """
+
+    task: str
+    names: tuple[str, ...]
+    several: bool
+    spans: int
+    sets: tuple[tuple[tuple[str, ...], int], ...]
+
+    @classmethod
+    def of(cls, task: str, sentences: Sequence[Sentence]) -> Self:
+        """The labels of a task.
+
+        Raises:
+            ValueError: no sentence has a target of it, only some targets have a second span, or all have one label.
+        """
+        targets = [target for _, target in _of_task(task, sentences)]
+        if not targets:
+            known = ", ".join(tasks_of(sentences)) or "none"
+            raise UserError(f"Expected `tasks` that the fitting sentences have, but got {task!r}; there are: {known}.")
+        spans = {2 if target.span2 else 1 for target in targets}
+        if len(spans) > 1:
+            raise UserError(f"Expected every target of {task!r} to have `span2`, or none, but only some have.")
+        every = Counter(label for target in targets for label in target.labels)
+        sets = Counter(tuple(sorted(target.labels)) for target in targets)
+        names = tuple(sorted(every, key=lambda name: (-every[name], name)))
+        if len(sets) < 2:
+            raise UserError(f"Expected targets of {task!r} to differ, but all have the labels {targets[0].labels}.")
+        ordered = tuple(sorted(sets.items(), key=lambda entry: (-entry[1], entry[0])))
+        return cls(task, names, any(len(entry) != 1 for entry in sets), spans.pop(), ordered)
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        """The options of probes that follow from the labels."""
+        return {"labels": len(self.names), "spans": self.spans, "several": self.several}
+
+    def multi_hot(self, labels: Sequence[str]) -> Tensor:
+        """(K,) bool: which labels are given. Unknown ones are left out."""
+        return torch.tensor([name in labels for name in self.names])
+
+    def drawn(self, words: str, seed: int) -> tuple[str, ...]:
+        """The labels that a control task gives to these words, wherever they stand.
+
+        They follow from the words and the seed alone, and are as frequent as in the task, so that what a probe learns
+        of them it has remembered.
+
+        References:
+            Hewitt and Liang 2019, "Designing and interpreting probes with control tasks", EMNLP, §2.
+        """
+        ends = list(accumulate(count for _, count in self.sets))
+        place = int.from_bytes(blake2b(f"{seed} {words}".encode(), digest_size=8).digest(), "big") % ends[-1]
+        return self.sets[bisect_right(ends, place)][0]
+
+
+@dataclass(frozen=True)
+class Targets:
+    """T targets of a task, in the order of the sentences.
+
+    Attributes:
+        spans: (T, S, 2), first word and word after the last of each span, within the sentence; of a `part` the rows.
+        labels: (2, T, K) bool, of the task and of its control task.
+        sentence: (T,) number of the sentence among those of `Words`, on the CPU.
+        unknown: (T,) number of labels that fitting has not seen, and that no probe can give, on the CPU.
+        count: B, of sentences, those without a target included.
+    """
+
+    spans: Tensor
+    labels: Tensor
+    sentence: Tensor
+    unknown: Tensor
+    count: int
+
+    @cached_property
+    def first(self) -> Tensor:
+        """(B + 1,) number of each sentence's first target; the last entry is T."""
+        return torch.searchsorted(self.sentence, torch.arange(self.count + 1))
+
+    def __len__(self) -> int:
+        """T."""
+        return len(self.sentence)
+
+    @property
+    def sentences(self) -> list[int]:
+        """Numbers of the sentences that have a target."""
+        return self.sentence.unique().tolist()
+
+    def only(self, chosen: Tensor) -> Self:
+        """Some of the targets, in the same order.
+
+        Args:
+            chosen: (T,) bool.
+        """
+        return self._at(chosen.nonzero()[:, 0])
+
+    def part(self, words: Words, sentences: Sequence[int]) -> Self:
+        """The targets of some sentences, whose rows are counted from 0, on the device of the states."""
+        starts = words.starts(sentences).repeat_interleave(self.first.diff()[list(sentences)])
+        some, device = self._at(numbers_within(self.first, sentences)), words.states.device
+        spans = some.spans + starts[:, None, None]
+        return replace(some, spans=spans.to(device), labels=some.labels.to(device))
+
+    def _at(self, index: Tensor) -> Self:
+        numbers: dict[str, Any] = {"sentence": self.sentence[index], "unknown": self.unknown[index]}
+        return replace(self, spans=self.spans[index], labels=self.labels[:, index], **numbers)
+
+
+def tasks_of(sentences: Sequence[Sentence]) -> list[str]:
+    """The names of the tasks that sentences have targets of, in order."""
+    return list(dict.fromkeys(target.task for sentence in sentences for target in sentence.targets))
+
+
+def targets_of(labels: Labels, words: Words, seed: int = 0) -> Targets:
+    """The targets of a task.
+
+    Args:
+        labels: of the fitting sentences.
+        words: the sentences and their rows, fitting ones or others.
+        seed: of the control task.
+
+    Raises:
+        ValueError: a span is not within its sentence, or there are other than `labels.spans` spans.
+    """
+    spans, sets, sentence = [], [], []
+    for number, target in _of_task(labels.task, words.sentences):
+        strings = words.sentences[number].words
+        given = _spans(target, labels, len(strings))
+        spans.append(given)
+        sets.append((target.labels, labels.drawn("\t".join(" ".join(strings[slice(*span)]) for span in given), seed)))
+        sentence.append(number)
+    hot = {labelling: labels.multi_hot(labelling) for pair in sets for labelling in pair}
+    own_labels = [torch.stack([hot[pair[side]] for pair in sets]) for side in range(2)] if sets else []
+    return Targets(
+        torch.tensor(spans, dtype=torch.int64).view(-1, labels.spans, 2),
+        torch.stack(own_labels) if sets else torch.zeros(2, 0, len(labels.names), dtype=torch.bool),
+        torch.tensor(sentence, dtype=torch.int64),
+        torch.tensor([len(set(strings) - set(labels.names)) for strings, _ in sets], dtype=torch.int64),
+        len(words.sentences),
+    )
+
+
+def _spans(target: Target, labels: Labels, words: int) -> list[tuple[int, int]]:
+    spans = [target.span1, *([target.span2] if target.span2 else [])]
+    if len(spans) != labels.spans:
+        raise UserError(f"Expected {labels.spans} spans of every target of {labels.task!r}, but got {len(spans)}.")
+    for first, end in spans:
+        if not 0 <= first < end <= words:
+            raise UserError(
+                f"Expected spans of {labels.task!r} within the {words} words of their sentence, but got "
+                f"({first}, {end})."
+            )
+    return spans
+
+
+def _of_task(task: str, sentences: Sequence[Sentence]) -> Iterator[tuple[int, Target]]:
+    for number, sentence in enumerate(sentences):
+        yield from ((number, target) for target in sentence.targets if target.task == task)

@@ -1,0 +1,226 @@
+"""The run on a GPU, at small sizes on a CPU, also with a CPU that passes for a GPU: all of its Python is executed."""
+
+import json
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.harness import Figures
+from benchmarks.on_gpu import __main__ as on_gpu
+from benchmarks.on_gpu import ranks
+from benchmarks.on_gpu.device import WAITS, Device, Skipped
+
+PARTS = ["bank", "reading", "agreement", "memory", "similarity", "store", "attention", "precision", "ranks"]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """A CPU that passes for a GPU, and what it is asked."""
+    asked: list[tuple[Any, ...]] = []
+    answers = {
+        "synchronize": None, "empty_cache": None, "reset_peak_memory_stats": None, "set_sync_debug_mode": None,
+        "get_sync_debug_mode": 0, "memory_allocated": 1_000, "max_memory_allocated": 3_000, "device_count": 1,
+        "get_device_name": "NVIDIA H100 80GB HBM3", "get_device_capability": (9, 0), "mem_get_info": (2**36, 2**37),
+    }  # fmt: skip
+
+    def answer(name: str, *given: Any) -> Any:
+        asked.append((name, *given))
+        return answers[name]
+
+    for name in answers:
+        monkeypatch.setattr(torch.cuda, name, partial(answer, name))
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor, *_: tensor)
+    for name in ("empty", "zeros"):
+        monkeypatch.setattr(torch, name, unpinned(getattr(torch, name)))
+
+    class Passing(Device):
+        def __init__(self, name: str) -> None:
+            super().__init__(name)
+            self.gpu = True
+
+    monkeypatch.setattr(on_gpu, "Device", Passing)
+    return asked
+
+
+def unpinned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """What makes a tensor, in ordinary memory whatever is asked for."""
+    return lambda *shape, pin_memory=False, **options: make(*shape, **options)
+
+
+def run(folder: Path, *options: str) -> tuple[int, dict[str, Any]]:
+    """The exit status, and what is written."""
+    status = on_gpu.main(["--small", "--device", "cpu", "--json", str(folder / "gpu.json"), *options])
+    return status, json.loads((folder / "gpu.json").read_text())
+
+
+def check(status: int, found: dict[str, Any]) -> None:
+    """All parts have run, but for that which takes two GPUs, and what is compared agrees."""
+    assert list(found["parts"]) == PARTS
+    assert {name: part.get("why") for name, part in found["parts"].items() if part["status"] != "done"} == {
+        "ranks": "it takes 2 GPUs"
+    }
+    assert status == 0
+    compared = 0
+    for name, part in found["parts"].items():
+        assert part["figures"] or name == "ranks"
+        for what, figure in part["figures"].items():
+            if figure["bar"] is not None and any(word in what for word in ("difference", "error", "exact", "waits")):
+                assert what not in part["missed"]
+                compared += 1
+    assert compared > 40
+
+
+def test_all_parts_run_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, found = run(tmp_path)
+    check(status, found)
+    table = capsys.readouterr().out.rpartition("\npart ")[2]
+    assert all(f"\n{name} " in table for name in PARTS)
+    assert found["machine"]["device"] == "cpu"
+    assert found["machine"]["packages"]["transformers"] == found["machine"]["transformers"]
+
+
+@pytest.mark.filterwarnings("ignore:.*pin_memory.*")
+def test_all_parts_run_on_what_passes_for_a_gpu(tmp_path: Path, asked: list[tuple[Any, ...]]) -> None:
+    status, found = run(tmp_path)
+    check(status, found)
+    assert found["machine"]["memory"] == 2**37
+    assert found["parts"]["memory"]["figures"]["taken, GB"]["value"] == pytest.approx(2e-6)
+    modes = [mode for name, *mode in asked if name == "set_sync_debug_mode"]
+    assert modes == [["warn"], [0]] * (len(modes) // 2)
+    assert len(modes) == 2 * 6  # reading and the bare forward pass of three models
+
+
+# ---------------------------------------------------------------------- what goes wrong
+
+
+def test_a_part_that_fails_hides_no_other_and_is_in_the_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from benchmarks.on_gpu import bank, memory
+
+    def fail(*_: Any) -> None:
+        raise ArithmeticError("no such number")
+
+    def add_and_fail(figures: Figures, *_: Any) -> None:
+        figures.add("so far", 1.0)
+        fail()
+
+    monkeypatch.setattr(bank, "run", fail)
+    monkeypatch.setattr(memory, "run", add_and_fail)
+    status, found = run(tmp_path, "--parts", "bank", "similarity", "memory")
+    assert status == 1
+    assert [part["status"] for part in found["parts"].values()] == ["failed", "done", "failed"]
+    error = found["parts"]["bank"]["error"]
+    assert (error["type"], error["message"]) == ("ArithmeticError", "no such number")
+    assert "in fail" in "".join(error["traceback"])
+    assert list(found["parts"]["memory"]["figures"]) == ["so far"]
+    assert "ArithmeticError: no such number" in capsys.readouterr().out.rpartition("\npart ")[2]
+
+
+def test_a_run_that_is_cut_off_leaves_what_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks.on_gpu import store
+
+    def cut(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(store, "run", cut)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, "--parts", "bank", "store", "ranks")
+    parts = json.loads((tmp_path / "gpu.json").read_text())["parts"]
+    assert {name: part["status"] for name, part in parts.items()} == {"bank": "done", "store": "begun, and cut off"}
+
+
+def test_a_missed_bar_is_an_error_but_at_small_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks.on_gpu import bank
+
+    monkeypatch.setattr(bank, "run", lambda figures, *_: figures.add("cost", 2.0, bar=1.0))
+    options = ["--device", "meta", "--parts", "bank", "--json", str(tmp_path / "gpu.json")]
+    assert on_gpu.main([*options, "--small"]) == 0
+    assert on_gpu.main(options) == 1
+    assert json.loads((tmp_path / "gpu.json").read_text())["parts"]["bank"]["missed"] == ["cost"]
+
+
+def test_a_part_ends_with_its_time_and_none_begins_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks.on_gpu import bank
+
+    monkeypatch.setattr(bank, "run", lambda *_: time.sleep(30))
+    monkeypatch.setitem(on_gpu.PARTS, "bank", on_gpu.Part(0.1))
+    status, found = run(tmp_path, "--parts", "bank", "store", "--limit", "50")
+    assert status == 1
+    assert found["parts"]["bank"]["error"]["type"] == "TimeoutError"
+    assert found["parts"]["store"]["status"] == "skipped"
+    assert "it takes some 75 s, and" in found["parts"]["store"]["why"]
+
+
+def test_parts_without_their_packages_are_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = on_gpu.find_spec
+    monkeypatch.setattr(on_gpu, "find_spec", lambda name: None if name == "lightning" else there(name))
+    status, found = run(tmp_path, "--parts", "bank", "memory")
+    assert status == 0
+    assert found["parts"]["memory"]["why"] == "it needs lightning"
+    assert "not installed: lightning" in capsys.readouterr().out.splitlines()[0]
+
+
+def test_without_a_gpu_it_takes_small_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        on_gpu.main(["--device", "cpu"])
+    assert "--small runs all parts on a CPU" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------- the device
+
+
+def test_waiting_for_a_gpu_is_counted_and_the_mode_put_back(asked: list[tuple[Any, ...]]) -> None:
+    device = on_gpu.Device("cpu")
+
+    def work() -> None:
+        for message in (WAITS, "something else", f"{WAITS} (at Copy.cpp)"):
+            warnings.warn(message, stacklevel=1)
+
+    assert device.waits(work) == 2
+    asked.clear()
+    with pytest.raises(Skipped):
+        device.waits(skip)
+    assert [call for call in asked if call[0] == "set_sync_debug_mode"] == [
+        ("set_sync_debug_mode", "warn"),
+        ("set_sync_debug_mode", 0),
+    ]
+
+
+def skip() -> None:
+    raise Skipped
+
+
+def test_a_result_is_named_after_its_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[tuple[Any, ...]]
+) -> None:
+    monkeypatch.setattr(on_gpu, "RESULTS", tmp_path)
+    from benchmarks.on_gpu import bank
+
+    monkeypatch.setattr(bank, "run", lambda *_: None)
+    assert on_gpu.main(["--device", "meta", "--parts", "bank"]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["on_gpu-nvidia-h100-80gb-hbm3.json"]
+
+
+def test_what_ranks_find_is_compared_with_the_moments_of_all_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranks, "RANKS", 1)
+    sizes = (2, 40, 4)
+    ranks.work(0, str(tmp_path), "gloo", sizes)
+    figures = Figures("cpu")
+    ranks.compare(figures, tmp_path, sizes)
+    assert len(figures.figures) == 1
+    assert not figures.missed
+    found = torch.load(tmp_path / "0.pt")
+    torch.save([found[0] + 1, *found[1:]], tmp_path / "0.pt")
+    ranks.compare(figures, tmp_path, sizes)
+    assert figures.missed == ["moments of rank 0, largest relative difference"]
