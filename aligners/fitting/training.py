@@ -116,7 +116,7 @@ def learning_rates(
     """The learning rates along a `schedule_factor`, which follow from the steps done: no checkpoint needs to hold them.
 
     Adam's step has its full size even where the gradient is noise, as more of it is the fewer rows a step has. With
-    fewer than `FULL_RATE_ROWS` the rate of bijective maps is therefore in proportion to them. The step of SGD follows the
+    fewer than `FULL_RATE_ROWS` the rate of bijective maps is in proportion to them; the step of SGD follows the
     gradient.
 
     Args:
