@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
@@ -33,7 +34,7 @@ from datamodules.text.sources import TextSource
 def rows_of(options: argparse.Namespace) -> Rows:
     """The paired rows of the two models; from the file `--kept` if it is there."""
     if options.kept and options.kept.exists():
-        return Rows(*(part.to(options.device) for part in torch.load(options.kept)), None)
+        return _rows(torch.load(options.kept), options.device)
     texts = list(load_texts(TextSource(options.source, max_texts=options.texts)).fit["text"])
     fitted = 9 * len(texts) // 10
     parts = []
@@ -43,7 +44,12 @@ def rows_of(options: argparse.Namespace) -> Rows:
             parts.append(read[None, :most].clone())
     if options.kept:
         torch.save(parts, options.kept)
-    return Rows(*(part.to(options.device) for part in parts), None)
+    return _rows(parts, options.device)
+
+
+def _rows(parts: list[Tensor], device: str) -> Rows:
+    x, y, held_x, held_y = (part.to(device) for part in parts)
+    return Rows(x, y, held_x, held_y, None)
 
 
 def train_plainly(rows: Rows, steps: int, a_step: int, seed: int) -> Course:
