@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
+from itertools import combinations
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,8 +15,9 @@ from transformers import PreTrainedTokenizerBase
 
 from aligners.errors import UserError
 from aligners.models.embedded import embedded_model
+from aligners.models.loading.adapters import share_weights
 from aligners.models.loading.files import read_config
-from aligners.models.loading.known import KnownModels
+from aligners.models.loading.known import KnownModels, SleepingModel
 from aligners.models.loading.models import load_frozen
 from aligners.models.loading.placement import DeviceMap, check_device
 from aligners.models.model import FrozenModel
@@ -42,6 +44,9 @@ class FrozenModels:
         dtype: precision of the models: float32, bfloat16 or float16.
         attn_implementation: eager, sdpa, flash_attention_2; default: what transformers chooses.
         trust_remote_code: run code from a model's repository. Off by default: it is somebody else's code.
+        merge_adapters: add the weights of adapters (LoRA and others) to those of their bases. Unmerged, an adapter and
+            its base, or two adapters of one base, share the base's memory. Default: where that is exact to rounding, in
+            float32 and unquantised.
         recipe: how embedded classifiers are made.
         cache: where embedded models are kept. Default: $ALIGNERS_CACHE, else ~/.cache/aligners.
         devices: device of each model, such as cuda:1; default: the run's. For one process only. Batches and what is
@@ -61,6 +66,7 @@ class FrozenModels:
     dtype: str = "float32"
     attn_implementation: str | None = None
     trust_remote_code: bool = False
+    merge_adapters: bool | None = None
     recipe: Recipe = Recipe()  # noqa: RUF009  (frozen)
     cache: Path | None = None
     devices: list[str | None] | None = None
@@ -78,7 +84,11 @@ class FrozenModels:
         Raises:
             ValueError: a model cannot be loaded or has too few positions, or tokenizers differ that must not.
         """
-        loaded = {named: self._load(*named, parts) for named, (_, parts) in zip(self.named, self.places, strict=True)}
+        places = dict(zip(self.named, self.places, strict=True))
+        loaded = {named: self._load(*named, parts) for named, (_, parts) in places.items()}
+        for a, b in combinations([named for named in loaded if not isinstance(loaded[named], SleepingModel)], 2):
+            if places[a] == places[b] and places[a][1] is None:
+                share_weights(loaded[b].model, loaded[a].model)
         models = [loaded[named] for named in self.named]
         for model in models if self.one_tokenizer else ():
             first = models[0]
@@ -91,6 +101,12 @@ class FrozenModels:
     def tokenizers(self) -> list[PreTrainedTokenizerBase]:
         """The tokenizer of each model."""
         return [cast(PreTrainedTokenizerBase, model.tokenizer) for model in self.loaded]  # loaded with one
+
+    def chat_tokenizers(self) -> dict[str, PreTrainedTokenizerBase]:
+        """The tokenizers of the models that may have a chat template, by the models' names: not of embedded ones."""
+        if any(name.startswith(EMBEDDED) for name, _ in self.named):  # their texts come first
+            return {}
+        return {name: tokenizer for (name, _), tokenizer in zip(self.named, self.tokenizers, strict=False)}
 
     @property
     def places(self) -> list[Place]:
@@ -221,7 +237,7 @@ class FrozenModels:
     # ------------------------------------------------------------------ loading
 
     def _load(self, name: str, revision: str | None, device_map: DeviceMap | None) -> FrozenModel:
-        own = ("dtype", "attn_implementation", "trust_remote_code", "known")
+        own = ("dtype", "attn_implementation", "trust_remote_code", "merge_adapters", "known")
         options: dict[str, Any] = {option: getattr(self, option) for option in own}
         model = load_frozen(self.path(name), revision=revision, device_map=device_map, known_as=name, **options)
         self._check_positions(name, model.max_length)

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 # Options that change nothing in the result, and those that are compared by what they lead to: models by their weights,
 # sites by their numbers.
 FREE = (
-    *("workers", "cache", "devices", "device_map", "attn_implementation", "trust_remote_code", "recipe"),
-    *("model_x", "model_y", "models", "bases", "revision_x", "revision_y", "revisions", "sites"),
+    *("workers", "cache", "devices", "device_map", "attn_implementation", "trust_remote_code", "merge_adapters"),
+    *("recipe", "model_x", "model_y", "models", "bases", "revision_x", "revision_y", "revisions", "sites"),
 )
 PARTS = ("data", "data_config", "options", "trainer")
 

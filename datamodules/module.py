@@ -158,7 +158,7 @@ class TextModule(pl.LightningDataModule):
     def texts(self) -> Texts:
         """The three splits, loaded on first use, without held-out texts that a model is known to be trained on."""
         if self._texts is None:
-            self._whole = load_texts(self.text)
+            self._whole = load_texts(self.text, self.frozen_models.chat_tokenizers)
             sentences = words_on(self._whole.describe(), "splits", "filled", "copies")
             rank_zero_only(print)(*sentences, flush=True)
             self._texts = _warned(self._whole.without(self.frozen_models.fitted_on()))
@@ -185,7 +185,7 @@ class TextModule(pl.LightningDataModule):
             ValueError: as `load_texts` does, or no held-out text is left.
         """
         fitted = {**self.frozen_models.fitted_on(embedded=True), **self._fitted}
-        return _warned(load_texts(source).without(fitted))
+        return _warned(load_texts(source, self.frozen_models.chat_tokenizers).without(fitted))
 
     @property
     def tokenised(self) -> TokenisedSplits:

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 import yaml
-from transformers import AutoModelForCausalLM, Olmo2Config
+from transformers import ArceeConfig, AutoModelForCausalLM
 
 from aligners.cli import table
 from aligners.fitting.bank import build_aligner, describe_aligner
@@ -86,7 +86,7 @@ def test_a_model_family(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(architectures, "_ARCHITECTURES", dict(architectures._ARCHITECTURES))
     run("# a model family")
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = Olmo2Config(vocab_size=30, num_key_value_heads=2, pad_token_id=0, **sizes)
+    config = ArceeConfig(vocab_size=30, num_key_value_heads=2, pad_token_id=0, **sizes)
     frozen = FrozenModel(AutoModelForCausalLM.from_config(config), name="tiny")
     tokens = torch.randint(1, 30, (3, 7), generator=torch.Generator().manual_seed(0))
     for component in ("residual", "attention", "mlp"):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import AutoModel, AutoModelForTextEncoding, PreTrainedConfig
 from transformers.activations import ACT2FN
 
-from aligners.errors import UserError
+from aligners.errors import UserError, did_you_mean
 from aligners.files.tables import table_beside
 
 
@@ -83,7 +83,8 @@ class Architecture:
             and which a checkpoint without them would leave randomly initialised.
         bare_class: the class that loads the bare encoder.
         reserved_positions: number of position embeddings that no token uses.
-        without: config settings for which this entry does not hold.
+        settings: name of the part of the config that describes the trunk; empty: the config itself.
+        without: config settings for which this entry does not hold, and why.
         attention: what a block's attention adds to the stream; None if unknown.
         mlp: what its feed-forward layer adds; None if unknown.
     """
@@ -101,7 +102,8 @@ class Architecture:
     bare: Mapping[str, Any] = field(default_factory=dict)
     bare_class: Any = AutoModel
     reserved_positions: int = 0
-    without: Sequence[str] = ()
+    settings: str = ""
+    without: Mapping[str, str] = field(default_factory=dict)
     attention: SubLayer | None = None
     mlp: SubLayer | None = None
 
@@ -121,18 +123,22 @@ class Architecture:
             return (states, *[None] * (self.returns - 1))
         return (states, *self.beside(block, args, kwargs))
 
+    def settings_of(self, config: PreTrainedConfig) -> Any:
+        """The part of a config that describes the trunk: of a model of text and images, the language model's."""
+        return getattr(config, self.settings) if self.settings else config
+
     def check(self, config: PreTrainedConfig) -> None:
         """Raise if the entry does not hold for a config.
 
         Raises:
             ValueError: naming the setting.
         """
-        for name in self.without:
-            if getattr(config, name, None):
+        settings = self.settings_of(config)
+        for name, reason in self.without.items():
+            if getattr(settings, name, None):
                 raise UserError(
                     f"Expected a {config.model_type!r} model without `{name}`, but got one with {name} = "
-                    f"{getattr(config, name)}: with it, what aligners/models/architectures.yaml says of the family "
-                    "does not hold. Name another model."
+                    f"{getattr(settings, name)}: {reason}. Name another model."
                 )
 
     def sub_layer(self, component: Component, config: PreTrainedConfig) -> SubLayer:
@@ -180,12 +186,18 @@ def architecture_of(model_type: str) -> Architecture:
     Raises:
         ValueError: `model_type` is not registered.
     """
+    if model_type in REFUSED and model_type not in _ARCHITECTURES:
+        raise UserError(
+            f"Expected a model whose states can be replaced, but got a {model_type!r} model: {REFUSED[model_type]}."
+        )
     if model_type not in _ARCHITECTURES:
         raise UserError(
-            f"Expected a `model_type` out of {', '.join(known_architectures())}, but got {model_type!r}. "
-            "Register it in one line: "
-            f"aligners.models.architectures.register({model_type!r}, Architecture(blocks='path.to.blocks')); "
-            "`FrozenModel.self_test` then checks whether its states can be replaced."
+            f"Expected a model of a known family, but got one of `model_type` {model_type!r}."
+            f"{did_you_mean([model_type], _ARCHITECTURES)} If its blocks are a list, register the family in one line "
+            f"of a file that `--imports+` names: aligners.models.architectures.register({model_type!r}, "
+            "Architecture('layers', causal=True)), with the path of that list from the base model, and `causal` of "
+            "decoders only; `FrozenModel.self_test` then checks whether its states can be replaced. Known are "
+            f"{', '.join(known_architectures())}."
         )
     return _ARCHITECTURES[model_type]
 
@@ -206,8 +218,14 @@ _SINGLE = {"chunk_size_feed_forward": 0, "inner_group_num": 1}
 _TABLE = table_beside(__file__, "architectures.yaml")
 _HEADS: dict[str, Task] = _TABLE["heads"]
 _ARCHITECTURES = {
-    model_type: Architecture(**about | {name: SubLayer(**about[name]) for name in ("attention", "mlp")})
+    model_type: Architecture(
+        **about | {name: SubLayer(**about[name]) for name in ("attention", "mlp") if about.get(name)}
+    )
     for model_type, about in _TABLE["families"].items()
 }
-_ARCHITECTURES["t5"] = replace(_ARCHITECTURES["t5"], beside=_position_bias, bare_class=AutoModelForTextEncoding)
+for _name, _entry in _ARCHITECTURES.items():
+    if _entry.rereads:
+        _bias = _position_bias if _entry.returns else None
+        _ARCHITECTURES[_name] = replace(_entry, beside=_bias, bare_class=AutoModelForTextEncoding)
+REFUSED: dict[str, str] = _TABLE["refused"]  # `model_type` -> why
 FAMILIES = tuple(_ARCHITECTURES)  # the `model_type` of each

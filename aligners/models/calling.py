@@ -151,11 +151,15 @@ class Caller:
         architecture = architecture_of(model.config.model_type)
         self.task: Task | None = architecture.task(type(model).__name__)
         self.reads_last_token = architecture.causal and self.task == "classification"
-        self._padding = architecture.padding
-        self._names = set(INPUTS) & _parameters(self.trunk)
+        self._padding, self._settings = architecture.padding, architecture.settings_of(model.config)
+        known, whole = _parameters(self.trunk), _parameters(model)
+        self._names = set(INPUTS) & known
         if not architecture.token_types:
             self._names -= {"token_type_ids"}
-        self._off = {part: {name: False for name in KEPT if name in _parameters(part)} for part in (self.trunk, model)}
+        whole |= known if "kwargs" in whole else set()  # which it passes on
+        self._off = {
+            part: dict.fromkeys(names & set(KEPT), False) for part, names in ((self.trunk, known), (model, whole))
+        }
 
     @property
     def device(self) -> torch.device:
@@ -181,7 +185,7 @@ class Caller:
         if self.reads_last_token and "attention_mask" in arguments:
             # It looks for the last token that is not its own padding token, and batches may be padded with another.
             padding = arguments["attention_mask"] == 0
-            arguments["input_ids"] = arguments["input_ids"].masked_fill(padding, self.model.config.pad_token_id)
+            arguments["input_ids"] = arguments["input_ids"].masked_fill(padding, self._settings.pad_token_id)
         return arguments | self._off[part]
 
     def logits(self, inputs: Mapping[str, Tensor], layout: Layout | None = None) -> Tensor:

@@ -125,13 +125,13 @@ def new_classifier(
         if label_names is not None:
             config.id2label = dict(enumerate(label_names))
             config.label2id = {label: number for number, label in enumerate(label_names)}
-        options = {**source, **weight_options(dtype, attn_implementation), "config": config}
+        options = {**source, **weight_options(dtype, attn_implementation), "config": config, "merge_adapters": True}
         model, unfit = read_weights(str(name), loader, options)
         tokenizer = read_tokenizer(str(name), source, config)
     _check_body(model, unfit, str(name))
     for path, part in drawn(model, _undetermined(model, unfit), seed).items():
         model.set_submodule(path, part)
-    if architecture.causal and model.config.pad_token_id is None:
+    if architecture.causal and architecture.settings_of(model.config).pad_token_id is None:
         _set_padding(model, tokenizer, str(name))
     return model.eval(), tokenizer
 
@@ -167,4 +167,4 @@ def _set_padding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, nam
                 f"{type(model).__name__} reads the last token that is not padding. Give the tokenizer one."
             )
         tokenizer.pad_token = tokenizer.eos_token
-    model.config.pad_token_id = tokenizer.pad_token_id
+    architecture_of(model.config.model_type).settings_of(model.config).pad_token_id = tokenizer.pad_token_id

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from aligners.errors import UserError
 from aligners.models.architectures import Component, Task, architecture_of, first_site
@@ -52,7 +52,7 @@ class FrozenModel:
         class_map: for each class of the texts, the head's classes that stand for it; None: those of the same numbers.
             `aligners.injection.scoring.tasks.match_heads` alone sets it: logits are always the head's own.
         causal: whether a position sees only those before it.
-        heads: attention heads of each block.
+        heads: attention heads of each block; 0 if it has none.
         max_length: the most tokens that the model has positions for; None: no limit.
         config: the model's.
         nbytes: bytes of its weights.
@@ -74,26 +74,29 @@ class FrozenModel:
         revision: str | None = None,
     ) -> None:
         self.architecture = architecture_of(model.config.model_type)
+        settings = self.architecture.settings_of(model.config)
         self.model, self.config = model.eval().requires_grad_(False), model.config
-        self.nbytes = sum(weight.nbytes for weight in model.parameters())
+        self.nbytes = sum(part.nbytes for weight in model.parameters() for _, part in _parts("", weight))
         self.dtype, self.sharded = model.dtype, is_sharded(model)
+        # A Mamba's blocks pass on float32, whatever its weights are.
+        self._passed = torch.float32 if getattr(settings, "residual_in_fp32", False) else self.dtype
         self.tokenizer = tokenizer
         self.name, self.revision = name, revision
         self.blocks = blocks_of(model)
         self.depth = len(self.blocks)
         self._check_placement()
         self._caller = Caller(model)
-        self.width = int(model.config.hidden_size)
-        self.heads = int(model.config.num_attention_heads)
+        self.width = int(settings.hidden_size)
+        self.heads = int(getattr(settings, "num_attention_heads", None) or 0)
         self.task: Task | None = self._caller.task
         self.n_labels = model.config.num_labels if self.task == "classification" else None
         self.regression = self.n_labels == 1 or (bool(self.n_labels) and model.config.problem_type == "regression")
         self.class_map: tuple[tuple[int, ...], ...] | None = None
         self.causal = self.architecture.causal
-        positions = getattr(model.config, "max_position_embeddings", None) or -1  # XLNet says -1 for no limit
+        positions = getattr(settings, "max_position_embeddings", None) or -1  # XLNet says -1 for no limit
         self.max_length = None if positions < 0 else int(positions) - self.architecture.reserved_positions
-        self.quantised = _quantisation(model)
-        if self._caller.reads_last_token and model.config.pad_token_id is None:
+        self.quantised = quantisation(model.config)
+        if self._caller.reads_last_token and settings.pad_token_id is None:
             raise UserError(
                 f"Expected a `pad_token_id` in the config of {name}, but got none: a {type(model).__name__} reads the "
                 "last token that is not padding. Set it to the padding token of its tokenizer."
@@ -102,8 +105,9 @@ class FrozenModel:
     @property
     def sizes(self) -> dict[str, int | None]:
         """Blocks, width of the states, heads, width of a head, and what of it turns with the position, if any does."""
-        width = int(getattr(self.config, "head_dim", None) or self.width // self.heads)
-        rotary: Any = getattr(self.config, "rope_parameters", None)
+        settings = self.architecture.settings_of(self.config)
+        width = int(getattr(settings, "head_dim", None) or self.width // max(self.heads, 1))
+        rotary: Any = getattr(settings, "rope_parameters", None)
         turned = None if rotary is None else int(width * rotary.get("partial_rotary_factor", 1))
         about = {"layers": self.depth, "width": self.width, "heads": self.heads}
         return {**about, "head_width": width, "rotary_width": turned}
@@ -137,9 +141,13 @@ class FrozenModel:
     def fingerprint(self) -> str:
         """Hash of names, dtypes, shapes and bytes of all weights; read once, at first use."""
         digest = hashlib.blake2b(digest_size=16)
-        for name, weight in sorted(self.model.state_dict().items()):
-            digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}\n".encode())
-            digest.update(weight.cpu().contiguous().flatten().view(torch.uint8).numpy())
+        for whole, parts in sorted(self.model.state_dict().items()):
+            for name, weight in _parts(whole, parts):
+                digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}\n".encode())
+                digest.update(weight.cpu().contiguous().flatten().view(torch.uint8).numpy())
+        for name, layer in self.model.named_modules() if getattr(self.model, "peft_config", None) else ():
+            if scaling := getattr(layer, "scaling", None):  # of an adapter that is not merged
+                digest.update(f"{name} {scaling}\n".encode())
         return digest.hexdigest()
 
     def identity(self) -> dict[str, str | None]:
@@ -186,7 +194,7 @@ class FrozenModel:
                 'which never forms the attention weights. Load it with attn_implementation="eager".'
             )
         states, (output,), layout = self._run_trunk(inputs, sites, component, output_attentions=True, return_dict=True)
-        weights = output.attentions
+        weights = getattr(output, "attentions", None) or ()
         if len(weights) != self.depth:
             raise UserError(
                 f"Expected the attention weights of {self.depth} blocks, but got those of {len(weights)} from "
@@ -219,9 +227,11 @@ class FrozenModel:
         """
         # A bare encoder was loaded without the modules above its last site: leave them out here too.
         options = self.architecture.bare if self.model.base_model is self.model else {}
+        config = copy.deepcopy(self.config)
+        vars(config).pop("quantization_config", None)
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             torch.default_generator.manual_seed(seed)
-            fresh: Any = type(self.model)(copy.deepcopy(self.config), **options)
+            fresh: Any = type(self.model)(config, **options)
         placed, name = place_like(fresh.to(self.dtype), self.model), f"{self.name} (untrained, seed {seed})"
         return FrozenModel(placed, self.tokenizer, name=name, revision=self.revision)
 
@@ -247,7 +257,7 @@ class FrozenModel:
             )
         kind = self.device.type
         if not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)):
-            states = states.to(self.dtype)
+            states = states.to(self._passed)
         states = layout.turn(states)
         if self.architecture.sequence_first:
             states = states.transpose(0, 1).contiguous()
@@ -341,12 +351,22 @@ class FrozenModel:
         check_placement(self.model, self.blocks)
 
 
-def _quantisation(model: PreTrainedModel) -> str | None:
-    config: Any = getattr(model.config, "quantization_config", None)
-    if config is None:
+def quantisation(config: PreTrainedConfig) -> str | None:
+    """The method by which the weights of a model are quantised; None: they are not."""
+    quantised: Any = getattr(config, "quantization_config", None)
+    if quantised is None:
         return None
-    method = config.get("quant_method") if isinstance(config, dict) else getattr(config, "quant_method", None)
+    method = quantised.get("quant_method") if isinstance(quantised, dict) else getattr(quantised, "quant_method", None)
     return str(getattr(method, "value", method))
+
+
+def _parts(name: str, weight: Any) -> Iterator[tuple[str, Any]]:
+    """A weight and its name, or the tensors that a quantised one is made of, and theirs."""
+    if not hasattr(weight, "__tensor_flatten__"):
+        yield name, weight
+        return
+    for part in weight.__tensor_flatten__()[0]:
+        yield from _parts(f"{name}.{part}", getattr(weight, part))
 
 
 def _turn_both_back(weights: Tensor, layout: Layout) -> Tensor:

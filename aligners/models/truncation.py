@@ -5,6 +5,7 @@ Merchant et al. 2020, section 5.2; Wu et al. 2020, Table 1.
 
 import copy
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Literal
 
 import torch
@@ -30,10 +31,13 @@ def shortened(model: PreTrainedModel, layers: int) -> PreTrainedModel:
     check_count(model, "layers", layers)
     # Parameters that do not train and those that do are copied alike.
     short = copy.deepcopy(model)
-    short.config.num_hidden_layers = layers
-    if getattr(short.config, "layer_types", None):
-        short.config.layer_types = short.config.layer_types[:layers]
-    if not architecture_of(model.config.model_type).shared:
+    architecture = architecture_of(model.config.model_type)
+    settings = architecture.settings_of(short.config)
+    settings.num_hidden_layers = layers
+    if getattr(settings, "layer_types", None):
+        with suppress(AttributeError):  # which follow from other settings
+            settings.layer_types = settings.layer_types[:layers]
+    if not architecture.shared:
         del blocks_of(short).listed[layers:]
     with torch.device("meta"):
         expected = type(short)(copy.deepcopy(short.config))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from aligners.errors import UserError
 from datamodules.text.annotated.sentence import ANNOTATION, ANSWERS, CHOICE, QUESTION
+from datamodules.text.conversations import Tokenizers, is_conversation, rendered, template_of
 from datamodules.text.kept import drawn_once
 from datamodules.text.labels import LabelColumn, read_labels
 from datamodules.text.sources import TextSource, fitting_split, held_out_split, known_source
@@ -58,8 +59,11 @@ def _table(rows: list[dict[str, Any]], stream: IterableDataset) -> Dataset:
     return Dataset.from_list(rows, None if known is None else Features({name: known[name] for name in rows[0]}))
 
 
-def load_texts(source: TextSource) -> Texts:
+def load_texts(source: TextSource, tokenizers: Tokenizers | None = None) -> Texts:
     """Read the texts and divide them.
+
+    Conversations are rendered by the chat template of `TextSource.chat_template`, or else that of `tokenizers`, which
+    returns those of the models by their names.
 
     A text's split follows from a keyed hash of the text itself (case folded, white space collapsed), so it
     depends on neither the order nor the number of the other texts, and copies of a text end up in one split,
@@ -72,7 +76,7 @@ def load_texts(source: TextSource) -> Texts:
         ValueError: the source cannot be found or reached; a column is missing, empty or not of text; labels are neither
             names nor numbers; a split would be empty. A text without a label is no error: see `labels`.
     """
-    tables, columns, label, origin = _read(source)
+    tables, columns, label, origin = _read(source, tokenizers)
     return drawn_once(source, tables, lambda: _divide(source, tables, columns, label, origin))
 
 
@@ -116,7 +120,9 @@ def _divide(
     return Texts(**chosen, label_names=list(usual) if names is None and usual else names, origin=origin)
 
 
-def _read(source: TextSource) -> tuple[list[Dataset], list[str], str | None, dict[str, Any]]:
+def _read(
+    source: TextSource, tokenizers: Tokenizers | None = None
+) -> tuple[list[Dataset], list[str], str | None, dict[str, Any]]:
     """Open the source, find its columns, and read as much of a stream as is needed.
 
     Returns:
@@ -130,7 +136,7 @@ def _read(source: TextSource) -> tuple[list[Dataset], list[str], str | None, dic
     tables = [fitting_split(splits, source)]
     if held_out is not None:
         tables.append(held_out_split(splits, held_out, source))
-    filled = {}
+    filled: dict[str, Any] = {}
     if source.fill_from is not None and held_out is not None and len(tables[1]) < (source.most("test") or 0):
         filled = {"filled": len(tables[1])}
         tables[1] = concatenate_datasets([tables[1], held_out_split(splits, source.fill_from, source)])
@@ -143,6 +149,10 @@ def _read(source: TextSource) -> tuple[list[Dataset], list[str], str | None, dic
     usual = known.label_column or ("label" if "label" in begun[0].column_names else None)
     label = usual if source.label_column is None else source.label_column
     columns = _text_columns(begun[0], label, source)
+    talks = [name for name in columns if is_conversation(begun[0][0].get(name))]
+    if talks:
+        filled["chat_template"], renderer = template_of(source.chat_template, tokenizers)
+        begun, tables = ([rendered(table, talks, renderer) for table in some] for some in (begun, tables))
     drawn = held_out is None
     origin: dict[str, Any] = {
         **{name: getattr(source, name) for name in ("source", "subset", "revision")},
@@ -231,7 +241,8 @@ def _text_columns(table: Dataset, label: str | None, source: TextSource) -> list
         return list(columns)
     if ANSWERS in table.column_names and set(QUESTION) <= set(table.column_names):
         return list(QUESTION)
-    names = [name for name in table.column_names if name not in (label, ANNOTATION) and _is_text(table, name)]
+    others = [name for name in table.column_names if name not in (label, ANNOTATION)]
+    names = [name for name in others if _is_text(table, name) or is_conversation(table[0][name])]
     if len(names) != 1:
         raise UserError(
             f"Expected one column of text in `source` {source.source!r}, but {len(names)} of its columns "

@@ -41,7 +41,10 @@ class TextSource:
         subset: configuration of a Hub data set.
         revision: branch, tag or commit of a Hub data set.
         text_columns: the column with the text, or two columns for sentence pairs. Not needed for a source
-            that has a name above, nor where only one column holds text.
+            that has a name above, nor where only one column holds text. A text may be a conversation: a list of
+            messages, each with a role and a content.
+        chat_template: makes texts of conversations: that of one of the models, by its name, or a Jinja file. Default:
+            that of the models which have one, if it is the same. Where it writes special tokens, no others are added.
         where: column -> its value, or a list of values: only such rows are texts, as of one heuristic of HANS. The
             classes are those of all rows.
         label_column: the column with the classes, or with numbers to predict. By default "label" where there is such a
@@ -73,6 +76,7 @@ class TextSource:
     subset: str | None = None
     revision: str | None = None
     text_columns: list[str] | None = None
+    chat_template: str | None = None
     where: dict[str, str | list[str]] | None = None
     label_column: str | None = None
     score: Score | None = None

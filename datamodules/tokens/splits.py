@@ -15,6 +15,7 @@ import numpy as np
 
 from aligners.errors import UserError
 from aligners.models.tokenizers import ended_texts
+from datamodules.text.conversations import written_tokens
 from datamodules.text.texts import Texts
 from datamodules.tokens.tokenised import TokenisedTexts, describe_tokenizer, flatten_column, same_tokenizer, tokenise
 
@@ -172,7 +173,7 @@ class TokenisedSplits:
                 "`text.validation_share` is 0. Set it above 0: 0 is for commands that fit no map."
             )
         if not self.packed:
-            return tokenise(texts, tokenizer, self.max_length, words=self.words)
+            return tokenise(texts, tokenizer, self.max_length, words=self.words, written=self._written(name, tokenizer))
         sequences, self._packed[name] = pack(texts, tokenizer, self.max_length, name=name)
         return sequences
 
@@ -192,28 +193,37 @@ class TokenisedSplits:
         data = self[name]
         if self.packed:
             return self._packed[name]["bytes"] / self._packed[name]["tokens"]
-        return bytes_per_token(getattr(self.texts, name), data.tables[-1], self.tokenizers[-1], self.max_length)
+        split, tokenizer = getattr(self.texts, name), self.tokenizers[-1]
+        return bytes_per_token(split, data.tables[-1], tokenizer, self.max_length, self._written(name, tokenizer))
+
+    def _written(self, name: Split, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+        """The special tokens of a tokenizer, where a chat template wrote them into the texts."""
+        return written_tokens(getattr(self.texts, name), tokenizer) if "chat_template" in self.texts.origin else []
 
 
 def bytes_per_token(
-    split: datasets.Dataset, tokens: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int
-) -> float:
+    split: datasets.Dataset, tokens: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int,
+    written: Sequence[int] = (),
+) -> float:  # fmt: skip
     """Bytes per token of texts that are not packed, counting only what was not cut.
 
-    Special tokens count neither as tokens nor as bytes. A text that reaches `max_length` counts the bytes from its
-    first kept token's first character to its last one's last; white space at either end is then left out.
+    Special tokens count neither as tokens nor as bytes, unless they are part of the texts. A text that reaches
+    `max_length` counts the bytes from its first kept token's first character to its last one's last; white space at
+    either end is then left out.
 
     Args:
         split: the columns text and text_pair where there is such.
         tokens: what `tokenise` made of it.
         tokenizer: of the model.
         max_length: that `tokenise` was given.
+        written: that `tokenise` was given.
 
     Raises:
         ValueError: texts were cut, and the tokenizer does not say where in a text its tokens lie.
     """
     parts = [split[name][:] for name in ("text", "text_pair") if name in split.column_names]
-    count = int((flatten_column(tokens.with_format("arrow")[:].column("special_tokens_mask")) == 0).sum())
+    special = flatten_column(tokens.with_format("arrow")[:].column("special_tokens_mask"))
+    count = len(special) if written else int((special == 0).sum())
     full = np.flatnonzero(np.asarray(tokens["length"][:]) >= max_length)
     if len(full) and not tokenizer.is_fast:
         raise UserError(
@@ -225,7 +235,8 @@ def bytes_per_token(
     for row in full:
         texts = [part[row] for part in parts]
         size -= sum(len(text.encode()) for text in texts)
-        [encoding] = tokenizer(*([text] for text in texts), truncation=True, max_length=max_length).encodings
+        options = {"truncation": True, "max_length": max_length, "add_special_tokens": not written}
+        [encoding] = tokenizer(*([text] for text in texts), **options).encodings
         for number, text in enumerate(texts):
             spans = [s for s, of in zip(encoding.offsets, encoding.sequence_ids, strict=True) if of == number]
             if spans:

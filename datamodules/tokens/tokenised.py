@@ -111,8 +111,9 @@ logger = logging.getLogger(__name__)
 
 
 def tokenise(
-    split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, *, words: bool = False
-) -> datasets.Dataset:
+    split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, max_length: int, *, words: bool = False,
+    written: Sequence[int] = (),
+) -> datasets.Dataset:  # fmt: skip
     """Tokenise a split, through the cache of `datasets`.
 
     Args:
@@ -120,6 +121,7 @@ def tokenise(
         tokenizer: of the model.
         max_length: tokens beyond this are cut. How many texts reach it is said once, in the log.
         words: also number the words of each text; see `datamodules.tokens.tokenised`.
+        written: numbers of the special tokens, where a chat template wrote them: the tokenizer then adds none.
 
     Returns:
         The columns input_ids, special_tokens_mask, length, id, token_type_ids and label where there are
@@ -137,13 +139,13 @@ def tokenise(
             "`rows` 'mean' or 'cls' without attention."
         )
     # Named by content: pickled tokenizers differ with what they were last used for.
-    name = Hasher.hash([split._fingerprint, describe_tokenizer(tokenizer), type(tokenizer).__name__, max_length, words])
+    decides = [split._fingerprint, describe_tokenizer(tokenizer), type(tokenizer).__name__, max_length, words]
     tokens = split.map(
         _tokens,
         batched=True,
         remove_columns=[column for column in split.column_names if column not in ("id", "label", CHOICE)],
-        fn_kwargs={"tokenizer": tokenizer, "max_length": max_length, "words": words},
-        new_fingerprint=name,
+        fn_kwargs={"tokenizer": tokenizer, "max_length": max_length, "words": words, "written": written},
+        new_fingerprint=Hasher.hash([*decides, *written]),
         desc="Tokenising",
     )
     cut = int((np.asarray(tokens["length"][:]) >= max_length).sum())
@@ -153,19 +155,22 @@ def tokenise(
 
 
 def _tokens(
-    batch: dict[str, list[Any]], tokenizer: PreTrainedTokenizerBase, max_length: int, words: bool
-) -> dict[str, list[Any]]:
+    batch: dict[str, list[Any]], tokenizer: PreTrainedTokenizerBase, max_length: int, words: bool,
+    written: Sequence[int],
+) -> dict[str, list[Any]]:  # fmt: skip
     parts = [batch[name] for name in ("text", "text_pair") if name in batch]
-    encoded = tokenizer(
-        *parts, truncation=True, max_length=max_length, return_attention_mask=False, return_special_tokens_mask=True
-    )
+    options = {"return_attention_mask": False, "return_special_tokens_mask": True, "add_special_tokens": not written}
+    encoded = tokenizer(*parts, truncation=True, max_length=max_length, **options)
     lengths = [len(ids) for ids in encoded["input_ids"]]
     columns = {**encoded, "length": lengths}
+    if written:
+        columns["special_tokens_mask"] = [[int(token in written) for token in ids] for ids in encoded["input_ids"]]
     if words:
         cut, whole = encoded.encodings, list(encoded.encodings)
         full = [i for i, length in enumerate(lengths) if length >= max_length]
         if full:
-            again = tokenizer(*([part[i] for i in full] for part in parts), truncation=False, verbose=False)
+            texts = ([part[i] for i in full] for part in parts)
+            again = tokenizer(*texts, truncation=False, verbose=False, add_special_tokens=not written)
             for i, encoding in zip(full, again.encodings, strict=True):
                 whole[i] = encoding
         columns["words"], columns["word_count"] = number_words(list(zip(*parts, strict=True)), cut, whole)

@@ -19,7 +19,9 @@ from datamodules.states import States
 from tests.runs import made_again, quiet_trainer
 from tests.world import TEST_TEXTS, World
 
-COMMON = "text batch_size max_length seed dtype attn_implementation trust_remote_code recipe cache workers"
+COMMON = (
+    "text batch_size max_length seed dtype attn_implementation trust_remote_code merge_adapters recipe cache workers"
+)
 OF_PAIRS = "model_x model_y sites revision_x revision_y special_tokens packed"
 OF_STATES = "rows special_tokens component held_out_types packed"
 KEPT = {  # in checkpoints, whatever becomes of the code

@@ -1,23 +1,20 @@
 """Reads the parts of a pretrained model from the Hub or a folder, with errors that say what is wrong with them."""
 
-import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as LANGUAGE_MODELS
 from transformers.utils import logging
+from transformers.utils.quantization_config import GgufConfig
 
 from aligners.errors import UserError
 from aligners.models.architectures import register_solu
-
-# What damaged files and missing packages raise; any other error is a fault of the code.
-_UNREADABLE = (
-    OSError, ValueError, RuntimeError, KeyError, EOFError, ImportError, SafetensorError, pickle.UnpicklingError,
-)  # fmt: skip
+from aligners.models.loading.adapters import adapter_of, put_on
+from aligners.models.loading.named import GGUF, located, refusing
 
 
 def weight_options(dtype: str | torch.dtype, attn_implementation: str | None) -> dict[str, Any]:
@@ -44,14 +41,24 @@ def read_config(name: str, source: dict[str, Any]) -> PreTrainedConfig:
         ValueError: there is no such model, or its config cannot be read.
     """
     register_solu()  # a config may name it
+    adapter = adapter_of(name, source)
+    if adapter is not None:
+        with refusing(f"The base of the adapter {name!r}, {adapter.base[0]!r}, cannot be read"):
+            return adapter.config(read_config(*adapter.base))
     if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
+        files = sorted(map(str, Path(name).glob(f"*{GGUF}")))
+        instead = f"Name one of its files: {listed(files)}." if files else "Name another one, or save it again."
         raise UserError(
             f"Expected a model folder as `save_pretrained` writes it, but got {name!r}, which has no "
-            "config.json: it is not a model, or is incomplete. Name another one, or save it again."
+            f"config.json: it is not a model, or is incomplete. {instead}"
         )
+    place, where = located(name, source)
     expected = "Expected `name` to be a local model folder or a model on the Hub that can be reached, but got"
-    with _refusing(f"{expected} {name!r}"):
-        return AutoConfig.from_pretrained(name, **source)
+    with refusing(f"{expected} {name!r}"):
+        config = AutoConfig.from_pretrained(place, **where)
+    if "gguf_file" in where and config.model_type in LANGUAGE_MODELS:  # the file names no class
+        config.architectures = [LANGUAGE_MODELS[config.model_type]]
+    return config
 
 
 def read_weights(name: str, loader: Any, options: dict[str, Any]) -> tuple[PreTrainedModel, list[str]]:
@@ -60,15 +67,24 @@ def read_weights(name: str, loader: Any, options: dict[str, Any]) -> tuple[PreTr
     Args:
         name: Hub id or folder.
         loader: a class of `transformers` with `from_pretrained`.
-        options: for `from_pretrained`.
+        options: for `from_pretrained`; and `merge_adapters`, as `load_frozen` takes it.
 
     Raises:
-        ValueError: the files cannot be read.
+        ValueError: the files cannot be read, or an adapter does not fit its base.
     """
+    adapter = adapter_of(name, options)
+    if adapter is not None:
+        base, under = adapter.base
+        model, unfit = read_weights(base, loader, {**options, **under})
+        put_on(model, adapter, options.get("merge_adapters"))
+        return model, [key for key in unfit if not adapter.brings(key)]
+    place, where = located(name, {key: value for key, value in options.items() if key != "merge_adapters"})
+    if "gguf_file" in where:  # by default it depends on the machine whether weights stay packed
+        where["quantization_config"] = GgufConfig(dequantize=True)
     advice = "If a file of it is missing, damaged or incomplete, download or save the model again."
-    with _refusing(f"The model {name!r} cannot be loaded", advice):
+    with refusing(f"The model {name!r} cannot be loaded", advice):
         # Weights of another shape pass here, and are then refused by name together with the missing ones.
-        model, info = loader.from_pretrained(name, output_loading_info=True, ignore_mismatched_sizes=True, **options)
+        model, info = loader.from_pretrained(place, output_loading_info=True, ignore_mismatched_sizes=True, **where)
     return model, sorted({*info["missing_keys"], *(key[0] for key in info["mismatched_keys"])})
 
 
@@ -83,10 +99,14 @@ def read_tokenizer(name: str, source: dict[str, Any], config: PreTrainedConfig) 
     Raises:
         ValueError: there is no tokenizer, it has no vocabulary, or a larger one than the model's.
     """
+    adapter = adapter_of(name, source)
+    if adapter is not None and not adapter.has_tokenizer():
+        return read_tokenizer(*adapter.base, config)
+    place, where = located(name, source)
     expected = f"Expected a tokenizer beside the model {name!r}, but got"
     advice = "Save one, or pass `tokenizer=False` to work on token ids."
-    with _refusing(f"{expected} none that can be read", advice):
-        tokenizer = AutoTokenizer.from_pretrained(name, **source)
+    with refusing(f"{expected} none that can be read", advice):
+        tokenizer = AutoTokenizer.from_pretrained(place, **where)
     # Without any vocabulary file transformers makes one up out of the special tokens.
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
         raise UserError(f"{expected} one without a vocabulary. {advice}")
@@ -96,16 +116,6 @@ def read_tokenizer(name: str, source: dict[str, Any], config: PreTrainedConfig) 
             f"but got one of {len(tokenizer)}: it belongs to another model. Save the model's own beside it."
         )
     return tokenizer
-
-
-@contextmanager
-def _refusing(what: str, advice: str = "") -> Iterator[None]:
-    """Say what is wrong, and the first line of whatever transformers raises of damaged files or missing packages."""
-    try:
-        yield
-    except _UNREADABLE as error:
-        reason = next(iter(str(error).strip().splitlines()), "no message")
-        raise UserError(f"{what} ({type(error).__name__}: {reason}). {advice}".strip()) from error
 
 
 def listed(names: Sequence[str], most: int = 4) -> str:

@@ -16,6 +16,8 @@ from aligners.errors import UserError
 from aligners.files.whole import write_text
 from aligners.models.calling import Caller
 from aligners.models.hooks import blocks_of
+from aligners.models.loading.adapters import adapter_of
+from aligners.models.loading.named import located
 from aligners.models.loading.placement import check_placement
 from aligners.models.model import FrozenModel
 
@@ -28,10 +30,12 @@ class Known(NamedTuple):
     Attributes:
         fingerprint: of its weights.
         headless: whether it was loaded without the head that its config names.
+        nbytes: bytes of its weights.
     """
 
     fingerprint: str
     headless: bool
+    nbytes: int
 
 
 class KnownModels:
@@ -45,19 +49,18 @@ class KnownModels:
         self._folder = folder
         self._new: list[tuple[Path, FrozenModel, bool]] = []
 
-    def place(self, name: str, source: Mapping[str, Any], dtype: torch.dtype) -> Path | None:
+    def place(self, name: str, source: Mapping[str, Any], *options: Any) -> Path | None:
         """Where a model is written down; None: nowhere, because its files are not on this machine or hold code.
 
         Args:
             name: Hub id or folder.
             source: `revision` and `trust_remote_code`.
-            dtype: of the weights.
+            options: what else decides its weights, such as their data type.
         """
-        folder = _folder_of(name, source)
-        files = [] if folder is None else sorted(path for path in folder.iterdir() if path.suffix in WEIGHTS + OTHERS)
-        if source.get("trust_remote_code") or not any(path.suffix in WEIGHTS for path in files):
+        files = _files_of(name, source)
+        if source.get("trust_remote_code") or not files:
             return None
-        about = [str(dtype), transformers.__version__, *(_described(path) for path in files)]
+        about = [*map(str, options), transformers.__version__, *(_described(path) for path in files)]
         return self._folder / f"{blake2b(json.dumps(about).encode(), digest_size=12).hexdigest()}.json"
 
     def find(self, place: Path) -> Known | None:
@@ -76,18 +79,31 @@ class KnownModels:
         for place, model, headless in self._new:
             place.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(place.parent / ".lock"):
-                write_text(place, json.dumps(Known(model.fingerprint, headless)._asdict()) + "\n")
+                known = Known(model.fingerprint, headless, model.nbytes)
+                write_text(place, json.dumps(known._asdict()) + "\n")
         self._new = []
 
 
-def _folder_of(name: str, source: Mapping[str, Any]) -> Path | None:
-    """The folder of a model's files; of a model on the Hub that of its revision, as far as it was downloaded."""
-    if Path(name).is_dir():
-        return Path(name)
-    try:
-        return Path(snapshot_download(name, revision=source.get("revision"), allow_patterns=["config.json"]))
-    except (OSError, ValueError):  # it is not on this machine, or its name is none
-        return None
+def _files_of(name: str, source: Mapping[str, Any]) -> list[Path]:
+    """The files of a model, and of an adapter's base; of one on the Hub those of its revision, as far as downloaded.
+
+    Returns:
+        None at all where any of them has no weights.
+    """
+    place, where = located(name, source)
+    folder = Path(place)
+    if not folder.is_dir():
+        try:
+            folder = Path(snapshot_download(place, revision=where.get("revision"), allow_patterns=["config.json"]))
+        except (OSError, ValueError):  # it is not on this machine, or its name is none
+            return []
+    folder /= where.get("subfolder", "")
+    if "gguf_file" in where:
+        return [folder / where["gguf_file"]]
+    files = sorted(path for path in folder.iterdir() if path.suffix in WEIGHTS + OTHERS)
+    adapter = adapter_of(name, source)
+    beneath = _files_of(*adapter.base) if adapter is not None else files
+    return [*files, *beneath] if beneath and any(path.suffix in WEIGHTS for path in files) else []
 
 
 def _described(path: Path) -> list[Any]:
@@ -106,14 +122,15 @@ class SleepingModel(FrozenModel):
 
     Args:
         model: as for `FrozenModel`: the model without weights, on the meta device, and its tokenizer.
-        fingerprint: of the weights, which must be theirs once they are read.
+        about: what is known of the weights, which must be theirs once they are read.
         read: reads the model.
         named: `name` and `revision`, as for `FrozenModel`.
     """
 
-    def __init__(self, *model: Any, fingerprint: str, read: Callable[[], PreTrainedModel], **named: Any) -> None:
+    def __init__(self, *model: Any, about: Known, read: Callable[[], PreTrainedModel], **named: Any) -> None:
         super().__init__(*model, **named)
-        self._place, self._read, self.fingerprint = torch.device("cpu"), read, fingerprint
+        self._place, self._read, self.fingerprint = torch.device("cpu"), read, about.fingerprint
+        self.nbytes = about.nbytes
         for part in WITH_WEIGHTS:
             del self.__dict__[part]
 

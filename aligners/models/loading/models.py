@@ -18,7 +18,7 @@ from aligners.models.hooks import blocks_of
 from aligners.models.loading.files import listed, quiet, read_config, read_tokenizer, read_weights, weight_options
 from aligners.models.loading.known import KnownModels, SleepingModel
 from aligners.models.loading.placement import DeviceMap, check_device_map
-from aligners.models.model import FrozenModel
+from aligners.models.model import FrozenModel, quantisation
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -63,6 +63,7 @@ def load_frozen(
     tokenizer: bool = True,
     known_as: str | None = None,
     known: KnownModels | None = None,
+    merge_adapters: bool | None = None,
 ) -> FrozenModel:
     """Load a model, with its classification or language modelling head where the checkpoint names one.
 
@@ -71,8 +72,9 @@ def load_frozen(
     names a language modelling head but has no weights for it is loaded without a head, with a warning.
 
     Args:
-        name: Hub id, or a folder that `save_pretrained` wrote.
-        revision: branch, tag or commit on the Hub.
+        name: Hub id, or a folder that `save_pretrained` wrote; `owner/name/folder` for a folder in a repository; a
+            GGUF file in any of these, whose weights are unpacked; or an adapter of peft, which is put on its base.
+        revision: branch, tag or commit on the Hub. The base of an adapter has that of the adapter's config.
         dtype: of the weights: float32, bfloat16 or float16.
         attn_implementation: "sdpa", "eager", ...; None: what transformers prefers.
         trust_remote_code: whether code from the Hub may run.
@@ -82,6 +84,8 @@ def load_frozen(
         tokenizer: whether to load the tokenizer too.
         known_as: the model's name in reports; default: `name`.
         known: models whose weights were read before: such a one reads them again when something is run.
+        merge_adapters: whether an adapter's weights are added to its base's. Default: where that is exact to rounding,
+            in float32 and unquantised.
 
     Raises:
         ValueError: if there is no such model, its architecture is not registered, a file is damaged or
@@ -98,16 +102,18 @@ def load_frozen(
         if device_map is not None:
             empty = _skeleton(config, task, architecture, {"trust_remote_code": trust_remote_code})
             check_device_map(device_map, empty, blocks_of(empty))
-        placed = {**options, "revision": revision, "device_map": device_map}
-        read = quiet()(partial(_model, str(name), task, architecture, placed))
-        lasting = device_map is None and getattr(config, "quantization_config", None) is None
-        place = known.place(str(name), source, options["dtype"]) if known is not None and lasting else None
+        placed = {**options, "revision": revision, "device_map": device_map, "merge_adapters": merge_adapters}
+        if architecture.rereads:  # or a T5Gemma's encoder would not be loaded without its decoder
+            config.is_encoder_decoder = False
+        read = quiet()(partial(_model, str(name), task, architecture, placed | {"config": config}))
+        lasting = device_map is None and quantisation(config) in (None, "torchao")  # the same on every device
+        place = known.place(str(name), source, options["dtype"], merge_adapters) if known and lasting else None
         entry = known.find(place) if known is not None and place is not None else None
         # A model's faults are said before its tokenizer's.
         model = read() if entry is None else _skeleton(config, None if entry.headless else task, architecture, options)
         words = read_tokenizer(str(name), source, config) if tokenizer else None
     if entry is not None:
-        return SleepingModel(model, words, **named, fingerprint=entry.fingerprint, read=read).to(device)
+        return SleepingModel(model, words, **named, about=entry, read=read).to(device)
     frozen = FrozenModel(model, words, **named)
     if known is not None and place is not None:
         known.note(place, frozen, headless=task is not None and model.base_model is model)

@@ -14,6 +14,7 @@ from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES, 
 
 from aligners.models.architectures import FAMILIES
 from aligners.models.loading.files import quiet, read_config, save_model
+from aligners.models.loading.named import located
 from aligners.models.tokenizers import byte_pairs
 
 COMMIT = "0" * 40  # by which the cache of the Hub knows the files
@@ -82,7 +83,8 @@ def put_model(
     Returns:
         Its config.
     """
-    place = hub / repo_folder_name(repo_id=name, repo_type="model")
+    repository, where = located(name, {})
+    place = hub / repo_folder_name(repo_id=repository, repo_type="model")
     with quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(crc32(name.encode()))
         tokenizer = _tokenizer(name, about.family, texts)
@@ -96,8 +98,12 @@ def put_model(
             **settings,
         }
         config = kind(**{kind.attribute_map.get(name, name): n for name, n in given.items() if n is not None})
-        save_model(place / "snapshots" / COMMIT, getattr(transformers, about.architecture)(config), tokenizer)
-    (place / "refs").mkdir()
+        save_model(
+            place / "snapshots" / COMMIT / where.get("subfolder", ""),
+            getattr(transformers, about.architecture)(config),
+            tokenizer,
+        )
+    (place / "refs").mkdir(exist_ok=True)
     (place / "refs" / "main").write_text(COMMIT)
     return config
 

@@ -67,7 +67,7 @@ def environment(folder: Path) -> dict[str, str]:
 def _models(plain: dict[str, Any], place: Path) -> Notes:
     texts, notes = [sentence.text for sentence in drawn_sentences(ABOUT["rows"]["train"])], []
     for name in Models(**plain["models"]).listed():
-        if name.startswith(EMBEDDED) or Path(name).is_dir():
+        if name.startswith(EMBEDDED) or Path(name).exists():
             continue
         about = about_model(name, ABOUT["models"])
         settings = {**ABOUT["config"], **ABOUT["families"].get(about.family, {})}

@@ -8,21 +8,11 @@ from torch import Tensor, nn
 
 from aligners.models import FrozenModel
 from aligners.models.architectures import Architecture, SubLayer, architecture_of
+from tests.kinds import AFTER
 from tests.tiny import ARCHITECTURES, CLASSIFIERS, LANGUAGE_HEADS, VARIED, tiny_frozen, tiny_model, tokenised
 
 SITES = range(1, 4)
 COMPONENTS = ("attention", "mlp")
-# Where the norms of a block are that come after an addition; all other families norm what goes into a sub-layer.
-AFTER = {
-    "albert": ("albert_layers.0.attention.LayerNorm", "albert_layers.0.full_layer_layer_norm"),
-    "distilbert": ("sa_layer_norm", "output_layer_norm"),
-    "mpnet": ("attention.LayerNorm", "output.LayerNorm"),
-    "openai-gpt": ("ln_1", "ln_2"),
-    "xlnet": ("rel_attn.layer_norm", "ff.layer_norm"),
-} | dict.fromkeys(
-    ("bert", "deberta-v2", "electra", "roberta", "xlm-roberta"), ("attention.output.LayerNorm", "output.LayerNorm")
-)
-
 
 FORMS = [
     *((name, {}, AFTER.get(name)) for name in ARCHITECTURES),

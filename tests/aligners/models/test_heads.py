@@ -10,7 +10,8 @@ from transformers import BertLMHeadModel, XLNetLMHeadModel
 from aligners.models import FrozenModel
 from aligners.models.classifiers import head_parts, with_head
 from aligners.models.hooks import inject
-from tests.tiny import LANGUAGE_HEADS, TEXTS, WORDS, tiny_frozen, tiny_model, tokenised
+from tests.kinds import WORDS
+from tests.tiny import LANGUAGE_HEADS, TEXTS, tiny_frozen, tiny_model, tokenised
 
 SITES = range(4)
 CAUSAL = [architecture for architecture, task in LANGUAGE_HEADS if task == "causal"]

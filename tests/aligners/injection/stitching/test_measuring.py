@@ -183,7 +183,7 @@ def test_sub_layers_can_be_stitched_and_are_not_mistaken_for_the_stream(
 
 
 def test_quantised_weights_can_be_measured(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aligners.models.model._quantisation", lambda model: "bitsandbytes")
+    monkeypatch.setattr("aligners.models.model.quantisation", lambda config: "bitsandbytes")
     assert rows_of(evaluate(world), "identity")
     with pytest.raises(ValueError, match=r"gradients can pass.*quantised \(bitsandbytes\)"):
         train(world)

@@ -12,8 +12,8 @@ from transformers.utils import logging
 
 from aligners.errors import UserError
 from aligners.models import load_frozen
-from aligners.models.loading.files import _refusing
 from aligners.models.loading.known import KnownModels, SleepingModel
+from aligners.models.loading.named import refusing
 from datamodules.store.states import BESIDE
 from tests.tiny import ARCHITECTURES, CLASSIFIERS, LANGUAGE_HEADS, tiny_folder, tiny_frozen, tiny_model, tokenised
 
@@ -148,7 +148,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a block too few": (lambda d: edit_config(d, num_hidden_layers=4), r"layer\.3\..* and 12 more"),
     "another shape": (lambda d: edit_config(d, vocab_size=20), "right shape, for bert.embeddings.word_embeddings"),
-    "unknown family": (lambda d: edit_config(d, model_type="bloom"), "got 'bloom'"),
+    "unknown family": (lambda d: edit_config(d, model_type="rwkv"), "one of `model_type` 'rwkv'"),
     "no tokenizer": (lambda d: [p.unlink() for p in d.glob("tokenizer*")], "without a vocabulary"),
     "broken tokenizer": (lambda d: (d / "tokenizer.json").write_text("{"), "none that can be read"),
 }
@@ -183,7 +183,7 @@ def test_models_and_options_that_there_are_not_are_refused(folder: Path) -> None
 
 
 def test_only_what_damaged_files_raise_is_called_damage() -> None:
-    with pytest.raises(MemoryError), _refusing("The model is damaged"):
+    with pytest.raises(MemoryError), refusing("The model is damaged"):
         raise MemoryError
-    with pytest.raises(UserError, match=r"The model is damaged.*KeyError"), _refusing("The model is damaged"):
+    with pytest.raises(UserError, match=r"The model is damaged.*KeyError"), refusing("The model is damaged"):
         raise KeyError("a tensor")

@@ -1,0 +1,156 @@
+"""Adapters (LoRA and others) that `peft` puts on a base, merged into its weights or beside them."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import safe_open
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES as CLASSIFIERS
+from transformers.utils import cached_file, find_adapter_config_file
+
+from aligners.errors import UserError, check_extra
+from aligners.models.loading.named import located, refusing
+
+_HUB = re.compile(r"\w[\w.-]*(/[\w.-]+)*")  # a name on the Hub, perhaps of a folder or file in a repository
+_WRAPPED = ".base_layer."  # in the names of weights that peft has put a layer around
+
+
+class Adapter(NamedTuple):
+    """An adapter, as its config describes it.
+
+    Attributes:
+        name: Hub id or folder.
+        where: the folder or Hub id, and how `from_pretrained` takes what lies where in it.
+        base: name of the model that it is put on, and how that is read.
+        task: what it was trained for, in peft's words; None: that is not said.
+        heads: names of the modules that it replaces.
+    """
+
+    name: str
+    where: tuple[str, dict[str, Any]]
+    base: tuple[str, dict[str, Any]]
+    task: str | None
+    heads: list[str]
+
+    def config(self, base: PreTrainedConfig) -> PreTrainedConfig:
+        """The config of the base under the adapter, which may bring a classification head, or want none."""
+        if self.task == "FEATURE_EXTRACTION":
+            base.architectures = None
+        if self.task == "SEQ_CLS" and base.model_type in CLASSIFIERS and (classes := self._classes()):
+            base.architectures, base.num_labels = [CLASSIFIERS[base.model_type]], classes
+        return base
+
+    def brings(self, weight: str) -> bool:
+        """Whether a weight is one of the modules that it replaces."""
+        return not set(weight.split(".")).isdisjoint(self.heads)
+
+    def has_tokenizer(self) -> bool:
+        """Whether a tokenizer lies beside it, which may know more than the base's."""
+        folder, where = self.where
+        absent = {f"_raise_exceptions_for_{kind}": False for kind in ("missing_entries", "connection_errors")}
+        return cached_file(folder, "tokenizer_config.json", **where, **absent) is not None
+
+    def _classes(self) -> int | None:
+        """The classes of the head: what the last, and narrowest, of its layers answers with; None: it has no layer."""
+        folder, where = self.where
+        with safe_open(cached_file(folder, "adapter_model.safetensors", **where), framework="pt") as file:
+            shapes = {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118  (not a mapping)
+        heads = set(self.heads)
+        return min(
+            (shape[0] for key, shape in shapes.items() if heads & set(key.split(".")) and shape[1:]), default=None
+        )
+
+
+def adapter_of(name: str, source: Mapping[str, Any]) -> Adapter | None:
+    """The adapter of this name; None: it is a model.
+
+    A base with a relative path lies in the current folder, or else beside the adapter.
+
+    Args:
+        name: Hub id or folder.
+        source: `revision` and `trust_remote_code`.
+
+    Raises:
+        ValueError: peft is not installed, the adapter's config is damaged or names no base, or a whole model lies
+            beside it.
+    """
+    folder, place = located(name, source)
+    where = {key: place[key] for key in ("revision", "subfolder") if place.get(key)}
+    may_be = "gguf_file" not in place and (Path(folder).is_dir() or _HUB.fullmatch(folder))
+    file = find_adapter_config_file(folder, **where) if may_be else None
+    if file is None:
+        return None
+    check_extra("formats", "peft", f"The adapter {name!r}")
+    with refusing(f"The adapter {name!r} cannot be read"):
+        told = json.loads(Path(file).read_text(encoding="utf-8"))
+    if any(Path(file).parent.glob("model*.safetensors")):
+        raise UserError(f"Expected a model or an adapter in {name!r}, but got both. Move one into a folder of its own.")
+    base = told.get("base_model_name_or_path") or ""
+    beside = Path(file).parent / base
+    if not base or not (Path(base).exists() or beside.exists() or _HUB.fullmatch(base)):
+        raise UserError(
+            f"Expected the base of the adapter {name!r}, but got {base!r}, which is neither a folder here nor a name "
+            "on the Hub. Correct base_model_name_or_path in its adapter_config.json."
+        )
+    base = str(beside) if beside.exists() and not Path(base).exists() else base
+    under = {**source, "revision": told.get("revision")}
+    return Adapter(name, (folder, where), (base, under), told.get("task_type"), told.get("modules_to_save") or [])
+
+
+def put_on(model: PreTrainedModel, adapter: Adapter, merge: bool | None) -> None:
+    """Put an adapter on its base, in place.
+
+    Args:
+        model: the base.
+        adapter: what is put on it.
+        merge: whether its weights are added to those of the base, which then is an ordinary model. Default: where that
+            is exact to rounding, in float32 and unquantised.
+
+    Raises:
+        ValueError: weights of the adapter are missing, or fit nowhere.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer  # an extra: only adapters need it
+    from peft.utils import ModulesToSaveWrapper
+
+    (folder, where), name, conversions = adapter.where, adapter.name, getattr(model, "_weight_conversions", None)
+    with refusing(f"The adapter {name!r} cannot be put on {adapter.base[0]!r}"):
+        info = model.load_adapter(folder, adapter_kwargs=where, ignore_mismatched_sizes=True)
+    over = {key for key in info.unexpected_keys if ".pooler." not in f".{key}"}  # of a bare encoder none is loaded
+    unfit = sorted({*info.missing_keys, *over, *(key for key, *_ in info.mismatched_keys)})
+    if unfit:
+        raise UserError(
+            f"Expected the adapter {name!r} to fit its base, {adapter.base[0]!r}, but they differ in {unfit[0]} and "
+            f"{len(unfit) - 1} other weights. Name the base that it was trained on."
+        )
+    if merge is None:
+        merge = model.dtype == torch.float32 and getattr(model.config, "quantization_config", None) is None
+    for path, part in list(model.named_modules()):
+        if isinstance(part, ModulesToSaveWrapper):  # it keeps what was there before, too
+            model.set_submodule(path, part.modules_to_save["default"])
+        if merge and isinstance(part, BaseTunerLayer):
+            base: Any = part.get_base_layer()
+            base.weight = nn.Parameter(base.weight.detach().clone())  # which another layer may share
+            part.merge()
+            model.set_submodule(path, base)
+            if base in (model.get_input_embeddings(), model.get_output_embeddings()):
+                model.config.tie_word_embeddings = False
+    if merge:
+        del model.requires_grad_(True).peft_config
+        vars(model).update(_hf_peft_config_loaded=False, _weight_conversions=conversions)  # by which it is saved
+
+
+def share_weights(model: PreTrainedModel, other: PreTrainedModel) -> None:
+    """Let a model use the weights of another wherever theirs are equal, if one of them is under an unmerged adapter."""
+    if not (hasattr(model, "peft_config") or hasattr(other, "peft_config")):
+        return
+    theirs = {name.replace(_WRAPPED, "."): weight for name, weight in other.named_parameters()}
+    for name, weight in list(model.named_parameters(remove_duplicate=False)):
+        same = theirs.get(name.replace(_WRAPPED, "."), weight)
+        if type(same) is type(weight) is nn.Parameter and same.dtype == weight.dtype and torch.equal(same, weight):
+            path, _, last = name.rpartition(".")
+            setattr(model.get_submodule(path), last, same)

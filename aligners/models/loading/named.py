@@ -1,0 +1,51 @@
+"""What a model's name means: a folder or a repository, or a folder or a GGUF file in one."""
+
+import pickle
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from aligners.errors import UserError, check_extra
+
+GGUF = ".gguf"
+# What damaged files and missing packages raise; any other error is a fault of the code.
+_UNREADABLE = (
+    OSError, ValueError, RuntimeError, KeyError, EOFError, ImportError, SafetensorError, pickle.UnpicklingError,
+)  # fmt: skip
+
+
+def located(name: str, source: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The folder or repository that a name begins with, and where in it the model is.
+
+    Args:
+        name: a folder; `owner/name` on the Hub; `owner/name/folder` for a folder in that; or a GGUF file in these.
+        source: how it is read, such as `revision`.
+
+    Returns:
+        The folder, or the id on the Hub; and `source` with `subfolder` or `gguf_file`, as `from_pretrained` takes them.
+
+    Raises:
+        ValueError: it is a GGUF file, and a package that reads those is not installed.
+    """
+    parts, gguf = Path(name).parts, name.endswith(GGUF)
+    here = Path(name).exists() or name.startswith((".", "/", "~"))
+    for package in ("gguf", "accelerate") if gguf else ():
+        check_extra("formats", package, f"The GGUF file {name!r}")
+    whole = min(len(parts) if here else 2, len(parts) - gguf)
+    inside = "/".join(parts[whole:])
+    if not inside:
+        return name, dict(source)
+    return str(Path(*parts[:whole])), {**source, "gguf_file" if gguf else "subfolder": inside}
+
+
+@contextmanager
+def refusing(what: str, advice: str = "") -> Iterator[None]:
+    """Say what is wrong, and the first line of whatever transformers raises of damaged files or missing packages."""
+    try:
+        yield
+    except _UNREADABLE as error:
+        reason = next(iter(str(error).strip().splitlines()), "no message")
+        raise UserError(f"{what} ({type(error).__name__}: {reason}). {advice}".strip()) from error

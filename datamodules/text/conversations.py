@@ -1,0 +1,89 @@
+"""Conversations: lists of messages, each with a role and a content, that a chat template makes texts of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import TemplateError
+
+from aligners.errors import UserError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerBase
+
+Tokenizers = Callable[[], Mapping[str, "PreTrainedTokenizerBase"]]
+
+
+def is_conversation(value: Any) -> bool:
+    """Whether a value of a table is a list of messages."""
+    first = value[0] if isinstance(value, list) and value else None
+    return isinstance(first, Mapping) and {"role", "content"} <= set(first)
+
+
+def template_of(chosen: str | None, tokenizers: Tokenizers | None) -> tuple[str, PreTrainedTokenizerBase]:
+    """The name of what has the chat template, and a tokenizer that renders by it.
+
+    Args:
+        chosen: one of the models, or a Jinja file. Default: the template of the models that have one.
+        tokenizers: of the models, by their names; None: there are no models.
+
+    Raises:
+        ValueError: there is no such file or model, or the models have no template, or different ones.
+    """
+    found = dict(tokenizers()) if tokenizers is not None else {}
+    if chosen is not None and chosen not in found and found and Path(chosen).is_file():
+        tokenizer = copy(next(iter(found.values())))
+        tokenizer.chat_template = Path(chosen).read_text(encoding="utf-8")
+        found = {chosen: tokenizer}
+    having = {name: of for name, of in found.items() if of.chat_template and chosen in (None, name)}
+    if len({str([of.chat_template, of.special_tokens_map]) for of in having.values()}) != 1:
+        got = (
+            f"different ones of {' and '.join(having)}"
+            if having
+            else f"none of {chosen or ', '.join(found) or 'no model'}"
+        )
+        raise UserError(
+            f"Expected one chat template, by which all models read the same conversations, but got {got}. Set "
+            "`chat_template` to a Jinja file, or to one of the models that has one."
+        )
+    return next(iter(having.items()))
+
+
+def rendered(table: Any, columns: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Any:
+    """A table, or a stream of rows, with texts in place of conversations.
+
+    Raises:
+        ValueError: a row has no conversation, or one that the template does not take.
+    """
+    import datasets
+    from datasets.fingerprint import Hasher
+
+    options: dict[str, Any] = {}
+    if isinstance(
+        table, datasets.Dataset
+    ):  # named by content: pickled tokenizers differ with what they were last used for
+        decides = [table._fingerprint, *columns, tokenizer.chat_template, str(tokenizer.special_tokens_map)]
+        options = {"new_fingerprint": Hasher.hash(decides), "desc": "Rendering conversations"}
+    return table.map(partial(_texts, columns=columns, tokenizer=tokenizer), with_indices=True, **options)
+
+
+def written_tokens(split: Dataset, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The numbers of all special tokens of a tokenizer, if these texts have any in them, as the first one shows."""
+    special = sorted(set(tokenizer.all_special_ids) - {tokenizer.unk_token_id})
+    return special if set(special) & set(tokenizer(split[0]["text"], add_special_tokens=False)["input_ids"]) else []
+
+
+def _texts(
+    row: Mapping[str, Any], number: int, columns: Sequence[str], tokenizer: PreTrainedTokenizerBase
+) -> dict[str, Any]:
+    try:
+        return {name: tokenizer.apply_chat_template(row[name], tokenize=False) for name in columns}
+    except (TemplateError, LookupError, TypeError, ValueError) as error:
+        raise UserError(
+            f"No chat template renders row {number} (counting from 0) as a conversation: {error}"
+        ) from error
