@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from aligners.maps.inn import INN
 from aligners.maps.invertible import (
     START_NAMES,
     ShuffledHadamard,
@@ -178,7 +179,7 @@ def test_ridges_adapt_to_the_number_of_rows() -> None:
 def test_steps_move_the_map_and_its_inverse_least_in_the_calm_space() -> None:
     moments = moments_of(*pair(500, 6, 0.5))
     start, _, _ = invertible_start(moments, "covariance", both_ways=True)
-    into, out_of = calm_space(moments, start)
+    into, out_of = calm_space(moments, start, torch.zeros(len(start), dtype=torch.bool))
     covariance = moments.xx / moments.xx.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]
     both = torch.eye(6) + start @ start.mT
 
@@ -191,3 +192,12 @@ def test_steps_move_the_map_and_its_inverse_least_in_the_calm_space() -> None:
     least = torch.linalg.eigvals(covariance @ both).real.sqrt().sum(-1).square()
     torch.testing.assert_close(moves(into, out_of), least)
     assert (least < 0.9 * moves(*(torch.eye(6).to(into) for _ in range(2)))).all()
+
+
+def test_a_start_that_only_turns_needs_no_calm_space() -> None:
+    moments = moments_of(*pair(500, 6, 0.5))
+    for start, same in (("procrustes", True), ("covariance", False)):
+        inn = INN(moments.mean_x.shape[0], 6, 6, start=start)
+        inn.fit(moments)
+        for matrix in (inn.first, inn.first_inverse):
+            assert all(torch.equal(one, torch.eye(6)) is same for one in matrix)
