@@ -16,15 +16,7 @@ from aligners.fitting.errors import MapErrors, error_rows
 from aligners.fitting.fits import AlignerFactory, Fit, check_names, fit_map, seeded
 from aligners.fitting.moments import MomentsSoFar, moments_of_states
 from aligners.fitting.outcomes import few_rows, outcomes
-from aligners.fitting.training import (
-    FULL_RATE_ROWS,
-    LEAST_RISE,
-    BankTraining,
-    Schedule,
-    clip_per_site,
-    mean_count,
-    mean_over_ranks,
-)
+from aligners.fitting.training import LEAST_RISE, BankTraining, Schedule, clip_per_site, mean_count, mean_over_ranks
 from aligners.maps.canonical import reduced_mse
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear, Procrustes, Ridge
@@ -63,8 +55,8 @@ class Alignment(BankTraining):
         both_directions: fit the aligners that are not bijective from Y to X as well; a bijective one needs no second
             map.
         optimizer: one optimiser for all trained aligners. Its learning rate is for matrices of up to 64 inputs; wider
-            matrices get proportionally less, so the rate need not change with the width. It is for steps of 256 rows or
-            more; with fewer, as of `mean` rows, it goes with the root of their number.
+            matrices get proportionally less, so the rate need not change with the width. With fewer than
+            256 rows a step, as of `mean` rows, that of invertible networks is in proportion to their number.
         schedule: how the learning rate changes over the training steps: constant, linear, cosine or one_cycle.
         rows: number of paired rows to train on, independent of the number of texts and of the batch size; training
             takes as many steps as that needs. If set, `trainer.max_epochs`, which counts training alone, and
@@ -339,9 +331,8 @@ class Alignment(BankTraining):
     def options(self) -> dict[str, Any]:
         """The aligners, the number of rows and steps, and how a step is taken."""
         aligners = {fit.key: kind_of(fit.aligner) for fit in self.fits()}
-        steps = {"rows": self.rows_to_train, "most_steps": self.most_steps}
-        rates = {"least_rise": LEAST_RISE, "full_rate_rows": FULL_RATE_ROWS}
-        return {"aligners": aligners, **steps, **rates, "products": self.products}
+        steps = {"rows": self.rows_to_train, "most_steps": self.most_steps, "least_rise": LEAST_RISE}
+        return {"aligners": aligners, **steps, "products": self.products}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take the moments back.

@@ -39,7 +39,7 @@ REFERENCE_WIDTH = 64
 # Steps over which the rate of trained maps rises at least, if need be beyond the end. The first steps of Adam change
 # every entry by the rate, whatever its gradient says, until the averages know how far to trust it.
 LEAST_RISE = 100
-FULL_RATE_ROWS = 256  # rows a step from which trained maps have the full rate
+FULL_RATE_ROWS = 256  # rows a step from which invertible networks have the full rate
 
 
 def make_optimizer(factory: OptimizerCallable, aligners: Iterable[Aligner]) -> torch.optim.Optimizer | None:
@@ -60,18 +60,19 @@ def make_optimizer(factory: OptimizerCallable, aligners: Iterable[Aligner]) -> t
     Returns:
         None where nothing has parameters.
     """
-    groups: dict[float, list[nn.Parameter]] = {}
+    groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
     for aligner in aligners:
         for name, parameter in aligner.named_parameters():
             if parameter.requires_grad:
                 share = min(1.0, REFERENCE_WIDTH / aligner.fan_in(name, parameter))
-                groups.setdefault(share, []).append(parameter)
+                groups.setdefault((share, aligner.bijective), []).append(parameter)
     if not groups:
         return None
     optimizer = factory([{"params": parameters} for parameters in groups.values()])
-    for share, group in zip(groups, optimizer.param_groups, strict=True):
+    for (share, bijective), group in zip(groups, optimizer.param_groups, strict=True):
         if not isinstance(optimizer, torch.optim.SGD):
             group["lr"] *= share
+            group["by_rows"] = bijective
         group["initial_lr"] = group["lr"]
     return optimizer
 
@@ -110,35 +111,23 @@ def schedule_factor(schedule: Schedule, steps: int, warmup: float, least_rise: i
 
 
 def learning_rates(
-    optimizer: torch.optim.Optimizer,
-    schedule: Schedule,
-    steps: int,
-    warmup: float,
-    *,
-    rows: float | None,
-    done: int = 0,
+    optimizer: torch.optim.Optimizer, course: Callable[[int], float], rows: float | None, done: int = 0
 ) -> LambdaLR:
-    """The course of an optimiser's learning rates; see `schedule_factor`.
+    """The learning rates along a `schedule_factor`, which follow from the steps done: no checkpoint needs to hold them.
 
-    A step of Adam has its size also where the gradient is noise, and the fewer rows a step has, the more of it is. So
-    with fewer than `FULL_RATE_ROWS` the rate goes with the root of their number; the step of SGD follows the gradient.
-    It all follows from the number of steps that are done, so no checkpoint needs to hold it.
-
-    Reference: Malladi et al. 2022, "On the SDEs and scaling rules for adaptive gradient algorithms", arXiv 2205.10287.
+    Adam's step has its full size even where the gradient is noise, as more of it is the fewer rows a step has. With
+    fewer than `FULL_RATE_ROWS` the rate of bijective maps is in proportion to them; the step of SGD follows the
+    gradient.
 
     Args:
         optimizer: whose rates.
-        schedule: see `schedule_factor`, as of `steps` and `warmup`.
-        steps: all training steps.
-        warmup: share of them.
-        rows: of a step of maps between rows, whose rate rises over `LEAST_RISE` steps at least; None: what is trained
-            is not that, and has the optimiser's rate and warm-up as they are.
+        course: the factor by step.
+        rows: of a step; None: the rate does not depend on them.
         done: steps that were taken.
     """
-    factor = schedule_factor(schedule, steps, warmup, 0 if rows is None else LEAST_RISE)
-    follows = rows is None or isinstance(optimizer, torch.optim.SGD)
-    share = 1.0 if follows else min(1.0, math.sqrt(cast(float, rows) / FULL_RATE_ROWS))
-    return LambdaLR(optimizer, lambda step: share * factor(step), done - 1)
+    share = 1.0 if rows is None else min(1.0, rows / FULL_RATE_ROWS)
+    courses = {True: lambda step: share * course(step), False: course}
+    return LambdaLR(optimizer, [courses[group.get("by_rows", False)] for group in optimizer.param_groups], done - 1)
 
 
 @torch.no_grad()
@@ -337,7 +326,7 @@ class BankTraining(pl.LightningModule, ABC):
         Args:
             steps: of the whole run; one that has taken them ends here.
             validated_at: step of the last validation; None if there was none.
-            rows: see `learning_rates`.
+            rows: of a step of maps between rows, see `learning_rates`; their rate rises over `LEAST_RISE` steps.
         """
         self.training_steps = steps
         complete = self._complete or not self.banks() or self.global_step >= steps
@@ -346,7 +335,8 @@ class BankTraining(pl.LightningModule, ABC):
             self.trainer.should_stop = True
             return
         optimizer = self.trainer.optimizers[0]
-        self._rate = learning_rates(optimizer, self.schedule, steps, self.warmup, rows=rows, done=self.global_step)
+        course = schedule_factor(self.schedule, steps, self.warmup, 0 if rows is None else LEAST_RISE)
+        self._rate = learning_rates(optimizer, course, rows, self.global_step)
 
     def step(self) -> None:
         """Take a step along the gradients, and end the run with the last one."""
@@ -382,7 +372,8 @@ class BankTraining(pl.LightningModule, ABC):
         optimizer = make_optimizer(self.optimizer_factory, [aligner])
         if optimizer is None:
             return torch.zeros(aligner.sites, dtype=torch.long)
-        rate, divergence = learning_rates(optimizer, self.schedule, steps, self.warmup, rows=a_step), Divergence()
+        course = schedule_factor(self.schedule, steps, self.warmup, LEAST_RISE)
+        rate, divergence = learning_rates(optimizer, course, a_step), Divergence()
         draw = torch.Generator().manual_seed(seed)
         for step in range(1, steps + 1):
             chosen = torch.randint(x.shape[1], (a_step,), generator=draw).to(x.device)

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from aligners.errors import UserError, check_known, check_range
 from aligners.maps.base import Aligner, Scaling
 from aligners.maps.invertible import (
+    RIGID,
+    START_NAMES,
     AffineCoupling,
     ShuffledHadamard,
     Start,
@@ -28,10 +30,11 @@ class INN(Aligner):
     g(x) = (A P_0 R_1 C_1 P_1 R_2 C_2 ... R_K C_K M P_K)(x), read from left to right, with couplings C_k. Under mixing
     "rotation", R_k are fixed rotations, which give each coupling other halves; P_k are learned products of two
     triangular matrices, the identity at the start; A is a fixed matrix into the space where steps of the learned ones
-    move the map least (see `calm_space`), and M the fixed one that makes the untrained network the starting map. No
-    matrix is inverted in a step: the inverse of a rotation is its transpose, that of a triangular matrix a
-    substitution, and those of A and M are computed once. Under "linear", a learned d × d matrix stands before the
-    first and after every coupling, and `inverse` inverts them all. Under "none" there are couplings only.
+    move the map least (see `calm_space`; I where the start is a rotation), and M the fixed one that makes the untrained
+    network the starting map. No matrix is inverted in a step: the inverse of a rotation is its transpose, that of a
+    triangular matrix a substitution, and those of A and M are computed once. Under "linear", a learned d × d matrix
+    stands before the first and after every coupling, and `inverse` inverts them all. Under "none" there are couplings
+    only.
 
     The paper's network is `mixing="none", start="identity", both_ways=False`. Training in one direction leaves an
     inverse that is exact but useless as a map from Y to X, so the default is to train in both.
@@ -153,7 +156,8 @@ class INN(Aligner):
         start, inverse, taken = invertible_start(moments, self.start, self.both_ways)
         self.started.copy_(taken)
         if self.matrices is None:
-            into, out_of = calm_space(moments, start)
+            rigid = torch.isin(taken, torch.tensor([START_NAMES.index(name) for name in RIGID], device=taken.device))
+            into, out_of = calm_space(moments, start, rigid)
             self.first.copy_(into)
             self.first_inverse.copy_(out_of)
             self.last.copy_(self._turned_back(out_of @ start))

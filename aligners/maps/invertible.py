@@ -207,6 +207,9 @@ class TriangularPair(nn.Module):
 Start = Literal["identity", "procrustes", "linear", "covariance", "best"]
 
 
+RIGID: tuple[Start, ...] = ("identity", "procrustes")  # starts that stretch nothing
+
+
 RIDGE = 1e-4
 
 
@@ -249,7 +252,7 @@ def invertible_start(moments: Moments, start: Start, both_ways: bool) -> tuple[T
     return maps[chosen, sites], inverses[chosen, sites], known[chosen]
 
 
-def calm_space(moments: Moments, start: Tensor) -> tuple[Tensor, Tensor]:
+def calm_space(moments: Moments, start: Tensor, rigid: Tensor) -> tuple[Tensor, Tensor]:
     """Find the space in which steps of matrices move a map and its inverse least, the map being M at the start.
 
     A step changes all entries of a matrix alike, so it adds to a state xA of that space noise of one size in every
@@ -260,6 +263,7 @@ def calm_space(moments: Moments, start: Tensor) -> tuple[Tensor, Tensor]:
     Args:
         moments: of the fitting rows; Σ is the covariance of x, divided by its mean variance.
         start: M, (S, d, d).
+        rigid: (S,) where M stretches nothing, and so amplifies nothing: there A is I.
 
     Returns:
         A (S, d, d), symmetric, which gives states of mean variance 1, and A⁻¹ (S, d, d).
@@ -267,10 +271,12 @@ def calm_space(moments: Moments, start: Tensor) -> tuple[Tensor, Tensor]:
     moments = _scaled(moments)
     covariance = moments.xx / moments.n
     root, inverse = _roots(covariance)
-    both = torch.eye(start.shape[-1]).to(start) + start @ start.mT
+    same = torch.eye(start.shape[-1]).to(start)
+    both = same + start @ start.mT
     into, out_of = _roots(inverse @ _roots(root @ both @ root)[0] @ inverse)
     scale = (into * (covariance @ into)).sum((1, 2), keepdim=True).div(start.shape[-1]).sqrt()
-    return into / scale, out_of * scale
+    stretched = ~rigid[:, None, None]
+    return torch.where(stretched, into / scale, same), torch.where(stretched, out_of * scale, same)
 
 
 def thinned(moments: Moments, share: float) -> tuple[Moments, Moments]:

@@ -9,7 +9,15 @@ import pytest
 import torch
 from torch import nn
 
-from aligners.fitting.training import Divergence, Schedule, clip_per_site, make_optimizer, schedule_factor
+from aligners.fitting.training import (
+    Divergence,
+    Schedule,
+    clip_per_site,
+    learning_rates,
+    make_optimizer,
+    schedule_factor,
+)
+from aligners.maps.inn import INN
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP
 
@@ -52,6 +60,16 @@ def test_the_rate_rises_over_so_many_steps_at_least(schedule: Schedule) -> None:
     assert [same(step) for step in range(0, 2000, 7)] == pytest.approx([long(step) for step in range(0, 2000, 7)])
     never = schedule_factor(schedule, 40, 0.0, 100)
     assert never(0) == 1
+
+
+@pytest.mark.parametrize(("rows", "share"), [(1000, 1.0), (64, 0.25), (4, 1 / 64), (None, 1.0)])
+def test_with_few_rows_a_step_the_rate_is_in_proportion_to_them(rows: float | None, share: float) -> None:
+    adamw, sgd = torch.optim.AdamW, torch.optim.SGD
+    for kind, aligner, expected in ((adamw, INN(1, 8, 8), share), (adamw, MLP(1, 8, 8), 1.0), (sgd, INN(1, 8, 8), 1.0)):
+        optimizer = make_optimizer(partial(kind, lr=1.0), [aligner])
+        assert optimizer is not None
+        learning_rates(optimizer, schedule_factor("constant", 100, 0.0), rows)
+        assert [group["lr"] for group in optimizer.param_groups] == [expected] * len(optimizer.param_groups)
 
 
 def test_each_site_is_clipped_by_its_own_norm() -> None:

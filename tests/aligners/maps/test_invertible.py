@@ -2,7 +2,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from aligners.maps.invertible import START_NAMES, ShuffledHadamard, Start, TriangularPair, invertible_start, thinned
+from aligners.maps.inn import INN
+from aligners.maps.invertible import (
+    START_NAMES,
+    ShuffledHadamard,
+    Start,
+    TriangularPair,
+    calm_space,
+    invertible_start,
+    thinned,
+)
 from aligners.maps.linear import RIDGES, least_squares, ridge_regression
 from aligners.similarity.algebra.moments import moments_of
 
@@ -165,3 +174,30 @@ def test_ridges_adapt_to_the_number_of_rows() -> None:
     assert error < 0.5 * plain
     fewer = ridge_regression(moments_of(x[:, :5], y[:, :5]), RIDGES)[0]  # fewer rows than directions
     assert (other[0] @ fewer - other[1]).square().sum() / other[1].square().sum() < 1.05
+
+
+def test_steps_move_the_map_and_its_inverse_least_in_the_calm_space() -> None:
+    moments = moments_of(*pair(500, 6, 0.5))
+    start, _, _ = invertible_start(moments, "covariance", both_ways=True)
+    into, out_of = calm_space(moments, start, torch.zeros(len(start), dtype=torch.bool))
+    covariance = moments.xx / moments.xx.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]
+    both = torch.eye(6) + start @ start.mT
+
+    def moves(into: Tensor, out_of: Tensor) -> Tensor:
+        """Mean variance there, times what noise of unit size there becomes in both models' spaces."""
+        return (into * (covariance @ into)).sum((1, 2)) * (out_of.mT * (both @ out_of.mT)).sum((1, 2))
+
+    torch.testing.assert_close(into @ out_of, torch.eye(6).to(into).expand_as(into))
+    torch.testing.assert_close((into * (covariance @ into)).sum((1, 2)), torch.full((len(into),), 6.0).to(into))
+    least = torch.linalg.eigvals(covariance @ both).real.sqrt().sum(-1).square()
+    torch.testing.assert_close(moves(into, out_of), least)
+    assert (least < 0.9 * moves(*(torch.eye(6).to(into) for _ in range(2)))).all()
+
+
+def test_a_start_that_only_turns_needs_no_calm_space() -> None:
+    moments = moments_of(*pair(500, 6, 0.5))
+    for start, same in (("procrustes", True), ("covariance", False)):
+        inn = INN(moments.mean_x.shape[0], 6, 6, start=start)
+        inn.fit(moments)
+        for matrix in (inn.first, inn.first_inverse):
+            assert all(torch.equal(one, torch.eye(6)) is same for one in matrix)
