@@ -108,8 +108,9 @@ def main() -> None:
         parser.error(f"expected names of commands, but got {', '.join(sorted(unknown))}")
     if options.json:
         finished = {name: found(name, options.folder) for name in TABLE["commands"]}
-        commands = {name: about for name, about in finished.items() if about}
-        write_text(options.json, json.dumps({"machine": machine("cpu"), "commands": commands}, indent=1) + "\n")
+        lines = [f"{json.dumps(name)}: {json.dumps(about)}" for name, about in finished.items() if about]
+        commands = ",\n".join(lines)
+        write_text(options.json, f'{{"machine": {json.dumps(machine("cpu"))}, "commands": {{\n{commands}\n}}}}\n')
     elif not all([run(name, options.folder, options.threads) for name in options.names or TABLE["commands"]]):
         raise SystemExit("Some commands failed: their logs are in the folder `runs`.")
 
