@@ -140,7 +140,9 @@ def test_a_gain_is_not_said_to_be_kept_within_a_margin() -> None:
 def test_maps_that_all_gain_are_not_said_to_lose_the_score() -> None:
     rows = [r | {"score": 0.85} if r["role"] == "method" else r for r in forward()]
     said = report({}, rows).findings
-    assert any("No map of the states of first lowers the score of second by more than 1.5 points" in line for line in said)
+    assert any(
+        "No map of the states of first lowers the score of second by more than 1.5 points" in line for line in said
+    )
 
 
 def test_a_map_that_is_not_trained_is_marked_and_compared_with_none(tmp_path: Path) -> None:
