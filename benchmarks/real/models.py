@@ -30,6 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertModel
+from transformers.utils.quantization_config import GgufConfig
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs from a bare checkout
 
@@ -129,13 +130,10 @@ def smollm2(read: Read, folder: Path) -> None:
     """Read SmolLM2 out of its GGUF file."""
     with tempfile.TemporaryDirectory() as unpacked:
         write(Path(unpacked), {GGUF: read(GGUF)})
+        options = {"gguf_file": GGUF, "dtype": torch.float32, "quantization_config": GgufConfig(dequantize=True)}
         with quiet():
-            read_in = AutoModelForCausalLM.from_pretrained(unpacked, gguf_file=GGUF, dtype=torch.float32)
-            tokenizer = AutoTokenizer.from_pretrained(unpacked, gguf_file=GGUF)
-    del read_in.config.quantization_config  # its weights are plain by now
-    model = AutoModelForCausalLM.from_config(read_in.config)
-    model.load_state_dict(read_in.state_dict())
-    save_model(folder, model, tokenizer)
+            model = AutoModelForCausalLM.from_pretrained(unpacked, **options)
+            save_model(folder, model, AutoTokenizer.from_pretrained(unpacked, gguf_file=GGUF))
 
 
 def treebank(read: Read, folder: Path) -> None:
