@@ -8,9 +8,10 @@ writes FOLDER/seed-0, FOLDER/seed-1, ...: adapters as peft saves them, which nam
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -23,11 +24,11 @@ from datamodules.text.sources import TextSource
 UNREAD = -100  # what transformers' losses leave out
 
 
-def tuned(base: Path, seed: int, steps: int, rows: int, rate: float) -> torch.nn.Module:
+def tuned(base: Path, seed: int, steps: int, rows: int, rate: float) -> PeftModel:
     """A model with an adapter that has seen `steps` batches of `rows` texts."""
     torch.manual_seed(seed)
     tokenizer = AutoTokenizer.from_pretrained(base)
-    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), LoraConfig(r=16, task_type="CAUSAL_LM"))
+    model: Any = get_peft_model(AutoModelForCausalLM.from_pretrained(base), LoraConfig(r=16, task_type="CAUSAL_LM"))
     texts = list(load_texts(TextSource("rotten_tomatoes")).fit["text"])
     order = torch.randperm(len(texts), generator=torch.Generator().manual_seed(seed)).tolist()
     optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad], lr=rate)

@@ -166,7 +166,8 @@ def check(folder: Path) -> None:
     Raises:
         ValueError: naming the file.
     """
-    wanted = dict(reversed(line.split()) for line in HASHES.read_text(encoding="utf-8").splitlines())
+    lines = (line.split() for line in HASHES.read_text(encoding="utf-8").splitlines())
+    wanted = {name: digest for digest, name in lines}
     for path in sorted(folder.iterdir()):
         found = sha256(path.read_bytes()).hexdigest()
         if found != wanted.get(path.name):

@@ -1,6 +1,7 @@
 """What makes and runs real models, on tiny ones."""
 
 import json
+import shlex
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
@@ -81,7 +82,8 @@ def test_a_command_runs_once_and_leaves_what_it_took_and_found(tmp_path: Path, m
         "sys.exit('no' in sys.argv)\n"
     )
     about = {"columns": ["method", "fvu", "absent"], "where": {"method": ["inn"]}}
-    commands = {"good": {"command": str(script), **about}, "bad": {"command": f"{script} no", **about}}
+    typed = shlex.quote(str(script))
+    commands = {"good": {"command": typed, **about}, "bad": {"command": f"{typed} no", **about}}
     monkeypatch.setattr(run, "TABLE", {"common": {}, "commands": commands})
     assert run.run("good", tmp_path, 1)
     assert not run.run("bad", tmp_path, 1)

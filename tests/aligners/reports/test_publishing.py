@@ -121,11 +121,8 @@ def test_a_report_is_shown_in_order_and_wandb_has_its_rows_figures_and_what_hold
     logger.experiment.finish()
 
 
-def test_a_wandb_that_is_switched_off_has_no_run_to_name(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WANDB_MODE", "disabled")
-    publish(report(), tmp_path, trainer(WandbLogger(save_dir=tmp_path)))
+def test_a_wandb_that_is_switched_off_has_no_run_to_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    publish(report(), tmp_path, trainer(WandbLogger(save_dir=tmp_path, mode="disabled")))
     assert "W&B run" not in capsys.readouterr().out
 
 
