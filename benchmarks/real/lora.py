@@ -61,7 +61,7 @@ def main() -> None:
         if not folder.is_dir():
             model = tuned(options.model.resolve(), seed, options.steps, options.rows, options.rate)
             with whole_folder(folder) as unfinished:
-                model.save_pretrained(unfinished)
+                model.save_pretrained(str(unfinished))
 
 
 if __name__ == "__main__":
