@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import wandb
 from lightning.pytorch.loggers import WandbLogger
 from matplotlib.figure import Figure
 from PIL import Image
@@ -103,6 +104,13 @@ def test_what_a_report_lacks_leaves_no_file(tmp_path: Path) -> None:
     assert not (tmp_path / "bad.json").exists()
 
 
+@pytest.fixture
+def no_other_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """W&B goes on with a run that an earlier test of this process has left open."""
+    monkeypatch.setattr(wandb, "run", None)
+
+
+@pytest.mark.usefixtures("no_other_run")
 def test_a_report_is_shown_in_order_and_wandb_has_its_rows_figures_and_what_holds_for_all(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -121,6 +129,7 @@ def test_a_report_is_shown_in_order_and_wandb_has_its_rows_figures_and_what_hold
     logger.experiment.finish()
 
 
+@pytest.mark.usefixtures("no_other_run")
 def test_a_wandb_that_is_switched_off_has_no_run_to_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     publish(report(), tmp_path, trainer(WandbLogger(save_dir=tmp_path, mode="disabled")))
     assert "W&B run" not in capsys.readouterr().out
