@@ -114,7 +114,7 @@ def no_other_run(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_report_is_shown_in_order_and_wandb_has_its_rows_figures_and_what_holds_for_all(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    logger = WandbLogger(save_dir=tmp_path, offline=True)
+    logger = WandbLogger(save_dir=tmp_path, mode="offline")  # whatever the first run of this process said
     logged: dict[str, Any] = {}
     logger.log_table = lambda key, columns, data: logged.update({key: (columns, data)})  # type: ignore[method-assign]
     logger.log_image = lambda key, images: logged.update({key: images})  # type: ignore[method-assign]
