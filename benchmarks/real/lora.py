@@ -1,6 +1,6 @@
 """Fine-tunes a language model by LoRA on the film reviews, from several seeds: adapters beside an unchanged base.
 
-    python -m benchmarks.real.lora MODEL FOLDER --seeds 2
+    python -m benchmarks.real.lora MODEL --run FOLDER --seeds 2
 
 writes FOLDER/seed-0, FOLDER/seed-1, ...: adapters as peft saves them, which name the folder of their base.
 """
@@ -50,14 +50,14 @@ def main() -> None:
     """Fine-tune what is missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("--run", type=Path, required=True, help="folder of the adapters")
     parser.add_argument("--seeds", type=int, default=2, help="how many adapters")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--rows", type=int, default=8, help="texts a step")
     parser.add_argument("--rate", type=float, default=5e-4, help="learning rate of AdamW")
     options = parser.parse_args()
     for seed in range(options.seeds):
-        folder = options.folder / f"seed-{seed}"
+        folder = options.run / f"seed-{seed}"
         if not folder.is_dir():
             model = tuned(options.model.resolve(), seed, options.steps, options.rows, options.rate)
             with whole_folder(folder) as unfinished:

@@ -79,7 +79,9 @@ def found(name: str, folder: Path) -> dict[str, Any] | None:
     place = folder / "runs" / name
     if not (place / TOOK).is_file():
         return None
-    report = json.loads((place / f"{file_name(kinds_in(place)[0])}.json").read_text(encoding="utf-8"))
+    kinds = kinds_in(place)  # adapters leave no report
+    about = json.loads((place / f"{file_name(kinds[0])}.json").read_text(encoding="utf-8")) if kinds else {}
+    report = {"rows": [], "findings": []} | about
     columns, where = TABLE["commands"][name]["columns"], TABLE["commands"][name].get("where", {})
     rows = [
         {column: rounded(row[column]) for column in columns if row.get(column) is not None}

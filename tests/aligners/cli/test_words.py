@@ -36,7 +36,8 @@ def written_commands() -> list[tuple[str, list[str]]]:
     """All command lines of the README, the docs, the benchmark of real models, and the tests that stop commands."""
     lines = [(command, words) for command, (_, words) in STOPPED.items()]
     for script, name, *words in map(words_of, TABLE["commands"]):
-        lines.append((f"{script.removesuffix('.py')} {name}", words))
+        if "/" not in script:  # a benchmark is no command
+            lines.append((f"{script.removesuffix('.py')} {name}", words))
     for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
         for found in SHOWN.finditer(page.read_text()):
             script, rest = found[1] or found[3], (found[2] or found[4]).replace("\\\n", " ").partition(" #")[0]
