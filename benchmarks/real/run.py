@@ -6,8 +6,8 @@
 
 Each command runs as a process of its own in FOLDER and leaves its run in FOLDER/runs/NAME. One that has finished is not
 run again; one that was interrupted is run anew. The last form collects what is there: for each command its words, its
-seconds by the clock and of the processors, the peak of its memory, what it said beforehand of time and memory, and the
-rows of its report, with the columns that commands.yaml names.
+seconds by the clock and of the processors, the peak of its memory, what it said of time and memory, and the rows of its
+report, with the columns that commands.yaml names.
 """
 
 import argparse
@@ -30,7 +30,8 @@ from benchmarks.harness import machine
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = table_beside(__file__, "commands.yaml")
-SAID = re.compile(r"\babout \d|\b\d+(\.\d+)? (GiB|MiB|GB|MB)\b")  # of time or memory
+ESTIMATE = re.compile(r"([\w ]+): step [\d,]+ of ([\d,]+).*about ([\d.]+) min left")
+MEMORY = re.compile(r"\b\d+(\.\d+)? (GiB|MiB|GB|MB)\b")
 TOOK = "took.json"
 
 
@@ -54,24 +55,48 @@ def run(name: str, folder: Path, threads: int) -> bool:
     began = time.monotonic()
     log = folder / "runs" / f"{name}.log"
     log.parent.mkdir(exist_ok=True)
-    with log.open("w", encoding="utf-8") as output:
-        process = subprocess.Popen(
-            [sys.executable, str(ROOT / script), *words], cwd=folder, env=environment, stdout=output, stderr=output
-        )
-        _, status, used = os.wait4(process.pid, 0)
-    seconds = time.monotonic() - began
-    said = [line.strip() for line in re.split(r"[\r\n]", log.read_text(encoding="utf-8")) if SAID.search(line)]
+    command = [sys.executable, str(ROOT / script), *words]
+    process = subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    said = said_while_it_ran(process, log)
+    _, status, used = os.wait4(process.pid, 0)
     took = {
-        "seconds": round(seconds, 1),
+        "seconds": round(time.monotonic() - began, 1),
         "CPU seconds": round(used.ru_utime + used.ru_stime, 1),
         "peak memory, GiB": round(used.ru_maxrss / 2**20, 2),
         "threads": threads,
-        "said beforehand": said[:4],
+        **said,
     }
     print(f"{name}: status {status}, {json.dumps(took)}", flush=True)
     if status == 0:
         write_text(place / TOOK, json.dumps(took))
     return status == 0
+
+
+def said_while_it_ran(process: subprocess.Popen[str], log: Path) -> dict[str, Any]:
+    """Write a command's output into its log; what it said of memory, and of each phase the first estimate of its rest.
+
+    An estimate is `[phase, seconds that it said were left, seconds that were left]`.
+    """
+    assert process.stdout is not None
+    memory: list[str] = []
+    phases: dict[str, dict[str, float]] = {}
+    last = None
+    with log.open("w", encoding="utf-8", buffering=1) as output:
+        for line in process.stdout:
+            output.write(line)
+            now = time.monotonic()
+            if last:
+                phases[last]["end"] = now
+            last = None
+            if MEMORY.search(line):
+                memory.append(line.strip())
+            if estimate := ESTIMATE.match(line):
+                last = f"{estimate[1]}, {estimate[2]} steps"
+                phases.setdefault(last, {"begin": now, "end": now, "said": 60 * float(estimate[3])})
+    estimates = [[phase, round(about["said"]), round(about["end"] - about["begin"])] for phase, about in phases.items()]
+    return {"estimates": estimates, "said of memory": memory[:4]}
 
 
 def found(name: str, folder: Path) -> dict[str, Any] | None:

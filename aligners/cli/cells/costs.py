@@ -195,10 +195,9 @@ def _probe(load: Load) -> Cost:
 
 def _stitch(load: Load) -> Cost:
     """Fronts, then half of Y for each route, layer and site, three times in training; held out, the identity too."""
-    data, models, size = load.parsed.data, len(load.sizes), load.sizes[-1:]
-    steps, maps = max(0, load.parsed.trainer.max_steps), len(load.made.model.factories)
-    trained = steps * data.batch_size
-    watched = load.validated(Training(trained, trained / load.texts.fit, steps), 1)
+    data, models, size, maps = load.parsed.data, len(load.sizes), load.sizes[-1:], len(load.made.model.factories)
+    training = load.trained(load.texts.fit, data.batch_size)
+    trained, watched = training.rows, load.validated(training, 1)
     read = trained + watched + load.texts.test
     routes = len(route_numbers(models, load.parsed.model.routes))
     tails = routes * len(parse_sites(data.sites, load.sizes[0].layers, size[0].layers)) / 2

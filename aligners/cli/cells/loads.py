@@ -77,12 +77,9 @@ class Load:
         trainer: Any = self.parsed.trainer
         limit = trainer.limit_train_batches
         epoch = read if limit is None else min(read, limit * step) if isinstance(limit, int) else limit * read
-        if trainer.max_epochs not in (None, -1):
-            rows = trainer.max_epochs * epoch
-        elif trainer.max_steps not in (None, -1):
-            rows = trainer.max_steps * step
-        else:
-            rows = min(self.parsed.model.rows, self.parsed.model.most_steps * step)
+        given = [(trainer.max_epochs, epoch), (trainer.max_steps, step)]
+        limits = [times * rows for times, rows in given if times not in (None, -1)]
+        rows = min(limits) if limits else min(self.parsed.model.rows, self.parsed.model.most_steps * step)
         return Training(rows, rows / epoch, rows / step)
 
     def validated(self, training: Training, before: int = 0) -> float:

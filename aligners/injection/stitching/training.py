@@ -205,7 +205,9 @@ class Stitching(BankTraining):
 
     def on_train_start(self) -> None:
         """After an interruption between a step and its validation, that validation comes first."""
-        self.begin(self.trainer.max_steps, self.curves[-1]["step"] if self.curves else self.global_step)
+        by_epochs = self.trainer.max_epochs not in (None, -1)  # which may end first
+        steps = self.trainer.estimated_stepping_batches if by_epochs else self.trainer.max_steps
+        self.begin(int(steps), self.curves[-1]["step"] if self.curves else self.global_step)
 
     def training_step(self, batch: TaskBatch, batch_idx: int) -> None:
         """One step of every layer at every site."""

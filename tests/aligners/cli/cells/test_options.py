@@ -263,6 +263,7 @@ def test_stitching_is_planned_with_the_texts_that_it_is_watched_and_measured_on(
     assert never.flops == pytest.approx(expected * a_text)
     assert often.flops - never.flops == pytest.approx(3 * sizes.validation * (2 + 4 * 3 / 2) * a_text)  # and one before
     assert often.calls > never.calls > 0
+    assert stitch(max_steps=2000, max_epochs=1).flops == stitch(max_steps=-1, max_epochs=1).flops < stitch().flops
 
 
 def test_an_epoch_has_no_more_rows_than_the_texts(world: World) -> None:
