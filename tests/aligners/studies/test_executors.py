@@ -19,7 +19,7 @@ from aligners.cli.endings import ended_by_signals
 from aligners.errors import UserError
 from aligners.studies import executors
 from aligners.studies.executors import Processes, Unfinished, make_executor
-from tests.processes import HANGS, ROOT
+from tests.processes import ROOT
 
 if TYPE_CHECKING:
     from tests.world import World
