@@ -33,9 +33,10 @@ class ProgressBar(pl.callbacks.ProgressBar):
         if self._shown is not None:
             self._shown.step(lambda: _loss(trainer))
 
-    def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Begin to show an evaluation."""
-        self._begin("Evaluating", math.fsum(trainer.num_test_batches))
+    def on_test_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *given: Any) -> None:
+        """Begin to show an evaluation with its first batch: what is read before has a bar of its own."""
+        if self._shown is None:
+            self._begin("Evaluating", math.fsum(trainer.num_test_batches))
 
     def on_test_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *given: Any) -> None:
         """Count a batch."""

@@ -30,17 +30,18 @@ from benchmarks.harness import machine
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = table_beside(__file__, "commands.yaml")
-ESTIMATE = re.compile(r"([\w ]+): step [\d,]+ of ([\d,]+).*about ([\d.]+) min left")
+ESTIMATE = re.compile(r"([\w ]+): step [\d,]+ of ([\d,]*\d).*about ([\d.]+) min left")
 MEMORY = re.compile(r"\b\d+(\.\d+)? (GiB|MiB|GB|MB)\b")
 TOOK = "took.json"
 
 
 def words_of(name: str) -> list[str]:
-    """The command of this name as words, its run's folder at the end."""
+    """The command of this name as words, the folder of its run or study at the end."""
     about = TABLE["commands"][name]
     common = "".join(f" {TABLE['common'][part]}" for part in about.get("common", []))
     script, *words = shlex.split(f"{about['command']}{common}")
-    return [script, *words, "--run", f"runs/{name}"]
+    words = [str(ROOT / word) if word.startswith("benchmarks/") else word for word in words]
+    return [script, *words, "--folder" if script == "study.py" else "--run", f"runs/{name}"]
 
 
 def run(name: str, folder: Path, threads: int) -> bool:
@@ -108,13 +109,13 @@ def found(name: str, folder: Path) -> dict[str, Any] | None:
     about = json.loads((place / f"{file_name(kinds[0])}.json").read_text(encoding="utf-8")) if kinds else {}
     report = {"rows": [], "findings": []} | about
     columns, where = TABLE["commands"][name]["columns"], TABLE["commands"][name].get("where", {})
-    rows = [
-        {column: rounded(row[column]) for column in columns if row.get(column) is not None}
-        for row in report["rows"]
-        if all(row.get(column) in wanted for column, wanted in where.items())
-    ]
+    chosen = [row for row in report["rows"] if all(row.get(column) in wanted for column, wanted in where.items())]
+    tables = {"rows": [{column: row.get(column) for column in columns} for row in chosen]}
+    tables |= {table: report[table] for table in TABLE["commands"][name].get("tables", [])}
+    for table, rows in tables.items():
+        tables[table] = [{key: rounded(value) for key, value in row.items() if value is not None} for row in rows]
     took = json.loads((place / TOOK).read_text(encoding="utf-8"))
-    return {"command": shlex.join(words_of(name)), **took, "findings": report["findings"], "rows": rows}
+    return {"command": shlex.join(words_of(name)), **took, "findings": report["findings"], **tables}
 
 
 def rounded(value: Any) -> Any:

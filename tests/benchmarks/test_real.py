@@ -76,12 +76,13 @@ def test_a_command_runs_once_and_leaves_what_it_took_and_found(tmp_path: Path, m
         "import json, sys, pathlib\n"
         "folder = pathlib.Path(sys.argv[-1]); folder.mkdir()\n"
         "print('Training: step 2 of 4, about 1.5 min left')\n"
+        "print('This takes 2.5 GB.\\nTraining: step 4 of 4, about 0.0 min left')\n"
         "rows = [{'method': 'inn', 'fvu': 0.123456789}, {'method': 'mlp', 'fvu': 1.0}]\n"
-        "report = {'meta': {}, 'findings': ['It holds.'], 'rows': rows}\n"
+        "report = {'meta': {}, 'findings': ['It holds.'], 'rows': rows, 'codes': [{'bits': 2.0, 'more': None}]}\n"
         "(folder / 'summary.json').write_text(json.dumps(report))\n"
         "sys.exit('no' in sys.argv)\n"
     )
-    about = {"columns": ["method", "fvu", "absent"], "where": {"method": ["inn"]}}
+    about = {"columns": ["method", "fvu", "absent"], "where": {"method": ["inn"]}, "tables": ["codes"]}
     typed = shlex.quote(str(script))
     commands = {"good": {"command": typed, **about}, "bad": {"command": f"{typed} no", **about}}
     monkeypatch.setattr(run, "TABLE", {"common": {}, "commands": commands})
@@ -94,5 +95,7 @@ def test_a_command_runs_once_and_leaves_what_it_took_and_found(tmp_path: Path, m
     assert found is not None
     assert found["rows"] == [{"method": "inn", "fvu": 0.12346}]
     assert found["findings"] == ["It holds."]
-    assert found["said beforehand"] == ["Training: step 2 of 4, about 1.5 min left"]
+    assert found["codes"] == [{"bits": 2.0}]
+    assert found["estimates"] == [["Training, 4 steps", 90, 0]]
+    assert found["said of memory"] == ["This takes 2.5 GB."]
     assert json.loads((tmp_path / "runs" / "good" / run.TOOK).read_text())["threads"] == 1
