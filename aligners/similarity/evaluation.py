@@ -13,11 +13,12 @@ import torch
 from aligners.errors import UserError, check_known, check_range
 from aligners.files.room import free_memory
 from aligners.models.loading.models import check_precision
+from aligners.progress import track
 from aligners.similarity.catalogue import ATTENTION, DEFAULT, Measure, catalogue
 from aligners.similarity.functional.summaries import nuclear_norm
 from aligners.similarity.outcome import TileFigures
 from aligners.similarity.passes.plan import PassCosts, Settings, in_words, plan_passes
-from aligners.similarity.passes.ranks import alone, collected, from_first, this_rank
+from aligners.similarity.passes.ranks import alone, collected, from_first, ranks, this_rank
 from aligners.similarity.passes.run import PassRun
 from aligners.similarity.passes.saved import PassFigures, SavedPasses
 from aligners.similarity.passes.sums import Shape, streams_of
@@ -264,7 +265,9 @@ class SimilarityEvaluation(pl.LightningModule):
         """Measure what the pass has summed, and forget it."""
         self._run.end()
         mine = self._run.mine(this_rank())
-        tiles = [TileFigures.of(tile, self.measures, sums, self._settings.matching(tile)) for tile, sums in mine]
+        hidden = self.trainer.progress_bar_callback is None or not self.trainer.is_global_zero
+        shown = track(mine, "Measuring", len(self._run.this.tiles[this_rank() :: ranks()]), disable=hidden)
+        tiles = [TileFigures.of(tile, self.measures, sums, self._settings.matching(tile)) for tile, sums in shown]
         norms = {(span.model, span.first): nuclear_norm(scatter).cpu() for span, scatter in self._run.scatters()}
         every = [figures for some in collected(tiles) for figures in some]
         self._finished[self._number] = PassFigures(every, norms, int(self._run.rows))

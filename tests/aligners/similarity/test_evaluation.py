@@ -17,6 +17,7 @@ from aligners.similarity.functional.kernels import rsa
 from aligners.similarity.functional.regression import neuronsim, r2, r2_held_out
 from aligners.similarity.functional.summaries import nuclear_norm
 from aligners.similarity.passes.sums import BatchRows
+from callbacks.progress import ProgressBar
 from datamodules.layers import LayerActivations
 from datamodules.text.sources import TextSource
 from tests.runs import quiet_trainer
@@ -305,3 +306,15 @@ def test_memory_is_announced_in_one_line(world: World, models: list[str], caplog
     sample = 5000 * ((BLOCKS_X + 1) * WIDTH_X + (BLOCKS_Y + 1) * WIDTH_Y) * 4
     assert all_of_them.announced >= few.announced + sample
     assert few.meta["passes"] == 1
+
+
+def test_reading_and_measuring_are_shown_one_after_the_other(
+    world: World, models: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    trainer = quiet_trainer(callbacks=[ProgressBar()], enable_progress_bar=True)
+    trainer.test(SimilarityEvaluation(measures=["cka"]), datamodule=stream(world, models), verbose=False)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.endswith(" steps.")]
+    assert [line.partition(":")[0] for line in lines] == ["Evaluating", "Measuring"]
+    assert lines[-1] == "Measuring: 1 steps."  # a pair of models
