@@ -5,9 +5,11 @@ import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import lightning.pytorch as pl
 import pytest
+from torch.utils.data import DataLoader
 
 from aligners.cli.log import log_to
 from aligners.fitting.alignment import Alignment
@@ -76,3 +78,21 @@ def test_a_file_gets_lines_and_a_terminal_gets_none(
     assert [int(line.split()[2]) for line in said] == [5, 10, 15]  # 30 s apart, at the least
     assert re.fullmatch(r"Training: step 10 of 16, loss \d\.\d+, about 0\.7 min left", said[1])
     assert any(line.startswith("Reading moments: ") for line in lines)
+
+
+def test_an_evaluation_is_shown_once_its_batches_begin(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Measured(pl.LightningModule):
+        def on_test_start(self) -> None:
+            print("Something is read first.")
+
+        def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+            pass
+
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    trainer = quiet_trainer(callbacks=[ProgressBar()], enable_progress_bar=True)
+    trainer.test(Measured(), [DataLoader(range(3)), DataLoader(range(2))], verbose=False)  # type: ignore[arg-type]
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.endswith(("first.", "steps."))]
+    assert lines == ["Something is read first.", "Evaluating: 5 steps."]
