@@ -36,10 +36,15 @@ class ProgressBar(pl.callbacks.ProgressBar):
     def on_test_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *given: Any) -> None:
         """Begin to show an evaluation with its first batch: what is read before has a bar of its own."""
         if self._shown is None:
-            self._begin("Evaluating", math.fsum(trainer.num_test_batches))
+            self._begin("Evaluating", math.fsum(trainer.num_test_batches) * getattr(pl_module, "parts", 1))
 
     def on_test_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *given: Any) -> None:
-        """Count a batch."""
+        """Count a batch, unless its parts are counted."""
+        if not hasattr(pl_module, "parts"):
+            self.part_done()
+
+    def part_done(self) -> None:
+        """Count a part of a batch, which a module with `parts` calls so many times in each."""
         if self._shown is not None:
             self._shown.step()
 

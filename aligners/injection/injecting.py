@@ -2,7 +2,7 @@
 
 import logging
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import lightning.pytorch as pl
@@ -97,6 +97,17 @@ class Evaluation(pl.LightningModule):
     def natives(self, models: Sequence[FrozenModel], task: TaskBatch) -> Natives:
         """What the models answer by themselves, one after another, so that only one model's logits are held."""
         return {model: own_answers(model, task) for model in models}
+
+    @property
+    def parts(self) -> int:
+        """The steps of the progress bar in a batch: a method of a panel takes one."""
+        return sum(len(panel.methods) for panel in cast(Sequence[Panel], self.panels))
+
+    def each(self, methods: Iterable[Method]) -> Iterator[Method]:
+        """Yield each, and tell the progress bar when it is done."""
+        for method in methods:
+            yield method
+            getattr(self.trainer.progress_bar_callback, "part_done", int)()  # Lightning's own bars know no parts
 
     def on_test_start(self) -> None:
         """Run the self-test, on a few of the held-out texts."""
@@ -282,11 +293,11 @@ class InjectionEvaluation(Evaluation):
             paired = by_kind[panel.kind]
             read = PanelBatch(paired, *((paired.x, paired.y) if panel.route.key == FORWARD else (paired.y, paired.x)))
             if split != "test":
-                panel.update_squares(split, read)
+                panel.update_squares(split, read, self.each)
                 continue
             if panel.behaviour is not None:
                 read = read._replace(task=task, injected=None if states is None else states.sources(panel.route))
-            panel.update(read, natives)
+            panel.update(read, natives, self.each)
 
     def on_test_epoch_end(self) -> None:
         """Check the states of the last batch as well."""

@@ -1,7 +1,7 @@
 """A panel of a report: one route, one kind of rows, every method at every site, with its errors text by text."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple, cast
 
@@ -138,6 +138,9 @@ class PanelBatch(NamedTuple):
     injected: Tensor | None = None
 
 
+EachMethod = Callable[[Iterable[Method]], Iterator[Method]]
+
+
 class Panel(nn.Module):
     """Scores every method of one route on one kind of rows, text by text, and makes the report's rows of it.
 
@@ -186,12 +189,13 @@ class Panel(nn.Module):
         self.elsewhere = TextScores(SQUARES, len(self.methods), sites, others) if others else None
         self.fitting = UnitMeans(1 + len(SQUARES) * len(self.methods) * sites) if fitting else None
 
-    def update(self, read: PanelBatch, natives: Natives) -> None:
+    def update(self, read: PanelBatch, natives: Natives, each: EachMethod = iter) -> None:
         """Score every method at every site on one batch.
 
         Args:
             read: of the batch.
             natives: what each model that knows the task answers by itself, where states are injected.
+            each: goes through the methods, and shows how far it is.
         """
         text, rows = read.batch.texts.text, read.batch.rows
         ones = torch.ones(1, 1, len(rows), device=text.device)
@@ -202,7 +206,7 @@ class Panel(nn.Module):
         results, totals = [], Sums()
         if self.mean_target is not None and read.target is not None:
             totals = text_totals(rows, read.source, read.target, self.mean_source, self.mean_target)
-        for method in self.methods:
+        for method in each(self.methods):
             mapped, sums = method.map(read.source, read.batch), dict(totals)
             if read.target is not None and totals:
                 inverse = None if self.mean_source is None else method.inverse
@@ -213,11 +217,11 @@ class Panel(nn.Module):
             results.append(sums)
         self.scores.update(text, {name: torch.stack([e[name] for e in results]) for name in self.scores.quantities})
 
-    def update_squares(self, split: str, read: PanelBatch) -> None:
+    def update_squares(self, split: str, read: PanelBatch, each: EachMethod = iter) -> None:
         """Measure how far every method is off at every site on a batch of another source, or of the fitting texts."""
         rows, target, mean = read.batch.rows, cast(Tensor, read.target), cast(Tensor, self.mean_target)
         total = per_text_sums(squared_distances(target, mean), rows)
-        errors = (squared_errors(method.map(read.source, read.batch), target) for method in self.methods)
+        errors = (squared_errors(method.map(read.source, read.batch), target) for method in each(self.methods))
         sums = torch.stack([per_text_sums(part, rows) for part in errors])
         squares = dict(zip(SQUARES, (sums, total.expand_as(sums)), strict=True))  # (methods, S, B)
         if split == "other" and self.elsewhere is not None:

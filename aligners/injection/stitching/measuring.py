@@ -122,4 +122,4 @@ class StitchingEvaluation(Evaluation):
         states = read_all(self.routes, batch, targets=bool(self.spread))
         for panel in cast(Sequence[Panel], self.panels):
             target = states.targets(panel.route) if self.spread else None
-            panel.update(PanelBatch(batch, states.sources(panel.route), target, batch), natives)
+            panel.update(PanelBatch(batch, states.sources(panel.route), target, batch), natives, self.each)

@@ -27,6 +27,7 @@ from aligners.reports.finished import make_report
 from aligners.reports.publishing import write
 from aligners.reports.runs.injection import reading
 from callbacks.checkpoint import SaveAligners
+from callbacks.progress import ProgressBar
 from datamodules.text.sources import TextSource
 from tests.references.maps import cosine, fvu, mse
 from tests.runs import activations, quiet_trainer
@@ -274,6 +275,24 @@ def losses_of_heads(evaluation: InjectionEvaluation) -> set[float]:
     panel: Any = evaluation.panels[0]
     losses = panel.whole.compute()["loss"].sum(-1).flatten().tolist()
     return {loss for loss, name in zip(losses, panel.answers, strict=True) if name == "random_classifier"}
+
+
+def test_the_bar_counts_every_method_of_every_batch(world: World, stored: StoredBank) -> None:
+    shown: list[tuple[float, float]] = []
+
+    class Bar(ProgressBar):
+        def disable(self) -> None:
+            if self._shown is not None:
+                shown.append((self._shown.done, self._shown.total))
+            super().disable()
+
+    module = InjectionEvaluation([stored], ["linear"], both_directions=True, fitting_errors=True)
+    data = activations(world, sites=SITES, batch_size=10)
+    trainer = quiet_trainer(callbacks=[Bar()], enable_progress_bar=True)
+    trainer.test(module, datamodule=data, verbose=False)
+    methods = sum(len(panel.methods) for panel in module.panels)  # type: ignore[misc]
+    assert methods > 2 * 3  # floors in both directions, and maps
+    assert shown == [(methods * sum(trainer.num_test_batches), methods * sum(trainer.num_test_batches))]  # type: ignore[arg-type]
 
 
 def test_seeds_move_the_random_floors_alone_and_have_no_head_in_common(
