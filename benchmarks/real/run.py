@@ -5,9 +5,9 @@
     python -m benchmarks.real.run FOLDER --json benchmarks/results/real-cpu-intel-xeon-2-cores.json
 
 Each command runs as a process of its own in FOLDER and leaves its run in FOLDER/runs/NAME. One that has finished is not
-run again; one that was interrupted is run anew. The last form collects what is there: for each command its words, its
-seconds by the clock and of the processors, the peak of its memory, what it said of time and memory, and the rows of its
-report, with the columns that commands.yaml names.
+run again; one that was interrupted is run anew, and a study goes on. The last form collects what is there: for each
+command its words, its seconds by the clock and of the processors, the peak of its memory, what it said of time and
+memory, and the rows of its report, with the columns that commands.yaml names.
 """
 
 import argparse
@@ -49,8 +49,9 @@ def run(name: str, folder: Path, threads: int) -> bool:
     place = folder / "runs" / name
     if (place / TOOK).is_file():
         return True
-    remove(place)
     script, *words = words_of(name)
+    if script != "study.py":  # which goes on
+        remove(place)
     print(f"{name}: {script} {shlex.join(words)}", flush=True)
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", "OMP_NUM_THREADS": str(threads)}
     began = time.monotonic()
@@ -106,16 +107,29 @@ def found(name: str, folder: Path) -> dict[str, Any] | None:
     if not (place / TOOK).is_file():
         return None
     kinds = kinds_in(place)  # adapters leave no report
-    about = json.loads((place / f"{file_name(kinds[0])}.json").read_text(encoding="utf-8")) if kinds else {}
-    report = {"rows": [], "findings": []} | about
+    about = _read(place / f"{file_name(kinds[0])}.json") if kinds else {}
+    report = {"rows": [], "findings": [], "cells": cells_of(place)} | about
     columns, where = TABLE["commands"][name]["columns"], TABLE["commands"][name].get("where", {})
     chosen = [row for row in report["rows"] if all(row.get(column) in wanted for column, wanted in where.items())]
     tables = {"rows": [{column: row.get(column) for column in columns} for row in chosen]}
     tables |= {table: report[table] for table in TABLE["commands"][name].get("tables", [])}
     for table, rows in tables.items():
         tables[table] = [{key: rounded(value) for key, value in row.items() if value is not None} for row in rows]
-    took = json.loads((place / TOOK).read_text(encoding="utf-8"))
-    return {"command": shlex.join(words_of(name)), **took, "findings": report["findings"], **tables}
+    return {"command": shlex.join(words_of(name)), **_read(place / TOOK), "findings": report["findings"], **tables}
+
+
+def cells_of(study: Path) -> list[dict[str, Any]]:
+    """What the cells of a study were planned to take, in seconds, what they took, and what they found."""
+    planned = _read(study / "plan.json") if (study / "plan.json").is_file() else {}
+    cells = sorted(map(_read, study.glob("cells/*/result.json")), key=lambda cell: cell["finished"])
+    return [
+        {**{key: cell[key] for key in ("kind", "seconds", "findings")}, "planned": planned.get(cell["cell"])}
+        for cell in cells
+    ]
+
+
+def _read(file: Path) -> Any:
+    return json.loads(file.read_text(encoding="utf-8"))
 
 
 def rounded(value: Any) -> Any:
