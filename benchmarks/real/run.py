@@ -123,7 +123,7 @@ def cells_of(study: Path) -> list[dict[str, Any]]:
     planned = _read(study / "plan.json") if (study / "plan.json").is_file() else {}
     cells = sorted(map(_read, study.glob("cells/*/result.json")), key=lambda cell: cell["finished"])
     return [
-        {**{key: cell[key] for key in ("kind", "seconds", "findings")}, "planned": planned.get(cell["cell"])}
+        {**{key: cell.get(key) for key in ("kind", "seconds", "findings")}, "planned": planned.get(cell["cell"])}
         for cell in cells
     ]
 
