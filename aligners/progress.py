@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from operator import length_hint
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import rich
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -78,6 +78,11 @@ class Progress:
             print(line, flush=True)
         elif hasattr(sys.stdout, "log"):
             sys.stdout.log(f"{line}\n")
+
+
+def hidden(trainer: Any) -> bool:
+    """Whether a process of a run shows no progress: a further rank, or one whose Trainer has no progress bar."""
+    return not trainer.is_global_zero or trainer.progress_bar_callback is None
 
 
 def track(each: Iterable[T], what: str, total: float | None = None, *, disable: bool = False) -> Iterator[T]:

@@ -22,6 +22,7 @@ from aligners.maps.inn import INN
 from aligners.maps.linear import Linear, Procrustes, Ridge
 from aligners.maps.solving import Products, products_in
 from aligners.models.loading.models import check_precision
+from aligners.progress import hidden, track
 from aligners.similarity.algebra.moments import Moments
 from datamodules.module import stream_of
 from datamodules.rows.reading import PairedBatch, Plan
@@ -176,7 +177,7 @@ class Alignment(BankTraining):
         Raises:
             ValueError: there are fewer rows than an aligner needs, or the states of a site are constant.
         """
-        for fit in self.fits():
+        for fit in track(self.fits(), "Solving", disable=hidden(self.trainer)):
             fit_map(fit.name, fit.aligner, *fit.moments(moments, validation))
         self.moments = moments
 

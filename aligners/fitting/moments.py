@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from aligners.fitting.bank import flat, nested
 from aligners.models.calling import FiniteCheck
-from aligners.progress import track
+from aligners.progress import hidden, track
 from aligners.similarity.algebra.moments import Moments
 from aligners.similarity.moments import MomentsMetric
 from datamodules.batches import LengthBatches, TextBatch, limited
@@ -94,10 +94,10 @@ def read_moments(
         return {name: Moments(**parts) for name, parts in stored.items()}
     reading = MomentsSoFar() if reading is None else reading
     watching = [callback for callback in cast(Any, trainer).callbacks if hasattr(callback, "on_moments_batch_end")]
-    count, shown = min(len(loader), batches), trainer.is_global_zero and trainer.progress_bar_callback is not None
+    count = min(len(loader), batches)
     left = max(count - reading.batches, 0)
     cast(LengthBatches, loader.sampler).skip(reading.batches)
-    for batch in track(islice(loader, left), "Reading moments", left, disable=not shown):
+    for batch in track(islice(loader, left), "Reading moments", left, disable=hidden(trainer)):
         reading.add(rows(batch))
         for callback in watching:
             callback.on_moments_batch_end(trainer)

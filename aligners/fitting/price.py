@@ -19,7 +19,7 @@ from aligners.fitting.training import describe_optimizer
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP, FreeForm
-from aligners.progress import track
+from aligners.progress import hidden, track
 from aligners.similarity.algebra.moments import moments_of
 from datamodules.module import stream_of
 from datamodules.rows.reading import PairedBatch, Plan
@@ -338,7 +338,7 @@ class BijectionPrice(pl.LightningModule):
         planned = [("linear", 0, 0, 0)] if "linear" in self.maps else []  # closed forms come once
         every = product(range(self.seeds), sizes, self.steps, trained)
         planned += [(name, size, steps, seed) for seed, size, steps, name in every]
-        shown = track(planned, "Training", disable=self.trainer.progress_bar_callback is None)
+        shown = track(planned, "Training", disable=hidden(self.trainer))
         self.rows = [row for job in shown for row in self._fitted(*job)]
 
     def _fitted(self, name: str, size: int, steps: int, seed: int) -> Iterator[dict[str, Any]]:

@@ -20,6 +20,7 @@ from aligners.maps.baselines import GaussianStates
 from aligners.maps.canonical import CCA, PWCCA, SVCCA
 from aligners.maps.linear import Identity, Linear, Mean, Procrustes, Ridge
 from aligners.maps.permutation import Permutation
+from aligners.progress import hidden, track
 from aligners.similarity.algebra.moments import Moments
 from datamodules.rows.policies import RowKind
 from datamodules.rows.types import SeenTypes
@@ -39,7 +40,7 @@ class ClosedForms(Alignment):
     def fit_moments(self, moments: Moments, validation: Moments | None) -> None:
         """Fit what can be fitted."""
         self.moments = moments
-        for fit in self.fits():
+        for fit in track(self.fits(), "Solving", disable=hidden(self.trainer)):
             try:
                 fit_map(fit.name, fit.aligner, *fit.moments(moments, validation))
             except ValueError:

@@ -17,7 +17,7 @@ from aligners.probing.storing import save_banks
 from aligners.probing.structural import STRUCTURAL, drawn_trees
 from aligners.probing.tasks import Row, Task
 from aligners.probing.training import ProbeTraining, ended
-from aligners.progress import track
+from aligners.progress import hidden, track
 from datamodules.layers import LayerActivations, LayerBatch
 from datamodules.module import stream_of
 
@@ -164,7 +164,7 @@ class ProbeExperiment(pl.LightningModule):
         }  # fmt: skip
 
     def _shown(self, planned: Sequence[Any], what: str) -> Any:
-        return track(planned, what, disable=self.trainer.progress_bar_callback is None)
+        return track(planned, what, disable=hidden(self.trainer))
 
     def _task(self, m: int, name: str) -> Task:
         """A task on a model's words. All are made, and checked, before any training."""

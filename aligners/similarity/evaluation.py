@@ -13,7 +13,7 @@ import torch
 from aligners.errors import UserError, check_known, check_range
 from aligners.files.room import free_memory
 from aligners.models.loading.models import check_precision
-from aligners.progress import track
+from aligners.progress import hidden, track
 from aligners.similarity.catalogue import ATTENTION, DEFAULT, Measure, catalogue
 from aligners.similarity.functional.summaries import nuclear_norm
 from aligners.similarity.outcome import TileFigures
@@ -265,8 +265,8 @@ class SimilarityEvaluation(pl.LightningModule):
         """Measure what the pass has summed, and forget it."""
         self._run.end()
         mine = self._run.mine(this_rank())
-        hidden = self.trainer.progress_bar_callback is None or not self.trainer.is_global_zero
-        shown = track(mine, "Measuring", len(self._run.this.tiles[this_rank() :: ranks()]), disable=hidden)
+        count = len(self._run.this.tiles[this_rank() :: ranks()])
+        shown = track(mine, "Measuring", count, disable=hidden(self.trainer))
         tiles = [TileFigures.of(tile, self.measures, sums, self._settings.matching(tile)) for tile, sums in shown]
         norms = {(span.model, span.first): nuclear_norm(scatter).cpu() for span, scatter in self._run.scatters()}
         every = [figures for some in collected(tiles) for figures in some]

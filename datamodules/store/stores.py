@@ -23,6 +23,7 @@ from aligners.files.room import free_disk, in_words
 from aligners.files.whole import check_folder, whole_file
 from aligners.models.architectures import Component
 from aligners.models.model import FrozenModel
+from aligners.progress import hidden
 from datamodules.batches import StoredRows
 from datamodules.frozen_models import FrozenModels
 from datamodules.rows.policies import RowKind, policy_of, select_rows
@@ -203,8 +204,7 @@ class Stores:
             check_folder(self.folder, "store")
             self._announce(missing)
             device = None if trainer is None else trainer.strategy.root_device
-            shown = trainer is not None and trainer.is_global_zero and trainer.progress_bar_callback is not None
-            with Progress(transient=True, disable=not shown) as bar:
+            with Progress(transient=True, disable=trainer is None or hidden(trainer)) as bar:
                 rows = sum(states.manifest.rows[shard] for states, shards in missing.items() for shard in shards)
                 advance = partial(bar.advance, bar.add_task("Writing states", total=rows))
                 for states, of_model in every:

@@ -23,7 +23,7 @@ from aligners.probing.reading import check_annotated, check_room, make_task
 from aligners.probing.structural import STRUCTURAL
 from aligners.probing.tasks import Row, Task
 from aligners.probing.training import ProbeTraining, ended
-from aligners.progress import track
+from aligners.progress import hidden, track
 from datamodules.asking import TaskBatch
 from datamodules.rows.reading import PairedBatch, Plan
 from datamodules.states import States
@@ -262,9 +262,9 @@ class ProbesAcrossMaps(Evaluation):
     def train_probes(self) -> None:
         """Train probes on the fitting words of both models, measure those of Y on mapped words, and swap."""
         fitting, watched, self.held = self._read("fit"), self._read("validation"), self.reading.whole()
-        held, shown = self.held, self.trainer.progress_bar_callback is not None
+        held = self.held
         planned = [(name, *side) for name in self.tasks for side in ((fitting.x, watched.x), (fitting.y, watched.y))]
-        trained = [self._trained(*job) for job in track(planned, "Training", disable=not shown)]
+        trained = [self._trained(*job) for job in track(planned, "Training", disable=hidden(self.trainer))]
         self.fitted, self.narrow = list(zip(trained[::2], trained[1::2], strict=True)), list[Task]()
         twin = None if self.asked is None else self._twin(self.asked, fitting.y, watched.y)
         self.meta["unfinished"] = dict(ended(task.banks[0] for task in (*trained, *self.narrow)))
@@ -301,9 +301,8 @@ class ProbesAcrossMaps(Evaluation):
     def _swaps(self, twin: Twin, held: Words) -> Iterator[Row]:
         """Swap on the held-out texts: the rows of the twin, with what the narrow probes score."""
         with torch.no_grad():
-            batches, hidden = len(self.stream.loader("test")), self.trainer.progress_bar_callback is None
-            paired = self.stream.paired("test")
-            for batch in track(paired, "Swapping", batches, disable=hidden):
+            paired, batches = self.stream.paired("test"), len(self.stream.loader("test"))
+            for batch in track(paired, "Swapping", batches, disable=hidden(self.trainer)):
                 task = cast(TaskBatch, batch.task)
                 twin.update(task, self.natives([self.route.target], task)[self.route.target])
         scores: dict[tuple[str, int], float] = {}
