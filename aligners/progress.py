@@ -81,8 +81,8 @@ class Progress:
 
 
 def hidden(trainer: Any) -> bool:
-    """Whether a process of a run shows no progress: a further rank, or one whose Trainer has no progress bar."""
-    return not trainer.is_global_zero or trainer.progress_bar_callback is None
+    """Whether a process of a run shows no progress: a further rank, or one without a Trainer that has a progress bar."""
+    return trainer is None or not trainer.is_global_zero or trainer.progress_bar_callback is None
 
 
 def track(each: Iterable[T], what: str, total: float | None = None, *, disable: bool = False) -> Iterator[T]:

@@ -177,7 +177,7 @@ class Alignment(BankTraining):
         Raises:
             ValueError: there are fewer rows than an aligner needs, or the states of a site are constant.
         """
-        for fit in track(self.fits(), "Solving", disable=hidden(self.trainer)):
+        for fit in track(self.fits(), "Solving", disable=hidden(self._trainer)):
             fit_map(fit.name, fit.aligner, *fit.moments(moments, validation))
         self.moments = moments
 

@@ -40,7 +40,7 @@ class ClosedForms(Alignment):
     def fit_moments(self, moments: Moments, validation: Moments | None) -> None:
         """Fit what can be fitted."""
         self.moments = moments
-        for fit in track(self.fits(), "Solving", disable=hidden(self.trainer)):
+        for fit in track(self.fits(), "Solving", disable=hidden(self._trainer)):
             try:
                 fit_map(fit.name, fit.aligner, *fit.moments(moments, validation))
             except ValueError:
