@@ -81,7 +81,7 @@ class Progress:
 
 
 def hidden(trainer: Any) -> bool:
-    """Whether a process of a run shows no progress: a further rank, or one without a Trainer that has a progress bar."""
+    """Whether a process shows no progress: a further rank of a run, or one without a Trainer that has a bar."""
     return trainer is None or not trainer.is_global_zero or trainer.progress_bar_callback is None
 
 
