@@ -152,16 +152,12 @@ def inject(places: Places, architecture: Architecture, site: int, states: Tensor
         return architecture.answer(block, states, args, kwargs) if number(block) <= site else None
 
     def received(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any | None:
-        if number(block) > 1:  # a shared block runs again, on other states
-            return None
-        return ((states, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": states})
+        return (
+            None if number(block) > 1 else _taking(states, args, kwargs)
+        )  # a shared block runs again, on other states
 
     def exchanged(layer: nn.Module, args: tuple[Any, ...], output: Any) -> Any | None:
-        if number(layer) != site:
-            return None
-        if isinstance(output, (tuple, list)):
-            return type(output)((states.reshape(output[0].shape).to(output[0]), *output[1:]))
-        return states.reshape(output.shape).to(output)
+        return _answering(states, output) if number(layer) == site else None
 
     if not isinstance(places, Blocks):
         with places[site - 1].register_forward_hook(exchanged):
@@ -178,3 +174,54 @@ def inject(places: Places, architecture: Architecture, site: int, states: Tensor
         finally:
             for i, block in skipped.items():
                 places.listed[i] = block
+
+
+@contextmanager
+def change(
+    model: nn.Module, places: Blocks, site: int, changed: Callable[[Tensor, dict[str, Any]], Tensor]
+) -> Iterator[None]:
+    """Within it, every run of a model goes on from `changed(states, arguments)` at `site`. All blocks are run.
+
+    That fills the cache of every block, as generation requires. `changed` is given the states at the site, and the
+    arguments by name with which the model was called. If it runs the model itself, nothing is changed in that run. No
+    block may be shared.
+    """
+    called: dict[str, Any] = {}
+    inside: list[bool] = []
+
+    def begins(whole: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        called.update(kwargs)
+
+    def once(states: Tensor) -> Tensor:
+        inside.append(True)
+        try:
+            return changed(states, called)
+        finally:
+            inside.clear()
+
+    def before(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return None if inside else _taking(once(args[0] if args else kwargs["hidden_states"]), args, kwargs)
+
+    def after(block: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        states = output[0] if isinstance(output, (tuple, list)) else output
+        return None if inside else _answering(once(states), output)
+
+    with ExitStack() as hooks:
+        hooks.enter_context(model.register_forward_pre_hook(begins, with_kwargs=True))
+        if site == 0:
+            hooks.enter_context(places[0].register_forward_pre_hook(before, prepend=True, with_kwargs=True))
+        else:
+            hooks.enter_context(places[site - 1].register_forward_hook(after))
+        yield
+
+
+def _taking(states: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a block, with other states."""
+    return ((states, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": states})
+
+
+def _answering(states: Tensor, output: Any) -> Any:
+    """What a module returned, with other states, in its own shape, data type and device."""
+    if isinstance(output, (tuple, list)):
+        return type(output)((states.reshape(output[0].shape).to(output[0]), *output[1:]))
+    return states.reshape(output.shape).to(output)

@@ -10,9 +10,10 @@ from jsonargparse import Namespace
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.utilities import rank_zero_only
 
-from aligners.cli.run import Run, command
+from aligners.cli.run import Run, can_build, command, options_of
 from aligners.errors import UserError, check_known
 from aligners.fitting.bank import DIRECTIONS, StoredBank, load_bank, save_bank
+from aligners.injection.generation.continuing import ContinueTexts, Continuing, check_continued
 from aligners.injection.injecting import InjectionEvaluation
 from aligners.injection.methods import CLOSED_FORMS, ClosedForms, between_two_models
 from aligners.injection.routes import InjectedTask, paired_routes
@@ -21,19 +22,26 @@ from datamodules.pairings import pair_states
 from datamodules.states import States
 
 
+def _check(made: Namespace) -> None:
+    check_known(CLOSED_FORMS, closed_form=made.closed_form)
+    can_build(Continuing)(made)
+
+
 @command(
     "inject",
     InjectionEvaluation,
+    Continuing,
     data=pair_states,
     skip={"stored"},
     defaults={"data.batch_size": 128},
-    check=lambda made: check_known(CLOSED_FORMS, closed_form=made.closed_form),
+    check=_check,
 )
 def inject(run: Run, checkpoints: Sequence[Path] = ()) -> None:
     """Measure maps on held-out text: their errors, and what a model does with mapped states in place of its own.
 
     Errors are those on the rows that the maps were fitted on. The frozen model is a classifier on texts with labels,
-    or a language model; to inject into it, both models must read the same tokens.
+    or a language model; to inject into it, both models must read the same tokens. With `--generate 16` language models
+    also continue the beginnings of 16 held-out texts: by themselves, and with every map in place at every site.
 
     Example: `--checkpoints runs/mine/aligners.safetensors --run runs/injected`
 
@@ -55,7 +63,7 @@ def inject(run: Run, checkpoints: Sequence[Path] = ()) -> None:
     if all(bank.moments is None for bank in stored):
         stored.append(_fit_closed_forms(run, *before))
         before = []
-    run.test(run.build(InjectionEvaluation, stored), "injection", *before)
+    run.test(run.build(InjectionEvaluation, stored), "injection", *before, ContinueTexts(run.build(Continuing)))
 
 
 def _say_what_is_not_injected(options: Namespace, trainer: pl.Trainer, module: pl.LightningModule, stage: str) -> None:
@@ -63,6 +71,8 @@ def _say_what_is_not_injected(options: Namespace, trainer: pl.Trainer, module: p
     data = stream_of(trainer, States)
     routes = paired_routes(data, both_directions=options.both_directions)
     task = InjectedTask.of(data, routes, masked_share=options.masked_share, seed=0)
+    if options.generate:
+        check_continued(Continuing(**options_of(Continuing, options)), data.split("test"), task.not_injected)
     for route, why in task.not_injected.items():
         if why is not None:
             rank_zero_only(print)(f"Nothing will be injected {DIRECTIONS[route.key]}, only errors are measured: {why}.")

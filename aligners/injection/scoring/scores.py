@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from aligners.errors import finite
 from aligners.similarity.moments import DoubleMetric
 from datamodules.asking import Targets
 from datamodules.rows.policies import Rows
@@ -132,3 +133,11 @@ def bootstrap_interval(values: Tensor, weights: Tensor | None = None, *, seed: i
     low, high = percentile_interval(numerator / denominator)
     finite = values.isfinite().all(-1)
     return low.where(finite, torch.nan), high.where(finite, torch.nan)
+
+
+def mean_columns(name: str, values: Tensor, weights: Tensor, seed: int) -> dict[str, float | None]:
+    """A report's columns of a ratio of sums (n,) over texts, and of its interval: `name`, `name_low`, `name_high`."""
+    values, weights = values.double().cpu(), weights.double().cpu()
+    ends = bootstrap_interval(values, weights, seed=seed)
+    found = map(finite, (values.sum() / weights.sum(), *ends))
+    return dict(zip((name, f"{name}_low", f"{name}_high"), found, strict=True))

@@ -12,6 +12,7 @@ from aligners.fitting.outcomes import BOTH_WAYS, TRAINED, is_trained, mark, trai
 from aligners.reports import drawing
 from aligners.reports.names import WORDS, aligned, score_heading, score_words, site_name, with_short_names
 from aligners.reports.report import Report, Row, by_sites, grouped, is_known, number, site_pairs, where
+from aligners.reports.runs.updates.generated import generation_tables
 from aligners.reports.screen import ROLE_STYLES, SiteTable
 from aligners.reports.templates import sentences
 
@@ -147,14 +148,23 @@ def _total(line: list[Row], column: str) -> float:
     return sum(row[column] for row in line)
 
 
-def report(meta: Row, rows: Sequence[Row]) -> Report:
-    """Make the report from one row for each method, site, direction and kind of rows."""
+def report(meta: Row, rows: Sequence[Row], generation: Sequence[Row] = (), samples: Sequence[Row] = ()) -> Report:
+    """Make the report from one row for each method, site, direction and kind of rows.
+
+    Args:
+        meta: what holds for all rows.
+        rows: see above.
+        generation: a row for each method and site whose generated text was measured.
+        samples: some of these texts.
+    """
     shown = with_short_names(rows)
     about = {"price_of_bijectivity": price_of_bijectivity(rows), "below_chance": below_chance(rows)}
     figures = {name: partial(draw, shown) for name, (column, draw) in FIGURES.items() if is_known(rows, column)}
-    findings = [*reading(shown, begun=True).splitlines(), *sentences("left_out", meta=meta)]
-    screen, note = console_tables(shown), _draws(shown)
-    return Report("report", meta | about, rows, figures=figures, screen=screen, note=note, sentences=findings)
+    written = sentences("generation", rows=with_short_names(generation))
+    findings = [*reading(shown, begun=True).splitlines(), *written, *sentences("left_out", meta=meta)]
+    screen, note = [*console_tables(shown), *generation_tables(generation, samples)], _draws(shown)
+    tables = {"generation": generation, "samples": samples} if generation else {}
+    return Report("report", meta | about, rows, tables, figures=figures, screen=screen, note=note, sentences=findings)
 
 
 def _draws(rows: Sequence[Row]) -> str:
