@@ -61,9 +61,9 @@ class States(TextModule):
     Args:
         pairing: see there.
         rows: `tokens`: every real token, for models of equal tokenizers; `mean`: the mean over a text's tokens;
-            `cls`: its first token; `words`, `words_first`, `words_mean`: the last piece, the first, or the mean over
-            the pieces of every word, for any models. A word is a run of characters without white space, and a row
-            where all models have it in full.
+            `cls`: its first token; `last`: its last; `words`, `words_first`, `words_mean`: the last piece, the
+            first, or the mean over the pieces of every word, for any models. A word is a run of characters without
+            white space, and a row where all models have it in full.
         special_tokens: whether [CLS], [SEP] and the like count as rows. Injection replaces them too. Words have none.
         component: what is read at a site: `residual`, the stream between the blocks; `attention` or `mlp`, what that
             sub-layer of block l adds to it. Sub-layers have no site 0.

@@ -12,14 +12,18 @@ from aligners.api.measures import *  # noqa: F403
 
 if TYPE_CHECKING:
     from aligners.api.models import Injected, TextSource, inject, load, load_texts, states
+    from aligners.api.updates import Artefact, Dictionary, Direction, Head, carry, read_artefacts, write_artefact
 
-__all__ = [*maps.__all__, *measures.__all__, "Injected", "TextSource", "inject", "load", "load_texts", "states"]
+__all__ = [
+    *maps.__all__, *measures.__all__, "Artefact", "Dictionary", "Direction", "Head", "Injected", "TextSource", "carry",
+    "inject", "load", "load_texts", "read_artefacts", "states", "write_artefact",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
     """What runs models is imported, with transformers, when it is asked for."""
     if name in __all__:
-        from aligners.api import models
+        from aligners.api import models, updates
 
-        return getattr(models, name)
+        return getattr(models if name in models.__all__ else updates, name)
     raise AttributeError(f"module 'aligners.api' has no attribute {name!r}")

@@ -94,8 +94,8 @@ def states(
         model: see `load`; or a list of models.
         texts: what it reads.
         site: 0 is the embedding output, l the output of block l, before any final norm; or a list of them.
-        rows: `tokens`; `mean`, the mean over a text's tokens; `cls`, its first; or `words`, the last token of each
-            word, between white space, `words_first`, or `words_mean`.
+        rows: `tokens`; `mean`, the mean over a text's tokens; `cls`, its first; `last`, its last; or `words`, the last
+            token of each word, between white space, `words_first`, or `words_mean`.
         batch_size: texts that are read together.
         max_length: most tokens of a text, or fewer where a model has fewer positions; what is beyond is cut, and the
             log says of how many texts.

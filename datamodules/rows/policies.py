@@ -164,8 +164,8 @@ def select_rows(mask: Tensor, special: Tensor, policy: RowPolicy, special_tokens
         mask: (B, T) attention mask; padding is never a row.
         special: (B, T) True at special tokens.
         policy: `tokens`: every real token; `mean`: the mean over a text's real tokens; `cls`: a text's first
-            real token.
-        special_tokens: whether special tokens count for `tokens` and `mean`.
+            real token; `last`: its last.
+        special_tokens: whether special tokens count for `tokens`, `mean` and `last`.
 
     Raises:
         ValueError: a text has no token that counts.
@@ -184,6 +184,8 @@ def select_rows(mask: Tensor, special: Tensor, policy: RowPolicy, special_tokens
         )
     index = counts.flatten().nonzero()[:, 0]
     owner = index // mask.shape[1]
+    if policy == "last":
+        return Rows(index[lengths.cumsum(0) - 1], every, len(mask))
     if policy == "mean":
         return Rows(index, every, len(mask), share=1 / lengths[owner].float(), row=owner)
     return Rows(index, owner, len(mask))
@@ -228,6 +230,7 @@ POLICIES: dict[RowPolicy, Policy] = {
     "mean": Policy(partial(_from_mask, "mean"), counts_special=True, packed=True),
     "cls": Policy(partial(_from_mask, "cls")),
     **{name: Policy(partial(_from_words, name), "words") for name in ("words", "words_first", "words_mean")},
+    "last": Policy(partial(_from_mask, "last"), counts_special=True),
 }
 
 

@@ -46,12 +46,13 @@ def expected_rows(states: Tensor, texts: TextBatch, policy: str, special: bool) 
     rows: list[Tensor] = []
     for of_text, mask, marks in zip(states, texts.inputs_x["attention_mask"].bool(), texts.special[0], strict=True):
         chosen = of_text[mask if special else mask & ~marks]
-        rows += {"tokens": chosen, "mean": [chosen.mean(0)], "cls": of_text[mask][:1]}[policy]
+        rows += {"tokens": chosen, "mean": [chosen.mean(0)], "cls": of_text[mask][:1], "last": chosen[-1:]}[policy]
     return torch.stack(rows)
 
 
 @pytest.mark.parametrize(
-    ("policy", "special"), [("tokens", True), ("tokens", False), ("mean", True), ("mean", False), ("cls", True)]
+    ("policy", "special"),
+    [(policy, special) for policy in ("tokens", "mean", "last") for special in (True, False)] + [("cls", True)],
 )
 @every_side
 def test_rows_are_those_of_the_definition(models: list[FrozenModel], policy: str, special: bool, side: str) -> None:

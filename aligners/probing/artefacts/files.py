@@ -1,0 +1,200 @@
+"""Artefacts on disk: safetensors and JSON, each in the format that it came in."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from aligners.errors import UserError, check_known
+from aligners.files.whole import whole_folder
+from aligners.fitting.bank import FORWARD, StoredBank, describe_aligner, load_bank, save_bank, take_places
+from aligners.probing.artefacts.kinds import Artefact, Dictionary, Probe, Stitching
+from aligners.probing.bank import Bank
+from aligners.probing.storing import PROBES, load_banks
+
+ABOUT, TENSORS, MAP, CARD = "artefact.json", "artefact.safetensors", "map.safetensors", "README.md"
+CFG, WEIGHTS = "cfg.json", "sae_weights.safetensors"  # of SAELens
+STITCHED = ("stitching.safetensors", "aligners.safetensors")
+PICKLED = (".pkl", ".pickle", ".pt", ".pth", ".bin", ".joblib", ".npz", ".npy", ".ckpt")
+HOOK = re.compile(r"blocks\.(\d+)\.hook_resid_(pre|post)")
+
+
+def read_artefacts(place: Path | str) -> list[Artefact]:
+    """All artefacts of a folder: of the folder itself, or of the folders in it.
+
+    Args:
+        place: a folder with artefact.json, with cfg.json of SAELens, or a run of `train.py probe` or `stitch`, whose
+            probes of single layers and whose maps out of its first model are artefacts; or a folder of such folders.
+
+    Raises:
+        ValueError: there is no artefact, one is damaged, says nothing of its model, or is a pickle.
+    """
+    folder = Path(place)
+    if not folder.is_dir():
+        raise UserError(f"Expected `artefacts` to be a folder of artefacts, but there is no folder {folder}.")
+    found = _of_folder(folder)
+    for inner in sorted(path for path in folder.iterdir() if path.is_dir()) if not found else []:
+        found += _of_folder(inner)
+    if not found:
+        pickles = sorted(path.name for path in folder.rglob("*") if path.suffix in PICKLED)
+        raise UserError(
+            f"Expected `artefacts` to hold {ABOUT} and {TENSORS}, {CFG} and {WEIGHTS} of SAELens, {PROBES} or "
+            f"{STITCHED[0]}, but {folder} holds none. "
+            + (
+                f"{pickles[0]} can run code as it is read, and is not: write its tensors as safetensors, coefficients "
+                "of scikit-learn by `Head.of` and `write_artefact`."
+                if pickles
+                else "`write_artefact` of aligners.api writes one."
+            )
+        )
+    names = [artefact.name for artefact in found]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UserError(f"Expected artefacts of different names, each for a folder, but {twice!r} is there twice.")
+    return found
+
+
+def _of_folder(folder: Path) -> list[Artefact]:
+    if (folder / ABOUT).is_file():
+        about = _json(folder / ABOUT)
+        check_known(Artefact.registry, kind=str(about.get("kind")))
+        about.setdefault("name", folder.name)
+        _check_model(about, folder / ABOUT)
+        return [_described(folder, about)]
+    if (folder / CFG).is_file():
+        return [_dictionary(folder, {"name": folder.name})]
+    if (folder / PROBES).is_file():
+        return [
+            probe for name, (bank, about) in load_banks(folder / PROBES).items() for probe in _probes(name, bank, about)
+        ]
+    stitched = next((folder / name for name in STITCHED if (folder / name).is_file()), None)
+    return [] if stitched is None else _maps(load_bank(stitched))
+
+
+def _described(folder: Path, about: dict[str, Any]) -> Artefact:
+    kind = Artefact.registry[about["kind"]]
+    through = (
+        next(iter(load_bank(folder / MAP, arrays=True).maps[FORWARD].values())) if (folder / MAP).exists() else None
+    )
+    if kind is Dictionary:
+        return _dictionary(folder, about, through)
+    return kind(_tensors(folder / TENSORS), about, through)
+
+
+def _dictionary(folder: Path, about: dict[str, Any], through: Any = None) -> Dictionary:
+    """A dictionary of SAELens, whose cfg.json has its metadata in a dictionary of that name, or beside the rest."""
+    cfg = _json(folder / CFG)
+    told = {**cfg, **(cfg.get("metadata") or {})}
+    hook = HOOK.fullmatch(str(told.get("hook_name")))
+    if "site" not in about:
+        if hook is None:
+            raise UserError(
+                f"Expected `hook_name` of {folder / CFG} to be blocks.N.hook_resid_pre or blocks.N.hook_resid_post, "
+                f"but got {told.get('hook_name')!r}: only the residual stream between blocks is carried."
+            )
+        about["site"] = int(hook[1]) + (hook[2] == "post")
+    about = {"kind": "dictionary", "model": told.get("model_name"), "rows": "tokens", **about, "cfg": cfg}
+    _check_model(about, folder / CFG)
+    return Dictionary(_tensors(folder / WEIGHTS), about, through)
+
+
+def _probes(name: str, bank: Bank, about: Mapping[str, Any]) -> list[Artefact]:
+    """The probes of a bank that read one layer of the model, and are asked the task itself."""
+    found = list[Artefact]()
+    for number, arm in enumerate(bank.arms):
+        if arm.source == "model" and arm.layer is not None and not arm.control:
+            own = bank.only([number])
+            probe = {"class": type(own.probes).__name__, "rank": arm.rank, "options": own.probes.options(), **about}
+            told = {"kind": "probe", "name": _named(name, arm.layer, arm.rank), "model": about["model"]}
+            place = {"site": arm.layer, "rows": "words_mean", "probe": probe}
+            found.append(Probe(dict(own.state_dict()), {**told, **place}))
+    return found
+
+
+def _maps(stored: StoredBank) -> list[Artefact]:
+    """The maps from the first model of a run into its second."""
+    source, rows = stored.data["models"]["x"], stored.data.get("rows", "tokens")
+    found = list[Artefact]()
+    for name, bank in stored.maps.get(FORWARD, {}).items():
+        for number, (site, other) in enumerate(stored.pairs[FORWARD]):
+            own = take_places(bank, [number])
+            told = {"kind": "stitching", "name": _named(name, f"{site}-{other}"), "model": source["name"]}
+            place = {"fingerprint": source["fingerprint"], "site": site, "rows": rows}
+            into = {"into": stored.data["models"]["y"]["name"], "into_site": other, "map": describe_aligner(own)}
+            found.append(Stitching(dict(own.state_dict()), {**told, **place, **into}))
+    return found
+
+
+def _named(*parts: Any) -> str:
+    return re.sub(r"[^\w.-]+", "-", "-".join(str(part) for part in parts if part is not None)).strip("-")
+
+
+def _check_model(about: Mapping[str, Any], path: Path) -> None:
+    missing = [name for name in ("model", "site") if about.get(name) is None]
+    if missing:
+        raise UserError(
+            f"Expected `{missing[0]}` in {path}, but it is not there: say which model the artefact reads, by its name "
+            "or folder, and at which site (0: the embeddings, l: the output of block l)."
+        )
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"Expected {path} to be JSON, but it cannot be read: {error}") from error
+    if not isinstance(read, dict):
+        raise UserError(f"Expected {path} to hold a JSON object, but got a {type(read).__name__}.")
+    return read
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"Expected {path} to be a safetensors file, but it cannot be read as one: {error}") from error
+
+
+def write_artefact(artefact: Artefact, folder: Path | str, card: str | None = None) -> None:
+    """Write an artefact into a new folder, whole or not at all, in the format of its kind.
+
+    Args:
+        artefact: with the name of its model and its site.
+        folder: new or empty.
+        card: text of README.md.
+
+    Raises:
+        ValueError: it does not say which model it is for.
+        OSError: something cannot be written.
+    """
+    folder = Path(folder)
+    _check_model(artefact.about, folder / ABOUT)
+    about = {"kind": artefact.kind, **{key: value for key, value in artefact.about.items() if key != "cfg"}}
+    tensors = {name: value.detach().cpu().contiguous() for name, value in artefact.tensors.items()}
+    with whole_folder(folder) as unfinished:
+        (unfinished / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+        save_file(tensors, unfinished / (WEIGHTS if isinstance(artefact, Dictionary) else TENSORS))
+        if isinstance(artefact, Dictionary):
+            (unfinished / CFG).write_text(json.dumps(_cfg(artefact), indent=2) + "\n", encoding="utf-8")
+        if artefact.through is not None:
+            maps = {FORWARD: {type(artefact.through).__name__.lower(): artefact.through}}
+            options: dict[str, Any] = {"options": artefact.through.options(), "columns": [], "keys": None}
+            save_bank(StoredBank("arrays", maps, {FORWARD: []}, options, {}), unfinished / MAP)
+        if card is not None:
+            (unfinished / CARD).write_text(card, encoding="utf-8")
+
+
+def _cfg(dictionary: Dictionary) -> dict[str, Any]:
+    """cfg.json with the model and the hook as they are now, where it had them."""
+    site = int(dictionary.about["site"])
+    hook = f"blocks.{site - 1}.hook_resid_post" if site else "blocks.0.hook_resid_pre"
+    new = {"model_name": dictionary.about["model"], "hook_name": hook, "hook_layer": max(site - 1, 0)}
+    cfg = {key: new.get(key, value) for key, value in dictionary.cfg.items()}
+    if isinstance(cfg.get("metadata"), dict):
+        cfg["metadata"] = {key: new.get(key, value) for key, value in cfg["metadata"].items()}
+    return cfg

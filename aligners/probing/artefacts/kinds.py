@@ -1,0 +1,400 @@
+"""What people own in a model's hidden states: directions, heads, probes, stitching layers, dictionaries.
+
+Each turns states (N, d) into answers (N, C), and can be carried through a map between two models.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from aligners.errors import UserError, check_known, check_range
+from aligners.fitting.bank import describe_aligner, restored
+from aligners.maps.base import Aligner
+from aligners.maps.linear import Linear
+from aligners.probing.artefacts.affine import Parts, affine_parts, bank_of, linearised, pseudo_inverse
+from aligners.probing.bank import Arm, Bank, ModelLayer
+from aligners.probing.storing import KINDS as PROBES
+
+ROWS = ("tokens", "words", "words_first", "words_mean", "mean", "last", "cls")
+ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh, "gelu": functional.gelu, "silu": functional.silu}
+ARCHITECTURES = ("standard", "jumprelu", "topk")
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Artefact(ABC):
+    """Something that reads the states of one model at one site.
+
+    Attributes:
+        tensors: by the names of its format.
+        about: what artefact.json says: name, model, site, rows, component, score and more, as plain values.
+        through: a map that states go through before they are read, where it could not be folded into the tensors.
+
+    Raises:
+        ValueError: tensors are missing, left over or of shapes that do not fit, or a field has an unknown value.
+    """
+
+    kind: ClassVar[str]
+    registry: ClassVar[dict[str, type["Artefact"]]] = {}
+    tensors: Tensors
+    about: Mapping[str, Any] = field(default_factory=dict)
+    through: Aligner | None = None
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        Artefact.registry[cls.kind] = cls
+
+    def __post_init__(self) -> None:
+        check_known(ROWS, rows=self.rows)
+        check_range(least=0, site=self.about.get("site"))
+        self._check()
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return str(self.about.get("name", f"a {self.kind}"))
+
+    @property
+    def rows(self) -> str:
+        """The rows that it reads: tokens, words, or one of a text."""
+        return str(self.about.get("rows", "tokens"))
+
+    @property
+    def width(self) -> int:
+        """Width of the states that it reads."""
+        return self.own_width if self.through is None else self.through.d_x
+
+    @property
+    @abstractmethod
+    def own_width(self) -> int:
+        """Width of the states that its tensors read."""
+
+    @abstractmethod
+    def _check(self) -> None:
+        """Raise unless the tensors are whole."""
+
+    @abstractmethod
+    def _read(self, states: Tensor) -> Tensor:
+        """Answers (N, C), from states of `own_width`."""
+
+    @abstractmethod
+    def _moved(self, back: Parts, forward: Callable[[], Parts]) -> Tensors | None:
+        """Tensors for the new model; None where an affine map cannot be folded into them.
+
+        Args:
+            back: W (d_new, d_old) and b of the map g from new states to old ones, y ↦ y W + b, in float64.
+            forward: gives the same of the map from old states to new ones.
+        """
+
+    @torch.no_grad()
+    def answers(self, states: Tensor) -> Tensor:
+        """What it says of states, (N, d) -> (N, C): projections, logits, features."""
+        if states.ndim != 2 or states.shape[1] != self.width:
+            raise UserError(
+                f"Expected states of shape (N, {self.width}), which {self.name} reads, but got {tuple(states.shape)}."
+            )
+        return self._read(states if self.through is None else self.through(states[None].float())[0])
+
+    @torch.no_grad()
+    def carried(self, back: Aligner, forward: Aligner | None = None, **about: Any) -> Self:
+        """The artefact for another model.
+
+        It is pulled back, artefact ∘ g: folded into tensors of the same format where that can be done, otherwise with
+        the map beside them. What it puts into states, a direction to steer by and a dictionary's decoder, is pushed
+        forward.
+
+        Args:
+            back: g, a bank of one map from the other model's states to those that it reads.
+            forward: a map the other way, taken as linear about the mean of its fitting rows; default: the
+                (pseudo-)inverse of g.
+            about: fields of artefact.json that change, `model` and `site` among them.
+
+        Raises:
+            ValueError: the map leads to another width, it is no single map, or it has no inverse and one is needed.
+        """
+        if back.sites != 1 or back.d_y != self.width:
+            raise UserError(
+                f"Expected `map` to be one map to width {self.width}, which {self.name} reads, but got {back.sites} "
+                f"from {back.d_x} to {back.d_y}. It leads from the new model's states to the old one's."
+            )
+        if self.through is not None:
+            raise UserError(f"{self.name} was carried by a map of its own already. Carry the original instead.")
+        new = {**{key: value for key, value in self.about.items() if key not in ("fingerprint", "score")}, **about}
+        parts = affine_parts(back)
+        moved = None
+        if parts is not None:
+            there = partial(pseudo_inverse, back, parts) if forward is None else partial(linearised, forward)
+            moved = self._moved(parts, there)
+        if moved is None:
+            return replace(self, about=new, through=back)
+        like = {name: self.tensors.get(name, next(iter(self.tensors.values()))).dtype for name in moved}
+        return replace(self, about=new, tensors={name: value.to(like[name]) for name, value in moved.items()})
+
+    def expect(self, **shapes: tuple[int | None, ...]) -> None:
+        """Raise unless the tensors are these, of these shapes, and finite; None stands for any length."""
+        if set(shapes) != set(self.tensors):
+            raise UserError(
+                f"Expected the tensors {', '.join(sorted(shapes))} in {self.name}, a {self.kind}, but got "
+                f"{', '.join(sorted(self.tensors)) or 'none'}."
+            )
+        for name, shape in shapes.items():
+            got = tuple(self.tensors[name].shape)
+            if len(got) != len(shape) or any(want not in (None, size) for want, size in zip(shape, got, strict=True)):
+                raise UserError(f"Expected `{name}` of {self.name} to be of shape {shape}, but got {got}.")
+            if not self.tensors[name].isfinite().all():
+                raise UserError(f"Expected `{name}` of {self.name} to be finite, but it holds NaN or infinite values.")
+
+
+class Direction(Artefact):
+    """A vector v (d,): states are read by v · x, and steered by adding α v.
+
+    One that was carried has two: `vector`, pushed forward, to add; `reading` with `offset`, pulled back, to read by.
+    """
+
+    kind = "direction"
+
+    @property
+    def own_width(self) -> int:
+        """D."""
+        return len(self.tensors["vector"])
+
+    def _check(self) -> None:
+        two: dict[str, tuple[int | None, ...]] = {} if len(self.tensors) == 1 else {"reading": (None,), "offset": ()}
+        self.expect(vector=(None,), **two)
+
+    def _read(self, states: Tensor) -> Tensor:
+        reading, offset = self.tensors.get("reading", self.tensors["vector"]), self.tensors.get("offset")
+        read = states @ reading.to(states)[:, None]
+        return read if offset is None else read + offset.to(read)
+
+    def _moved(self, back: Parts, forward: Callable[[], Parts]) -> Tensors:
+        vector = self.tensors["vector"].double()
+        reading = self.tensors.get("reading", vector).double()
+        offset = self.tensors.get("offset", vector.new_zeros(()))
+        return {"vector": vector @ forward()[0], "reading": back[0] @ reading, "offset": back[1] @ reading + offset}
+
+
+class Head(Artefact):
+    """Logits: weight (C, d) and bias (C,), C = 1 for two classes; or a network, weight_0, bias_0, weight_1, ...
+
+    Between layers stands the `activation` of artefact.json.
+    """
+
+    kind = "head"
+
+    @classmethod
+    def of(cls, coef: Any, intercept: Any, **about: Any) -> Self:
+        """From coefficients of scikit-learn, (C, d) or (d,), and intercepts, (C,).
+
+        Args:
+            coef: `coef_`.
+            intercept: `intercept_`.
+            about: fields of artefact.json.
+        """
+        weight, bias = torch.as_tensor(coef), torch.as_tensor(intercept)
+        return cls({"weight": weight.reshape(-1, weight.shape[-1]), "bias": bias.reshape(-1)}, about)
+
+    @property
+    def layers(self) -> list[tuple[str, str]]:
+        """Names of the weight and the bias of each layer."""
+        if "weight" in self.tensors:
+            return [("weight", "bias")]
+        return [(f"weight_{i}", f"bias_{i}") for i in range(max(1, len(self.tensors) // 2))]
+
+    @property
+    def own_width(self) -> int:
+        """D."""
+        return self.tensors[self.layers[0][0]].shape[1]
+
+    def _check(self) -> None:
+        width, shapes = None, dict[str, tuple[int | None, ...]]()
+        for weight, bias in self.layers:
+            out = len(self.tensors[weight]) if weight in self.tensors else None
+            shapes |= {weight: (out, width), bias: (out,)}
+            width = out
+        self.expect(**shapes)
+        if len(self.layers) > 1:
+            check_known(ACTIVATIONS, activation=str(self.about.get("activation")))
+        classes = self.about.get("classes")
+        if classes is not None and len(classes) != max(width or 0, 2):
+            raise UserError(
+                f"Expected {max(width or 0, 2)} `classes` in {self.name}, as many as it has logits (one logit is for "
+                f"two), but got {classes}."
+            )
+
+    def _read(self, states: Tensor) -> Tensor:
+        for number, (weight, bias) in enumerate(self.layers):
+            states = ACTIVATIONS[self.about["activation"]](states) if number else states
+            states = states @ self.tensors[weight].to(states).T + self.tensors[bias].to(states)
+        return states
+
+    def _moved(self, back: Parts, forward: Callable[[], Parts]) -> Tensors:
+        weight, bias = self.layers[0]
+        first, shift = self.tensors[weight].double(), self.tensors[bias].double()
+        return {**self.tensors, weight: first @ back[0].T, bias: shift + first @ back[1]}
+
+
+class Probe(Artefact):
+    """One probe of `train.py probe`: tensors of a bank of one arm; `probe` has its class and options."""
+
+    kind = "probe"
+
+    @property
+    def own_width(self) -> int:
+        """D."""
+        return self.tensors["readings.mean"].shape[-1] if "readings.mean" in self.tensors else 0
+
+    @property
+    def bank(self) -> Bank:
+        """The probe as a bank of one arm."""
+        described = self.about["probe"]
+        arm = Arm("model", int(self.about["site"]), rank=described["rank"])
+        with torch.random.fork_rng(devices=[]):
+            probes = PROBES[described["class"]]([arm], self.own_width, **described["options"])
+        bank = Bank(probes, [ModelLayer("model", int(self.about["site"]))])
+        bank.load_state_dict(self.tensors)
+        return bank.eval().requires_grad_(False)
+
+    def _check(self) -> None:
+        try:
+            self.bank  # noqa: B018  (built to see whether it can be)
+        except (KeyError, TypeError, RuntimeError) as error:
+            raise UserError(f"Expected {self.name} to be a probe of `train.py probe`, but it is damaged.") from error
+
+    def _read(self, states: Tensor) -> Tensor:
+        bank = self.bank.to(states.device)
+        read = bank.readings(states[None].float())
+        if "probes.weight" in self.tensors:  # structural: the rows as they are laid out
+            probes: Any = bank.probes
+            return (read @ (probes.weight * probes.kept[:, None]))[0]
+        spans: Any = getattr(bank.probes, "spans")  # noqa: B009  (of edge probes)
+        alone = torch.arange(len(states))[:, None] + torch.tensor([0, 1])
+        return bank.probes(read, SimpleNamespace(spans=alone[:, None].expand(-1, spans, -1)))[0]
+
+    def _moved(self, back: Parts, forward: Callable[[], Parts]) -> Tensors:
+        mean, scale = (self.tensors[f"readings.{name}"].double() for name in ("mean", "scale"))
+        weight, constant = back[0] / scale[0], (back[1] - mean[0]) / scale[0]
+        moved = {**self.tensors, "readings.mean": weight.new_zeros(1, 1, len(weight)), "readings.scale": scale * 0 + 1}
+        if "probes.weight" in moved:
+            probes: Any = self.bank.probes
+            own = (probes.weight * probes.kept[:, None])[0].double()
+            moved["probes.weight"] = (weight @ own)[None]
+            moved["readings.mean"] = -(constant @ own @ torch.linalg.pinv(weight @ own))[None]
+        for name in (name for name in self.tensors if name.startswith("probes.projections.") and "weight" in name):
+            own, bias = self.tensors[name].double(), name.replace("weight", "bias")
+            moved |= {name: weight @ own, bias: self.tensors[bias].double() + constant @ own}
+        return moved
+
+
+class Stitching(Artefact):
+    """A map of `train.py stitch` or `fit` out of the model: tensors of a bank of one map; `map` has its class."""
+
+    kind = "stitching"
+
+    @property
+    def own_width(self) -> int:
+        """D."""
+        return int(self.about["map"]["d_x"])
+
+    @property
+    def bank(self) -> Aligner:
+        """The map, as a bank of one."""
+        return restored(self.about["map"], self.tensors).eval().requires_grad_(False)
+
+    def _check(self) -> None:
+        try:
+            self.bank  # noqa: B018  (built to see whether it can be)
+        except (KeyError, TypeError, RuntimeError) as error:
+            raise UserError(f"Expected {self.name} to be a map of `train.py stitch`, but it is damaged.") from error
+
+    def _read(self, states: Tensor) -> Tensor:
+        return self.bank.to(states.device)(states[None].float())[0]
+
+    def _moved(self, back: Parts, forward: Callable[[], Parts]) -> Tensors | None:
+        own = affine_parts(self.bank)
+        return None if own is None else dict(bank_of((back[0] @ own[0], back[1] @ own[0] + own[1])).state_dict())
+
+    def carried(self, back: Aligner, forward: Aligner | None = None, **about: Any) -> Self:
+        """As `Artefact.carried`; a linear map becomes a `Linear` of the new width."""
+        own, parts = affine_parts(self.bank), affine_parts(back)
+        if own is not None and parts is not None:
+            about["map"] = describe_aligner(Linear(1, back.d_x, self.bank.d_y))
+        return super().carried(back, forward, **about)
+
+
+class Dictionary(Artefact):
+    """A sparse autoencoder in the format of SAELens: features a = σ((x − b_dec) W_enc + b_enc), x̂ = a W_dec + b_dec.
+
+    `cfg` holds its cfg.json: `architecture` standard (ReLU), jumprelu or topk; where `apply_b_dec_to_input` is false,
+    b_dec is not subtracted. With `rescale_acts_by_decoder_norm`, features are in units of the decoder's rows.
+    """
+
+    kind = "dictionary"
+
+    @property
+    def cfg(self) -> Mapping[str, Any]:
+        """Its cfg.json."""
+        return self.about["cfg"]
+
+    @property
+    def own_width(self) -> int:
+        """D."""
+        return len(self.tensors["W_enc"])
+
+    def _check(self) -> None:
+        cfg = self.cfg
+        check_known(ARCHITECTURES, architecture=str(cfg.get("architecture", "standard")))
+        check_known(
+            ["none", "expected_average_only_in"], normalize_activations=str(cfg.get("normalize_activations", "none"))
+        )
+        d, m = cfg.get("d_in"), cfg.get("d_sae")
+        more = {"threshold": (m,)} if cfg.get("architecture") == "jumprelu" else {}
+        self.expect(W_enc=(d, m), b_enc=(m,), W_dec=(m, d), b_dec=(d,), **more)
+        check_range(least=1, most=m, k=cfg.get("k") if cfg.get("architecture") == "topk" else None)
+
+    @property
+    def _subtracts(self) -> bool:
+        return bool(self.cfg.get("apply_b_dec_to_input", True))
+
+    def _norm(self) -> Tensor:
+        """Units of the features, (m,)."""
+        norm = self.tensors["W_dec"].double().norm(dim=1)
+        return norm if self.cfg.get("rescale_acts_by_decoder_norm") else torch.ones_like(norm)
+
+    def _read(self, states: Tensor) -> Tensor:
+        own = {name: value.to(states) for name, value in self.tensors.items()}
+        before = (states - own["b_dec"] if self._subtracts else states) @ own["W_enc"] + own["b_enc"]
+        before = before * self._norm().to(before)
+        if self.cfg.get("architecture") == "topk":
+            kept = before.topk(int(self.cfg["k"]), -1)
+            return torch.zeros_like(before).scatter(-1, kept.indices, kept.values.relu())
+        return before.relu() * (before > own["threshold"]) if "threshold" in own else before.relu()
+
+    @torch.no_grad()
+    def decode(self, features: Tensor) -> Tensor:
+        """States from features, (N, m) -> (N, d), of its own width."""
+        own = {name: self.tensors[name].to(features) for name in ("W_dec", "b_dec")}
+        return features / self._norm().to(features) @ own["W_dec"] + own["b_dec"]
+
+    def _moved(self, back: Parts, forward: Callable[[], Parts]) -> Tensors:
+        own, norm = {name: value.double() for name, value in self.tensors.items()}, self._norm()
+        shift = (back[1] - own["b_dec"] if self._subtracts else back[1]) @ own["W_enc"] + own["b_enc"]
+        encoder = back[0] @ own["W_enc"]
+        there = forward()
+        b_dec = own["b_dec"] @ there[0] + there[1]
+        shift = shift + b_dec @ encoder if self._subtracts else shift
+        moved = {"W_enc": encoder * norm, "b_enc": shift * norm, "b_dec": b_dec}
+        return {**own, **moved, "W_dec": own["W_dec"] / norm[:, None] @ there[0]}
+
+    def carried(self, back: Aligner, forward: Aligner | None = None, **about: Any) -> Self:
+        """As `Artefact.carried`; features are in units of their own afterwards."""
+        folded = affine_parts(back) is not None
+        changed = {"d_in": back.d_x, "rescale_acts_by_decoder_norm": False} if folded else {}
+        return super().carried(back, forward, cfg={**self.cfg, **changed}, **about)

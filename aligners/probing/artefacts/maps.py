@@ -1,0 +1,151 @@
+"""Maps to carry artefacts with: closed forms between two models' states, each chosen by what the artefact says."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from aligners.errors import UserError, check_known
+from aligners.fitting.fits import fit_map
+from aligners.maps.base import Aligner
+from aligners.maps.linear import STRENGTHS, Identity, Linear, Procrustes, Ridge
+from aligners.probing.artefacts.kinds import Artefact
+from aligners.similarity.algebra.moments import Moments, moments_of
+
+STALE = "identity"
+MAPS = (STALE, "shift", "procrustes", "linear", "ridge", "ridge_identity")
+EQUAL_WIDTHS = (STALE, "shift", "ridge_identity")
+_FURTHER = (100.0, 1000.0)  # towards the identity, nearly the shift alone
+
+
+class PairedRows(NamedTuple):
+    """Rows of the same tokens, words or texts.
+
+    Attributes:
+        old: (N, d_old) states of the old model.
+        new: (N, d_new) of the new one.
+        text: (N,) number of the text of each row.
+    """
+
+    old: Tensor
+    new: Tensor
+    text: Tensor
+
+    @property
+    def moments(self) -> Moments:
+        """Of the pairs (new, old): what a map to pull back by is fitted on."""
+        return moments_of(self.new[None], self.old[None])
+
+
+@dataclass(frozen=True)
+class FittedMap:
+    """A map that was fitted for an artefact.
+
+    Attributes:
+        name: one of `MAPS`.
+        back: g, from new states to old ones, a bank of one.
+        error: share of the variance of the artefact's own answers that those through the map miss, on rows that the
+            map was not fitted on.
+        strength: of a ridge.
+    """
+
+    name: str
+    back: Aligner
+    error: float
+    strength: float | None = None
+
+
+def fit_maps(
+    artefact: Artefact, fitting: PairedRows | Moments, validation: PairedRows, maps: Sequence[str] = MAPS
+) -> list[FittedMap]:
+    """Fit maps for an artefact on rows without labels, the best first.
+
+    The strength of a ridge is the one with which the artefact says most nearly the same on the validation rows. A ridge
+    towards the identity, argmin ‖YW − X‖² + λ‖W − I‖² on centred rows, leaves the artefact as it is where the rows say
+    nothing.
+
+    Args:
+        artefact: to be carried.
+        fitting: rows that maps are fitted on, or their moments, of pairs (new, old).
+        validation: other rows, which choose.
+        maps: out of `MAPS`. Those that the widths or the number of rows rule out are left out.
+
+    Raises:
+        ValueError: a name is unknown, or no map can be fitted; says how many rows it takes.
+    """
+    check_known(MAPS, maps=maps)
+    moments = fitting if isinstance(fitting, Moments) else fitting.moments
+    d_new, d_old = moments.xy.shape[1:]
+    truth, found = artefact.answers(validation.old), list[FittedMap]()
+    for name in dict.fromkeys(maps):
+        if (name in EQUAL_WIDTHS and d_new != d_old) or moments.n < rows_needed(name, d_new):
+            continue
+        tried = [
+            FittedMap(name, bank, answers_missed(truth, artefact.carried(bank).answers(validation.new)), strength)
+            for strength, bank in _banks(name, moments)
+        ]
+        found.append(min(tried, key=lambda fitted: fitted.error))
+    if not found:
+        least = min(
+            (rows_needed(name, d_new) for name in maps if name not in EQUAL_WIDTHS or d_new == d_old), default=0
+        )
+        raise UserError(
+            f"Expected at least {least} fitting rows for the maps {', '.join(maps)} from width {d_new} to {d_old}, but "
+            f"got {int(moments.n)}. Give more texts."
+            if least
+            else f"Expected a map between the widths {d_new} and {d_old} in `maps`, but got {', '.join(maps)}."
+        )
+    return sorted(found, key=lambda fitted: fitted.error)
+
+
+def forward_map(name: str, fitting: Moments, validation: PairedRows) -> Aligner:
+    """The map of that name from old states to new ones, which what is put into states is pushed forward by.
+
+    Args:
+        name: one of `MAPS`.
+        fitting: moments of pairs (new, old).
+        validation: other rows, which choose the strength of a ridge by the states themselves.
+    """
+    tried = [bank for _, bank in _banks(name, fitting.swap())]
+    return min(tried, key=lambda bank: answers_missed(validation.new, bank(validation.old[None])[0]))
+
+
+def rows_needed(name: str, width: int) -> int:
+    """The fewest fitting rows of a map: those that determine it; a few where it shrinks."""
+    return width + 2 if name == "linear" else 1 if name == STALE else 10
+
+
+def answers_missed(truth: Tensor, answers: Tensor) -> float:
+    """‖answers − truth‖² / ‖truth − mean‖², of (N, C)."""
+    spread = (truth - truth.mean(0)).double().square().sum().clamp(min=1e-30)
+    return float((answers - truth).double().square().sum() / spread)
+
+
+def _banks(name: str, moments: Moments) -> list[tuple[float | None, Aligner]]:
+    """Maps of a name from X to Y, one for each strength."""
+    d_x, d_y = moments.xy.shape[1:]
+    if name in ("ridge", "ridge_identity"):
+        return list(_ridges(moments, towards_identity=name == "ridge_identity"))
+    bank: Aligner = {STALE: Identity, "shift": Ridge, "procrustes": Procrustes, "linear": Linear}[name](1, d_x, d_y)
+    if isinstance(bank, Ridge):
+        bank.set_map(moments, torch.eye(d_x, dtype=torch.float64)[None])
+    else:
+        fit_map(name, bank, moments)
+    return [(None, bank)]
+
+
+def _ridges(moments: Moments, *, towards_identity: bool) -> list[tuple[float, Aligner]]:
+    """Ridge regression with every strength, relative to the mean variance of X; one eigendecomposition serves all."""
+    identity = torch.eye(moments.xx.shape[-1], dtype=torch.float64, device=moments.xx.device)
+    target = moments.xy - moments.xx if towards_identity else moments.xy
+    values, vectors = torch.linalg.eigh(moments.xx)
+    projected, level = vectors.mT @ target, values.mean()
+    found = list[tuple[float, Aligner]]()
+    for strength in (*STRENGTHS, *(_FURTHER if towards_identity else ())):
+        weight = vectors @ (projected / (values.clamp(min=0) + strength * level)[..., None])
+        bank = Ridge(1, *moments.xy.shape[1:])
+        bank.set_map(moments, weight + identity if towards_identity else weight)
+        found.append((strength, bank))
+    return found

@@ -1,0 +1,166 @@
+"""Every kind, carried through a known map, says of the new states what it said of the old ones."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from aligners.api import INN, carry, read_artefacts, write_artefact
+from aligners.probing.artefacts.kinds import Dictionary, Direction, Head
+from tests.aligners.probing.artefacts.made import (
+    ARTEFACTS,
+    THROUGH,
+    UPDATES,
+    WIDTH,
+    about,
+    back_map,
+    dictionary,
+    draw,
+    head,
+    paired,
+)
+
+
+@pytest.mark.parametrize("update", UPDATES)
+@pytest.mark.parametrize("kind", ARTEFACTS)
+def test_carried_answers_are_the_old_ones(kind: str, update: str) -> None:
+    artefact, rows = ARTEFACTS[kind], paired(update)
+    carried = artefact.carried(back_map(update), model="new-model", site=1)
+    assert carried.through is None
+    assert carried.width == rows.new.shape[1]
+    torch.testing.assert_close(carried.answers(rows.new), artefact.answers(rows.old), rtol=1e-3, atol=2e-3)
+    assert not torch.allclose(carried.answers(rows.new.flip(0)), artefact.answers(rows.old), rtol=1e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("kind", ["direction", "topk", "edge", "stitching"])
+def test_files_hold_what_was_carried(kind: str, tmp_path: Path) -> None:
+    carried = ARTEFACTS[kind].carried(back_map("wider"), model="new-model", site=1)
+    write_artefact(carried, tmp_path / "one", card="# A card\n")
+    (read,) = read_artefacts(tmp_path)
+    assert type(read) is type(carried)
+    assert (read.about["model"], read.about["site"], read.name) == ("new-model", 1, carried.name)
+    assert (tmp_path / "one" / "README.md").read_text() == "# A card\n"
+    rows = paired("wider").new
+    assert torch.equal(read.answers(rows), carried.answers(rows))
+
+
+@pytest.mark.parametrize("artefact", [head(), *THROUGH.values()])
+def test_a_map_that_cannot_be_folded_stays_beside(artefact: Head, tmp_path: Path) -> None:
+    rows = paired("rotated")
+    inn = INN(couplings=2, hidden=8, steps=3).fit(rows.new, rows.old)
+    carried = carry(artefact, inn, model="new-model")
+    assert carried.through is not None
+    torch.testing.assert_close(carried.answers(rows.new), artefact.answers(inn.predict(rows.new)))
+    write_artefact(carried, tmp_path / "one")
+    (read,) = read_artefacts(tmp_path / "one")
+    torch.testing.assert_close(read.answers(rows.new), carried.answers(rows.new))
+    with pytest.raises(ValueError, match="Carry the original"):
+        carry(read, inn)
+
+
+def test_a_direction_reads_and_steers() -> None:
+    """Under a scaling the two are different vectors: one is divided by it, the other multiplied."""
+    direction = Direction({"vector": draw(WIDTH)}, about("direction"))
+    carried = direction.carried(back_map("scaled"))
+    scales = UPDATES["scaled"].diagonal()
+    torch.testing.assert_close(carried.tensors["vector"].double(), direction.tensors["vector"] * scales)
+    torch.testing.assert_close(carried.tensors["reading"].double(), direction.tensors["vector"] / scales)
+    again = carried.carried(back_map("rotated"))
+    rows = paired("scaled").new.double() @ UPDATES["rotated"] + 1
+    expected = direction.answers(paired("scaled").old)
+    torch.testing.assert_close(again.answers(rows.float()), expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["dictionary", "jumprelu", "topk"])
+def test_a_dictionary_reconstructs(kind: str) -> None:
+    old, rows = ARTEFACTS[kind], paired("wider")
+    new = old.carried(back_map("wider"))
+    assert isinstance(old, Dictionary)
+    assert isinstance(new, Dictionary)
+    expected = old.decode(old.answers(rows.old)).double() @ UPDATES["wider"] + 1
+    torch.testing.assert_close(new.decode(new.answers(rows.new)).double(), expected, rtol=1e-3, atol=1e-2)
+
+
+@pytest.mark.parametrize("metadata", [True, False])
+def test_saelens_goes_in_and_comes_out(metadata: bool, tmp_path: Path) -> None:
+    made = dictionary("standard")
+    cfg = {key: value for key, value in made.cfg.items() if key != "metadata"}
+    told = {"model_name": "old-model", "hook_name": "blocks.1.hook_resid_post", "hook_layer": 1, "release": "mine"}
+    cfg |= {"metadata": told} if metadata else told
+    _written(tmp_path / "sae", made, cfg)
+    (read,) = read_artefacts(tmp_path)
+    assert (read.about["model"], read.about["site"]) == ("old-model", 2)
+    write_artefact(carry(read, back_map("wider"), model="new-model", site=3), tmp_path / "new" / "sae")
+    (again,) = read_artefacts(tmp_path / "new")
+    assert isinstance(again, Dictionary)
+    now = again.cfg["metadata"] if metadata else again.cfg
+    assert (now["model_name"], now["hook_name"], now["hook_layer"]) == ("new-model", "blocks.2.hook_resid_post", 2)
+    assert (again.cfg["d_in"], now["release"]) == (WIDTH + 4, "mine")
+    rows = paired("wider")
+    torch.testing.assert_close(again.answers(rows.new), made.answers(rows.old), rtol=1e-3, atol=1e-3)
+
+
+def _written(folder: Path, made: Dictionary, cfg: dict[str, object]) -> None:
+    folder.mkdir(parents=True)
+    save_file(made.tensors, folder / "sae_weights.safetensors")
+    (folder / "cfg.json").write_text(json.dumps(cfg))
+
+
+def test_scikit_learn_comes_in_by_array() -> None:
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    rows = paired("rotated")
+    fitted = linear_model.LogisticRegression().fit(rows.old.numpy(), (rows.old[:, 0] > 0).numpy())
+    mine = Head.of(fitted.coef_, fitted.intercept_, model="old-model", site=2)
+    logits = torch.from_numpy(fitted.decision_function(rows.old.numpy())).float()
+    torch.testing.assert_close(mine.answers(rows.old)[:, 0], logits, rtol=1e-4, atol=1e-4)
+
+
+WRONG: dict[str, tuple[dict[str, object], str]] = {
+    "kind": ({"kind": "monitor"}, "Expected `kind` to be one of"),
+    "no_model": ({"model": None}, "Expected `model` in"),
+    "no_site": ({"site": None}, "Expected `site` in"),
+    "rows": ({"rows": "pixels"}, "Expected `rows` to be one of"),
+    "classes": ({"classes": ["a", "b", "c"]}, "Expected 2 `classes`"),
+    "direction": ({"kind": "direction"}, "Expected the tensors"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_is_wrong_is_said(wrong: str, tmp_path: Path) -> None:
+    change, words = WRONG[wrong]
+    write_artefact(head(), tmp_path / "one")
+    path = tmp_path / "one" / "artefact.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(ValueError, match=words):
+        read_artefacts(tmp_path)
+
+
+def test_nothing_is_unpickled(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no folder"):
+        read_artefacts(tmp_path / "none")
+    torch.save({"weight": draw(1, WIDTH)}, tmp_path / "head.pt")
+    with pytest.raises(ValueError, match=r"head\.pt can run code"):
+        read_artefacts(tmp_path)
+    write_artefact(head(), tmp_path / "one")
+    torch.save({"weight": draw(1, WIDTH)}, tmp_path / "one" / "artefact.safetensors")
+    with pytest.raises(ValueError, match="to be a safetensors file"):
+        read_artefacts(tmp_path)
+    with pytest.raises(ValueError, match="Expected `model` in"):
+        write_artefact(Head.of(draw(WIDTH), draw(1)), tmp_path / "two")
+
+
+def test_maps_that_do_not_fit() -> None:
+    with pytest.raises(ValueError, match="Expected `map` to be one map to width 12"):
+        carry(head(width=12), back_map("wider").__class__(1, 12, 13))
+    with pytest.raises(ValueError, match="fitted map of this package"):
+        carry(head(), draw(12, 12))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"Expected states of shape \(N, 12\)"):
+        head().answers(draw(3, 13))
+    with pytest.raises(ValueError, match="NaN"):
+        Head.of(draw(WIDTH) * torch.nan, draw(1))
+    with pytest.raises(ValueError, match="architecture"):
+        dictionary("gated")
+    with pytest.raises(ValueError, match="normalize_activations"):
+        dictionary("standard", normalize_activations="layer_norm")

@@ -1,0 +1,61 @@
+"""The maps that artefacts are carried with."""
+
+import numpy as np
+import pytest
+import torch
+
+from aligners.maps.linear import STRENGTHS
+from aligners.probing.artefacts.maps import MAPS, PairedRows, fit_maps, forward_map
+from tests.aligners.probing.artefacts.made import ARTEFACTS, WIDTH, draw, head, paired
+
+
+def test_a_ridge_towards_the_identity_is_the_textbook_one() -> None:
+    """Against NumPy: argmin ‖YW − X‖² + λ‖W − I‖² on centred rows."""
+    fitting, validation = paired("rotated", noise=0.5), paired("rotated", noise=0.5, seed=7)
+    (fitted,) = fit_maps(head(), fitting, validation, ["ridge_identity"])
+    assert fitted.strength in (*STRENGTHS, 100.0, 1000.0)
+    x, y = fitting.old.double().numpy(), fitting.new.double().numpy()
+    x_mean, y_mean = x.mean(0), y.mean(0)
+    scatter = (y - y_mean).T @ (y - y_mean)
+    weight = fitted.strength * np.trace(scatter) / WIDTH
+    system = np.vstack([y - y_mean, np.sqrt(weight) * np.eye(WIDTH)])
+    target = np.vstack([x - x_mean, np.sqrt(weight) * np.eye(WIDTH)])
+    expected = np.linalg.lstsq(system, target, rcond=None)[0]
+    got = fitted.back(validation.new[None])[0].double().numpy()
+    np.testing.assert_allclose(got, (validation.new.numpy() - y_mean) @ expected + x_mean, atol=1e-4)
+
+
+def test_few_rows_of_a_small_update_leave_the_artefact_nearly_as_it_is() -> None:
+    """Where ridge towards 0 forgets, ridge towards the identity does not."""
+    old, noise = draw(400, WIDTH), 0.05 * draw(400, WIDTH, seed=5)
+    rows = PairedRows(old, old + noise, torch.arange(400))
+    few, rest = PairedRows(*(part[:11] for part in rows)), PairedRows(*(part[11:] for part in rows))
+    errors = {fitted.name: fitted.error for fitted in fit_maps(head(), few, rest)}
+    assert errors["ridge_identity"] < 1.1 * errors["identity"]
+    assert errors["ridge_identity"] < errors["ridge"] / 2
+    assert "linear" not in errors
+
+
+@pytest.mark.parametrize("update", ["rotated", "permuted", "wider"])
+def test_the_best_map_is_exact_where_there_is_one(update: str) -> None:
+    fitted = fit_maps(ARTEFACTS["network"], paired(update), paired(update, seed=8))
+    assert fitted[0].error < 1e-6
+    assert [entry.error for entry in fitted] == sorted(entry.error for entry in fitted)
+    assert ("identity" in [entry.name for entry in fitted]) == (update != "wider")
+
+
+def test_forward_maps_lead_the_other_way() -> None:
+    fitting, validation = paired("rotated"), paired("rotated", seed=8)
+    for name in set(MAPS) - {"identity", "shift"}:
+        there = forward_map(name, fitting.moments, validation)
+        torch.testing.assert_close(there(validation.old[None])[0], validation.new, rtol=1e-2, atol=1e-2)
+
+
+def test_too_few_rows_and_impossible_maps() -> None:
+    few = paired("wider", n=8)
+    with pytest.raises(ValueError, match="at least 18 fitting rows"):
+        fit_maps(head(), few, few, ["linear"])
+    with pytest.raises(ValueError, match="between the widths 16 and 12"):
+        fit_maps(head(), few, few, ["identity"])
+    with pytest.raises(ValueError, match="Expected `maps` out of"):
+        fit_maps(head(), few, few, ["lineal"])
