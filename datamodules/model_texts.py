@@ -242,6 +242,20 @@ def stitched_texts(
     return ModelTexts(chosen, STITCHES_TOKENS, **options)
 
 
+def steered_texts(model: str = "embedded-gpt:0", revision: str | None = None, **options: Any) -> ModelTexts:
+    """Texts for a language model that is steered.
+
+    Args:
+        model: a Hub id, a local folder, or an embedded model such as `embedded-gpt:0`.
+        revision: of the model on the Hub; default: the main one.
+        options: of `TextModule` and `FrozenModels`, by their names.
+
+    Raises:
+        ValueError: an option is out of its range.
+    """
+    return ModelTexts({"models": [model], "revisions": [revision], "sites": []}, None, **options)
+
+
 def labelled_texts(
     models: list[str] | str = "embedded:0",
     bases: list[str] | str | None = None,

@@ -12,11 +12,23 @@ from aligners.api.measures import *  # noqa: F403
 
 if TYPE_CHECKING:
     from aligners.api.models import Injected, TextSource, inject, load, load_texts, states
-    from aligners.api.updates import Artefact, Dictionary, Direction, Head, carry, read_artefacts, write_artefact
+    from aligners.api.updates import (
+        Artefact,
+        Dictionary,
+        Direction,
+        Head,
+        Steered,
+        carry,
+        generate,
+        read_artefacts,
+        steer,
+        write_artefact,
+    )
 
 __all__ = [
-    *maps.__all__, *measures.__all__, "Artefact", "Dictionary", "Direction", "Head", "Injected", "TextSource", "carry",
-    "inject", "load", "load_texts", "read_artefacts", "states", "write_artefact",
+    *maps.__all__, *measures.__all__, "Artefact", "Dictionary", "Direction", "Head", "Injected", "Steered",
+    "TextSource", "carry", "generate", "inject", "load", "load_texts", "read_artefacts", "states", "steer",
+    "write_artefact",
 ]  # fmt: skip
 
 

@@ -264,6 +264,18 @@ class FrozenModel:
         with inject(places, self.architecture, site, states):
             return self._logits(inputs, layout)
 
+    def tail_through(self, inputs: Inputs, site: int, states: Tensor, later: int) -> tuple[Tensor, Tensor]:
+        """The logits, as from `tail`, and the states (B, T, d) at a `later` site on the way to them.
+
+        Raises:
+            ValueError: as in `tail`.
+        """
+        if later == site:
+            return self.tail(inputs, site, states), states
+        logits: list[Tensor] = []
+        raw = read(self.blocks, [later], lambda: logits.append(self.tail(inputs, site, states)), leave=False)
+        return logits[0], self._outward(raw[later], inputs["input_ids"].shape, self._layout(inputs))
+
     def check_site(self, site: int, argument: str, component: Component = "residual") -> None:
         """Raise if the model does not have a site.
 

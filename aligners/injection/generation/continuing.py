@@ -137,8 +137,9 @@ class Continuations:
             whole, asked = torch.cat([ids, tokens], 1), self._marked(Generated(tokens, lengths))
             answers = torch.full_like(whole, UNASKED)
             answers[:, ids.shape[1] - 1 : -1] = asked.where(asked >= 0, UNASKED)
-            targets = masked_targets(answers)
-            parts.append(per_text_sums(batch_answers(self.model.logits({"input_ids": whole}), targets).loss, targets))
+            targets, mask = masked_targets(answers), torch.cat([torch.ones_like(ids), (asked >= 0).long()], 1)
+            logits = self.model.logits({"input_ids": whole, "attention_mask": mask})
+            parts.append(per_text_sums(batch_answers(logits, targets).loss, targets))
         return torch.cat(parts)
 
 

@@ -98,17 +98,26 @@ class Generated(NamedTuple):
     logits: Tensor | None = None
 
 
+def check_causal(model: FrozenModel) -> None:
+    """Raise unless a model predicts the next token.
+
+    Raises:
+        ValueError: it does not.
+    """
+    if model.task != "causal":
+        raise UserError(
+            f"Expected a causal language model, but {model.name} is a {type(model.model).__name__}. Name a model that "
+            "predicts the next token."
+        )
+
+
 def check_generates(model: FrozenModel) -> None:
     """Raise unless a model generates text token by token with a cache.
 
     Raises:
         ValueError: it is no causal language model, or keeps nothing of the tokens before.
     """
-    if model.task != "causal":
-        raise UserError(
-            f"Expected a causal language model to generate text with, but {model.name} is a "
-            f"{type(model.model).__name__}. Name a model that predicts the next token."
-        )
+    check_causal(model)
     check_cache(model)
     if not model.model.can_generate():
         raise UserError(f"Expected a model with `generate`, but a {type(model.model).__name__} has none.")
@@ -173,10 +182,11 @@ def generate(
     there, mask = layout.turn(ids), layout.turn(prompts.get("attention_mask", torch.ones_like(ids)))
     ends = [] if end is None else [end] if isinstance(end, int) else list(end)
     padding = getattr(model.tokenizer, "pad_token_id", None)
+    drawn = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
     settings = GenerationConfig(
-        max_new_tokens=new_tokens, do_sample=temperature > 0, temperature=temperature or 1.0, top_k=0, top_p=1.0,
-        repetition_penalty=1.0, num_beams=1, use_cache=True, return_dict_in_generate=True, output_logits=logits,
-        eos_token_id=ends or None, pad_token_id=padding if padding is not None else (ends or [0])[0],
+        max_new_tokens=new_tokens, repetition_penalty=1.0, num_beams=1, use_cache=True, return_dict_in_generate=True,
+        output_logits=logits, eos_token_id=ends or None, **{"do_sample": False, **drawn},
+        pad_token_id=padding if padding is not None else (ends or [0])[0],
     )  # fmt: skip
     with torch.random.fork_rng(), _changed(model, changing, mask):
         torch.manual_seed(seed)

@@ -8,7 +8,9 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+import torch
 
+from aligners.api import Direction, write_artefact
 from aligners.cli.folders import is_free
 from aligners.cli.log import RUN_LOG
 from aligners.cli.table import COMMANDS, train
@@ -41,6 +43,10 @@ STOPPED: dict[str, tuple[str, list[str]]] = {
     "evaluate inject": ("aligners.injection.injecting:InjectionEvaluation.test_step", ["{pair}", "{text}"]),
     "evaluate probe": (PROBES, ["--checkpoints=[{fit}]", "{trees}", "--training.least_steps=100000", "--tasks=[pos]"]),
     "evaluate similarity": ("aligners.similarity.evaluation:SimilarityEvaluation.test_step", ["{models}", "{text}"]),
+    "evaluate steer": (
+        "aligners.injection.generation.evaluation:SteeringEvaluation.test_step",
+        ["--data.model={gpt}", "{text}", "--artefacts={direction}", "--words_for=[good]", "--words_against=[bad]"],
+    ),
     "evaluate stitch": (STITCHED, ["{models}", "{text}"]),
     "evaluate surgery": (STEP, ["{models}", "{text}", LONG]),
 }  # fmt: skip
@@ -66,7 +72,10 @@ def given(world: World, treebank: TextSource, tmp_path_factory: pytest.TempPathF
     train(["fit", *pair, *quick, "--model.aligners={linear: Linear}", f"--run={folder / 'fit'}"])
     three = ["--data.models", json.dumps([world.model_x, world.model_y, third])]
     train(["universe", *three, *quick, f"--run={folder / 'universe'}"])
+    gpt = tiny_folder(folder / "gpt", "gpt2", task="causal")
+    write_artefact(Direction({"vector": torch.ones(16)}, {"model": str(gpt), "site": 1}), folder / "direction")
     return {
+        "gpt": [str(gpt)], "direction": [str(folder / "direction")],
         "text": text, "pair": pair, "models": models, "x": ["--data.models", json.dumps([world.model_x])],
         "three": three, "fourth": ["--data.models", json.dumps([fourth])],
         "trees": [f"--data.text.source={treebank.source}", f"--data.text.held_out={treebank.held_out}", *common],

@@ -153,6 +153,39 @@ def recovery(sites: int, x: str = X) -> list[Row]:
     ]  # fmt: skip
 
 
+def steering(sites: int, x: str = X) -> dict[str, list[Row]]:
+    """A native direction and a carried one beside two at random, and what is written."""
+    rows, equal, written, samples = [], [], [], []
+    strengths = {
+        "mine": ("native", 1.0),
+        "theirs": ("carried", 0.8),
+        "random 1": ("random", 0.1),
+        "random 2": ("random", -0.1),
+    }
+    for (name, (role, strength)), site, alpha in product(strengths.items(), range(1, sites + 1), (-0.5, 0.5, 1.0)):
+        effect = {
+            "words": strength * alpha,
+            "words_low": strength * alpha - 0.05,
+            "words_high": strength * alpha + 0.05,
+        }
+        costs = {"kl": alpha**2 / 5, "kl_low": alpha**2 / 6, "kl_high": alpha**2 / 4, "loss": alpha**2 / 8}
+        rows.append(
+            {"model": x, "n_texts": 200, "method": name, "role": role, "site": site, "alpha": alpha, **effect, **costs}
+        )
+    for (name, (role, strength)), site in product(strengths.items(), range(1, sites + 1)):
+        for level in (0.03, 0.1, 0.3) if name != "random 2" else ():
+            about = {"model": x, "method": name.split()[0], "role": role, "site": site, "effect": "words", "kl": level}
+            value = None if level == 0.3 else strength * (5 * level) ** 0.5
+            ends = {f"{column}{end}": value for column in ("value", "share") for end in ("", "_low", "_high")}
+            equal.append(about | ends)
+    for name, site in (("own", None), *((name, site) for name in strengths for site in range(1, sites + 1))):
+        role = "ceiling" if name == "own" else strengths[name][0]
+        about = {"model_x": x, "model_y": x, "method": name, "role": role, "alpha": 0.5, "site_x": site, "site_y": site}
+        written.append({**about, "agreement": 0.5, "perplexity": 9.0, "distinct_pairs": 0.9})
+        samples.append({**about, "prompt": "the film is", "continuation": "good , and so it goes on\n"})
+    return {"rows": rows, "equal": equal, "generation": written, "samples": samples}
+
+
 def universe(sites: int, names: Sequence[str] = (X, Y, "embedded-gpt:2")) -> dict[str, list[Row]]:
     """The network and two others for three models, and the directions of its space."""
     trips = {"round_trip": 1e-5, "cycle": 0.1, "parameters": 99_000}
@@ -179,6 +212,7 @@ def every_kind(sites: int, **names: str) -> dict[str, Any]:
         "probing": probing(sites, **names),
         "recovery": recovery(sites),
         "similarity": {"rows": similarity(sites, **names), "layers": [], "distances": []},
+        "steering": steering(sites, far[0]),
         "stitching": (lambda rows: {"rows": rows, "curves": curves(rows)})(stitched(far, range(1, sites + 1))),
         "surgery": surgery(sites, **names),
         "universe": universe(sites, [*far, "embedded-gpt:2"]),

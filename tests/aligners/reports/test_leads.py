@@ -9,6 +9,7 @@ import pytest
 from aligners.reports.finished import KINDS, make_report
 from aligners.reports.page.run import write_page
 from aligners.reports.report import Row
+from tests.aligners.reports.every import steering
 from tests.aligners.reports.made import printed, row, scored, stitched
 
 FIVE = {"score": 0.5, "score_low": 0.4, "score_high": 0.6, "score_name": "accuracy", "n_texts": 1200}
@@ -73,6 +74,7 @@ INJECTION = [
     row("x", "y", "native_y", "ceiling", (None, None), direction="forward", n_texts=1200, **scored(0.7, 0.02)),
     *(r | {"direction": "forward", "n_texts": 1200, **scored(0.69, 0.02)} for r in MAPS),
 ]
+STEERED = steering(1, "x")
 PENALTY = ("penalty", "penalty_low", "penalty_high")
 CASES: dict[str, tuple[list[Row], Row, str]] = {
     "attention": (MAPS, {}, "The closest, inn, leaves 10.0% of the target's variance unexplained (FVU), linear 40.0%"),
@@ -84,6 +86,11 @@ CASES: dict[str, tuple[list[Row], Row, str]] = {
     "probing": (probing(), {}, "pos at site 1, F1 70.0 [40.0, 60.0] (untrained twin 60.0)"),
     "recovery": ([r | {"strength": 0.3} for r in MAPS], {}, "inn, leaves 10% of the variance of held-out rows"),
     "similarity": (similarity(), {"layers": [], "distances": []}, "by cka. At none are they more alike by cca."),
+    "steering": (
+        STEERED["rows"],
+        {name: STEERED[name] for name in ("equal", "generation", "samples")},
+        "Carried directions have 57% of the native effect at equal cost",
+    ),
     "stitching": (stitched(), {}, "at its worst place 0.208 [0.186, 0.230]"),
     "surgery": (surgery(), {}, "Skipping one block costs the most at block 1: 40.0%"),
     "universe": (UNIVERSE, {"directions": [{"site": 1, "direction": 1, "variance": 1.0, "x": 0.6}]}, "leaves 10% unex"),

@@ -15,7 +15,12 @@ def generation_tables(rows: Sequence[Row], samples: Sequence[Row]) -> list[SiteT
     for (x, y), panel in grouped(with_short_names(rows), "model_x", "model_y").items():
         pairs = site_pairs(panel)
         names = [site_name(pair) for pair in pairs]
-        table = SiteTable(f"Generated, {x} → {y}", ["method"], [], {head: names for head, *_ in FIGURES.values()})
+        table = SiteTable(
+            f"Generated, {x if x == y else f'{x} → {y}'}",
+            ["method"],
+            [],
+            {head: names for head, *_ in FIGURES.values()},
+        )
         for name, line in grouped(panel, "method").items():
             of = by_sites(line)
             cells = [aligned(scale * of.get(pair, line[0])[column], digits)

@@ -1,0 +1,221 @@
+"""Steering: α·v added to the states at a site, what it does to a model's answers, and what it costs them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aligners.errors import UserError, finite
+from aligners.injection.generation.generating import check_causal
+from aligners.injection.scoring.scores import Sums, mean_columns, per_text_sums, percentile_interval, resampled_counts
+from aligners.injection.scoring.tasks import chosen, divergence, unit_losses
+from aligners.models.model import FrozenModel
+from datamodules.asking import Targets, TaskBatch
+from datamodules.rows.reading import read_rows
+
+ALPHAS, LEVELS = (0.05, 0.1, 0.2, 0.4, 0.8), (0.03, 0.1, 0.3)  # see `Steering` and `at_equal_cost`
+QUANTITIES = ["units", "kl", "loss", "words", "reading"]
+Row = dict[str, Any]
+
+
+class Direction(NamedTuple):
+    """A direction in the states of a model.
+
+    Attributes:
+        name: in the report.
+        site: where it is added.
+        vector: (d,); its length does not count.
+        role: native: found on this model; carried: brought from another; random: drawn.
+    """
+
+    name: str
+    site: int
+    vector: Tensor
+    role: str = "native"
+
+
+class Reading(NamedTuple):
+    """A probe of the model: what it answers to rows (N, d) of a site, (N, C); of several, the last minus the first."""
+
+    site: int
+    answers: Callable[[Tensor], Tensor]
+
+
+def random_directions(directions: Sequence[Direction], draws: int, seed: int) -> list[Direction]:
+    """So many directions for each site that others have, the same for equal seeds."""
+    draw, widths = torch.Generator().manual_seed(seed), {one.site: len(one.vector) for one in directions}
+    every = [(site, width, n) for site, width in widths.items() for n in range(1, draws + 1)]
+    return [Direction(f"random {n}", site, torch.randn(width, generator=draw), "random") for site, width, n in every]
+
+
+def first_tokens(model: FrozenModel, words: Sequence[str]) -> tuple[list[int], list[str]]:
+    """The token that each word begins with inside a text, and a caution for each word of several tokens.
+
+    Raises:
+        ValueError: the model does not know a word.
+    """
+    tokenizer: Any = model.tokenizer
+    before, ids, cautions = len(tokenizer("the", add_special_tokens=False)["input_ids"]), [], []
+    for word in words:
+        parts = tokenizer(f"the {word}", add_special_tokens=False)["input_ids"][before:]
+        if not parts or parts[0] == tokenizer.unk_token_id:
+            raise UserError(f"Expected words that {model.name} knows, but its tokenizer has no token for {word!r}.")
+        ids.append(parts[0])
+        if len(parts) > 1:
+            first = tokenizer.decode(parts[:1])
+            cautions.append(f"{word!r} is {len(parts)} tokens of {model.name}: the first, {first!r}, stands for it.")
+    return ids, cautions
+
+
+class Steering:
+    """Adds directions to the states at their sites, and measures what the model answers, text by text.
+
+    α counts in the typical deviation of the states at the site: the median distance of tokens from their median, which
+    the huge states that single tokens have in language models do not change.
+
+    Args:
+        model: a causal language model.
+        directions: what is added.
+        alphas: how much of it; 0, which changes nothing, is left out.
+        words: tokens that should become more likely, and those that should become less; None: none are asked for.
+        reading: a probe whose reading should rise; None: nothing is read.
+
+    Raises:
+        ValueError: the model is no causal language model; a direction has another width, a site that the model has not,
+            or one above the reading; no α is positive; or there is nothing to see an effect by.
+    """
+
+    def __init__(
+        self, model: FrozenModel, directions: Sequence[Direction], alphas: Sequence[float],
+        words: tuple[list[int], list[int]] | None = None, reading: Reading | None = None,
+    ) -> None:  # fmt: skip
+        self.model, self.directions, self.words, self.reading = model, list(directions), words, reading
+        self.alphas = sorted({float(alpha) for alpha in alphas} - {0.0})
+        self.effects = [name for name, given in (("words", words), ("reading", reading)) if given is not None]
+        check_causal(model)
+        if not self.effects or not self.alphas or self.alphas[-1] <= 0:
+            raise UserError(
+                "Expected words for and against, or a `reading`, to see an effect by, and `alphas` with a positive "
+                f"number, but got {self.effects or 'neither'} and {list(alphas)}."
+            )
+        for one in directions:
+            model.check_site(one.site, "site")
+            above = reading is not None and one.site > reading.site
+            if len(one.vector) != model.width or above:
+                raise UserError(
+                    f"Expected directions of width {model.width}, that of {model.name}, at no later site than what is "
+                    f"read, but {one.name} has width {len(one.vector)} and site {one.site}."
+                )
+        self.units: dict[int, float] = {}
+
+    @torch.no_grad()
+    def measure_units(self, batches: Sequence[TaskBatch]) -> None:
+        """Set the unit of α at every site, by the tokens of some texts."""
+        sites = sorted({one.site for one in self.directions})
+        read = torch.cat([read_rows(self.model, batch.inputs, sites, batch.rows) for batch in batches], 1).float()
+        around = (read - read.median(1, keepdim=True).values).norm(dim=-1).median(1).values
+        self.units = dict(zip(sites, around.tolist(), strict=True))
+
+    def vector(self, direction: Direction, alpha: float) -> Tensor:
+        """What is added for α, (d,)."""
+        return alpha * self.units[direction.site] * torch.nn.functional.normalize(direction.vector.float(), dim=0)
+
+    @torch.no_grad()
+    def sums(self, task: TaskBatch, each: Callable[[Any], Any] = iter) -> Sums:
+        """Sums over the tokens of each text that another follows: quantity of `QUANTITIES` -> (directions, alphas, B).
+
+        KL(own ‖ steered) in nats, and by how much the loss, the log-odds of the words and the reading rise. The front
+        runs once for everything.
+
+        Args:
+            task: the batch.
+            each: goes through the directions, and shows how far it is.
+        """
+        model, targets, parts = self.model, task.targets, list[Tensor]()
+        last = [self.reading.site] if self.reading else []
+        sites = sorted({*(one.site for one in self.directions), *last})
+        states = dict(zip(sites, model.front(task.inputs, sites), strict=True))
+        own = chosen(model.logits(task.inputs), targets)
+        before = self._answers(own, states[sites[-1]], targets)
+        for one in each(self.directions):
+            for alpha in self.alphas:
+                moved = states[one.site] + self.vector(one, alpha).to(states[one.site])
+                logits, there = model.tail_through(task.inputs, one.site, moved, *last or [one.site])
+                steered = chosen(logits, targets)
+                rises = self._answers(steered, there, targets) - before
+                values = torch.stack([torch.ones_like(rises[0]), divergence(steered, own), *rises])
+                parts.append(per_text_sums(values, targets))
+        table = torch.stack(parts, 1).double().unflatten(1, (len(self.directions), len(self.alphas)))
+        return dict(zip(QUANTITIES, table, strict=True))
+
+    def _answers(self, logits: Tensor, states: Tensor, targets: Targets) -> Tensor:
+        """Loss, log-odds of the words and reading at each unit, (3, U); zero for what is not asked."""
+        loss = unit_losses(logits, targets)
+        odds = read = torch.zeros_like(loss)
+        if self.words is not None:
+            good, bad = (logits[:, tokens].logsumexp(-1) for tokens in self.words)
+            odds = good - bad
+        if self.reading is not None:
+            answers = self.reading.answers(states.flatten(0, -2)[targets.index].float())
+            read = answers[:, -1] - (answers[:, 0] if answers.shape[1] > 1 else 0)
+        return torch.stack([loss, odds, read])
+
+
+def curve(steering: Steering, table: Sums, seed: int) -> list[Row]:
+    """A row for each direction and α: effects and costs a token, with intervals over texts."""
+    return [
+        {"method": one.name, "role": one.role, "site": one.site, "alpha": alpha}
+        | {
+            column: value
+            for name in ("kl", "loss", *steering.effects)
+            for column, value in mean_columns(name, table[name][d, a], table["units"][d, a], seed).items()
+        }
+        for d, one in enumerate(steering.directions)
+        for a, alpha in enumerate(steering.alphas)
+    ]
+
+
+def at_equal_cost(steering: Steering, table: Sums, levels: Sequence[float], seed: int) -> list[Row]:
+    """Effects of positive α where they cost so many nats of KL a token, and their shares of the native direction's.
+
+    Between two α the effect is taken to be linear in √KL, as both are for small α. Where no α costs as much, there is
+    none. Random directions of a site are one row: the mean, from the least to the largest.
+    """
+    counts = resampled_counts(table["units"].shape[-1], seed)
+    counts = torch.cat([torch.ones_like(counts[:1]), counts])  # the texts themselves, then resamples
+    means = {name: (table[name] @ counts.T / (table["units"] @ counts.T)).numpy() for name in ("kl", *steering.effects)}
+    positive, rows = np.array(steering.alphas) > 0, list[Row]()
+    for effect in steering.effects:
+        for level in levels:
+            pairs = zip(means["kl"][:, positive], means[effect][:, positive], strict=True)
+            found = torch.stack([crossings(costs, values, level) for costs, values in pairs])
+            rows += _rows(steering.directions, found, {"effect": effect, "kl": level})
+    return rows
+
+
+def crossings(costs: np.ndarray, values: np.ndarray, level: float) -> Tensor:
+    """The values (R,) where the cost first reaches a level, from costs and values (A, R) by ascending α; or NaN."""
+    start = np.zeros_like(costs[:1])
+    across = np.maximum.accumulate(np.concatenate([start, costs]).clip(0)) ** 0.5
+    up = np.concatenate([start, values])
+    found = [np.interp(level**0.5, *line, right=np.nan) for line in zip(across.T, up.T, strict=True)]
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def _rows(directions: Sequence[Direction], found: Tensor, about: Row) -> list[Row]:
+    """A row for each direction, and one for the random ones of each site."""
+    groups: dict[tuple[int, str, str], list[int]] = {}
+    for place, one in enumerate(directions):
+        groups.setdefault((one.site, one.role, "random" if one.role == "random" else one.name), []).append(place)
+    native = {site: found[places[0]] for (site, role, _), places in reversed(groups.items()) if role == "native"}
+    rows: list[Row] = []
+    for (site, role, name), places in groups.items():
+        row: Row = {"method": name, "role": role, "site": site, **about}
+        for column, values in (("value", found[places]), ("share", found[places] / native.get(site, torch.nan))):
+            ends = percentile_interval(values[0, 1:]) if role != "random" else values[:, 0].aminmax()
+            each = zip((column, f"{column}_low", f"{column}_high"), (values[:, 0].mean(), *ends), strict=True)
+            row |= {name: finite(value) for name, value in each}
+        rows.append(row)
+    return rows
