@@ -4,6 +4,7 @@
 `aligners.maps`, which they are made of, hold one map for each of many site pairs.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from aligners.api import maps, measures
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
         Head,
         Steered,
         carry,
+        compare,
         generate,
         read_artefacts,
         steer,
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     *maps.__all__, *measures.__all__, "Artefact", "Dictionary", "Direction", "Head", "Injected", "Steered",
-    "TextSource", "carry", "generate", "inject", "load", "load_texts", "read_artefacts", "states", "steer",
+    "TextSource", "carry", "compare", "generate", "inject", "load", "load_texts", "read_artefacts", "states", "steer",
     "write_artefact",
 ]  # fmt: skip
 

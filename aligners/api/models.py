@@ -229,18 +229,27 @@ def _batches(
     models: Sequence[FrozenModel], texts: Sequence[str], labels: Sequence[int] | None, size: int, longest: int, *,
     words: bool = False,
 ) -> Iterator[TextBatch]:  # fmt: skip
-    """The texts in their order, tokenised and padded, some at a time.
+    """The texts in their order, tokenised and padded, `size` at a time; see `tokenised`."""
+    check_range(least=1, batch_size=size)
+    tokens, _ = tokenised(models, texts, labels, longest, words=words)
+    return (tokens[range(first, min(first + size, len(tokens)))] for first in range(0, len(tokens), size))
+
+
+def tokenised(
+    models: Sequence[FrozenModel], texts: Sequence[str], labels: Sequence[int] | None, longest: int, *,
+    words: bool = False,
+) -> tuple[TokenisedTexts, datasets.Dataset]:  # fmt: skip
+    """The texts in their order, as tokens of every model and as a table.
 
     Args:
         models: that read them.
         texts: one or more.
         labels: the class of each, if known.
-        size: texts of a batch.
         longest: most tokens of a text, or fewer where a model has fewer positions.
         words: whether words are numbered.
 
     Raises:
-        ValueError: there are no texts or a string instead, no tokenizer, not one label for each, or `size` is 0.
+        ValueError: there are no texts or a string instead, no tokenizer, or not one label for each.
     """
     if isinstance(texts, str) or not len(texts) or not all(isinstance(text, str) for text in texts):
         other = next((f"a list with a {type(text).__name__}" for text in texts if not isinstance(text, str)), "none")
@@ -248,7 +257,6 @@ def _batches(
         raise UserError(f"Expected `texts` as a list of one or more strings, but got {got}.")
     if labels is not None and len(labels) != len(texts):
         raise UserError(f"Expected one of `labels` for each of {len(texts)} texts, but got {len(labels)}.")
-    check_range(least=1, batch_size=size)
     tokenizers: list[PreTrainedTokenizerBase] = []  # one object for equal ones
     for model in models:
         if model.tokenizer is None:
@@ -264,5 +272,4 @@ def _batches(
     finally:
         if shown:
             datasets.enable_progress_bars()
-    tokens = TokenisedTexts([tables[id(t)] for t in tokenizers], tokenizers)
-    return (tokens[range(first, min(first + size, len(tokens)))] for first in range(0, len(tokens), size))
+    return TokenisedTexts([tables[id(t)] for t in tokenizers], tokenizers), split

@@ -1,4 +1,4 @@
-"""What becomes of things that live in a model's states when the model is updated."""
+"""What changed when a model was updated, and what becomes of things that live in its states."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
@@ -6,19 +6,78 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+import torch
+
 from aligners.api.maps import ArrayMap
-from aligners.api.models import Model, _batches, load
-from aligners.errors import UserError
+from aligners.api.models import Model, _batches, load, tokenised
+from aligners.errors import UserError, check_range
+from aligners.injection.comparing.comparison import MAPS, Compared, Comparison
 from aligners.injection.generation import generating, steering
+from aligners.injection.scoring.tasks import check_labels
 from aligners.maps.base import Aligner
 from aligners.probing.artefacts.files import read_artefacts, write_artefact
 from aligners.probing.artefacts.kinds import Artefact, Dictionary, Direction, Head
 from datamodules.asking import task_batch
+from datamodules.rows.policies import RowKind, policy_of
 
 __all__ = [
-    "Artefact", "Dictionary", "Direction", "Head", "Steered", "carry", "generate", "read_artefacts", "steer",
+    "Artefact", "Dictionary", "Direction", "Head", "Steered", "carry", "compare", "generate", "read_artefacts", "steer",
     "write_artefact",
 ]  # fmt: skip
+
+
+def compare(
+    old: Model, new: Model, texts: Sequence[str], *, labels: Sequence[int] | None = None, rows: str = "tokens",
+    sites: Sequence[int | tuple[int, int]] | None = None, maps: Sequence[str] = MAPS, costs: int = 0,
+    batch_size: int = 32, max_length: int = 128, seed: int = 0,
+) -> Compared:  # fmt: skip
+    """Say what has changed between two models: nothing beyond rounding, only coordinates, or from which block on.
+
+    Maps are fitted on every other text, and everything is measured on those between them.
+
+    Args:
+        old: the model as it was; see `load`.
+        new: the model as it is.
+        texts: what both read.
+        labels: of classifiers: the class of each text, 0, 1, ... as both heads number them.
+        rows: `tokens` of models with one tokenizer; `words` of any.
+        sites: of both models, or pairs (of OLD, of NEW). Default: all, of models of equal depth.
+        maps: out of permutation, rotation and linear; none: the states are compared as they are, and few texts do.
+        costs: on how many texts OLD's states are put into NEW, to see what that costs.
+        batch_size: texts that are read together.
+        max_length: most tokens of a text.
+        seed: of masks, batches and resampling.
+
+    Returns:
+        The `verdict`, the rows of the report with their tables, and the directions of what differs (`vectors`).
+
+    Raises:
+        ValueError: there are no texts, too few for the maps, or none with rows in common; the tokenizers differ where
+            rows are tokens, the depths where no sites are named; or there are not as many labels as texts.
+    """
+    models = [load(old), load(new)]
+    check_range(least=1, batch_size=batch_size)
+    if sites is None and models[0].depth != models[1].depth:
+        raise UserError(
+            f"Expected models of equal depth where no `sites` are named, but {models[0].name} has {models[0].depth} "
+            f"blocks and {models[1].name} {models[1].depth}. Name pairs of sites, such as [(2, 4)]."
+        )
+    pairs = [site if isinstance(site, tuple) else (site, site) for site in sites or range(models[0].depth + 1)]
+    for side, model in enumerate(models):
+        for pair in pairs:
+            model.check_site(pair[side], "sites")
+    for model in models if labels is not None else ():
+        check_labels(model, torch.tensor(labels), "labels")
+    words = policy_of(rows).types == "words"
+    parts = [texts[::2], texts[1::2]]
+    (fit, _), (held, table) = (
+        tokenised(models, part, None if labels is None else labels[first::2], max_length, words=words)
+        for first, part in enumerate(parts)
+    )
+    return Comparison(
+        models[0], models[1], fit, held, table, pairs=pairs, kind=RowKind(rows), labelled=labels is not None, maps=maps,
+        costs=costs, batch_size=batch_size, seed=seed,
+    ).run()  # fmt: skip
 
 
 def carry(artefact: Artefact, map: ArrayMap | Aligner, forward: ArrayMap | Aligner | None = None, **about: Any) -> Any:

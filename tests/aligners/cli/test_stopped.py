@@ -24,6 +24,7 @@ QUIET = ["--trainer.accelerator=cpu", "--trainer.logger=false", "--trainer.enabl
 LONG = "--trainer.max_epochs=1000"
 STEP, PROBES = "torch.optim:AdamW.step", "torch.optim:Adam.step"
 STITCHED = "aligners.injection.stitching.measuring:StitchingEvaluation.test_step"
+COMPARED = "aligners.injection.comparing.comparison:Comparison.measure"
 # Command -> the step of its loop, and its options. Words in braces are those of `given`.
 STOPPED: dict[str, tuple[str, list[str]]] = {
     "train fit": (STEP, ["{pair}", "{text}", "--data.sites=1", "--model.aligners={mlp: MLP}", LONG]),
@@ -40,6 +41,7 @@ STOPPED: dict[str, tuple[str, list[str]]] = {
         ["{pair}", "{text}", "--data.batch_size=1", "--data.sites=1", "--ckpt_path={fit}"],
     ),
     "evaluate bijection": (STEP, ["{pair}", "{text}", "--steps=[100000]"]),
+    "evaluate compare": (COMPARED, ["{pair}", "{text}"]),
     "evaluate inject": ("aligners.injection.injecting:InjectionEvaluation.test_step", ["{pair}", "{text}"]),
     "evaluate probe": (PROBES, ["--checkpoints=[{fit}]", "{trees}", "--training.least_steps=100000", "--tasks=[pos]"]),
     "evaluate similarity": ("aligners.similarity.evaluation:SimilarityEvaluation.test_step", ["{models}", "{text}"]),

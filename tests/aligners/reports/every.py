@@ -122,6 +122,36 @@ def similarity(sites: int, x: str = X, y: str = Y) -> list[Row]:
     return rows
 
 
+def comparison(sites: int, x: str = X, y: str = Y) -> dict[str, list[Row]]:
+    """A change of the last block, with answers, weights, and what differs."""
+    rows = []
+    for name, site in product(("identity", "permutation", "rotation", "linear"), range(sites)):
+        fvu = 1e-13 if site < sites - 1 else 0.02
+        ends = {f"{column}{end}": fvu for column in ("fvu", "kl", "penalty") for end in ("", "_low", "_high")}
+        rounding = {"floor": 1e-13, "tolerance": 3e-12, "within": site < sites - 1}
+        rows.append({"model_x": x, "model_y": y, "site_x": site, "site_y": site, "method": name} | ends | rounding)
+    function: Row = {"what": "next tokens", "measure": "KL(old ‖ new), nats", "units": 5000}
+    for name in ("difference", "agreement", "loss_old", "loss_new", "loss_change"):
+        function |= {f"{name}{end}": 0.25 for end in ("", "_low", "_high")}
+    function |= {"tolerance": 1e-12, "same": False, "same_elsewhere": False}
+    weights = [{"block": block, "weight": f"blocks.{block}.dense.weight", "difference": 0.3 * (block == sites - 1),
+                "tolerance": 1e-7, "changed": block == sites - 1} for block in range(sites)]  # fmt: skip
+    at: Row = {"site": sites - 1, "share": 0.31}
+    some = {"types": {"type": "film"}, "tokens": {"token": "film", "context": "the old film moved"},
+            "texts": {"text": "the old film moved slowly"}}  # fmt: skip
+    what: dict[str, list[Row]] = {name: [at | {"times": 4.5, "rows": 20} | words] for name, words in some.items()}
+    what["directions"] = [at | {"direction": 1, "texts": "the old film moved slowly | a good film"}]
+    return {"rows": rows, "function": [function], "weights": weights, **what}
+
+
+def compared(sites: int) -> Row:
+    """What the meta of a `comparison` says."""
+    verdict = {"kind": "changed", "map": "identity", "first": sites - 1, "most": sites - 1, "same_answers": False}
+    about = {"precision": "float32", "times": 30.0, "variants": ["another batch"], "not_compared": "", "refusals": {}}
+    weights = {"changed": [sites - 1], "blocks": sites - 1}
+    return {"verdict": verdict, "weights": weights, "n_texts": 100, **about}
+
+
 def surgery(sites: int, x: str = X, y: str = Y) -> list[Row]:
     """Two models and their mean, truncated and skipped in all ways."""
     rows = []
@@ -205,6 +235,7 @@ def every_kind(sites: int, **names: str) -> dict[str, Any]:
     return {
         "attention": fit(sites, **names),
         "bijection": bijection(sites, **names),
+        "comparison": comparison(sites, **names),
         "finetuning": finetuning(sites),
         "fit": fit(sites, **names),
         "injection": injection(sites, **names),

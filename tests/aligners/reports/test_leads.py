@@ -9,7 +9,7 @@ import pytest
 from aligners.reports.finished import KINDS, make_report
 from aligners.reports.page.run import write_page
 from aligners.reports.report import Row
-from tests.aligners.reports.every import steering
+from tests.aligners.reports.every import compared, comparison, steering
 from tests.aligners.reports.made import printed, row, scored, stitched
 
 FIVE = {"score": 0.5, "score_low": 0.4, "score_high": 0.6, "score_name": "accuracy", "n_texts": 1200}
@@ -75,10 +75,12 @@ INJECTION = [
     *(r | {"direction": "forward", "n_texts": 1200, **scored(0.69, 0.02)} for r in MAPS),
 ]
 STEERED = steering(1, "x")
+COMPARED: dict[str, Any] = comparison(4)
 PENALTY = ("penalty", "penalty_low", "penalty_high")
 CASES: dict[str, tuple[list[Row], Row, str]] = {
     "attention": (MAPS, {}, "The closest, inn, leaves 10.0% of the target's variance unexplained (FVU), linear 40.0%"),
     "bijection": (bijection(), {}, "is 1.49 times that of a free network (MLP) with as many parameters (100)"),
+    "comparison": (COMPARED.pop("rows"), COMPARED, "changed from block 3 on, most on film. Its answers"),
     "finetuning": (finetuning(), {}, "highest with none, 70.0% [40.0%, 60.0%], and lowest with top-1"),
     "fit": (MAPS, {}, "inn 20.0% on types that no map was fitted on"),
     "injection": (INJECTION, {}, "y classifies 70.0% [68.0%, 72.0%] of 1,200 held-out texts correctly"),
@@ -100,7 +102,7 @@ CASES: dict[str, tuple[list[Row], Row, str]] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_page_begins_with_what_was_found(kind: str, tmp_path: Path) -> None:
     rows, more, part = CASES[kind]
-    meta: dict[str, Any] = {"majority_score": 0.5, "unit": "text"}
+    meta: dict[str, Any] = {"majority_score": 0.5, "unit": "text", **compared(4)}
     text = write_page(make_report(kind, meta, rows, **more), tmp_path).read_text(encoding="utf-8")
     lead = re.search(r'</h1>\n<p class="lead">(.*)</p>\n</header>', text)
     assert lead is not None

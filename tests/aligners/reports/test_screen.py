@@ -9,7 +9,7 @@ from aligners.reports.finished import KINDS, make_report
 from aligners.reports.names import aligned
 from aligners.reports.report import Report
 from aligners.reports.screen import SiteTable
-from tests.aligners.reports.every import every_kind
+from tests.aligners.reports.every import compared, every_kind
 from tests.aligners.reports.made import printed
 
 LONG = {"x": "/home/me/" + "folder/" * 9 + "a-model-of-a-name-of-forty-letters-or-more-1", "y": "org/" + "b" * 60}
@@ -17,7 +17,7 @@ LONG = {"x": "/home/me/" + "folder/" * 9 + "a-model-of-a-name-of-forty-letters-o
 
 def made(kind: str, given: Any) -> Report:
     parts = dict(given) if isinstance(given, dict) else {"rows": given}
-    return make_report(kind, {"majority_score": 0.5}, parts.pop("rows"), **parts)
+    return make_report(kind, {"majority_score": 0.5, **compared(3)}, parts.pop("rows"), **parts)
 
 
 def parts_of(shown: str) -> list[list[str]]:

@@ -1,0 +1,309 @@
+"""Compares two models on the same texts: their answers, their states site by site, their weights."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from aligners.errors import UserError, check_known, check_range
+from aligners.fitting.errors import squared_distances, squared_errors
+from aligners.injection.comparing import precision
+from aligners.injection.comparing.figures import Sums, function_of, site_rows
+from aligners.injection.comparing.reading import Asked, Reader, answer_sums, divergences, in_two, padded
+from aligners.injection.comparing.residuals import Residuals
+from aligners.injection.comparing.verdict import AS_IS, LINEAR, TIMES, TURNED, Verdict, decide
+from aligners.injection.forward import stitched_logits
+from aligners.injection.scoring.scores import per_text_sums
+from aligners.injection.scoring.tasks import chosen, unit_losses
+from aligners.maps.linear import Affine, Procrustes, ridge_regression
+from aligners.maps.permutation import Permutation
+from aligners.models.model import FrozenModel
+from aligners.similarity.algebra.moments import Moments
+from aligners.similarity.moments import MomentsMetric
+from datamodules.asking import TaskBatch
+from datamodules.batches import TextBatch
+from datamodules.rows.policies import PAIRS_TOKENS, RowKind
+from datamodules.rows.types import types_of
+from datamodules.tokens.tokenised import TokenisedTexts
+
+MAPS = ("permutation", TURNED, LINEAR)
+RIDGES = (1e-13, 1e-11, 1e-9, 1e-7, 1e-5, 1e-3, 1e-1)  # of least squares, from which rows choose; exact maps want none
+ROWS = 2  # fitting rows that a map takes for each dimension
+KINDS: dict[str, type[Affine]] = {"permutation": Permutation, TURNED: Procrustes}
+ENDS = ("first", "most")  # of a verdict: numbers of site pairs, in its report sites of NEW
+Row = dict[str, Any]
+Map = Callable[[Tensor], Tensor]
+Track = Callable[[Sequence[Sequence[int]], str], Iterator[Sequence[int]]]
+
+
+class Compared(NamedTuple):
+    """What a comparison found.
+
+    Attributes:
+        verdict: what has changed, from the figures.
+        meta: what holds for all rows, as plain values: the verdict, precision, floors, function, what was left out.
+        rows: one for each site pair and map: what it leaves, floor and tolerance, and what OLD's states in NEW cost.
+        report_tables: `function`, `weights`, `floors`, `texts`, `tokens`, `types` and `directions`.
+        vectors: site of NEW -> (k, d) directions of the residual there, of unit length, by their share.
+    """
+
+    verdict: Verdict
+    meta: Row
+    rows: list[Row]
+    report_tables: dict[str, list[Row]]
+    vectors: dict[int, Tensor]
+
+
+@dataclass(eq=False)
+class Comparison:
+    """Compares NEW with OLD in three passes over texts: to fit maps, to measure, and to look at what is left.
+
+    A figure counts as changed where it exceeds `verdict.TIMES` times its floor: what OLD differs from itself in another
+    batch, under other padding, with its weights off by a rounding of float32 and, if NEW is stored in a coarser
+    precision, with its weights rounded likewise. For a rotation or a linear map, whose coordinates round in their own
+    way, OLD is also measured with its weights off by that precision's rounding at random.
+
+    Args:
+        old: the model as it was.
+        new: the model as it is.
+        fit: texts that maps are fitted on, tokenised for both.
+        held: other texts, on which everything is measured.
+        texts: these as text: a `datasets.Dataset`.
+        pairs: site pairs (of OLD, of NEW).
+        kind: of the rows.
+        labelled: whether the texts have labels that both classifiers are asked for.
+        maps: closed forms out of `MAPS`; none: nothing is fitted.
+        further: name -> a fitted map from rows of OLD (S, N, d) to those of NEW, which is measured, too.
+        costs: on how many held-out texts OLD's states are put into NEW; 0: on none.
+        most: texts that are read of each kind, the first ones; default: all.
+        batch_size: texts that are read together.
+        seed: of masks, of the batches' order, and of the resampling of texts.
+        track: shows how far a pass is.
+
+    Raises:
+        ValueError: too few texts for the maps, no rows in common, or an option is out of its range.
+    """
+
+    old: FrozenModel
+    new: FrozenModel
+    fit: TokenisedTexts
+    held: TokenisedTexts
+    texts: Any
+    pairs: Sequence[tuple[int, int]]
+    kind: RowKind
+    labelled: bool = False
+    maps: Sequence[str] = MAPS
+    further: Mapping[str, Map] = field(default_factory=dict)
+    costs: int = 0
+    most: int | None = None
+    batch_size: int = 32
+    seed: int = 0
+    track: Track = lambda batches, what: iter(batches)
+
+    def __post_init__(self) -> None:
+        check_known(MAPS, maps=self.maps)
+        check_range(least=0, costs=self.costs)
+        check_range(least=1, most=self.most, batch_size=self.batch_size)
+        old, new = self.old, self.new
+        self.asked = Asked(old, new, labelled=self.labelled, seed=self.seed)
+        self.precision = precision.stored_precision(new)
+        sites = [list(side) for side in zip(*self.pairs, strict=True)]
+        self.readers = [Reader(old, 0, sites[0], self.kind), Reader(new, 1, sites[1], self.kind)]
+        self._check_rows()
+        reader, coarse = partial(Reader, number=0, sites=sites[0], kind=self.kind), self.precision != "float32"
+        self.variants = {
+            "another batch": reader(old, layout=in_two),
+            "further padding": reader(old, layout=padded),
+            "weights off by float32 rounding": reader(precision.saved_elsewhere(old, "float32", self.seed)),
+        }
+        if coarse and precision.stored_precision(old) != self.precision:
+            self.variants[f"weights rounded to {self.precision}"] = reader(
+                precision.saved_like(old, new, self.precision)
+            )
+        if coarse:
+            elsewhere = precision.saved_elsewhere(old, self.precision, self.seed)
+            self.variants[f"weights off by {self.precision} rounding"] = reader(elsewhere)
+        of_others = list(self.variants)[-1:] if coarse else []
+        self.loose = {name: name in of_others for name in self.variants}  # which count for other coordinates alone
+
+    def _check_rows(self) -> None:
+        read = {texts: texts[range(len(texts))[: self.most]] for texts in (self.fit, self.held)}
+        counts = [sum(self.readers[0].rows_of(batch).counts) for batch in read.values()]
+        if self.kind.policy == "tokens" and any(batch.inputs[0] is not batch.inputs[1] for batch in read.values()):
+            raise UserError(f"{PAIRS_TOKENS[0]}, but these models have different tokenizers. {PAIRS_TOKENS[1]}.")
+        if not all(counts):
+            raise UserError(
+                f"Expected texts with rows that {self.old.name} and {self.new.name} have in common, but got none. Give "
+                "texts of words that both read."
+            )
+        needed, given = ROWS * max(self.old.width, self.new.width), len(read[self.fit].text)
+        if self.maps and counts[0] < needed:
+            raise UserError(
+                f"Expected fitting texts with at least {needed:,} rows, {ROWS} for each dimension, to fit `maps`, but "
+                f"{given} texts have {counts[0]:,}. It takes about {-(-given * needed // counts[0]):,} such texts; "
+                "without `maps` it takes none."
+            )
+
+    def _batches(self, texts: TokenisedTexts) -> list[list[int]]:
+        """Texts of similar length together, the batches in a random order."""
+        order = texts.lengths[: self.most].argsort(descending=True, stable=True).split(self.batch_size)
+        return [
+            order[n].tolist() for n in torch.randperm(len(order), generator=torch.Generator().manual_seed(self.seed))
+        ]
+
+    # ------------------------------------------------------------------ the passes
+
+    @torch.no_grad()
+    def run(self) -> Compared:
+        """Compare, and return what was found."""
+        metric, sums = MomentsMetric(len(self.pairs), self.old.width, self.new.width), Sums()
+        for places in self.track(self._batches(self.fit), "Reading moments"):
+            metric.update(*self._both(self.fit[places]))
+        moments = metric.compute()
+        self.means = moments.mean_x[:, None], moments.mean_y[:, None]
+        self.fitted, self.refused = self._fit(moments)
+        for number, places in enumerate(self.track(self._batches(self.held), "Comparing")):
+            self.measure(self.held[places], sums, costs=number * self.batch_size < self.costs)
+        return self._found(sums)
+
+    def _both(self, batch: TextBatch, pair: tuple[int, int] | None = None) -> list[Tensor]:
+        """Rows of OLD and of NEW at a site pair, or at all."""
+        sites = [None if pair is None else [site] for site in pair or (0, 0)]
+        return [reader.rows(batch, at).to(self.old.device) for reader, at in zip(self.readers, sites, strict=True)]
+
+    def _fit(self, moments: Moments) -> tuple[dict[str, Map], dict[str, str]]:
+        """Solve the closed forms in float64; those that cannot be are left out, with the reason."""
+        fitted: dict[str, Map] = {AS_IS: lambda x: x} if self.old.width == self.new.width else {}
+        refused = {}
+        for name in self.maps:
+            aligner = KINDS.get(name)
+            try:
+                if aligner is None:
+                    fitted[name] = partial(self._affine, ridge_regression(moments, RIDGES)[0])
+                else:
+                    solved = aligner(*moments.xy.shape).to(moments.xy)
+                    solved.fit(moments)
+                    fitted[name] = solved
+            except ValueError as error:
+                refused[name] = str(error)
+        return fitted, refused
+
+    def _affine(self, weight: Tensor, x: Tensor) -> Tensor:
+        return torch.baddbmm(self.means[1], x - self.means[0], weight)
+
+    def _mapped(self, rows: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """Each map's rows (S, N, d_y), in float64, of OLD's (S, N, d_x)."""
+        yield from ((name, map_(rows.double())) for name, map_ in self.fitted.items())
+        yield from ((name, map_(rows).double()) for name, map_ in self.further.items())
+
+    def measure(self, batch: TextBatch, sums: Sums, *, costs: bool) -> None:
+        """Add a batch of held-out texts.
+
+        Args:
+            batch: on the CPU.
+            sums: to which it is added.
+            costs: whether OLD's states are also put into NEW.
+        """
+        task, rows = self.asked.of(batch), self.readers[0].rows_of(batch).to(self.old.device)
+        old, new = (reader(batch, self.asked, task) for reader in self.readers)
+        y = new.rows.to(old.rows.device).double()
+        sums.add("total", per_text_sums(squared_distances(y, self.means[1]), rows))
+        sums.add("total of old", per_text_sums(squared_distances(old.rows, self.means[0]), rows))
+        for name, mapped in self._mapped(old.rows):
+            sums.add(name, per_text_sums(squared_errors(mapped, y), rows))
+        own, theirs = cast(Tensor, old.answers), cast(Tensor, new.answers)
+        if task is not None:
+            for name, values in answer_sums(self.asked, task, own, theirs).items():
+                sums.add(name, per_text_sums(values, task.targets.to(own.device)))
+        elif own is not None:
+            sums.add("old", own.T)
+            sums.add("new", theirs.T)
+        for name, reader in self.variants.items():
+            again = reader(batch, self.asked, task)
+            sums.add(name, per_text_sums(squared_errors(again.rows.double(), old.rows.double()), rows))
+            if task is not None and again.answers is not None:
+                differs = per_text_sums(divergences(own, again.answers), task.targets.to(own.device))
+                sums.add(f"answers of {name}", differs)
+            elif again.answers is not None:
+                sums.add(f"answers of {name}", again.answers.T)
+        if costs and task is not None and self.kind == RowKind("tokens") and self.new.task != "masked":
+            sums.add("costs", self._costs(task.to(self.new.device), old.rows, theirs))  # masks would be other states
+
+    def _costs(self, task: TaskBatch, rows: Tensor, own: Tensor) -> Tensor:
+        """What NEW loses as it goes on from OLD's states, by each map: KL from its own answers, and loss: (2, M, S, B).
+
+        Args:
+            task: what it is asked, with its inputs.
+            rows: (S, N, d) of OLD.
+            own: (U, C) what it answers by itself.
+        """
+        found, native = [], unit_losses(own, task.targets)
+        for _, mapped in self._mapped(rows):
+            for (_, site), states in zip(self.pairs, mapped.float().to(self.new.device), strict=True):
+                logits = stitched_logits(self.new, task.inputs, site, task.rows, states)
+                answers = chosen(logits, task.targets, self.new.class_map)
+                loss = (
+                    (unit_losses(answers, task.targets) - native).double() if self.asked.scored else native * torch.nan
+                )
+                found.append(torch.stack([divergences(own, answers), loss]))
+        return per_text_sums(torch.stack(found, 1).unflatten(1, (-1, len(self.pairs))), task.targets)
+
+    # ------------------------------------------------------------------ what was found
+
+    def _found(self, sums: Sums) -> Compared:
+        total = sums["total of old"].sum(-1)
+        each = {name: (sums[name].sum(-1) / total).tolist() for name in self.variants}
+        strict = [max(at) for at in zip(*(each[name] for name in each if not self.loose[name]), strict=True)]
+        loose = [max(at) for at in zip(*each.values(), strict=True)]
+        floors = {name: strict if name in (AS_IS, "permutation") else loose for name in (*self.fitted, *self.further)}
+        names = {"model_x": self.old.name, "model_y": self.new.name}
+        rows = site_rows(sums, floors, [{**names, "site_x": i, "site_y": j} for i, j in self.pairs], self.seed)
+        function = function_of(sums, self.asked, self.loose, self.seed)
+        weights = precision.weight_changes(self.old, self.new, self.precision)
+        changed = [row["weight"] for row in weights if row["changed"]]
+        fvu, within = ({name: [row[column] for row in rows if row["method"] == name] for name in floors}
+                       for column in ("fvu", "within"))  # fmt: skip
+        same, elsewhere = (function[0][name] if function else None for name in ("same", "same_elsewhere"))
+        alike = partial(precision.equal_spectra, self.old, self.new, changed)
+        verdict = decide(fvu, within, same, same_elsewhere=elsewhere, changed=changed, alike=alike)
+        left = self._residuals(verdict)
+        tables = {"function": function, "weights": weights}
+        places = list(zip(self.readers[0].sites, *each.values(), strict=True))
+        tables["floors"] = [dict(zip(("site", *each), values, strict=True)) for values in places]
+        for one in left:
+            for name, part in one.tables().items():
+                tables[name] = tables.get(name, []) + part
+        blocks = sorted({row["block"] for row in weights if row["changed"]})
+        ends = {n: None if at is None else self.pairs[at][1] for n, at in verdict._asdict().items() if n in ENDS}
+        meta = {
+            "models": {"x": self.old.identity(), "y": self.new.identity()}, "rows": self.kind.policy, "seed": self.seed,
+            "verdict": verdict._asdict() | ends, "n_fit": len(self.fit.lengths[: self.most]),
+            "n_texts": len(self.held.lengths[: self.most]), "precision": self.precision, "times": TIMES,
+            "variants": list(each), "not_compared": self.asked.why, "refusals": self.refused,
+            "weights": {"changed": blocks, "blocks": self.new.depth} if weights else None,
+        }  # fmt: skip
+        return Compared(verdict, meta, rows, tables, {one.site: one.vectors for one in left})
+
+    def _residuals(self, verdict: Verdict) -> list[Residuals]:
+        """What the best map leaves at the first site that has changed and at the one that has most, row by row."""
+        map_, found = self.fitted.get(verdict.map or LINEAR), []
+        places = {place for place in (verdict.first, verdict.most) if place is not None and map_ is not None}
+        types = types_of(self.kind, self.held, self.texts, cast(Any, self.old.tokenizer)) if places else None
+        joined = cast(Any, self.old.tokenizer).convert_tokens_to_string if self.kind.types == "tokens" else " ".join
+        for place in sorted(places):
+            parts = []
+            for numbers in self.track(self._batches(self.held), f"Looking at site {self.pairs[place][1]}"):
+                batch = self.held[numbers]
+                rows, (x, y) = self.readers[0].rows_of(batch), self._both(batch, self.pairs[place])
+                mapped = cast(Map, map_)(x.double().expand(len(self.pairs), -1, -1))[
+                    place
+                ]  # a bank: a map for each site
+                parts.append(((y[0].double() - mapped).cpu(), torch.tensor(numbers)[rows.owner], rows.place))
+            columns = (torch.cat(column) for column in zip(*parts, strict=True))
+            found.append(
+                Residuals(self.pairs[place][1], *columns, texts=self.texts["text"][:], types=types, joined=joined)
+            )
+        return found

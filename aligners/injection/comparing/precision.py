@@ -1,0 +1,131 @@
+"""How a model's weights are stored, what storing another's likewise changes, and how two models' weights differ."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aligners.models.model import FrozenModel
+
+# Largest relative error of rounding to a precision: half of the distance between neighbours.
+ROUNDING = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+INT8, LEVELS = "int8", 127
+ON_GRID = 1e-3  # of a step, how far weights that are multiples of it may lie from one
+ALIKE = 1e-5  # largest relative difference of singular values that are the same
+EMBEDDINGS = ("embed", ".wte.", ".wpe.")  # in names of weights that come before the blocks
+TIMES = 2.0  # what rounding explains of a weight's difference, as a multiple of what it does to the old weight
+
+
+def stored_precision(model: FrozenModel) -> str:
+    """The coarsest precision that holds all weights exactly, whatever they are computed with.
+
+    Returns:
+        "bfloat16", "float16", "int8" (quantised, or all matrices of the blocks multiples of a step for each output or
+        input, from -127 to 127), or "float32".
+    """
+    for name in ("bfloat16", "float16") if model.quantised is None else ():
+        if all(torch.equal(w, w.to(getattr(torch, name)).to(w.dtype)) for w in model.model.parameters()):
+            return name
+    matrices = [w for block in model.blocks for w in block.parameters() if w.ndim == 2]
+    whole = model.quantised is not None or all(_grid_axis(w) is not None for w in matrices)
+    return INT8 if matrices and whole else "float32"
+
+
+def _steps(weight: Tensor, axis: int) -> Tensor:
+    """The step of each row (`axis` 1) or column (0) of a matrix in symmetric int8."""
+    return weight.abs().amax(axis, keepdim=True).clamp(min=torch.finfo(weight.dtype).tiny) / LEVELS
+
+
+def _grid_axis(weight: Tensor) -> int | None:
+    """Along which axis a matrix is in multiples of its steps; None if along neither."""
+    counts = {axis: weight / _steps(weight, axis) for axis in (1, 0)}
+    return next((axis for axis, n in counts.items() if bool(((n - n.round()).abs() < ON_GRID).all())), None)
+
+
+def with_weights(model: FrozenModel, change: Callable[[str, Tensor], Tensor], name: str) -> FrozenModel:
+    """A copy of a model with each floating weight changed.
+
+    Args:
+        model: which stays as it is.
+        change: from a weight's name and the weight to another of its shape.
+        name: of the copy.
+    """
+    changed = FrozenModel(copy.deepcopy(model.model), model.tokenizer, name=name, revision=model.revision)
+    changed.class_map = model.class_map
+    with torch.no_grad():
+        for place, weight in changed.model.named_parameters():
+            weight.copy_(change(place, weight) if weight.is_floating_point() else weight)
+    return changed
+
+
+def rounded(weight: Tensor, precision: str, like: Tensor | None = None) -> Tensor:
+    """A weight as a precision holds it. In int8 only matrices are rounded, along the axis on which `like` is."""
+    if precision in ("bfloat16", "float16"):
+        return weight.to(getattr(torch, precision)).to(weight.dtype)
+    told = like is not None and like.shape == weight.shape and like.is_floating_point()
+    axis = None if precision != INT8 or weight.ndim != 2 else _grid_axis(like) if told and like is not None else 1
+    return weight if axis is None else (weight / _steps(weight, axis)).round() * _steps(weight, axis)
+
+
+def saved_like(old: FrozenModel, new: FrozenModel, precision: str) -> FrozenModel:
+    """OLD with its weights rounded as those of NEW are."""
+    others = dict(new.model.named_parameters())
+    return with_weights(old, lambda name, w: rounded(w, precision, others.get(name)), f"{old.name} in {precision}")
+
+
+def saved_elsewhere(model: FrozenModel, precision: str, seed: int) -> FrozenModel:
+    """A model as if its weights had been rounded in other coordinates: each is off by up to half a step, at random."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def change(_: str, weight: Tensor) -> Tensor:
+        off = 2 * torch.rand(weight.shape, generator=draw).to(weight) - 1
+        if precision == INT8:
+            return weight + _steps(weight, 1) / 2 * off if weight.ndim == 2 else weight
+        return weight * (1 + ROUNDING[precision] * off)
+
+    return with_weights(model, change, f"{model.name} in {precision}, other coordinates")
+
+
+def _weights(model: FrozenModel) -> dict[str, Tensor]:
+    """All weights by name, shared ones under each of their names: one model may have tied what another has not."""
+    return dict(model.model.named_parameters(remove_duplicate=False))
+
+
+def weight_changes(old: FrozenModel, new: FrozenModel, precision: str) -> list[dict[str, Any]]:
+    """How much each weight differs; nothing where names or shapes do, or weights are quantised.
+
+    Other coordinates of the same function are differences here, too.
+
+    Returns:
+        For each weight its block (0: embeddings, L + 1: what comes after the blocks), name, difference
+        ‖W' − W‖ / max(‖W‖, ‖W'‖), the tolerance that rounding to `precision` asks for, and whether it is exceeded.
+    """
+    mine, theirs = _weights(old), _weights(new)
+    shapes = [{name: w.shape for name, w in each.items() if w.is_floating_point()} for each in (mine, theirs)]
+    if shapes[0] != shapes[1] or len(shapes[0]) < max(len(mine), len(theirs)):
+        return []
+    places = {id(w): number for number, block in enumerate(old.blocks, 1) for w in block.parameters()}
+    found = []
+    for name, weight in mine.items():
+        before, after = weight.detach().double(), theirs[name].detach().double().to(weight.device)
+        size = max(float(before.norm()), float(after.norm()), torch.finfo(torch.float64).tiny)
+        rounding = float((rounded(weight.detach(), precision, theirs[name]).double() - before).norm()) / size
+        outside = 0 if any(part in name for part in EMBEDDINGS) else old.depth + 1
+        row: dict[str, Any] = {"block": places.get(id(weight), outside)}
+        row |= {"weight": name, "difference": float((after - before).norm()) / size}
+        row |= {"tolerance": TIMES * rounding + 2.0**-23}
+        found.append(row | {"changed": row["difference"] > row["tolerance"]})
+    return found
+
+
+def equal_spectra(old: FrozenModel, new: FrozenModel, names: list[str]) -> bool:
+    """Whether these weights have the singular values that they had: hidden units in another order, heads turned."""
+
+    def values(model: FrozenModel, name: str) -> Tensor:
+        weight = _weights(model)[name].detach().double().cpu()
+        return torch.linalg.svdvals(weight.reshape(-1, weight.shape[-1]))
+
+    pairs = ((values(old, name), values(new, name)) for name in names)
+    return all(float((after - before).norm()) <= ALIKE * float(before.norm()) for before, after in pairs)

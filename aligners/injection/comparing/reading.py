@@ -1,0 +1,162 @@
+"""Reads a model's states and answers on batches that are laid out in several ways, and what two models are asked."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize, pad
+
+from aligners.injection.scoring.tasks import chosen, divergence, unit_answers
+from aligners.models.model import FrozenModel, Inputs
+from datamodules.asking import TaskBatch, task_batch
+from datamodules.batches import TextBatch
+from datamodules.rows.policies import RowKind, Rows, rows_of_each
+from datamodules.rows.reading import gather_rows
+from datamodules.tokens.tokenised import same_tokenizer
+
+Run = Callable[[Inputs], list[Tensor]]
+PADDED = 7  # columns of further padding
+UNITS = 2**22  # logits that are compared at once, in float64
+KINDS = {"classification": "classes", "causal": "next tokens", "masked": "masked tokens"}
+
+
+def as_given(run: Run, inputs: Inputs) -> list[Tensor]:
+    """States (B, T, d) of a batch as it is."""
+    return run(inputs)
+
+
+def in_two(run: Run, inputs: Inputs) -> list[Tensor]:
+    """States of a batch whose texts are run in the opposite order and in two parts, each padded to its longest."""
+    size, out = inputs["input_ids"].shape, list[Tensor]()
+    for part in torch.arange(size[0]).flip(0).to(inputs["input_ids"].device).chunk(2):
+        columns = inputs["attention_mask"][part].any(0).nonzero()[:, 0]
+        states = run({name: value[part][:, columns] for name, value in inputs.items()})
+        out = out or [state.new_zeros(*size, state.shape[-1]) for state in states]
+        for whole, state in zip(out, states, strict=True):
+            whole[part[:, None], columns] = state
+    return out
+
+
+def padded(run: Run, inputs: Inputs) -> list[Tensor]:
+    """States of a batch with further padding, on the left."""
+    return [state[:, PADDED:] for state in run({name: pad(value, (PADDED, 0)) for name, value in inputs.items()})]
+
+
+class Asked:
+    """What two models are asked on the same texts, so that their answers can be compared.
+
+    Args:
+        old: the one model.
+        new: the other.
+        labelled: whether the texts have the labels that both classifiers are asked for.
+        seed: of masks.
+
+    Attributes:
+        what: "classes", "next tokens", "masked tokens", "similarities of texts" (neither has a head), or None.
+        why: why nothing is compared, if it is not.
+        scored: whether answers have a loss.
+    """
+
+    def __init__(self, old: FrozenModel, new: FrozenModel, *, labelled: bool, seed: int) -> None:
+        self.model, self.seed, self.labelled, self.why = old, seed, labelled, ""
+        self.what: str | None = "similarities of texts" if old.task is None else KINDS[old.task]
+        if old.tokenizer is None or new.tokenizer is None or not same_tokenizer(old.tokenizer, new.tokenizer):
+            self.why = "their tokenizers differ, so they answer about different tokens"
+        elif old.task != new.task:
+            named = [f"{m.name} answers {KINDS.get(str(m.task), 'nothing, as it has no head')}" for m in (old, new)]
+            self.why = f"their heads answer different questions: {' and '.join(named)}"
+        elif old.regression or new.regression:
+            self.why = "a head predicts numbers, which have no distribution to compare"
+        elif old.class_map is None and old.label_names != new.label_names:
+            self.why = "their heads name their classes differently"
+        self.what = None if self.why else self.what
+        self.scored = self.what in ("next tokens", "masked tokens") or (self.what == "classes" and labelled)
+
+    def of(self, batch: TextBatch) -> TaskBatch | None:
+        """The question about a batch, on the CPU; None where no head is asked."""
+        if self.what is None or self.model.task is None:
+            return None
+        if not self.labelled and self.model.task == "classification":
+            batch = replace(batch, labels=torch.zeros_like(batch.text))
+        return task_batch(batch, self.model, seed=self.seed)
+
+
+class Reading(NamedTuple):
+    """What a model makes of a batch.
+
+    Attributes:
+        rows: (S, N, d) float32 states at its sites.
+        answers: (U, C) float32 logits; of models without a head (B, d) mean last states of unit length; None: nothing
+            is compared.
+    """
+
+    rows: Tensor
+    answers: Tensor | None
+
+
+@dataclass
+class Reader:
+    """Reads one model, or a variant of it.
+
+    Attributes:
+        model: the model.
+        number: which of the two models' inputs it reads.
+        sites: where.
+        kind: of the rows.
+        layout: how a batch is laid out.
+    """
+
+    model: FrozenModel
+    number: int
+    sites: Sequence[int]
+    kind: RowKind
+    layout: Callable[[Run, Inputs], list[Tensor]] = as_given
+
+    def rows_of(self, batch: TextBatch) -> Rows:
+        """Where the rows of a batch are, on the CPU."""
+        return rows_of_each(batch, self.kind)[self.number]
+
+    def states(self, inputs: Inputs, sites: Sequence[int]) -> dict[int, Tensor]:
+        """Site -> (B, T, d), of inputs anywhere."""
+        placed = {name: value.to(self.model.device) for name, value in inputs.items()}
+        return dict(zip(sites, self.layout(partial(self.model.front, sites=sites), placed), strict=True))
+
+    def rows(self, batch: TextBatch, sites: Sequence[int] | None = None) -> Tensor:
+        """(S, N, d) float32, at all sites that are read by default."""
+        sites = self.sites if sites is None else sites
+        return self._gather(batch, self.states(batch.inputs[self.number], sorted(set(sites))), sites, self.kind)
+
+    def _gather(self, batch: TextBatch, states: Mapping[int, Tensor], sites: Sequence[int], kind: RowKind) -> Tensor:
+        rows = rows_of_each(batch, kind)[self.number].to(self.model.device)
+        return gather_rows(states, sites, rows, self.model.width)
+
+    def __call__(self, batch: TextBatch, asked: Asked, task: TaskBatch | None) -> Reading:
+        """Read the rows, and the answers if `asked` compares any."""
+        model, last = self.model, self.model.depth
+        states = self.states(batch.inputs[self.number], sorted({*self.sites, last}))
+        rows = self._gather(batch, states, self.sites, self.kind)
+        if asked.what is None:
+            return Reading(rows, None)
+        if task is None:
+            return Reading(rows, normalize(self._gather(batch, states, [last], RowKind("mean"))[0]))
+        task = task.to(model.device)
+        top = self.states(task.inputs, [last])[last] if model.task == "masked" else states[last]  # of masked texts
+        return Reading(rows, chosen(model.tail(task.inputs, last, top), task.targets, model.class_map))
+
+
+def divergences(own: Tensor, other: Tensor) -> Tensor:
+    """KL(own ‖ other) of logits (U, C), in nats and in float64: (U,)."""
+    size = max(1, UNITS // own.shape[-1])
+    parts = zip(own.split(size), other.to(own.device).split(size), strict=True)
+    return torch.cat([divergence(theirs.double(), mine.double()) for mine, theirs in parts]).clamp(min=0)
+
+
+def answer_sums(asked: Asked, task: TaskBatch, old: Tensor, new: Tensor) -> dict[str, Tensor]:
+    """What stands for each unit: divergence, agreement and, where there is a right answer, both losses, each (U,)."""
+    mine, theirs = (unit_answers(logits, task.targets.to(old.device)) for logits in (old, new.to(old.device)))
+    found = {"kl": divergences(old, new), "agree": (mine.answer == theirs.answer).double()}
+    found["units"] = torch.ones_like(found["kl"])
+    return found | ({"loss_old": mine.loss, "loss_new": theirs.loss} if asked.scored else {})

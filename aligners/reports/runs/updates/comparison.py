@@ -1,0 +1,118 @@
+"""The report of a comparison: what changed from one model to another, where, and on what."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from aligners.reports.drawing import dress, method_looks, name_sites, panels
+from aligners.reports.names import four_digits, site_name, with_short_names
+from aligners.reports.report import Report, Row, distinct, grouped, is_known, number, site_pairs, where
+from aligners.reports.screen import SiteTable
+from aligners.reports.templates import sentences
+
+NAMES = {"identity": "as they are", "permutation": "permuted", "rotation": "rotated", "linear": "least squares"}
+LOOKS = {"identity": "mlp", "rotation": "procrustes"}  # of other maps, which look alike in every figure
+PANELS = {"fvu": ("What the old states leave of the new", "FVU"),
+          "kl": ("What the new model loses from there on", "KL from its own answers, nats")}  # fmt: skip
+LOWEST = 1e-16  # of the figure: nothing that float32 leaves is below
+QUANTITIES = {"difference": "", "agreement": "agreement", "loss_old": "loss of old, nats",
+              "loss_new": "loss of new, nats", "loss_change": "loss of new minus old"}  # fmt: skip
+# A table of what differs -> its title, and its columns of words.
+ON_WHAT = {"types": ("Types of tokens", ["type"]), "tokens": ("Tokens", ["token", "context"]),
+           "texts": ("Texts", ["text"]), "directions": ("Directions", ["direction", "texts"])}  # fmt: skip
+
+
+def report(
+    meta: Row, rows: Sequence[Row], function: Sequence[Row] = (), weights: Sequence[Row] = (),
+    floors: Sequence[Row] = (), types: Sequence[Row] = (), tokens: Sequence[Row] = (), texts: Sequence[Row] = (),
+    directions: Sequence[Row] = (),
+) -> Report:  # fmt: skip
+    """Make the report.
+
+    Args:
+        meta: what holds for all rows, the verdict among them.
+        rows: one for each map and site pair.
+        function: one on the answers, if they are compared.
+        weights: one for each weight, if they are compared.
+        floors: one for each site, with what each variant of the old model differs from it.
+        types: with the most of what differs at a site.
+        tokens: likewise.
+        texts: likewise.
+        directions: of what differs.
+    """
+    tables = {"function": function, "weights": weights, "floors": floors, "types": types, "tokens": tokens,
+              "texts": texts, "directions": directions}  # fmt: skip
+    shown, blocks = with_short_names(rows), _by_block(weights)
+    on_what = [table for name in ON_WHAT for table in _on_what(name, tables[name])]
+    screen = [_sites(shown), *map(_answers, function), *([_weights(blocks)] if blocks else []), *on_what]
+    found = sentences("comparison", meta=meta, rows=shown, function=function, blocks=blocks)
+    figures = {"comparison": partial(_figure, shown)}
+    return Report("comparison", meta, rows, tables, figures=figures, screen=screen, sentences=found)
+
+
+def _by_block(weights: Sequence[Row]) -> list[Row]:
+    """The weight of each block that differs most, in units of its tolerance."""
+    every = sorted(grouped(weights, "block").items())
+    return [max(block, key=lambda row: row["difference"] / row["tolerance"]) for _, block in every]
+
+
+def _sites(rows: Sequence[Row]) -> SiteTable:
+    title = "FVU: share of the new states' variance that the old states leave unexplained"
+    table = SiteTable(title, ["old states"], [], {"site": map(site_name, site_pairs(rows))})
+    for column, words, style in (("fvu", "", None), ("tolerance", "rounding explains, ", "dim")):
+        for name, line in grouped(rows, "method").items():
+            table.add_row(words + NAMES.get(name, name), *(four_digits(row[column]) for row in line), style=style)
+    return table
+
+
+def _answers(row: Row) -> SiteTable:
+    table = SiteTable(f"Answers: {row['what']}, {row['units']:,}", ["quantity"], ["value", "95 % interval"], {})
+    for name, words in QUANTITIES.items():
+        if name in row:
+            low, high = (four_digits(row[f"{name}_{end}"]) for end in ("low", "high"))
+            table.add_row(words or row["measure"], four_digits(row[name]), f"[{low}, {high}]")
+    table.add_row("rounding explains", four_digits(row["tolerance"]), style="dim")
+    return table
+
+
+def _weights(blocks: Sequence[Row]) -> SiteTable:
+    title = "Weights: relative difference of the one in each block that differs most"
+    table = SiteTable(title, ["block", "weight"], ["difference", "rounding explains"], {})
+    for row in blocks:
+        cells = (four_digits(row[name]) for name in ("difference", "tolerance"))
+        table.add_row(str(row["block"]), row["weight"], *cells, style=None if row["changed"] else "dim")
+    return table
+
+
+def _on_what(name: str, rows: Sequence[Row]) -> list[SiteTable]:
+    tables, (title, words) = [], ON_WHAT[name]
+    for site, part in grouped(rows, "site").items():
+        further = ["× mean of a row", "rows"] if "times" in part[0] else []
+        whole = f"{title} with the most of what differs at site {site}"
+        tables.append(SiteTable(whole, words, ["share of it", *further], {}))
+        for row in part:
+            cells = [f"{row['share']:.1%}", *([f"{row['times']:.1f}", str(row["rows"])] if further else [])]
+            tables[-1].add_row(*(str(row[word]) for word in words), *cells)
+    return tables
+
+
+def _figure(rows: Sequence[Row]) -> Figure:
+    """Draw by site what is left of the new states, with what rounding explains as a band, and what it costs."""
+    columns, methods, pairs = [c for c in PANELS if is_known(rows, c)], distinct(rows, "method"), site_pairs(rows)
+    figure, axes = panels(len(columns), 2, (4.6, 3.3), (1.8, 0.6))
+    looks = method_looks([LOOKS.get(name, name) for name in methods])
+    for axis, column in zip(axes, columns, strict=True):
+        if column == "fvu":
+            band = [row["tolerance"] for row in where(rows, method=methods[0])]
+            axis.fill_between(range(len(pairs)), LOWEST, band, color="0.88", label="rounding explains")
+        for name in methods:
+            heights = np.maximum([number(row[column]) for row in where(rows, method=name)], LOWEST)
+            axis.plot(range(len(pairs)), heights, label=NAMES.get(name, name), **looks[LOOKS.get(name, name)])
+        axis.set_yscale("log")
+        axis.set_ylim(LOWEST, None)
+        name_sites(axis, PANELS[column][0], map(site_name, pairs))
+        axis.set_ylabel(PANELS[column][1], fontsize=9)
+    dress(figure, axes, "site (layer)", "")
+    return figure

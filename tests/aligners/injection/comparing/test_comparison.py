@@ -1,0 +1,192 @@
+"""What a comparison says of models that are the same, differ in coordinates alone, or of which one part differs."""
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import log_softmax
+
+from aligners.api import compare
+from aligners.errors import UserError
+from aligners.injection.comparing.comparison import Compared
+from aligners.injection.comparing.precision import INT8, rounded, stored_precision, with_weights
+from aligners.models import FrozenModel
+from aligners.reports.finished import make_report
+from benchmarks.updates.updated import permute_residual, permute_units, plant, rank_one, rotate, turn_heads
+from tests.tiny import tiny_frozen, tiny_tokenizer
+from tests.world import sentences
+
+TEXTS = sentences(80)
+GPT = partial(tiny_frozen, "gpt2", task="causal")
+
+
+def changed(model: FrozenModel, change: Callable[[Any], object]) -> FrozenModel:
+    """A copy that was changed in place."""
+    copied = copy.deepcopy(model.model)
+    with torch.no_grad():
+        change(copied)
+    return FrozenModel(copied, model.tokenizer, name="new")
+
+
+def lead(found: Compared) -> str:
+    return make_report("comparison", found.meta, found.rows, **found.report_tables).lead
+
+
+def column(found: Compared, method: str, name: str = "fvu") -> list[float]:
+    return [row[name] for row in found.rows if row["method"] == method]
+
+
+def test_a_model_and_itself_differ_in_nothing() -> None:
+    found = compare(GPT(), GPT(), TEXTS, costs=40)
+    assert found.verdict == ("rounding", "identity", None, None, True)
+    assert column(found, "identity") == [0] * 4
+    assert column(found, "rotation", "penalty") == pytest.approx([0] * 4, abs=1e-5)
+    assert found.meta["weights"] == {"changed": [], "blocks": 3}
+    assert lead(found).startswith("Nothing has changed beyond rounding")
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16", INT8])
+def test_weights_in_another_precision_are_no_change(precision: str) -> None:
+    old = GPT()
+    new = with_weights(old, lambda _, w: rounded(w, precision), "new")
+    assert [stored_precision(model) for model in (old, new)] == ["float32", precision]
+    found = compare(old, new, TEXTS)
+    assert found.verdict.kind == "rounding"
+    assert min(column(found, "identity")[1:]) > 1e-9  # by which float32 would say that they differ
+    assert f"in {precision}" in lead(found)
+
+
+@pytest.mark.parametrize(
+    ("model", "change", "map_"),
+    [
+        (GPT, rotate, "rotation"),
+        (tiny_frozen, permute_residual, "permutation"),
+        (GPT, permute_units, "identity"),
+        (tiny_frozen, turn_heads, "identity"),
+    ],
+)
+def test_other_coordinates_are_told_from_a_change(model: Any, change: Any, map_: str) -> None:
+    found = compare(model(), changed(model(), partial(change, seed=1)), TEXTS)
+    assert found.verdict == ("coordinates", map_, None, None, True)
+    assert max(column(found, map_)) < 1e-11
+    assert (min(column(found, "identity")) > 0.1) == (map_ != "identity")
+    assert found.meta["weights"]["changed"]  # which takes them for a change
+    assert lead(found).startswith("Only coordinates")
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_the_first_block_that_changed_is_found_in_any_coordinates(turned: bool) -> None:
+    def change(model: Any) -> None:
+        rank_one(model, 2, "down", 0.01, 0)
+        if turned:
+            rotate(model, 1)
+
+    found = compare(GPT(), changed(GPT(), change), TEXTS)
+    assert found.verdict[:3] == ("changed", "rotation" if turned else "identity", 2)
+    assert found.meta["weights"]["changed"] == ([0, 1, 2, 3, 4] if turned else [2])
+    assert lead(found).startswith("The model has changed from block 2 on")
+    assert ("in other coordinates" in lead(found)) == turned
+
+
+def test_a_planted_direction_is_found_with_the_texts_that_have_it() -> None:
+    tokens = tiny_tokenizer()(TEXTS[1::2], padding=True, return_tensors="pt")
+    batch = {name: tokens[name] for name in ("input_ids", "attention_mask")}
+    planted: list[Any] = []
+    old = changed(GPT(), lambda model: model.transformer.h[1].mlp.c_proj.weight[0].zero_())  # a unit that is not used
+    new = changed(old, lambda model: planted.append(plant(model, 2, batch, 0, lambda: model(**batch))))
+    found = compare(old, new, TEXTS)
+    assert found.verdict.first == 2
+    assert float((found.vectors[2][0] @ planted[0].direction).abs()) > 0.9
+    (first, *_) = found.report_tables["directions"]
+    assert first["share"] > 0.8
+    top = first["texts"].split(" | ")[0]
+    assert top == found.report_tables["texts"][0]["text"]
+    assert found.report_tables["tokens"][0]["token"] in found.report_tables["tokens"][0]["context"].split()
+
+
+def test_answers_alone_are_a_change_of_the_head() -> None:
+    found = compare(tiny_frozen(), changed(tiny_frozen(), lambda m: m.classifier.weight.mul_(1.1)), TEXTS)
+    assert found.verdict == ("head", "identity", None, None, False)
+    assert "in its head only" in lead(found)
+
+
+def test_what_no_text_excites_only_the_weights_show() -> None:
+    texts = [text for text in TEXTS if "good" not in text.split()]
+    row = tiny_tokenizer().convert_tokens_to_ids("good")
+    found = compare(
+        tiny_frozen(), changed(tiny_frozen(), lambda m: m.get_input_embeddings().weight[row].add_(1)), texts
+    )
+    assert found.verdict.kind == "weights"
+    assert "weights differ by more than rounding in block 0" in " ".join(lead(found).split())
+
+
+def test_figures_are_those_of_the_definition() -> None:
+    old, new, labels = tiny_frozen(), tiny_frozen(seed=1), [n % 2 for n in range(len(TEXTS))]
+    found = compare(old, new, TEXTS, labels=labels, batch_size=len(TEXTS))
+    held, of = TEXTS[1::2], np.array(labels[1::2])
+    logits, states = zip(*(_read(model, held) for model in (old, new)), strict=True)
+    log = [log_softmax(each, -1) for each in logits]
+    fitted = [_read(model, TEXTS[::2])[1] for model in (old, new)]
+    (function,) = found.report_tables["function"]
+    assert function["difference"] == pytest.approx((np.exp(log[0]) * (log[0] - log[1])).sum(-1).mean(), rel=1e-4)
+    assert function["loss_new"] == pytest.approx(-log[1][np.arange(len(of)), of].mean(), rel=1e-5)
+    assert function["agreement"] == pytest.approx((logits[0].argmax(-1) == logits[1].argmax(-1)).mean())
+    total = np.square(states[1] - fitted[1].mean(0)).sum()
+    assert column(found, "identity")[-1] == pytest.approx(np.square(states[0] - states[1]).sum() / total, rel=1e-5)
+    assert found.verdict.kind == "different"
+    assert lead(found).startswith("These are different models")
+
+
+def _read(model: FrozenModel, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Logits, and the last states of all real tokens, in float64."""
+    tokens = tiny_tokenizer()(texts, padding=True, return_tensors="pt")
+    inputs = {name: tokens[name] for name in ("input_ids", "attention_mask")}
+    (states,) = model.front(inputs, [model.depth])
+    return tuple(part.double().numpy() for part in (model.logits(inputs), states[inputs["attention_mask"].bool()]))
+
+
+def test_models_without_a_head_are_asked_how_alike_texts_are() -> None:
+    old = tiny_frozen(n_labels=None)
+    found = compare(old, changed(old, lambda model: rank_one(model, 3, "o", 0.1, 0)), TEXTS)
+    assert found.report_tables["function"][0]["what"] == "similarities of texts"
+    assert found.verdict[2:] == (3, 3, False)
+    turned = compare(old, changed(old, partial(permute_residual, seed=0)), TEXTS)
+    assert turned.verdict == ("coordinates", "permutation", None, None, True)
+
+
+def test_heads_that_answer_other_questions_are_left_out_and_named() -> None:
+    found = compare(GPT(), tiny_frozen("gpt2"), TEXTS)
+    assert found.report_tables["function"] == []
+    assert "tiny-gpt2 answers next tokens and tiny-gpt2 answers classes" in found.meta["not_compared"]
+    assert found.verdict.same_answers is None
+    report = make_report("comparison", found.meta, found.rows, **found.report_tables)
+    assert any("The verdict is on states alone" in sentence for sentence in report.sentences)
+
+
+def test_other_widths_and_depths_are_compared_by_linear_maps_at_named_sites() -> None:
+    found = compare(GPT(), GPT(layers=2, width=24), TEXTS, sites=[(3, 2)])
+    assert {row["method"] for row in found.rows} == {"permutation", "rotation", "linear"}
+    assert found.verdict.kind == "different"
+    assert found.meta["weights"] is None
+    with pytest.raises(UserError, match="equal depth"):
+        compare(GPT(), GPT(layers=2), TEXTS)
+
+
+def test_what_cannot_be_compared_is_refused_before_it_is_read() -> None:
+    with pytest.raises(UserError, match=r"at least 32 rows, 2 for each dimension.* It takes about \d+ such texts"):
+        compare(GPT(), GPT(), TEXTS[:4])
+    assert compare(GPT(), GPT(), TEXTS[:4], maps=[]).verdict.kind == "rounding"
+    other = GPT()
+    other.tokenizer = tiny_tokenizer()
+    other.tokenizer.add_tokens(["zebra"])
+    with pytest.raises(UserError, match="different tokenizers"):
+        compare(GPT(), other, TEXTS)
+    by_words = compare(GPT(), other, TEXTS, rows="words")
+    assert "tokenizers differ" in by_words.meta["not_compared"]
+    assert by_words.verdict.kind == "rounding"
+    with pytest.raises(UserError, match="have in common, but got none"):
+        compare(GPT(), other, [" "] * 40, rows="words")
