@@ -4,7 +4,6 @@
 `aligners.maps`, which they are made of, hold one map for each of many site pairs.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from aligners.api import maps, measures

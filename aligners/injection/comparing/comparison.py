@@ -289,7 +289,7 @@ class Comparison:
 
     def _residuals(self, verdict: Verdict) -> list[Residuals]:
         """What the best map leaves at the first site that has changed and at the one that has most, row by row."""
-        map_, found = self.fitted.get(verdict.map or LINEAR), []
+        map_, found = self.fitted.get(verdict.map or LINEAR, next(reversed(self.fitted.values()), None)), []
         places = {place for place in (verdict.first, verdict.most) if place is not None and map_ is not None}
         types = types_of(self.kind, self.held, self.texts, cast(Any, self.old.tokenizer)) if places else None
         joined = cast(Any, self.old.tokenizer).convert_tokens_to_string if self.kind.types == "tokens" else " ".join

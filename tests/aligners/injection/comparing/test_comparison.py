@@ -146,7 +146,7 @@ def _read(model: FrozenModel, texts: list[str]) -> tuple[np.ndarray, np.ndarray]
     tokens = tiny_tokenizer()(texts, padding=True, return_tensors="pt")
     inputs = {name: tokens[name] for name in ("input_ids", "attention_mask")}
     (states,) = model.front(inputs, [model.depth])
-    return tuple(part.double().numpy() for part in (model.logits(inputs), states[inputs["attention_mask"].bool()]))
+    return model.logits(inputs).double().numpy(), states[inputs["attention_mask"].bool()].double().numpy()
 
 
 def test_models_without_a_head_are_asked_how_alike_texts_are() -> None:
