@@ -6,8 +6,6 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-import torch
-
 from aligners.api.maps import ArrayMap
 from aligners.api.models import Model, _batches, load, tokenised
 from aligners.errors import UserError, check_range
