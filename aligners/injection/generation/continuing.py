@@ -1,8 +1,9 @@
 """How held-out texts go on: continuations by a model itself and with changed states, and how these differ."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any, cast
 
@@ -33,6 +34,7 @@ from datamodules.tokens.tokenised import TokenisedTexts
 
 BATCH, SHOWN = 16, 3  # prompts that are continued together, and those whose texts a report shows
 Row = dict[str, Any]
+Way = tuple[Row, FrozenModel, Added | Replaced | None]
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,20 @@ class Continuations:
             parts.append((padded, part.lengths))
         tokens, lengths = zip(*parts, strict=True)
         return Generated(torch.cat(tokens), torch.cat(lengths))
+
+    def tables(self, todo: Iterable[Way]) -> dict[str, list[Row]]:
+        """Tables of a report: `generation`, a row for each way to write, and `samples`, the first texts of each.
+
+        Args:
+            todo: what a row says of a way, the model that writes, and what is changed in it.
+        """
+        rows, samples = list[Row](), list[Row]()
+        for about, model, changing in todo:
+            own = model is self.model and changing is None
+            found = self.own if own else self.by(model, changing)
+            rows.append(about | self.figures(found))
+            samples += [about | sample for sample in self.samples(found)]
+        return {"generation": rows, "samples": samples}
 
     def figures(self, found: Generated) -> Row:
         """How alike the model's own they are, how likely the model finds them, and how much they repeat themselves."""
@@ -181,43 +197,31 @@ class ContinueTexts(pl.Callback):
         """Generate, on the first rank, as the report is its alone."""
         if not self.options.generate or not trainer.is_global_zero:
             return
-        rows, samples, injecting = list[Row](), list[Row](), [p for p in pl_module.panels if p.behaviour is not None]
         prompts = self.options.prompts(pl_module.stream.split("test"))
-        for panel in injecting:
+        tables: dict[str, list[Row]] = {"generation": [], "samples": []}
+        for panel in (panel for panel in pl_module.panels if panel.behaviour is not None):
             texts = Continuations(panel.route.target, prompts, self.options, pl_module.seed)
-            about = {"model_x": panel.route.source.name, "model_y": panel.route.target.name}
-            about["direction"] = DIRECTIONS[panel.route.key]
             todo = list(_ways(panel))
-            for name, role, sites, reader, changing in track(todo, "Generating", disable=hidden(trainer)):
-                found = texts.own if name == "native_y" else texts.by(reader, changing)
-                place = {**about, "method": name, "role": role, "site_x": sites[0], "site_y": sites[1]}
-                rows.append(place | texts.figures(found))
-                samples += [place | sample for sample in texts.samples(found)]
-        pl_module.report_tables = {"generation": rows, "samples": samples}
+            for name, rows in texts.tables(track(todo, "Generating", disable=hidden(trainer))).items():
+                tables[name] += rows
+        pl_module.report_tables = tables
         pl_module.meta |= {"generation": vars(self.options)}
-
-
-Way = tuple[str, str, tuple[int | None, int | None], FrozenModel, Replaced | None]
 
 
 def _ways(panel: Panel) -> Iterator[Way]:
     """The models by themselves, then every map at every site, and `identity`."""
-    source, target = panel.route.source, panel.route.target
-    yield "native_y", "ceiling", (None, None), target, None
-    if source.task == "causal" and source.model.can_generate():
-        yield "native_x", "ceiling", (None, None), source, None
+    source, target, pairs = panel.route.source, panel.route.target, panel.route.pairs
+    about = {"model_x": source.name, "model_y": target.name, "direction": DIRECTIONS[panel.route.key]}
+    alone = about | {"role": "ceiling", "site_x": None, "site_y": None}
+    yield alone | {"method": "native_y"}, target, None
+    if source.task == "causal":
+        yield alone | {"method": "native_x"}, source, None
     for method in panel.methods:
-        if method.aligner is not None and method.name != "mean":
-            for place, (i, j) in enumerate(panel.route.pairs):
-                yield (
-                    method.name,
-                    method.role,
-                    (i, j),
-                    target,
-                    Replaced(j, source, i, _at(method, place, panel.route.pairs)),
-                )
+        for place, (i, j) in enumerate(pairs if method.aligner is not None and method.name != "mean" else ()):
+            here = about | {"method": method.name, "role": method.role, "site_x": i, "site_y": j}
+            yield here, target, Replaced(j, source, i, partial(_mapped, method, place, len(pairs)))
 
 
-def _at(method: Method, place: int, pairs: Sequence[tuple[int, int]]) -> Any:
-    """The map of a method at one site pair, from rows (N, d_x) to (N, d_y)."""
-    return lambda rows: method.map(rows.expand(len(pairs), *rows.shape), None)[place]
+def _mapped(method: Method, place: int, sites: int, rows: Tensor) -> Tensor:
+    """Rows (N, d_x) mapped by a method at one of its sites, (N, d_y)."""
+    return method.map(rows.expand(sites, *rows.shape), None)[place]

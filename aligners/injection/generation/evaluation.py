@@ -1,13 +1,13 @@
 """The LightningModule that measures steering on held-out texts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from aligners.errors import UserError, check_range
 from aligners.injection.generation import steering
-from aligners.injection.generation.continuing import Continuations, Continuing
+from aligners.injection.generation.continuing import Continuations, Continuing, Way
 from aligners.injection.generation.generating import Added, check_generates, check_room
 from aligners.injection.generation.steering import Direction, Reading, Steering
 from aligners.injection.injecting import Evaluation
@@ -49,7 +49,11 @@ class SteeringEvaluation(Evaluation):
         check_range(above=0, equal_kl=min(equal_kl, default=0))
         if bool(words_for) != bool(words_against):
             raise UserError("Expected `words_for` and `words_against`, or neither, but got only one of them.")
-        self.directions, self.writing, self.reading = [*directions], writing, reading
+        native = {one.name for one in directions if one.role == "native"}
+        again = [one.role == "carried" and one.name in native for one in directions]
+        pairs = zip(directions, again, strict=True)
+        self.directions = [one._replace(name=f"{one.name} (carried)") if twice else one for one, twice in pairs]
+        self.writing, self.reading = writing, reading
         self.directions += steering.random_directions(directions, random, seed)
         self.alphas, self.levels, self.words = alphas, list(equal_kl), (words_for, words_against)
 
@@ -94,26 +98,21 @@ class SteeringEvaluation(Evaluation):
         about = {"model": self.steering.model.name, "n_texts": self.n_texts, "n_units": int(table["units"][0, 0].sum())}
         self.rows = [about | row for row in steering.curve(self.steering, table, self.seed)]
         equal = [about | row for row in steering.at_equal_cost(self.steering, table, self.levels, self.seed)]
-        self.report_tables = {"equal": equal, "generation": list[Any](), "samples": list[Any]()}
+        self.report_tables = {"equal": equal}
         if self.writing.generate and self.trainer.is_global_zero:
-            self._write()
+            prompts = self.writing.prompts(self.stream.split("test"))
+            texts = Continuations(self.steering.model, prompts, self.writing, self.seed)
+            self.report_tables |= texts.tables(self._ways())
 
-    def _write(self) -> None:
-        """Continue texts by the model itself, and with each direction but further random ones, at the middle cost."""
+    def _ways(self) -> Iterator[Way]:
+        """The model itself, and with each direction but further random ones added, at the middle cost."""
         model, level = self.steering.model, sorted(self.levels)[len(self.levels) // 2]
-        prompts = self.writing.prompts(self.stream.split("test"))
-        texts = Continuations(model, prompts, self.writing, self.seed)
-        for one in [None, *(one for one in self.directions if one.role != "random" or one.name.endswith(" 1"))]:
-            about = {"model_x": model.name, "model_y": model.name, "method": "own", "role": "ceiling", "alpha": 0.0}
-            about |= {"site_x": None, "site_y": None}
-            found = texts.own
-            if one is not None:
-                line = [row for row in self.rows if (row["method"], row["site"]) == (one.name, one.site)]
-                costs, alphas = (
-                    np.array([[row[name]] for row in line if row["alpha"] > 0]) for name in ("kl", "alpha")
-                )
-                alpha = float(steering.crossings(costs, alphas, level).nan_to_num(alphas.max()))
-                found = texts.by(model, Added(one.site, self.steering.vector(one, alpha).to(self.device)))
-                about |= {"method": one.name, "role": one.role, "alpha": alpha, "site_x": one.site, "site_y": one.site}
-            self.report_tables["generation"].append(about | texts.figures(found))
-            self.report_tables["samples"] += [about | sample for sample in texts.samples(found)]
+        about = {"model_x": model.name, "model_y": model.name, "alpha": 0.0, "site_x": None, "site_y": None}
+        yield about | {"method": "own", "role": "ceiling"}, model, None
+        for one in (one for one in self.directions if one.role != "random" or one.name.endswith(" 1")):
+            line = [row for row in self.rows if (row["method"], row["site"]) == (one.name, one.site)]
+            known = [(row["kl"], row["alpha"]) for row in line if row["alpha"] > 0]
+            costs, alphas = np.array(known).T[..., None]
+            alpha = float(steering.crossings(costs, alphas, level).nan_to_num(known[-1][1]))
+            here = {"method": one.name, "role": one.role, "alpha": alpha, "site_x": one.site, "site_y": one.site}
+            yield about | here, model, Added(one.site, self.steering.vector(one, alpha).to(self.device))

@@ -119,8 +119,6 @@ def check_generates(model: FrozenModel) -> None:
     """
     check_causal(model)
     check_cache(model)
-    if not model.model.can_generate():
-        raise UserError(f"Expected a model with `generate`, but a {type(model.model).__name__} has none.")
 
 
 def check_cache(model: FrozenModel) -> None:

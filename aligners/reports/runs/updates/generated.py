@@ -15,12 +15,8 @@ def generation_tables(rows: Sequence[Row], samples: Sequence[Row]) -> list[SiteT
     for (x, y), panel in grouped(with_short_names(rows), "model_x", "model_y").items():
         pairs = site_pairs(panel)
         names = [site_name(pair) for pair in pairs]
-        table = SiteTable(
-            f"Generated, {x if x == y else f'{x} → {y}'}",
-            ["method"],
-            [],
-            {head: names for head, *_ in FIGURES.values()},
-        )
+        title = f"Generated, {x if x == y else f'{x} → {y}'}"
+        table = SiteTable(title, ["method"], [], {head: names for head, *_ in FIGURES.values()})
         for name, line in grouped(panel, "method").items():
             of = by_sites(line)
             cells = [aligned(scale * of.get(pair, line[0])[column], digits)
@@ -32,8 +28,7 @@ def generation_tables(rows: Sequence[Row], samples: Sequence[Row]) -> list[SiteT
         table.columns[-1] = table.columns[-1]._replace(right=False)
         for row in line:
             site = "" if row["site_x"] is None else site_name((row["site_x"], row["site_y"]))
-            table.add_row(
-                row["method"], site, " ".join(row["continuation"].split()), style=ROLE_STYLES.get(row["role"])
-            )
+            text, style = " ".join(row["continuation"].split()), ROLE_STYLES.get(row["role"])
+            table.add_row(row["method"], site, text, style=style)
         tables.append(table)
     return tables

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from aligners.reports import drawing
 from aligners.reports.names import WORDS, aligned, with_short_names
-from aligners.reports.report import Report, Row, distinct, grouped, is_known, where
+from aligners.reports.report import Report, Row, distinct, grouped, is_known
 from aligners.reports.runs.updates.generated import generation_tables
 from aligners.reports.screen import ROLE_STYLES, SiteTable
 from aligners.reports.templates import sentences
@@ -58,21 +58,21 @@ def figure(rows: Sequence[Row], effects: Sequence[str]) -> Figure:
     made, axes = drawing.panels(len(panels), across, PANEL, (1.6, 0.8))
     names = distinct([row for row in rows if row["role"] != "random"], "method")
     for axis, (effect, site) in zip(axes, panels, strict=True):
-        here = [row for row in where(rows, site=site) if row["alpha"] > 0 and row["kl"]]
-        for number, name in enumerate(names):
-            line = where(here, method=name)
-            if line:
-                costs, values, low, high = (
-                    [row[c] for row in line] for c in ("kl", effect, f"{effect}_low", f"{effect}_high")
-                )
-                look = drawing.line_look(number, number, STYLES[line[0]["role"]])
-                axis.plot(costs, values, label=f"{name} ({line[0]['role']})", **look)
+        here = grouped([row for row in rows if row["site"] == site and row["alpha"] > 0 and row["kl"]], "method")
+        for name, line in here.items():
+            if line[0]["role"] != "random":
+                columns = ("kl", effect, f"{effect}_low", f"{effect}_high")
+                costs, values, low, high = ([row[column] for row in line] for column in columns)
+                number, role = names.index(name), line[0]["role"]
+                look = drawing.line_look(number, number, STYLES[role])
+                axis.plot(costs, values, label=name if role in name else f"{name} ({role})", **look)
                 axis.fill_between(costs, low, high, color=look["color"], alpha=0.15, linewidth=0)
-        drawn = list(grouped(where(here, role="random"), "method").values())
-        ends = max(line[0]["kl"] for line in drawn), min(line[-1]["kl"] for line in drawn)
-        grid = np.geomspace(*ends, 50)
-        lines = [np.interp(grid, [row["kl"] for row in line], [row[effect] for row in line]) for line in drawn]
-        axis.fill_between(grid, np.min(lines, 0), np.max(lines, 0), color="0.7", alpha=0.5, label="random", linewidth=0)
+        drawn = [np.array([(row["kl"], row[effect]) for row in line]).T
+                 for line in here.values() if line[0]["role"] == "random"]  # fmt: skip
+        if drawn:
+            grid = np.geomspace(max(line[0, 0] for line in drawn), min(line[0, -1] for line in drawn), 50)
+            band = [np.interp(grid, *line) for line in drawn]
+            axis.fill_between(grid, np.min(band, 0), np.max(band, 0), color="0.75", label="random", linewidth=0)
         axis.axhline(0, color="0.6", linewidth=0.8, zorder=0)
         axis.set_xscale("log")
         axis.set_title(f"site {site}", fontsize=9)

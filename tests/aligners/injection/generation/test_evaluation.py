@@ -34,7 +34,7 @@ def run_steer(world: World, model: str, run: Path, **changes: Any) -> dict[str, 
 
 def test_the_command_measures_and_writes(world: World, causal: list[str], tmp_path: Path) -> None:
     mine = directions(tmp_path / "mine", causal[1])
-    theirs = directions(tmp_path / "theirs", causal[1], name="theirs", seed=7)
+    theirs = directions(tmp_path / "theirs", causal[1], seed=7)
     known = {"artefacts": str(mine), "carried": str(theirs), "probe": str(mine / "mine-2")}
     report = run_steer(
         world, causal[1], tmp_path / "run", **known, generate=3, prompt_tokens=3, new_tokens=4, equal_kl=[0.05, 0.1]
@@ -59,8 +59,8 @@ def test_the_command_measures_and_writes(world: World, causal: list[str], tmp_pa
         "own",
         "mine-1",
         "mine-2",
-        "theirs-1",
-        "theirs-2",
+        "mine-1 (carried)",
+        "mine-2 (carried)",
         "random 1",
         "random 1",
     ]

@@ -57,6 +57,17 @@ def test_caches_give_what_the_whole_text_gives_and_padding_nothing(family: str, 
         torch.testing.assert_close(found.logits[place], logits[0], atol=2e-4, rtol=1e-4)
 
 
+def test_what_a_map_makes_of_padding_is_never_seen() -> None:
+    target, prompts = model("gpt2"), tokenised(side="left")
+    padding = (prompts["attention_mask"] == 0).flatten()[:, None]
+
+    def overflows(rows: Tensor) -> Tensor:
+        return rows.masked_fill(padding, torch.nan) if len(rows) == len(padding) else rows
+
+    found = generate(target, prompts, Replaced(1, target, 1, overflows), new_tokens=NEW)
+    assert torch.equal(found.tokens, generate(target, prompts, new_tokens=NEW).tokens)
+
+
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_an_added_vector_is_added_at_every_position_or_at_new_ones(family: str) -> None:
     target, prompt = model(family), tokenised(TEXTS[:1])["input_ids"]
