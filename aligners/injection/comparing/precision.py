@@ -94,21 +94,25 @@ def _weights(model: FrozenModel) -> dict[str, Tensor]:
 
 
 def weight_changes(old: FrozenModel, new: FrozenModel, precision: str) -> list[dict[str, Any]]:
-    """How much each weight differs; nothing where names or shapes do, or weights are quantised.
+    """How much each weight differs; nothing where architectures do, or weights are quantised.
 
-    Other coordinates of the same function are differences here, too.
+    Under different heads only the weights below them are compared. Other coordinates of the same function are
+    differences here, too.
 
     Returns:
         For each weight its block (0: embeddings, L + 1: what comes after the blocks), name, difference
         ‖W' − W‖ / max(‖W‖, ‖W'‖), the tolerance that rounding to `precision` asks for, and whether it is exceeded.
     """
     mine, theirs = _weights(old), _weights(new)
-    shapes = [{name: w.shape for name, w in each.items() if w.is_floating_point()} for each in (mine, theirs)]
-    if shapes[0] != shapes[1] or len(shapes[0]) < max(len(mine), len(theirs)):
+    if mine.keys() != theirs.keys():
+        mine, theirs = (dict(model.model.base_model.named_parameters()) for model in (old, new))
+    common = {name: w for name, w in mine.items() if name in theirs and theirs[name].shape == w.shape}
+    floating = all(w.is_floating_point() for w in (*mine.values(), *theirs.values()))
+    if (old.depth, old.width) != (new.depth, new.width) or not floating:
         return []
     places = {id(w): number for number, block in enumerate(old.blocks, 1) for w in block.parameters()}
     found = []
-    for name, weight in mine.items():
+    for name, weight in common.items():
         before, after = weight.detach().double(), theirs[name].detach().double().to(weight.device)
         size = max(float(before.norm()), float(after.norm()), torch.finfo(torch.float64).tiny)
         rounding = float((rounded(weight.detach(), precision, theirs[name]).double() - before).norm()) / size

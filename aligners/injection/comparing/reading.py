@@ -66,7 +66,7 @@ class Asked:
         if old.tokenizer is None or new.tokenizer is None or not same_tokenizer(old.tokenizer, new.tokenizer):
             self.why = "their tokenizers differ, so they answer about different tokens"
         elif old.task != new.task:
-            named = [f"{m.name} answers {KINDS.get(str(m.task), 'nothing, as it has no head')}" for m in (old, new)]
+            named = [f"{m.name} answers {KINDS.get(str(m.task), 'nothing (no head)')}" for m in (old, new)]
             self.why = f"their heads answer different questions: {' and '.join(named)}"
         elif old.regression or new.regression:
             self.why = "a head predicts numbers, which have no distribution to compare"

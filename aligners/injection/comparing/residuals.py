@@ -9,7 +9,7 @@ from torch import Tensor
 from datamodules.rows.types import RowTypes
 
 Row = dict[str, Any]
-TOP = 10  # texts, tokens and types of a table
+TOP = 6  # texts, tokens and types of a table
 DIRECTIONS, EXAMPLES = 5, 3
 LEAST = 1e-3  # share of the residual from which on a direction is shown
 LETTERS = 160  # of a text that is shown

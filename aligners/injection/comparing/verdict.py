@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 AS_IS, TURNED, LINEAR = "identity", "rotation", "linear"
 KEEPING = (AS_IS, "permutation", TURNED)  # maps that the function of a model can survive, the simplest first
 LEAST = 1e-14  # a floor below which float64 itself rounds
+NEAR = 0.5  # FVU up to which first states that differ are still those of one model, changed from its embeddings on
 TIMES = 30.0  # a tolerance, in units of the floor that was measured
 
 
@@ -15,8 +16,10 @@ class Verdict(NamedTuple):
     Attributes:
         kind: "rounding": nothing beyond it; "coordinates": the states, or what is inside the blocks, are written in
             other coordinates; "weights": only weights differ, and no text shows it; "head": all states agree and the
-            answers do not; "changed": from a site on; "different": no map joins the first states.
-        map: by which the states agree up to there: identity, permutation, rotation or linear; None: by none.
+            answers do not; "changed": from a site on; "different": no map joins the first states, even
+            nearly.
+        map: by which the states agree up to there, or nearly at the first site, if that has changed: identity,
+            permutation, rotation or linear; None: by none.
         first: number, among the site pairs, of the first that differs; None: none does.
         most: number of the one that differs most; None likewise.
         same_answers: whether the answers are the same but for rounding; None: nothing is compared.
@@ -51,6 +54,7 @@ def decide(
     if whole and same is not False:
         return Verdict("coordinates", whole[0], None, None, same)
     begun = [name for name in KEEPING if first.get(name, 0) != 0]  # which hold at the first site
+    begun = begun or [name for name in KEEPING if name in fvu and fvu[name][0] <= NEAR]
     if begun and first[begun[0]] is None:  # and its answers differ
         return Verdict("head", begun[0], None, None, same)
     best = begun[0] if begun else min(fvu, key=lambda name: fvu[name][-1])

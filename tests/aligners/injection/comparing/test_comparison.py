@@ -108,6 +108,19 @@ def test_a_planted_direction_is_found_with_the_texts_that_have_it() -> None:
     assert found.report_tables["tokens"][0]["token"] in found.report_tables["tokens"][0]["context"].split()
 
 
+def test_a_model_that_was_trained_as_a_whole_has_changed_from_its_embeddings_on() -> None:
+    def change(model: Any) -> None:
+        for weight in model.parameters():
+            weight.add_(0.01 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0)))
+
+    old = tiny_frozen(n_labels=None)
+    found = compare(old, changed(tiny_frozen(), change), TEXTS)  # which has a head
+    assert found.verdict[:3] == ("changed", "identity", 0)
+    assert lead(found).startswith("The model has changed from the embeddings on")
+    assert found.meta["weights"]["changed"] == [0, 1, 2, 3, 4]  # the pooler is below the head
+    assert "tiny-bert answers nothing (no head) and new answers classes" in found.meta["not_compared"]
+
+
 def test_answers_alone_are_a_change_of_the_head() -> None:
     found = compare(tiny_frozen(), changed(tiny_frozen(), lambda m: m.classifier.weight.mul_(1.1)), TEXTS)
     assert found.verdict == ("head", "identity", None, None, False)
