@@ -224,11 +224,11 @@ class Comparison:
         for name, reader in self.variants.items():
             again = reader(batch, self.asked, task)
             sums.add(name, per_text_sums(squared_errors(again.rows.double(), old.rows.double()), rows))
-            if task is not None and again.answers is not None:
-                differs = per_text_sums(divergences(own, again.answers), task.targets.to(own.device))
+            if again.answers is not None:
+                differs = again.answers.T  # of models without a head compared at the end, with those of all texts
+                if task is not None:
+                    differs = per_text_sums(divergences(own, again.answers), task.targets.to(own.device))
                 sums.add(f"answers of {name}", differs)
-            elif again.answers is not None:
-                sums.add(f"answers of {name}", again.answers.T)
         if costs and task is not None and self.kind == RowKind("tokens") and self.new.task != "masked":
             sums.add("costs", self._costs(task.to(self.new.device), old.rows, theirs))  # masks would be other states
 
@@ -245,10 +245,8 @@ class Comparison:
             for (_, site), states in zip(self.pairs, mapped.float().to(self.new.device), strict=True):
                 logits = stitched_logits(self.new, task.inputs, site, task.rows, states)
                 answers = chosen(logits, task.targets, self.new.class_map)
-                loss = (
-                    (unit_losses(answers, task.targets) - native).double() if self.asked.scored else native * torch.nan
-                )
-                found.append(torch.stack([divergences(own, answers), loss]))
+                loss = (unit_losses(answers, task.targets) - native).double()  # of no meaning without right answers
+                found.append(torch.stack([divergences(own, answers), loss if self.asked.scored else loss * torch.nan]))
         return per_text_sums(torch.stack(found, 1).unflatten(1, (-1, len(self.pairs))), task.targets)
 
     # ------------------------------------------------------------------ what was found
@@ -264,8 +262,9 @@ class Comparison:
         function = function_of(sums, self.asked, self.loose, self.seed)
         weights = precision.weight_changes(self.old, self.new, self.precision)
         changed = [row["weight"] for row in weights if row["changed"]]
-        fvu, within = ({name: [row[column] for row in rows if row["method"] == name] for name in floors}
-                       for column in ("fvu", "within"))  # fmt: skip
+        of_map = {name: [row for row in rows if row["method"] == name] for name in floors}
+        fvu = {name: [torch.inf if row["fvu"] is None else row["fvu"] for row in line] for name, line in of_map.items()}
+        within = {name: [row["within"] for row in line] for name, line in of_map.items()}
         same, elsewhere = (function[0][name] if function else None for name in ("same", "same_elsewhere"))
         alike = partial(precision.equal_spectra, self.old, self.new, changed)
         verdict = decide(fvu, within, same, same_elsewhere=elsewhere, changed=changed, alike=alike)
@@ -291,19 +290,17 @@ class Comparison:
         """What the best map leaves at the first site that has changed and at the one that has most, row by row."""
         map_, found = self.fitted.get(verdict.map or LINEAR, next(reversed(self.fitted.values()), None)), []
         places = {place for place in (verdict.first, verdict.most) if place is not None and map_ is not None}
-        types = types_of(self.kind, self.held, self.texts, cast(Any, self.old.tokenizer)) if places else None
-        joined = cast(Any, self.old.tokenizer).convert_tokens_to_string if self.kind.types == "tokens" else " ".join
+        tokenizer, texts = cast(Any, self.old.tokenizer), self.texts["text"][:]
+        types = types_of(self.kind, self.held, self.texts, tokenizer) if places else None
+        joined = tokenizer.convert_tokens_to_string if self.kind.types == "tokens" else " ".join
         for place in sorted(places):
             parts = []
             for numbers in self.track(self._batches(self.held), f"Looking at site {self.pairs[place][1]}"):
                 batch = self.held[numbers]
                 rows, (x, y) = self.readers[0].rows_of(batch), self._both(batch, self.pairs[place])
-                mapped = cast(Map, map_)(x.double().expand(len(self.pairs), -1, -1))[
-                    place
-                ]  # a bank: a map for each site
+                whole = x.double().expand(len(self.pairs), -1, -1)  # a bank has a map for each site
+                mapped = cast(Map, map_)(whole)[place]
                 parts.append(((y[0].double() - mapped).cpu(), torch.tensor(numbers)[rows.owner], rows.place))
             columns = (torch.cat(column) for column in zip(*parts, strict=True))
-            found.append(
-                Residuals(self.pairs[place][1], *columns, texts=self.texts["text"][:], types=types, joined=joined)
-            )
+            found.append(Residuals(self.pairs[place][1], *columns, texts=texts, types=types, joined=joined))
         return found
