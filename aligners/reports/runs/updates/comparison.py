@@ -61,9 +61,13 @@ def _by_block(weights: Sequence[Row]) -> list[Row]:
 def _sites(rows: Sequence[Row]) -> SiteTable:
     title = "FVU: share of the new states' variance that the old states leave unexplained"
     table = SiteTable(title, ["old states"], [], {"site": map(site_name, site_pairs(rows))})
-    for column, words, style in (("fvu", "", None), ("tolerance", "rounding explains, ", "dim")):
-        for name, line in grouped(rows, "method").items():
-            table.add_row(words + NAMES.get(name, name), *(four_digits(row[column]) for row in line), style=style)
+    explained: dict[tuple[str, ...], list[str]] = {}
+    for name, line in grouped(rows, "method").items():
+        table.add_row(NAMES.get(name, name), *(four_digits(row["fvu"]) for row in line))
+        explained.setdefault(tuple(four_digits(row["tolerance"]) for row in line), []).append(NAMES.get(name, name))
+    for cells, names in explained.items():
+        alike = "" if len(explained) == 1 else f": {', '.join(names)}"
+        table.add_row(f"rounding explains{alike}", *cells, style="dim")
     return table
 
 
@@ -107,7 +111,7 @@ def _figure(rows: Sequence[Row]) -> Figure:
         if column == "fvu":
             band = [row["tolerance"] for row in where(rows, method=methods[0])]
             axis.fill_between(range(len(pairs)), LOWEST, band, color="0.88", label="rounding explains")
-        for name in methods:
+        for name in reversed(methods):  # as they are on top
             heights = np.maximum([number(row[column]) for row in where(rows, method=name)], LOWEST)
             axis.plot(range(len(pairs)), heights, label=NAMES.get(name, name), **looks[LOOKS.get(name, name)])
         axis.set_yscale("log")
