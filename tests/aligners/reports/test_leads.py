@@ -134,6 +134,19 @@ def test_a_map_that_overflows_at_a_site_is_compared_with_no_other() -> None:
     assert "linear" not in make_report("fit", {}, maps).lead
 
 
+def test_a_share_of_what_chance_does_as_well_is_not_boasted_of() -> None:
+    def findings(least: float) -> str:
+        equal = [one | {"value_low": least} if one["role"] == "random" else one for one in STEERED["equal"]]
+        equal = [one | {"value_high": 9.0} if one["role"] == "random" else one for one in equal]
+        return " ".join(make_report("steering", {}, STEERED["rows"], equal=equal).findings)
+
+    assert "no more than chance" in findings(0.0)
+    assert "than directions drawn at random: shares" in findings(0.0)
+    assert "of the native effect at equal cost" not in findings(0.0)
+    assert "chance" not in findings(5.0)
+    assert "of the native effect at equal cost" in findings(5.0)
+
+
 @pytest.mark.parametrize(
     ("scores", "part"),
     [

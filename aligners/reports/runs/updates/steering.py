@@ -72,7 +72,7 @@ def figure(rows: Sequence[Row], effects: Sequence[str]) -> Figure:
         if drawn:
             grid = np.geomspace(max(line[0, 0] for line in drawn), min(line[0, -1] for line in drawn), 50)
             band = [np.interp(grid, *line) for line in drawn]
-            axis.fill_between(grid, np.min(band, 0), np.max(band, 0), color="0.75", label="random", linewidth=0)
+            axis.fill_between(grid, np.min(band, 0), np.max(band, 0), color="0.85", label="random", linewidth=0)
         axis.axhline(0, color="0.6", linewidth=0.8, zorder=0)
         axis.set_xscale("log")
         axis.set_title(f"site {site}", fontsize=9)
