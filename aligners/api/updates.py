@@ -8,7 +8,7 @@ from torch import Tensor
 
 from aligners.api.maps import ArrayMap
 from aligners.api.models import Model, _batches, load, tokenised
-from aligners.errors import UserError, check_range
+from aligners.errors import UserError
 from aligners.injection.comparing.comparison import MAPS, Compared, Comparison
 from aligners.injection.generation import generating, steering
 from aligners.injection.scoring.tasks import check_labels
@@ -17,6 +17,7 @@ from aligners.probing.artefacts.files import read_artefacts, write_artefact
 from aligners.probing.artefacts.kinds import Artefact, Dictionary, Direction, Head
 from datamodules.asking import task_batch
 from datamodules.rows.policies import RowKind, policy_of
+from datamodules.rows.sites import parse_sites
 
 __all__ = [
     "Artefact", "Dictionary", "Direction", "Head", "Steered", "carry", "compare", "generate", "read_artefacts", "steer",
@@ -26,8 +27,8 @@ __all__ = [
 
 def compare(
     old: Model, new: Model, texts: Sequence[str], *, labels: Sequence[int] | None = None, rows: str = "tokens",
-    sites: Sequence[int | tuple[int, int]] | None = None, maps: Sequence[str] = MAPS, costs: int = 0,
-    batch_size: int = 32, max_length: int = 128, seed: int = 0,
+    sites: str | Sequence[str | int] = "all", maps: Sequence[str] = MAPS, costs: int = 0, batch_size: int = 32,
+    max_length: int = 128, seed: int = 0,
 ) -> Compared:  # fmt: skip
     """Say what has changed between two models: nothing beyond rounding, only coordinates, or from which block on.
 
@@ -39,7 +40,7 @@ def compare(
         texts: what both read.
         labels: of classifiers: the class of each text, 0, 1, ... as both heads number them.
         rows: `tokens` of models with one tokenizer; `words` of any.
-        sites: of both models, or pairs (of OLD, of NEW). Default: all, of models of equal depth.
+        sites: `all` of models of equal depth, or sites 3 and pairs "3:5" (OLD's site 3, NEW's site 5).
         maps: out of permutation, rotation and linear; none: the states are compared as they are, and few texts do.
         costs: on how many texts OLD's states are put into NEW, to see what that costs.
         batch_size: texts that are read together.
@@ -54,23 +55,16 @@ def compare(
             rows are tokens, the depths where no sites are named; or there are not as many labels as texts.
     """
     models = [load(old), load(new)]
-    check_range(least=1, batch_size=batch_size)
-    if sites is None and models[0].depth != models[1].depth:
-        raise UserError(
-            f"Expected models of equal depth where no `sites` are named, but {models[0].name} has {models[0].depth} "
-            f"blocks and {models[1].name} {models[1].depth}. Name pairs of sites, such as [(2, 4)]."
-        )
-    pairs = [site if isinstance(site, tuple) else (site, site) for site in sites or range(models[0].depth + 1)]
-    for side, model in enumerate(models):
-        for pair in pairs:
-            model.check_site(pair[side], "sites")
+    pairs = parse_sites(sites, models[0].depth, models[1].depth)
+    for pair in pairs:
+        for model, site in zip(models, pair, strict=True):
+            model.check_site(site, "sites")
     for model in models if labels is not None else ():
         check_labels(model, torch.tensor(labels), "labels")
     words = policy_of(rows).types == "words"
-    parts = [texts[::2], texts[1::2]]
     (fit, _), (held, table) = (
-        tokenised(models, part, None if labels is None else labels[first::2], max_length, words=words)
-        for first, part in enumerate(parts)
+        tokenised(models, texts[n::2], None if labels is None else labels[n::2], max_length, words=words)
+        for n in range(2)
     )
     return Comparison(
         models[0], models[1], fit, held, table, pairs=pairs, kind=RowKind(rows), labelled=labels is not None, maps=maps,

@@ -9,6 +9,8 @@ Edits change one block: a rank-one edit of a matrix at three strengths, relative
 steps of training; a direction that one unit writes on some tokens. An edit is found if the verdict names its block.
 Beside every verdict stands that of the weights, entry by entry.
 
+The half `unexcited` is apart: the embedding of a token changes that no text has, which only the weights can show.
+
 Tolerances were set on the half `development` (other models, seeds and texts) before the half `judged` was run, once.
 """
 
@@ -21,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -101,6 +103,8 @@ def lower(kind: Any, folder: Path, blocks: int, **options: Any) -> FrozenModel:
 def bases(models: Path, half: str) -> list[Base]:
     """The models of a half."""
     encoder, language = partial(lower, AutoModel, add_pooling_layer=False), partial(lower, AutoModelForCausalLM)
+    if half == "unexcited":
+        return [Base("embedded:1", 64, partial(load, "embedded:1"), 0, 10, labelled=True, both=0)]
     if half == "development":
         return [
             Base("embedded-gpt:0", 64, partial(load, "embedded-gpt:0"), 14, 9),
@@ -150,6 +154,26 @@ def unchanged(base: Base) -> Iterator[tuple[str, str, FrozenModel]]:
         if number >= left - 2 and change is rotate:
             made, name = with_weights(made, lambda _, w: rounded(w, "bfloat16"), name), f"{name}, then in bfloat16"
         yield name, f"seed {seed}", made
+
+
+def unexcited(base: Base, texts: Sequence[str]) -> Iterator[tuple[str, str, int, Any, Any]]:
+    """As `edits`: the embedding of one token that no text has, moved by its own length in a random direction."""
+    tokens: Any = base.model.tokenizer
+    there = {token for ids in tokens(list(texts))["input_ids"] for token in ids}
+    absent = [token for token in range(len(tokens)) if token not in {*there, *tokens.all_special_ids}]
+    for number, token in enumerate(random.Random(0).sample(absent, base.edits)):
+
+        def change(model: PreTrainedModel, token: int = token, number: int = number) -> None:
+            row = cast(Any, model.get_input_embeddings()).weight.data[token]
+            off = torch.randn(len(row), generator=torch.Generator().manual_seed(number))
+            row.add_(off / off.norm() * row.norm())
+
+        yield (
+            "embedding of an absent token",
+            str(tokens.convert_ids_to_tokens(token)),
+            0,
+            *derived(base.model, change, ""),
+        )
 
 
 def edit(
@@ -237,12 +261,13 @@ def run(options: Namespace) -> Iterator[dict[str, Any]]:
         tokens: Any = base.model.tokenizer
         batch = dict(tokens(texts[:32], padding=True, truncation=True, max_length=64, return_tensors="pt"))
         batch = {name: batch[name] for name in ("input_ids", "attention_mask")}
-        for kind, variant, new in unchanged(base):
+        for kind, variant, new in unchanged(base) if base.unchanged else ():
             about = {"changed": False, "kind": kind, "variant": variant, "block": None}
             result, _ = case(base, new, texts, labels, about)
             result["right"] = result["verdict"] in FINE
             yield said(result)
-        for kind, variant, block, new, planted in edits(base, batch, torch.tensor(labels[:32]), 10 * judged + number):
+        edited = edits(base, batch, torch.tensor(labels[:32]), 10 * judged + number)
+        for kind, variant, block, new, planted in unexcited(base, texts) if options.half == "unexcited" else edited:
             about = {"changed": True, "kind": kind, "variant": variant, "block": block}
             result, found = case(base, new, texts, labels, about)
             result["right"] = result["verdict"] == "changed" and result["first"] == block
@@ -279,7 +304,7 @@ def main() -> None:
     """Run the benchmark."""
     arguments = parser(__doc__)
     arguments.add_argument("folder", type=Path, help="folder with models and data")
-    arguments.add_argument("--half", choices=["development", "judged"], default="development")
+    arguments.add_argument("--half", choices=["development", "judged", "unexcited"], default="development")
     arguments.add_argument("--texts", type=int, default=150, help="half to fit on, half to compare on")
     arguments.add_argument("--only", nargs="*", help="names of models")
     options = arguments.parse_args()

@@ -181,11 +181,11 @@ def test_heads_that_answer_other_questions_are_left_out_and_named() -> None:
 
 
 def test_other_widths_and_depths_are_compared_by_linear_maps_at_named_sites() -> None:
-    found = compare(GPT(), GPT(layers=2, width=24), TEXTS, sites=[(3, 2)])
+    found = compare(GPT(), GPT(layers=2, width=24), TEXTS, sites=["3:2"])
     assert {row["method"] for row in found.rows} == {"permutation", "rotation", "linear"}
     assert found.verdict.kind == "different"
     assert found.meta["weights"] is None
-    with pytest.raises(UserError, match="equal depth"):
+    with pytest.raises(UserError, match="pairs equal layers"):
         compare(GPT(), GPT(layers=2), TEXTS)
 
 
