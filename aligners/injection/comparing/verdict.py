@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 AS_IS, TURNED, LINEAR = "identity", "rotation", "linear"
 KEEPING = (AS_IS, "permutation", TURNED)  # maps that the function of a model can survive, the simplest first
 LEAST = 1e-14  # a floor below which float64 itself rounds
-NEAR = 0.5  # FVU up to which first states that differ are still those of one model, changed from its embeddings on
+NEAR = 0.1  # FVU up to which first states that differ are still those of one model, changed from its embeddings on
 TIMES = 30.0  # a tolerance, in units of the floor that was measured
 
 
