@@ -202,6 +202,11 @@ class Head(Artefact):
         return cls({"weight": weight.reshape(-1, weight.shape[-1]), "bias": bias.reshape(-1)}, about)
 
     @property
+    def classes(self) -> int:
+        """How many it tells apart: one logit is for two."""
+        return max(2, len(self.tensors[self.layers[-1][1]]))
+
+    @property
     def layers(self) -> list[tuple[str, str]]:
         """Names of the weight and the bias of each layer."""
         if "weight" in self.tensors:
@@ -222,12 +227,9 @@ class Head(Artefact):
         self.expect(**shapes)
         if len(self.layers) > 1:
             check_known(ACTIVATIONS, activation=str(self.about.get("activation")))
-        classes = self.about.get("classes")
-        if classes is not None and len(classes) != max(width or 0, 2):
-            raise UserError(
-                f"Expected {max(width or 0, 2)} `classes` in {self.name}, as many as it has logits (one logit is for "
-                f"two), but got {classes}."
-            )
+        told = self.about.get("classes")
+        if told is not None and len(told) != self.classes:
+            raise UserError(f"Expected {self.classes} `classes` in {self.name}, which its logits tell, but got {told}.")
 
     def _read(self, states: Tensor) -> Tensor:
         for number, (weight, bias) in enumerate(self.layers):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from aligners.api import Direction, write_artefact
+from aligners.api import Direction, Head, write_artefact
 from aligners.cli.folders import is_free
 from aligners.cli.log import RUN_LOG
 from aligners.cli.table import COMMANDS, train
@@ -27,6 +27,9 @@ STITCHED = "aligners.injection.stitching.measuring:StitchingEvaluation.test_step
 COMPARED = "aligners.injection.comparing.comparison:Comparison.measure"
 # Command -> the step of its loop, and its options. Words in braces are those of `given`.
 STOPPED: dict[str, tuple[str, list[str]]] = {
+    "train carry": (
+        "aligners.probing.artefacts.carrying:Carrying.test_step", ["--artefacts={artefact}", "{pair}", "{text}"],
+    ),
     "train fit": (STEP, ["{pair}", "{text}", "--data.sites=1", "--model.aligners={mlp: MLP}", LONG]),
     "train finetune": (STEP, ["{x}", "{text}", LONG]),
     "train fit_attention": (STEP, ["{pair}", "{text}", "--model.aligners={mlp: MLP}", LONG]),
@@ -76,8 +79,9 @@ def given(world: World, treebank: TextSource, tmp_path_factory: pytest.TempPathF
     train(["universe", *three, *quick, f"--run={folder / 'universe'}"])
     gpt = tiny_folder(folder / "gpt", "gpt2", task="causal")
     write_artefact(Direction({"vector": torch.ones(16)}, {"model": str(gpt), "site": 1}), folder / "direction")
+    write_artefact(Head.of(torch.ones(16), torch.ones(1), model=world.model_x, site=1, rows="mean"), folder / "head")
     return {
-        "gpt": [str(gpt)], "direction": [str(folder / "direction")],
+        "gpt": [str(gpt)], "direction": [str(folder / "direction")], "artefact": [str(folder / "head")],
         "text": text, "pair": pair, "models": models, "x": ["--data.models", json.dumps([world.model_x])],
         "three": three, "fourth": ["--data.models", json.dumps([fourth])],
         "trees": [f"--data.text.source={treebank.source}", f"--data.text.held_out={treebank.held_out}", *common],

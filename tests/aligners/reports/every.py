@@ -7,6 +7,7 @@ from typing import Any
 from aligners.finetuning.truncating import MEAN, conditions
 from aligners.fitting.outcomes import BOTH_WAYS, CLOSED, TRAINED
 from aligners.reports.report import Row
+from aligners.reports.runs.updates.carrying import SCORES
 from tests.aligners.reports.made import curves, row, scored, stitched
 
 X, Y = "embedded-gpt:0", "embedded-gpt:1"
@@ -152,6 +153,24 @@ def compared(sites: int) -> Row:
     return {"verdict": verdict, "weights": weights, "n_texts": 100, **about}
 
 
+def carrying(sites: int, x: str = X, y: str = Y) -> dict[str, list[Row]]:
+    """A head with labels and a dictionary without a prediction, a map at every site."""
+    rows, scores, maps = [], [], []
+    for name, kind, verdict, value in (("tone", "head", "carry", 0.8), ("sae", "dictionary", "do not use", None)):
+        about: Row = {"artefact": name, "kind": kind, "site_x": sites, "site_y": sites}
+        said = ("rank_correlation", "fidelity", "agreement", "predicted")
+        columns = [side + each for side in ("", "stale_") for each in said]
+        told = {f"{each}{end}": value for each in columns for end in ("", "_low", "_high")}
+        more = {"rows": "mean", "n_texts": 25, "n_fitted": 100, "map": "ridge", "fitted_on": "tokens", "error": 0.1}
+        rows.append({**about, "model_x": x, "model_y": y, **more, "verdict": verdict, "own_score": value, **told})
+        maps += [{**about, "site_y": site, "map": each, "fitted_on": "mean", "strength": None, "error": 0.1 * site,
+                  "chosen": site == 1} for site in range(1, sites + 1) for each in ("ridge", "linear")]  # fmt: skip
+    for place, condition in enumerate(SCORES):
+        values = {f"{name}{end}": 0.9 - 0.05 * place for name in ("auroc", "accuracy") for end in ("", "_low", "_high")}
+        scores.append({"artefact": "tone", "kind": "head", "condition": condition, "n_texts": 25, **values})
+    return {"rows": rows, "scores": scores, "maps": maps}
+
+
 def surgery(sites: int, x: str = X, y: str = Y) -> list[Row]:
     """Two models and their mean, truncated and skipped in all ways."""
     rows = []
@@ -236,6 +255,7 @@ def every_kind(sites: int, **names: str) -> dict[str, Any]:
         "attention": fit(sites, **names),
         "bijection": bijection(sites, **names),
         "comparison": comparison(sites, **names),
+        "carrying": carrying(sites, **names),
         "finetuning": finetuning(sites),
         "fit": fit(sites, **names),
         "injection": injection(sites, **names),

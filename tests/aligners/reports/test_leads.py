@@ -9,7 +9,7 @@ import pytest
 from aligners.reports.finished import KINDS, make_report
 from aligners.reports.page.run import write_page
 from aligners.reports.report import Row
-from tests.aligners.reports.every import compared, comparison, steering
+from tests.aligners.reports.every import carrying, compared, comparison, steering
 from tests.aligners.reports.made import printed, row, scored, stitched
 
 FIVE = {"score": 0.5, "score_low": 0.4, "score_high": 0.6, "score_name": "accuracy", "n_texts": 1200}
@@ -77,6 +77,7 @@ INJECTION = [
 STEERED = steering(1, "x")
 COMPARED: dict[str, Any] = comparison(4)
 PENALTY = ("penalty", "penalty_low", "penalty_high")
+CARRIED: dict[str, Any] = carrying(1)
 CASES: dict[str, tuple[list[Row], Row, str]] = {
     "attention": (MAPS, {}, "The closest, inn, leaves 10.0% of the target's variance unexplained (FVU), linear 40.0%"),
     "bijection": (bijection(), {}, "is 1.49 times that of a free network (MLP) with as many parameters (100)"),
@@ -85,6 +86,7 @@ CASES: dict[str, tuple[list[Row], Row, str]] = {
         COMPARED,
         "most on film: as they are, the old states leave 0.02 of the variance there. Its answers",
     ),
+    "carrying": (CARRIED.pop("rows"), CARRIED, "Carry: tone (predicted 0.800 [0.800, 0.800], as it is 0.800)."),
     "finetuning": (finetuning(), {}, "highest with none, 70.0% [40.0%, 60.0%], and lowest with top-1"),
     "fit": (MAPS, {}, "inn 20.0% on types that no map was fitted on"),
     "injection": (INJECTION, {}, "y classifies 70.0% [68.0%, 72.0%] of 1,200 held-out texts correctly"),

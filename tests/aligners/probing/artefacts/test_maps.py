@@ -29,7 +29,7 @@ def test_few_rows_of_a_small_update_leave_the_artefact_nearly_as_it_is() -> None
     """Where ridge towards 0 forgets, ridge towards the identity does not."""
     old, noise = draw(400, WIDTH), 0.05 * draw(400, WIDTH, seed=5)
     rows = PairedRows(old, old + noise, torch.arange(400))
-    few, rest = PairedRows(*(part[:11] for part in rows)), PairedRows(*(part[11:] for part in rows))
+    few, rest = rows.at(rows.text[:11]), rows.at(rows.text[11:])
     errors = {fitted.name: fitted.error for fitted in fit_maps(head(), few, rest)}
     assert errors["ridge_identity"] < 1.1 * errors["identity"]
     assert errors["ridge_identity"] < errors["ridge"] / 2

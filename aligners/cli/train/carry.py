@@ -1,0 +1,75 @@
+"""`train.py carry`: what reads one model's states, made to read another's."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from aligners.cli.run import Run, command
+from aligners.errors import UserError
+from aligners.probing.artefacts.carrying import Carrying, own_sites
+from aligners.probing.artefacts.files import read_artefacts, write_artefact
+from aligners.probing.artefacts.kinds import Artefact, Head
+from aligners.reports.names import file_names
+from aligners.reports.templates import words
+from datamodules.pairings import pair_states
+from datamodules.states import States
+
+
+@command(
+    "carry",
+    Carrying,
+    data=pair_states,
+    skip={"owned", "labels", "packed", "component", "special_tokens", "held_out_types"},
+    defaults={"data.batch_size": 64, "data.rows": "mean", "data.text.validation_share": 0.2},
+)
+def carry(run: Run, artefacts: Path | None = None) -> None:
+    """Carry what reads X, the old model, to Y, the new one: heads, directions, probes, stitching layers, dictionaries.
+
+    Maps are fitted on text without labels. Each artefact is written for Y in the format that it came in, below
+    artefacts/ of the run, with a card. What will become of it is said from its answers alone; where the texts have
+    labels, its scores stand beside that: as it is, carried, trained anew, and floors.
+
+    Example: `--artefacts mine --data.model_x old --data.model_y new --run runs/carried`
+
+    Args:
+        run: of the command.
+        artefacts: Folder of an artefact or of several, with artefact.json and artefact.safetensors, SAELens' cfg.json
+            and sae_weights.safetensors, or what `train.py probe` or `train.py stitch` has left. It is carried from its
+            own site to the same of Y, or to the best one where depths differ; `--data.sites 4:6` names others.
+    """
+    if artefacts is None:
+        raise UserError("Expected a folder in `artefacts`, but got none.")
+    found, data = read_artefacts(artefacts), run.made.data
+    check(found, data, labelled=run.options.labelled)  # before any model is made or loaded
+    if data.pairing.options["sites"] == "all":
+        data.pairing = replace(data.pairing, links=partial(own_sites, found))
+    run.start()
+    carrying = run.build(Carrying, found)
+    run.read(carrying, carrying.carry, "carrying")
+    names = file_names([artefact.name for artefact in found])
+    for old, new, row in zip(found, carrying.carried, carrying.rows, strict=True):
+        scores = [score for score in carrying.report_tables["scores"] if score["artefact"] == old.name]
+        card = words("carried", row=row, scores=scores, meta=carrying.meta, through=new.through is not None)
+        write_artefact(new, run.folder / "artefacts" / names[old.name], card)
+
+
+def check(artefacts: list[Artefact], data: States, *, labelled: bool) -> None:
+    """Raise unless artefacts have the width of the old model, and heads the classes of the labels."""
+    name, width = data.models[0], data.frozen_models.widths()[0]
+    wrong = next((artefact for artefact in artefacts if artefact.width != width), None)
+    if wrong is not None:
+        raise UserError(
+            f"Expected artefacts of width {width}, that of {name}, but {wrong.name} reads states of width "
+            f"{wrong.width}. Name its own model as `data.model_x`."
+        )
+    if not labelled or "label" not in data.texts.fit.column_names or data.texts.regression:
+        return
+    labels = data.texts.label_names or list(map(str, range(data.texts.classes)))
+    for head in (artefact for artefact in artefacts if isinstance(artefact, Head)):
+        named = list(map(str, head.about.get("classes") or range(head.classes)))
+        told = data.texts.label_names is not None and "classes" in head.about
+        if len(named) != len(labels) or (told and named != labels):
+            raise UserError(
+                f"Expected the classes of {head.name} to be those of the texts, {', '.join(labels)}, in this order, "
+                f"but got {', '.join(named)}. Give other texts, or set `labelled` to false."
+            )

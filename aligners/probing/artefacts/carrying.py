@@ -1,0 +1,259 @@
+"""The experiment of `train.py carry`: maps without labels, carried artefacts, their fate and scores."""
+
+from collections.abc import Iterator, Sequence
+from functools import cache, partial
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+
+from aligners.errors import UserError, check_known, check_range
+from aligners.models.loading.models import check_precision
+from aligners.probing.artefacts.fate import (
+    MOST_ROWS,
+    Row,
+    auroc,
+    fate,
+    text_weights,
+    verdict,
+    with_interval,
+    with_labels,
+)  # fmt: skip
+from aligners.probing.artefacts.kinds import Artefact, Dictionary, Direction, Head
+from aligners.probing.artefacts.maps import EQUAL_WIDTHS, MAPS, STALE, FittedMap, PairedRows, fit_maps, forward_map
+from datamodules.module import stream_of
+from datamodules.rows.policies import RowKind, policy_of
+from datamodules.rows.reading import Link, PairedBatch, Plan
+from datamodules.states import States
+from datamodules.tokens.splits import Split
+from datamodules.tokens.tokenised import same_tokenizer
+
+TOKENS, WORDS = RowKind("tokens"), RowKind("words")
+PENALTIES = (1e-4, 1e-3, 1e-2, 0.1)  # of heads that are trained anew
+DRAWS = 20  # random directions
+
+
+class Carrying(pl.LightningModule):
+    """Carries artefacts from X, the old model, to Y, the new one.
+
+    Attributes:
+        carried: the new artefacts, in the order of `rows`.
+        rows: of the report: one for each artefact.
+        report_tables: `scores`, where there are labels; `maps`, every map that was tried.
+
+    Args:
+        owned: artefacts that are to be carried.
+        maps: Tried for each artefact, at each site; the one through which its answers on validation texts change least
+            carries it: identity (the artefact as it is), shift (of the means), procrustes, linear, ridge,
+            ridge_identity (ridge towards the identity).
+        least_kept: Say "do not use" where a smaller share of the artefact's score above chance is predicted to be kept.
+        labelled: Measure scores where texts have labels. False: the labels are not what the artefacts read.
+        seed: of shuffled maps, random directions and the resampling of texts.
+
+    Raises:
+        ValueError: an option is out of its range.
+    """
+
+    def __init__(
+        self,
+        owned: Sequence[Artefact],
+        maps: list[str] = list(MAPS),  # noqa: B006  (copied)
+        least_kept: float = 0.8,
+        labelled: bool = True,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        check_known(MAPS, maps=maps)
+        check_range(least=1, maps=len(maps))
+        check_range(least=0, most=1, least_kept=least_kept)
+        self.artefacts, self.maps, self.least_kept = list(owned), list(dict.fromkeys(maps)), least_kept
+        self.labelled, self.seed = labelled, seed
+        self.report_tables: dict[str, list[Row]] = {"scores": [], "maps": []}
+
+    def setup(self, stage: str) -> None:
+        """Check the models, and choose the rows."""
+        check_precision(self.trainer)
+        self.stream: States = stream_of(self.trainer, States)
+        self.old, self.new = self.stream.frozen[:2]
+        self.meta = {**self.stream.describe(), "maps": self.maps, "least_kept": self.least_kept, "seed": self.seed}
+        self.meta["cautions"] = [words for artefact in self.artefacts for words in check_model(artefact, self.old)]
+        one, other = self.stream.frozen_models.tokenizers[:2]
+        self.one_tokenizer = same_tokenizer(one, other)
+        kinds = [self.stream.reader.kind, *map(self.kind, self.artefacts), *([TOKENS] if self.one_tokenizer else [])]
+        self.kinds = list(dict.fromkeys(kinds))
+        self.stream.plan(Plan(kinds=self.kinds[1:]))
+        self.batches: dict[Split, list[PairedBatch]] = {"test": []}
+
+    def kind(self, artefact: Artefact) -> RowKind:
+        """The rows that an artefact reads; of tokens, where the models have different ones, words."""
+        kind = RowKind(artefact.rows, bool(artefact.about.get("special_tokens", True)))
+        return WORDS if kind.policy == "tokens" and not self.one_tokenizer else kind
+
+    def test_step(self, batch: PairedBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Keep the held-out rows."""
+        self.batches["test"].append(batch)
+
+    def carry(self) -> None:
+        """Fit, carry, and measure."""
+        self.batches |= {split: list(self.stream.paired(split)) for split in ("fit", "validation")}
+        self.paired = cache(self._paired)
+        done = [self._carried(artefact) for artefact in self.artefacts]
+        self.carried, self.rows = [new for new, _ in done], [row for _, row in done]
+
+    def _paired(self, split: Split, kind: RowKind, place: int) -> PairedRows:
+        """The rows of a split at a site pair; of the held-out ones at most `MOST_ROWS`, evenly spaced."""
+        number = self.kinds.index(kind)
+        batches = [(batch if number == 0 else batch.others[number - 1]) for batch in self.batches[split]]
+        parts = [[b.x[place] for b in batches], [b.y[place] for b in batches], [b.text for b in batches]]
+        if self.labelled and all(b.texts.labels is not None for b in batches):
+            parts.append([b.texts.labels[b.rows.owner] for b in batches if b.texts.labels is not None])
+        rows = PairedRows(*(torch.cat(part).cpu() for part in parts))
+        n = len(rows.text)
+        return rows if split != "test" or n <= MOST_ROWS else rows.at(torch.linspace(0, n - 1, MOST_ROWS).long())
+
+    def _carried(self, artefact: Artefact) -> tuple[Artefact, Row]:
+        """Carry one artefact by the best of all maps and sites; its row of the report."""
+        kind, sites = self.kind(artefact), self.stream.reader.sites
+        places = [place for place, (site, _) in enumerate(sites) if site == artefact.about["site"]]
+        if not places:
+            raise UserError(
+                f"Expected `data.sites` with site {artefact.about['site']} of {self.old.name}, which {artefact.name} "
+                f"reads, but got {', '.join(f'{i}:{j}' for i, j in sites)}."
+            )
+        tried = [entry for place in places for entry in self._tried(artefact, kind, place)]
+        best, on, place = min(tried, key=lambda entry: entry[0].error)
+        about = {"artefact": artefact.name, "kind": artefact.kind}
+        for fitted, rows, p in tried:
+            named = {**about, "site_x": sites[p][0], "site_y": sites[p][1], "map": fitted.name, "fitted_on": str(rows)}
+            row = {**named, "strength": fitted.strength, "error": fitted.error, "chosen": fitted is best}
+            self.report_tables["maps"].append(row)
+        new, held = self._moved(artefact, best, on, place), self.paired("test", kind, place)
+        weights, answers = text_weights(held.text, self.seed), {"native": artefact.answers(held.old)}
+        if artefact.width == self.new.width:
+            own = next((p for p in places if sites[p][1] == sites[p][0]), place)
+            answers["stale"] = artefact.answers(self.paired("test", kind, own).new)
+        answers["carried"] = new.answers(held.new)
+        told = partial(fate, artefact, answers["native"], weights=weights, seed=self.seed)
+        after, before = told(answers["carried"]), told(answers["stale"]) if "stale" in answers else None
+        about |= {"model_x": self.old.name, "model_y": self.new.name}
+        row = {
+            **{**about, "site_x": sites[place][0], "site_y": sites[place][1], "rows": str(kind)},
+            **{"n_texts": len(held.text.unique()), "n_fitted": len(self.stream.texts.fit)},
+            **{"map": best.name, "fitted_on": str(on), "error": best.error},
+            "verdict": verdict(artefact, after, before, self.least_kept),
+            "own_score": (artefact.about.get("score") or {}).get("value"),
+            **{**after, **{f"stale_{name}": before and before[name] for name in after}},
+        }
+        if held.labels is not None and isinstance(artefact, (Head, Direction)) and len(held.text) == row["n_texts"]:
+            answers["shuffled map"] = self._shuffled(artefact, kind, place).answers(held.new)
+            scores = self._scores(artefact, answers, self.paired("fit", kind, place), held, weights)
+            self.report_tables["scores"] += [{**about, **scored} for scored in scores]
+        return new, row
+
+    def _tried(self, artefact: Artefact, kind: RowKind, place: int) -> Iterator[tuple[FittedMap, RowKind, int]]:
+        """Maps that are fitted on the rows that it reads, and on tokens where that is one row of a text."""
+        whole = policy_of(kind.policy).types is None and self.one_tokenizer
+        for on in (kind, *([TOKENS] if whole else ())):
+            maps = [name for name in self.maps if on == kind or name != STALE]
+            fitting, validation = self.paired("fit", on, place), self.paired("validation", kind, place)
+            for fitted in fit_maps(artefact, fitting, validation, maps) if maps else ():
+                yield fitted, on, place
+
+    def _moved(self, artefact: Artefact, best: FittedMap, on: RowKind, place: int) -> Artefact:
+        """The artefact for the new model; pushed forward, too, where something is put into states."""
+        forward = None
+        if isinstance(artefact, (Direction, Dictionary)):
+            fitting, validation = self.paired("fit", on, place), self.paired("validation", on, place)
+            forward = forward_map(best.name, fitting.moments, validation)
+        model, came = self.new.identity(), {"model": self.old.name, "site": artefact.about["site"], "map": best.name}
+        about = {"model": model["name"], "fingerprint": model["fingerprint"], "carried_from": came}
+        return artefact.carried(best.back, forward, site=self.stream.reader.sites[place][1], **about)
+
+    def _shuffled(self, artefact: Artefact, kind: RowKind, place: int) -> Artefact:
+        """Carried by the best map between rows of different texts."""
+        mixed = []
+        for split in ("fit", "validation"):
+            rows = self.paired(split, kind, place)
+            order = torch.randperm(len(rows.text), generator=torch.Generator().manual_seed(self.seed))
+            mixed.append(rows._replace(old=rows.old[order]))
+        maps = [name for name in self.maps if name not in EQUAL_WIDTHS] or ["ridge"]
+        return artefact.carried(fit_maps(artefact, mixed[0], mixed[1], maps)[0].back)
+
+    def _scores(
+        self, artefact: Artefact, answers: dict[str, Tensor], fitting: PairedRows, held: PairedRows, weights: Tensor
+    ) -> Iterator[Row]:
+        """Scores against labels: of all answers, of a head that is trained anew, and of random directions."""
+        labels: Any = held.labels
+        known = labels >= 0
+        columns = answers["native"].shape[1] if isinstance(artefact, Head) else 1
+        anew, n = trained_anew(fitting, max(columns, 2)), len(held.text[known].unique())
+        for name, given in {**answers, "trained anew": anew.answers(held.new)}.items():
+            judge, old = (anew, given) if name == "trained anew" else (artefact, answers["native"])
+            row = with_labels(judge, given[known], old[known], labels[known], weights[:, known])
+            yield {"condition": name, "n_texts": n, **row}
+        drawn = torch.randn(self.new.width, DRAWS, generator=torch.Generator().manual_seed(self.seed))
+        positive = (labels[known] == int(columns < 3))[:, None].expand(-1, DRAWS)
+        random = held.new[known] @ drawn
+        each = torch.stack([auroc(random[:, i], positive[:, i], weights[:, known]) for i in range(DRAWS)])
+        none = dict.fromkeys(("accuracy", "accuracy_low", "accuracy_high"))
+        yield {"condition": "random direction", "n_texts": n, **with_interval("auroc", each.mean(0)), **none}
+
+
+def own_sites(artefacts: Sequence[Artefact], depths: Sequence[int], component: Any = None) -> list[Link]:
+    """Each artefact's own site of the old model, with the same of the new one, or with all where depths differ."""
+    sites = sorted({int(artefact.about["site"]) for artefact in artefacts})
+    return [Link(0, 1, i, j) for i in sites for j in ([i] if depths[0] == depths[1] else range(1, depths[1] + 1))]
+
+
+def check_model(artefact: Artefact, model: Any) -> list[str]:
+    """Raise unless an artefact is the model's, as far as is known; returns what is to be said.
+
+    Raises:
+        ValueError: it was made on other weights.
+    """
+    told = artefact.about.get("fingerprint")
+    if told not in (None, model.fingerprint):
+        raise UserError(
+            f"Expected `data.model_x` to be the model that {artefact.name} reads, {artefact.about['model']} "
+            f"(fingerprint {told[:12]}), but {model.name} has the fingerprint {model.fingerprint[:12]}."
+        )
+    if told is None and str(artefact.about["model"]).rstrip("/") != str(model.name).rstrip("/"):
+        return [f"{artefact.name} says that it reads {artefact.about['model']}, and was read as one of {model.name}."]
+    return []
+
+
+def trained_anew(fitting: PairedRows, classes: int) -> Head:
+    """A linear head on new states, by penalised maximum likelihood; the penalty does best on a fifth of the rows.
+
+    Args:
+        fitting: rows with labels.
+        classes: C.
+    """
+    labels: Any = fitting.labels
+    known = labels >= 0
+    x, y = fitting.new[known].double(), labels[known]
+    mean, scale = x.mean(0), x.std(0).clamp(min=1e-6)
+    x, last = (x - mean) / scale, len(y) * 4 // 5
+
+    def fitted(rows: slice, penalty: float) -> Tensor:
+        weight = torch.zeros(x.shape[1] + 1, classes, dtype=torch.float64, requires_grad=True)
+        optimizer = torch.optim.LBFGS([weight], max_iter=200, line_search_fn="strong_wolfe")
+
+        def closure() -> Any:
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(x[rows] @ weight[:-1] + weight[-1], y[rows])
+            loss = loss + penalty * weight[:-1].square().sum()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        return weight.detach()
+
+    def missed(penalty: float) -> float:
+        weight = fitted(slice(last), penalty)
+        return float(nn.functional.cross_entropy(x[last:] @ weight[:-1] + weight[-1], y[last:]))
+
+    weight = fitted(slice(None), min(PENALTIES, key=missed))
+    slope = weight[:-1] / scale[:, None]
+    return Head.of(slope.T.float(), (weight[-1] - mean @ slope).float())

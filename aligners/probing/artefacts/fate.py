@@ -1,0 +1,162 @@
+"""The fate of a carried artefact, said without labels; and its scores, where there are labels."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aligners.errors import finite
+from aligners.injection.scoring.scores import percentile_interval, resampled_counts
+from aligners.probing.artefacts.kinds import Artefact, Dictionary, Head
+
+COLUMNS = 8  # of many answers, such as a dictionary's features, those that vary most are compared
+MOST_ROWS = 2000  # that statistics are taken of, evenly spaced
+_WORSE = 0.002  # of a predicted score: less is no difference
+Scores = Callable[[Tensor], Tensor]
+Row = dict[str, Any]
+
+
+def scores_of(artefact: Artefact, old: Tensor) -> tuple[Scores, Callable[[Tensor], Tensor]]:
+    """How answers (N, C) become scores (N, K), and scores decisions (N, K).
+
+    Of a head with two classes the log-odds, with more the margin of each class, decided at 0; of all else
+    the answers that vary most, decided at the median of the old ones, or at 0 for the features of a dictionary.
+
+    Args:
+        artefact: whose answers.
+        old: its answers on the old model.
+    """
+    if isinstance(artefact, Head):
+        if old.shape[1] > 2:
+            return margins, lambda scores: scores > 0
+        return lambda answers: answers[:, -1:] - (answers[:, :1] if old.shape[1] == 2 else 0), lambda scores: scores > 0
+    chosen = old.var(0).topk(min(COLUMNS, old.shape[1])).indices.sort().values
+    at = torch.zeros(()) if isinstance(artefact, Dictionary) else old[:, chosen].median(0).values
+    return lambda answers: answers[:, chosen], lambda scores: scores > at.to(scores)
+
+
+def margins(logits: Tensor) -> Tensor:
+    """By how much each logit is above the largest other one, (N, C)."""
+    first, second = logits.topk(2, -1).values.split(1, -1)
+    return logits - torch.where(logits == first, second, first)
+
+
+def midranks(values: Tensor, weights: Tensor) -> Tensor:
+    """For each value the weight of all that are smaller, and half of those that are equal: (N,), (R, N) -> (R, N)."""
+    order = values.argsort()
+    _, place = values[order].unique_consecutive(return_inverse=True)
+    own = weights.new_zeros(len(weights), int(place[-1]) + 1).index_add_(1, place, weights[:, order])
+    return torch.empty_like(weights).index_copy_(1, order, (own.cumsum(1) - own / 2)[:, place])
+
+
+def rank_correlation(x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+    """Spearman's, (R,), where rows count as often as `weights` (R, N) say; NaN of a constant."""
+    a, b = midranks(x, weights), midranks(y, weights)
+    total = weights.sum(1, keepdim=True)
+    a, b = (ranks - (weights * ranks).sum(1, keepdim=True) / total for ranks in (a, b))
+    return (weights * a * b).sum(1) / ((weights * a * a).sum(1) * (weights * b * b).sum(1)).sqrt()
+
+
+def auroc(scores: Tensor, positive: Tensor, weights: Tensor) -> Tensor:
+    """The chance that a positive row has the greater score, (R,); NaN of one class. Of several columns the mean."""
+    if scores.ndim == 2:
+        return torch.stack([auroc(*pair, weights) for pair in zip(scores.T, positive.T, strict=True)]).nanmean(0)
+    yes, no = weights * positive, weights * ~positive
+    return (yes * midranks(scores, no)).sum(1) / (yes.sum(1) * no.sum(1))
+
+
+def text_weights(text: Tensor, seed: int) -> Tensor:
+    """How often each row counts: once in the first row, then as often as its text is drawn, (1 + R, N)."""
+    _, place = text.unique(return_inverse=True)
+    counts = resampled_counts(int(place.max()) + 1, seed)[:, place]
+    return torch.cat([torch.ones_like(counts[:1]), counts])
+
+
+def with_interval(name: str, values: Tensor) -> Row:
+    """A figure and its 95 % interval as columns, from the figure itself and those of the resamples."""
+    low, high = percentile_interval(values[1:])
+    return {name: finite(values[0]), f"{name}_low": finite(low), f"{name}_high": finite(high)}
+
+
+def attenuated(own: Tensor, correlation: Tensor) -> Tensor:
+    """The AUROC of scores that agree with others, whose AUROC is known, up to a rank correlation ρ.
+
+    Binormal: d' = √2 Φ⁻¹(own); r = 2 sin(πρ/6) is the correlation of normal scores; what the new scores add is noise
+    that does not depend on the class given the old score. Its variance is (1/r² − 1) of that of all scores, which at
+    equal classes is 1 + d'²/4 within classes, so d' becomes d'/√(1 + (1 + d'²/4)(1/r² − 1)).
+    """
+    d = math.sqrt(2) * torch.special.ndtri(own.clamp(0.0, 1.0 - 1e-6))
+    r = 2 * (math.pi * correlation / 6).sin()
+    noise = (1 + d.square() / 4) * (1 / r.square().clamp(min=1e-12) - 1).clamp(min=0)
+    return torch.special.ndtr(r.sign() * d / (2 * (1 + noise)).sqrt())
+
+
+def own_score(artefact: Artefact, draws: int, seed: int) -> Tensor | None:
+    """The AUROC that its owner measured, and draws of it from n texts (Hanley and McNeil 1982); None if not known."""
+    score: Mapping[str, Any] = artefact.about.get("score") or {}
+    if score.get("metric") != "auroc" or score.get("value") is None:
+        return None
+    value, half = float(score["value"]), max(float(score.get("n") or math.inf) / 2, 1.0)
+    q1, q2 = value / (2 - value), 2 * value**2 / (1 + value)
+    spread = 0 if math.isinf(half) else value * (1 - value) + (half - 1) * (q1 + q2 - 2 * value**2)
+    noise = torch.randn(draws, generator=torch.Generator().manual_seed(seed)).double()
+    noise[0] = 0
+    return (value + noise * math.sqrt(spread) / (half if spread else 1)).clamp(0, 1)
+
+
+def fate(artefact: Artefact, old: Tensor, new: Tensor, weights: Tensor, seed: int) -> Row:
+    """What the answers of the artefact on the old model say of those on the new one, without labels.
+
+    Args:
+        artefact: with the `score` of its owner, if that is known.
+        old: its answers (N, C).
+        new: those of the carried, or of the stale one.
+        weights: see `text_weights`.
+        seed: of the draws of the owner's score.
+
+    Returns:
+        Rank correlation of the scores; fidelity, the AUROC of the new scores against the old decisions; agreement of
+        the decisions; `predicted`, the owner's score `attenuated`, or else the fidelity: each with an interval.
+    """
+    score, decide = scores_of(artefact, old)
+    before, after = score(old.double()), score(new.double())
+    decided = decide(before)
+    correlation = torch.stack(
+        [rank_correlation(a, b, weights) for a, b in zip(before.T, after.T, strict=True)]
+    ).nanmean(0)
+    fidelity = auroc(after, decided, weights)
+    own = own_score(artefact, len(weights), seed)
+    predicted = fidelity if own is None else attenuated(own, correlation)
+    agree = (weights * (decide(after) == decided).all(-1)).sum(1) / weights.sum(1)
+    columns = {"rank_correlation": correlation, "fidelity": fidelity, "agreement": agree, "predicted": predicted}
+    return {key: value for name, values in columns.items() for key, value in with_interval(name, values).items()}
+
+
+def verdict(artefact: Artefact, carried: Row, stale: Row | None, least: float) -> str:
+    """`carry`, `leave as it is` or `do not use`.
+
+    Args:
+        artefact: with its owner's score, if that is known; 1 else.
+        carried: its `fate`.
+        stale: that of the artefact as it is; None where it cannot read the new model.
+        least: share of what it has above chance that is to be kept.
+    """
+    own = own_score(artefact, 1, 0)
+    wanted = 0.5 + least * ((1.0 if own is None else float(own[0])) - 0.5)
+    after, before = (-1.0 if row is None or row["predicted"] is None else row["predicted"] for row in (carried, stale))
+    if max(after, before) < wanted:
+        return "do not use"
+    return "leave as it is" if before > after - _WORSE else "carry"
+
+
+def with_labels(artefact: Artefact, answers: Tensor, old: Tensor, labels: Tensor, weights: Tensor) -> Row:
+    """AUROC, and of a head accuracy, against labels (N,) of classes 0, 1, ..., with intervals."""
+    score, decide = scores_of(artefact, old)
+    scores = score(answers.double())
+    positive = labels[:, None] == (torch.ones(1) if scores.shape[1] == 1 else torch.arange(scores.shape[1]))
+    row = with_interval("auroc", auroc(scores, positive, weights))
+    right = (decide(scores) == positive).all(-1)
+    accuracy = (weights * right).sum(1) / weights.sum(1) if isinstance(artefact, Head) else weights[:, 0] * torch.nan
+    return row | with_interval("accuracy", accuracy)

@@ -1,0 +1,134 @@
+"""`train.py carry` on tiny models: one whose units are permuted, where the truth is known, and one of another kind."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from aligners.api import Direction, Head, load, read_artefacts, states, write_artefact
+from aligners.cli.table import train
+from aligners.probing.artefacts.kinds import Artefact
+from tests.aligners.probing.artefacts.made import draw
+from tests.tiny import tiny_folder
+from tests.world import World, read_texts
+
+WIDTH, SITE = 16, 2
+
+
+@pytest.fixture(scope="module")
+def permuted(world: World, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, torch.Tensor]:
+    """The old model with the units of its residual stream in another order: the same function, other coordinates."""
+    folder = tmp_path_factory.mktemp("permuted") / "model"
+    shutil.copytree(world.model_x, folder)
+    order = torch.randperm(WIDTH, generator=torch.Generator().manual_seed(0))
+    weights = {}
+    for name, value in load_file(folder / "model.safetensors").items():
+        inner = any(part in name for part in ("query", "key", "value", "intermediate"))
+        value = value[order] if value.shape[0] == WIDTH and not inner and "classifier" not in name else value
+        reads = value.ndim == 2 and value.shape[1] == WIDTH and "attention.output" not in name
+        weights[name] = (value[:, order] if reads and "classifier" not in name else value).contiguous()
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return str(folder), order
+
+
+def owned(world: World, folder: Path, **more: Any) -> list[Artefact]:
+    """A head of mean rows that reads whether a text has a good word, and a direction of tokens."""
+    texts, labels = read_texts(world.fit)
+    rows = states(world.model_x, texts, SITE, rows="mean", max_length=64)
+    y = torch.tensor([float(label) for label in labels]) * 2 - 1
+    weight = torch.linalg.lstsq((rows - rows.mean(0)).T @ (rows - rows.mean(0)) + torch.eye(WIDTH), rows.T @ y).solution
+    told = {"model": world.model_x, "fingerprint": load(world.model_x).fingerprint, "site": SITE}
+    made: list[Artefact] = [
+        Head.of(weight, -(rows @ weight).mean(), name="good", rows="mean", classes=["0", "1"], **{**told, **more}),
+        Direction({"vector": draw(WIDTH)}, {"name": "some", **told}),
+    ]
+    for artefact in made:
+        write_artefact(artefact, folder / artefact.name)
+    return made
+
+
+def carried(world: World, folder: Path, new: str, *more: str, old: str | None = None) -> Any:
+    """Run the command; its report."""
+    words = ["--data.text.source", world.fit, "--data.text.held_out", world.test, "--data.max_length", "64"]
+    quiet = ["--trainer.accelerator", "cpu", "--trainer.logger", "false", "--trainer.enable_progress_bar", "false"]
+    models = ["--data.model_x", old or world.model_x, "--data.model_y", new]
+    train(["carry", "--artefacts", str(folder), *models, *words, *quiet, "--run", str(folder.parent / "run"), *more])
+    return json.loads((folder.parent / "run" / "carrying.json").read_text())
+
+
+def test_a_permuted_model_reads_as_the_old_one_did(
+    world: World, permuted: tuple[str, torch.Tensor], tmp_path: Path
+) -> None:
+    new, order = permuted
+    mine = owned(world, tmp_path / "mine")
+    report = carried(world, tmp_path / "mine", new)
+    texts = read_texts(world.test)[0]
+    for artefact, row in zip(mine, report["rows"], strict=True):
+        (again,) = read_artefacts(tmp_path / "run" / "artefacts" / artefact.name)
+        assert (again.about["model"], again.about["site"], row["verdict"]) == (new, SITE, "carry")
+        before, after = (states(m, texts, SITE, rows=artefact.rows, max_length=64) for m in (world.model_x, new))
+        torch.testing.assert_close(after, before[:, order], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(again.answers(after), artefact.answers(before), rtol=1e-2, atol=5e-3)
+        assert row["predicted"] > 0.999 > 0.9 > row["stale_predicted"]
+        card = (tmp_path / "run" / "artefacts" / artefact.name / "README.md").read_text()
+        assert "Verdict: **carry**" in card
+        assert f"reads {new} at site 2" in card
+    vector = again.tensors["vector"]
+    torch.testing.assert_close(vector, mine[1].tensors["vector"][order], rtol=0.05, atol=0.05)
+    scores = {row["condition"]: row["auroc"] for row in report["scores"]}
+    assert set(scores) == {"native", "stale", "carried", "trained anew", "shuffled map", "random direction"}
+    assert scores["carried"] == pytest.approx(scores["native"], abs=0.01)
+    assert {row["artefact"] for row in report["scores"]} == {"good"}  # a token has no label of its own
+    assert not {row["map"] for row in report["maps"] if row["chosen"]} & {"identity", "shift"}
+    assert (tmp_path / "run" / "carrying.png").is_file()
+
+
+def test_another_depth_width_and_tokenizer(world: World, tmp_path: Path) -> None:
+    """All sites of the new model are tried; a token's direction is carried on words."""
+    new = str(tiny_folder(tmp_path / "gpt2", "gpt2", layers=2, width=24))
+    owned(world, tmp_path / "mine")
+    report = carried(world, tmp_path / "mine", new, "--maps", "[identity, ridge, procrustes]", "--labelled", "false")
+    assert [row["stale_predicted"] for row in report["rows"]] == [None, None]
+    assert {row["site_y"] for row in report["maps"]} == {1, 2}
+    assert {row["map"] for row in report["maps"]} == {"ridge", "procrustes"}
+    assert report["scores"] == []
+    for folder in (tmp_path / "run" / "artefacts").iterdir():
+        assert read_artefacts(folder)[0].width == 24
+
+
+def test_the_same_model_is_left_as_it_is(world: World, tmp_path: Path) -> None:
+    owned(world, tmp_path / "mine", fingerprint=None, model="elsewhere")
+    report = carried(world, tmp_path / "mine", world.model_x, "--data.sites", "2:2,2:3")
+    assert {row["verdict"] for row in report["rows"]} == {"leave as it is"}
+    assert {row["site_y"] for row in report["rows"]} == {2}
+    assert "good says that it reads elsewhere" in " ".join(report["findings"])
+
+
+WRONG: dict[str, tuple[dict[str, Any], Sequence[str], str]] = {
+    "fingerprint": ({"fingerprint": "0" * 20}, (), "has the fingerprint"),
+    "site": ({"site": 7}, (), "between 0 and 3"),
+    "maps": ({}, ("--maps", "[lineal]"), "Expected `maps` out of"),
+    "no_site": ({}, ("--data.sites", "1:1"), "site 2"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_cannot_be_carried(wrong: str, world: World, tmp_path: Path) -> None:
+    more, words, said = WRONG[wrong]
+    owned(world, tmp_path / "mine", **more)
+    with pytest.raises(ValueError, match=said):
+        carried(world, tmp_path / "mine", world.model_y, *words)
+
+
+@pytest.mark.parametrize(
+    ("size", "said"), [((1, 8), "Expected artefacts of width 16"), ((3, 16), "Expected the classes of other to be")]
+)
+def test_a_head_of_another_shape(size: tuple[int, int], said: str, world: World, tmp_path: Path) -> None:
+    write_artefact(Head.of(draw(*size), draw(size[0]), model=world.model_x, site=1), tmp_path / "mine" / "other")
+    with pytest.raises(ValueError, match=said):
+        carried(world, tmp_path / "mine", world.model_y)
