@@ -254,8 +254,8 @@ def every_kind(sites: int, **names: str) -> dict[str, Any]:
     return {
         "attention": fit(sites, **names),
         "bijection": bijection(sites, **names),
-        "comparison": comparison(sites, **names),
         "carrying": carrying(sites, **names),
+        "comparison": comparison(sites, **names),
         "finetuning": finetuning(sites),
         "fit": fit(sites, **names),
         "injection": injection(sites, **names),
