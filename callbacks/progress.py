@@ -11,6 +11,7 @@ import torch
 from aligners.errors import finite
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.outcomes import few_rows, how_fitted, outcomes
+from aligners.fitting.retrieval import RETRIEVAL_COLUMNS
 from aligners.progress import Progress
 from aligners.reports.finished import make_report
 from aligners.reports.publishing import environment, publish
@@ -75,7 +76,7 @@ def _loss(trainer: pl.Trainer) -> str:
     return f", loss {torch.stack(losses).nanmean():.3g}" if losses else ""
 
 
-FIGURES = ("fvu", "fvu_unseen", "fvu_inverse", "mse", "relative_error", "cosine", "round_trip")
+FIGURES = ("fvu", "fvu_unseen", "fvu_inverse", "mse", "relative_error", "cosine", "round_trip", *RETRIEVAL_COLUMNS)
 
 
 class FitSummary(pl.Callback):

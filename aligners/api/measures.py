@@ -5,12 +5,12 @@ take NumPy arrays or tensors, and raise a `ValueError` for rows that are not pai
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from aligners.api.arrays import Array, rows_of_both
+from aligners.api.arrays import Array, rows, rows_of_both
 from aligners.errors import UserError, check_known
 from aligners.similarity.algebra.grid import grid_moments
 from aligners.similarity.catalogue import catalogue
@@ -19,10 +19,12 @@ from aligners.similarity.functional import cca as correlations
 from aligners.similarity.functional import cka as linear
 from aligners.similarity.functional import kernels, regression
 from aligners.similarity.functional.cca import SharedMoments
+from aligners.similarity.functional.retrieval import retrieval_scores
 
 __all__ = [
-    "cca", "cka", "mean_minibatch_cka", "measure", "minibatch_cka", "mixedsim", "neuronsim", "pwcca",
-    "pwcca_standardised", "r2", "r2_cca", "r2_svcca", "rbf_cka", "rsa", "svcca", "svcca_standardised", "unbiased_cka",
+    "Retrieved", "cca", "cka", "mean_minibatch_cka", "measure", "minibatch_cka", "mixedsim", "neuronsim", "pwcca",
+    "pwcca_standardised", "r2", "r2_cca", "r2_svcca", "rbf_cka", "retrieval", "rsa", "svcca", "svcca_standardised",
+    "unbiased_cka",
 ]  # fmt: skip
 
 
@@ -112,6 +114,44 @@ def mixedsim(x: Array, y: Array) -> float:
 def rsa(x: Array, y: Array, kernel: kernels.Kernel = "cosine") -> float:
     """Correlation of the similarities of pairs of rows; time grows with N² for `euclidean`."""
     return _one(kernels.rsa, x, y, kernel=kernel)
+
+
+class Retrieved(NamedTuple):
+    """How well mapped rows find their partners among all rows of Y.
+
+    Attributes:
+        top1: share of the mapped rows whose partner is the nearest.
+        top10: share of those whose partner is among the ten nearest.
+        mrr: mean of 1 / the place of the partner, the nearest having place 1.
+        n: number of rows.
+    """
+
+    top1: float
+    top10: float
+    mrr: float
+    n: int
+
+
+def retrieval(mapped: Array, y: Array, *, centred: bool = False) -> Retrieved:
+    """Tell how often the row of `y` that is nearest to a mapped row, by the cosine, is its partner.
+
+    Equal rows of `y` are one candidate, and others that are equally near share their places: a map to one point has the
+    scores of chance. Time grows with N², memory with N.
+
+    Args:
+        mapped: (N, d) rows that a map has given.
+        y: (N, d) their partners.
+        centred: subtract the mean of `y` from both first.
+    """
+    of_map, of_y = rows(mapped, "mapped"), rows(y, "y")
+    if of_map.shape != of_y.shape or len(of_y) > 1:
+        shapes = (tuple(part.shape if len(part) > 1 else part.shape[1:]) for part in (of_map, of_y))
+        raise UserError(
+            "Expected `mapped` and `y` of one shape (N, d), row by row what a map gives and what it should be, but got "
+            f"{' and '.join(map(str, shapes))}. Map the rows of X into Y's space first, and give one site at a time."
+        )
+    top1, top10, mrr = retrieval_scores(of_map[0], of_y[0].to(of_map.device), centred=centred).mean(-1).tolist()
+    return Retrieved(top1, top10, mrr, of_y.shape[1])
 
 
 def measure(name: str, x: Array, y: Array) -> float:

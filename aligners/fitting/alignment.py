@@ -16,6 +16,7 @@ from aligners.fitting.errors import MapErrors, error_rows
 from aligners.fitting.fits import AlignerFactory, Fit, check_names, fit_map, seeded
 from aligners.fitting.moments import MomentsSoFar, moments_of_states
 from aligners.fitting.outcomes import few_rows, outcomes
+from aligners.fitting.retrieval import HeldOutRows
 from aligners.fitting.training import LEAST_RISE, BankTraining, Schedule, clip_per_site, mean_count, mean_over_ranks
 from aligners.maps.canonical import reduced_mse
 from aligners.maps.inn import INN
@@ -226,6 +227,11 @@ class Alignment(BankTraining):
     def on_validation_epoch_start(self) -> None:
         """Reset the errors of each split: on these texts, and on the fitting texts shown beside them."""
         self._errors: dict[tuple[str, Fit], MapErrors] = {}
+        self._drawn: dict[str, HeldOutRows] = {}
+        if self.trainer.state.fn == "validate":
+            for fit in self.fits():
+                sizes = len(self.places), *fit.orient(*self.stream.reader.widths)
+                self._drawn.setdefault(fit.route, HeldOutRows(*sizes, self.seed, self.device))
 
     on_test_epoch_start = on_validation_epoch_start
 
@@ -241,6 +247,9 @@ class Alignment(BankTraining):
         """Errors of every aligner on one batch; of closed forms, which stay as they are, in a fit's first one alone."""
         if self.moments is None:
             raise UserError("Nothing is fitted yet: fit first, or name a checkpoint with `--ckpt_path`.")
+        for route, drawn in self._drawn.items() if dataloader_idx == 0 else ():
+            x, y = self.rows_of(batch)
+            drawn.add(*((x, y) if route == FORWARD else (y, x)), batch.text, batch.rows.place)
         again = self.trainer.state.fn == "fit" and self.validated_at is not None
         self._measure(("validation", "train")[dataloader_idx], self.trained() if again else self.fits(), batch)
 
@@ -260,6 +269,10 @@ class Alignment(BankTraining):
             for figure, values in figures.items():
                 if not values.isnan().all():
                     self._log(split, fit, figure, values.float(), known)
+        for route, drawn in self._drawn.items():
+            rows = drawn.end()
+            for fit in (fit for fit in self.fits() if fit.route == route):
+                self.validation_figures[fit] |= drawn.columns(fit.aligner(rows))
 
     def _known(self, fit: Fit, before: int | None) -> list[int]:
         """Sites that no longer train, whose figures an earlier validation of this fit has logged."""

@@ -12,6 +12,7 @@ from aligners.errors import UserError, check_known
 from aligners.fitting.bank import DIRECTIONS, FORWARD, StoredBank, refuse_other_bank
 from aligners.fitting.moments import moments_of_states
 from aligners.fitting.outcomes import few_rows
+from aligners.fitting.retrieval import HeldOutRows
 from aligners.injection.behaviour import OF_LABELS, OF_TOKENS, Behaviour, Natives
 from aligners.injection.forward import own_answers, read_all
 from aligners.injection.methods import CLOSED_FORMS, Method, build_floors, route_methods, seen_by_any, stored_kind
@@ -253,6 +254,7 @@ class InjectionEvaluation(Evaluation):
 
     def _panel(self, route: Route, kind: RowKind, moments: Moments, methods: Sequence[Method], injects: bool) -> Panel:
         moments = moments if route.key == FORWARD else moments.swap()
+        sizes = len(route.pairs), route.source.width, route.target.width
         return Panel(
             route,
             [*build_floors(route, moments, self.seed), *methods],
@@ -263,6 +265,7 @@ class InjectionEvaluation(Evaluation):
             behaviour=self._behaviour(route) if injects else None,
             others=len(self.stream.split("other")) if self.other_text is not None else 0,
             fitting=self.fitting_errors,
+            retrieval=HeldOutRows(*sizes, self.seed, self.device),
         )
 
     def _behaviour(self, route: Route) -> Behaviour:

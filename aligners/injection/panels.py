@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from aligners.errors import finite
 from aligners.fitting.errors import squared_distances, squared_errors
+from aligners.fitting.retrieval import RETRIEVAL_COLUMNS, HeldOutRows
 from aligners.injection.behaviour import BEHAVIOUR, BEHAVIOUR_COLUMNS, DRAWS, Behaviour, Natives, behaviour_columns
 from aligners.injection.methods import Method
 from aligners.injection.routes import Route
@@ -155,6 +156,7 @@ class Panel(nn.Module):
         behaviour: puts mapped states into the target; None: only errors are measured.
         others: number of texts of another source.
         fitting: whether the fitting texts are read as well.
+        retrieval: draws rows on which maps are scored by retrieval; None: they are not.
     """
 
     mean_source: Tensor | None
@@ -172,8 +174,10 @@ class Panel(nn.Module):
         behaviour: Behaviour | None,
         others: int = 0,
         fitting: bool = False,
+        retrieval: HeldOutRows | None = None,
     ) -> None:
         super().__init__()
+        self.retrieval = retrieval
         self.route, self.kind, self.behaviour = route, kind, behaviour
         self.methods, self.texts, self.seed = list(methods), texts, seed
         self.owned = nn.ModuleList(method.aligner for method in self.methods if method.aligner)
@@ -206,6 +210,8 @@ class Panel(nn.Module):
         results, totals = [], Sums()
         if self.mean_target is not None and read.target is not None:
             totals = text_totals(rows, read.source, read.target, self.mean_source, self.mean_target)
+            if self.retrieval is not None:
+                self.retrieval.add(read.source, read.target, text[rows.owner], rows.place)
         for method in each(self.methods):
             mapped, sums = method.map(read.source, read.batch), dict(totals)
             if read.target is not None and totals:
@@ -272,11 +278,16 @@ class Panel(nn.Module):
         if self.mean_target is not None:
             columns |= self._errors(table, counted)
             overflows |= (~table["squares"].isfinite() | table["back"].isinf() | table["gap"].isinf()).any(-1)
+        drawn = None if self.retrieval is None else self.retrieval.end()
         for place, method in enumerate(self.methods):
             reduced = reduced_mse(method.aligner, len(pairs))
+            retrieved = {}
+            if drawn is not None and self.retrieval is not None and method.aligner is not None:
+                retrieved = self.retrieval.columns(method.map(drawn, None))
             for s, pair in enumerate(pairs):
                 about = {"fitted_on": self.kind, **method.about, "training": method.outcome(s)}
                 extra = {"mse_reduced": reduced[s], "overflow": bool(overflows[place, s])}
+                extra |= {name: finite(values[s]) for name, values in retrieved.items()}
                 yield _row(method.name, method.role, pair, about, _figures(columns, place, s) | extra)
 
     def _errors(self, table: dict[str, Tensor], counted: Tensor) -> dict[str, Tensor]:
@@ -298,7 +309,7 @@ def _row(name: str, role: str, pair: Sequence[int | None], about: Mapping[str, A
         "site_x": pair[0],
         "site_y": pair[1],
         **{column: about.get(column) for column in METHOD_COLUMNS},
-        **dict.fromkeys((*BEHAVIOUR_COLUMNS, *ERROR_COLUMNS, "mse_reduced")),
+        **dict.fromkeys((*BEHAVIOUR_COLUMNS, *ERROR_COLUMNS, "mse_reduced", *RETRIEVAL_COLUMNS)),
         "overflow": False,
         **found,
     }

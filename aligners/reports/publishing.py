@@ -103,7 +103,9 @@ def csv_text(rows: Sequence[Row]) -> str:
 
 def _markdown(report: Report) -> str:
     """Write the table to four digits, the sentences, and the models' full names."""
-    rows = [[four_digits(row[key]) for key in report.columns] for row in map(_one_site, with_short_names(report.rows))]
+    rows = [
+        [four_digits(row.get(key)) for key in report.columns] for row in map(_one_site, with_short_names(report.rows))
+    ]
     lines = markdown_table(report.columns.values(), rows, "|" + "---|" * len(report.columns))
     plain = (sentence.replace(MARK, f"\\{MARK}", sentence.startswith(MARK)) for sentence in report.findings)
     findings = "".join(f"- {sentence}\n" for sentence in plain)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.errors import MapErrors
+from aligners.fitting.retrieval import HeldOutRows
 from aligners.injection.scoring.scores import TextScores
 from aligners.maps.linear import Linear, Procrustes
 from aligners.similarity.algebra.moments import moments_of
@@ -17,7 +18,7 @@ from tests.ranks import two_ranks
 from tests.runs import activations, quiet_trainer, related_rows
 from tests.world import World
 
-SITES, ROWS, D_X, D_Y, TEXTS = 2, 61, 5, 4, 7
+SITES, ROWS, D_X, D_Y, TEXTS, LENGTH = 2, 61, 5, 4, 7, 5
 
 
 def accumulate(rank: int, world: int) -> dict[str, Any]:
@@ -30,12 +31,16 @@ def accumulate(rank: int, world: int) -> dict[str, Any]:
     aligner.fit(moments_of(x + 1000, y))
     errors = MapErrors(x.mean(1) + 1000, y.mean(1))
     scores = TextScores(["a"], 1, SITES, TEXTS)
-    for a, b in batches:
+    drawn = HeldOutRows(SITES, D_X, D_Y, 0, torch.device("cpu"))
+    for (a, b), numbers in zip(batches, torch.arange(ROWS)[rank::world].tensor_split([3]), strict=True):
         moments.update(a, b)
         errors.update(aligner, a, b)
+        drawn.add(a, b, text=numbers // LENGTH, place=numbers % LENGTH)
+    retrieved = drawn.columns(aligner(drawn.end().double()))
     text = torch.arange(rank, TEXTS, world)
     scores.update(text, {"a": torch.stack([text, 10 * text])[None].double()})
-    return {"moments": moments.compute()._asdict(), "errors": errors.compute(), "scores": scores.compute()}
+    summed = {"moments": moments.compute()._asdict(), "errors": errors.compute(), "scores": scores.compute()}
+    return {**summed, "retrieved": retrieved}
 
 
 def flat(found: dict[str, Any]) -> dict[str, Tensor]:

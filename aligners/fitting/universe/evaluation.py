@@ -12,6 +12,7 @@ from aligners.fitting.bank import BACKWARD, FORWARD, StoredBank, take_sites
 from aligners.fitting.errors import MapErrors, Way, error_rows
 from aligners.fitting.moments import moments_of_states
 from aligners.fitting.outcomes import outcomes, worst_of
+from aligners.fitting.retrieval import RETRIEVAL_COLUMNS, HeldOutRows
 from aligners.fitting.universe.joint import JointMoments, all_pairs, directions, paired_rows
 from aligners.fitting.universe.universe import NETWORK, Universe, universes_of
 from aligners.maps.base import Aligner
@@ -60,6 +61,7 @@ class UniverseEvaluation(pl.LightningModule):
         width = next(iter(self.spaces.values())).d_x
         places = len(all_pairs(self.models)) * len(self.stored.data["sites"])
         self.embedded = MomentsMetric(places, width, width).to(self.device)
+        self.drawn = HeldOutRows(len(self.stream.reader.places()), width, width, seed=0, device=self.device)
 
     def on_test_start(self) -> None:
         """Read the moments that the universe lacks after a model has joined it."""
@@ -72,6 +74,7 @@ class UniverseEvaluation(pl.LightningModule):
 
     def test_step(self, batch: PairedBatch, batch_idx: int) -> None:
         """Add the errors of every map on one batch."""
+        self.drawn.add(batch.x, batch.x, batch.text, batch.rows.place)
         for name, universe in self.spaces.items():
             embedded = universe.embed(batch.x)
             for shift in range(1, self.models):
@@ -116,6 +119,7 @@ class UniverseEvaluation(pl.LightningModule):
     def on_test_epoch_end(self) -> None:
         """One row for each map, ordered pair and site; the directions of the space."""
         self.stream.reader.check.flush()
+        self._retrieve()
         self.rows = list(self._rows())
         variance, explained = directions(JointMoments.of(self.embedded.compute(), self.models))
         sites, models = self.stored.data["sites"], self.stored.data["models"]
@@ -127,6 +131,18 @@ class UniverseEvaluation(pl.LightningModule):
         ]
         self.report_tables = {"directions": table}
         self.meta = {**self.stream.describe(), "split": "test"}
+
+    def _retrieve(self) -> None:
+        """Score every map by retrieval, on rows that were drawn from all ranks'."""
+        x, self.retrieved = self.drawn.end(), dict[str, dict[str, Tensor]]()
+        for name, universe in self.spaces.items():
+            embedded = universe.embed(x)
+            for shift in range(1, self.models):
+                self.retrieved[f"{name}/{shift}"] = self.drawn.columns(universe.predicted(embedded, shift))
+        sites = len(x) // self.models
+        for key, _, (i, j), way in self._pair_ways():
+            of_i, of_j = (slice(m * sites, (m + 1) * sites) for m in (i, j))
+            self.retrieved[key] = self.drawn.columns(way(x[of_i]), of_j)
 
     def _measured(self) -> Iterator[tuple[str, str, Aligner, list[str | None], list[tuple[int, int, int]]]]:
         """Every map: its key, method, bank and outcome of training, and source, target and site of its places."""
@@ -150,6 +166,7 @@ class UniverseEvaluation(pl.LightningModule):
             places = [Place("", names[i], names[j], sites[s][0], sites[s][0]) for i, j, s in ends]
             errors = self._figures(key)
             figures: dict[str, Any] = {figure: errors[figure] for figure in FIGURES}
+            figures |= {column: self.retrieved[key][column] for column in RETRIEVAL_COLUMNS}
             for column, trip in (("round_trip", f"{method}/trip"), ("cycle", f"{method}/cycle")):
                 figures[column] = self._figures(trip)["round_trip"] if trip in self.errors else [None] * len(ends)
             yield from error_rows(places, method, maps, training, figures)

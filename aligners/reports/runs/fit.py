@@ -7,12 +7,13 @@ from statistics import median
 from aligners.fitting.outcomes import mark, no_better_than_the_mean, what_did_not_train, worst_of
 from aligners.reports.names import aligned, site_name, with_short_names
 from aligners.reports.report import Report, Row, distinct, grouped, is_known
-from aligners.reports.runs.injection import fvu_figure
+from aligners.reports.runs.injection import fvu_figure, retrieval
 from aligners.reports.screen import SiteTable
 
 MOST_PAIRS = 12  # of models with a panel each
 MEDIANS = ("fvu", "fvu_unseen")
-UNSEEN = "on their rows of types that were left out of fitting"
+UNSEEN = "FVU on their rows of types that were left out of fitting"
+RETRIEVED = "top 1, share of mapped rows whose partner is the nearest of the target's"
 
 
 def report(meta: Row, rows: Sequence[Row], measured: str = "on the validation texts") -> Report:
@@ -23,10 +24,10 @@ def report(meta: Row, rows: Sequence[Row], measured: str = "on the validation te
         rows: the rows.
         measured: on what, in words.
     """
-    shown, tables = with_short_names(rows), {"fvu": measured, "fvu_unseen": UNSEEN}
+    shown, tables = with_short_names(rows), {"fvu": f"FVU {measured}", "fvu_unseen": UNSEEN, "top1_all": RETRIEVED}
     known = [_table(shown, name, on) for name, on in tables.items() if is_known(shown, name)]
     figures = {"fvu": partial(fvu_figure, _few_panels(shown))}
-    findings = [*no_better_than_the_mean(rows), *what_did_not_train(shown)]
+    findings = [*no_better_than_the_mean(rows), *retrieval(shown), *what_did_not_train(shown)]
     return Report("summary", meta, rows, figures=figures, screen=known, sentences=findings)
 
 
@@ -48,7 +49,7 @@ def _table(rows: Sequence[Row], column: str, said: str) -> SiteTable:
     pairs = grouped(rows, "model_x", "model_y").values()
     lines = {key: line for pair in pairs for key, line in grouped(pair, "model_x", "model_y", "method").items()}
     sites = [site_name((row["site_x"], row["site_y"])) for row in next(iter(lines.values()))]
-    table = SiteTable(f"FVU {said}, by site pair", ["models", "fit", "aligner"], [], {"": sites})
+    table = SiteTable(f"{said}, by site pair", ["models", "fit", "aligner"], [], {"": sites})
     for (x, y, method), line in lines.items():
         cells = (mark(aligned(row[column]), row) for row in line)
         table.add_row(f"{x} → {y}", line[0].get("fit") or "", method, *cells)

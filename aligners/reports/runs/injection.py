@@ -18,6 +18,8 @@ from aligners.reports.templates import sentences
 
 ALIKE = 0.05  # numbers of parameters within this share count as equal
 KEPT = 0.015  # an accuracy that loses no more than this counts as kept
+TOLD_APART = 0.02  # mean top 1 of maps that differ by as much
+MOST_PANELS = 4  # of which retrieval is said one by one
 VOCABULARY = 2.0  # a map whose FVU is this many times higher on unseen types has partly memorised words
 PLAIN = ("linear", "ridge")  # baselines, of which the closer is named
 ALL_TOKENS = "tokens"
@@ -71,6 +73,15 @@ def reading(rows: Sequence[Row], *, begun: bool = False) -> str:
     panels = [_facts(panel) for panel in panels_of(rows)]
     lines = sentences("injection", below_chance=below_chance(rows), panels=panels, kept=KEPT, begun=begun)
     return "\n".join([*lines, *what_did_not_train(rows)])
+
+
+def retrieval(rows: Sequence[Row]) -> list[str]:
+    """Say of each panel how often mapped rows find their partners, where this tells maps apart."""
+    maps = [row for row in rows if row["role"] == "method" and row.get("top1_all") is not None]
+    panels = {panel_title(panel): panel for panel in grouped(maps, "model_x", "model_y", "rows").values()}
+    if len(panels) > MOST_PANELS:
+        panels = {f"{len(panels)} pairs of models": maps}
+    return sentences("retrieval", panels=panels, least=TOLD_APART)
 
 
 def panels_of(rows: Sequence[Row]) -> list[list[Row]]:
@@ -176,7 +187,8 @@ def _draws(rows: Sequence[Row]) -> str:
 def console_tables(rows: Sequence[Row]) -> list[SiteTable]:
     """Make tables for each direction and kind of rows: methods down, sites across.
 
-    Groups of columns are penalty, loss, score, FVU, FVU on unseen types and on other text, and FVU of the inverse.
+    Groups of columns are penalty, loss, score, FVU, FVU on unseen types and on other text, FVU of the inverse, and top
+    1 of retrieval.
     Where there are many sites each has a table of its own. A group without numbers is left out.
     """
     tables = []

@@ -9,7 +9,8 @@ from matplotlib.figure import Figure
 from aligners.fitting.outcomes import mark, what_did_not_train, worst_of
 from aligners.reports.drawing import COLOURS, heat_maps, label, log_scale, panels, short
 from aligners.reports.names import aligned, short_names, with_short_names
-from aligners.reports.report import Report, Row, distinct, grouped, largest, mean
+from aligners.reports.report import Report, Row, distinct, grouped, is_known, largest, mean
+from aligners.reports.runs.injection import retrieval
 from aligners.reports.screen import SiteTable
 from aligners.reports.templates import sentences
 
@@ -30,7 +31,8 @@ def report(meta: Row, rows: Sequence[Row], directions: Sequence[Row] = ()) -> Re
         f"universe_site_{site}": partial(_heat_maps, of_site) for site, of_site in grouped(shown, "site_x").items()
     }
     figures["directions"] = partial(_directions, directions, _names(directions))
-    findings = sentences("universe", directions=directions, names=_names(directions)) + what_did_not_train(shown)
+    findings = sentences("universe", directions=directions, names=_names(directions))
+    findings += retrieval(shown) + what_did_not_train(shown)
     tables = {"directions": directions}
     return Report("universe", meta, rows, tables, figures=figures, screen=[_table(shown)], sentences=findings)
 
@@ -42,13 +44,15 @@ def _names(directions: Sequence[Row]) -> dict[str, str]:
 
 def _table(rows: Sequence[Row]) -> SiteTable:
     """Means over all directions and sites."""
-    columns = ["parameters", "FVU", "unseen", "round trip", "cycle"]
+    known = is_known(rows, "top1_all")  # not in reports of earlier versions
+    columns = ["parameters", "FVU", "unseen", "round trip", "cycle", *(["top 1"] if known else [])]
     table = SiteTable("Mean over all ordered pairs of models and sites, held-out rows", ["maps"], columns, {})
     for name, line in grouped(rows, "method").items():
         values = [mean(line, column, known=True) for column in FIGURES]
         trips = (f"{value:.1e}".replace("nan", "") for value in values[2:])
         parameters = f"{line[0]['parameters']:,}" if line[0]["parameters"] else ""
-        table.add_row(mark(name, worst_of(line)), parameters, *map(aligned, values[:2]), *trips)
+        top1 = [aligned(mean(line, "top1_all", known=True))] if known else []
+        table.add_row(mark(name, worst_of(line)), parameters, *map(aligned, values[:2]), *trips, *top1)
     return table
 
 

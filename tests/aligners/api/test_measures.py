@@ -4,11 +4,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from aligners import api
-from aligners.api import cka, measure, r2
+from aligners.api import cka, measure, r2, retrieval
 from aligners.similarity.catalogue import catalogue
 from aligners.similarity.functional import regression
+from tests.references.retrieval import retrieval_scores as scores
 from tests.rows import paired
 
 OF_ROWS = [name for name, each in catalogue().items() if each.family in ("moments", "rows", "batches")]
@@ -53,3 +55,19 @@ def test_what_cannot_be_measured_is_refused() -> None:
         cka(np.ones((2, 4, 2)), np.ones((2, 4, 2)))
     with pytest.raises(ValueError, match="but got 'attnsim_js'"):
         measure("attnsim_js", np.ones((4, 2)), np.ones((4, 2)))
+
+
+def test_retrieval_is_that_of_all_rows_in_every_form_of_array() -> None:
+    _, y = (part[0] for part in paired(60))
+    mapped = y + 0.4 * paired(60, seed=1)[1][0]
+    for centred in (False, True):
+        found, expected = (
+            retrieval(mapped.numpy(), y, centred=centred),
+            scores(mapped.numpy(), y.numpy(), centred=centred),
+        )
+        assert found == pytest.approx((*expected.mean(1), 60))
+        assert 0.1 < found.top1 < found.mrr < found.top10 <= 1
+    assert retrieval(y[None], y.tolist()).top1 == 1
+    for wrong in (mapped[:, :2], mapped[:50], torch.stack([mapped, mapped])):
+        with pytest.raises(ValueError, match=r"`mapped` and `y` of one shape \(N, d\)"):
+            retrieval(wrong, y)

@@ -14,6 +14,7 @@ import torch
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
 
+from aligners.api import retrieval
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.outcomes import few_rows, outcomes
 from aligners.maps.inn import INN
@@ -98,6 +99,11 @@ def test_closed_forms_are_solved_in_one_pass_in_both_directions_and_reported(
         for f in module.fits()
         for site, fvu in zip(module.sites, module.validation_figures[f]["fvu"].tolist(), strict=True)
     ]
+    sites = [(*f.orient(x_out[s], y_out[s]), f, s) for f in module.fits() for s in range(len(SITES))]
+    for (source, target, f, s), row in zip(sites, rows, strict=True):
+        mapped = f.aligner(source.float().expand(len(SITES), -1, -1))[s]
+        assert row["top1_all"] == pytest.approx(retrieval(mapped, target).top1, abs=1e-6)
+        assert row["mrr_centred"] == pytest.approx(retrieval(mapped, target, centred=True).mrr, abs=1e-6)
 
 
 def test_few_rows_for_the_dimensions_are_a_caution(world: World, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,8 +11,10 @@ import torch
 from tokenizers import normalizers
 from torch import Tensor
 
+from aligners.api import retrieval
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.bank import DIRECTIONS, StoredBank, load_bank
+from aligners.fitting.retrieval import QUERIES
 from aligners.injection.behaviour import DRAWS
 from aligners.injection.injecting import InjectionEvaluation
 from aligners.injection.methods import CLOSED_FORMS
@@ -72,6 +74,27 @@ def evaluate(
 @pytest.fixture(scope="module")
 def both(world: World, stored: StoredBank) -> InjectionEvaluation:
     return evaluate(world, [stored], both=True, batch_size=8)
+
+
+def test_every_map_is_scored_by_retrieval_in_both_directions(
+    world: World, stored: StoredBank, both: InjectionEvaluation
+) -> None:
+    batches = list(activations(world, sites=SITES).paired("test"))
+    states = [torch.cat([getattr(batch, side) for batch in batches], 1) for side in "xy"]
+    bank = stored.maps["0_1"]["inn"]
+    assert states[0].shape[1] < QUERIES
+    for direction, (source, target), there in (
+        ("forward", states, bank), ("backward", states[::-1], bank.inverse)
+    ):  # fmt: skip
+        mapped = there(source)
+        for s, row in enumerate(rows_of(both, "inn", direction)):
+            for end, centred in (("_all", False), ("_all_centred", True), ("", False)):
+                found = retrieval(mapped[s], target[s], centred=centred)
+                for name in ("top1", "top10", "mrr"):
+                    assert row[f"{name}{end}"] == pytest.approx(getattr(found, name), abs=1e-6), (name, end)
+            assert row["top1_low"] <= row["top1"] <= row["top1_high"]
+            assert row["candidates"] == row["candidates_all"] <= row["queries"] == source.shape[1]
+    assert {row["top1"] is None for row in rows_of(both, "random_embedding")} == {True}
 
 
 def rows_of(evaluation: InjectionEvaluation, method: str, direction: str = "forward") -> list[Row]:

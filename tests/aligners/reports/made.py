@@ -8,12 +8,14 @@ from typing import Any
 
 from rich.console import Console
 
+from aligners.fitting.retrieval import RETRIEVAL_COLUMNS
 from aligners.injection.behaviour import BEHAVIOUR_COLUMNS
 from aligners.injection.panels import ERROR_COLUMNS
 from aligners.reports.screen import SiteTable
 
 Row = dict[str, Any]
-COLUMNS = ("parameters", "fit", "bijective", "fitted_on", "training", *BEHAVIOUR_COLUMNS, *ERROR_COLUMNS)
+MEASURED = (*BEHAVIOUR_COLUMNS, *ERROR_COLUMNS, *RETRIEVAL_COLUMNS)
+COLUMNS = ("parameters", "fit", "bijective", "fitted_on", "training", *MEASURED)
 NATIVE = 0.8
 METHODS = {"affine_norm": ("method", 1.0), "linear": ("method", 2.0), "identity": ("floor", 40.0)}
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from aligners.api import retrieval
 from aligners.cli.table import train
 from aligners.fitting.bank import FORWARD, load_bank
 from aligners.fitting.training import make_optimizer
@@ -102,13 +103,24 @@ def test_maps_between_pairs_are_read_as_those_of_a_fit(found: Found) -> None:
     assert set(bank.maps[FORWARD]) == {"universe", "procrustes", "gcca"}
     assert set(bank.maps["1_0"]) == {"gcca"}  # the others are their own way back
 
-    def fvu(method: str) -> dict[Any, float]:
-        return {(r["model_x"], r["model_y"], r["site_x"]): r["fvu"] for r in evaluation.rows if r["method"] == method}
+    def by_place(method: str, column: str) -> dict[Any, float]:
+        return {(r["model_x"], r["model_y"], r["site_x"]): r[column] for r in evaluation.rows if r["method"] == method}
 
     for name in bank.maps[FORWARD]:
-        pairwise, whole = fvu(f"pairwise_{name}"), fvu(name)
-        assert len(pairwise) == 4
-        assert pairwise == pytest.approx({place: whole[place] for place in pairwise}, rel=1e-4)
+        for column in ("fvu", "mrr", "top1_all_centred"):
+            pairwise, whole = by_place(f"pairwise_{name}", column), by_place(name, column)
+            assert len(pairwise) == 4
+            assert pairwise == pytest.approx({place: whole[place] for place in pairwise}, rel=1e-4)
+
+
+def test_every_map_is_scored_by_retrieval(found: Found) -> None:
+    module, evaluation, folder = found
+    x, maps = held_out(module.stream), universes_of(load_universe(folder / "universe.safetensors"))["universe"]
+    names = [model.name for model in module.stream.reader.models]
+    for row in (row for row in evaluation.rows if row["method"] == "universe"):
+        i, j, s = names.index(row["model_x"]), names.index(row["model_y"]), [1, 3].index(row["site_x"])
+        expected = retrieval(maps.map(i, j)(x[i])[s].detach(), x[j, s])
+        assert (row["top1_all"], row["mrr_all"]) == pytest.approx((expected.top1, expected.mrr), abs=2e-3)
 
 
 def test_maps_compose(found: Found) -> None:
