@@ -31,7 +31,7 @@ from datamodules.tokens.tokenised import same_tokenizer
 
 TOKENS, WORDS = RowKind("tokens"), RowKind("words")
 PENALTIES = (1e-4, 1e-3, 1e-2, 0.1)  # of heads that are trained anew
-DRAWS = 20  # random directions
+DRAWS, SHUFFLES = 20, 5  # of random directions, and of shuffled maps: one alone is above or below chance
 
 
 class Carrying(pl.LightningModule):
@@ -146,8 +146,9 @@ class Carrying(pl.LightningModule):
             **{**after, **{f"stale_{name}": before and before[name] for name in after}},
         }
         if held.labels is not None and isinstance(artefact, (Head, Direction)) and len(held.text) == row["n_texts"]:
-            answers["shuffled map"] = self._shuffled(artefact, kind, place).answers(held.new)
-            scores = self._scores(artefact, answers, self.paired("fit", kind, place), held, weights)
+            every = {name: [given] for name, given in answers.items()}
+            every["shuffled map"] = [floor.answers(held.new) for floor in self._shuffled(artefact, kind, place)]
+            scores = self._scores(artefact, every, self.paired("fit", kind, place), held, weights)
             self.report_tables["scores"] += [{**about, **scored} for scored in scores]
         return new, row
 
@@ -170,34 +171,38 @@ class Carrying(pl.LightningModule):
         about = {"model": model["name"], "fingerprint": model["fingerprint"], "carried_from": came}
         return artefact.carried(best.back, forward, site=self.stream.reader.sites[place][1], **about)
 
-    def _shuffled(self, artefact: Artefact, kind: RowKind, place: int) -> Artefact:
-        """Carried by the best map between rows of different texts."""
-        mixed = []
-        for split in ("fit", "validation"):
-            rows = self.paired(split, kind, place)
-            order = torch.randperm(len(rows.text), generator=torch.Generator().manual_seed(self.seed))
-            mixed.append(rows._replace(old=rows.old[order]))
+    def _shuffled(self, artefact: Artefact, kind: RowKind, place: int) -> Iterator[Artefact]:
+        """Carried by the best maps between rows of different texts."""
         maps = [name for name in self.maps if name not in EQUAL_WIDTHS] or ["ridge"]
-        return artefact.carried(fit_maps(artefact, mixed[0], mixed[1], maps)[0].back)
+        parts = [self.paired(split, kind, place) for split in ("fit", "validation")]
+        for seed in range(self.seed, self.seed + SHUFFLES):
+            draw = torch.Generator().manual_seed(seed)
+            mixed = [rows._replace(old=rows.old[torch.randperm(len(rows.old), generator=draw)]) for rows in parts]
+            yield artefact.carried(fit_maps(artefact, mixed[0], mixed[1], maps)[0].back)
 
     def _scores(
-        self, artefact: Artefact, answers: dict[str, Tensor], fitting: PairedRows, held: PairedRows, weights: Tensor
+        self,
+        artefact: Artefact,
+        answers: dict[str, list[Tensor]],
+        fitting: PairedRows,
+        held: PairedRows,
+        weights: Tensor,
     ) -> Iterator[Row]:
         """Scores against labels: of all answers, of a head that is trained anew, and of random directions."""
         labels: Any = held.labels
         known = labels >= 0
-        columns = answers["native"].shape[1] if isinstance(artefact, Head) else 1
+        columns = answers["native"][0].shape[1] if isinstance(artefact, Head) else 1
         anew, n = trained_anew(fitting, max(columns, 2)), len(held.text[known].unique())
-        for name, given in {**answers, "trained anew": anew.answers(held.new)}.items():
-            judge, old = (anew, given) if name == "trained anew" else (artefact, answers["native"])
-            row = with_labels(judge, given[known], old[known], labels[known], weights[:, known])
+        for name, each in {**answers, "trained anew": [anew.answers(held.new)]}.items():
+            judge, old = (anew, each[0]) if name == "trained anew" else (artefact, answers["native"][0])
+            row = with_labels(judge, [given[known] for given in each], old[known], labels[known], weights[:, known])
             yield {"condition": name, "n_texts": n, **row}
         drawn = torch.randn(self.new.width, DRAWS, generator=torch.Generator().manual_seed(self.seed))
         positive = (labels[known] == int(columns < 3))[:, None].expand(-1, DRAWS)
         random = held.new[known] @ drawn
-        each = torch.stack([auroc(random[:, i], positive[:, i], weights[:, known]) for i in range(DRAWS)])
+        drawn_scores = torch.stack([auroc(random[:, i], positive[:, i], weights[:, known]) for i in range(DRAWS)])
         none = dict.fromkeys(("accuracy", "accuracy_low", "accuracy_high"))
-        yield {"condition": "random direction", "n_texts": n, **with_interval("auroc", each.mean(0)), **none}
+        yield {"condition": "random direction", "n_texts": n, **with_interval("auroc", drawn_scores.mean(0)), **none}
 
 
 def own_sites(artefacts: Sequence[Artefact], depths: Sequence[int], component: Any = None) -> list[Link]:

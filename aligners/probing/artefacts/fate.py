@@ -1,7 +1,7 @@
 """The fate of a carried artefact, said without labels; and its scores, where there are labels."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -151,12 +151,20 @@ def verdict(artefact: Artefact, carried: Row, stale: Row | None, least: float) -
     return "leave as it is" if before > after - _WORSE else "carry"
 
 
-def with_labels(artefact: Artefact, answers: Tensor, old: Tensor, labels: Tensor, weights: Tensor) -> Row:
-    """AUROC, and of a head accuracy, against labels (N,) of classes 0, 1, ..., with intervals."""
+def with_labels(artefact: Artefact, each: Sequence[Tensor], old: Tensor, labels: Tensor, weights: Tensor) -> Row:
+    """AUROC, and of a head accuracy, against labels (N,) of classes 0, 1, ..., with intervals: the mean over answers.
+
+    Args:
+        artefact: that answers.
+        each: answers (N, C), of one or of several draws.
+        old: its answers on the old model.
+        labels: (N,).
+        weights: see `text_weights`.
+    """
     score, decide = scores_of(artefact, old)
-    scores = score(answers.double())
-    positive = labels[:, None] == (torch.ones(1) if scores.shape[1] == 1 else torch.arange(scores.shape[1]))
-    row = with_interval("auroc", auroc(scores, positive, weights))
-    right = (decide(scores) == positive).all(-1)
+    scores = [score(answers.double()) for answers in each]
+    positive = labels[:, None] == (torch.ones(1) if scores[0].shape[1] == 1 else torch.arange(scores[0].shape[1]))
+    row = with_interval("auroc", torch.stack([auroc(one, positive, weights) for one in scores]).mean(0))
+    right = torch.stack([(decide(one) == positive).all(-1).double() for one in scores]).mean(0)
     accuracy = (weights * right).sum(1) / weights.sum(1) if isinstance(artefact, Head) else weights[:, 0] * torch.nan
     return row | with_interval("accuracy", accuracy)

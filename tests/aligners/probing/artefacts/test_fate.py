@@ -89,7 +89,7 @@ def test_scores_against_labels_are_those_of_scikit_learn() -> None:
     for classes in (1, 2, 4):
         mine = Head.of(draw(classes, 12), draw(classes, seed=1), **about("head"))
         answers, labels = mine.answers(rows.old), torch.arange(200) % max(classes, 2)
-        row = with_labels(mine, answers, answers, labels, weights)
+        row = with_labels(mine, [answers], answers, labels, weights)
         if classes < 3:
             score = answers[:, -1] - (answers[:, 0] if classes == 2 else 0)
             expected, right = metrics.roc_auc_score(labels, score), ((score > 0) == labels).float().mean()
