@@ -17,7 +17,6 @@ from torch.nn import functional
 from aligners.errors import UserError, check_known, check_range
 from aligners.fitting.bank import describe_aligner, restored
 from aligners.maps.base import Aligner
-from aligners.maps.linear import Linear
 from aligners.probing.artefacts.affine import Parts, affine_parts, bank_of, linearised, pseudo_inverse
 from aligners.probing.bank import Arm, Bank, ModelLayer
 from aligners.probing.storing import KINDS as PROBES
@@ -85,8 +84,8 @@ class Artefact(ABC):
         """Answers (N, C), from states of `own_width`."""
 
     @abstractmethod
-    def _moved(self, back: Parts, forward: Callable[[], Parts]) -> Tensors | None:
-        """Tensors for the new model; None where an affine map cannot be folded into them.
+    def _moved(self, back: Parts, forward: Callable[[], Parts]) -> tuple[Tensors, Mapping[str, Any]] | None:
+        """Tensors for the new model, and fields that change; None where an affine map cannot be folded into them.
 
         Args:
             back: W (d_new, d_old) and b of the map g from new states to old ones, y ↦ y W + b, in float64.
@@ -134,8 +133,11 @@ class Artefact(ABC):
             moved = self._moved(parts, there)
         if moved is None:
             return replace(self, about=new, through=back)
-        like = {name: self.tensors.get(name, next(iter(self.tensors.values()))).dtype for name in moved}
-        return replace(self, about=new, tensors={name: value.to(like[name]) for name, value in moved.items()})
+        tensors, fields = moved
+        like = {name: self.tensors.get(name, next(iter(self.tensors.values()))).dtype for name in tensors}
+        return replace(
+            self, about={**new, **fields}, tensors={name: value.to(like[name]) for name, value in tensors.items()}
+        )
 
     def expect(self, **shapes: tuple[int | None, ...]) -> None:
         """Raise unless the tensors are these, of these shapes, and finite; None stands for any length."""
@@ -174,11 +176,12 @@ class Direction(Artefact):
         read = states @ reading.to(states)[:, None]
         return read if offset is None else read + offset.to(read)
 
-    def _moved(self, back: Parts, forward: Callable[[], Parts]) -> Tensors:
+    def _moved(self, back: Parts, forward: Callable[[], Parts]) -> tuple[Tensors, Mapping[str, Any]]:
         vector = self.tensors["vector"].double()
         reading = self.tensors.get("reading", vector).double()
         offset = self.tensors.get("offset", vector.new_zeros(()))
-        return {"vector": vector @ forward()[0], "reading": back[0] @ reading, "offset": back[1] @ reading + offset}
+        offset = back[1] @ reading + offset
+        return {"vector": vector @ forward()[0], "reading": back[0] @ reading, "offset": offset}, {}
 
 
 class Head(Artefact):
@@ -237,10 +240,10 @@ class Head(Artefact):
             states = states @ self.tensors[weight].to(states).T + self.tensors[bias].to(states)
         return states
 
-    def _moved(self, back: Parts, forward: Callable[[], Parts]) -> Tensors:
+    def _moved(self, back: Parts, forward: Callable[[], Parts]) -> tuple[Tensors, Mapping[str, Any]]:
         weight, bias = self.layers[0]
         first, shift = self.tensors[weight].double(), self.tensors[bias].double()
-        return {**self.tensors, weight: first @ back[0].T, bias: shift + first @ back[1]}
+        return {**self.tensors, weight: first @ back[0].T, bias: shift + first @ back[1]}, {}
 
 
 class Probe(Artefact):
@@ -280,7 +283,7 @@ class Probe(Artefact):
         alone = torch.arange(len(states))[:, None] + torch.tensor([0, 1])
         return bank.probes(read, SimpleNamespace(spans=alone[:, None].expand(-1, spans, -1)))[0]
 
-    def _moved(self, back: Parts, forward: Callable[[], Parts]) -> Tensors:
+    def _moved(self, back: Parts, forward: Callable[[], Parts]) -> tuple[Tensors, Mapping[str, Any]]:
         mean, scale = (self.tensors[f"readings.{name}"].double() for name in ("mean", "scale"))
         weight, constant = back[0] / scale[0], (back[1] - mean[0]) / scale[0]
         moved = {**self.tensors, "readings.mean": weight.new_zeros(1, 1, len(weight)), "readings.scale": scale * 0 + 1}
@@ -292,7 +295,7 @@ class Probe(Artefact):
         for name in (name for name in self.tensors if name.startswith("probes.projections.") and "weight" in name):
             own, bias = self.tensors[name].double(), name.replace("weight", "bias")
             moved |= {name: weight @ own, bias: self.tensors[bias].double() + constant @ own}
-        return moved
+        return moved, {}
 
 
 class Stitching(Artefact):
@@ -319,16 +322,12 @@ class Stitching(Artefact):
     def _read(self, states: Tensor) -> Tensor:
         return self.bank.to(states.device)(states[None].float())[0]
 
-    def _moved(self, back: Parts, forward: Callable[[], Parts]) -> Tensors | None:
+    def _moved(self, back: Parts, forward: Callable[[], Parts]) -> tuple[Tensors, Mapping[str, Any]] | None:
         own = affine_parts(self.bank)
-        return None if own is None else dict(bank_of((back[0] @ own[0], back[1] @ own[0] + own[1])).state_dict())
-
-    def carried(self, back: Aligner, forward: Aligner | None = None, **about: Any) -> Self:
-        """As `Artefact.carried`; a linear map becomes a `Linear` of the new width."""
-        own, parts = affine_parts(self.bank), affine_parts(back)
-        if own is not None and parts is not None:
-            about["map"] = describe_aligner(Linear(1, back.d_x, self.bank.d_y))
-        return super().carried(back, forward, **about)
+        if own is None:
+            return None
+        bank = bank_of((back[0] @ own[0], back[1] @ own[0] + own[1]))
+        return dict(bank.state_dict()), {"map": describe_aligner(bank)}
 
 
 class Dictionary(Artefact):
@@ -385,7 +384,7 @@ class Dictionary(Artefact):
         own = {name: self.tensors[name].to(features) for name in ("W_dec", "b_dec")}
         return features / self._norm().to(features) @ own["W_dec"] + own["b_dec"]
 
-    def _moved(self, back: Parts, forward: Callable[[], Parts]) -> Tensors:
+    def _moved(self, back: Parts, forward: Callable[[], Parts]) -> tuple[Tensors, Mapping[str, Any]]:
         own, norm = {name: value.double() for name, value in self.tensors.items()}, self._norm()
         shift = (back[1] - own["b_dec"] if self._subtracts else back[1]) @ own["W_enc"] + own["b_enc"]
         encoder = back[0] @ own["W_enc"]
@@ -393,10 +392,6 @@ class Dictionary(Artefact):
         b_dec = own["b_dec"] @ there[0] + there[1]
         shift = shift + b_dec @ encoder if self._subtracts else shift
         moved = {"W_enc": encoder * norm, "b_enc": shift * norm, "b_dec": b_dec}
-        return {**own, **moved, "W_dec": own["W_dec"] / norm[:, None] @ there[0]}
-
-    def carried(self, back: Aligner, forward: Aligner | None = None, **about: Any) -> Self:
-        """As `Artefact.carried`; features are in units of their own afterwards."""
-        folded = affine_parts(back) is not None
-        changed = {"d_in": back.d_x, "rescale_acts_by_decoder_norm": False} if folded else {}
-        return super().carried(back, forward, cfg={**self.cfg, **changed}, **about)
+        rescaled = dict.fromkeys({"rescale_acts_by_decoder_norm"} & self.cfg.keys(), False)
+        cfg = {**self.cfg, "d_in": len(encoder), **rescaled}
+        return {**own, **moved, "W_dec": own["W_dec"] / norm[:, None] @ there[0]}, {"cfg": cfg}
