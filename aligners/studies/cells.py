@@ -14,6 +14,7 @@ from aligners.reports.study.printed import with_definitions
 from aligners.studies.spec import Model, Stage, Study
 
 PAIR = ["model_x", "model_y"]
+OF_PAIRS = ("stitch", "attention", "compare", "carry")  # a cell for each pair of different models
 FOLDER = "{study}"  # stands for the study's folder in the options of a cell
 Options = dict[str, Any]
 
@@ -170,7 +171,7 @@ class _Expansion:
         """The cells of pairs."""
         pairs = self.study.pairs_at(stage)
         with_itself = [(model, model) for model in self.study.models_at(stage) if self.study.pairs.same]
-        wants = {kind: self.study.wants(kind, stage, task) for kind in ("fit", "inject", "stitch", "attention")}
+        wants = {kind: self.study.wants(kind, stage, task) for kind in ("fit", "inject", *OF_PAIRS)}
         fitted: dict[tuple[Model, Model], tuple[Cell, str]] = {}
         if wants["fit"]:
             at_once = (self.study.fit and self.study.fit.pairs_at_once) or 1
@@ -180,7 +181,7 @@ class _Expansion:
             if wants["inject"]:
                 fit, maps = fitted.get(pair, (None, None))
                 self._add("inject", task, both, {"checkpoints": [maps]} if maps else {}, fit)
-            for kind in ("stitch", "attention"):
+            for kind in OF_PAIRS:
                 if wants[kind] and pair[0] != pair[1]:
                     self._add(kind, task, both)
 

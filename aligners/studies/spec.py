@@ -239,6 +239,8 @@ class Study:
         stitch: stitching layers of each pair (`train.py stitch`).
         identity: identity stitching (`evaluate.py stitch`).
         attention: maps between attention weights of each pair (`train.py fit_attention`).
+        compare: what changed between each pair, old and new (`evaluate.py compare`).
+        carry: artefacts of the first of each pair, old, carried to the second, new (`train.py carry`).
         recover: a random INN on the states of each model, to be recovered (`train.py recover`).
         probe: what is encoded in each model's states (`train.py probe`), on the annotated sentences that its `options`
             name as `data.text`.
@@ -264,6 +266,8 @@ class Study:
     stitch: Work | None = None
     identity: Work | None = None
     attention: Work | None = None
+    compare: Work | None = None
+    carry: Work | None = None
     recover: Work | None = None
     probe: Probing | None = None
     surgery: Work | None = None

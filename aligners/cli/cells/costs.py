@@ -193,6 +193,23 @@ def _probe(load: Load) -> Cost:
     return Cost(passes=sources, flops=reading + trained, reading=reading, memory=memory)
 
 
+def _compare(load: Load) -> Cost:
+    """Both models read at most `most` texts of both splits, some several times, and half of each runs again per site."""
+    texts, sites = (min(load.parsed.most, count) for count in (load.texts.fit, load.texts.test)), load.sizes[1].layers
+    fit, test = texts
+    again = 2 * (2 + sites) * min(load.parsed.costs, test)  # rounding, and old states in the new model, raw and mapped
+    flops, calls = (count(fit + test) + count(again, load.sizes[1:]) for count in (load.reading, load.calls))
+    return Cost(passes=2, flops=flops, calls=calls, memory=load.memory)
+
+
+def _carry(load: Load) -> Cost:
+    """Both models read the fitting and the held-out texts; maps at a site cost two decompositions, 60 d³, or fewer."""
+    texts, width = load.texts.fit + load.texts.test, max(size.width for size in load.sizes)
+    reading = load.reading(texts)
+    solved = 2 * DECOMPOSED * load.sizes[0].layers * width**3
+    return Cost(passes=2, flops=reading, solved=solved, calls=load.calls(texts), reading=reading, memory=load.memory)
+
+
 def _stitch(load: Load) -> Cost:
     """Fronts, then half of Y for each route, layer and site, three times in training; held out, the identity too."""
     data, models, size, maps = load.parsed.data, len(load.sizes), load.sizes[-1:], len(load.made.model.factories)
@@ -241,7 +258,7 @@ def _surgery(load: Load) -> Cost:
 COSTS: dict[str, Callable[[Load], Cost]] = {
     **dict.fromkeys(("fit", "fit_pairs", "recover"), _fit),
     **{"attention": _attention, "inject": _inject, "similarity": _similarity, "probe": _probe, "stitch": _stitch},
-    **{"identity": _identity, "finetune": _finetune, "surgery": _surgery},
+    **{"compare": _compare, "carry": _carry, "identity": _identity, "finetune": _finetune, "surgery": _surgery},
 }
 
 

@@ -279,6 +279,7 @@ CHECKS: dict[str, Sequence[Callable[[_Tried], None]]] = {
     "fit": (_sites, _maps),
     "fit_pairs": (_one_width, _sites, _maps),
     "attention": (partial(_sites, least=1), partial(_maps, of="heads")),  # embeddings have no attention
+    "compare": (_sites,),
     "stitch": (_sites, _heads, _maps),
     "identity": (_identity, _sites, _heads),
     "probe": (_layers,),

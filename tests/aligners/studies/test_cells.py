@@ -24,7 +24,7 @@ NO_FIT: dict[str, Any] = {"fit": None, "inject": None}
 TUNED: dict[str, Any] = {"stages": ["pretrained", "finetuned"], "finetune": {}}
 TASKS = {"t": {"text": "a"}, "u": {"text": "b"}}
 ALL: dict[str, Any] = {"similarity": {}, "stitch": {}, "identity": {}, "recover": {}, "attention": {}, "finetune": {}}
-ALL |= {"surgery": {}, "probe": {}}
+ALL |= {"surgery": {}, "probe": {}, "compare": {}, "carry": {}}
 
 
 def test_every_kind_of_cell() -> None:
@@ -39,6 +39,8 @@ def test_every_kind_of_cell() -> None:
         "recover": pairs,
         "probe": 3 * 2 * 3,  # models × tasks × stages
         "attention": pairs,
+        "compare": pairs,
+        "carry": pairs,
         "similarity": 2 * 3,
         "identity": 2 * 3,
         "surgery": 3 * 2,  # of fine-tuned models alone

@@ -316,6 +316,7 @@ NUMBERS = {
     "phang": {"finetune": 36 * 2, "similarity": 12, "surgery": 36},
     "brown": {"similarity": 2, "identity": 4},
     "brown_scaling": {"similarity": 1},
+    "updates": {"compare": 12, "carry": 12},
     "merchant": {"finetune": 9, "probe": 11 * 8, "similarity": 4},  # squad has a length of its own, pretrained too
 }
 
