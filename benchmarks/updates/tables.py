@@ -84,8 +84,8 @@ def share_of_cells(way: Callable[[Cell], float], of: Callable[[Cell], float], sh
 def choose(cell: Cell) -> None:
     """Add `decided, n`: what was decided on the first half of the updates, for each number of texts.
 
-    The ridge towards the identity, on the rows that a head reads (on tokens for verbs), and only where its forecast says
-    that more than so much is won; otherwise the head stays as it is. All of this is known without labels.
+    The ridge towards the identity, on the rows that a head reads (on tokens for verbs), and only where its forecast
+    says that more than so much is won; otherwise the head stays as it is. All of this is known without labels.
     """
     on = "tokens, " if cell["head"] == "tense" else ""
     for n in TEXTS:
