@@ -194,7 +194,7 @@ def _probe(load: Load) -> Cost:
 
 
 def _compare(load: Load) -> Cost:
-    """Both models read at most `most` texts of both splits, some several times, and half of each runs again per site."""
+    """Both models read at most `most` texts of both splits, some again, and half of the new one per site."""
     texts, sites = (min(load.parsed.most, count) for count in (load.texts.fit, load.texts.test)), load.sizes[1].layers
     fit, test = texts
     again = 2 * (2 + sites) * min(load.parsed.costs, test)  # rounding, and old states in the new model, raw and mapped
