@@ -11,12 +11,12 @@ from torch import Tensor
 from aligners.errors import UserError, check_known, check_range
 from aligners.fitting.errors import squared_distances, squared_errors
 from aligners.injection.comparing import precision
-from aligners.injection.comparing.figures import Sums, function_of, site_rows
+from aligners.injection.comparing.figures import function_of, site_rows
 from aligners.injection.comparing.reading import Asked, Reader, answer_sums, divergences, in_two, padded
 from aligners.injection.comparing.residuals import Residuals
 from aligners.injection.comparing.verdict import AS_IS, LINEAR, TIMES, TURNED, Verdict, decide
 from aligners.injection.forward import stitched_logits
-from aligners.injection.scoring.scores import per_text_sums
+from aligners.injection.scoring.scores import Sums, per_text_sums
 from aligners.injection.scoring.tasks import chosen, unit_losses
 from aligners.maps.linear import Affine, Procrustes, ridge_regression
 from aligners.maps.permutation import Permutation
@@ -113,21 +113,17 @@ class Comparison:
         sites = [list(side) for side in zip(*self.pairs, strict=True)]
         self.readers = [Reader(old, 0, sites[0], self.kind), Reader(new, 1, sites[1], self.kind)]
         self._check_rows()
-        reader, coarse = partial(Reader, number=0, sites=sites[0], kind=self.kind), self.precision != "float32"
-        self.variants = {
-            "another batch": reader(old, layout=in_two),
-            "further padding": reader(old, layout=padded),
-            "weights off by float32 rounding": reader(precision.saved_elsewhere(old, "float32", self.seed)),
-        }
+        off, coarse = "weights off by {} rounding".format, self.precision != "float32"
+        changed = {off("float32"): precision.saved_elsewhere(old, "float32", self.seed)}
         if coarse and precision.stored_precision(old) != self.precision:
-            self.variants[f"weights rounded to {self.precision}"] = reader(
-                precision.saved_like(old, new, self.precision)
-            )
+            changed[f"weights rounded to {self.precision}"] = precision.saved_like(old, new, self.precision)
         if coarse:
-            elsewhere = precision.saved_elsewhere(old, self.precision, self.seed)
-            self.variants[f"weights off by {self.precision} rounding"] = reader(elsewhere)
-        of_others = list(self.variants)[-1:] if coarse else []
-        self.loose = {name: name in of_others for name in self.variants}  # which count for other coordinates alone
+            changed[off(self.precision)] = precision.saved_elsewhere(old, self.precision, self.seed)
+        reader = partial(Reader, number=0, sites=sites[0], kind=self.kind)
+        self.variants = {"another batch": reader(old, layout=in_two), "further padding": reader(old, layout=padded)}
+        self.variants |= {name: reader(model) for name, model in changed.items()}
+        # Which count for other coordinates alone.
+        self.loose = {name: coarse and name == off(self.precision) for name in self.variants}
 
     def _check_rows(self) -> None:
         read = {texts: texts[range(len(texts))[: self.most]] for texts in (self.fit, self.held)}
@@ -159,15 +155,15 @@ class Comparison:
     @torch.no_grad()
     def run(self) -> Compared:
         """Compare, and return what was found."""
-        metric, sums = MomentsMetric(len(self.pairs), self.old.width, self.new.width), Sums()
+        metric, parts = MomentsMetric(len(self.pairs), self.old.width, self.new.width), list[Sums]()
         for places in self.track(self._batches(self.fit), "Reading moments"):
             metric.update(*self._both(self.fit[places]))
         moments = metric.compute()
         self.means = moments.mean_x[:, None], moments.mean_y[:, None]
         self.fitted, self.refused = self._fit(moments)
         for number, places in enumerate(self.track(self._batches(self.held), "Comparing")):
-            self.measure(self.held[places], sums, costs=number * self.batch_size < self.costs)
-        return self._found(sums)
+            parts.append(self.measure(self.held[places], costs=number * self.batch_size < self.costs))
+        return self._found({name: torch.cat([part[name] for part in parts if name in part], -1) for name in parts[0]})
 
     def _both(self, batch: TextBatch, pair: tuple[int, int] | None = None) -> list[Tensor]:
         """Rows of OLD and of NEW at a site pair, or at all."""
@@ -199,38 +195,35 @@ class Comparison:
         yield from ((name, map_(rows.double())) for name, map_ in self.fitted.items())
         yield from ((name, map_(rows).double()) for name, map_ in self.further.items())
 
-    def measure(self, batch: TextBatch, sums: Sums, *, costs: bool) -> None:
-        """Add a batch of held-out texts.
+    def measure(self, batch: TextBatch, *, costs: bool) -> Sums:
+        """What is added up of a batch of held-out texts, (..., B) by name, in float64 on the CPU.
 
         Args:
             batch: on the CPU.
-            sums: to which it is added.
             costs: whether OLD's states are also put into NEW.
         """
         task, rows = self.asked.of(batch), self.readers[0].rows_of(batch).to(self.old.device)
         old, new = (reader(batch, self.asked, task) for reader in self.readers)
-        y = new.rows.to(old.rows.device).double()
-        sums.add("total", per_text_sums(squared_distances(y, self.means[1]), rows))
-        sums.add("total of old", per_text_sums(squared_distances(old.rows, self.means[0]), rows))
-        for name, mapped in self._mapped(old.rows):
-            sums.add(name, per_text_sums(squared_errors(mapped, y), rows))
-        own, theirs = cast(Tensor, old.answers), cast(Tensor, new.answers)
-        if task is not None:
-            for name, values in answer_sums(self.asked, task, own, theirs).items():
-                sums.add(name, per_text_sums(values, task.targets.to(own.device)))
-        elif own is not None:
-            sums.add("old", own.T)
-            sums.add("new", theirs.T)
+        y, own, theirs = new.rows.to(old.rows.device).double(), cast(Tensor, old.answers), cast(Tensor, new.answers)
+        of_rows = {"total": squared_distances(y, self.means[1])}
+        of_rows["total of old"] = squared_distances(old.rows, self.means[0])
+        of_rows |= {name: squared_errors(mapped, y) for name, mapped in self._mapped(old.rows)}
+        of_units, sums = {} if task is None else answer_sums(self.asked, task, own, theirs), Sums()
+        if task is None and own is not None:  # of models without a head, compared at the end with those of all texts
+            sums = {"old": own.T, "new": theirs.T}
         for name, reader in self.variants.items():
             again = reader(batch, self.asked, task)
-            sums.add(name, per_text_sums(squared_errors(again.rows.double(), old.rows.double()), rows))
-            if again.answers is not None:
-                differs = again.answers.T  # of models without a head compared at the end, with those of all texts
-                if task is not None:
-                    differs = per_text_sums(divergences(own, again.answers), task.targets.to(own.device))
-                sums.add(f"answers of {name}", differs)
+            of_rows[name] = squared_errors(again.rows.double(), old.rows.double())
+            if task is not None:
+                of_units[f"answers of {name}"] = divergences(own, cast(Tensor, again.answers))
+            elif again.answers is not None:
+                sums[f"answers of {name}"] = again.answers.T
+        sums |= {name: per_text_sums(values, rows) for name, values in of_rows.items()}
+        if task is not None:
+            sums |= {name: per_text_sums(values, task.targets.to(own.device)) for name, values in of_units.items()}
         if costs and task is not None and self.kind == RowKind("tokens") and self.new.task != "masked":
-            sums.add("costs", self._costs(task.to(self.new.device), old.rows, theirs))  # masks would be other states
+            sums["costs"] = self._costs(task.to(self.new.device), old.rows, theirs)  # masks would be other states
+        return {name: values.double().cpu() for name, values in sums.items()}
 
     def _costs(self, task: TaskBatch, rows: Tensor, own: Tensor) -> Tensor:
         """What NEW loses as it goes on from OLD's states, by each map: KL from its own answers, and loss: (2, M, S, B).

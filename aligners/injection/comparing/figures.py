@@ -1,44 +1,17 @@
 """The figures of a comparison, from what was added up text by text: with intervals, floors and tolerances."""
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from aligners.errors import finite
 from aligners.injection.comparing.reading import Asked
 from aligners.injection.comparing.verdict import LEAST, TIMES
-from aligners.injection.scoring.scores import bootstrap_interval
+from aligners.injection.scoring.scores import Sums, mean_columns
 
 Row = dict[str, Any]
 EXACT = 1e-13  # nats, or a squared difference of cosines: what float64 makes of equal answers
-
-
-class Sums:
-    """What is added up batch by batch, text by text: (..., texts) by name."""
-
-    def __init__(self) -> None:
-        self.parts: defaultdict[str, list[Tensor]] = defaultdict(list)
-
-    def add(self, name: str, values: Tensor) -> None:
-        """Add (..., B) of a batch."""
-        self.parts[name].append(values.double().cpu())
-
-    def __contains__(self, name: str) -> bool:
-        """Whether anything was added under a name."""
-        return name in self.parts
-
-    def __getitem__(self, name: str) -> Tensor:
-        """(..., texts)."""
-        return torch.cat(self.parts[name], -1)
-
-
-def with_ends(name: str, values: Tensor, weights: Tensor, seed: int) -> Row:
-    """A ratio of sums over texts (n,), and its 95 % interval over them, as columns."""
-    three = (values.sum() / weights.sum(), *bootstrap_interval(values, weights, seed=seed))
-    return {f"{name}{end}": finite(part) for end, part in zip(("", "_low", "_high"), three, strict=True)}
 
 
 def site_rows(sums: Sums, floors: Mapping[str, Sequence[float]], places: Sequence[Row], seed: int) -> list[Row]:
@@ -53,12 +26,14 @@ def site_rows(sums: Sums, floors: Mapping[str, Sequence[float]], places: Sequenc
     rows, total = [], sums["total"]
     for number, (name, floor) in enumerate(floors.items()):
         for s, place in enumerate(places):
-            row = {**place, "method": name, **with_ends("fvu", sums[name][s], total[s], seed), "floor": floor[s]}
+            row = {**place, "method": name, **mean_columns("fvu", sums[name][s], total[s], seed), "floor": floor[s]}
             row["tolerance"] = TIMES * max(floor[s], LEAST)
             row["within"] = row["fvu"] is not None and row["fvu"] <= row["tolerance"]
             costs = sums["costs"][:, number, s] if "costs" in sums else torch.full((2, 1), torch.nan)
             units = sums["units"][: costs.shape[1]] if "costs" in sums else torch.ones(1)
-            rows.append(row | with_ends("kl", costs[0], units, seed) | with_ends("penalty", costs[1], units, seed))
+            rows.append(
+                row | mean_columns("kl", costs[0], units, seed) | mean_columns("penalty", costs[1], units, seed)
+            )
     return rows
 
 
@@ -88,7 +63,7 @@ def function_of(sums: Sums, asked: Asked, variants: Mapping[str, bool], seed: in
         floors = {name: float((_cosines(sums[f"answers of {name}"]) - own).square().mean()) for name in variants}
     row: Row = {"what": asked.what, "measure": measure, "units": int(units.sum()), "floors": floors}
     for name, values in quantities.items():
-        row |= with_ends(name, values, units, seed)
+        row |= mean_columns(name, values, units, seed)
     for suffix in ("", "_elsewhere"):
         floor = max(EXACT, *(value for name, value in floors.items() if suffix or not variants[name]))
         same = row["difference"] is not None and row["difference"] <= TIMES * floor

@@ -1,5 +1,6 @@
 """Affine maps as a matrix and an offset, in float64: y ↦ y W + b."""
 
+import copy
 from typing import Any
 
 import torch
@@ -7,31 +8,18 @@ from torch import Tensor
 
 from aligners.maps.affine import AffineLayer
 from aligners.maps.base import Aligner
-from aligners.maps.linear import Affine, Identity, Linear
+from aligners.maps.linear import Affine, Identity, Ridge
 
 Parts = tuple[Tensor, Tensor]  # W (d_x, d_y) and b (d_y,)
 
 
 def affine_parts(aligner: Aligner) -> Parts | None:
     """W and b of the first map of a bank; None if it is not affine."""
-    if isinstance(aligner, Identity):
-        return torch.eye(aligner.d_x, dtype=torch.float64), torch.zeros(aligner.d_x, dtype=torch.float64)
-    if isinstance(aligner, Affine):
-        weight, mean_x, mean_y = (part[0].double() for part in (aligner.weight, aligner.mean_x, aligner.mean_y))
-        return weight, (mean_y - mean_x @ weight)[0]
-    if isinstance(aligner, AffineLayer) and not aligner.norm:
-        origin = torch.zeros(1, 1, aligner.d_x, dtype=torch.float64)
-        scaling = aligner.scaling
-        weight = (aligner.affine.weight.double() * scaling.scale_y.double() / scaling.scale_x.double())[0]
-        return weight, _at(aligner, origin)
-    return None
-
-
-def _at(aligner: Aligner, point: Tensor) -> Tensor:
-    """g(point), (d_y,), in float64."""
-    exact: Any = type(aligner)(1, aligner.d_x, aligner.d_y, **aligner.options()).double()
-    exact.load_state_dict(aligner.state_dict())
-    return exact(point)[0, 0]
+    if not isinstance(aligner, (Identity, Affine, AffineLayer)) or getattr(aligner, "norm", False):
+        return None
+    exact = copy.deepcopy(aligner).double()
+    image = exact(torch.eye(aligner.d_x + 1, aligner.d_x, dtype=torch.float64).repeat(exact.sites, 1, 1))[0].detach()
+    return image[:-1] - image[-1], image[-1]
 
 
 def linearised(aligner: Aligner) -> Parts:
@@ -41,8 +29,7 @@ def linearised(aligner: Aligner) -> Parts:
         return parts
     mean = _mean(aligner)
     with torch.enable_grad():
-        jacobian = torch.autograd.functional.jacobian(lambda x: aligner(x[None, None])[0, 0], mean)
-    weight = jacobian.T.double()
+        weight = torch.autograd.functional.jacobian(lambda x: aligner(x[None, None])[0, 0], mean).T.double()
     return weight, aligner(mean[None, None])[0, 0].double() - mean.double() @ weight
 
 
@@ -58,13 +45,9 @@ def _mean(aligner: Aligner) -> Tensor:
     return torch.zeros(aligner.d_x) if mean is None else mean[0, 0]
 
 
-def bank_of(parts: Parts) -> Linear:
-    """W and b as a bank of one map, its inverse among the tensors."""
-    weight, offset = parts
-    bank = Linear(1, *weight.shape)
-    bank.weight.copy_(weight)
-    bank.mean_y.copy_(offset)
-    singular = torch.linalg.svdvals(weight)
-    bank.condition.copy_(singular[0] / singular[-1])
-    bank.weight_back.copy_(torch.linalg.pinv(weight, rtol=bank.inverse_tolerance))
+def bank_of(parts: Parts) -> Ridge:
+    """W and b as a bank of one map."""
+    bank = Ridge(1, *parts[0].shape)
+    bank.weight.copy_(parts[0])
+    bank.mean_y.copy_(parts[1])
     return bank

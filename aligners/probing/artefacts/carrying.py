@@ -241,24 +241,23 @@ def trained_anew(fitting: PairedRows, classes: int) -> Head:
     mean, scale = x.mean(0), x.std(0).clamp(min=1e-6)
     x, last = (x - mean) / scale, len(y) * 4 // 5
 
+    def loss(weight: Tensor, rows: slice) -> Tensor:
+        return nn.functional.cross_entropy(x[rows] @ weight[:-1] + weight[-1], y[rows])
+
     def fitted(rows: slice, penalty: float) -> Tensor:
         weight = torch.zeros(x.shape[1] + 1, classes, dtype=torch.float64, requires_grad=True)
         optimizer = torch.optim.LBFGS([weight], max_iter=200, line_search_fn="strong_wolfe")
 
         def closure() -> Any:
             optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(x[rows] @ weight[:-1] + weight[-1], y[rows])
-            loss = loss + penalty * weight[:-1].square().sum()
-            loss.backward()
-            return loss
+            penalised = loss(weight, rows) + penalty * weight[:-1].square().sum()
+            penalised.backward()
+            return penalised
 
         optimizer.step(closure)
         return weight.detach()
 
-    def missed(penalty: float) -> float:
-        weight = fitted(slice(last), penalty)
-        return float(nn.functional.cross_entropy(x[last:] @ weight[:-1] + weight[-1], y[last:]))
-
-    weight = fitted(slice(None), min(PENALTIES, key=missed))
+    best = min(PENALTIES, key=lambda penalty: float(loss(fitted(slice(last), penalty), slice(last, None))))
+    weight = fitted(slice(None), best)
     slope = weight[:-1] / scale[:, None]
     return Head.of(slope.T.float(), (weight[-1] - mean @ slope).float())

@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from aligners.errors import UserError, check_known
 from aligners.files.whole import whole_folder
 from aligners.fitting.bank import FORWARD, StoredBank, describe_aligner, load_bank, save_bank, take_places
-from aligners.probing.artefacts.kinds import Artefact, Dictionary, Probe, Stitching
+from aligners.probing.artefacts.kinds import KINDS, Artefact, Dictionary, Probe, Stitching
 from aligners.probing.bank import Bank
 from aligners.probing.storing import PROBES, load_banks
 
@@ -42,45 +43,39 @@ def read_artefacts(place: Path | str) -> list[Artefact]:
         found += _of_folder(inner)
     if not found:
         pickles = sorted(path.name for path in folder.rglob("*") if path.suffix in PICKLED)
+        advice = "`write_artefact` of aligners.api writes one, of coefficients of scikit-learn, too (`Head.of`)."
+        if pickles:
+            advice = f"{pickles[0]} can run code as it is read, and is not. {advice}"
         raise UserError(
             f"Expected `artefacts` to hold {ABOUT} and {TENSORS}, {CFG} and {WEIGHTS} of SAELens, {PROBES} or "
-            f"{STITCHED[0]}, but {folder} holds none. "
-            + (
-                f"{pickles[0]} can run code as it is read, and is not: write its tensors as safetensors, coefficients "
-                "of scikit-learn by `Head.of` and `write_artefact`."
-                if pickles
-                else "`write_artefact` of aligners.api writes one."
-            )
+            f"{STITCHED[0]}, but {folder} holds none. {advice}"
         )
-    names = [artefact.name for artefact in found]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise UserError(f"Expected artefacts of different names, each for a folder, but {twice!r} is there twice.")
+    (name, times), *_ = Counter(artefact.name for artefact in found).most_common(1)
+    if times > 1:
+        raise UserError(
+            f"Expected artefacts of different names, each for a folder, but {name!r} is there {times} times."
+        )
     return found
 
 
 def _of_folder(folder: Path) -> list[Artefact]:
     if (folder / ABOUT).is_file():
         about = _json(folder / ABOUT)
-        check_known(Artefact.registry, kind=str(about.get("kind")))
+        check_known(KINDS, kind=str(about.get("kind")))
         about.setdefault("name", folder.name)
         _check_model(about, folder / ABOUT)
         return [_described(folder, about)]
     if (folder / CFG).is_file():
         return [_dictionary(folder, {"name": folder.name})]
     if (folder / PROBES).is_file():
-        return [
-            probe for name, (bank, about) in load_banks(folder / PROBES).items() for probe in _probes(name, bank, about)
-        ]
+        return [probe for name, entry in load_banks(folder / PROBES).items() for probe in _probes(name, *entry)]
     stitched = next((folder / name for name in STITCHED if (folder / name).is_file()), None)
     return [] if stitched is None else _maps(load_bank(stitched))
 
 
 def _described(folder: Path, about: dict[str, Any]) -> Artefact:
-    kind = Artefact.registry[about["kind"]]
-    through = (
-        next(iter(load_bank(folder / MAP, arrays=True).maps[FORWARD].values())) if (folder / MAP).exists() else None
-    )
+    (through,) = load_bank(folder / MAP, arrays=True).maps[FORWARD].values() if (folder / MAP).exists() else [None]
+    kind = KINDS[about["kind"]]
     if kind is Dictionary:
         return _dictionary(folder, about, through)
     return kind(_tensors(folder / TENSORS), about, through)
@@ -143,21 +138,19 @@ def _check_model(about: Mapping[str, Any], path: Path) -> None:
         )
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _whole(path: Path, read: Callable[[Path], Any], what: str) -> Any:
     try:
-        read = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"Expected {path} to be JSON, but it cannot be read: {error}") from error
-    if not isinstance(read, dict):
-        raise UserError(f"Expected {path} to hold a JSON object, but got a {type(read).__name__}.")
-    return read
+        return read(path)
+    except (OSError, TypeError, ValueError, SafetensorError) as error:
+        raise UserError(f"Expected {path} to be a {what} file, but it cannot be read as one: {error}") from error
+
+
+def _json(path: Path) -> dict[str, Any]:
+    return _whole(path, lambda path: dict(json.loads(path.read_text(encoding="utf-8"))), "JSON")
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"Expected {path} to be a safetensors file, but it cannot be read as one: {error}") from error
+    return _whole(path, load_file, "safetensors")
 
 
 def write_artefact(artefact: Artefact, folder: Path | str, card: str | None = None) -> None:
@@ -194,7 +187,6 @@ def _cfg(dictionary: Dictionary) -> dict[str, Any]:
     site = int(dictionary.about["site"])
     hook = f"blocks.{site - 1}.hook_resid_post" if site else "blocks.0.hook_resid_pre"
     new = {"model_name": dictionary.about["model"], "hook_name": hook, "hook_layer": max(site - 1, 0)}
-    cfg = {key: new.get(key, value) for key, value in dictionary.cfg.items()}
-    if isinstance(cfg.get("metadata"), dict):
-        cfg["metadata"] = {key: new.get(key, value) for key, value in cfg["metadata"].items()}
-    return cfg
+    parts = ({**dictionary.cfg}, dict(dictionary.cfg.get("metadata") or {}))
+    cfg, metadata = ({key: new.get(key, value) for key, value in told.items()} for told in parts)
+    return cfg | ({"metadata": metadata} if metadata else {})

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor
@@ -41,19 +41,18 @@ class Artefact(ABC):
     """
 
     kind: ClassVar[str]
-    registry: ClassVar[dict[str, type["Artefact"]]] = {}
+    reads: ClassVar[str] = ""  # the tensor whose last axis is that of the states
     tensors: Tensors
     about: Mapping[str, Any] = field(default_factory=dict)
     through: Aligner | None = None
 
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        Artefact.registry[cls.kind] = cls
-
     def __post_init__(self) -> None:
         check_known(ROWS, rows=self.rows)
         check_range(least=0, site=self.about.get("site"))
-        self._check()
+        try:
+            self._check()
+        except (KeyError, TypeError, RuntimeError) as error:
+            raise UserError(f"Expected {self.name} to be a whole {self.kind}, but it is damaged.") from error
 
     @property
     def name(self) -> str:
@@ -71,9 +70,9 @@ class Artefact(ABC):
         return self.own_width if self.through is None else self.through.d_x
 
     @property
-    @abstractmethod
     def own_width(self) -> int:
         """Width of the states that its tensors read."""
+        return self.tensors[self.reads].shape[-1]
 
     @abstractmethod
     def _check(self) -> None:
@@ -133,10 +132,9 @@ class Artefact(ABC):
             moved = self._moved(parts, there)
         if moved is None:
             return replace(self, about=new, through=back)
-        tensors, fields = moved
-        like = {name: self.tensors.get(name, next(iter(self.tensors.values()))).dtype for name in tensors}
+        dtype = next(iter(self.tensors.values())).dtype
         return replace(
-            self, about={**new, **fields}, tensors={name: value.to(like[name]) for name, value in tensors.items()}
+            self, about={**new, **moved[1]}, tensors={name: value.to(dtype) for name, value in moved[0].items()}
         )
 
     def expect(self, **shapes: tuple[int | None, ...]) -> None:
@@ -148,10 +146,10 @@ class Artefact(ABC):
             )
         for name, shape in shapes.items():
             got = tuple(self.tensors[name].shape)
-            if len(got) != len(shape) or any(want not in (None, size) for want, size in zip(shape, got, strict=True)):
-                raise UserError(f"Expected `{name}` of {self.name} to be of shape {shape}, but got {got}.")
-            if not self.tensors[name].isfinite().all():
-                raise UserError(f"Expected `{name}` of {self.name} to be finite, but it holds NaN or infinite values.")
+            fits = len(got) == len(shape) and all(want in (None, size) for want, size in zip(shape, got, strict=True))
+            if not fits or not self.tensors[name].isfinite().all():
+                held = "NaN or infinite values" if fits else f"the shape {got}"
+                raise UserError(f"Expected `{name}` of {self.name} to be finite, of shape {shape}, but it has {held}.")
 
 
 class Direction(Artefact):
@@ -160,28 +158,24 @@ class Direction(Artefact):
     One that was carried has two: `vector`, pushed forward, to add; `reading` with `offset`, pulled back, to read by.
     """
 
-    kind = "direction"
-
-    @property
-    def own_width(self) -> int:
-        """D."""
-        return len(self.tensors["vector"])
+    kind, reads = "direction", "vector"
 
     def _check(self) -> None:
         two: dict[str, tuple[int | None, ...]] = {} if len(self.tensors) == 1 else {"reading": (None,), "offset": ()}
         self.expect(vector=(None,), **two)
 
     def _read(self, states: Tensor) -> Tensor:
-        reading, offset = self.tensors.get("reading", self.tensors["vector"]), self.tensors.get("offset")
-        read = states @ reading.to(states)[:, None]
-        return read if offset is None else read + offset.to(read)
+        reading, offset = self._reading
+        return states @ reading.to(states)[:, None] + offset.to(states)
+
+    @property
+    def _reading(self) -> tuple[Tensor, Tensor]:
+        return self.tensors.get("reading", self.tensors["vector"]), self.tensors.get("offset", torch.zeros(()))
 
     def _moved(self, back: Parts, forward: Callable[[], Parts]) -> tuple[Tensors, Mapping[str, Any]]:
-        vector = self.tensors["vector"].double()
-        reading = self.tensors.get("reading", vector).double()
-        offset = self.tensors.get("offset", vector.new_zeros(()))
-        offset = back[1] @ reading + offset
-        return {"vector": vector @ forward()[0], "reading": back[0] @ reading, "offset": offset}, {}
+        reading, offset = (part.double() for part in self._reading)
+        there = {"vector": self.tensors["vector"].double() @ forward()[0]}
+        return {**there, "reading": back[0] @ reading, "offset": back[1] @ reading + offset}, {}
 
 
 class Head(Artefact):
@@ -212,9 +206,8 @@ class Head(Artefact):
     @property
     def layers(self) -> list[tuple[str, str]]:
         """Names of the weight and the bias of each layer."""
-        if "weight" in self.tensors:
-            return [("weight", "bias")]
-        return [(f"weight_{i}", f"bias_{i}") for i in range(max(1, len(self.tensors) // 2))]
+        numbers = [""] if "weight" in self.tensors else [f"_{i}" for i in range(max(1, len(self.tensors) // 2))]
+        return [(f"weight{number}", f"bias{number}") for number in numbers]
 
     @property
     def own_width(self) -> int:
@@ -249,46 +242,36 @@ class Head(Artefact):
 class Probe(Artefact):
     """One probe of `train.py probe`: tensors of a bank of one arm; `probe` has its class and options."""
 
-    kind = "probe"
-
-    @property
-    def own_width(self) -> int:
-        """D."""
-        return self.tensors["readings.mean"].shape[-1] if "readings.mean" in self.tensors else 0
+    kind, reads = "probe", "readings.mean"
 
     @property
     def bank(self) -> Bank:
         """The probe as a bank of one arm."""
         described = self.about["probe"]
-        arm = Arm("model", int(self.about["site"]), rank=described["rank"])
+        place = ModelLayer("model", int(self.about["site"]))
         with torch.random.fork_rng(devices=[]):
-            probes = PROBES[described["class"]]([arm], self.own_width, **described["options"])
-        bank = Bank(probes, [ModelLayer("model", int(self.about["site"]))])
+            arm = Arm(*place, rank=described["rank"])
+            bank = Bank(PROBES[described["class"]]([arm], self.own_width, **described["options"]), [place])
         bank.load_state_dict(self.tensors)
         return bank.eval().requires_grad_(False)
 
     def _check(self) -> None:
-        try:
-            self.bank  # noqa: B018  (built to see whether it can be)
-        except (KeyError, TypeError, RuntimeError) as error:
-            raise UserError(f"Expected {self.name} to be a probe of `train.py probe`, but it is damaged.") from error
+        self.bank  # noqa: B018  (built to see whether it can be)
 
     def _read(self, states: Tensor) -> Tensor:
         bank = self.bank.to(states.device)
-        read = bank.readings(states[None].float())
+        read, probes = bank.readings(states[None].float()), cast(Any, bank.probes)
         if "probes.weight" in self.tensors:  # structural: the rows as they are laid out
-            probes: Any = bank.probes
             return (read @ (probes.weight * probes.kept[:, None]))[0]
-        spans: Any = getattr(bank.probes, "spans")  # noqa: B009  (of edge probes)
         alone = torch.arange(len(states))[:, None] + torch.tensor([0, 1])
-        return bank.probes(read, SimpleNamespace(spans=alone[:, None].expand(-1, spans, -1)))[0]
+        return probes(read, SimpleNamespace(spans=alone[:, None].expand(-1, probes.spans, -1)))[0]
 
     def _moved(self, back: Parts, forward: Callable[[], Parts]) -> tuple[Tensors, Mapping[str, Any]]:
         mean, scale = (self.tensors[f"readings.{name}"].double() for name in ("mean", "scale"))
         weight, constant = back[0] / scale[0], (back[1] - mean[0]) / scale[0]
         moved = {**self.tensors, "readings.mean": weight.new_zeros(1, 1, len(weight)), "readings.scale": scale * 0 + 1}
         if "probes.weight" in moved:
-            probes: Any = self.bank.probes
+            probes = cast(Any, self.bank.probes)
             own = (probes.weight * probes.kept[:, None])[0].double()
             moved["probes.weight"] = (weight @ own)[None]
             moved["readings.mean"] = -(constant @ own @ torch.linalg.pinv(weight @ own))[None]
@@ -314,10 +297,7 @@ class Stitching(Artefact):
         return restored(self.about["map"], self.tensors).eval().requires_grad_(False)
 
     def _check(self) -> None:
-        try:
-            self.bank  # noqa: B018  (built to see whether it can be)
-        except (KeyError, TypeError, RuntimeError) as error:
-            raise UserError(f"Expected {self.name} to be a map of `train.py stitch`, but it is damaged.") from error
+        self.bank  # noqa: B018  (built to see whether it can be)
 
     def _read(self, states: Tensor) -> Tensor:
         return self.bank.to(states.device)(states[None].float())[0]
@@ -337,7 +317,7 @@ class Dictionary(Artefact):
     b_dec is not subtracted. With `rescale_acts_by_decoder_norm`, features are in units of the decoder's rows.
     """
 
-    kind = "dictionary"
+    kind, reads = "dictionary", "W_dec"
 
     @property
     def cfg(self) -> Mapping[str, Any]:
@@ -345,9 +325,12 @@ class Dictionary(Artefact):
         return self.about["cfg"]
 
     @property
-    def own_width(self) -> int:
-        """D."""
-        return len(self.tensors["W_enc"])
+    def plain(self) -> list[Tensor]:
+        """W_enc, b_enc, W_dec and b_dec in float64, as they are where nothing is subtracted or rescaled."""
+        encoder, b_enc, decoder, b_dec = (self.tensors[name].double() for name in ("W_enc", "b_enc", "W_dec", "b_dec"))
+        shift = b_enc - b_dec @ encoder if self.cfg.get("apply_b_dec_to_input", True) else b_enc
+        norm = decoder.norm(dim=1) if self.cfg.get("rescale_acts_by_decoder_norm") else torch.ones_like(b_enc)
+        return [encoder * norm, shift * norm, decoder / norm[:, None], b_dec]
 
     def _check(self) -> None:
         cfg = self.cfg
@@ -360,38 +343,27 @@ class Dictionary(Artefact):
         self.expect(W_enc=(d, m), b_enc=(m,), W_dec=(m, d), b_dec=(d,), **more)
         check_range(least=1, most=m, k=cfg.get("k") if cfg.get("architecture") == "topk" else None)
 
-    @property
-    def _subtracts(self) -> bool:
-        return bool(self.cfg.get("apply_b_dec_to_input", True))
-
-    def _norm(self) -> Tensor:
-        """Units of the features, (m,)."""
-        norm = self.tensors["W_dec"].double().norm(dim=1)
-        return norm if self.cfg.get("rescale_acts_by_decoder_norm") else torch.ones_like(norm)
-
     def _read(self, states: Tensor) -> Tensor:
-        own = {name: value.to(states) for name, value in self.tensors.items()}
-        before = (states - own["b_dec"] if self._subtracts else states) @ own["W_enc"] + own["b_enc"]
-        before = before * self._norm().to(before)
+        encoder, shift = (part.to(states) for part in self.plain[:2])
+        before = states @ encoder + shift
         if self.cfg.get("architecture") == "topk":
             kept = before.topk(int(self.cfg["k"]), -1)
             return torch.zeros_like(before).scatter(-1, kept.indices, kept.values.relu())
-        return before.relu() * (before > own["threshold"]) if "threshold" in own else before.relu()
+        return before.relu() * (before > self.tensors.get("threshold", torch.zeros(())).to(before))
 
     @torch.no_grad()
     def decode(self, features: Tensor) -> Tensor:
         """States from features, (N, m) -> (N, d), of its own width."""
-        own = {name: self.tensors[name].to(features) for name in ("W_dec", "b_dec")}
-        return features / self._norm().to(features) @ own["W_dec"] + own["b_dec"]
+        decoder, b_dec = (part.to(features) for part in self.plain[2:])
+        return features @ decoder + b_dec
 
     def _moved(self, back: Parts, forward: Callable[[], Parts]) -> tuple[Tensors, Mapping[str, Any]]:
-        own, norm = {name: value.double() for name, value in self.tensors.items()}, self._norm()
-        shift = (back[1] - own["b_dec"] if self._subtracts else back[1]) @ own["W_enc"] + own["b_enc"]
-        encoder = back[0] @ own["W_enc"]
-        there = forward()
-        b_dec = own["b_dec"] @ there[0] + there[1]
-        shift = shift + b_dec @ encoder if self._subtracts else shift
-        moved = {"W_enc": encoder * norm, "b_enc": shift * norm, "b_dec": b_dec}
-        rescaled = dict.fromkeys({"rescale_acts_by_decoder_norm"} & self.cfg.keys(), False)
-        cfg = {**self.cfg, "d_in": len(encoder), **rescaled}
-        return {**own, **moved, "W_dec": own["W_dec"] / norm[:, None] @ there[0]}, {"cfg": cfg}
+        encoder, shift, decoder, b_dec = self.plain
+        there, offset = forward()
+        moved = {"W_enc": back[0] @ encoder, "b_enc": back[1] @ encoder + shift}
+        moved |= {"W_dec": decoder @ there, "b_dec": b_dec @ there + offset}
+        plain = {"apply_b_dec_to_input", *({"rescale_acts_by_decoder_norm"} & self.cfg.keys())}
+        return self.tensors | moved, {"cfg": {**self.cfg, "d_in": len(back[0]), **dict.fromkeys(plain, False)}}
+
+
+KINDS = {kind.kind: kind for kind in (Direction, Head, Probe, Stitching, Dictionary)}

@@ -84,25 +84,22 @@ def fit_maps(
     check_known(MAPS, maps=maps)
     moments = fitting if isinstance(fitting, Moments) else fitting.moments
     d_new, d_old = moments.xy.shape[1:]
+    able = [name for name in dict.fromkeys(maps) if d_new == d_old or name not in EQUAL_WIDTHS]
+    if not able:
+        raise UserError(f"Expected a map between the widths {d_new} and {d_old} in `maps`, but got {', '.join(maps)}.")
+    least = min(rows_needed(name, d_new) for name in able)
+    if moments.n < least:
+        raise UserError(
+            f"Expected at least {least} fitting rows for the maps {', '.join(maps)} from width {d_new} to {d_old}, but "
+            f"got {int(moments.n)}. Give more texts."
+        )
     truth, found = artefact.answers(validation.old), list[FittedMap]()
-    for name in dict.fromkeys(maps):
-        if (name in EQUAL_WIDTHS and d_new != d_old) or moments.n < rows_needed(name, d_new):
-            continue
+    for name in (name for name in able if moments.n >= rows_needed(name, d_new)):
         tried = [
             FittedMap(name, bank, answers_missed(truth, artefact.carried(bank).answers(validation.new)), strength)
             for strength, bank in _banks(name, moments)
         ]
         found.append(min(tried, key=lambda fitted: fitted.error))
-    if not found:
-        least = min(
-            (rows_needed(name, d_new) for name in maps if name not in EQUAL_WIDTHS or d_new == d_old), default=0
-        )
-        raise UserError(
-            f"Expected at least {least} fitting rows for the maps {', '.join(maps)} from width {d_new} to {d_old}, but "
-            f"got {int(moments.n)}. Give more texts."
-            if least
-            else f"Expected a map between the widths {d_new} and {d_old} in `maps`, but got {', '.join(maps)}."
-        )
     return sorted(found, key=lambda fitted: fitted.error)
 
 
