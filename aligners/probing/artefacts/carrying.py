@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from functools import cache, partial
-from typing import Any
+from typing import Any, cast
 
 import lightning.pytorch as pl
 import torch
@@ -10,16 +10,7 @@ from torch import Tensor, nn
 
 from aligners.errors import UserError, check_known, check_range
 from aligners.models.loading.models import check_precision
-from aligners.probing.artefacts.fate import (
-    MOST_ROWS,
-    Row,
-    auroc,
-    fate,
-    text_weights,
-    verdict,
-    with_interval,
-    with_labels,
-)  # fmt: skip
+from aligners.probing.artefacts.fate import MOST_ROWS, Row, fate, text_weights, verdict, with_labels
 from aligners.probing.artefacts.kinds import Artefact, Dictionary, Direction, Head
 from aligners.probing.artefacts.maps import EQUAL_WIDTHS, MAPS, STALE, FittedMap, PairedRows, fit_maps, forward_map
 from datamodules.module import stream_of
@@ -78,8 +69,7 @@ class Carrying(pl.LightningModule):
         self.old, self.new = self.stream.frozen[:2]
         self.meta = {**self.stream.describe(), "maps": self.maps, "least_kept": self.least_kept, "seed": self.seed}
         self.meta["cautions"] = [words for artefact in self.artefacts for words in check_model(artefact, self.old)]
-        one, other = self.stream.frozen_models.tokenizers[:2]
-        self.one_tokenizer = same_tokenizer(one, other)
+        self.one_tokenizer = same_tokenizer(*self.stream.frozen_models.tokenizers[:2])
         kinds = [self.stream.reader.kind, *map(self.kind, self.artefacts), *([TOKENS] if self.one_tokenizer else [])]
         self.kinds = list(dict.fromkeys(kinds))
         self.stream.plan(Plan(kinds=self.kinds[1:]))
@@ -189,20 +179,17 @@ class Carrying(pl.LightningModule):
         weights: Tensor,
     ) -> Iterator[Row]:
         """Scores against labels: of all answers, of a head that is trained anew, and of random directions."""
-        labels: Any = held.labels
-        known = labels >= 0
-        columns = answers["native"][0].shape[1] if isinstance(artefact, Head) else 1
-        anew, n = trained_anew(fitting, max(columns, 2)), len(held.text[known].unique())
-        for name, each in {**answers, "trained anew": [anew.answers(held.new)]}.items():
-            judge, old = (anew, each[0]) if name == "trained anew" else (artefact, answers["native"][0])
-            row = with_labels(judge, [given[known] for given in each], old[known], labels[known], weights[:, known])
-            yield {"condition": name, "n_texts": n, **row}
+        labels, native = cast(Tensor, held.labels), answers["native"][0]
+        known, columns = labels >= 0, native.shape[1] if isinstance(artefact, Head) else 1
+        anew = trained_anew(fitting, max(columns, 2))
         drawn = torch.randn(self.new.width, DRAWS, generator=torch.Generator().manual_seed(self.seed))
-        positive = (labels[known] == int(columns < 3))[:, None].expand(-1, DRAWS)
-        random = held.new[known] @ drawn
-        drawn_scores = torch.stack([auroc(random[:, i], positive[:, i], weights[:, known]) for i in range(DRAWS)])
-        none = dict.fromkeys(("accuracy", "accuracy_low", "accuracy_high"))
-        yield {"condition": "random direction", "n_texts": n, **with_interval("auroc", drawn_scores.mean(0)), **none}
+        floor, at_random = Direction({"vector": drawn[:, 0]}), (held.new @ drawn).split(1, dim=1)
+        judged = {name: (artefact, native, each, labels) for name, each in answers.items()}
+        judged["trained anew"] = anew, anew.answers(held.new), [anew.answers(held.new)], labels
+        judged["random direction"] = floor, at_random[0], list(at_random), (labels == int(columns < 3)).long()
+        for name, (judge, old, each, truth) in judged.items():
+            row = with_labels(judge, [given[known] for given in each], old[known], truth[known], weights[:, known])
+            yield {"condition": name, "n_texts": len(held.text[known].unique()), **row}
 
 
 def own_sites(artefacts: Sequence[Artefact], depths: Sequence[int], component: Any = None) -> list[Link]:

@@ -6,19 +6,12 @@ from functools import partial
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from aligners.reports.drawing import Look, dress, panels
-from aligners.reports.names import site_name, with_interval, with_short_names
+from aligners.reports.drawing import LOOKS, Look, dress, panels
+from aligners.reports.names import WORDS, site_name, with_interval, with_short_names
 from aligners.reports.report import Report, Row, distinct, where
 from aligners.reports.screen import SiteTable
 
-SCORES: dict[str, Look] = {
-    "native": {"color": "#009E73", "marker": "s"},
-    "stale": {"color": "#D55E00", "marker": "v"},
-    "carried": {"color": "#0072B2", "marker": "o"},
-    "trained anew": {"color": "#000000", "marker": "P"},
-    "shuffled map": {"color": "0.5", "marker": "x"},
-    "random direction": {"color": "0.7", "marker": "."},
-}
+SCORES: dict[str, Look] = LOOKS["carrying"]
 PREDICTED = {"": ("carried", "predicted, carried"), "stale_": ("stale", "predicted, stale")}
 
 
@@ -39,12 +32,7 @@ def report(meta: Row, rows: Sequence[Row], scores: Sequence[Row] = (), maps: Seq
 
 def _fates(rows: Sequence[Row]) -> SiteTable:
     """What is said without labels."""
-    said = {
-        "rank_correlation": "rank corr.",
-        "fidelity": "fidelity",
-        "agreement": "agreement",
-        "predicted": "predicted",
-    }
+    said = WORDS["carrying"]
     title = f"{rows[0]['model_x']} → {rows[0]['model_y']}: said without labels, on {rows[0]['n_texts']} held-out texts"
     headings = [f"{side}\n{heading}" for side in ("carried", "as it is") for heading in said.values()]
     table = SiteTable(title, ["artefact", "kind", "site", "map", "verdict"], headings, {})

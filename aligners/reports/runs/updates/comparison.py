@@ -7,21 +7,16 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from aligners.reports.drawing import dress, method_looks, name_sites, panels
-from aligners.reports.names import four_digits, site_name, with_short_names
+from aligners.reports.names import WORDS, four_digits, site_name, with_short_names
 from aligners.reports.report import Report, Row, distinct, grouped, is_known, number, site_pairs, where
 from aligners.reports.screen import SiteTable
 from aligners.reports.templates import sentences
 
-NAMES = {"identity": "as they are", "permutation": "permuted", "rotation": "rotated", "linear": "least squares"}
+WHAT = WORDS["comparison"]
+NAMES, PANELS, QUANTITIES = WHAT["maps"], WHAT["panels"], WHAT["quantities"]
+ON_WHAT = WHAT["on_what"]  # a table of what differs -> its title, and its columns of words
 LOOKS = {"identity": "mlp", "rotation": "procrustes"}  # of other maps, which look alike in every figure
-PANELS = {"fvu": ("What the old states leave of the new", "FVU"),
-          "kl": ("What the new model loses from there on", "KL from its own answers, nats")}  # fmt: skip
 LOWEST = 1e-16  # of the figure: nothing that float32 leaves is below
-QUANTITIES = {"difference": "", "agreement": "agreement", "loss_old": "loss of old, nats",
-              "loss_new": "loss of new, nats", "loss_change": "loss of new minus old"}  # fmt: skip
-# A table of what differs -> its title, and its columns of words.
-ON_WHAT = {"types": ("Types of tokens", ["type"]), "tokens": ("Tokens", ["token", "context"]),
-           "texts": ("Texts", ["text"]), "directions": ("Directions", ["direction", "texts"])}  # fmt: skip
 
 
 def report(
