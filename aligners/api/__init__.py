@@ -20,7 +20,6 @@ if TYPE_CHECKING:
         Steered,
         carry,
         compare,
-        generate,
         read_artefacts,
         steer,
         write_artefact,
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     *maps.__all__, *measures.__all__, "Artefact", "Dictionary", "Direction", "Head", "Injected", "Steered",
-    "TextSource", "carry", "compare", "generate", "inject", "load", "load_texts", "read_artefacts", "states", "steer",
+    "TextSource", "carry", "compare", "inject", "load", "load_texts", "read_artefacts", "states", "steer",
     "write_artefact",
 ]  # fmt: skip
 

@@ -1,16 +1,15 @@
 """What changed when a model was updated, and what becomes of things that live in its states."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from aligners.api.maps import ArrayMap
 from aligners.api.models import Model, _batches, load, tokenised
 from aligners.errors import UserError
 from aligners.injection.comparing.comparison import MAPS, Compared, Comparison
-from aligners.injection.generation import generating, steering
+from aligners.injection.generation import steering
 from aligners.injection.scoring.tasks import check_labels
 from aligners.maps.base import Aligner
 from aligners.probing.artefacts.files import read_artefacts, write_artefact
@@ -20,7 +19,7 @@ from datamodules.rows.policies import RowKind, policy_of
 from datamodules.rows.sites import parse_sites
 
 __all__ = [
-    "Artefact", "Dictionary", "Direction", "Head", "Steered", "carry", "compare", "generate", "read_artefacts", "steer",
+    "Artefact", "Dictionary", "Direction", "Head", "Steered", "carry", "compare", "read_artefacts", "steer",
     "write_artefact",
 ]  # fmt: skip
 
@@ -153,40 +152,3 @@ def steer(
     sums = [steered.sums(batch) for batch in batches]
     table = {name: torch.cat([part[name] for part in sums], -1).cpu() for name in sums[0]}
     return Steered(steering.curve(steered, table, seed), steering.at_equal_cost(steered, table, equal_kl, seed))
-
-
-def generate(
-    model: Model, prompts: Sequence[str], *, add: Direction | None = None, alpha: float = 1.0,
-    model_x: Model | None = None, map: ArrayMap | Callable[[Tensor], Tensor] | None = None,
-    site: int | tuple[int, int] = 0, new_tokens: int = 32, temperature: float = 0.0, seed: int = 0,
-) -> list[str]:  # fmt: skip
-    """Continue prompts with a causal language model, as it is, steered, or with another model's mapped states in place.
-
-    Args:
-        model: see `load`; it needs a cache of keys and values, as `model_x` does.
-        prompts: one or more texts.
-        add: a direction that is added at its site, at every token.
-        alpha: how much of it: it is multiplied by its vector as it is.
-        model_x: another model of the same tokens, whose states go in at `site` instead of the model's own.
-        map: from its rows (N, d_x) to the model's; see `inject`.
-        site: of both models, or (of X, of the model).
-        new_tokens: most tokens of a continuation.
-        temperature: 0: the most probable token each time; else tokens are drawn.
-        seed: of the draws.
-
-    Raises:
-        ValueError: a model is of another kind, has no such site, or no room for so many tokens.
-    """
-    frozen, changing = load(model), cast(Any, None)
-    if add is not None:
-        changing = generating.Added(int(add.about["site"]), alpha * add.tensors["vector"])
-    if model_x is not None and map is not None:
-        of_x, of_y = site if isinstance(site, tuple) else (site, site)
-        mapped = map.transform if isinstance(map, ArrayMap) else map
-        changing = generating.Replaced(of_y, load(model_x), of_x, mapped)
-    (batch,) = _batches([frozen], prompts, None, len(prompts), frozen.max_length or 2**20)
-    found = generating.generate(
-        frozen, batch.inputs_x, changing, new_tokens=new_tokens, temperature=temperature, seed=seed
-    )
-    rows = zip(found.tokens.tolist(), found.lengths.tolist(), strict=True)
-    return [cast(Any, frozen.tokenizer).decode(row[:n], skip_special_tokens=True) for row, n in rows]

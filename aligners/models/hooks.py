@@ -10,6 +10,8 @@ from transformers import PreTrainedModel
 from aligners.errors import UserError
 from aligners.models.architectures import Architecture, SubLayer, architecture_of
 
+Changed = Callable[[Tensor, dict[str, Any]], Tensor]  # of states (B, T, d), and the arguments of a model's call
+
 
 class Places(list[nn.Module]):
     """The modules of blocks 1..L that answer with the states at sites 1..L; a shared one appears as often as it is run.
@@ -177,9 +179,7 @@ def inject(places: Places, architecture: Architecture, site: int, states: Tensor
 
 
 @contextmanager
-def change(
-    model: nn.Module, places: Blocks, site: int, changed: Callable[[Tensor, dict[str, Any]], Tensor]
-) -> Iterator[None]:
+def change(model: nn.Module, places: Blocks, site: int, changed: Changed) -> Iterator[None]:
     """Within it, every run of a model goes on from `changed(states, arguments)` at `site`. All blocks are run.
 
     That fills the cache of every block, as generation requires. `changed` is given the states at the site, and the
@@ -193,25 +193,27 @@ def change(
         called.update(kwargs)
 
     def once(states: Tensor) -> Tensor:
+        if inside:
+            return states
         inside.append(True)
-        try:
-            return changed(states, called)
-        finally:
-            inside.clear()
+        moved = changed(states, called)
+        inside.clear()
+        return moved
 
     def before(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return None if inside else _taking(once(args[0] if args else kwargs["hidden_states"]), args, kwargs)
+        return _taking(once(args[0] if args else kwargs["hidden_states"]), args, kwargs)
 
     def after(block: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        states = output[0] if isinstance(output, (tuple, list)) else output
-        return None if inside else _answering(once(states), output)
+        return _answering(once(output[0] if isinstance(output, (tuple, list)) else output), output)
 
-    with ExitStack() as hooks:
-        hooks.enter_context(model.register_forward_pre_hook(begins, with_kwargs=True))
-        if site == 0:
-            hooks.enter_context(places[0].register_forward_pre_hook(before, prepend=True, with_kwargs=True))
-        else:
-            hooks.enter_context(places[site - 1].register_forward_hook(after))
+    with (
+        model.register_forward_pre_hook(begins, with_kwargs=True),
+        (
+            places[site - 1].register_forward_hook(after)
+            if site
+            else places[0].register_forward_pre_hook(before, prepend=True, with_kwargs=True)
+        ),
+    ):
         yield
 
 

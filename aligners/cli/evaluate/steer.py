@@ -12,14 +12,9 @@ from datamodules.model_texts import steered_texts
 
 
 @command(
-    "steering",
-    SteeringEvaluation,
-    Continuing,
-    data=steered_texts,
-    skip={"directions", "writing", "reading"},
-    defaults={"data.text.max_held_out": 200},
-    check=can_build(Continuing),
-)
+    "steering", SteeringEvaluation, Continuing, data=steered_texts, skip={"directions", "writing", "reading"},
+    defaults={"data.text.max_held_out": 200}, check=can_build(Continuing),
+)  # fmt: skip
 def steer(run: Run, artefacts: Path | None = None, carried: Path | None = None, probe: Path | None = None) -> None:
     """Add directions to the states of a language model, on held-out text: their effect and cost, beside random ones.
 
@@ -36,7 +31,7 @@ def steer(run: Run, artefacts: Path | None = None, carried: Path | None = None, 
             directions or later. The effect is what it reads: of a head its last logit minus its first, if it has two.
     """
     directions = [
-        Direction(one.name, int(one.about["site"]), one.tensors["vector"], role)
+        Direction(one.name + " (carried)" * (role == "carried"), int(one.about["site"]), one.tensors["vector"], role)
         for folder, role in ((artefacts, "native"), (carried, "carried"))
         for one in (read_artefacts(folder) if folder else ())
         if one.kind == "direction"

@@ -7,8 +7,8 @@ import numpy as np
 
 from aligners.errors import UserError, check_range
 from aligners.injection.generation import steering
-from aligners.injection.generation.continuing import Continuations, Continuing, Way
-from aligners.injection.generation.generating import Added, check_generates, check_room
+from aligners.injection.generation.continuing import Continuing, Way, continuations
+from aligners.injection.generation.generating import Added
 from aligners.injection.generation.steering import Direction, Reading, Steering
 from aligners.injection.injecting import Evaluation
 from aligners.injection.scoring.scores import TextScores
@@ -49,12 +49,8 @@ class SteeringEvaluation(Evaluation):
         check_range(above=0, equal_kl=min(equal_kl, default=0))
         if bool(words_for) != bool(words_against):
             raise UserError("Expected `words_for` and `words_against`, or neither, but got only one of them.")
-        native = {one.name for one in directions if one.role == "native"}
-        again = [one.role == "carried" and one.name in native for one in directions]
-        pairs = zip(directions, again, strict=True)
-        self.directions = [one._replace(name=f"{one.name} (carried)") if twice else one for one, twice in pairs]
+        self.directions = [*directions, *steering.random_directions(directions, random, seed)]
         self.writing, self.reading = writing, reading
-        self.directions += steering.random_directions(directions, random, seed)
         self.alphas, self.levels, self.words = alphas, list(equal_kl), (words_for, words_against)
 
     def prepare_panels(self) -> None:
@@ -64,9 +60,7 @@ class SteeringEvaluation(Evaluation):
         (good, cautions), (bad, more) = (steering.first_tokens(model, words) for words in self.words)
         self.steering = Steering(model, self.directions, self.alphas, (good, bad) if good else None, self.reading)
         if self.writing.generate:
-            check_generates(model)
-            check_room(model, self.writing.prompt_tokens, self.writing.new_tokens)
-            self.writing.prompts(self.stream.split("test"))
+            self.prompts = self.writing.prompts(self.stream.split("test"), model)
         self.scores = TextScores(steering.QUANTITIES, len(self.directions), len(self.steering.alphas), self.n_texts)
         about = {"words_for": [*self.words[0]], "words_against": [*self.words[1]], "equal_kl": self.levels}
         self.meta = {**self.stream.describe(), **about, "cautions": [*cautions, *more], "seed": self.seed}
@@ -100,9 +94,8 @@ class SteeringEvaluation(Evaluation):
         equal = [about | row for row in steering.at_equal_cost(self.steering, table, self.levels, self.seed)]
         self.report_tables = {"equal": equal}
         if self.writing.generate and self.trainer.is_global_zero:
-            prompts = self.writing.prompts(self.stream.split("test"))
-            texts = Continuations(self.steering.model, prompts, self.writing, self.seed)
-            self.report_tables |= texts.tables(self._ways())
+            prompts = self.prompts.to(self.steering.model.device)
+            self.report_tables |= continuations(prompts, self.writing, self.seed, self._ways())
 
     def _ways(self) -> Iterator[Way]:
         """The model itself, and with each direction but further random ones added, at the middle cost."""
@@ -110,9 +103,8 @@ class SteeringEvaluation(Evaluation):
         about = {"model_x": model.name, "model_y": model.name, "alpha": 0.0, "site_x": None, "site_y": None}
         yield about | {"method": "own", "role": "ceiling"}, model, None
         for one in (one for one in self.directions if one.role != "random" or one.name.endswith(" 1")):
-            line = [row for row in self.rows if (row["method"], row["site"]) == (one.name, one.site)]
-            known = [(row["kl"], row["alpha"]) for row in line if row["alpha"] > 0]
-            costs, alphas = np.array(known).T[..., None]
-            alpha = float(steering.crossings(costs, alphas, level).nan_to_num(known[-1][1]))
+            known = [row for row in self.rows if (row["method"], row["site"]) == (one.name, one.site)]
+            costs, alphas = (np.array([[row[name]] for row in known if row["alpha"] > 0]) for name in ("kl", "alpha"))
+            alpha = float(steering.crossings(costs, alphas, level).nan_to_num(alphas[-1, 0]))
             here = {"method": one.name, "role": one.role, "alpha": alpha, "site_x": one.site, "site_y": one.site}
             yield about | here, model, Added(one.site, self.steering.vector(one, alpha).to(self.device))

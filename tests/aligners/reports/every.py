@@ -235,7 +235,7 @@ def steering(sites: int, x: str = X) -> dict[str, list[Row]]:
     for name, site in (("own", None), *((name, site) for name in strengths for site in range(1, sites + 1))):
         role = "ceiling" if name == "own" else strengths[name][0]
         about = {"model_x": x, "model_y": x, "method": name, "role": role, "alpha": 0.5, "site_x": site, "site_y": site}
-        written.append({**about, "agreement": 0.5, "perplexity": 9.0, "distinct_pairs": 0.9})
+        written.append({**about, "agreement": 0.5, "perplexity": 9.0})
         samples.append({**about, "prompt": "the film is", "continuation": "good , and so it goes on\n"})
     return {"rows": rows, "equal": equal, "generation": written, "samples": samples}
 

@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from aligners.cli.table import evaluate
-from aligners.injection.generation.continuing import Continuations, Continuing
-from aligners.injection.generation.generating import Added, Generated
+from aligners.injection.generation.continuing import Continuing, continuations, figures
+from aligners.injection.generation.generating import Added, generate
 from aligners.models import FrozenModel
 from tests.shell import options
 from tests.tiny import WORDS, tiny_folder, tiny_frozen
@@ -23,36 +24,34 @@ def model() -> FrozenModel:
     return frozen
 
 
-@pytest.fixture(scope="module")
-def texts(model: FrozenModel) -> Continuations:
-    return Continuations(model, PROMPTS, Continuing(3, 3, 5), seed=0)
+def write(model: FrozenModel, changing: Added | None = None) -> Tensor:
+    return generate(model, {"input_ids": PROMPTS}, changing, new_tokens=5).tokens
 
 
-def test_figures_are_what_a_plain_model_says(model: FrozenModel, texts: Continuations) -> None:
-    tokens = texts.own.tokens.clone()
-    tokens[0, 2:] = tokens[0, 1]
-    found = Generated(tokens, torch.tensor([5, 2, 5]), None)
+def test_figures_are_what_a_plain_model_says(model: FrozenModel) -> None:
+    written = write(model)
+    tokens = written.clone()
+    tokens[0, 2:], tokens[1, 2:] = tokens[0, 1], -1
     losses: list[float] = []
-    for prompt, row, n in zip(PROMPTS, tokens, found.lengths.tolist(), strict=True):
+    for prompt, row, n in zip(PROMPTS, tokens, (5, 2, 5), strict=True):
         ids = torch.cat([prompt, row[:n]])[None]
         logits = model.model(input_ids=ids).logits[0, 2:-1].log_softmax(-1)
         losses += (-logits.gather(1, row[:n, None])[:, 0]).tolist()
-    own, other = texts.figures(texts.own), texts.figures(found)
+    own, other = (figures(model, PROMPTS, written, found, 0) for found in (written, tokens))
     assert other["perplexity"] == pytest.approx(float(torch.tensor(losses).mean().exp()), rel=1e-5)
-    same = int((tokens[0] == texts.own.tokens[0]).sum())
+    same = int((tokens[0] == written[0]).sum())
     assert other["agreement"] == pytest.approx((same + 2 + 5) / 15)  # what a shorter text lacks is not equal
-    assert (own["agreement"], own["same_tokens"], other["n_tokens"]) == (1, 5, 12)
-    first = next((t for t in range(5) if tokens[0, t] != texts.own.tokens[0, t]), 5)
-    assert other["same_tokens"] == pytest.approx((first + 2 + 5) / 3)
+    assert (own["agreement"], own["n_prompts"]) == (1, 3)
     assert own["perplexity_low"] <= own["perplexity"] <= own["perplexity_high"]
 
 
-def test_repeating_oneself_shows(model: FrozenModel, texts: Continuations) -> None:
-    found = Generated(torch.full((3, 5), 7), torch.full((3,), 5), None)
-    assert texts.figures(found)["distinct_pairs"] == 0.25
-    steered = texts.by(model, Added(2, 100 * torch.ones(16)))
-    assert texts.figures(steered)["agreement"] < 1
-    assert [row["prompt"] for row in texts.samples(found)] == [
+def test_ways_are_compared_with_the_first(model: FrozenModel) -> None:
+    ways: list[Any] = [({"way": n}, model, added) for n, added in enumerate((None, Added(2, 100 * torch.ones(16))))]
+    tables = continuations(PROMPTS, Continuing(3, 3, 5), 0, ways)
+    own, steered = tables["generation"]
+    assert own["agreement"] == 1
+    assert steered["agreement"] < 1
+    assert [row["prompt"] for row in tables["samples"] if row["way"] == 1] == [
         f"<s> {' '.join(WORDS[n - 4] for n in row[1:])}" for row in PROMPTS
     ]
 

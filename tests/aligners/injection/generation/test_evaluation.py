@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from aligners.api import Direction, Steered, generate, load, steer, write_artefact
+from aligners.api import Direction, Steered, steer, write_artefact
 from aligners.cli.table import evaluate
 from tests.shell import options
-from tests.tiny import TEXTS, tiny_folder
+from tests.tiny import tiny_folder
 from tests.world import TEST_TEXTS, World, read_texts
 
 
@@ -92,19 +92,3 @@ def test_bad_input_is_refused(
     given = {"artefacts": str(directions(tmp_path / "mine", model))} | changes
     with pytest.raises(ValueError, match=said):
         run_steer(world, model, tmp_path / "run", **given)
-
-
-def test_python_writes_as_it_is_steered_or_replaced(causal: list[str]) -> None:
-    a, b = (load(name) for name in causal)
-    push = Direction(
-        {"vector": 50 * torch.randn(16, generator=torch.Generator().manual_seed(0))}, {"name": "a", "site": 2}
-    )
-    own, same, other = (generate(a, TEXTS, new_tokens=4, **how) for how in (
-        {}, {"model_x": a, "map": lambda rows: rows, "site": 1}, {"add": push},
-    ))  # fmt: skip
-    assert own == same
-    assert own != other
-    assert generate(a, TEXTS[:1], new_tokens=4) == own[:1]
-    assert generate(b, TEXTS, model_x=a, map=lambda rows: rows, site=(1, 3), new_tokens=4) != generate(
-        b, TEXTS, new_tokens=4
-    )
