@@ -114,7 +114,7 @@ class Steered(NamedTuple):
 
 def steer(
     model: Model, directions: Direction | Mapping[str, Direction], texts: Sequence[str], *,
-    words: tuple[Sequence[str], Sequence[str]] | None = None, probe: Artefact | None = None,
+    words: tuple[Sequence[str], Sequence[str]] = ((), ()), probe: Artefact | None = None,
     alphas: Sequence[float] = steering.ALPHAS, equal_kl: Sequence[float] = steering.LEVELS, random: int = 3,
     batch_size: int = 16, max_length: int = 128, seed: int = 0,
 ) -> Steered:  # fmt: skip
@@ -137,15 +137,14 @@ def steer(
         ValueError: the model is no causal language model, a direction does not fit it, a word is unknown to it, or
             neither words nor a probe are given.
     """
-    frozen, given, native = load(model), list[steering.Direction](), set[int]()
+    frozen, given = load(model), list[steering.Direction]()
     for name, one in (directions if isinstance(directions, Mapping) else {directions.name: directions}).items():
         site = int(one.about["site"])
-        given.append(steering.Direction(name, site, one.tensors["vector"], "carried" if site in native else "native"))
-        native.add(site)
+        role = "carried" if site in {other.site for other in given} else "native"
+        given.append(steering.Direction(name, site, one.tensors["vector"], role))
     given += steering.random_directions(given, random, seed)
-    tokens = words and (steering.first_tokens(frozen, words[0])[0], steering.first_tokens(frozen, words[1])[0])
     reading = None if probe is None else steering.Reading(int(probe.about["site"]), probe.answers)
-    steered = steering.Steering(frozen, given, alphas, tokens, reading)
+    steered = steering.Steering(frozen, given, alphas, words, reading)
     parts = _batches([frozen], texts, None, batch_size, max_length)
     batches = [task_batch(part, frozen).to(frozen.device) for part in parts]
     steered.measure_units(batches)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from aligners.errors import UserError, check_range
+from aligners.errors import check_range
 from aligners.injection.generation import steering
 from aligners.injection.generation.continuing import Continuing, Way, continuations
 from aligners.injection.generation.generating import Added
@@ -47,8 +47,6 @@ class SteeringEvaluation(Evaluation):
         super().__init__(seed)
         check_range(least=1, random=random)
         check_range(above=0, equal_kl=min(equal_kl, default=0))
-        if bool(words_for) != bool(words_against):
-            raise UserError("Expected `words_for` and `words_against`, or neither, but got only one of them.")
         self.directions = [*directions, *steering.random_directions(directions, random, seed)]
         self.writing, self.reading = writing, reading
         self.alphas, self.levels, self.words = alphas, list(equal_kl), (words_for, words_against)
@@ -57,13 +55,12 @@ class SteeringEvaluation(Evaluation):
         """Check everything."""
         check_precision(self.trainer)
         (model,) = self.injected_into()
-        (good, cautions), (bad, more) = (steering.first_tokens(model, words) for words in self.words)
-        self.steering = Steering(model, self.directions, self.alphas, (good, bad) if good else None, self.reading)
+        self.steering = Steering(model, self.directions, self.alphas, self.words, self.reading)
         if self.writing.generate:
             self.prompts = self.writing.prompts(self.stream.split("test"), model)
         self.scores = TextScores(steering.QUANTITIES, len(self.directions), len(self.steering.alphas), self.n_texts)
         about = {"words_for": [*self.words[0]], "words_against": [*self.words[1]], "equal_kl": self.levels}
-        self.meta = {**self.stream.describe(), **about, "cautions": [*cautions, *more], "seed": self.seed}
+        self.meta = {**self.stream.describe(), **about, "cautions": self.steering.cautions, "seed": self.seed}
 
     def injected_into(self) -> list[FrozenModel]:
         """The model."""

@@ -1,6 +1,7 @@
 """Steering: α·v added to the states at a site, what it does to a model's answers, and what it costs them."""
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -79,22 +80,28 @@ class Steering:
         model: a causal language model.
         directions: what is added.
         alphas: how much of it; 0, which changes nothing, is left out.
-        words: tokens that should become more likely, and those that should become less; None: none are asked for.
+        words: those that should become more likely, and those that should become less; of a word of several tokens, the
+            first.
         reading: a probe whose reading should rise; None: nothing is read.
 
     Raises:
-        ValueError: the model is no causal language model; a direction has another width, a site that the model has not,
-            or one above the reading; no α is positive; or there is nothing to see an effect by.
+        ValueError: the model is no causal language model, or does not know a word; a direction has another width, a
+            site that the model has not, or one above the reading; no α is positive; or there is nothing to see an
+            effect by.
     """
 
     def __init__(
         self, model: FrozenModel, directions: Sequence[Direction], alphas: Sequence[float],
-        words: tuple[list[int], list[int]] | None = None, reading: Reading | None = None,
+        words: tuple[Sequence[str], Sequence[str]] = ((), ()), reading: Reading | None = None,
     ) -> None:  # fmt: skip
-        self.model, self.directions, self.words, self.reading = model, list(directions), words, reading
-        self.alphas = sorted({float(alpha) for alpha in alphas} - {0.0})
-        self.effects = [name for name, given in (("words", words), ("reading", reading)) if given is not None]
         check_causal(model)
+        if bool(words[0]) != bool(words[1]):
+            raise UserError("Expected words for and against, or neither, but got only one of them.")
+        (good, cautions), (bad, more) = (first_tokens(model, each) for each in words)
+        self.tokens, self.cautions = (good, bad), [*cautions, *more]
+        self.model, self.directions, self.reading = model, list(directions), reading
+        self.alphas = sorted({float(alpha) for alpha in alphas} - {0.0})
+        self.effects = [name for name, given in (("words", good), ("reading", reading)) if given]
         if not self.effects or not self.alphas or self.alphas[-1] <= 0:
             raise UserError(
                 "Expected words for and against, or a `reading`, to see an effect by, and `alphas` with a positive "
@@ -154,8 +161,8 @@ class Steering:
         """Loss, log-odds of the words and reading at each unit, (3, U); zero for what is not asked."""
         loss = unit_losses(logits, targets)
         odds = read = torch.zeros_like(loss)
-        if self.words is not None:
-            good, bad = (logits[:, tokens].logsumexp(-1) for tokens in self.words)
+        if "words" in self.effects:
+            good, bad = (logits[:, tokens].logsumexp(-1) for tokens in self.tokens)
             odds = good - bad
         if self.reading is not None:
             answers = self.reading.answers(states.flatten(0, -2)[targets.index].float())
@@ -165,16 +172,12 @@ class Steering:
 
 def curve(steering: Steering, table: Sums, seed: int) -> list[Row]:
     """A row for each direction and α: effects and costs a token, with intervals over texts."""
-    return [
-        {"method": one.name, "role": one.role, "site": one.site, "alpha": alpha}
-        | {
-            column: value
-            for name in ("kl", "loss", *steering.effects)
-            for column, value in mean_columns(name, table[name][d, a], table["units"][d, a], seed).items()
-        }
-        for d, one in enumerate(steering.directions)
-        for a, alpha in enumerate(steering.alphas)
-    ]
+    rows = list[Row]()
+    for (d, one), (a, alpha) in product(enumerate(steering.directions), enumerate(steering.alphas)):
+        rows.append({"method": one.name, "role": one.role, "site": one.site, "alpha": alpha})
+        for name in ("kl", "loss", *steering.effects):
+            rows[-1] |= mean_columns(name, table[name][d, a], table["units"][d, a], seed)
+    return rows
 
 
 def at_equal_cost(steering: Steering, table: Sums, levels: Sequence[float], seed: int) -> list[Row]:
@@ -185,13 +188,20 @@ def at_equal_cost(steering: Steering, table: Sums, levels: Sequence[float], seed
     """
     counts = resampled_counts(table["units"].shape[-1], seed)
     counts = torch.cat([torch.ones_like(counts[:1]), counts])  # the texts themselves, then resamples
-    means = {name: (table[name] @ counts.T / (table["units"] @ counts.T)).numpy() for name in ("kl", *steering.effects)}
-    positive, rows = np.array(steering.alphas) > 0, list[Row]()
-    for effect in steering.effects:
-        for level in levels:
-            pairs = zip(means["kl"][:, positive], means[effect][:, positive], strict=True)
-            found = torch.stack([crossings(costs, values, level) for costs, values in pairs])
-            rows += _rows(steering.directions, found, {"effect": effect, "kl": level})
+    weights, positive, rows = table["units"] @ counts.T, np.array(steering.alphas) > 0, list[Row]()
+    means = {name: (table[name] @ counts.T / weights).numpy()[:, positive] for name in ("kl", *steering.effects)}
+    groups: dict[tuple[int, str, str], list[int]] = {}
+    for place, one in enumerate(steering.directions):
+        groups.setdefault((one.site, one.role, "random" if one.role == "random" else one.name), []).append(place)
+    for effect, level in product(steering.effects, levels):
+        found = torch.stack([crossings(*line, level) for line in zip(means["kl"], means[effect], strict=True)])
+        native = {site: found[places[0]] for (site, role, _), places in reversed(groups.items()) if role == "native"}
+        for (site, role, name), places in groups.items():
+            rows.append({"method": name, "role": role, "site": site, "effect": effect, "kl": level})
+            for column, values in (("value", found[places]), ("share", found[places] / native.get(site, torch.nan))):
+                ends = percentile_interval(values[0, 1:]) if role != "random" else values[:, 0].aminmax()
+                each = zip(("", "_low", "_high"), (values[:, 0].mean(), *ends), strict=True)
+                rows[-1] |= {column + end: finite(value) for end, value in each}
     return rows
 
 
@@ -202,20 +212,3 @@ def crossings(costs: np.ndarray, values: np.ndarray, level: float) -> Tensor:
     up = np.concatenate([start, values])
     found = [np.interp(level**0.5, *line, right=np.nan) for line in zip(across.T, up.T, strict=True)]
     return torch.tensor(found, dtype=torch.float64)
-
-
-def _rows(directions: Sequence[Direction], found: Tensor, about: Row) -> list[Row]:
-    """A row for each direction, and one for the random ones of each site."""
-    groups: dict[tuple[int, str, str], list[int]] = {}
-    for place, one in enumerate(directions):
-        groups.setdefault((one.site, one.role, "random" if one.role == "random" else one.name), []).append(place)
-    native = {site: found[places[0]] for (site, role, _), places in reversed(groups.items()) if role == "native"}
-    rows: list[Row] = []
-    for (site, role, name), places in groups.items():
-        row: Row = {"method": name, "role": role, "site": site, **about}
-        for column, values in (("value", found[places]), ("share", found[places] / native.get(site, torch.nan))):
-            ends = percentile_interval(values[0, 1:]) if role != "random" else values[:, 0].aminmax()
-            each = zip((column, f"{column}_low", f"{column}_high"), (values[:, 0].mean(), *ends), strict=True)
-            row |= {name: finite(value) for name, value in each}
-        rows.append(row)
-    return rows

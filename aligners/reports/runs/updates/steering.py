@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from functools import partial
 
-import numpy as np
 from matplotlib.figure import Figure
 
 from aligners.reports import drawing
@@ -52,27 +51,21 @@ def _table(effect: str, equal: Sequence[Row]) -> SiteTable:
 
 
 def figure(rows: Sequence[Row], effects: Sequence[str]) -> Figure:
-    """Draw effect (up) against cost (across): a panel for each effect and site, a band for random directions."""
+    """Draw effect (up) against cost (across): a panel for each effect and site; random directions in grey."""
     panels = [(effect, site) for effect in effects for site in distinct(rows, "site")]
-    across = len(panels) // len(effects)
-    made, axes = drawing.panels(len(panels), across, PANEL, (1.6, 0.8))
-    names = distinct([row for row in rows if row["role"] != "random"], "method")
+    made, axes = drawing.panels(len(panels), len(panels) // len(effects), PANEL, (1.6, 0.8))
+    names = distinct(rows, "method")
     for axis, (effect, site) in zip(axes, panels, strict=True):
-        here = grouped([row for row in rows if row["site"] == site and row["alpha"] > 0 and row["kl"]], "method")
-        for name, line in here.items():
-            if line[0]["role"] != "random":
-                columns = ("kl", effect, f"{effect}_low", f"{effect}_high")
-                costs, values, low, high = ([row[column] for row in line] for column in columns)
-                number, role = names.index(name), line[0]["role"]
-                look = drawing.line_look(number, number, STYLES[role])
-                axis.plot(costs, values, label=name if role in name else f"{name} ({role})", **look)
+        here = [row for row in rows if row["site"] == site and row["alpha"] > 0 and row["kl"]]
+        for (name, role), line in grouped(here, "method", "role").items():
+            columns = ("kl", effect, f"{effect}_low", f"{effect}_high")
+            costs, values, low, high = ([row[column] for row in line] for column in columns)
+            if role == "random":
+                axis.plot(costs, values, label=role, color="0.8", zorder=0)
+            else:
+                look = drawing.line_look(names.index(name), names.index(name), STYLES[role])
+                axis.plot(costs, values, label=name, **look)
                 axis.fill_between(costs, low, high, color=look["color"], alpha=0.15, linewidth=0)
-        drawn = [np.array([(row["kl"], row[effect]) for row in line]).T
-                 for line in here.values() if line[0]["role"] == "random"]  # fmt: skip
-        if drawn:
-            grid = np.geomspace(max(line[0, 0] for line in drawn), min(line[0, -1] for line in drawn), 50)
-            band = [np.interp(grid, *line) for line in drawn]
-            axis.fill_between(grid, np.min(band, 0), np.max(band, 0), color="0.85", label="random", linewidth=0)
         axis.axhline(0, color="0.6", linewidth=0.8, zorder=0)
         axis.set_xscale("log")
         axis.set_title(f"site {site}", fontsize=9)

@@ -23,6 +23,7 @@ from datamodules.rows.policies import select_rows
 from tests.tiny import TEXTS, WORDS, tiny_frozen, tokenised
 
 GOOD, BAD = ([WORDS.index(word) + 4] for word in ("good", "bad"))
+ASKED = (["good"], ["bad"])
 ALPHAS = (-1.0, 0.5, 1.0, 2.0)
 
 
@@ -48,7 +49,7 @@ def directions(model: FrozenModel) -> list[Direction]:
 @pytest.fixture(scope="module")
 def steering(model: FrozenModel) -> Steering:
     reader = torch.randn(model.width, generator=torch.Generator().manual_seed(5))
-    made = Steering(model, directions(model), ALPHAS, (GOOD, BAD), Reading(3, lambda rows: rows @ reader[:, None]))
+    made = Steering(model, directions(model), ALPHAS, ASKED, Reading(3, lambda rows: rows @ reader[:, None]))
     made.measure_units([batch()])
     return made
 
@@ -103,7 +104,7 @@ def test_nothing_added_changes_nothing_bit_for_bit(model: FrozenModel, steering:
     inputs, one = batch().inputs, steering.directions[0]
     moved = model.front(inputs, [1])[0] + steering.vector(one, 0.0)
     assert torch.equal(model.tail_through(inputs, 1, moved, 3)[0], model.logits(inputs))
-    assert 0.0 not in Steering(model, [one], (0, 1), (GOOD, BAD)).alphas
+    assert 0.0 not in Steering(model, [one], (0, 1), ASKED).alphas
 
 
 def test_what_is_written_is_what_teacher_forcing_would_say(model: FrozenModel, steering: Steering) -> None:
@@ -175,7 +176,8 @@ def test_words_are_tokens_inside_a_text(model: FrozenModel) -> None:
     ("changes", "said"),
     [
         ({"model": lambda: tiny_frozen("bert")}, "Expected a causal language model"),
-        ({"words": None}, "Expected words for and against, or a `reading`"),
+        ({"words": ((), ())}, "Expected words for and against, or a `reading`"),
+        ({"words": (["good"], [])}, "or neither, but got only one"),
         ({"alphas": (0, -1)}, "`alphas` with a positive number"),
         ({"directions": [Direction("a", 4, torch.ones(16))]}, "Expected `site` between 0 and 3, but got 4"),
         ({"directions": [Direction("a", 2, torch.ones(15))]}, "a has width 15"),
@@ -184,6 +186,6 @@ def test_words_are_tokens_inside_a_text(model: FrozenModel) -> None:
 )
 def test_bad_input_is_refused(model: FrozenModel, changes: dict[str, Any], said: str) -> None:
     usual: dict[str, Any] = {"model": lambda: model, "directions": [Direction("a", 2, torch.ones(16))]}
-    given = usual | {"alphas": (1.0,), "words": (GOOD, BAD)} | changes
+    given = usual | {"alphas": (1.0,), "words": ASKED} | changes
     with pytest.raises(ValueError, match=said):
         Steering(**given | {"model": given["model"]()})
