@@ -41,7 +41,7 @@ def states(model: Path, sites: tuple[int, ...], texts: dict[str, list[Text]], ke
         with quiet():
             loaded: Any = AutoModel.from_pretrained(model, add_pooling_layer=False).eval()
         loaded.encoder.layer = loaded.encoder.layer[: max(sites)]
-        tokenizer, found = AutoTokenizer.from_pretrained(model), {}
+        tokenizer, found = AutoTokenizer.from_pretrained(model), dict[str, Tensor]()
         for part, most in PARTS.items():
             means, words = [], []
             for start in range(0, most, 32):

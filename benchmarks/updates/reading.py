@@ -32,7 +32,7 @@ def kept_states(model: Path, parts: dict[str, list[Text]], kept: Path) -> dict[s
         kept.parent.mkdir(parents=True, exist_ok=True)
         with quiet():
             loaded: Any = AutoModel.from_pretrained(model, add_pooling_layer=False).eval()
-        tokenizer, found = AutoTokenizer.from_pretrained(model), {}
+        tokenizer, found = AutoTokenizer.from_pretrained(model), dict[str, Tensor]()
         fewer = SETTINGS["updates"].get(model.name, {}).get("set_aside", False)
         for part in READ:
             texts = parts[part][:SET_ASIDE] if fewer and part == "unlabelled" else parts[part]

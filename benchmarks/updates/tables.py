@@ -7,6 +7,7 @@ import argparse
 import json
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from scipy.stats import norm, spearmanr
 
 Cell = dict[str, Any]
 Figure = Callable[[Sequence[Cell]], float]
+Score = Callable[[Cell], float]
 
 STALE = 0.05  # AUROC lost: the head is stale
 HARMED = 0.01
@@ -127,6 +129,11 @@ def by(name: str, cells: Sequence[Cell], stale: Sequence[Cell]) -> None:
         print(f"{value:<14} {len(every):>5} {len(these):>5}   {means}")
 
 
+def _found(kind: str, way: str, cell: Cell) -> float:
+    """A score of a cell, NaN if it was not measured there."""
+    return cell[kind].get(way, np.nan)
+
+
 def ways(cells: Sequence[Cell], stale: Sequence[Cell]) -> None:
     """What comes back, by map and number of texts."""
     print(
@@ -134,8 +141,8 @@ def ways(cells: Sequence[Cell], stale: Sequence[Cell]) -> None:
     )
     print("with 95 % of the loss back, and of what NEW still encodes; all cells that are carried .01 below stale")
     names = list(dict.fromkeys(way for cell in cells for way in cell["carried"]))
-    scored = {way: (lambda cell, way=way: cell["carried"].get(way, np.nan)) for way in names}
-    scored |= {f"trained anew, {n} labels": (lambda cell, n=n: cell["anew"][n]) for n in stale[0]["anew"]}
+    scored: dict[str, Score] = {way: partial(_found, "carried", way) for way in names}
+    scored |= {f"trained anew, {n} labels": partial(_found, "anew", n) for n in stale[0]["anew"]}
     scored["random direction"] = lambda cell: max(cell["random"], 1 - cell["random"])
     for way, score in sorted(scored.items()):
         all_of, these = ([cell for cell in group if not np.isnan(score(cell))] for group in (cells, stale))
