@@ -1,9 +1,9 @@
-"""Heads carried through networks, an MLP and an INN, beside ridges, at the last block of the updates decided on.
+"""Heads carried through a network, the MLP, beside ridges, at the last block of two of the updates decided on.
 
     python -m benchmarks.updates.networks REAL UPDATES --json FILE
 
-The networks map new states to old ones, as fitted by `aligners.api` with its defaults: on 1,000 pooled texts, on 5,000,
-and on the tokens of 1,000.
+The network maps new states to old ones, as fitted by `aligners.api` with its defaults, on 1,000 pooled texts or 5,000.
+INNs are fitted likewise with `--maps inn`, and take far longer.
 """
 
 import argparse
@@ -25,6 +25,7 @@ from benchmarks.updates.heads import auroc, rows_of
 from benchmarks.updates.texts import SETTINGS, divided
 
 PLACE = 4  # the last block
+MAPS: dict[str, Any] = {"mlp": api.MLP, "inn": api.INN}
 
 
 def main() -> None:
@@ -33,6 +34,7 @@ def main() -> None:
     parser.add_argument("real", type=Path)
     parser.add_argument("updates", type=Path)
     parser.add_argument("--only", nargs="+", default=["full_sst2_0", "full_genre_0"], help="names of updates")
+    parser.add_argument("--maps", nargs="+", default=["mlp"], choices=list(MAPS))
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=1000, help="of a network")
     options = parser.parse_args()
@@ -43,23 +45,16 @@ def main() -> None:
     weights = np.stack([bench.heads[head, PLACE][0] for head in heads])
     for update in options.only:
         new = bench.states(options.updates / update)
-        fitting = {
-            f"{kind}, {name}": [model[part][PLACE, :n].float() for model in (new, bench.old)]
-            for kind, name, part, n in (
-                ("texts", "1000", "unlabelled", 1000),
-                ("texts", "5000", "unlabelled", 5000),
-                ("tokens", "1000", "unlabelled.tokens", bench.tokens[1000]),
-            )
-        }
-        for rows, (y, x) in fitting.items():
+        fitting = {n: [model["unlabelled"][PLACE, :n].float() for model in (new, bench.old)] for n in (1000, 5000)}
+        for n, (y, x) in fitting.items():
             answers = x.double().numpy() @ weights.T
             carried = ridge(Rows(y.double().numpy()), answers, weights).weights
             networks = {
-                name: kind(steps=options.steps).fit(y, x) for name, kind in (("mlp", api.MLP), ("inn", api.INN))
+                name: kind(steps=options.steps).fit(y, x) for name, kind in MAPS.items() if name in options.maps
             }
             for i, head in enumerate(heads):
                 tested, labels = rows_of(new, bench.tested[head], PLACE), bench.tested[head].labels
-                cell: dict[str, Any] = {"update": update, "head": head, "rows": rows}
+                cell: dict[str, Any] = {"update": update, "head": head, "texts": n}
                 cell["native"] = auroc(rows_of(bench.old, bench.tested[head], PLACE) @ weights[i], labels)
                 cell["stale"] = auroc(tested @ weights[i], labels)
                 cell["ridge to identity"] = auroc(tested @ carried[i], labels)
