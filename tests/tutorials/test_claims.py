@@ -110,6 +110,25 @@ CLAIMS: dict[str, dict[str, Callable[[Numbers], bool]]] = {
         "SoLU into GELU has a lower penalty than GELU into SoLU after every block, and the intervals of the two "
         "directions do not overlap.": lambda rows: apart(rows, "SoLU → GELU affine", "GELU → SoLU affine"),
     },
+    "my_model_was_updated": {
+        "Of the old model beside itself the verdict is that nothing differs beyond rounding, and of the new one that "
+        "it is different: no permutation or rotation makes even the first states agree.": lambda rows: (
+            {"the same model: rounding, answers the same", "the new model: different, answers others"} <= set(rows)
+        ),
+        "Put on the new model as it is, the head is at chance.": lambda rows: abs(rows["stale AUROC"][0] - 0.5) < 0.03,
+        "Carried without a label, it is within .01 of what it was on the old model, and within .03 of one that was "
+        "trained anew.": lambda rows: (
+            abs(rows["carried AUROC"][0] - rows["on the old AUROC"][0]) < 0.01
+            and abs(rows["carried AUROC"][0] - rows["trained anew AUROC"][0]) < 0.03
+        ),
+        "The direction lowers the log-odds of good words instead of raising them: what tells good reviews from bad "
+        "ones is not what makes a good word come next.": lambda rows: rows["native log-odds"][0] < 0,
+        "At equal cost the carried direction has more than half of the effect of the native one, and random ones have "
+        "less than a quarter.": lambda rows: (
+            rows["carried log-odds"][0] < rows["native log-odds"][0] / 2
+            and abs(rows["random log-odds"][0]) < abs(rows["native log-odds"][0]) / 4
+        ),
+    },
     "many_seeds_at_once": {
         "On average over pairs, the linear map leaves about .2 of the variance, the rotation .36, and the matching of "
         "neurons 1.1, which is worse than the mean of Y.": lambda rows: all(

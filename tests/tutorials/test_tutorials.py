@@ -53,6 +53,11 @@ def many(values: dict[str, Any]) -> bool:
     return all(fvu.shape == (3, 2) and bool((fvu > 0).all()) for fvu in values["results"].values())
 
 
+def carried(values: dict[str, Any]) -> bool:
+    scores, rows = values["scores"], values["steered"].curve
+    return scores["carried"] > scores["stale"] and {"native", "carried"} < {row["method"] for row in rows}
+
+
 class Size(NamedTuple):
     """The parameters of a small run, and what holds at any size."""
 
@@ -82,6 +87,18 @@ SIZES = {
             "steps": 8,
         },
         stitched,
+    ),
+    "my_model_was_updated": Size(
+        {
+            "name_old": f"embedded-gpt:0:{LONGER}",
+            "name_new": f"embedded-gpt:1:{LONGER}",
+            "texts_with_labels": 300,
+            "texts_without": 300,
+            "texts_to_test": 200,
+            "texts_to_steer": 10,
+            "cost": 1e-6,
+        },
+        carried,
     ),
     "many_seeds_at_once": Size(
         {"names": [f"embedded-gpt:{seed}:{SMALL}" for seed in range(3)], "texts_to_fit": 300, "texts_to_test": 100},
