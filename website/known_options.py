@@ -23,9 +23,11 @@ from aligners.cli.table import COMMANDS, find, quiet
 from aligners.cli.words import CONFIGS, KNOWN
 from aligners.fitting.price import NAMES
 from aligners.fitting.universe.universe import CLOSED_UNIVERSES
+from aligners.injection.comparing import comparison as compared
 from aligners.injection.methods import CLOSED_FORMS
 from aligners.maps.base import Aligner
 from aligners.models.recipes import EMBEDDED
+from aligners.probing.artefacts import maps as carried
 from aligners.similarity.catalogue import catalogue
 from datamodules.rows.policies import POLICIES
 
@@ -39,7 +41,7 @@ def known() -> dict[str, Any]:
     names: dict[str, Iterable[str]] = {
         "closed_form": CLOSED_FORMS,
         "data.rows": POLICIES,
-        "maps": NAMES,
+        "maps": dict.fromkeys([*NAMES, *compared.MAPS, *carried.MAPS]),  # each command refuses those of the others
         "measures": [*catalogue(0.99), "all"],
         "model.aligners": classes,
         "model.closed_form": CLOSED_UNIVERSES,

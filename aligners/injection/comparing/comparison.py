@@ -120,7 +120,8 @@ class Comparison:
         if coarse:
             changed[off(self.precision)] = precision.saved_elsewhere(old, self.precision, self.seed)
         reader = partial(Reader, number=0, sites=sites[0], kind=self.kind)
-        self.variants = {"another batch": reader(old, layout=in_two), "further padding": reader(old, layout=padded)}
+        further = partial(padded, most=old.max_length)
+        self.variants = {"another batch": reader(old, layout=in_two), "further padding": reader(old, layout=further)}
         self.variants |= {name: reader(model) for name, model in changed.items()}
         # Which count for other coordinates alone.
         self.loose = {name: coarse and name == off(self.precision) for name in self.variants}

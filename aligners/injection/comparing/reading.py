@@ -40,9 +40,10 @@ def in_two(run: Run, inputs: Inputs) -> list[Tensor]:
     return out
 
 
-def padded(run: Run, inputs: Inputs) -> list[Tensor]:
-    """States of a batch with further padding, on the left."""
-    return [state[:, PADDED:] for state in run({name: pad(value, (PADDED, 0)) for name, value in inputs.items()})]
+def padded(run: Run, inputs: Inputs, most: int | None = None) -> list[Tensor]:
+    """States of a batch with further padding, on the left, as far as a model with `most` positions has room for it."""
+    room = PADDED if most is None else min(PADDED, most - inputs["input_ids"].shape[1])
+    return [state[:, room:] for state in run({name: pad(value, (room, 0)) for name, value in inputs.items()})]
 
 
 class Asked:

@@ -153,6 +153,14 @@ def test_a_share_of_what_chance_does_as_well_is_not_boasted_of() -> None:
     assert "of the native effect at equal cost" in findings(5.0)
 
 
+def test_steering_that_never_costs_so_much_is_said_to() -> None:
+    equal = [one | dict.fromkeys(("value", "value_low", "value_high", "share")) for one in STEERED["equal"]]
+    assert (
+        "no amount of a direction that was tried costs"
+        in make_report("steering", {}, STEERED["rows"], equal=equal).lead
+    )
+
+
 @pytest.mark.parametrize(
     ("scores", "part"),
     [
