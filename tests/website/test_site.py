@@ -160,4 +160,4 @@ def test_a_drawing_stays_within_its_frame(drawing: Path) -> None:
     for part in root.iter():
         for name in ("x", "y", "x2", "y2", "cx", "cy"):
             assert 0 <= float(part.attrib.get(name, 0)) <= (width if "x" in name else height)
-    assert len(DRAWINGS) == 8
+    assert len(DRAWINGS) == 9
