@@ -3,27 +3,17 @@
 `docs/python.md` shows every name. The maps here take the widths from what they are fitted on; the banks in
 `aligners.maps`, which they are made of, hold one map for each of many site pairs.
 """
+# ruff: noqa: F403, F405  (each module lists what it offers)
 
 from typing import TYPE_CHECKING, Any
 
 from aligners.api import maps, measures
-from aligners.api.maps import *  # noqa: F403
-from aligners.api.measures import *  # noqa: F403
+from aligners.api.maps import *
+from aligners.api.measures import *
 
 if TYPE_CHECKING:
-    from aligners.api.models import Injected, TextSource, inject, load, load_texts, states
-    from aligners.api.updates import (
-        Artefact,
-        Dictionary,
-        Direction,
-        Head,
-        Steered,
-        carry,
-        compare,
-        read_artefacts,
-        steer,
-        write_artefact,
-    )
+    from aligners.api.models import *
+    from aligners.api.updates import *
 
 __all__ = [
     *maps.__all__, *measures.__all__, "Artefact", "Dictionary", "Direction", "Head", "Injected", "Steered",

@@ -153,19 +153,8 @@ def inject(places: Places, architecture: Architecture, site: int, states: Tensor
     def answered(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any | None:
         return architecture.answer(block, states, args, kwargs) if number(block) <= site else None
 
-    def received(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any | None:
-        return (
-            None if number(block) > 1 else _taking(states, args, kwargs)
-        )  # a shared block runs again, on other states
-
-    def exchanged(layer: nn.Module, args: tuple[Any, ...], output: Any) -> Any | None:
-        return _answering(states, output) if number(layer) == site else None
-
-    if not isinstance(places, Blocks):
-        with places[site - 1].register_forward_hook(exchanged):
-            yield
-    elif site == 0:
-        with places[0].register_forward_pre_hook(received, prepend=True, with_kwargs=True):
+    if site == 0 or not isinstance(places, Blocks):
+        with _exchanging(places, site, lambda _: states):
             yield
     else:
         skipped = {i: places.listed[i] for i in places.order[:site]}
@@ -200,30 +189,31 @@ def change(model: nn.Module, places: Blocks, site: int, changed: Changed) -> Ite
         inside.clear()
         return moved
 
-    def before(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return _taking(once(args[0] if args else kwargs["hidden_states"]), args, kwargs)
-
-    def after(block: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        return _answering(once(output[0] if isinstance(output, (tuple, list)) else output), output)
-
-    with (
-        model.register_forward_pre_hook(begins, with_kwargs=True),
-        (
-            places[site - 1].register_forward_hook(after)
-            if site
-            else places[0].register_forward_pre_hook(before, prepend=True, with_kwargs=True)
-        ),
-    ):
+    with model.register_forward_pre_hook(begins, with_kwargs=True), _exchanging(places, site, once):
         yield
 
 
-def _taking(states: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a block, with other states."""
-    return ((states, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": states})
+@contextmanager
+def _exchanging(places: Places, site: int, changed: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Within it, the model goes on from `changed(states)` at `site`; of a module, in its own shape, type and device."""
+    number = places.numbering()
 
+    def before(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any | None:
+        if number(block) > 1:  # a shared block runs again, on other states
+            return None
+        states = changed(args[0] if args else kwargs["hidden_states"])
+        return ((states, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": states})
 
-def _answering(states: Tensor, output: Any) -> Any:
-    """What a module returned, with other states, in its own shape, data type and device."""
-    if isinstance(output, (tuple, list)):
-        return type(output)((states.reshape(output[0].shape).to(output[0]), *output[1:]))
-    return states.reshape(output.shape).to(output)
+    def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any | None:
+        if number(module) != site:
+            return None
+        first, *others = output if isinstance(output, (tuple, list)) else [output]
+        states = changed(first).reshape(first.shape).to(first)
+        return type(output)((states, *others)) if isinstance(output, (tuple, list)) else states
+
+    if site:
+        hook = places[site - 1].register_forward_hook(after)
+    else:
+        hook = places[0].register_forward_pre_hook(before, prepend=True, with_kwargs=True)
+    with hook:
+        yield

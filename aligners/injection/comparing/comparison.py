@@ -18,7 +18,7 @@ from aligners.injection.comparing.verdict import AS_IS, LINEAR, TIMES, TURNED, V
 from aligners.injection.forward import stitched_logits
 from aligners.injection.scoring.scores import Sums, per_text_sums
 from aligners.injection.scoring.tasks import chosen, unit_losses
-from aligners.maps.linear import Affine, Procrustes, ridge_regression
+from aligners.maps.linear import Affine, Procrustes, Ridge, ridge_regression
 from aligners.maps.permutation import Permutation
 from aligners.models.model import FrozenModel
 from aligners.similarity.algebra.moments import Moments
@@ -29,10 +29,10 @@ from datamodules.rows.policies import PAIRS_TOKENS, RowKind
 from datamodules.rows.types import types_of
 from datamodules.tokens.tokenised import TokenisedTexts
 
-MAPS = ("permutation", TURNED, LINEAR)
 RIDGES = (1e-13, 1e-11, 1e-9, 1e-7, 1e-5, 1e-3, 1e-1)  # of least squares, from which rows choose; exact maps want none
 ROWS = 2  # fitting rows that a map takes for each dimension
-KINDS: dict[str, type[Affine]] = {"permutation": Permutation, TURNED: Procrustes}
+KINDS: dict[str, type[Affine]] = {"permutation": Permutation, TURNED: Procrustes, LINEAR: Ridge}
+MAPS = tuple(KINDS)
 ENDS = ("first", "most")  # of a verdict: numbers of site pairs, in its report sites of NEW
 Row = dict[str, Any]
 Map = Callable[[Tensor], Tensor]
@@ -166,30 +166,25 @@ class Comparison:
             parts.append(self.measure(self.held[places], costs=number * self.batch_size < self.costs))
         return self._found({name: torch.cat([part[name] for part in parts if name in part], -1) for name in parts[0]})
 
-    def _both(self, batch: TextBatch, pair: tuple[int, int] | None = None) -> list[Tensor]:
-        """Rows of OLD and of NEW at a site pair, or at all."""
-        sites = [None if pair is None else [site] for site in pair or (0, 0)]
-        return [reader.rows(batch, at).to(self.old.device) for reader, at in zip(self.readers, sites, strict=True)]
+    def _both(self, batch: TextBatch) -> list[Tensor]:
+        """Rows of OLD and of NEW at all site pairs."""
+        return [reader.rows(batch).to(self.old.device) for reader in self.readers]
 
     def _fit(self, moments: Moments) -> tuple[dict[str, Map], dict[str, str]]:
         """Solve the closed forms in float64; those that cannot be are left out, with the reason."""
         fitted: dict[str, Map] = {AS_IS: lambda x: x} if self.old.width == self.new.width else {}
         refused = {}
         for name in self.maps:
-            aligner = KINDS.get(name)
             try:
-                if aligner is None:
-                    fitted[name] = partial(self._affine, ridge_regression(moments, RIDGES)[0])
+                solved = KINDS[name](*moments.xy.shape).to(moments.xy)
+                if isinstance(solved, Ridge):
+                    solved.set_map(moments, ridge_regression(moments, RIDGES)[0])
                 else:
-                    solved = aligner(*moments.xy.shape).to(moments.xy)
                     solved.fit(moments)
-                    fitted[name] = solved
+                fitted[name] = solved
             except ValueError as error:
                 refused[name] = str(error)
         return fitted, refused
-
-    def _affine(self, weight: Tensor, x: Tensor) -> Tensor:
-        return torch.baddbmm(self.means[1], x - self.means[0], weight)
 
     def _mapped(self, rows: Tensor) -> Iterator[tuple[str, Tensor]]:
         """Each map's rows (S, N, d_y), in float64, of OLD's (S, N, d_x)."""
@@ -282,19 +277,18 @@ class Comparison:
 
     def _residuals(self, verdict: Verdict) -> list[Residuals]:
         """What the best map leaves at the first site that has changed and at the one that has most, row by row."""
-        map_, found = self.fitted.get(verdict.map or LINEAR, next(reversed(self.fitted.values()), None)), []
-        places = {place for place in (verdict.first, verdict.most) if place is not None and map_ is not None}
-        tokenizer, texts = cast(Any, self.old.tokenizer), self.texts["text"][:]
-        types = types_of(self.kind, self.held, self.texts, tokenizer) if places else None
-        joined = tokenizer.convert_tokens_to_string if self.kind.types == "tokens" else " ".join
-        for place in sorted(places):
-            parts = []
-            for numbers in self.track(self._batches(self.held), f"Looking at site {self.pairs[place][1]}"):
-                batch = self.held[numbers]
-                rows, (x, y) = self.readers[0].rows_of(batch), self._both(batch, self.pairs[place])
-                whole = x.double().expand(len(self.pairs), -1, -1)  # a bank has a map for each site
-                mapped = cast(Map, map_)(whole)[place]
-                parts.append(((y[0].double() - mapped).cpu(), torch.tensor(numbers)[rows.owner], rows.place))
-            columns = (torch.cat(column) for column in zip(*parts, strict=True))
-            found.append(Residuals(self.pairs[place][1], *columns, texts=texts, types=types, joined=joined))
-        return found
+        map_ = self.fitted.get(verdict.map or LINEAR, next(reversed(self.fitted.values()), None))
+        places = sorted({place for place in (verdict.first, verdict.most) if place is not None})
+        if map_ is None or not places:
+            return []
+        tokenizer, parts = cast(Any, self.old.tokenizer), list[tuple[Tensor, Tensor, Tensor]]()
+        for numbers in self.track(self._batches(self.held), "Looking at what is left"):
+            batch = self.held[numbers]
+            rows, (x, y) = self.readers[0].rows_of(batch), self._both(batch)
+            left = (y.double() - map_(x.double()))[places].cpu()
+            parts.append((left.transpose(0, 1), torch.tensor(numbers)[rows.owner], rows.place))
+        left, text, token = (torch.cat(column) for column in zip(*parts, strict=True))
+        about: dict[str, Any] = {"types": types_of(self.kind, self.held, self.texts, tokenizer)}
+        about["joined"] = tokenizer.convert_tokens_to_string if self.kind.types == "tokens" else " ".join
+        about |= {"text": text, "token": token, "texts": self.texts["text"][:]}
+        return [Residuals(self.pairs[n][1], left[:, k], **about) for k, n in enumerate(places)]

@@ -125,10 +125,10 @@ class Reader:
         placed = {name: value.to(self.model.device) for name, value in inputs.items()}
         return dict(zip(sites, self.layout(partial(self.model.front, sites=sites), placed), strict=True))
 
-    def rows(self, batch: TextBatch, sites: Sequence[int] | None = None) -> Tensor:
-        """(S, N, d) float32, at all sites that are read by default."""
-        sites = self.sites if sites is None else sites
-        return self._gather(batch, self.states(batch.inputs[self.number], sorted(set(sites))), sites, self.kind)
+    def rows(self, batch: TextBatch) -> Tensor:
+        """(S, N, d) float32."""
+        states = self.states(batch.inputs[self.number], sorted(set(self.sites)))
+        return self._gather(batch, states, self.sites, self.kind)
 
     def _gather(self, batch: TextBatch, states: Mapping[int, Tensor], sites: Sequence[int], kind: RowKind) -> Tensor:
         rows = rows_of_each(batch, kind)[self.number].to(self.model.device)

@@ -50,10 +50,8 @@ class Replaced(NamedTuple):
     def begin(self) -> Changed:
         """What is done at every step of one generation."""
         trunk, site = trunk_of(self.source.model), self.source_site
-        cache, positions = (
-            DynamicCache(config=self.source.model.config),
-            "position_ids" in signature(trunk.forward).parameters,
-        )
+        cache = DynamicCache(config=self.source.model.config)
+        positions = "position_ids" in signature(trunk.forward).parameters
 
         def changed(states: Tensor, called: dict[str, Any]) -> Tensor:
             given, mask = {"input_ids": called["input_ids"]}, called.get("attention_mask")  # none without padding
