@@ -10,7 +10,7 @@ from torchmetrics.functional.text import squad
 from transformers import AutoModelForQuestionAnswering, AutoModelForTokenClassification, PreTrainedModel
 
 from aligners.errors import UserError
-from aligners.injection.scoring.scores import bootstrap_interval
+from aligners.injection.scoring.scores import interval, named
 from datamodules.batches import TextBatch
 from datamodules.model_texts import ModelTexts
 from datamodules.text.annotated.sentence import ANSWERS, sentences_in
@@ -234,6 +234,5 @@ def token_columns(scores: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
     """
     weight, columns = scores["weight"][0], dict[str, Tensor]()
     for name, counted in (("accuracy", scores["other"][0]), ("score", scores["correct"][0])):
-        low, high = bootstrap_interval(counted, weight, seed=seed)
-        columns |= {name: counted.sum(1) / weight.sum(1), f"{name}_low": low, f"{name}_high": high}
+        columns |= named(name, interval(counted, weight, seed=seed))
     return {**columns, "loss": scores["loss"][0].mean(1)}

@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 from aligners.errors import UserError, check_range
 from aligners.finetuning.tokens import COUNTS, TokenTask
 from aligners.fitting.training import Schedule, mean_count, mean_over_ranks, schedule_factor
-from aligners.injection.scoring.scores import TextScores, UnitMeans, bootstrap_interval, percentile_interval
-from aligners.injection.scoring.task_scores import resampled_scores, task_score
+from aligners.injection.scoring.scores import TextScores, UnitMeans, interval, named, with_interval
+from aligners.injection.scoring.task_scores import resampled_scores
 from aligners.injection.scoring.tasks import unit_answers, unit_losses
 from aligners.models.calling import Caller, FiniteCheck
 from aligners.models.truncation import freeze_unused
@@ -291,11 +291,7 @@ def measured_columns(score: Score, scores: Mapping[str, Tensor], labels: Tensor,
         labels: (n,).
         seed: of the resampling.
     """
-    correct, answers = scores["correct"].mean(0), scores["answer"]
-    low, high = bootstrap_interval(correct, seed=seed)
-    score_low, score_high = percentile_interval(resampled_scores(score, answers, labels, seed=seed).mean(0))
-    return {
-        "accuracy": correct.mean(-1), "accuracy_low": low, "accuracy_high": high,
-        "loss": scores["loss"].mean(0).mean(-1),
-        "score": task_score(score, answers, labels).mean(0), "score_low": score_low, "score_high": score_high,
-    }  # fmt: skip
+    found = named("accuracy", interval(scores["correct"].mean(0), seed=seed))
+    found["loss"] = scores["loss"].mean(0).mean(-1)
+    scored = resampled_scores(score, scores["answer"], labels, seed=seed).mean(0)
+    return found | named("score", with_interval(scored))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from aligners.injection.forward import bank_answers, stitched_logits
 from aligners.injection.routes import Route
-from aligners.injection.scoring.scores import Sums, bootstrap_interval, per_text_sums
+from aligners.injection.scoring.scores import Figures, Sums, interval, per_text_sums
 from aligners.injection.scoring.task_scores import ScoredTask, score_interval, task_score
 from aligners.injection.scoring.tasks import UnitAnswers, agreement, batch_answers, one_after_another
 from aligners.models.classifiers import pooler_of, with_head
@@ -152,24 +152,23 @@ def behaviour_columns(table: Sums, native: Sums, asked: ScoredTask, seed: int) -
     units = native["units"]
     total = units.sum()
 
-    def interval(values: Tensor) -> tuple[Tensor, Tensor]:
-        return bootstrap_interval(values, units.expand_as(values), seed=seed)
+    def mean(values: Tensor) -> Figures:
+        return interval(values, units.expand_as(values), seed=seed)
 
-    loss, accuracy = table["loss"].sum(-1) / total, table["correct"].sum(-1) / total
+    loss = table["loss"].sum(-1) / total
     missing = torch.full_like(loss, torch.nan)
     native_accuracy = native["correct"].sum(-1) / total
     gap = table["loss"] - native["loss"]
-    accuracies = accuracy, *interval(table["correct"])
-    penalties = (missing,) * 3 if asked.regression else (gap.sum(-1) / total, *interval(gap))
+    accuracies = mean(table["correct"])
+    penalties = (missing,) * 3 if asked.regression else mean(gap)
     score, own_score = accuracies, native_accuracy
     if asked.labels is not None and asked.score != "accuracy":
-        ends = score_interval(asked.score, table["answer"], asked.labels, seed=seed)
-        score = task_score(asked.score, table["answer"], asked.labels), *ends
+        score = score_interval(asked.score, table["answer"], asked.labels, seed=seed)
         own_score = task_score(asked.score, native["answer"], asked.labels)
     answers = table["answer"], native["answer"]
     agreement = task_score("pearson", *answers) if asked.regression else table["agree"].sum(-1) / total
     perplexity = loss.exp() if asked.unit == "token" else missing
     per_byte = loss / BITS / asked.bytes_per_token if asked.bytes_per_token else missing
     pooled = table["pooled"].mean(-1) if "pooled" in table else missing
-    losses = loss, *penalties, native_accuracy - accuracy, own_score - score[0], perplexity, per_byte
+    losses = loss, *penalties, native_accuracy - accuracies[0], own_score - score[0], perplexity, per_byte
     return dict(zip(BEHAVIOUR_COLUMNS, (*accuracies, *score, *losses, agreement, pooled), strict=True))

@@ -14,7 +14,7 @@ from aligners.fitting.retrieval import RETRIEVAL_COLUMNS, HeldOutRows
 from aligners.injection.behaviour import BEHAVIOUR, BEHAVIOUR_COLUMNS, DRAWS, Behaviour, Natives, behaviour_columns
 from aligners.injection.methods import Method
 from aligners.injection.routes import Route
-from aligners.injection.scoring.scores import Sums, TextScores, UnitMeans, bootstrap_interval, of_unseen, per_text_sums
+from aligners.injection.scoring.scores import Sums, TextScores, UnitMeans, interval, named, of_unseen, per_text_sums
 from aligners.maps.canonical import reduced_mse
 from datamodules.asking import TaskBatch
 from datamodules.rows.policies import Rows
@@ -103,8 +103,7 @@ def error_columns(table: Sums, other: Sums, rows: Tensor, width: int, seed: int)
     }
     fvus: dict[str, Tensor] = {}
     for name, part in parts.items():
-        low, high = bootstrap_interval(*part, seed=seed)
-        fvus |= {name: part[0].sum(-1) / part[1].sum(-1), f"{name}_low": low, f"{name}_high": high}
+        fvus |= named(name, interval(*part, seed=seed))
     return {
         "mse": squares / (rows * width),
         "l2": table["norm"].sum(-1) / rows,

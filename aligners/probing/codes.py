@@ -120,20 +120,18 @@ class OnlineCode:
         return torch.stack([bits.sum(1) / targets.sum() for bits, targets in portions], 1)
 
 
-def compressions(codes: Sequence[OnlineCode], weights: Tensor | None = None) -> Tensor:
-    """Compression over several codes of the same units, such as those of several seeds, as one: (A,).
+def compressions(codes: Sequence[OnlineCode], weights: Tensor) -> Tensor:
+    """Compression over several codes of the same units, such as those of several seeds, as one: (A, R).
 
     Args:
         codes: of equally many probes.
         weights: (R, U) how often each unit counts in each resample, by its number among all units that are sent, in
-            ascending order; the result is then (A, R). Probes and order stay as they are.
+            ascending order. Probes and order stay as they are.
     """
     order = [code.units.argsort() for code in codes]
     bits = sum(code.bits[:, places] for code, places in zip(codes, order, strict=True))
     uniform = sum(code.uniform[places] for code, places in zip(codes, order, strict=True))
-    counted = torch.ones(1, len(order[0]), dtype=torch.float64) if weights is None else weights
-    ratios = (torch.as_tensor(uniform) @ counted.T) / (torch.as_tensor(bits) @ counted.T)
-    return ratios[:, 0] if weights is None else ratios
+    return (torch.as_tensor(uniform) @ weights.T) / (torch.as_tensor(bits) @ weights.T)
 
 
 def send(task: EdgeTask, how: ProbeTraining, seed: int, portions: Sequence[float] = PORTIONS) -> OnlineCode:
@@ -179,9 +177,9 @@ def code_rows(task: EdgeTask, codes: Sequence[OnlineCode]) -> Iterator[Row]:
     bits = torch.stack([code.codelength for code in codes])
     by_seed = torch.stack([code.compression for code in codes])
     weights, targets = resampled_counts(len(codes[0].units), task.seed), task.fitting.annotations
-    whole, resampled = compressions(codes), compressions(codes, weights)
+    every = compressions(codes, weights)
     for a, arm in enumerate(task.arms):
-        compression = score_columns("compression", whole[a], resampled[a], by_seed[:, a])
+        compression = score_columns("compression", every[a], by_seed[:, a])
         yield {
             **_about(task, a),
             "bits": float(bits[:, a].mean()),

@@ -161,9 +161,8 @@ class EdgeTask(Task):
     def columns(self, scores: Sequence[EdgeScores], arm: int, weights: Tensor) -> Row:
         """F1 and accuracy, of all seeds together."""
         sums = torch.stack([result.counts[arm] for result in scores])
-        total = sums.sum((0, 1))
-        exact = accuracy(total, len(scores[0].targets) * len(scores))
-        return {**score_columns("score", f1(total), f1(weights @ sums.sum(0)), f1(sums.sum(1))), "accuracy": exact}
+        exact = accuracy(sums.sum((0, 1)), len(scores[0].targets) * len(scores))
+        return {**score_columns("score", f1(weights @ sums.sum(0)), f1(sums.sum(1))), "accuracy": exact}
 
     def of_probe(self, scores: Sequence[EdgeScores], arm: int, weights: Tensor) -> Row:
         """Parameters, which layers a mix reads, and how much better a probe is than that of the control task."""
@@ -174,8 +173,8 @@ class EdgeTask(Task):
         control = self.arms[arm]._replace(control=True)
         if control in self.arms:
             counts = torch.stack([result.counts for result in scores]).sum(0)[[arm, self.arms.index(control)]]
-            (task_f1, other), (drawn, drawn_other) = f1(counts.sum(1)), f1(weights @ counts)
-            row |= {"control": other, **score_columns("selectivity", task_f1 - other, drawn - drawn_other)}
+            own, other = f1(weights @ counts)
+            row |= {"control": other[0], **score_columns("selectivity", own - other)}
         return row
 
 

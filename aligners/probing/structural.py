@@ -162,11 +162,10 @@ class TreeTask(Task):
         spearman = torch.stack([result.spearman[arm] for result in scores])
         lengths, totals = scores[0].lengths, scores[0].asked
         mean = spearman.mean(0, keepdim=True)
-        score, drawn = by_length(mean, lengths)[0], by_length(mean, lengths, weights)[0]
         hits = torch.stack([result.hits[arm] for result in scores]).mean(0)
         name = "uuas" if self.name == "distance" else "root_accuracy"
-        share = score_columns(name, hits.sum() / totals.sum(), pooled_ratio(hits[None], totals, weights)[0])
-        return {**score_columns("score", score, drawn, by_length(spearman, lengths)), **share}
+        share = score_columns(name, pooled_ratio(hits[None], totals, weights)[0])
+        return {**score_columns("score", by_length(mean, lengths, weights)[0], by_length(spearman, lengths)), **share}
 
     def of_probe(self, scores: Sequence[TreeScores], arm: int, weights: Tensor) -> Row:
         """Parameters."""

@@ -9,11 +9,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from aligners.injection.scoring.scores import percentile_interval, resampled_counts
+from aligners.injection.scoring.scores import Row, named, resampled_counts, with_interval
 from aligners.probing.bank import Arm, Bank, Examples, Words
 from aligners.probing.training import ProbeTraining, train_bank
-
-Row = dict[str, Any]
 
 
 @dataclass
@@ -104,8 +102,7 @@ class Task(ABC):
             seed: of the resampling.
         """
         scores = self.scores(bank, held)
-        drawn = resampled_counts(scores.sentences, seed)
-        return scores.measures(torch.cat((torch.ones_like(drawn[:1]), drawn)))
+        return scores.measures(resampled_counts(scores.sentences, seed))
 
     def at(self, layer: int, held: Words, seed: int) -> dict[str, Tensor]:
         """`measures` of the first bank's probe of a layer, (1, 1 + R)."""
@@ -140,17 +137,15 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def score_columns(name: str, value: Tensor, resampled: Tensor, by_seed: Tensor | None = None) -> dict[str, Tensor]:
+def score_columns(name: str, values: Tensor, by_seed: Tensor | None = None) -> dict[str, Tensor]:
     """A score with its 95 % interval over sentences and, if there are several seeds, its range over them.
 
     Args:
         name: of the column.
-        value: the score.
-        resampled: (R,) in the resamples.
+        values: (1 + R,) the score, and what it is in the resamples.
         by_seed: (S,).
     """
-    low, high = percentile_interval(resampled)
-    columns = {name: value, f"{name}_low": low, f"{name}_high": high}
+    columns = named(name, with_interval(values))
     if by_seed is not None:
         columns |= {f"{name}_seeds_low": by_seed.min(), f"{name}_seeds_high": by_seed.max()}
     return columns

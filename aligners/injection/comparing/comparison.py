@@ -16,7 +16,7 @@ from aligners.injection.comparing.reading import Asked, Reader, answer_sums, div
 from aligners.injection.comparing.residuals import Residuals
 from aligners.injection.comparing.verdict import AS_IS, LINEAR, TIMES, TURNED, Verdict, decide
 from aligners.injection.forward import stitched_logits
-from aligners.injection.scoring.scores import Sums, per_text_sums
+from aligners.injection.scoring.scores import Row, Sums, per_text_sums
 from aligners.injection.scoring.tasks import chosen, unit_losses
 from aligners.maps.linear import Affine, Procrustes, Ridge, ridge_regression
 from aligners.maps.permutation import Permutation
@@ -34,7 +34,6 @@ ROWS = 2  # fitting rows that a map takes for each dimension
 KINDS: dict[str, type[Affine]] = {"permutation": Permutation, TURNED: Procrustes, LINEAR: Ridge}
 MAPS = tuple(KINDS)
 ENDS = ("first", "most")  # of a verdict: numbers of site pairs, in its report sites of NEW
-Row = dict[str, Any]
 Map = Callable[[Tensor], Tensor]
 Track = Callable[[Sequence[Sequence[int]], str], Iterator[Sequence[int]]]
 

@@ -1,16 +1,14 @@
 """The figures of a comparison, from what was added up text by text: with intervals, floors and tolerances."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from aligners.injection.comparing.reading import Asked
 from aligners.injection.comparing.verdict import LEAST, TIMES
-from aligners.injection.scoring.scores import Sums, mean_columns
+from aligners.injection.scoring.scores import Row, Sums, mean_columns
 
-Row = dict[str, Any]
 EXACT = 1e-13  # nats, or a squared difference of cosines: what float64 makes of equal answers
 
 

@@ -17,13 +17,12 @@ from aligners.injection.generation.generating import Added, Replaced, check_cach
 from aligners.injection.methods import Method
 from aligners.injection.panels import Panel
 from aligners.injection.routes import Route
-from aligners.injection.scoring.scores import mean_columns
+from aligners.injection.scoring.scores import Row, mean_columns
 from aligners.models.model import FrozenModel
 from aligners.progress import hidden, track
 from datamodules.tokens.tokenised import TokenisedTexts
 
 BATCH, SHOWN = 16, 3  # prompts that are continued together, and those whose texts a report shows
-Row = dict[str, Any]
 Way = tuple[Row, FrozenModel, Added | Replaced | None]
 
 
@@ -80,8 +79,7 @@ def continuations(prompts: Tensor, options: Continuing, seed: int, ways: Iterabl
     drawn: dict[str, Any] = {"new_tokens": options.new_tokens, "temperature": options.temperature, "seed": seed}
     compared: tuple[FrozenModel, Tensor] | None = None
     for about, writer, changing in ways:
-        parts = [generate(writer, {"input_ids": ids}, changing, **drawn).tokens for ids in prompts.split(BATCH)]
-        found = torch.cat(parts)
+        found = torch.cat([generate(writer, ids, changing, **drawn) for ids in prompts.split(BATCH)])
         model, own = compared = compared or (writer, found)
         tables["generation"].append(about | figures(model, prompts, own, found, seed))
         for prompt, tokens in zip(prompts[:SHOWN], found[:SHOWN], strict=True):

@@ -11,9 +11,8 @@ from transformers import DynamicCache, GenerationConfig
 
 from aligners.errors import UserError, check_range
 from aligners.injection.forward import mapped_rows
-from aligners.models.calling import Layout
 from aligners.models.hooks import Changed, change, read, trunk_of
-from aligners.models.model import FrozenModel, Inputs
+from aligners.models.model import FrozenModel
 
 
 class Added(NamedTuple):
@@ -38,7 +37,7 @@ class Replaced(NamedTuple):
     Attributes:
         site: where they go in.
         source: the other model, with the same tokens. It has a cache of its own, and reads one token a step.
-        source_site: where it is read; no block above is run.
+        source_site: where it is read; no block above is run, except the first.
         map: from its rows (N, d_x) to rows (N, d_y).
     """
 
@@ -51,34 +50,15 @@ class Replaced(NamedTuple):
         """What is done at every step of one generation."""
         trunk, site = trunk_of(self.source.model), self.source_site
         cache = DynamicCache(config=self.source.model.config)
-        positions = "position_ids" in signature(trunk.forward).parameters
 
         def changed(states: Tensor, called: dict[str, Any]) -> Tensor:
-            given, mask = {"input_ids": called["input_ids"]}, called.get("attention_mask")  # none without padding
-            if mask is not None:
-                given["attention_mask"] = mask
-                if positions:
-                    given["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)[:, -states.shape[1] :]
-            there = {name: value.to(self.source.device) for name, value in given.items()}
-            run = lambda: trunk(**there, past_key_values=cache, use_cache=True)  # noqa: E731
-            rows = read(self.source.blocks, [site], run)[site].flatten(0, 1)
-            mapped = mapped_rows(self.map, rows.float()).to(states).view(states.shape)
-            real = torch.ones_like(called["input_ids"]) if mask is None else mask[:, -states.shape[1] :]
-            return mapped.where(real[..., None].bool(), 0)  # as padding has elsewhere
+            ids = called["input_ids"].to(self.source.device)
+            run = lambda: trunk(input_ids=ids, past_key_values=cache, use_cache=True)  # noqa: E731
+            # A block at least, whose part of the cache tells how much was read: positions follow from it.
+            rows = read(self.source.blocks, {site, max(site, 1)}, run)[site].flatten(0, 1)
+            return mapped_rows(self.map, rows.float()).to(states).view(states.shape)
 
         return changed
-
-
-class Generated(NamedTuple):
-    """Continuations of B prompts.
-
-    Attributes:
-        tokens: (B, N) int64 on the device of the prompts; -1 after the token that ends a text.
-        logits: (B, at most N, V) before any temperature; None if they were not asked for.
-    """
-
-    tokens: Tensor
-    logits: Tensor | None = None
 
 
 def check_causal(model: FrozenModel) -> None:
@@ -115,9 +95,9 @@ def check_cache(model: FrozenModel, tokens: int) -> None:
 
 @torch.no_grad()
 def generate(
-    model: FrozenModel, prompts: Inputs, changing: Added | Replaced | None = None, *, new_tokens: int = 32,
-    temperature: float = 0.0, seed: int = 0, logits: bool = False,
-) -> Generated:  # fmt: skip
+    model: FrozenModel, prompts: Tensor, changing: Added | Replaced | None = None, *, new_tokens: int = 32,
+    temperature: float = 0.0, seed: int = 0,
+) -> Tensor:  # fmt: skip
     """Continue prompts, with the states at a site changed at every step or, without `changing`, as the model does.
 
     `transformers`' own `generate` does it, with caches, without the penalties and filters of a model's own settings.
@@ -125,12 +105,14 @@ def generate(
 
     Args:
         model: a causal language model.
-        prompts: `input_ids` (B, T) and `attention_mask`, padded on either side.
+        prompts: (B, T) int64, tokens without padding.
         changing: what is done to the states at which site.
         new_tokens: most tokens of a continuation.
         temperature: 0: the most probable token each time; else tokens are drawn from softmax(logits / temperature).
         seed: of the draws, which depend on the whole batch.
-        logits: whether the logits are kept.
+
+    Returns:
+        The continuations, (B, new_tokens) int64 on the device of the prompts; -1 after the token that ends a text.
 
     Raises:
         ValueError: the model generates nothing, or has no cache; it has no such site, or no room for the tokens.
@@ -138,28 +120,26 @@ def generate(
     check_causal(model)
     check_range(least=1, new_tokens=new_tokens)
     check_range(least=0, temperature=temperature)
-    ids, end = prompts["input_ids"], model.model.generation_config.eos_token_id
-    check_cache(model, ids.shape[1] + new_tokens)
+    length, end = prompts.shape[1], model.model.generation_config.eos_token_id
+    check_cache(model, length + new_tokens)
     steps: Any = nullcontext()
     if changing is not None:
         model.check_site(changing.site, "site")
         if isinstance(changing, Replaced):
             changing.source.check_site(changing.source_site, "source_site")
-            check_cache(changing.source, ids.shape[1] + new_tokens)
+            check_cache(changing.source, length + new_tokens)
         steps = change(model.model, model.blocks, changing.site, changing.begin())
-    layout = Layout(prompts, "left", model.device)
-    there, mask = layout.turn(ids), layout.turn(prompts.get("attention_mask", torch.ones_like(ids)))
     ends = [] if end is None else [end] if isinstance(end, int) else list(end)
     drawn = {"temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
     settings = GenerationConfig(
-        max_new_tokens=new_tokens, repetition_penalty=1.0, num_beams=1, use_cache=True, return_dict_in_generate=True,
-        output_logits=logits, eos_token_id=ends or None, pad_token_id=(ends or [0])[0], do_sample=bool(drawn), **drawn,
+        max_new_tokens=new_tokens, repetition_penalty=1.0, num_beams=1, use_cache=True, eos_token_id=ends or None,
+        pad_token_id=(ends or [0])[0], do_sample=bool(drawn), **drawn,
     )  # fmt: skip
+    there: Any = prompts.to(model.device)
     with torch.random.fork_rng(), steps:
         torch.manual_seed(seed)
-        found: Any = model.model.generate(there, attention_mask=mask, generation_config=settings)
-    tokens = found.sequences[:, there.shape[1] :]
+        found: Any = model.model.generate(there, attention_mask=torch.ones_like(there), generation_config=settings)
+    tokens = found[:, length:].to(prompts.device)
     ended = torch.isin(tokens, torch.tensor(ends, device=tokens.device, dtype=tokens.dtype)).long()
     tokens = tokens.where(ended.cumsum(1) - ended == 0, -1)
-    whole = torch.nn.functional.pad(tokens, (0, new_tokens - tokens.shape[1]), value=-1)  # where all have ended
-    return Generated(layout.bring_back(whole), torch.stack(found.logits, 1) if logits else None)
+    return torch.nn.functional.pad(tokens, (0, new_tokens - tokens.shape[1]), value=-1)  # where all have ended

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from aligners.errors import UserError, finite
 from aligners.injection.generation.generating import check_causal
-from aligners.injection.scoring.scores import Sums, mean_columns, per_text_sums, percentile_interval, resampled_counts
+from aligners.injection.scoring.scores import Sums, mean_columns, named, per_text_sums, resampled_counts, with_interval
 from aligners.injection.scoring.tasks import chosen, divergence, unit_losses
 from aligners.models.model import FrozenModel
 from datamodules.asking import Targets, TaskBatch
@@ -187,7 +187,6 @@ def at_equal_cost(steering: Steering, table: Sums, levels: Sequence[float], seed
     none. Random directions of a site are one row: the mean, from the least to the largest.
     """
     counts = resampled_counts(table["units"].shape[-1], seed)
-    counts = torch.cat([torch.ones_like(counts[:1]), counts])  # the texts themselves, then resamples
     weights, positive, rows = table["units"] @ counts.T, np.array(steering.alphas) > 0, list[Row]()
     means = {name: (table[name] @ counts.T / weights).numpy()[:, positive] for name in ("kl", *steering.effects)}
     groups: dict[tuple[int, str, str], list[int]] = {}
@@ -199,9 +198,8 @@ def at_equal_cost(steering: Steering, table: Sums, levels: Sequence[float], seed
         for (site, role, name), places in groups.items():
             rows.append({"method": name, "role": role, "site": site, "effect": effect, "kl": level})
             for column, values in (("value", found[places]), ("share", found[places] / native.get(site, torch.nan))):
-                ends = percentile_interval(values[0, 1:]) if role != "random" else values[:, 0].aminmax()
-                each = zip(("", "_low", "_high"), (values[:, 0].mean(), *ends), strict=True)
-                rows[-1] |= {column + end: finite(value) for end, value in each}
+                drawn = values[:, 0].mean(), *values[:, 0].aminmax()
+                rows[-1] |= named(column, map(finite, drawn if role == "random" else with_interval(values[0])))
     return rows
 
 

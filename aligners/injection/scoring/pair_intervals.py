@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aligners.errors import UserError
+from aligners.errors import UserError, finite
 from aligners.fitting.outcomes import worst_of
+from aligners.injection.scoring.scores import Row, named
 from aligners.similarity.controls import jackknife_interval
 
-Row = dict[str, Any]
 LEAST_MODELS = 4
 OVER_MODELS, RANGE = "95 % interval over models", "range of the routes"  # what the ends of an interval are
 OVER_BASES = "95 % interval over pretrained models"  # each left out with all of its copies
@@ -104,8 +104,7 @@ def _summary(rows: list[Row], kinds: Kinds, quantities: Sequence[str], bases: Ki
         "training": worst_of(rows).get("training"),
     }
     for name, *figures in zip(quantities, values.mean(-1), low, high, strict=True):
-        for suffix, figure in zip(("", "_low", "_high"), figures, strict=True):
-            summary[name + suffix] = None if figure.isnan() else float(figure)
+        summary |= named(name, map(finite, figures))
     return summary
 
 

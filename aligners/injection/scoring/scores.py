@@ -1,5 +1,6 @@
 """Scores of each method, kept text by text so that any interval can be taken later."""
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from datamodules.rows.policies import Rows
 RESAMPLES = 1000
 LEVEL = 0.95
 Sums = dict[str, Tensor]  # quantity -> its sum over each text
+Row = dict[str, Any]  # of a report
+Figures = tuple[Tensor, Tensor, Tensor]  # a figure, and the lower and the upper end of its interval
 
 
 class TextScores(Metric):
@@ -88,21 +91,30 @@ class UnitMeans(DoubleMetric):
 
 
 def resampled(n: int, seed: int) -> Tensor:
-    """Draw n texts with replacement `RESAMPLES` times: their numbers, (resamples, n). Equal seeds draw equal texts."""
-    return torch.randint(n, (RESAMPLES, n), generator=torch.Generator().manual_seed(seed))
+    """The numbers of n texts, then of as many that are drawn from them with replacement, each time: (1 + R, n).
+
+    R is `RESAMPLES`. Equal seeds draw equal texts.
+    """
+    drawn = torch.randint(n, (RESAMPLES, n), generator=torch.Generator().manual_seed(seed))
+    return torch.cat([torch.arange(n)[None], drawn])
 
 
 def resampled_counts(n: int, seed: int) -> Tensor:
-    """How often each of n texts is drawn in each resample, (resamples, n) float64."""
+    """How often each of n texts counts: once, then as often as it is drawn in each resample, (1 + R, n) float64."""
     drawn = resampled(n, seed)
     return torch.zeros(drawn.shape, dtype=torch.float64).scatter_add_(1, drawn, torch.ones(drawn.shape).double())
 
 
-def percentile_interval(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the ends of the 95 % interval over the last axis, the resamples, without NaN: each (...)."""
+def with_interval(values: Tensor) -> Figures:
+    """A figure and the ends of its 95 % percentile interval, each (...), from it and its resamples, (..., 1 + R)."""
     tail = (1 - LEVEL) / 2
-    ends = torch.nanquantile(values, torch.tensor([tail, 1 - tail], dtype=torch.float64), dim=-1)
-    return ends[0], ends[1]
+    low, high = torch.nanquantile(values[..., 1:], torch.tensor([tail, 1 - tail], dtype=torch.float64), dim=-1)
+    return values[..., 0], low, high
+
+
+def named(name: str, figures: Iterable[Any]) -> dict[str, Any]:
+    """A report's columns of a figure and of the ends of its interval: `name`, `name_low` and `name_high`."""
+    return dict(zip((name, f"{name}_low", f"{name}_high"), figures, strict=True))
 
 
 def per_text_sums(values: Tensor, rows: Rows | Targets) -> Tensor:
@@ -115,8 +127,8 @@ def of_unseen(values: Tensor, rows: Rows) -> Tensor:
     return torch.full_like(values, torch.nan) if rows.unseen is None else values.where(rows.unseen, 0)
 
 
-def bootstrap_interval(values: Tensor, weights: Tensor | None = None, *, seed: int) -> tuple[Tensor, Tensor]:
-    """Return the 95 % percentile interval of a mean (or of a ratio of sums) over resampled texts.
+def interval(values: Tensor, weights: Tensor | None = None, *, seed: int) -> Figures:
+    """A mean over texts, or a ratio of sums, with the ends of its 95 % percentile interval over resampled texts.
 
     Args:
         values: (..., n) one number for each text.
@@ -124,20 +136,25 @@ def bootstrap_interval(values: Tensor, weights: Tensor | None = None, *, seed: i
         seed: the seed of the resampling; equal seeds draw equal texts, so intervals of methods can be compared.
 
     Returns:
-        Lower and upper end, each (...); NaN where values are not finite. Resamples with a zero denominator do not
-        count.
+        The mean, and the lower and upper end, each (...); the ends are NaN where values are not finite. Resamples with
+        a zero denominator do not count.
     """
     counts = resampled_counts(values.shape[-1], seed)
-    numerator = values.double() @ counts.T
     denominator = counts.sum(1) if weights is None else weights.double() @ counts.T
-    low, high = percentile_interval(numerator / denominator)
-    finite = values.isfinite().all(-1)
-    return low.where(finite, torch.nan), high.where(finite, torch.nan)
+    mean, *ends = with_interval(values.double() @ counts.T / denominator)
+    low, high = (end.where(values.isfinite().all(-1), torch.nan) for end in ends)
+    return mean, low, high
 
 
-def mean_columns(name: str, values: Tensor, weights: Tensor, seed: int) -> dict[str, float | None]:
-    """A report's columns of a ratio of sums (n,) over texts, and of its interval: `name`, `name_low`, `name_high`."""
-    values, weights = values.double().cpu(), weights.double().cpu()
-    ends = bootstrap_interval(values, weights, seed=seed)
-    found = map(finite, (values.sum() / weights.sum(), *ends))
-    return dict(zip((name, f"{name}_low", f"{name}_high"), found, strict=True))
+def resampled_columns(figures: Mapping[str, Tensor]) -> Row:
+    """A report's columns of figures, from each and its resamples, (1 + R,): see `named`."""
+    return {
+        key: finite(value)
+        for name, values in figures.items()
+        for key, value in named(name, with_interval(values)).items()
+    }
+
+
+def mean_columns(name: str, values: Tensor, weights: Tensor, seed: int) -> Row:
+    """A report's columns of a ratio of sums (n,) over texts, and of its interval: see `named`."""
+    return named(name, map(finite, interval(values.double().cpu(), weights.double().cpu(), seed=seed)))

@@ -12,7 +12,7 @@ from torchmetrics.functional import pearson_corrcoef, spearman_corrcoef
 from torchmetrics.functional.classification import binary_f1_score
 
 from aligners.errors import UserError
-from aligners.injection.scoring.scores import percentile_interval, resampled
+from aligners.injection.scoring.scores import Figures, resampled, with_interval
 from aligners.maps.baselines import random_labels
 from aligners.models.architectures import Task
 from aligners.models.model import FrozenModel
@@ -61,16 +61,16 @@ def task_score(score: Score, answers: Tensor, labels: Tensor) -> Tensor:
     return scores.where(rows.isfinite().all(-1), torch.nan).reshape(answers.shape[:-1])
 
 
-def score_interval(score: Score, answers: Tensor, labels: Tensor, *, seed: int) -> tuple[Tensor, Tensor]:
-    """Return the ends of the 95 % percentile interval of a score over resampled texts, each (...).
+def score_interval(score: Score, answers: Tensor, labels: Tensor, *, seed: int) -> Figures:
+    """A score with the ends of its 95 % percentile interval over resampled texts, each (...).
 
     The arguments are those of `resampled_scores`.
     """
-    return percentile_interval(resampled_scores(score, answers, labels, seed=seed))
+    return with_interval(resampled_scores(score, answers, labels, seed=seed))
 
 
 def resampled_scores(score: Score, answers: Tensor, labels: Tensor, *, seed: int) -> Tensor:
-    """Score resampled texts, the draws of `scores.bootstrap_interval`: (..., resamples); NaN if an answer is NaN.
+    """Score the texts and resamples of them, those of `scores.resampled`: (..., 1 + R); NaN if an answer is NaN.
 
     Args:
         score: the score.

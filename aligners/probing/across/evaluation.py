@@ -13,7 +13,7 @@ from aligners.injection.behaviour import Behaviour
 from aligners.injection.injecting import TOKENS, Evaluation, check_stored
 from aligners.injection.methods import CLOSED_FORMS, Method, build_floors, route_methods, stored_kind
 from aligners.injection.routes import InjectedTask, paired_routes
-from aligners.injection.scoring.scores import percentile_interval
+from aligners.injection.scoring.scores import resampled_columns
 from aligners.injection.scoring.task_scores import ScoredTask
 from aligners.models.loading.models import check_precision
 from aligners.models.model import FrozenModel
@@ -126,12 +126,9 @@ def columns(score: Tensor, own: Tensor, floor: Tensor, beaten: bool) -> Row:
         floor: that of the mean.
         beaten: whether Y's own beats the baseline and the floor.
     """
-    least, row = floor.nan_to_num(0.0), Row()
+    least = floor.nan_to_num(0.0)
     share = (score - least) / (own - least if beaten else torch.nan)
-    for name, values in {"score": score, "lost": own - score, "kept": share}.items():
-        low, high = percentile_interval(values[1:])
-        row |= {name: values[0], f"{name}_low": low, f"{name}_high": high}
-    return {name: float(value) if value.isfinite() else None for name, value in row.items()}
+    return resampled_columns({"score": score, "lost": own - score, "kept": share})
 
 
 class ProbesAcrossMaps(Evaluation):

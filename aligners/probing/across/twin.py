@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from aligners.injection.behaviour import BEHAVIOUR, Behaviour, behaviour_columns
 from aligners.injection.forward import read_all
 from aligners.injection.methods import Method
-from aligners.injection.scoring.scores import TextScores
+from aligners.injection.scoring.scores import Row, TextScores
 from aligners.injection.scoring.tasks import UnitAnswers
 from aligners.probing.bank import Bank
 from aligners.probing.edges import EdgeProbes
@@ -21,7 +21,6 @@ CHANGES = (
     "penalty", "penalty_low", "penalty_high", "loss", "accuracy", "accuracy_low", "accuracy_high", "agreement",
 )  # fmt: skip
 RANDOM, PRINCIPAL, WHOLE = "random", "principal", "whole state"  # parts that no probe reads
-Row = dict[str, Any]
 
 
 class SwappedPart(NamedTuple):

@@ -7,15 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aligners.errors import finite
-from aligners.injection.scoring.scores import percentile_interval, resampled_counts
+from aligners.injection.scoring.scores import Row, resampled_columns, resampled_counts
 from aligners.probing.artefacts.kinds import Artefact, Dictionary, Head
 
 COLUMNS = 8  # of many answers, such as a dictionary's features, those that vary most are compared
 MOST_ROWS = 2000  # that statistics are taken of, evenly spaced
 _WORSE = 0.002  # of a predicted score: less is no difference
 Scores = Callable[[Tensor], Tensor]
-Row = dict[str, Any]
 
 
 def scores_of(artefact: Artefact, old: Tensor) -> tuple[Scores, Callable[[Tensor], Tensor]]:
@@ -70,14 +68,7 @@ def auroc(scores: Tensor, positive: Tensor, weights: Tensor) -> Tensor:
 def text_weights(text: Tensor, seed: int) -> Tensor:
     """How often each row counts: once in the first row, then as often as its text is drawn, (1 + R, N)."""
     _, place = text.unique(return_inverse=True)
-    counts = resampled_counts(int(place.max()) + 1, seed)[:, place]
-    return torch.cat([torch.ones_like(counts[:1]), counts])
-
-
-def with_interval(name: str, values: Tensor) -> Row:
-    """A figure and its 95 % interval as columns, from the figure itself and those of the resamples."""
-    low, high = percentile_interval(values[1:])
-    return {name: finite(values[0]), f"{name}_low": finite(low), f"{name}_high": finite(high)}
+    return resampled_counts(int(place.max()) + 1, seed)[:, place]
 
 
 def attenuated(own: Tensor, correlation: Tensor) -> Tensor:
@@ -131,7 +122,7 @@ def fate(artefact: Artefact, old: Tensor, new: Tensor, weights: Tensor, seed: in
     predicted = fidelity if own is None else attenuated(own, correlation)
     agree = (weights * (decide(after) == decided).all(-1)).sum(1) / weights.sum(1)
     columns = {"rank_correlation": correlation, "fidelity": fidelity, "agreement": agree, "predicted": predicted}
-    return {key: value for name, values in columns.items() for key, value in with_interval(name, values).items()}
+    return resampled_columns(columns)
 
 
 def verdict(artefact: Artefact, carried: Row, stale: Row | None, least: float) -> str:
@@ -164,7 +155,7 @@ def with_labels(artefact: Artefact, each: Sequence[Tensor], old: Tensor, labels:
     score, decide = scores_of(artefact, old)
     scores = [score(answers.double()) for answers in each]
     positive = labels[:, None] == (torch.ones(1) if scores[0].shape[1] == 1 else torch.arange(scores[0].shape[1]))
-    row = with_interval("auroc", torch.stack([auroc(one, positive, weights) for one in scores]).mean(0))
+    columns = {"auroc": torch.stack([auroc(one, positive, weights) for one in scores]).mean(0)}
     right = torch.stack([(decide(one) == positive).all(-1).double() for one in scores]).mean(0)
     accuracy = (weights * right).sum(1) / weights.sum(1) if isinstance(artefact, Head) else weights[:, 0] * torch.nan
-    return row | with_interval("accuracy", accuracy)
+    return resampled_columns(columns | {"accuracy": accuracy})

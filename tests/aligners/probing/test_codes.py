@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from aligners.injection.scoring.scores import percentile_interval, resampled_counts
+from aligners.injection.scoring.scores import resampled_counts, with_interval
 from aligners.probing.bank import Arm, Examples
 from aligners.probing.codes import OnlineCode, code_rows, compressions, frequency_bits, portion_ends, send, uniform_bits
 from aligners.probing.edges import EdgeTask
@@ -62,7 +62,7 @@ def test_codes_of_several_seeds_are_added_unit_by_unit() -> None:
         sent = torch.rand(2, 20, generator=draw, dtype=torch.float64)
         codes.append(OnlineCode([10, 30], order, [sent], 2.0 * targets[order].double(), targets[order]))
     expected = 2 * codes[0].uniform.sum() / (codes[0].codelength + codes[1].codelength)
-    torch.testing.assert_close(compressions(codes), expected)
+    torch.testing.assert_close(compressions(codes, torch.ones(1, 30).double())[:, 0], expected)
     weights = torch.randint(3, (5, 30), generator=draw).double()
     for r, own in enumerate(weights):
         bits = sum((code.bits * own[code.units]).sum(1) for code in codes)
@@ -110,7 +110,7 @@ def task() -> EdgeTask:
 
 def test_what_states_tell_shortens_the_code_and_noise_compresses_nothing(task: EdgeTask) -> None:
     sent = send(task, QUICK, 0)
-    low, high = percentile_interval(compressions([sent], resampled_counts(COUNT, 0)))
+    _, low, high = with_interval(compressions([sent], resampled_counts(COUNT, 0)))
     assert low[0] <= 1
     assert sent.compression[0] > 0.8  # and not because the probe is far too sure of itself
     assert high[0] < low[1] < high[1] < low[2]

@@ -25,7 +25,7 @@ def model() -> FrozenModel:
 
 
 def write(model: FrozenModel, changing: Added | None = None) -> Tensor:
-    return generate(model, {"input_ids": PROMPTS}, changing, new_tokens=5).tokens
+    return generate(model, PROMPTS, changing, new_tokens=5)
 
 
 def test_figures_are_what_a_plain_model_says(model: FrozenModel) -> None:

@@ -14,7 +14,7 @@ from torchmetrics.functional.classification import binary_matthews_corrcoef
 
 from aligners.injection.scoring import tasks
 from aligners.injection.scoring.pair_intervals import OVER_MODELS, RANGE, over_pairs
-from aligners.injection.scoring.scores import TextScores, bootstrap_interval, per_text_sums, resampled
+from aligners.injection.scoring.scores import TextScores, interval, per_text_sums, resampled
 from aligners.injection.scoring.task_scores import OF_CLASSES, OF_NUMBERS, choose_score, score_interval, task_score
 from aligners.injection.scoring.tasks import (
     agreement,
@@ -51,17 +51,16 @@ def test_every_text_stands_in_its_place_once_whatever_the_batches(batches: list[
 
 def test_equal_seeds_resample_equal_texts_and_resamples_without_a_row_do_not_count() -> None:
     values = torch.rand(50, generator=torch.Generator().manual_seed(0))
-    one, both = (bootstrap_interval(each, seed=3)[0] for each in (values, torch.stack([values + 1, values])))
+    one, both = (interval(each, seed=3)[1] for each in (values, torch.stack([values + 1, values])))
     assert both.tolist() == pytest.approx([one.item() + 1, one.item()])
-    assert bootstrap_interval(values, seed=4)[0] != one
-    for end in bootstrap_interval(3 * values, values, seed=0):  # a ratio: both sides together
+    assert interval(values, seed=4)[1] != one
+    for end in interval(3 * values, values, seed=0):  # a ratio: both sides together
         assert end == pytest.approx(3)
     values, weights = torch.zeros(1, 20), torch.zeros(1, 20)
     values[0, :2], weights[0, :2] = torch.tensor([1.0, 3.0]), 2.0  # absent from an eighth of the resamples
-    low, high = bootstrap_interval(values, weights, seed=0)
-    assert (low.item(), high.item()) == (0.5, 1.5)
+    assert [figure.item() for figure in interval(values, weights, seed=0)] == [1, 0.5, 1.5]
     values[0, 0] = torch.inf
-    assert all(end.isnan().all() for end in bootstrap_interval(values, weights, seed=0))
+    assert all(end.isnan().all() for end in interval(values, weights, seed=0)[1:])
 
 
 REFERENCES: dict[Score, Any] = {
@@ -86,13 +85,14 @@ def drawn(score: Score, *shape: int) -> tuple[torch.Tensor, torch.Tensor]:
 def test_scores_and_their_intervals_are_the_references(score: Score) -> None:
     answers, labels = drawn(score, 1, 2, 60)
     found = task_score(score, answers, labels)
-    low, high = score_interval(score, answers, labels, seed=1)
+    same, low, high = score_interval(score, answers, labels, seed=1)
     references = [REFERENCES[score](row.numpy(), labels.numpy()) for row in answers[0]]
-    assert found[0].tolist() == pytest.approx(references, abs=1e-6)
+    for each in (found[0], same[0]):
+        assert each.tolist() == pytest.approx(references, abs=1e-6)
     if score == "accuracy":
-        expected = bootstrap_interval((answers == labels).double(), seed=1)
-        torch.testing.assert_close((low, high), expected, rtol=0, atol=1e-12)
-    values = [REFERENCES[score](answers[0, 1, part].numpy(), labels[part].numpy()) for part in resampled(60, 1)]
+        expected = interval((answers == labels).double(), seed=1)
+        torch.testing.assert_close((same, low, high), expected, rtol=0, atol=1e-12)
+    values = [REFERENCES[score](answers[0, 1, part].numpy(), labels[part].numpy()) for part in resampled(60, 1)[1:]]
     ends = np.quantile(values, [0.025, 0.975])
     assert (low[0, 1].item(), high[0, 1].item()) == pytest.approx(tuple(ends), abs=1e-6)
 
@@ -105,7 +105,7 @@ def test_a_constant_answer_is_worth_nothing_and_none_at_all_is_unknown(score: Sc
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         ends = torch.stack([task_score(score, answers, labels), *score_interval(score, answers, labels, seed=0)])
-    assert ends[:, 0].tolist() == [0, 0, 0]
+    assert ends[:, 0].tolist() == [0, 0, 0, 0]
     assert ends[:, 1].isnan().all()
     assert ends[:, 2].isfinite().all()
 
