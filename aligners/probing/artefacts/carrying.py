@@ -156,7 +156,7 @@ class Carrying(pl.LightningModule):
         forward = None
         if isinstance(artefact, (Direction, Dictionary)):
             fitting, validation = self.paired("fit", on, place), self.paired("validation", on, place)
-            forward = forward_map(best.name, fitting.moments, validation)
+            forward = forward_map(best.name, fitting, validation)
         model, came = self.new.identity(), {"model": self.old.name, "site": artefact.about["site"], "map": best.name}
         about = {"model": model["name"], "fingerprint": model["fingerprint"], "carried_from": came}
         return artefact.carried(best.back, forward, site=self.stream.reader.sites[place][1], **about)

@@ -16,6 +16,7 @@ from aligners.similarity.algebra.moments import Moments, moments_of
 
 STALE = "identity"
 MAPS = (STALE, "shift", "procrustes", "linear", "ridge", "ridge_identity")
+FAR = 10  # median distances from the median of all rows
 EQUAL_WIDTHS = (STALE, "shift", "ridge_identity")
 _FURTHER = (100.0, 1000.0)  # towards the identity, nearly the shift alone
 
@@ -38,6 +39,13 @@ class PairedRows(NamedTuple):
     def at(self, chosen: Tensor) -> "PairedRows":
         """Some of the rows."""
         return PairedRows(*(part[chosen] for part in self if part is not None))
+
+    @property
+    def typical(self) -> "PairedRows":
+        """Those that neither model sets far apart, as language models do with single tokens, the first of all."""
+        away = [(part - part.median(0).values).norm(dim=1) for part in (self.old, self.new)]
+        near = [distance <= FAR * distance.median() for distance in away]
+        return self.at(near[0] & near[1])
 
     @property
     def moments(self) -> Moments:
@@ -103,15 +111,18 @@ def fit_maps(
     return sorted(found, key=lambda fitted: fitted.error)
 
 
-def forward_map(name: str, fitting: Moments, validation: PairedRows) -> Aligner:
+def forward_map(name: str, fitting: PairedRows, validation: PairedRows) -> Aligner:
     """The map of that name from old states to new ones, which what is put into states is pushed forward by.
+
+    It is fitted on `typical` rows: otherwise a few huge states are all that its least squares see.
 
     Args:
         name: one of `MAPS`.
-        fitting: moments of pairs (new, old).
+        fitting: rows that it is fitted on.
         validation: other rows, which choose the strength of a ridge by the states themselves.
     """
-    tried = [bank for _, bank in _banks(name, fitting.swap())]
+    fitting, validation = fitting.typical, validation.typical
+    tried = [bank for _, bank in _banks(name, fitting.moments.swap())]
     return min(tried, key=lambda bank: answers_missed(validation.new, bank(validation.old[None])[0]))
 
 
