@@ -118,6 +118,7 @@ class Carrying(pl.LightningModule):
             named = {**about, "site_x": sites[p][0], "site_y": sites[p][1], "map": fitted.name, "fitted_on": str(rows)}
             row = {**named, "strength": fitted.strength, "error": fitted.error, "chosen": fitted is best}
             self.report_tables["maps"].append(row)
+        best = best.refitted(*(self.paired(split, on, place) for split in ("fit", "validation")))
         new, held = self._moved(artefact, best, on, place), self.paired("test", kind, place)
         weights, answers = text_weights(held.text, self.seed), {"native": artefact.answers(held.old)}
         if artefact.width == self.new.width:

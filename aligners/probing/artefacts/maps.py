@@ -1,7 +1,7 @@
 """Maps to carry artefacts with: closed forms between two models' states, each chosen by what the artefact says."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -69,6 +69,11 @@ class FittedMap:
     back: Aligner
     error: float
     strength: float | None = None
+
+    def refitted(self, fitting: PairedRows, validation: PairedRows) -> "FittedMap":
+        """The same map with its strength, fitted on the rows that chose it as well."""
+        rows = PairedRows(*(torch.cat(part) for part in zip(fitting[:3], validation[:3], strict=True)))
+        return replace(self, back=dict(_banks(self.name, rows.moments))[self.strength])
 
 
 def fit_maps(

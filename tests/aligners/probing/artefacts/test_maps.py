@@ -25,6 +25,18 @@ def test_a_ridge_towards_the_identity_is_the_textbook_one() -> None:
     np.testing.assert_allclose(got, (validation.new.numpy() - y_mean) @ expected + x_mean, atol=1e-4)
 
 
+def test_a_chosen_map_is_fitted_on_all_rows_with_its_strength() -> None:
+    fitting, validation = paired("rotated", noise=0.5), paired("rotated", noise=0.5, seed=7)
+    (chosen,) = fit_maps(head(), fitting, validation, ["ridge"])
+    both = PairedRows(*(torch.cat(part) for part in zip(fitting[:3], validation[:3], strict=True)))
+    again, rows = chosen.refitted(fitting, validation), both.moments
+    system = rows.xx[0] + chosen.strength * rows.xx[0].diagonal().mean() * torch.eye(WIDTH)
+    torch.testing.assert_close(
+        again.back.weight[0].double(), torch.linalg.solve(system, rows.xy[0]), rtol=1e-4, atol=1e-5
+    )
+    assert (again.name, again.strength, again.error) == ("ridge", chosen.strength, chosen.error)
+
+
 def test_few_rows_of_a_small_update_leave_the_artefact_nearly_as_it_is() -> None:
     """Where ridge towards 0 forgets, ridge towards the identity does not."""
     old, noise = draw(400, WIDTH), 0.05 * draw(400, WIDTH, seed=5)
