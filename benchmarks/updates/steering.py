@@ -37,7 +37,8 @@ WORDS = (["good", "great", "wonderful"], ["bad", "terrible", "awful"])
 @torch.no_grad()
 def words(models: list, sites: list[list[int]], texts: list[str]) -> tuple[list[Tensor], Tensor]:
     """States (S, N, d) of every model at the words that all have, and the text of each row."""
-    tokens, parts, owners = tokenised(models, texts, None, 64, words=True)[0], [[] for _ in models], []
+    tokens, parts = tokenised(models, texts, None, 64, words=True)[0], [list[Tensor]() for _ in models]
+    owners = []
     for first in range(0, len(texts), 32):
         batch = tokens[range(first, min(first + 32, len(texts)))]
         places = rows_of_each(batch, RowKind("words"))
@@ -62,12 +63,13 @@ def directions(old: dict[str, Tensor], new: Tensor, owner: Tensor, labels: Tenso
         theirs, rows = Direction({"vector": difference(own._replace(new=states).at(known))}), own._replace(old=states)
         for n, shuffled in ((100, False), (1000, False), (1000, True)):
             place = (owner - LABELLED) / n
-            parts = [rows.at((place >= 0) & (place < 0.8)), rows.at((place >= 0.8) & (place < 1))]
+            fitting, chosen = rows.at((place >= 0) & (place < 0.8)), rows.at((place >= 0.8) & (place < 1))
             if shuffled:
                 draw = torch.Generator().manual_seed(seed)
-                parts = [part._replace(old=part.old[torch.randperm(len(part.old), generator=draw)]) for part in parts]
-            best = fit_maps(theirs, *parts)[0]
-            moved = theirs.carried(best.back, forward_map(best.name, *parts), map=best.name)
+                mixed = [part.old[torch.randperm(len(part.old), generator=draw)] for part in (fitting, chosen)]
+                fitting, chosen = fitting._replace(old=mixed[0]), chosen._replace(old=mixed[1])
+            best = fit_maps(theirs, fitting, chosen)[0].refitted(fitting, chosen)
+            moved = theirs.carried(best.back, forward_map(best.name, fitting, chosen), map=best.name)
             found[f"{name}, shuffled" if shuffled else f"{name}, {n}"] = moved
     return found
 

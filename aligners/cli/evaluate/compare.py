@@ -42,7 +42,7 @@ def compare(
             them (`[]`): states are compared as they are, and few texts do.
         checkpoints: Files aligners.safetensors of `train.py fit` between the two, whose maps are measured, too.
         most: Texts to fit the maps on, and held-out texts to compare on, at most so many of each.
-        costs: On how many of them the old model's states are put into the new one.
+        costs: On how many of them the old model's states are put into the new one, at 8 sites if there are more.
         seed: Of masks, batches, and the resampling of texts.
     """
     check_known(MAPS, maps=maps)

@@ -33,6 +33,7 @@ RIDGES = (1e-13, 1e-11, 1e-9, 1e-7, 1e-5, 1e-3, 1e-1)  # of least squares, from 
 ROWS = 2  # fitting rows that a map takes for each dimension
 KINDS: dict[str, type[Affine]] = {"permutation": Permutation, TURNED: Procrustes, LINEAR: Ridge}
 MAPS = tuple(KINDS)
+COSTLY = 8  # sites at which OLD's states are put into NEW
 ENDS = ("first", "most")  # of a verdict: numbers of site pairs, in its report sites of NEW
 Map = Callable[[Tensor], Tensor]
 Track = Callable[[Sequence[Sequence[int]], str], Iterator[Sequence[int]]]
@@ -76,7 +77,7 @@ class Comparison:
         labelled: whether the texts have labels that both classifiers are asked for.
         maps: closed forms out of `MAPS`; none: nothing is fitted.
         further: name -> a fitted map from rows of OLD (S, N, d) to those of NEW, which is measured, too.
-        costs: on how many held-out texts OLD's states are put into NEW; 0: on none.
+        costs: on how many held-out texts OLD's states are put into NEW, at `COSTLY` sites; 0: on none.
         most: texts that are read of each kind, the first ones; default: all.
         batch_size: texts that are read together.
         seed: of masks, of the batches' order, and of the resampling of texts.
@@ -223,19 +224,25 @@ class Comparison:
     def _costs(self, task: TaskBatch, rows: Tensor, own: Tensor) -> Tensor:
         """What NEW loses as it goes on from OLD's states, by each map: KL from its own answers, and loss: (2, M, S, B).
 
+        NaN at the sites between `COSTLY` evenly spaced ones: every site is half a pass for every map.
+
         Args:
             task: what it is asked, with its inputs.
             rows: (S, N, d) of OLD.
             own: (U, C) what it answers by itself.
         """
         found, native = [], unit_losses(own, task.targets)
+        at = torch.linspace(0, len(self.pairs) - 1, min(COSTLY, len(self.pairs))).round().long().tolist()
         for _, mapped in self._mapped(rows):
-            for (_, site), states in zip(self.pairs, mapped.float().to(self.new.device), strict=True):
-                logits = stitched_logits(self.new, task.inputs, site, task.rows, states)
+            for place in at:
+                states = mapped[place].float().to(self.new.device)
+                logits = stitched_logits(self.new, task.inputs, self.pairs[place][1], task.rows, states)
                 answers = chosen(logits, task.targets, self.new.class_map)
                 loss = (unit_losses(answers, task.targets) - native).double()  # of no meaning without right answers
                 found.append(torch.stack([divergences(own, answers), loss if self.asked.scored else loss * torch.nan]))
-        return per_text_sums(torch.stack(found, 1).unflatten(1, (-1, len(self.pairs))), task.targets)
+        costs = per_text_sums(torch.stack(found, 1).unflatten(1, (-1, len(at))), task.targets)
+        every = costs.new_full((*costs.shape[:2], len(self.pairs), costs.shape[-1]), torch.nan)
+        return every.index_copy_(2, torch.tensor(at, device=costs.device), costs)
 
     # ------------------------------------------------------------------ what was found
 

@@ -12,6 +12,7 @@ from scipy.special import log_softmax
 
 from aligners.api import compare
 from aligners.errors import UserError
+from aligners.injection.comparing import comparison
 from aligners.injection.comparing.comparison import Compared
 from aligners.injection.comparing.precision import INT8, rounded, stored_precision, with_weights
 from aligners.models import FrozenModel
@@ -47,6 +48,13 @@ def test_a_model_and_itself_differ_in_nothing() -> None:
     assert column(found, "rotation", "penalty") == pytest.approx([0] * 4, abs=1e-5)
     assert found.meta["weights"] == {"changed": [], "blocks": 3}
     assert lead(found).startswith("Nothing has changed beyond rounding")
+
+
+def test_what_states_cost_is_measured_at_evenly_spaced_sites_of_a_deep_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "COSTLY", 2)
+    costs = column(compare(GPT(), GPT(seed=1), TEXTS, costs=40), "identity", "kl")
+    assert costs[1:3] == [None, None]
+    assert min(costs[0], costs[3]) > 0
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16", INT8])
