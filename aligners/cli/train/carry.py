@@ -49,7 +49,7 @@ def carry(run: Run, artefacts: Path | None = None) -> None:
     names = file_names([artefact.name for artefact in found])
     for old, new, row in zip(found, carrying.carried, carrying.rows, strict=True):
         scores = [score for score in carrying.report_tables["scores"] if score["artefact"] == old.name]
-        card = words("carried", row=row, scores=scores, meta=carrying.meta, through=new.through is not None)
+        card = words("carried", row=row, scores=scores, meta=carrying.meta, through=bool(new.through))
         write_artefact(new, run.folder / "artefacts" / names[old.name], card)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from aligners.maps.affine import AffineLayer
 from aligners.maps.base import Aligner
-from aligners.maps.linear import Affine, Identity, Ridge
+from aligners.maps.linear import Affine, Identity
 
 Parts = tuple[Tensor, Tensor]  # W (d_x, d_y) and b (d_y,)
 
@@ -43,11 +43,3 @@ def _mean(aligner: Aligner) -> Tensor:
     """The mean of the fitting rows of X, (d_x,); 0 where a map does not know it."""
     mean: Any = getattr(getattr(aligner, "scaling", aligner), "mean_x", None)
     return torch.zeros(aligner.d_x) if mean is None else mean[0, 0]
-
-
-def bank_of(parts: Parts) -> Ridge:
-    """W and b as a bank of one map."""
-    bank = Ridge(1, *parts[0].shape)
-    bank.weight.copy_(parts[0])
-    bank.mean_y.copy_(parts[1])
-    return bank

@@ -1,6 +1,7 @@
 """The experiment of `train.py carry`: maps without labels, carried artefacts, their fate and scores."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any, cast
 
@@ -168,7 +169,7 @@ class Carrying(pl.LightningModule):
         parts = [self.paired(split, kind, place) for split in ("fit", "validation")]
         for seed in range(self.seed, self.seed + SHUFFLES):
             draw = torch.Generator().manual_seed(seed)
-            mixed = [rows._replace(old=rows.old[torch.randperm(len(rows.old), generator=draw)]) for rows in parts]
+            mixed = [replace(rows, old=rows.old[torch.randperm(len(rows.old), generator=draw)]) for rows in parts]
             yield artefact.carried(fit_maps(artefact, mixed[0], mixed[1], maps)[0].back)
 
     def _scores(

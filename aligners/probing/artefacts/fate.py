@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aligners.injection.scoring.scores import Row, resampled_columns, resampled_counts
+from aligners.injection.scoring.scores import Row, resampled_columns, resampled_counts, with_interval
 from aligners.probing.artefacts.kinds import Artefact, Dictionary, Head
 
 COLUMNS = 8  # of many answers, such as a dictionary's features, those that vary most are compared
 MOST_ROWS = 2000  # that statistics are taken of, evenly spaced
 _WORSE = 0.002  # of a predicted score: less is no difference
+DRAWS = 1000  # of an owner's score, which say whether it is above chance
 Scores = Callable[[Tensor], Tensor]
 
 
@@ -108,16 +109,19 @@ def fate(artefact: Artefact, old: Tensor, new: Tensor, weights: Tensor, seed: in
         seed: of the draws of the owner's score.
 
     Returns:
-        Rank correlation of the scores; fidelity, the AUROC of the new scores against the old decisions; agreement of
-        the decisions; `predicted`, the owner's score `attenuated`, or else the fidelity: each with an interval.
+        Rank correlation of the scores; fidelity, the AUROC of the new scores against the old decisions, or against the
+        upper half of the old scores where all rows are decided alike; agreement of the decisions; `predicted`, the
+        owner's score `attenuated`, or else the fidelity: each with an interval.
     """
     score, decide = scores_of(artefact, old)
     before, after = score(old.double()), score(new.double())
     decided = decide(before)
+    alike = (decided == decided[0]).all(0)  # one decision for all rows, of which no score can tell: then the upper half
+    halves = decided.where(~alike, before > before.median(0).values)
     correlation = torch.stack(
         [rank_correlation(a, b, weights) for a, b in zip(before.T, after.T, strict=True)]
     ).nanmean(0)
-    fidelity = auroc(after, decided, weights)
+    fidelity = auroc(after, halves, weights)
     own = own_score(artefact, len(weights), seed)
     predicted = fidelity if own is None else attenuated(own, correlation)
     agree = (weights * (decide(after) == decided).all(-1)).sum(1) / weights.sum(1)
@@ -126,7 +130,7 @@ def fate(artefact: Artefact, old: Tensor, new: Tensor, weights: Tensor, seed: in
 
 
 def verdict(artefact: Artefact, carried: Row, stale: Row | None, least: float) -> str:
-    """`carry`, `leave as it is` or `do not use`.
+    """`carry`, `leave as it is` or `do not use`, as where the owner's score does not differ from chance.
 
     Args:
         artefact: with its owner's score, if that is known; 1 else.
@@ -134,10 +138,10 @@ def verdict(artefact: Artefact, carried: Row, stale: Row | None, least: float) -
         stale: that of the artefact as it is; None where it cannot read the new model.
         least: share of what it has above chance that is to be kept.
     """
-    own = own_score(artefact, 1, 0)
-    wanted = 0.5 + least * ((1.0 if own is None else float(own[0])) - 0.5)
+    own = own_score(artefact, DRAWS, 0)
+    known, surely, _ = (1.0, 1.0, 1.0) if own is None else map(float, with_interval(own))
     after, before = (-1.0 if row is None or row["predicted"] is None else row["predicted"] for row in (carried, stale))
-    if max(after, before) < wanted:
+    if surely <= 0.5 or max(after, before) < 0.5 + least * (known - 0.5):
         return "do not use"
     return "leave as it is" if before > after - _WORSE else "carry"
 

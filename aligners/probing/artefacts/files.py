@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from aligners.errors import UserError, check_known
 from aligners.files.whole import whole_folder
 from aligners.fitting.bank import FORWARD, StoredBank, describe_aligner, load_bank, save_bank, take_places
+from aligners.maps.base import Aligner
 from aligners.probing.artefacts.kinds import KINDS, Artefact, Dictionary, Probe, Stitching
 from aligners.probing.bank import Bank
 from aligners.probing.storing import PROBES, load_banks
@@ -74,14 +75,14 @@ def _of_folder(folder: Path) -> list[Artefact]:
 
 
 def _described(folder: Path, about: dict[str, Any]) -> Artefact:
-    (through,) = load_bank(folder / MAP, arrays=True).maps[FORWARD].values() if (folder / MAP).exists() else [None]
+    through = [*load_bank(folder / MAP, arrays=True).maps[FORWARD].values()] if (folder / MAP).exists() else []
     kind = KINDS[about["kind"]]
     if kind is Dictionary:
         return _dictionary(folder, about, through)
     return kind(_tensors(folder / TENSORS), about, through)
 
 
-def _dictionary(folder: Path, about: dict[str, Any], through: Any = None) -> Dictionary:
+def _dictionary(folder: Path, about: dict[str, Any], through: Sequence[Aligner] = ()) -> Dictionary:
     """A dictionary of SAELens, whose cfg.json has its metadata in a dictionary of that name, or beside the rest."""
     cfg = _json(folder / CFG)
     told = {**cfg, **(cfg.get("metadata") or {})}
@@ -174,10 +175,9 @@ def write_artefact(artefact: Artefact, folder: Path | str, card: str | None = No
         save_file(tensors, unfinished / (WEIGHTS if isinstance(artefact, Dictionary) else TENSORS))
         if isinstance(artefact, Dictionary):
             (unfinished / CFG).write_text(json.dumps(_cfg(artefact), indent=2) + "\n", encoding="utf-8")
-        if artefact.through is not None:
-            maps = {FORWARD: {type(artefact.through).__name__.lower(): artefact.through}}
-            options: dict[str, Any] = {"options": artefact.through.options(), "columns": [], "keys": None}
-            save_bank(StoredBank("arrays", maps, {FORWARD: []}, options, {}), unfinished / MAP)
+        if artefact.through:
+            maps = {FORWARD: {str(number): map_ for number, map_ in enumerate(artefact.through)}}
+            save_bank(StoredBank("arrays", maps, {FORWARD: []}, {"columns": [], "keys": None}, {}), unfinished / MAP)
         if card is not None:
             (unfinished / CARD).write_text(card, encoding="utf-8")
 

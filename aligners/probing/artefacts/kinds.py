@@ -4,7 +4,7 @@ Each turns states (N, d) into answers (N, C), and can be carried through a map b
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from aligners.errors import UserError, check_known, check_range
-from aligners.fitting.bank import describe_aligner, restored
+from aligners.fitting.bank import restored
 from aligners.maps.base import Aligner
-from aligners.probing.artefacts.affine import Parts, affine_parts, bank_of, linearised, pseudo_inverse
+from aligners.probing.artefacts.affine import Parts, affine_parts, linearised, pseudo_inverse
 from aligners.probing.bank import Arm, Bank, ModelLayer
 from aligners.probing.storing import KINDS as PROBES
 
@@ -34,7 +34,8 @@ class Artefact(ABC):
     Attributes:
         tensors: by the names of its format.
         about: what artefact.json says: name, model, site, rows, component, score and more, as plain values.
-        through: a map that states go through before they are read, where it could not be folded into the tensors.
+        through: maps that states go through, one after the other, before they are read: those that could not be folded
+            into the tensors.
 
     Raises:
         ValueError: tensors are missing, left over or of shapes that do not fit, or a field has an unknown value.
@@ -44,7 +45,7 @@ class Artefact(ABC):
     reads: ClassVar[str] = ""  # the tensor whose last axis is that of the states
     tensors: Tensors
     about: Mapping[str, Any] = field(default_factory=dict)
-    through: Aligner | None = None
+    through: Sequence[Aligner] = ()
 
     def __post_init__(self) -> None:
         check_known(ROWS, rows=self.rows)
@@ -67,7 +68,7 @@ class Artefact(ABC):
     @property
     def width(self) -> int:
         """Width of the states that it reads."""
-        return self.own_width if self.through is None else self.through.d_x
+        return self.through[0].d_x if self.through else self.own_width
 
     @property
     def own_width(self) -> int:
@@ -82,14 +83,14 @@ class Artefact(ABC):
     def _read(self, states: Tensor) -> Tensor:
         """Answers (N, C), from states of `own_width`."""
 
-    @abstractmethod
     def _moved(self, back: Parts, forward: Callable[[], Parts]) -> tuple[Tensors, Mapping[str, Any]] | None:
-        """Tensors for the new model, and fields that change; None where an affine map cannot be folded into them.
+        """Tensors for the new model, and fields that change; None where no map can be folded into them.
 
         Args:
             back: W (d_new, d_old) and b of the map g from new states to old ones, y ↦ y W + b, in float64.
             forward: gives the same of the map from old states to new ones.
         """
+        return None
 
     @torch.no_grad()
     def answers(self, states: Tensor) -> Tensor:
@@ -98,15 +99,17 @@ class Artefact(ABC):
             raise UserError(
                 f"Expected states of shape (N, {self.width}), which {self.name} reads, but got {tuple(states.shape)}."
             )
-        return self._read(states if self.through is None else self.through(states[None].float())[0])
+        for map_ in self.through:
+            states = map_(states[None].float())[0]
+        return self._read(states)
 
     @torch.no_grad()
     def carried(self, back: Aligner, forward: Aligner | None = None, **about: Any) -> Self:
         """The artefact for another model.
 
-        It is pulled back, artefact ∘ g: folded into tensors of the same format where that can be done, otherwise with
-        the map beside them. What it puts into states, a direction to steer by and a dictionary's decoder, is pushed
-        forward.
+        It is pulled back, artefact ∘ g: folded into tensors of the same format where that can be done; otherwise, as
+        for probes and stitching layers, the map stays beside them. What it puts into states, a direction to steer by
+        and a dictionary's decoder, is pushed forward.
 
         Args:
             back: g, a bank of one map from the other model's states to those that it reads.
@@ -122,16 +125,13 @@ class Artefact(ABC):
                 f"Expected `map` to be one map to width {self.width}, which {self.name} reads, but got {back.sites} "
                 f"from {back.d_x} to {back.d_y}. It leads from the new model's states to the old one's."
             )
-        if self.through is not None:
-            raise UserError(f"{self.name} was carried by a map of its own already. Carry the original instead.")
         new = {**{key: value for key, value in self.about.items() if key not in ("fingerprint", "score")}, **about}
-        parts = affine_parts(back)
-        moved = None
-        if parts is not None:
+        parts, moved = affine_parts(back), None
+        if parts is not None and not self.through:
             there = partial(pseudo_inverse, back, parts) if forward is None else partial(linearised, forward)
             moved = self._moved(parts, there)
         if moved is None:
-            return replace(self, about=new, through=back)
+            return replace(self, about=new, through=(back, *self.through))
         dtype = next(iter(self.tensors.values())).dtype
         return replace(
             self, about={**new, **moved[1]}, tensors={name: value.to(dtype) for name, value in moved[0].items()}
@@ -266,20 +266,6 @@ class Probe(Artefact):
         alone = torch.arange(len(states))[:, None] + torch.tensor([0, 1])
         return probes(read, SimpleNamespace(spans=alone[:, None].expand(-1, probes.spans, -1)))[0]
 
-    def _moved(self, back: Parts, forward: Callable[[], Parts]) -> tuple[Tensors, Mapping[str, Any]]:
-        mean, scale = (self.tensors[f"readings.{name}"].double() for name in ("mean", "scale"))
-        weight, constant = back[0] / scale[0], (back[1] - mean[0]) / scale[0]
-        moved = {**self.tensors, "readings.mean": weight.new_zeros(1, 1, len(weight)), "readings.scale": scale * 0 + 1}
-        if "probes.weight" in moved:
-            probes = cast(Any, self.bank.probes)
-            own = (probes.weight * probes.kept[:, None])[0].double()
-            moved["probes.weight"] = (weight @ own)[None]
-            moved["readings.mean"] = -(constant @ own @ torch.linalg.pinv(weight @ own))[None]
-        for name in (name for name in self.tensors if name.startswith("probes.projections.") and "weight" in name):
-            own, bias = self.tensors[name].double(), name.replace("weight", "bias")
-            moved |= {name: weight @ own, bias: self.tensors[bias].double() + constant @ own}
-        return moved, {}
-
 
 class Stitching(Artefact):
     """A map of `train.py stitch` or `fit` out of the model: tensors of a bank of one map; `map` has its class."""
@@ -301,13 +287,6 @@ class Stitching(Artefact):
 
     def _read(self, states: Tensor) -> Tensor:
         return self.bank.to(states.device)(states[None].float())[0]
-
-    def _moved(self, back: Parts, forward: Callable[[], Parts]) -> tuple[Tensors, Mapping[str, Any]] | None:
-        own = affine_parts(self.bank)
-        if own is None:
-            return None
-        bank = bank_of((back[0] @ own[0], back[1] @ own[0] + own[1]))
-        return dict(bank.state_dict()), {"map": describe_aligner(bank)}
 
 
 class Dictionary(Artefact):

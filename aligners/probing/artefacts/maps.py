@@ -1,8 +1,8 @@
 """Maps to carry artefacts with: closed forms between two models' states, each chosen by what the artefact says."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from aligners.fitting.fits import fit_map
 from aligners.maps.base import Aligner
 from aligners.maps.linear import STRENGTHS, Identity, Linear, Procrustes, Ridge
 from aligners.probing.artefacts.kinds import Artefact
-from aligners.similarity.algebra.moments import Moments, moments_of
+from aligners.similarity.algebra.moments import Moments, merge_moments, moments_of
 
 STALE = "identity"
 MAPS = (STALE, "shift", "procrustes", "linear", "ridge", "ridge_identity")
@@ -21,7 +21,8 @@ EQUAL_WIDTHS = (STALE, "shift", "ridge_identity")
 _FURTHER = (100.0, 1000.0)  # towards the identity, nearly the shift alone
 
 
-class PairedRows(NamedTuple):
+@dataclass(frozen=True)
+class PairedRows:
     """Rows of the same tokens, words or texts.
 
     Attributes:
@@ -38,7 +39,7 @@ class PairedRows(NamedTuple):
 
     def at(self, chosen: Tensor) -> "PairedRows":
         """Some of the rows."""
-        return PairedRows(*(part[chosen] for part in self if part is not None))
+        return PairedRows(*(part[chosen] for part in vars(self).values() if isinstance(part, Tensor)))
 
     @property
     def typical(self) -> "PairedRows":
@@ -47,9 +48,9 @@ class PairedRows(NamedTuple):
         near = [distance <= FAR * distance.median() for distance in away]
         return self.at(near[0] & near[1])
 
-    @property
+    @cached_property
     def moments(self) -> Moments:
-        """Of the pairs (new, old): what a map to pull back by is fitted on."""
+        """Of the pairs (new, old): what a map to pull back by is fitted on; added up once for all artefacts."""
         return moments_of(self.new[None], self.old[None])
 
 
@@ -72,12 +73,12 @@ class FittedMap:
 
     def refitted(self, fitting: PairedRows, validation: PairedRows) -> "FittedMap":
         """The same map with its strength, fitted on the rows that chose it as well."""
-        rows = PairedRows(*(torch.cat(part) for part in zip(fitting[:3], validation[:3], strict=True)))
-        return replace(self, back=dict(_banks(self.name, rows.moments))[self.strength])
+        moments = merge_moments(fitting.moments, validation.moments)
+        return replace(self, back=dict(_banks(self.name, moments))[self.strength])
 
 
 def fit_maps(
-    artefact: Artefact, fitting: PairedRows | Moments, validation: PairedRows, maps: Sequence[str] = MAPS
+    artefact: Artefact, fitting: PairedRows, validation: PairedRows, maps: Sequence[str] = MAPS
 ) -> list[FittedMap]:
     """Fit maps for an artefact on rows without labels, the best first.
 
@@ -87,7 +88,7 @@ def fit_maps(
 
     Args:
         artefact: to be carried.
-        fitting: rows that maps are fitted on, or their moments, of pairs (new, old).
+        fitting: rows that maps are fitted on.
         validation: other rows, which choose.
         maps: out of `MAPS`. Those that the widths or the number of rows rule out are left out.
 
@@ -95,7 +96,7 @@ def fit_maps(
         ValueError: a name is unknown, or no map can be fitted; says how many rows it takes.
     """
     check_known(MAPS, maps=maps)
-    moments = fitting if isinstance(fitting, Moments) else fitting.moments
+    moments = fitting.moments
     d_new, d_old = moments.xy.shape[1:]
     able = [name for name in dict.fromkeys(maps) if d_new == d_old or name not in EQUAL_WIDTHS]
     if not able:
@@ -155,16 +156,12 @@ def _banks(name: str, moments: Moments) -> list[tuple[float | None, Aligner]]:
     return [(None, bank)]
 
 
-def _ridges(moments: Moments, *, towards_identity: bool) -> list[tuple[float, Aligner]]:
+def _ridges(moments: Moments, *, towards_identity: bool) -> Iterator[tuple[float, Aligner]]:
     """Ridge regression with every strength, relative to the mean variance of X; one eigendecomposition serves all."""
-    identity = torch.eye(moments.xx.shape[-1], dtype=torch.float64, device=moments.xx.device)
-    target = moments.xy - moments.xx if towards_identity else moments.xy
     values, vectors = torch.linalg.eigh(moments.xx)
-    projected, level = vectors.mT @ target, values.mean()
-    found = list[tuple[float, Aligner]]()
+    projected = vectors.mT @ (moments.xy - moments.xx if towards_identity else moments.xy)
     for strength in (*STRENGTHS, *(_FURTHER if towards_identity else ())):
-        weight = vectors @ (projected / (values.clamp(min=0) + strength * level)[..., None])
         bank = Ridge(1, *moments.xy.shape[1:])
-        bank.set_map(moments, weight + identity if towards_identity else weight)
-        found.append((strength, bank))
-    return found
+        weight = vectors @ (projected / (values.clamp(min=0) + strength * values.mean())[..., None])
+        bank.set_map(moments, weight + torch.eye(len(weight[0])) if towards_identity else weight)
+        yield strength, bank

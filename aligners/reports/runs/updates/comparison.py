@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from functools import partial
 
-import numpy as np
 from matplotlib.figure import Figure
 
 from aligners.reports.drawing import dress, method_looks, name_sites, panels
@@ -107,10 +106,10 @@ def _figure(rows: Sequence[Row]) -> Figure:
             band = [row["tolerance"] for row in where(rows, method=methods[0])]
             axis.fill_between(range(len(pairs)), LOWEST, band, color="0.88", label="rounding explains")
         for name in reversed(methods):  # as they are on top
-            heights = np.maximum([number(row[column]) for row in where(rows, method=name)], LOWEST)
+            heights = [number(row[column]) for row in where(rows, method=name)]
             axis.plot(range(len(pairs)), heights, label=NAMES.get(name, name), **looks[LOOKS.get(name, name)])
         axis.set_yscale("log")
-        axis.set_ylim(LOWEST, None)
+        axis.set_ylim(LOWEST if column == "fvu" else None, None)
         name_sites(axis, PANELS[column][0], map(site_name, pairs))
         axis.set_ylabel(PANELS[column][1], fontsize=9)
     dress(figure, axes, "site (layer)", "")

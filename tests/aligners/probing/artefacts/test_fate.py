@@ -82,6 +82,16 @@ def test_the_prediction_begins_with_its_owner_s_score() -> None:
     assert verdict(mine, {"predicted": 0.73}, None, 0.8) == "do not use"
 
 
+def test_a_head_of_one_decision_for_all_is_carried_where_its_scores_are_and_one_at_chance_is_not_used() -> None:
+    rows = paired("rotated")
+    weights, answers = text_weights(rows.text, 0), head().answers(rows.old) + 1000
+    same, other = (fate(head(), answers, new, weights, 0) for new in (answers, answers[torch.randperm(len(answers))]))
+    assert same["fidelity"] == pytest.approx(1)
+    assert verdict(head(), same, other, 0.8) == "carry"
+    useless = head(score={"metric": "auroc", "value": 0.55, "n": 100})
+    assert verdict(useless, {"predicted": 0.55}, {"predicted": 0.55}, 0.8) == "do not use"
+
+
 def test_scores_against_labels_are_those_of_scikit_learn() -> None:
     metrics = pytest.importorskip("sklearn.metrics")
     rows = paired("rotated")
