@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from aligners.cli.run import Run, can_build, command, options_of
 from aligners.errors import UserError, check_known
 from aligners.fitting.bank import DIRECTIONS, StoredBank, load_bank, save_bank
-from aligners.injection.generation.continuing import ContinueTexts, Continuing, check_continued
+from aligners.injection.generation.continuing import Continuing, continue_texts
 from aligners.injection.injecting import InjectionEvaluation
 from aligners.injection.methods import CLOSED_FORMS, ClosedForms, between_two_models
 from aligners.injection.routes import InjectedTask, paired_routes
@@ -63,7 +63,8 @@ def inject(run: Run, checkpoints: Sequence[Path] = ()) -> None:
     if all(bank.moments is None for bank in stored):
         stored.append(_fit_closed_forms(run, *before))
         before = []
-    run.test(run.build(InjectionEvaluation, stored), "injection", *before, ContinueTexts(run.build(Continuing)))
+    after = LambdaCallback(on_test_epoch_end=partial(continue_texts, run.build(Continuing)))
+    run.test(run.build(InjectionEvaluation, stored), "injection", *before, after)
 
 
 def _say_what_is_not_injected(options: Namespace, trainer: pl.Trainer, module: pl.LightningModule, stage: str) -> None:
@@ -71,9 +72,9 @@ def _say_what_is_not_injected(options: Namespace, trainer: pl.Trainer, module: p
     data = stream_of(trainer, States)
     routes = paired_routes(data, both_directions=options.both_directions)
     task = InjectedTask.of(data, routes, masked_share=options.masked_share, seed=0)
-    if options.generate:
-        check_continued(Continuing(**options_of(Continuing, options)), data.split("test"), task.not_injected)
+    writing = Continuing(**options_of(Continuing, options))
     for route, why in task.not_injected.items():
+        writing.check(data.split("test"), route, why)
         if why is not None:
             rank_zero_only(print)(f"Nothing will be injected {DIRECTIONS[route.key]}, only errors are measured: {why}.")
 

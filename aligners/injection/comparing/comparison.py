@@ -199,26 +199,25 @@ class Comparison:
             costs: whether OLD's states are also put into NEW.
         """
         task, rows = self.asked.of(batch), self.readers[0].rows_of(batch).to(self.old.device)
-        old, new = (reader(batch, self.asked, task) for reader in self.readers)
-        y, own, theirs = new.rows.to(old.rows.device).double(), cast(Tensor, old.answers), cast(Tensor, new.answers)
-        of_rows = {"total": squared_distances(y, self.means[1])}
-        of_rows["total of old"] = squared_distances(old.rows, self.means[0])
-        of_rows |= {name: squared_errors(mapped, y) for name, mapped in self._mapped(old.rows)}
+        (x, own), (y, theirs) = (cast(tuple[Tensor, Tensor], read(batch, self.asked, task)) for read in self.readers)
+        y = y.to(x.device).double()
+        of_rows = {"total": squared_distances(y, self.means[1]), "total of old": squared_distances(x, self.means[0])}
+        of_rows |= {name: squared_errors(mapped, y) for name, mapped in self._mapped(x)}
         of_units, sums = {} if task is None else answer_sums(self.asked, task, own, theirs), Sums()
         if task is None and own is not None:  # of models without a head, compared at the end with those of all texts
             sums = {"old": own.T, "new": theirs.T}
         for name, reader in self.variants.items():
-            again = reader(batch, self.asked, task)
-            of_rows[name] = squared_errors(again.rows.double(), old.rows.double())
+            again, answers = reader(batch, self.asked, task)
+            of_rows[name] = squared_errors(again.double(), x.double())
             if task is not None:
-                of_units[f"answers of {name}"] = divergences(own, cast(Tensor, again.answers))
-            elif again.answers is not None:
-                sums[f"answers of {name}"] = again.answers.T
+                of_units[f"answers of {name}"] = divergences(own, cast(Tensor, answers))
+            elif answers is not None:
+                sums[f"answers of {name}"] = answers.T
         sums |= {name: per_text_sums(values, rows) for name, values in of_rows.items()}
         if task is not None:
             sums |= {name: per_text_sums(values, task.targets.to(own.device)) for name, values in of_units.items()}
         if costs and task is not None and self.kind == RowKind("tokens") and self.new.task != "masked":
-            sums["costs"] = self._costs(task.to(self.new.device), old.rows, theirs)  # masks would be other states
+            sums["costs"] = self._costs(task.to(self.new.device), x, theirs)  # masks would be other states
         return {name: values.double().cpu() for name, values in sums.items()}
 
     def _costs(self, task: TaskBatch, rows: Tensor, own: Tensor) -> Tensor:

@@ -44,15 +44,15 @@ def _grid_axis(weight: Tensor) -> int | None:
     return next((axis for axis, n in counts.items() if bool(((n - n.round()).abs() < ON_GRID).all())), None)
 
 
-def with_weights(model: FrozenModel, change: Callable[[str, Tensor], Tensor], name: str) -> FrozenModel:
+def with_weights(model: FrozenModel, change: Callable[[str, Tensor], Tensor], name: str = "") -> FrozenModel:
     """A copy of a model with each floating weight changed.
 
     Args:
         model: which stays as it is.
         change: from a weight's name and the weight to another of its shape.
-        name: of the copy.
+        name: of the copy; default: the model's.
     """
-    changed = FrozenModel(copy.deepcopy(model.model), model.tokenizer, name=name, revision=model.revision)
+    changed = FrozenModel(copy.deepcopy(model.model), model.tokenizer, name=name or model.name, revision=model.revision)
     changed.class_map = model.class_map
     with torch.no_grad():
         for place, weight in changed.model.named_parameters():
@@ -72,7 +72,7 @@ def rounded(weight: Tensor, precision: str, like: Tensor | None = None) -> Tenso
 def saved_like(old: FrozenModel, new: FrozenModel, precision: str) -> FrozenModel:
     """OLD with its weights rounded as those of NEW are."""
     others = dict(new.model.named_parameters())
-    return with_weights(old, lambda name, w: rounded(w, precision, others.get(name)), f"{old.name} in {precision}")
+    return with_weights(old, lambda name, w: rounded(w, precision, others.get(name)))
 
 
 def saved_elsewhere(model: FrozenModel, precision: str, seed: int) -> FrozenModel:
@@ -85,7 +85,7 @@ def saved_elsewhere(model: FrozenModel, precision: str, seed: int) -> FrozenMode
             return weight + _steps(weight, 1) / 2 * off if weight.ndim == 2 else weight
         return weight * (1 + ROUNDING[precision] * off)
 
-    return with_weights(model, change, f"{model.name} in {precision}, other coordinates")
+    return with_weights(model, change)
 
 
 def _weights(model: FrozenModel) -> dict[str, Tensor]:

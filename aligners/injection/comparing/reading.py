@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -85,19 +84,6 @@ class Asked:
         return task_batch(batch, self.model, seed=self.seed)
 
 
-class Reading(NamedTuple):
-    """What a model makes of a batch.
-
-    Attributes:
-        rows: (S, N, d) float32 states at its sites.
-        answers: (U, C) float32 logits; of models without a head (B, d) mean last states of unit length; None: nothing
-            is compared.
-    """
-
-    rows: Tensor
-    answers: Tensor | None
-
-
 @dataclass
 class Reader:
     """Reads one model, or a variant of it.
@@ -134,18 +120,22 @@ class Reader:
         rows = rows_of_each(batch, kind)[self.number].to(self.model.device)
         return gather_rows(states, sites, rows, self.model.width)
 
-    def __call__(self, batch: TextBatch, asked: Asked, task: TaskBatch | None) -> Reading:
-        """Read the rows, and the answers if `asked` compares any."""
+    def __call__(self, batch: TextBatch, asked: Asked, task: TaskBatch | None) -> tuple[Tensor, Tensor | None]:
+        """Read the rows (S, N, d), float32, and what is answered.
+
+        Answers are logits (U, C), float32; of models without a head mean last states of unit length, (B, d); None if
+        nothing is compared.
+        """
         model, last = self.model, self.model.depth
         states = self.states(batch.inputs[self.number], sorted({*self.sites, last}))
         rows = self._gather(batch, states, self.sites, self.kind)
         if asked.what is None:
-            return Reading(rows, None)
+            return rows, None
         if task is None:
-            return Reading(rows, normalize(self._gather(batch, states, [last], RowKind("mean"))[0]))
+            return rows, normalize(self._gather(batch, states, [last], RowKind("mean"))[0])
         task = task.to(model.device)
         top = self.states(task.inputs, [last])[last] if model.task == "masked" else states[last]  # of masked texts
-        return Reading(rows, chosen(model.tail(task.inputs, last, top), task.targets, model.class_map))
+        return rows, chosen(model.tail(task.inputs, last, top), task.targets, model.class_map)
 
 
 def divergences(own: Tensor, other: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """How held-out texts go on: continuations by a model itself and with changed states, and how these differ."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -64,6 +64,23 @@ class Continuing:
             )
         return tokens[starts[:, None] + torch.arange(self.prompt_tokens)].long()
 
+    def check(self, texts: TokenisedTexts, route: Route, why: str | None) -> None:
+        """Raise unless held-out texts can be continued through a route, if any are to be.
+
+        Args:
+            texts: held out.
+            route: from one model into another.
+            why: why nothing can be injected there, or None.
+
+        Raises:
+            ValueError: as `prompts`; the target is no causal language model, or nothing can be injected into it.
+        """
+        if self.generate:
+            check_causal(route.target)
+            self.prompts(texts, route.source, route.target)
+            if why is not None:
+                raise UserError(f"Expected no `generate` where nothing can be injected: {why}. Leave it out.")
+
 
 def continuations(prompts: Tensor, options: Continuing, seed: int, ways: Iterable[Way]) -> dict[str, list[Row]]:
     """Tables of a report: `generation`, a row for each way to continue the prompts, and `samples`, texts of each.
@@ -113,49 +130,28 @@ def figures(model: FrozenModel, prompts: Tensor, own: Tensor, found: Tensor, see
     }
 
 
-def check_continued(options: Continuing, texts: TokenisedTexts, why_not: Mapping[Route, str | None]) -> None:
-    """Raise unless the held-out texts can be continued through all routes.
-
-    Args:
-        options: how.
-        texts: held out.
-        why_not: route -> why its states cannot be injected, or None.
-
-    Raises:
-        ValueError: as `Continuing.prompts`; a target is no causal language model, or nothing can be injected into it.
-    """
-    for route, why in why_not.items():
-        check_causal(route.target)
-        options.prompts(texts, route.source, route.target)
-        if why is not None:
-            raise UserError(f"Expected no `generate` where nothing can be injected: {why}. Leave it out.")
-
-
-class ContinueTexts(pl.Callback):
-    """Generates text with every map of an `InjectionEvaluation` in place at every site, once it has measured.
+def continue_texts(options: Continuing, trainer: pl.Trainer, module: Any) -> None:
+    """Generate text with every map of an `InjectionEvaluation` in place at every site, once it has measured.
 
     Tables for the report: `generation`, a row for each method and site; `samples`, the first prompts and what follows.
+    The first rank generates, as the report is its alone.
 
     Args:
         options: how; nothing is done where no text is to be continued.
+        trainer: of the evaluation.
+        module: the evaluation.
     """
-
-    def __init__(self, options: Continuing) -> None:
-        self.options = options
-
-    def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: Any) -> None:
-        """Generate, on the first rank, as the report is its alone."""
-        if not self.options.generate or not trainer.is_global_zero:
-            return
-        prompts = self.options.prompts(pl_module.stream.split("test"))
-        tables: dict[str, list[Row]] = {"generation": [], "samples": []}
-        for panel in (panel for panel in pl_module.panels if panel.behaviour is not None):
-            ways = track([*_ways(panel)], "Generating", disable=hidden(trainer))
-            here = prompts.to(panel.route.target.device)
-            for name, rows in continuations(here, self.options, pl_module.seed, ways).items():
-                tables[name] += rows
-        pl_module.report_tables = tables
-        pl_module.meta |= {"generation": vars(self.options)}
+    if not options.generate or not trainer.is_global_zero:
+        return
+    prompts = options.prompts(module.stream.split("test"))
+    tables: dict[str, list[Row]] = {"generation": [], "samples": []}
+    for panel in (panel for panel in module.panels if panel.behaviour is not None):
+        ways = track([*_ways(panel)], "Generating", disable=hidden(trainer))
+        here = prompts.to(panel.route.target.device)
+        for name, rows in continuations(here, options, module.seed, ways).items():
+            tables[name] += rows
+    module.report_tables = tables
+    module.meta |= {"generation": vars(options)}
 
 
 def _ways(panel: Panel) -> Iterator[Way]:

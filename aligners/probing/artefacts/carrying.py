@@ -22,6 +22,7 @@ from datamodules.tokens.splits import Split
 from datamodules.tokens.tokenised import same_tokenizer
 
 TOKENS, WORDS = RowKind("tokens"), RowKind("words")
+Answers = dict[str, Tensor]  # condition -> answers (N, C)
 PENALTIES = (1e-4, 1e-3, 1e-2, 0.1)  # of heads that are trained anew
 DRAWS, SHUFFLES = 20, 5  # of random directions, and of shuffled maps: one alone is above or below chance
 
@@ -138,10 +139,8 @@ class Carrying(pl.LightningModule):
             **{**after, **{f"stale_{name}": before and before[name] for name in after}},
         }
         if held.labels is not None and isinstance(artefact, (Head, Direction)) and len(held.text) == row["n_texts"]:
-            every = {name: [given] for name, given in answers.items()}
-            every["shuffled map"] = [floor.answers(held.new) for floor in self._shuffled(artefact, kind, place)]
-            scores = self._scores(artefact, every, self.paired("fit", kind, place), held, weights)
-            self.report_tables["scores"] += [{**about, **scored} for scored in scores]
+            scores = self._scored(artefact, answers, weights, kind, place)
+            self.report_tables["scores"] += [{**about, **score} for score in scores]
         return new, row
 
     def _tried(self, artefact: Artefact, kind: RowKind, place: int) -> Iterator[tuple[FittedMap, RowKind, int]]:
@@ -172,21 +171,23 @@ class Carrying(pl.LightningModule):
             mixed = [replace(rows, old=rows.old[torch.randperm(len(rows.old), generator=draw)]) for rows in parts]
             yield artefact.carried(fit_maps(artefact, mixed[0], mixed[1], maps)[0].back)
 
-    def _scores(
-        self,
-        artefact: Artefact,
-        answers: dict[str, list[Tensor]],
-        fitting: PairedRows,
-        held: PairedRows,
-        weights: Tensor,
-    ) -> Iterator[Row]:
-        """Scores against labels: of all answers, of a head that is trained anew, and of random directions."""
-        labels, native = cast(Tensor, held.labels), answers["native"][0]
-        known, columns = labels >= 0, native.shape[1] if isinstance(artefact, Head) else 1
-        anew = trained_anew(fitting, max(columns, 2))
+    def _scored(self, artefact: Artefact, answers: Answers, weights: Tensor, *at: Any) -> Iterator[Row]:
+        """Scores against labels: of all answers, of a head that is trained anew, and of floors.
+
+        Args:
+            artefact: that was carried.
+            answers: on the held-out rows.
+            weights: of these; see `text_weights`.
+            at: the kind of rows, and the number of the site pair.
+        """
+        held, native = self.paired("test", *at), answers["native"]
+        labels, columns = cast(Tensor, held.labels), native.shape[1] if isinstance(artefact, Head) else 1
+        known, anew = labels >= 0, trained_anew(self.paired("fit", *at), max(columns, 2))
         drawn = torch.randn(self.new.width, DRAWS, generator=torch.Generator().manual_seed(self.seed))
         floor, at_random = Direction({"vector": drawn[:, 0]}), (held.new @ drawn).split(1, dim=1)
-        judged = {name: (artefact, native, each, labels) for name, each in answers.items()}
+        judged = {name: (artefact, native, [given], labels) for name, given in answers.items()}
+        shuffled = [floor.answers(held.new) for floor in self._shuffled(artefact, *at)]
+        judged["shuffled map"] = artefact, native, shuffled, labels
         judged["trained anew"] = anew, anew.answers(held.new), [anew.answers(held.new)], labels
         judged["random direction"] = floor, at_random[0], list(at_random), (labels == int(columns < 3)).long()
         for name, (judge, old, each, truth) in judged.items():

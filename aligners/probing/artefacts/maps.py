@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,8 +55,7 @@ class PairedRows:
         return moments_of(self.new[None], self.old[None])
 
 
-@dataclass(frozen=True)
-class FittedMap:
+class FittedMap(NamedTuple):
     """A map that was fitted for an artefact.
 
     Attributes:

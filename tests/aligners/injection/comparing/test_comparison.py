@@ -60,7 +60,7 @@ def test_what_states_cost_is_measured_at_evenly_spaced_sites_of_a_deep_model(mon
 @pytest.mark.parametrize("precision", ["bfloat16", "float16", INT8])
 def test_weights_in_another_precision_are_no_change(precision: str) -> None:
     old = GPT()
-    new = with_weights(old, lambda _, w: rounded(w, precision), "new")
+    new = with_weights(old, lambda _, w: rounded(w, precision))
     assert [stored_precision(model) for model in (old, new)] == ["float32", precision]
     found = compare(old, new, TEXTS)
     assert found.verdict.kind == "rounding"
