@@ -1,7 +1,7 @@
 """What changed when a model was updated, and what becomes of things that live in its states."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -139,12 +139,10 @@ def steer(
     """
     frozen, given = load(model), list[steering.Direction]()
     for name, one in (directions if isinstance(directions, Mapping) else {directions.name: directions}).items():
-        site = int(one.about["site"])
-        role = "carried" if site in {other.site for other in given} else "native"
-        given.append(steering.Direction(name, site, one.tensors["vector"], role))
+        role = "carried" if one.site in {other.site for other in given} else "native"
+        given.append(steering.Direction(name, one.site, one.tensors["vector"], role))
     given += steering.random_directions(given, random, seed)
-    reading = None if probe is None else steering.Reading(int(probe.about["site"]), probe.answers)
-    steered = steering.Steering(frozen, given, alphas, words, reading)
+    steered = steering.Steering(frozen, given, alphas, words, cast(Any, probe))
     parts = _batches([frozen], texts, None, batch_size, max_length)
     batches = [task_batch(part, frozen).to(frozen.device) for part in parts]
     steered.measure_units(batches)

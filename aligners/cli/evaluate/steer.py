@@ -6,7 +6,7 @@ from aligners.cli.run import Run, can_build, command
 from aligners.errors import UserError
 from aligners.injection.generation.continuing import Continuing
 from aligners.injection.generation.evaluation import SteeringEvaluation
-from aligners.injection.generation.steering import Direction, Reading
+from aligners.injection.generation.steering import Direction
 from aligners.probing.artefacts.files import read_artefacts
 from datamodules.model_texts import steered_texts
 
@@ -31,15 +31,14 @@ def steer(run: Run, artefacts: Path | None = None, carried: Path | None = None, 
             directions or later. The effect is what it reads: of a head its last logit minus its first, if it has two.
     """
     directions = [
-        Direction(one.name + " (carried)" * (role == "carried"), int(one.about["site"]), one.tensors["vector"], role)
+        Direction(one.name + " (carried)" * (role == "carried"), one.site, one.tensors["vector"], role)
         for folder, role in ((artefacts, "native"), (carried, "carried"))
         for one in (read_artefacts(folder) if folder else ())
         if one.kind == "direction"
     ]
     if not directions:
         raise UserError("Expected `artefacts` or `carried` to name a folder with a direction, but found none.")
-    source = None if probe is None else read_artefacts(probe)[0]
-    reading = None if source is None else Reading(int(source.about["site"]), source.answers)
+    reading = None if probe is None else read_artefacts(probe)[0]
     evaluation = run.build(SteeringEvaluation, directions, run.build(Continuing), reading)
     run.start()
     run.test(evaluation, "steering")

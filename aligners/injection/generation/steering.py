@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -37,8 +37,11 @@ class Direction(NamedTuple):
     role: str = "native"
 
 
-class Reading(NamedTuple):
-    """A probe of the model: what it answers to rows (N, d) of a site, (N, C); of several, the last minus the first."""
+class Reading(Protocol):
+    """A probe of the model, such as an artefact: what it answers to rows (N, d) of its site, (N, C).
+
+    Of several answers the last minus the first counts.
+    """
 
     site: int
     answers: Callable[[Tensor], Tensor]

@@ -107,7 +107,7 @@ class Carrying(pl.LightningModule):
     def _carried(self, artefact: Artefact) -> tuple[Artefact, Row]:
         """Carry one artefact by the best of all maps and sites; its row of the report."""
         kind, sites = self.kind(artefact), self.stream.reader.sites
-        places = [place for place, (site, _) in enumerate(sites) if site == artefact.about["site"]]
+        places = [place for place, (site, _) in enumerate(sites) if site == artefact.site]
         if not places:
             raise UserError(
                 f"Expected `data.sites` with site {artefact.about['site']} of {self.old.name}, which {artefact.name} "
@@ -158,7 +158,7 @@ class Carrying(pl.LightningModule):
         if isinstance(artefact, (Direction, Dictionary)):
             fitting, validation = self.paired("fit", on, place), self.paired("validation", on, place)
             forward = forward_map(best.name, fitting, validation)
-        model, came = self.new.identity(), {"model": self.old.name, "site": artefact.about["site"], "map": best.name}
+        model, came = self.new.identity(), {"model": self.old.name, "site": artefact.site, "map": best.name}
         about = {"model": model["name"], "fingerprint": model["fingerprint"], "carried_from": came}
         return artefact.carried(best.back, forward, site=self.stream.reader.sites[place][1], **about)
 
@@ -197,7 +197,7 @@ class Carrying(pl.LightningModule):
 
 def own_sites(artefacts: Sequence[Artefact], depths: Sequence[int], component: Any = None) -> list[Link]:
     """Each artefact's own site of the old model, with the same of the new one, or with all where depths differ."""
-    sites = sorted({int(artefact.about["site"]) for artefact in artefacts})
+    sites = sorted({artefact.site for artefact in artefacts})
     return [Link(0, 1, i, j) for i in sites for j in ([i] if depths[0] == depths[1] else range(1, depths[1] + 1))]
 
 

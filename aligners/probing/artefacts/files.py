@@ -184,7 +184,7 @@ def write_artefact(artefact: Artefact, folder: Path | str, card: str | None = No
 
 def _cfg(dictionary: Dictionary) -> dict[str, Any]:
     """cfg.json with the model and the hook as they are now, where it had them."""
-    site = int(dictionary.about["site"])
+    site = dictionary.site
     hook = f"blocks.{site - 1}.hook_resid_post" if site else "blocks.0.hook_resid_pre"
     new = {"model_name": dictionary.about["model"], "hook_name": hook, "hook_layer": max(site - 1, 0)}
     parts = ({**dictionary.cfg}, dict(dictionary.cfg.get("metadata") or {}))

@@ -66,6 +66,11 @@ class Artefact(ABC):
         return str(self.about.get("rows", "tokens"))
 
     @property
+    def site(self) -> int:
+        """Where it reads: 0 is the embedding output, l the output of block l."""
+        return int(self.about["site"])
+
+    @property
     def width(self) -> int:
         """Width of the states that it reads."""
         return self.through[0].d_x if self.through else self.own_width

@@ -1,3 +1,4 @@
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,6 @@ from torch import Tensor
 from aligners.injection.generation.generating import Added, generate
 from aligners.injection.generation.steering import (
     Direction,
-    Reading,
     Steering,
     at_equal_cost,
     crossings,
@@ -49,7 +49,9 @@ def directions(model: FrozenModel) -> list[Direction]:
 @pytest.fixture(scope="module")
 def steering(model: FrozenModel) -> Steering:
     reader = torch.randn(model.width, generator=torch.Generator().manual_seed(5))
-    made = Steering(model, directions(model), ALPHAS, ASKED, Reading(3, lambda rows: rows @ reader[:, None]))
+    made = Steering(
+        model, directions(model), ALPHAS, ASKED, SimpleNamespace(site=3, answers=lambda rows: rows @ reader[:, None])
+    )
     made.measure_units([batch()])
     return made
 
@@ -180,7 +182,7 @@ def test_words_are_tokens_inside_a_text(model: FrozenModel) -> None:
         ({"alphas": (0, -1)}, "`alphas` with a positive number"),
         ({"directions": [Direction("a", 4, torch.ones(16))]}, "Expected `site` between 0 and 3, but got 4"),
         ({"directions": [Direction("a", 2, torch.ones(15))]}, "a has width 15"),
-        ({"reading": Reading(1, torch.abs)}, "at no later site than what is read"),
+        ({"reading": SimpleNamespace(site=1, answers=torch.abs)}, "at no later site than what is read"),
     ],
 )
 def test_bad_input_is_refused(model: FrozenModel, changes: dict[str, Any], said: str) -> None:

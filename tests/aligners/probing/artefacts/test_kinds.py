@@ -1,16 +1,20 @@
 """Every kind, carried through a known map, says of the new states what it said of the old ones."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
-from aligners.api import INN, carry, read_artefacts, write_artefact
+from aligners.api import INN, Linear, carry, read_artefacts, write_artefact
 from aligners.probing.artefacts.kinds import Dictionary, Direction, Head, Probe, Stitching
 from tests.aligners.probing.artefacts.made import (
     ARTEFACTS,
+    FEATURES,
     THROUGH,
     UPDATES,
     WIDTH,
@@ -72,6 +76,36 @@ def test_a_direction_reads_and_steers() -> None:
     rows = paired("scaled").new.double() @ UPDATES["rotated"] + 1
     expected = direction.answers(paired("scaled").old)
     torch.testing.assert_close(again.answers(rows.float()), expected, rtol=1e-3, atol=1e-3)
+
+
+def test_what_steers_goes_forward_through_a_map_of_its_own_and_what_was_true_of_the_old_model_is_left() -> None:
+    rows, direction = paired("rotated"), Direction({"vector": draw(WIDTH)}, about("direction"))
+    linear, inn = Linear().fit(rows.old, rows.new), INN(couplings=2, hidden=8, steps=3).fit(rows.old, rows.new)
+    nudge = 1e-2 * direction.tensors["vector"]
+    for forward, at in ((linear, rows.old[0]), (inn, rows.old.mean(0))):
+        vector = carry(direction, back_map("scaled"), forward).tensors["vector"]
+        step = (forward.predict(torch.stack([at + nudge, at - nudge]))).diff(dim=0)[0] / -2e-2
+        torch.testing.assert_close(vector, step, rtol=0.05, atol=0.02)
+    centred = cast(Dictionary, ARTEFACTS["dictionary"])
+    centred = replace(centred, tensors={**centred.tensors, "b_dec": rows.old.mean(0)})
+    b_dec = carry(centred, back_map("rotated"), inn).tensors["b_dec"]
+    torch.testing.assert_close(b_dec, inn.predict(rows.old.mean(0)[None])[0], rtol=1e-3, atol=1e-3)
+    told = carry(head(score={"value": 0.9}, fingerprint="old", rows="mean"), back_map("rotated"), model="new").about
+    assert told == {"name": "my-head", "model": "new", "site": 2, "rows": "mean"}
+
+
+@pytest.mark.parametrize("kind", ["dictionary", "jumprelu", "topk"])
+def test_features_are_those_of_the_formula(kind: str) -> None:
+    sae, states = cast(Dictionary, ARTEFACTS[kind]), paired("rotated").old
+    encoder, b_enc, decoder, b_dec = (sae.tensors[name] for name in ("W_enc", "b_enc", "W_dec", "b_dec"))
+    norm = decoder.norm(dim=1) if kind == "topk" else torch.ones(len(b_enc))
+    before = ((states - (b_dec if kind != "jumprelu" else 0)) @ encoder + b_enc) * norm
+    least = {"dictionary": 0, "jumprelu": sae.tensors.get("threshold"), "topk": before.topk(5).values[:, -1:]}[kind]
+    expected = before.where((before > cast(Tensor, least)) & (before > 0), 0)
+    torch.testing.assert_close(sae.answers(states), expected, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(sae.decode(expected), expected / norm @ decoder + b_dec, rtol=1e-3, atol=1e-3)
+    dark = replace(sae, tensors={**sae.tensors, "b_enc": b_enc - 1000})
+    assert not dark.answers(states).any()
 
 
 @pytest.mark.parametrize("kind", ["dictionary", "jumprelu", "topk"])
@@ -163,5 +197,7 @@ def test_maps_that_do_not_fit() -> None:
         Head.of(draw(WIDTH) * torch.nan, draw(1))
     with pytest.raises(ValueError, match="architecture"):
         dictionary("gated")
+    with pytest.raises(ValueError, match="Expected `k`"):
+        dictionary("topk", k=FEATURES + 1)
     with pytest.raises(ValueError, match="normalize_activations"):
         dictionary("standard", normalize_activations="layer_norm")

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from aligners.maps.linear import STRENGTHS
-from aligners.probing.artefacts.maps import MAPS, PairedRows, fit_maps, forward_map
+from aligners.probing.artefacts.maps import MAPS, PairedRows, answers_missed, fit_maps, forward_map
 from tests.aligners.probing.artefacts.made import ARTEFACTS, WIDTH, draw, head, paired
 
 
@@ -46,6 +46,8 @@ def test_few_rows_of_a_small_update_leave_the_artefact_nearly_as_it_is() -> None
     assert errors["ridge_identity"] < 1.1 * errors["identity"]
     assert errors["ridge_identity"] < errors["ridge"] / 2
     assert "linear" not in errors
+    (shifted,) = fit_maps(head(), few, rest, ["ridge_identity"])
+    assert shifted.strength == 1000  # the shift alone would do
 
 
 @pytest.mark.parametrize("update", ["rotated", "permuted", "wider"])
@@ -69,6 +71,12 @@ def test_forward_maps_do_not_see_a_few_huge_states() -> None:
     fitting.new[::20] += 1e4 * draw(1, WIDTH)
     there = forward_map("ridge", fitting, validation)
     torch.testing.assert_close(there(validation.old[None])[0], validation.new, rtol=1e-2, atol=1e-2)
+
+
+def test_a_constant_misses_all_of_the_variance() -> None:
+    answers = draw(50, 3) + 100
+    assert answers_missed(answers, answers.mean(0).expand(50, 3)) == pytest.approx(1)
+    assert answers_missed(answers, answers) == 0
 
 
 def test_too_few_rows_and_impossible_maps() -> None:
