@@ -60,14 +60,14 @@ def directions(old: dict[str, Tensor], new: Tensor, owner: Tensor, labels: Tenso
     found = {"native": Direction({"vector": difference(own.at(known).typical)})}
     found["native, with huge states"] = Direction({"vector": difference(own.at(known))})
     for name, states in old.items():
-        theirs, rows = Direction({"vector": difference(own._replace(new=states).at(known))}), own._replace(old=states)
+        theirs, rows = Direction({"vector": difference(replace(own, new=states).at(known))}), replace(own, old=states)
         for n, shuffled in ((100, False), (1000, False), (1000, True)):
             place = (owner - LABELLED) / n
             fitting, chosen = rows.at((place >= 0) & (place < 0.8)), rows.at((place >= 0.8) & (place < 1))
             if shuffled:
                 draw = torch.Generator().manual_seed(seed)
                 mixed = [part.old[torch.randperm(len(part.old), generator=draw)] for part in (fitting, chosen)]
-                fitting, chosen = fitting._replace(old=mixed[0]), chosen._replace(old=mixed[1])
+                fitting, chosen = replace(fitting, old=mixed[0]), replace(chosen, old=mixed[1])
             best = fit_maps(theirs, fitting, chosen)[0].refitted(fitting, chosen)
             moved = theirs.carried(best.back, forward_map(best.name, fitting, chosen), map=best.name)
             found[f"{name}, shuffled" if shuffled else f"{name}, {n}"] = moved

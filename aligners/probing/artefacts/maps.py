@@ -1,7 +1,7 @@
 """Maps to carry artefacts with: closed forms between two models' states, each chosen by what the artefact says."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -74,7 +74,7 @@ class FittedMap(NamedTuple):
     def refitted(self, fitting: PairedRows, validation: PairedRows) -> "FittedMap":
         """The same map with its strength, fitted on the rows that chose it as well."""
         moments = merge_moments(fitting.moments, validation.moments)
-        return replace(self, back=dict(_banks(self.name, moments))[self.strength])
+        return self._replace(back=dict(_banks(self.name, moments))[self.strength])
 
 
 def fit_maps(

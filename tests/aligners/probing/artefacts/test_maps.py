@@ -28,8 +28,8 @@ def test_a_ridge_towards_the_identity_is_the_textbook_one() -> None:
 def test_a_chosen_map_is_fitted_on_all_rows_with_its_strength() -> None:
     fitting, validation = paired("rotated", noise=0.5), paired("rotated", noise=0.5, seed=7)
     (chosen,) = fit_maps(head(), fitting, validation, ["ridge"])
-    both = PairedRows(*(torch.cat(part) for part in zip(fitting[:3], validation[:3], strict=True)))
-    again, rows = chosen.refitted(fitting, validation), both.moments
+    both = [torch.cat([getattr(part, name) for part in (fitting, validation)]) for name in ("old", "new", "text")]
+    again, rows = chosen.refitted(fitting, validation), PairedRows(*both).moments
     system = rows.xx[0] + chosen.strength * rows.xx[0].diagonal().mean() * torch.eye(WIDTH)
     torch.testing.assert_close(
         again.back.weight[0].double(), torch.linalg.solve(system, rows.xy[0]), rtol=1e-4, atol=1e-5
