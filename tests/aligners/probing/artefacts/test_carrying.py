@@ -12,9 +12,12 @@ from safetensors.torch import load_file, save_file
 
 from aligners.api import Direction, Head, load, read_artefacts, states, write_artefact
 from aligners.cli.table import train
+from aligners.maps.linear import Ridge
+from aligners.probing.artefacts import carrying
 from aligners.probing.artefacts.kinds import Artefact
+from aligners.probing.artefacts.maps import PairedRows
 from tests.aligners.probing.artefacts.made import draw
-from tests.tiny import tiny_folder
+from tests.tiny import tiny_folder, tiny_tokenizer
 from tests.world import World, read_texts
 
 WIDTH, SITE = 16, 2
@@ -83,22 +86,32 @@ def test_a_permuted_model_reads_as_the_old_one_did(
     scores = {row["condition"]: row["auroc"] for row in report["scores"]}
     assert set(scores) == {"native", "stale", "carried", "trained anew", "shuffled map", "random direction"}
     assert scores["carried"] == pytest.approx(scores["native"], abs=0.01)
+    assert scores["shuffled map"] < 0.75 < scores["carried"]
     assert {row["artefact"] for row in report["scores"]} == {"good"}  # a token has no label of its own
     assert not {row["map"] for row in report["maps"] if row["chosen"]} & {"identity", "shift"}
+    as_they_are = [(row["artefact"], row["fitted_on"]) for row in report["maps"] if row["map"] == "identity"]
+    assert as_they_are == [("good", "mean"), ("some", "tokens")]  # once, though other maps of a mean see tokens, too
     assert (tmp_path / "run" / "carrying.png").is_file()
 
 
-def test_another_depth_width_and_tokenizer(world: World, tmp_path: Path) -> None:
+def test_another_depth_width_and_tokenizer(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All sites of the new model are tried; a token's direction is carried on words."""
     new = str(tiny_folder(tmp_path / "gpt2", "gpt2", layers=2, width=24))
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens(["zebra"])
+    tokenizer.save_pretrained(new)
+    monkeypatch.setattr(carrying, "forward_map", lambda *_: Ridge(1, WIDTH, 24))  # to nothing
     owned(world, tmp_path / "mine")
     report = carried(world, tmp_path / "mine", new, "--maps", "[identity, ridge, procrustes]", "--labelled", "false")
     assert [row["stale_predicted"] for row in report["rows"]] == [None, None]
     assert {row["site_y"] for row in report["maps"]} == {1, 2}
+    assert [row["rows"] for row in report["rows"]] == ["mean", "words"]
     assert {row["map"] for row in report["maps"]} == {"ridge", "procrustes"}
     assert report["scores"] == []
-    for folder in (tmp_path / "run" / "artefacts").iterdir():
-        assert read_artefacts(folder)[0].width == 24
+    good, some = (read_artefacts(tmp_path / "run" / "artefacts" / name)[0] for name in ("good", "some"))
+    assert (good.width, some.width) == (24, 24)
+    assert not some.tensors["vector"].any()  # it is pushed forward, by a map of its own
+    assert some.tensors["reading"].any()
 
 
 def test_the_same_model_is_left_as_it_is(world: World, tmp_path: Path) -> None:
@@ -107,6 +120,22 @@ def test_the_same_model_is_left_as_it_is(world: World, tmp_path: Path) -> None:
     assert {row["verdict"] for row in report["rows"]} == {"leave as it is"}
     assert {row["site_y"] for row in report["rows"]} == {2}
     assert "good says that it reads elsewhere" in " ".join(report["findings"])
+
+
+def test_a_head_that_is_trained_anew_is_that_of_scikit_learn() -> None:
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    rows, labels = draw(300, WIDTH) * torch.linspace(0.5, 3, WIDTH) + 2, (draw(300, seed=4) > 0.3).long()
+    rows[:, 0] += 2 * labels
+    head = carrying.trained_anew(PairedRows(rows, rows, torch.arange(300), labels), 2)
+    scaled, logits = (rows - rows.mean(0)) / rows.std(0), head.answers(rows).diff(dim=1)[:, 0]
+    fits = (
+        linear_model.LogisticRegression(C=1 / (penalty * 300), tol=1e-10, max_iter=1000)
+        for penalty in carrying.PENALTIES
+    )
+    expected = [
+        torch.from_numpy(fit.fit(scaled.numpy(), labels.numpy()).decision_function(scaled.numpy())) for fit in fits
+    ]
+    assert min(float((logits - other).abs().max()) for other in expected) < 1e-2
 
 
 WRONG: dict[str, tuple[dict[str, Any], Sequence[str], str]] = {

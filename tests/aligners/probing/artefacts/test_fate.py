@@ -13,6 +13,7 @@ from aligners.probing.artefacts.fate import (
     fate,
     own_score,
     rank_correlation,
+    scores_of,
     text_weights,
     verdict,
     with_labels,
@@ -68,6 +69,13 @@ def test_a_perfect_map_promises_everything(kind: str) -> None:
     assert verdict(artefact, same, other, 0.8) == "carry"
     assert verdict(artefact, same, same, 0.8) == "leave as it is"
     assert verdict(artefact, other, None, 0.8) == "do not use"
+
+
+def test_of_many_answers_those_that_vary_most_are_compared() -> None:
+    old = draw(100, 20) * torch.arange(20)
+    scores, decide = scores_of(ARTEFACTS["dictionary"], old)
+    assert torch.equal(scores(old), old[:, 12:])
+    assert torch.equal(decide(scores(old)), old[:, 12:] > 0)
 
 
 def test_the_prediction_begins_with_its_owner_s_score() -> None:

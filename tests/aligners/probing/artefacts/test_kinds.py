@@ -10,7 +10,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from aligners import maps as banks
 from aligners.api import INN, Linear, carry, read_artefacts, write_artefact
+from aligners.fitting.bank import StoredBank, save_bank
 from aligners.probing.artefacts.kinds import Dictionary, Direction, Head, Probe, Stitching
 from tests.aligners.probing.artefacts.made import (
     ARTEFACTS,
@@ -141,6 +143,21 @@ def _written(folder: Path, made: Dictionary, cfg: dict[str, object]) -> None:
     folder.mkdir(parents=True)
     save_file(made.tensors, folder / "sae_weights.safetensors")
     (folder / "cfg.json").write_text(json.dumps(cfg))
+
+
+def test_maps_of_a_run_are_artefacts_site_by_site(tmp_path: Path) -> None:
+    bank = banks.Linear(2, WIDTH, 5)
+    bank.weight.copy_(draw(2, WIDTH, 5))
+    models = {"x": {"name": "old-model", "fingerprint": "f"}, "y": {"name": "other"}}
+    data = {"models": models, "rows": "words"}
+    save_bank(
+        StoredBank("fit", {"0_1": {"linear": bank}}, {"0_1": [(1, 2), (3, 3)]}, data, {}),
+        tmp_path / "aligners.safetensors",
+    )
+    found, rows = read_artefacts(tmp_path), draw(7, WIDTH)
+    assert [(one.name, one.site, one.rows) for one in found] == [("linear-1-2", 1, "words"), ("linear-3-3", 3, "words")]
+    for one, expected in zip(found, bank(rows.expand(2, -1, -1)), strict=True):
+        torch.testing.assert_close(one.answers(rows), expected)
 
 
 def test_scikit_learn_comes_in_by_array() -> None:
