@@ -69,6 +69,12 @@ def test_a_map_to_one_point_has_the_scores_of_chance() -> None:
         torch.testing.assert_close(found, torch.tensor(chance, dtype=torch.float64), rtol=1e-9, atol=0)
 
 
+def test_candidates_that_rounding_alone_tells_apart_share_their_places() -> None:
+    rows = normal(200)
+    found = retrieval_scores(rows, torch.cat([rows, 3.7 * rows]))  # of one direction, two by two
+    torch.testing.assert_close(found, torch.tensor([0.5, 1, 0.75], dtype=torch.float64)[:, None].expand(3, 200))
+
+
 def test_rows_that_are_drawn_towards_the_mean_are_found_after_centring() -> None:
     y = normal(300) + torch.tensor([30.0, *[0] * (WIDTH - 1)])
     mapped = y.mean(0) + 0.3 * (y - y.mean(0)) + 0.01 * (normal(300, 1) - 1)
