@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from scipy.stats import t as student
 from torch import Tensor
 
 from aligners.fitting import retrieval
@@ -80,8 +81,17 @@ def test_an_interval_is_that_of_texts_left_out_one_at_a_time() -> None:
     left_out = np.array([scores[owner != t].mean() for t in np.unique(owner)])
     error = np.sqrt((len(left_out) - 1) * left_out.var())
     assert 0 < found["top1_low"][0] < found["top1"][0] < found["top1_high"][0] <= 1
-    ratio = (found["top1"][0] - found["top1_low"][0]) / error
-    assert 2.0 < ratio < 2.4  # Student's t
+    half = float(found["top1"][0] - found["top1_low"][0])
+    assert half == pytest.approx(error * student.ppf(0.975, len(left_out) - 1), rel=1e-6)
+
+
+def test_an_interval_ends_at_0_and_1() -> None:
+    drawn = HeldOutRows(1, D_Y, D_Y, 0, torch.device("cpu"))
+    y = torch.randn(1, 8, D_Y, generator=torch.Generator().manual_seed(0))
+    drawn.add(y, y, torch.arange(8) // 4, torch.arange(8) % 4)
+    wrong = (drawn.end() == y[:, 4:, None]).all(-1).any(1)  # the rows of the second text
+    found = drawn.columns(drawn.end().where(~wrong[..., None], -drawn.end()))
+    assert (found["top1"], found["top1_low"], found["top1_high"]) == (0.5, 0, 1)
 
 
 @pytest.mark.usefixtures("small")
