@@ -40,7 +40,8 @@ class Carrying(pl.LightningModule):
         maps: Tried for each artefact, at each site; the one through which its answers on validation texts change least
             carries it: identity (the artefact as it is), shift (of the means), procrustes, linear, ridge,
             ridge_identity (ridge towards the identity).
-        least_kept: Say "do not use" where a smaller share of the artefact's score above chance is predicted to be kept.
+        least_kept: Say "do not use" where a smaller share of the artefact's score above chance is predicted to be kept,
+            or its interval reaches chance.
         labelled: Measure scores where texts have labels. False: the labels are not what the artefacts read.
         seed: of shuffled maps, random directions and the resampling of texts.
 
