@@ -51,7 +51,7 @@ def decide(
         return Verdict("rounding" if not changed else "coordinates" if alike() else "weights", AS_IS, None, None, same)
     same = same if first.get(AS_IS, 0) is None else same_elsewhere
     whole = [name for name in (*KEEPING, LINEAR) if first.get(name, 0) is None]
-    if whole and same is not False:
+    if whole and same is not False and not first.get(AS_IS):  # of which the first states, too, would tell
         return Verdict("coordinates", whole[0], None, None, same)
     begun = [name for name in KEEPING if first.get(name, 0) != 0]  # which hold at the first site
     begun = begun or [name for name in KEEPING if name in fvu and fvu[name][0] <= NEAR]

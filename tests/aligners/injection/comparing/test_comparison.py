@@ -18,7 +18,7 @@ from aligners.injection.comparing.precision import INT8, rounded, stored_precisi
 from aligners.models import FrozenModel
 from aligners.reports.finished import make_report
 from benchmarks.updates.updated import permute_residual, permute_units, plant, rank_one, rotate, turn_heads
-from tests.tiny import tiny_frozen, tiny_tokenizer
+from tests.tiny import WORDS, tiny_frozen, tiny_tokenizer
 from tests.world import sentences
 
 TEXTS = sentences(80)
@@ -68,6 +68,15 @@ def test_weights_in_another_precision_are_no_change(precision: str) -> None:
     assert f"in {precision}" in lead(found)
 
 
+def test_rounding_to_a_coarse_precision_explains_other_coordinates_and_hides_no_edit() -> None:
+    coarse = partial(with_weights, change=lambda _, w: rounded(w, "bfloat16"))
+    old = coarse(GPT())
+    turned = compare(old, coarse(changed(old, partial(rotate, seed=1))), TEXTS)
+    assert turned.verdict[:2] == ("coordinates", "rotation")
+    edited = compare(old, coarse(changed(old, lambda model: rank_one(model, 2, "down", 0.01, 0))), TEXTS)
+    assert edited.verdict[:3] == ("changed", "identity", 2)
+
+
 @pytest.mark.parametrize(
     ("model", "change", "map_"),
     [
@@ -82,6 +91,7 @@ def test_other_coordinates_are_told_from_a_change(model: Any, change: Any, map_:
     assert found.verdict == ("coordinates", map_, None, None, True)
     assert max(column(found, map_)) < 1e-11
     assert (min(column(found, "identity")) > 0.1) == (map_ != "identity")
+    assert max(column(found, "linear")) < 1e-9
     assert found.meta["weights"]["changed"]  # which takes them for a change
     assert lead(found).startswith("Only coordinates")
 
@@ -186,6 +196,31 @@ def test_heads_that_answer_other_questions_are_left_out_and_named() -> None:
     assert found.verdict.same_answers is None
     report = make_report("comparison", found.meta, found.rows, **found.report_tables)
     assert any("The verdict is on states alone" in sentence for sentence in report.sentences)
+
+
+def test_what_has_no_right_answer_has_a_divergence_alone() -> None:
+    found = compare(tiny_frozen(), tiny_frozen(seed=1), TEXTS, costs=40)
+    assert set(column(found, "rotation", "penalty")) == {None}
+    assert min(column(found, "rotation", "kl")) > 0
+    named = compare(
+        tiny_frozen(), changed(tiny_frozen(), lambda m: setattr(m.config, "id2label", {0: "a", 1: "b"})), TEXTS
+    )
+    assert "name their classes differently" in named.meta["not_compared"]
+    numbers = compare(*(tiny_frozen(n_labels=1, problem_type="regression") for _ in range(2)), TEXTS)
+    assert "predicts numbers" in numbers.meta["not_compared"]
+
+
+def test_texts_as_long_as_a_model_has_positions_leave_no_room_for_further_padding() -> None:
+    texts = [" ".join(WORDS[(n + k) % len(WORDS)] for k in range(70)) for n in range(6)]
+    assert compare(GPT(), GPT(), texts).verdict.kind == "rounding"
+
+
+def test_int8_has_its_steps_along_the_axis_of_the_other_model() -> None:
+    counts = torch.randint(-126, 127, (8, 5), generator=torch.Generator().manual_seed(0)).float()
+    counts[0], counts[:, 0] = 127, 127
+    for steps in (torch.rand(5) + 0.5, torch.rand(8, 1) + 0.5):
+        grid = counts * steps
+        torch.testing.assert_close(rounded(grid * (1 + 1e-4), INT8, grid), grid * (1 + 1e-4))
 
 
 def test_other_widths_and_depths_are_compared_by_linear_maps_at_named_sites() -> None:
