@@ -165,6 +165,9 @@ def test_figures_are_those_of_the_definition() -> None:
     (function,) = found.report_tables["function"]
     assert function["difference"] == pytest.approx((np.exp(log[0]) * (log[0] - log[1])).sum(-1).mean(), rel=1e-4)
     assert function["loss_new"] == pytest.approx(-log[1][np.arange(len(of)), of].mean(), rel=1e-5)
+    assert function["loss_change"] == pytest.approx(function["loss_new"] - function["loss_old"])
+    times = [row["times"] for row in found.report_tables["texts"] if row["site"] == 0]
+    assert times == sorted(times, reverse=True)  # of a row, however many a text has
     assert function["agreement"] == pytest.approx((logits[0].argmax(-1) == logits[1].argmax(-1)).mean())
     total = np.square(states[1] - fitted[1].mean(0)).sum()
     assert column(found, "identity")[-1] == pytest.approx(np.square(states[0] - states[1]).sum() / total, rel=1e-5)
@@ -185,6 +188,8 @@ def test_models_without_a_head_are_asked_how_alike_texts_are() -> None:
     found = compare(old, changed(old, lambda model: rank_one(model, 3, "o", 0.1, 0)), TEXTS)
     assert found.report_tables["function"][0]["what"] == "similarities of texts"
     assert found.verdict[2:] == (3, 3, False)
+    (apart,) = compare(old, tiny_frozen(n_labels=None, seed=1), TEXTS).report_tables["function"]
+    assert apart["agreement"] < 0.9  # no text is its own nearest
     turned = compare(old, changed(old, partial(permute_residual, seed=0)), TEXTS)
     assert turned.verdict == ("coordinates", "permutation", None, None, True)
 
