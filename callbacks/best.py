@@ -92,17 +92,19 @@ class BestPerSite(pl.Callback):
         self._step[key] = torch.where(better, step, self._step[key])
         self._waited[key] = torch.where(better, 0, self._waited[key] + (~closed).long())
         for name, value in bank.state_dict().items():
-            self._kept[key][name][better] = value[better]
+            of_each = better[bank.places(name)]
+            self._kept[key][name][of_each] = value[of_each]
 
     @torch.no_grad()
     def _set_back(self, key: str, bank: Aligner, sites: Tensor, trainer: pl.Trainer) -> None:
         """Restore the best parameters of some sites (S,), and clear their momentum so that they stay there."""
         for name, value in bank.state_dict().items():
-            value[sites] = self._kept[key][name][sites]
-        for parameter in bank.parameters():
+            of_each = sites[bank.places(name)]
+            value[of_each] = self._kept[key][name][of_each]
+        for name, parameter in bank.named_parameters():
             for moment in trainer.optimizers[0].state.get(parameter, {}).values():
                 if moment.shape == parameter.shape:
-                    moment[sites] = 0
+                    moment[sites[bank.places(name)]] = 0
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Restore each site's best parameters, even if nothing was left to train."""

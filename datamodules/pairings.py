@@ -97,7 +97,7 @@ def universe_states(
     """Pair the states of k models with themselves, at the same sites: model after model, and site by site.
 
     Args:
-        models: Hub ids, local folders or embedded models, as in `pair_states`: 3 or more, of one width.
+        models: Hub ids, local folders or embedded models, as in `pair_states`: 3 or more, of any widths.
         sites: `all` (0..L), `blocks` (1..L), or a list of layers: every model is read at each.
         revisions: of each model on the Hub.
         options: of `States`, by their names. Words are those that all models have in full.
@@ -127,10 +127,11 @@ def universe_states(
 
     def about(data: States) -> dict[str, Any]:
         described = [model.identity() for model in data.frozen]
-        return {"models": described, "sites": [[link.site_x, link.site_y] for link in data.reader.links if link.x == 0]}
+        sites = [[link.site_x, link.site_y] for link in data.reader.links if link.x == 0]
+        return {"models": described, "sites": sites, "widths": [model.width for model in data.frozen]}
 
     named, pairs = with_revisions(models, revisions), [(m, m) for m in range(len(models))]
-    return States(Pairing(named, links, chosen, pairs=pairs, check=_check_members, about=about), **options)
+    return States(Pairing(named, links, chosen, pairs=pairs, check=_check_members, about=about, padded=True), **options)
 
 
 def attention_states(
@@ -206,25 +207,9 @@ def _linked(pairs: Sequence[tuple[int, int]], sites: Sites, begins: str = "") ->
 
 
 def _check_members(models: Sequence[FrozenModel]) -> None:
-    """Raise unless the models of a universe have one width and different weights."""
-    check_widths([(model.name, model.width) for model in models])
+    """Raise unless the models of a universe have different weights."""
     known: dict[str, str] = {}
     for model in models:
         first = known.setdefault(str(model.identity()["fingerprint"]), model.name)
         if first != model.name:
             raise UserError(f"A universe expects different `models`, but {first} and {model.name} have equal weights.")
-
-
-def check_widths(widths: Sequence[tuple[str, int]]) -> None:
-    """Raise unless all models of a universe have one width.
-
-    Args:
-        widths: of each model by name.
-    """
-    (first, width), *others = widths
-    for name, other in others:
-        if other != width:
-            raise UserError(
-                f"A universe expects `models` of one width, but {first} has {width} and {name} {other}: there is no "
-                "bijection between their spaces."
-            )

@@ -40,6 +40,7 @@ class Pairing:
         about: what `States.describe` says of this pairing alone.
         token_pairs: from the data module to the rows, where attention weights are read.
         transform: what becomes of every batch.
+        padded: the widths of the models may differ: states of narrower ones end in zeros.
     """
 
     named: list[tuple[str, str | None]]
@@ -51,6 +52,7 @@ class Pairing:
     about: Callable[[States], dict[str, Any]] = lambda data: {}
     token_pairs: Callable[[States], TokenPairs] | None = None
     transform: Callable[[States, PairedBatch], PairedBatch] | None = None
+    padded: bool = False
 
 
 class States(TextModule):
@@ -127,7 +129,7 @@ class States(TextModule):
         pairs = None if pairing.token_pairs is None else pairing.token_pairs(self)
         transform = None if pairing.transform is None else partial(pairing.transform, self)
         kind = RowKind(self.rows, self.special_tokens)
-        return PairReader(models, links, kind, self.component, token_pairs=pairs, transform=transform)
+        return PairReader(models, links, kind, self.component, token_pairs=pairs, transform=transform, padded=pairing.padded)
 
     def plan(self, plan: Plan) -> None:
         """Choose what an evaluation reads from now on.

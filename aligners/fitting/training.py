@@ -2,8 +2,9 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import repeat
 from typing import Any, Literal, cast, get_args
 
 import lightning.pytorch as pl
@@ -131,8 +132,19 @@ def learning_rates(
 
 
 @torch.no_grad()
+def clip_bank(aligner: Aligner, largest: float, alive: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    """`clip_per_site` of all parameters of a bank."""
+    names, parameters = zip(*aligner.named_parameters(), strict=True)
+    places = [torch.arange(aligner.sites)[aligner.places(name)] for name in names]
+    everywhere = all(len(at) == aligner.sites for at in places)
+    return clip_per_site(parameters, largest, alive, None if everywhere else places)
+
+
 def clip_per_site(
-    parameters: Iterable[nn.Parameter], largest: float, alive: Callable[[Tensor], Tensor] | None = None
+    parameters: Iterable[nn.Parameter],
+    largest: float,
+    alive: Callable[[Tensor], Tensor] | None = None,
+    places: Sequence[Tensor] | None = None,
 ) -> Tensor:
     """Scale each site's gradient, over all parameters (S, ...) together, down to norm `largest`.
 
@@ -140,18 +152,25 @@ def clip_per_site(
         parameters: one bank's parameters.
         largest: the norm; 0 turns clipping off.
         alive: says from the norms (S,) which sites train, (S,) bool; the gradients of all others are set to zero.
+        places: the sites along each parameter's leading axis. Default: all of them.
 
     Returns:
         (S,) the norms before.
     """
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    norms = torch.stack([g.flatten(1).square().sum(1) for g in gradients]).sum(0).sqrt()
+    given = [(p.grad, at) for p, at in zip(parameters, places or repeat(None)) if p.grad is not None]
+    squares = [g.flatten(1).square().sum(1) for g, _ in given]
+    if places is None:
+        norms = torch.stack(squares).sum(0).sqrt()
+    else:
+        at = torch.cat([at for _, at in given if at is not None]).to(squares[0].device)
+        norms = squares[0].new_zeros(int(at.max()) + 1).index_add(0, at, torch.cat(squares)).sqrt()
     factor = (largest / (norms + 1e-12)).clamp(max=1) if largest else torch.ones_like(norms)
     training = None if alive is None else alive(norms)
-    for g in gradients:
-        g.mul_(factor.view(-1, *[1] * (g.ndim - 1)))
+    for g, at in given:
+        of_each = slice(None) if at is None else at.to(g.device)
+        g.mul_(factor[of_each].view(-1, *[1] * (g.ndim - 1)))
         if training is not None:
-            g.copy_(torch.where(training.view(-1, *[1] * (g.ndim - 1)), g, 0))
+            g.copy_(torch.where(training[of_each].view(-1, *[1] * (g.ndim - 1)), g, 0))
     return norms
 
 
@@ -381,7 +400,7 @@ class BankTraining(pl.LightningModule, ABC):
             with products_in(self.products):
                 loss = aligner.loss(x[:, chosen], y[:, chosen])
                 loss.sum().backward()
-            clip_per_site(aligner.parameters(), self.gradient_clip, partial(divergence.watch, "map", loss, step=step))
+            clip_bank(aligner, self.gradient_clip, partial(divergence.watch, "map", loss, step=step))
             optimizer.step()
             rate.step()
         return divergence.step["map"]

@@ -94,6 +94,10 @@ class Aligner(nn.Module, ABC):
         """
         return parameter.shape[-2] if parameter.ndim > 2 else 1
 
+    def places(self, name: str) -> Sequence[int] | slice:
+        """The places of the bank that stand along the leading axis of a parameter or buffer, by its name."""
+        return slice(None)
+
     def findings(self) -> dict[str, Any]:
         """What a report should say about this fit besides its errors, as plain values."""
         return {}

@@ -187,6 +187,7 @@ class PairReader:
         token_pairs: rows are these pairs of tokens instead, and what is read is the attention weights that the heads of
             a block give them.
         transform: what becomes of a batch after it was read.
+        padded: the widths of the links may differ: states of narrower models end in zeros.
 
     Attributes:
         sites: site pairs (i, j) along the leading axis: state of X at i with state of Y at j.
@@ -202,6 +203,7 @@ class PairReader:
     component: Component = "residual"
     token_pairs: TokenPairs | None = None
     transform: Callable[[PairedBatch], PairedBatch] | None = None
+    padded: bool = False
 
     def __post_init__(self) -> None:
         self.sites = [(link.site_x, link.site_y) for link in self.links]
@@ -212,10 +214,11 @@ class PairReader:
         for m, site in dict.fromkeys(x + y):
             self.models[m].check_site(site, "sites", self.component)
             self._read_at.setdefault(m, []).append(site)
-        self.widths = self._widths(self.links[0])
+        each = list(map(self._widths, self.links))
+        self.widths = (max(x for x, _ in each), max(y for _, y in each)) if self.padded else each[0]
         first = self.places()[0]
-        for place, widths in zip(self.places(), map(self._widths, self.links), strict=True):
-            if widths != self.widths:
+        for place, widths in zip(self.places(), each, strict=True):
+            if widths != self.widths and not self.padded:
                 raise UserError(
                     f"Expected pairs of equal widths, as one bank holds, but {first.model_x} and {first.model_y} have "
                     f"{self.widths}, {place.model_x} and {place.model_y} {widths}. Fit them apart."
@@ -268,7 +271,8 @@ class PairReader:
         by_model = {m: self._rows_of(m, texts, [rows[m] for rows in kinds]) for m in self._read_at}
         batches = []
         for number, rows in enumerate(kinds):
-            x, y = (self._side({m: tensors[number] for m, tensors in by_model.items()}, side) for side in self._columns)
+            found = {m: _widened(tensors[number], self.widths, self.padded) for m, tensors in by_model.items()}
+            x, y = (self._side(found, side) for side in self._columns)
             batches.append(PairedBatch(x, x if self._columns[0] == self._columns[1] else y, rows[0], texts))
         batch, *batch.others = batches
         batch.task = prepared.task
@@ -294,6 +298,11 @@ class PairReader:
         if columns == [(only, site) for site in self._read_at[only]]:
             return found[only]  # one model, each site once: nothing to copy
         return torch.stack([found[m][self._read_at[m].index(site)] for m, site in columns])
+
+
+def _widened(states: Tensor, widths: tuple[int, int], padded: bool) -> Tensor:
+    missing = max(widths) - states.shape[-1] if padded else 0
+    return torch.nn.functional.pad(states, (0, missing)) if missing else states
 
 
 def _told_apart(texts: TextBatch, kind: RowKind) -> tuple[Rows, ...]:

@@ -61,9 +61,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "orthogonal": ("Orthogonal", {"start": "identity"}),
     "orthogonal, drawn": ("Orthogonal", {"start": "random"}),
     "through a space": ("ThroughSpace", {"network": {"class": "INN", "options": {"couplings": 2, "hidden": 7}}}),
+    "shared part": (
+        "SharedPart",
+        {"widths": [6], "networks": {"6": {"class": "INN", "options": {"couplings": 2, "hidden": 7}}}},
+    ),
     "through a linear space": ("ThroughSpace", {"network": {"class": "Procrustes", "options": {"scale": True}}}),
 }
-BY_GRADIENT = ("inn", "through a space", "mlp", "free form", "affine", "low rank", "orthogonal")
+BY_GRADIENT = ("inn", "through a space", "shared part", "mlp", "free form", "affine", "low rank", "orthogonal")
 
 
 def known() -> dict[str, type[Aligner]]:
@@ -275,7 +279,7 @@ def test_the_seed_alone_decides(case: str) -> None:
     assert all(torch.equal(one[name].nan_to_num(), again[name].nan_to_num()) for name in one)
     kind, options = CASES[case]
     drawn = (
-        options.get("network", {}).get("class", kind) in ("INN", "MLP", "FreeForm") or options.get("start") == "random"
+        options.get("network", {}).get("class", kind) in ("INN", "MLP", "FreeForm", "SharedPart") or options.get("start") == "random"
     )
     if not drawn:
         assert all(torch.equal(one[name].nan_to_num(), other[name].nan_to_num()) for name in one)

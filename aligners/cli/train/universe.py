@@ -12,14 +12,15 @@ from aligners.fitting.universe.evaluation import UniverseEvaluation, between_mem
 from aligners.fitting.universe.fitting import Joining, UniverseAlignment
 from aligners.fitting.universe.universe import NETWORK, load_universe, universes_of
 from callbacks.checkpoint import save_maps
-from datamodules.pairings import check_widths, universe_states
+from datamodules.pairings import universe_states
 
 
 @fits("universe", data=universe_states, module=UniverseAlignment)
 def universe(run: Run, against: Sequence[Path] = ()) -> None:
-    """Fit k models of one width to one shared space: a bijection u_i for each model.
+    """Fit k models, of any widths, to one shared space: a bijection u_i for each model.
 
-    The map from model i into model j is u_i followed by the inverse of u_j, for all pairs from k maps. Every map is
+    The map from model i into model j is u_i followed by the inverse of u_j, for all pairs from k maps. Models of other
+    widths, or `--model.shared`, share the first coordinates; the rest is completed by what is average. Every map is
     measured on held-out text, and universe.safetensors and pairs/X--Y/aligners.safetensors are written, which
     `evaluate.py inject` takes.
 
@@ -33,7 +34,8 @@ def universe(run: Run, against: Sequence[Path] = ()) -> None:
     beside = [load_bank(path) for path in against]
     _check_members(run, beside)
     model = run.made.model
-    model.network(1, run.made.data.frozen_models.widths()[0])
+    widths = run.made.data.frozen_models.widths()
+    model.network(len(widths), widths)
     run.start()
     run.fit(run.training())
     stored = replace(model.stored().freeze(), path=run.folder / UniverseAlignment.final)
@@ -61,11 +63,12 @@ def join(run: Run, universe: Path | None = None, against: Sequence[Path] = ()) -
     run.use_data_of({**stored.data_config, "models": []})
     _add_members(run, stored)
     _check_members(run, beside)
-    run.start()
     model, data = run.made.model, run.made.data
+    model.members = universes_of(stored)[NETWORK]
+    model.refuse_narrow(data.frozen_models.widths())
+    run.start()
     data.prepare_data()
     model.refuse_other_members(stored, data)
-    model.members = universes_of(stored)[NETWORK]
     trainer = run.training()
     run.fit(trainer)
     evaluation = UniverseEvaluation(replace(model.joined(stored), path=run.folder / UniverseAlignment.final), beside)
@@ -75,13 +78,12 @@ def join(run: Run, universe: Path | None = None, against: Sequence[Path] = ()) -
 
 
 def _check_members(run: Run, against: Sequence[StoredBank]) -> None:
-    """Raise before anything is trained unless the models have one width, and maps of pairs can be measured beside them.
+    """Raise before anything is trained unless maps of pairs can be measured beside the models.
 
     Raises:
-        ValueError: they have not; or as `between_members`.
+        ValueError: as `between_members`.
     """
     data = run.made.data
-    check_widths(list(zip(data.models, data.frozen_models.widths(), strict=True)))
     if against:
         data.prepare_data()
         between_members(against, data.describe())

@@ -1,10 +1,11 @@
 """Every map of a universe measured on held-out texts, beside maps fitted pair by pair."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, cast
 
 import lightning.pytorch as pl
+import torch
 from torch import Tensor, nn
 
 from aligners.errors import UserError
@@ -13,7 +14,7 @@ from aligners.fitting.errors import MapErrors, Way, error_rows
 from aligners.fitting.moments import moments_of_states
 from aligners.fitting.outcomes import outcomes, worst_of
 from aligners.fitting.retrieval import RETRIEVAL_COLUMNS, HeldOutRows
-from aligners.fitting.universe.joint import JointMoments, all_pairs, directions, paired_rows
+from aligners.fitting.universe.joint import JointMoments, all_pairs, directions, paired_rows, shared_variance
 from aligners.fitting.universe.universe import NETWORK, Universe, universes_of
 from aligners.maps.base import Aligner
 from aligners.similarity.moments import MomentsMetric
@@ -22,6 +23,9 @@ from datamodules.rows.reading import PairedBatch, Place, Plan
 from datamodules.states import States
 
 FIGURES = ("mse", "relative_error", "fvu", "fvu_unseen")
+PAIRWISE = "pairwise_"  # before the names of maps of pairs
+GROUPS = ("all", "some", "one")  # whose directions a model's variance lies in
+POINTS, ROWS = 24, 4  # of the curve; rows for each dimension of all models, of which fewer make any states agree
 Ends = tuple[int, int]  # numbers of the models that a map is from and to
 
 
@@ -31,7 +35,8 @@ class UniverseEvaluation(pl.LightningModule):
     Attributes:
         rows: of the report, one for each map, ordered pair of models and site.
         meta: what holds for all of them.
-        report_tables: the directions of the shared space.
+        report_tables: the directions of the shared space; how much of each model's states it holds, and what the
+            models share; and how much of them its first directions would hold.
 
     Args:
         stored: the universe.
@@ -46,7 +51,7 @@ class UniverseEvaluation(pl.LightningModule):
         self.stored = stored
         self.spaces = universes_of(stored)
         self.universes = nn.ModuleDict(self.spaces)
-        self.models = len(stored.data["models"])
+        self.models, self.widths = len(stored.data["models"]), next(iter(self.spaces.values())).widths
         self.pairs = between_members(against, stored.data)
         self.pair_maps = nn.ModuleList(a for _, b in self.pairs for maps in b.maps.values() for a in maps.values())
         self.rows: list[dict[str, Any]] = []
@@ -58,9 +63,9 @@ class UniverseEvaluation(pl.LightningModule):
         self.stream = stream_of(self.trainer, States)
         self.stream.plan(Plan(measured=self.stored.seen))
         self.errors = nn.ModuleDict()
-        width = next(iter(self.spaces.values())).d_x
+        width, shared = self.spaces[NETWORK].d_x, self.spaces[NETWORK].d_y
         places = len(all_pairs(self.models)) * len(self.stored.data["sites"])
-        self.embedded = MomentsMetric(places, width, width).to(self.device)
+        self.embedded = MomentsMetric(places, shared, shared).to(self.device)
         self.drawn = HeldOutRows(len(self.stream.reader.places()), width, width, seed=0, device=self.device)
 
     def on_test_start(self) -> None:
@@ -68,7 +73,8 @@ class UniverseEvaluation(pl.LightningModule):
         if self.stored.moments is None:
             moments = moments_of_states(self.stream, lambda batch: {"maps": paired_rows(batch.x, self.models)})
             self.stored.moments = moments["maps"]
-        self.means = JointMoments.of(self.stored.moments, self.models).mean.to(self.device)
+        self.joint = JointMoments.of(self.stored.moments, self.models)
+        self.means = self.joint.mean.to(self.device)
 
     # ------------------------------------------------------------------ the pass
 
@@ -80,21 +86,27 @@ class UniverseEvaluation(pl.LightningModule):
             for shift in range(1, self.models):
                 self._add(f"{name}/{shift}", Way(partial(_from_embedded, universe, embedded, shift)), batch)
             if universe.maps.bijective:
-                self._trips(name, universe, batch)
+                self._trips(name, universe, batch.x, batch)
             if name == NETWORK:
                 self.embedded.update(*paired_rows(embedded, self.models))
+                self._add("held", Way(partial(_from_embedded, universe, embedded, 0)), batch)
+                if not universe.maps.bijective:  # what the shared part holds of the states comes back exactly
+                    self._trips(name, universe, universe.predicted(embedded, 0), batch)
         for key, _, ends, way in self._pair_ways():
-            self._add(key, way, batch, ends)
+            i, j = ends
+            states = [x[..., : self.widths[i]] for i, x in enumerate(batch.x.unflatten(0, (self.models, -1)))]
+            means = [self.means[end, :, : self.widths[end]] for end in ends]
+            self._add(key, way, batch, states[i], states[j], means)
 
-    def _trips(self, name: str, universe: Universe, batch: PairedBatch) -> None:
+    def _trips(self, name: str, universe: Universe, x: Tensor, batch: PairedBatch) -> None:
         """Into the space and back, and from a model over two others back to it."""
 
         def over_two(x: Tensor) -> Tensor:
             return universe.predicted(universe.embed(universe.predicted(universe.embed(x), 1)), 1)
 
         cycle = Way(over_two, lambda y: universe.predicted(universe.embed(y), self.models - 2))
-        self._add(f"{name}/cycle", cycle, batch)
-        self._add(f"{name}/trip", Way(universe.embed, universe.maps.inverse), batch)
+        self._add(f"{name}/cycle", cycle, batch, x, x)
+        self._add(f"{name}/trip", Way(universe.embed, universe.maps.inverse), batch, x, x[..., : universe.d_y])
 
     def _pair_ways(self) -> Iterator[tuple[str, tuple[str, str, StoredBank], Ends, Way]]:
         """Every map of the pairs' banks: its key; route, name and bank; the numbers of its models; and what maps."""
@@ -105,13 +117,21 @@ class UniverseEvaluation(pl.LightningModule):
                     if route == FORWARD and aligner.bijective:
                         yield f"pair/{p}/{name}/{j}", (route, name, bank), (j, i), Way(aligner.inverse)
 
-    def _add(self, key: str, way: Way, batch: PairedBatch, ends: Ends | None = None) -> None:
-        """Add the errors of a map between two models, by their numbers, or of a bank from all models to all."""
-        states = batch.x.unflatten(0, (self.models, -1))
-        x, y = (batch.x, batch.x) if ends is None else (states[end] for end in ends)
+    def _add(
+        self,
+        key: str,
+        way: Way,
+        batch: PairedBatch,
+        x: Tensor | None = None,
+        y: Tensor | None = None,
+        means: Sequence[Tensor] | None = None,
+    ) -> None:
+        """Add the errors of a map from x to y, which have these means; by default, of all models to all."""
+        x, y = batch.x if x is None else x, batch.x if y is None else y
         if key not in self.errors:
-            means = [self.means.flatten(0, 1)] * 2 if ends is None else [self.means[end] for end in ends]
-            self.errors[key] = MapErrors(*means).to(self.device)
+            whole = self.means.flatten(0, 1)
+            mean_x, mean_y = means or (whole, whole[:, : y.shape[-1]])
+            self.errors[key] = MapErrors(mean_x, mean_y).to(self.device)
         cast(MapErrors, self.errors[key]).update(way, x, y, batch.rows.unseen)
 
     # ------------------------------------------------------------------ what was found
@@ -129,8 +149,34 @@ class UniverseEvaluation(pl.LightningModule):
             for s, (site, _) in enumerate(sites)
             for d in range(variance.shape[1])
         ]
-        self.report_tables = {"directions": table}
+        self.report_tables = {"directions": table, "shared": list(self._shared()), "curve": list(self._curve())}
         self.meta = {**self.stream.describe(), "split": "test"}
+
+    def _shared(self) -> Iterator[dict[str, Any]]:
+        """For each model and site what the space holds of its states, and what the models share of them linearly."""
+        held, groups = 1 - self._figures("held")["fvu"].unflatten(0, (self.models, -1)), self._linear
+        for s, (site, _) in enumerate(self.stored.data["sites"]):
+            for m, model in enumerate(self.stored.data["models"]):
+                shares = {name: None if groups is None else float(groups[0][g, m, s]) for g, name in enumerate(GROUPS)}
+                row = {"site": site, "model": model["name"], "width": self.widths[m], "shared": self.spaces[NETWORK].d_y}
+                yield {**row, "held": float(held[m, s]), **shares}
+
+    def _curve(self) -> Iterator[dict[str, Any]]:
+        """The share of every model's variance in the first directions that the models share, for some numbers of them."""
+        groups, names = self._linear, [model["name"] for model in self.stored.data["models"]]
+        if groups is None:
+            return
+        most = max(self.widths)
+        numbers = sorted({*(round(most ** (p / POINTS)) for p in range(POINTS + 1)), self.spaces[NETWORK].d_y})
+        for s, (site, _) in enumerate(self.stored.data["sites"]):
+            for number in numbers:
+                held = {name: float(groups[1][m, s, number - 1]) for m, name in enumerate(names)}
+                yield {"site": site, "directions": number, **held}
+
+    @cached_property
+    def _linear(self) -> tuple[Tensor, Tensor] | None:
+        """As `shared_variance`; None with too few rows."""
+        return shared_variance(self.joint) if self.joint.n > ROWS * sum(self.widths) else None
 
     def _retrieve(self) -> None:
         """Score every map by retrieval, on rows that were drawn from all ranks'."""
@@ -142,7 +188,9 @@ class UniverseEvaluation(pl.LightningModule):
         sites = len(x) // self.models
         for key, _, (i, j), way in self._pair_ways():
             of_i, of_j = (slice(m * sites, (m + 1) * sites) for m in (i, j))
-            self.retrieved[key] = self.drawn.columns(way(x[of_i]), of_j)
+            mapped = way(x[of_i, :, : self.widths[i]])
+            padded = torch.nn.functional.pad(mapped, (0, x.shape[-1] - mapped.shape[-1]))
+            self.retrieved[key] = self.drawn.columns(padded, of_j)
 
     def _measured(self) -> Iterator[tuple[str, str, Aligner, list[str | None], list[tuple[int, int, int]]]]:
         """Every map: its key, method, bank and outcome of training, and source, target and site of its places."""
@@ -157,7 +205,7 @@ class UniverseEvaluation(pl.LightningModule):
         for key, (route, name, bank), (source, target), _ in self._pair_ways():
             maps = bank.maps[route][name]
             training = outcomes(bank.training.get(f"{route}.{name}"), maps.sites)
-            yield key, f"pairwise_{name}", maps, training, [(source, target, site) for site in sites]
+            yield key, PAIRWISE + name, maps, training, [(source, target, site) for site in sites]
 
     def _rows(self) -> Iterator[dict[str, Any]]:
         """A row for each map, ordered pair of models and site."""
@@ -166,6 +214,9 @@ class UniverseEvaluation(pl.LightningModule):
             places = [Place("", names[i], names[j], sites[s][0], sites[s][0]) for i, j, s in ends]
             errors = self._figures(key)
             figures: dict[str, Any] = {figure: errors[figure] for figure in FIGURES}
+            wide = torch.tensor([self.widths[j] for _, j, _ in ends])
+            if not method.startswith(PAIRWISE):
+                figures["mse"] = figures["mse"].cpu() * max(self.widths) / wide  # padding has no errors
             figures |= {column: self.retrieved[key][column] for column in RETRIEVAL_COLUMNS}
             for column, trip in (("round_trip", f"{method}/trip"), ("cycle", f"{method}/cycle")):
                 figures[column] = self._figures(trip)["round_trip"] if trip in self.errors else [None] * len(ends)

@@ -8,12 +8,13 @@ import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
-from aligners.errors import UserError, check_known
+from aligners.errors import UserError, check_known, check_range
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.bank import FORWARD, StoredBank, build_aligner, describe_aligner, join_banks, refuse_other_models
+from aligners.fitting.bank import FORWARD, StoredBank, build_aligner, join_banks, kind_of, refuse_other_models
 from aligners.fitting.fits import AlignerFactory, Fit, seeded
 from aligners.fitting.parts import join_records
 from aligners.fitting.universe.joint import JointMoments, paired_rows
+from aligners.fitting.universe.shared import SharedPart
 from aligners.fitting.universe.universe import CLOSED_UNIVERSES, NETWORK, Universe, fit_network
 from aligners.maps.base import Aligner
 from aligners.maps.inn import INN
@@ -31,7 +32,10 @@ class UniverseAlignment(Alignment):
     Args:
         network: the map of every model at every site; it has to be invertible. A state passes two of them: with half
             of the couplings that a lone network has by default, a map between two models is as deep as that.
-        closed_form: linear universes to solve and measure beside it: procrustes, gcca.
+        closed_form: linear universes to solve and measure beside it: procrustes, gcca, gcpa. States of narrower models
+            are lifted: they end in zeros.
+        shared: m, the number of coordinates that the models share. Default: the smallest width. Where it is below a
+            model's width, the rest of its coordinates is its own: see `SharedPart`.
         optimizer: as in `Alignment`. Matrices between couplings learn at a quarter of its rate.
         options: of `Alignment`, by their names; gradients are clipped for each map.
 
@@ -45,31 +49,44 @@ class UniverseAlignment(Alignment):
         self,
         network: AlignerFactory = lambda sites, d_x, d_y: INN(sites, d_x, d_y, couplings=4, start="procrustes"),
         closed_form: Sequence[str] = tuple(CLOSED_UNIVERSES),
+        shared: int | None = None,
         optimizer: OptimizerCallable = lambda p: torch.optim.AdamW(p, lr=2e-2, weight_decay=0.0, fused=True),
         **options: Any,
     ) -> None:
+        check_range(least=1, shared=shared)
         super().__init__(aligners={NETWORK: network}, both_directions=False, optimizer=optimizer, **options)
         check_known(CLOSED_UNIVERSES, closed_form=closed_form)
-        self.closed_form = list(closed_form)
+        self.closed_form, self.shared = list(closed_form), shared
 
     def made(self, sites: int, d_x: int, d_y: int) -> Iterator[Fit]:
         """Build the universes for this many places, k times as many as sites, and keep none."""
-        models = len(self.stream.models)
-        yield Fit(NETWORK, FORWARD, Universe(self.network(sites, d_x), models, fit_network))
+        models, widths = len(self.stream.models), [model.width for model in self.stream.frozen]
+        yield Fit(NETWORK, FORWARD, Universe(self.network(sites, widths), models, fit_network, widths))
         for name in self.closed_form:
             made, fit_maps = CLOSED_UNIVERSES[name]
-            yield Fit(name, FORWARD, Universe(made(sites, d_x, d_y), models, fit_maps))
+            yield Fit(name, FORWARD, Universe(made(sites, d_x, d_y), models, fit_maps, widths))
 
-    def network(self, places: int, width: int) -> Aligner:
+    def network(self, places: int, widths: Sequence[int]) -> Aligner:
         """A bank of maps of the models, not yet fitted.
 
+        Args:
+            places: as many for each model.
+            widths: of the models.
+
         Raises:
-            ValueError: the maps are no bijections at this width.
+            ValueError: the maps are no bijections at a width, or more coordinates are to be shared than a model has.
         """
-        maps = seeded(self.factories[NETWORK], self.seed, places, width, width)
-        if not maps.bijective:
-            raise UserError(f"A universe expects a bijective `network`, but {type(maps).__name__} is not. Use INN.")
-        return maps
+        shared, banks = self.shared or min(widths), {}
+        if shared > min(widths):
+            raise UserError(
+                f"Expected `shared` to be at most the smallest width of the models, {min(widths)}, but got {shared}."
+            )
+        for width in dict.fromkeys(widths):
+            count = places // len(widths) * list(widths).count(width)
+            banks[width] = maps = seeded(self.factories[NETWORK], self.seed, count, width, width)
+            if not maps.bijective:
+                raise UserError(f"A universe expects a bijective `network`, but {type(maps).__name__} is not. Use INN.")
+        return banks[shared] if set(widths) == {shared} else SharedPart.of(banks, widths, shared)
 
     def moment_rows(self, batch: PairedBatch) -> dict[str, tuple[Tensor, Tensor]]:
         """The rows of all pairs of models."""
@@ -131,14 +148,18 @@ class Joining(Alignment):
     def rows_of(self, batch: PairedBatch) -> tuple[Tensor, Tensor]:
         """The newcomer's states, and what a member makes of each row in the shared space, in turn."""
         members, rows = cast(Universe, self.members), torch.arange(batch.x.shape[1], device=batch.x.device)
-        embedded = members.embed(batch.x[: -len(self.sites)].detach()).unflatten(0, (members.models, -1))
-        return batch.x[-len(self.sites) :], embedded[rows % members.models, :, rows].movedim(0, 1).contiguous()
+        of_members = batch.x[: -len(self.sites), :, : members.d_x].detach()
+        embedded = members.embed(of_members).unflatten(0, (members.models, -1))
+        y = embedded[rows % members.models, :, rows].movedim(0, 1).contiguous()
+        return batch.x[-len(self.sites) :, :, : self.stream.frozen[-1].width], y
 
     def made(self, sites: int, d_x: int, d_y: int) -> Iterator[Fit]:
         """Build the newcomer's maps for the places of all models, and keep none."""
-        members = cast(Universe, self.members)
-        like = {**describe_aligner(members.maps), "sites": sites // (members.models + 1)}
-        yield Fit(NETWORK, FORWARD, seeded(lambda *_: build_aligner(like), self.seed, like["sites"], d_x, d_y))
+        members, width = cast(Universe, self.members), self.stream.frozen[-1].width
+        like, shared = kind_like(members.maps, width), members.d_y
+        own = {**like, "sites": sites // (members.models + 1), "d_x": width, "d_y": width}
+        newcomer = seeded(lambda *_: build_aligner(own), self.seed, own["sites"], width, width)
+        yield Fit(NETWORK, FORWARD, newcomer if width == shared else SharedPart.of({width: newcomer}, [width], shared))
 
     def joined(self, stored: StoredBank) -> StoredBank:
         """The universe of all models, the newcomer last; its moments are not known.
@@ -146,11 +167,12 @@ class Joining(Alignment):
         Args:
             stored: the universe of the members.
         """
-        members, newcomer, key = stored.maps[FORWARD][NETWORK], self.fits()[0].aligner, f"{FORWARD}.{NETWORK}"
+        members, newcomer = stored.maps[FORWARD][NETWORK], self.fits()[0].aligner
+        newcomer, key = newcomer.to(next(members.parameters()).device), f"{FORWARD}.{NETWORK}"
         records = [training[key] for training in (stored.training, self.training_record) if key in training]
         return replace(
             stored,
-            maps={FORWARD: {NETWORK: join_banks([members, newcomer.to(next(members.parameters()).device)])}},
+            maps={FORWARD: {NETWORK: _with(members, newcomer)}},
             pairs={FORWARD: [*stored.pairs[FORWARD], *self.sites]},
             data=self.data,
             data_config=self.data_config,
@@ -158,6 +180,22 @@ class Joining(Alignment):
             seen=self.stream.seen,
             training={key: join_records(records)} if len(records) == 2 else {},
         ).freeze()
+
+    def refuse_narrow(self, widths: Sequence[int]) -> None:
+        """Raise if the newcomer, the last model, is narrower than what the members share.
+
+        Args:
+            widths: of all models.
+
+        Raises:
+            ValueError: it is.
+        """
+        shared = cast(Universe, self.members).d_y
+        if widths[-1] < shared:
+            raise UserError(
+                f"Expected a model of at least the width {shared}, which the members share, but the newcomer has "
+                f"{widths[-1]}. Fit a universe of all with `--model.shared {widths[-1]}`."
+            )
 
     def refuse_other_members(self, stored: StoredBank, data: States) -> None:
         """Raise unless the run reads the universe's models at its sites on its texts, and a model that is not in it.
@@ -179,3 +217,31 @@ class Joining(Alignment):
                 f"{stored.path} was fitted on other texts than `data.text` gives. The members' states of the same "
                 "texts are what a newcomer is fitted to: leave `data.text` out."
             )
+
+
+def kind_like(maps: Aligner, width: int) -> dict[str, Any]:
+    """Class and options of bijections of a width, like those of a universe; hidden layers have a new width's default.
+
+    Args:
+        maps: of the universe.
+        width: of a model that need not be in it.
+    """
+    kinds = maps.networks if isinstance(maps, SharedPart) else {str(maps.d_x): kind_of(maps)}
+    if str(width) in kinds:
+        return dict(kinds[str(width)])
+    kind = next(iter(kinds.values()))
+    return {**kind, "options": {name: value for name, value in kind["options"].items() if name != "hidden"}}
+
+
+def _with(members: Aligner, newcomer: Aligner) -> Aligner:
+    """The maps of a universe and those of one more model."""
+    if not isinstance(members, SharedPart) and not isinstance(newcomer, SharedPart):
+        return join_banks([members, newcomer])
+    return _as_shared(members, newcomer.sites).joined(_as_shared(newcomer, newcomer.sites))
+
+
+def _as_shared(maps: Aligner, a_model: int) -> SharedPart:
+    """Maps of which every coordinate may be shared as those of a shared part."""
+    if isinstance(maps, SharedPart):
+        return maps
+    return SharedPart.of({maps.d_x: maps}, [maps.d_x] * (maps.sites // a_model), maps.d_y)

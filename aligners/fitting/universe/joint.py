@@ -9,7 +9,7 @@ from torch import Tensor
 
 from aligners.errors import UserError
 from aligners.maps.base import MORE_ROWS
-from aligners.maps.linear import determined_svd
+from aligners.maps.linear import determined_svd, least_squares
 from aligners.similarity.algebra.moments import Moments
 
 
@@ -104,6 +104,7 @@ def paired_rows(states: Tensor, models: int) -> tuple[Tensor, Tensor]:
 
 
 ITERATIONS, STEADY = 200, 1e-10  # what one iteration gains, in norms of all moments
+SHRINKING = 1e-6  # the ridge of regressions on the mean, which a few directions hardly vary along
 TOLERANCE = 1e-8  # as in CCA: directions with less of a model's largest variance do not vary
 
 
@@ -123,7 +124,7 @@ def generalised_procrustes(joint: JointMoments) -> Tensor:
         R, (k, S, d, d): x_i R_i is in the shared space. What the rows leave open, as with fewer rows than dimensions,
         is settled as `determined_svd` does.
     """
-    rotations = torch.stack([_polar(part) for part in _leading(joint.scatter)[0]])
+    rotations = torch.stack([_polar(part) for part in _leading(joint.scatter, joint.mean.shape[-1])[0]])
     norm = joint.scatter.square().sum((0, 1, 3, 4)).sqrt()
     for _ in range(ITERATIONS):
         before = rotations.clone()
@@ -154,26 +155,79 @@ def maxvar(joint: JointMoments) -> tuple[Tensor, Tensor]:
     Raises:
         ValueError: there are no more rows than the models have dimensions together, which any states would fit.
     """
-    models, _, _, width, _ = joint.scatter.shape
-    if joint.n <= models * width:
+    models, dimensions = len(joint.mean), int((joint.own().xx.diagonal(dim1=-2, dim2=-1) > 0).sum(-1).max())
+    if joint.n <= models * dimensions:
         raise UserError(
             f"MAXVAR expects more fitting rows than the {models} models have dimensions together, "
-            f"{models * width}, but got {int(joint.n)}: with fewer, any states agree. {MORE_ROWS}"
+            f"{models * dimensions}, but got {int(joint.n)}: with fewer, any states agree. {MORE_ROWS}"
         )
-    covariance = joint.scatter / joint.n
-    roots, inverses = _roots(_within(covariance))
-    white = torch.einsum("isab,ijsbc,jscd->ijsad", inverses, covariance, inverses)
-    vectors, values = _leading(white)
+    roots, inverses, white = _whitened(joint)
+    vectors, values = _leading(white, joint.mean.shape[-1])
     size = values.clamp(min=0).sqrt()[:, None]
     return inverses @ vectors * size, (roots @ vectors * size).mT
 
 
-def _leading(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """The d leading eigenvectors of the matrices of blocks (k, k, S, d, d), as (k, S, d, d), and values (S, d)."""
+def gcpa(joint: JointMoments) -> tuple[Tensor, Tensor]:
+    """Generalised Procrustes, corrected for directions in which rotations disagree, after Achara et al. 2026.
+
+    The space is that of `generalised_procrustes` on scaled states. A model's map into it is its regression on the mean
+    of all, and its way back that of its states on this mean; in place of the paper's correction, which we do not
+    follow in detail (arXiv 2602.06205, "Multi-Way Representation Alignment").
+
+    Args:
+        joint: of the fitting rows.
+
+    Returns:
+        W (k, S, d, d), from a model's centred states, and the way back (k, S, d, d).
+    """
+    models, scale = len(joint.mean), joint.variance.sqrt()[..., None, None]
+    weights = generalised_procrustes(joint.scaled()) / scale / models
+    moments = joint.with_sum(weights)
+    into, back = least_squares(moments, SHRINKING), least_squares(moments.swap(), SHRINKING)
+    return into.unflatten(0, (models, -1)), back.unflatten(0, (models, -1))
+
+
+SHARED_BY_ALL, SHARED_BY_ONE = 0.75, 1.5  # of a direction's squared correlations, added up over the models
+
+
+def shared_variance(joint: JointMoments) -> tuple[Tensor, Tensor]:
+    """How much of each model's variance lies in directions that all models share, or some, or itself alone.
+
+    MAXVAR over all directions that the models have together: those of unit variance along which the squared
+    correlations with the models, added up, are largest. A direction that all k have has the sum k, one that is a single
+    model's the sum 1. It counts as shared by all from `SHARED_BY_ALL` · k on, and as one model's own below
+    `SHARED_BY_ONE`. Together they hold every model's whole variance.
+
+    Args:
+        joint: of the fitting rows; there have to be many more than dimensions of all models together.
+
+    Returns:
+        Shares of the variance in directions of all, some and one model, (3, k, S), and the share in the first m
+        directions, m = 1, ..., k d: (k, S, k d).
+    """
+    models, width = len(joint.mean), joint.mean.shape[-1]
+    roots, _, white = _whitened(joint)
+    vectors, values = _leading(white, models * width)
+    held = (roots @ vectors).square().sum(-2) * values.clamp(min=0)  # (k, S, k d)
+    held /= _within(joint.scatter / joint.n).diagonal(dim1=-2, dim2=-1).sum(-1)[..., None]
+    everyone, alone = values >= SHARED_BY_ALL * models, values < SHARED_BY_ONE
+    groups = torch.stack([(held * chosen).sum(-1) for chosen in (everyone, ~everyone & ~alone, alone)])
+    return groups, held.cumsum(-1)
+
+
+def _whitened(joint: JointMoments) -> tuple[Tensor, Tensor, Tensor]:
+    """Roots of the models' covariances, their pseudo-inverses, and the covariances of whitened states."""
+    covariance = joint.scatter / joint.n
+    roots, inverses = _roots(_within(covariance))
+    return roots, inverses, torch.einsum("isab,ijsbc,jscd->ijsad", inverses, covariance, inverses)
+
+
+def _leading(blocks: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """The leading eigenvectors of the matrices of blocks (k, k, S, d, d), as (k, S, d, most), and values (S, most)."""
     models, _, _, width, _ = blocks.shape
     values, vectors = torch.linalg.eigh(blocks.permute(2, 0, 3, 1, 4).flatten(3, 4).flatten(1, 2))
-    parts = vectors[..., -width:].flip(-1).unflatten(1, (models, width)).movedim(1, 0)
-    return parts, values[:, -width:].flip(-1)
+    parts = vectors[..., -most:].flip(-1).unflatten(1, (models, width)).movedim(1, 0)
+    return parts, values[:, -most:].flip(-1)
 
 
 def _polar(matrices: Tensor) -> Tensor:

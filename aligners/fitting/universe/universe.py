@@ -14,31 +14,35 @@ from aligners.fitting.bank import (
     FORWARD,
     StoredBank,
     build_aligner,
+    describe_aligner,
     kind_of,
     load_bank,
-    moments_at,
     records_at,
+    restored,
     take_places,
 )
-from aligners.fitting.universe.joint import JointMoments, all_pairs, generalised_procrustes, maxvar
+from aligners.fitting.universe.joint import JointMoments, all_pairs, gcpa, generalised_procrustes, maxvar
+from aligners.fitting.universe.shared import SharedPart, cut
 from aligners.maps.base import Aligner
 from aligners.maps.linear import Linear, Procrustes
-from aligners.similarity.algebra.moments import Moments
+from aligners.similarity.algebra.moments import Moments, squares
 
 
 class ThroughSpace(Aligner):
     """g = v⁻¹ ∘ u: u takes X's states into a shared space, v takes Y's there.
 
-    Through one space, maps compose: from X to Y and on to Z is the map from X to Z.
+    Through one space, maps compose: from X to Y and on to Z is the map from X to Z, where u and v are bijections.
 
     Args:
         sites: S, the number of site pairs.
         d_x: width of X's states.
-        d_y: width of Y's states, equal to `d_x`.
-        network: class and options of u and v, as `describe_aligner` gives them.
+        d_y: width of Y's states.
+        network: class and options of u, as `kind_of` gives them.
+        network_y: of v. Default: the same.
+        space: dimensions of the space. Default: `d_x`, which then has to be equal to `d_y`.
 
     Raises:
-        ValueError: the widths differ, or `network` is not an invertible aligner.
+        ValueError: the widths differ and `space` is not given, or `network` is not an invertible aligner.
     """
 
     invertible = both_ways = True
@@ -46,37 +50,52 @@ class ThroughSpace(Aligner):
     variance_x: Tensor
     variance_y: Tensor
 
-    def __init__(self, sites: int, d_x: int, d_y: int, *, network: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        sites: int,
+        d_x: int,
+        d_y: int,
+        *,
+        network: Mapping[str, Any],
+        network_y: Mapping[str, Any] | None = None,
+        space: int | None = None,
+    ) -> None:
+        self.needs_equal_width = space is None
         super().__init__(sites, d_x, d_y)
-        self.network = {"class": network["class"], "options": dict(network["options"])}
-        size = {"sites": sites, "d_x": d_x, "d_y": d_y}
-        self.into, self.out_of = (build_aligner({**self.network, **size}) for _ in range(2))
+        self.space, self.network, self.network_y = space, _plain(network), network_y and _plain(network_y)
+        self.into, self.out_of = (
+            build_aligner({**kind, "sites": sites, "d_x": width, "d_y": space or width})
+            for kind, width in ((self.network, d_x), (self.network_y or self.network, d_y))
+        )
         if not self.into.invertible:
             raise UserError(f"ThroughSpace expects an invertible `network`, but got {network['class']}.")
-        self.bijective, self.closed_form = self.into.bijective, self.into.closed_form
+        self.bijective, self.closed_form = self.into.bijective and self.out_of.bijective, self.into.closed_form
         self.rows_needed = self.into.rows_needed
         self.register_buffer("variance_x", torch.ones(sites))
         self.register_buffer("variance_y", torch.ones(sites))
 
     @classmethod
     def of(cls, into: Aligner, out_of: Aligner) -> Self:
-        """The map by two fitted bijections of one kind, which it takes over.
+        """The map by two fitted maps into one space, which it takes over.
 
         Args:
             into: u.
             out_of: v.
         """
-        composed = cls(into.sites, into.d_x, out_of.d_x, network=kind_of(into))
+        kind, other = kind_of(into), kind_of(out_of)
+        whole = into.d_x == into.d_y == out_of.d_x
+        more: dict[str, Any] = {"network_y": None if kind == other else other, "space": None if whole else into.d_y}
+        composed = cls(into.sites, into.d_x, out_of.d_x, network=kind, **more)
         composed.into.load_state_dict(into.state_dict())
         composed.out_of.load_state_dict(out_of.state_dict())
         return composed
 
     def forward(self, x: Tensor) -> Tensor:
-        """(S, N, d) -> (S, N, d)."""
+        """(S, N, d_x) -> (S, N, d_y)."""
         return self.out_of.inverse(self.into(x))
 
     def inverse(self, y: Tensor) -> Tensor:
-        """(S, N, d) -> (S, N, d)."""
+        """(S, N, d_y) -> (S, N, d_x)."""
         return self.into.inverse(self.out_of(y))
 
     def fit(self, moments: Moments) -> None:
@@ -104,14 +123,19 @@ class ThroughSpace(Aligner):
         return getattr(self, part).fan_in(rest, parameter)
 
     def options(self) -> dict[str, Any]:
-        """Class and options of u and v."""
-        return {"network": self.network}
+        """Class and options of u and v, and the dimensions of the space."""
+        further = {"network_y": self.network_y, "space": self.space}
+        return {"network": self.network, **{name: value for name, value in further.items() if value is not None}}
+
+
+def _plain(kind: Mapping[str, Any]) -> dict[str, Any]:
+    return {"class": kind["class"], "options": dict(kind["options"])}
 
 
 CALM = 4  # how much slower matrices between couplings learn
 
 
-BETWEEN = ("maps.pairs.", "maps.matrices")  # names of such matrices
+BETWEEN = (".pairs.", ".matrices")  # in names of such matrices
 
 
 NETWORK = "universe"  # name of the trained maps in reports and files, beside the closed forms
@@ -132,9 +156,10 @@ class Universe(Aligner, registered=False):
     training: the space starts with unit scale, and may drift from it.
 
     Args:
-        maps: u, a bank of k · S invertible maps from d to d.
+        maps: u, a bank of k · S invertible maps from d to d, or to m shared coordinates: `SharedPart`.
         models: k.
         fit_maps: sets them from the moments of all models.
+        widths: of the models, where some are below d. Their states end in zeros.
 
     Attributes:
         turns: (N,) a number for each row of the next batch, which says who predicts it: see `loss`. By default, its
@@ -144,21 +169,22 @@ class Universe(Aligner, registered=False):
     variance: Tensor
     turns: Tensor | None = None
 
-    def __init__(self, maps: Aligner, models: int, fit_maps: FitMaps) -> None:
+    def __init__(self, maps: Aligner, models: int, fit_maps: FitMaps, widths: Sequence[int] | None = None) -> None:
         super().__init__(maps.sites, maps.d_x, maps.d_y)
+        self.widths = list(widths or [maps.d_x] * models)
         self.maps, self.models, self.fit_maps = maps, models, fit_maps
         self.closed_form, self.rows_needed = maps.closed_form, maps.rows_needed
         self.register_buffer("variance", torch.ones(maps.sites))
 
     def embed(self, x: Tensor) -> Tensor:
-        """States of all models in the shared space, (k · S, N, d) -> (k · S, N, d)."""
+        """States of all models in the shared space, (k · S, N, d) -> (k · S, N, m)."""
         return self.maps(x)
 
     def predicted(self, embedded: Tensor, shift: int) -> Tensor:
         """The states of every model m as model (m + shift) mod k says.
 
         Args:
-            embedded: (k · S, N, d), in the shared space.
+            embedded: (k · S, N, m), in the shared space.
             shift: 1 to k − 1; 0: from itself.
         """
         return self.maps.inverse(self._other(embedded.unflatten(0, (self.models, -1)), shift))
@@ -219,16 +245,32 @@ class Universe(Aligner, registered=False):
         lone network such matrices diverge.
         """
         inputs = self.maps.fan_in(name.removeprefix("maps."), parameter)
-        return CALM * inputs if name.startswith(BETWEEN) else inputs
+        return CALM * inputs if any(part in name for part in BETWEEN) else inputs
+
+    def places(self, name: str) -> Sequence[int] | slice:
+        """As the maps have it."""
+        return self.maps.places(name.removeprefix("maps.")) if name.startswith("maps.") else slice(None)
 
     def options(self) -> dict[str, Any]:
         """The number of models, and what the maps are."""
         return {"models": self.models, "maps": kind_of(self.maps)}
 
     def map(self, i: int, j: int) -> ThroughSpace:
-        """The map from model i into model j at all sites."""
-        sites = self.maps.sites // self.models
-        return ThroughSpace.of(*(take_places(self.maps, slice(m * sites, (m + 1) * sites)) for m in (i, j)))
+        """The map from model i into model j at all sites, on their own widths."""
+        return ThroughSpace.of(self._of_model(i), self._of_model(j))
+
+    def _of_model(self, i: int) -> Aligner:
+        """The map of one model into the space."""
+        if isinstance(self.maps, SharedPart):
+            return self.maps.of_model(i)
+        sites, width = self.maps.sites // self.models, self.widths[i]
+        taken = take_places(self.maps, slice(i * sites, (i + 1) * sites))
+        if width == taken.d_x:
+            return taken
+        state = taken.state_dict()
+        state |= {name: state[name][..., :width] for name in ("mean_x", "weight_back")}
+        state["weight"] = state["weight"][:, :width]
+        return restored({**describe_aligner(taken), "d_x": width}, state).requires_grad_(False).eval()
 
 
 def fit_network(maps: Aligner, joint: JointMoments) -> None:
@@ -237,8 +279,9 @@ def fit_network(maps: Aligner, joint: JointMoments) -> None:
     A closer linear start is steep where models vary little, and its inverse amplifies what another model says there:
     the first steps then have gradients a hundred times as large, and may not recover.
     """
-    scale = joint.variance.sqrt()[..., None, None]
-    maps.fit(joint.mapped(generalised_procrustes(joint.scaled()) / scale))
+    scale, rotations = joint.variance.sqrt()[..., None, None], generalised_procrustes(joint.scaled())
+    rotations = maps.shared_first(rotations) if isinstance(maps, SharedPart) else rotations
+    maps.fit(joint.mapped(rotations / scale))
 
 
 def fit_procrustes(maps: Aligner, joint: JointMoments) -> None:
@@ -253,14 +296,22 @@ def fit_gcca(maps: Aligner, joint: JointMoments) -> None:
     _set(maps, joint, *maxvar(joint))
 
 
+def fit_gcpa(maps: Aligner, joint: JointMoments) -> None:
+    """Set the maps to those of `gcpa`."""
+    _set(maps, joint, *gcpa(joint))
+
+
 _Closed = tuple[Callable[[int, int, int], Aligner], FitMaps]  # the class that holds such maps, and what sets them
-CLOSED_UNIVERSES: dict[str, _Closed] = {"procrustes": (Procrustes, fit_procrustes), "gcca": (Linear, fit_gcca)}
+CLOSED_UNIVERSES: dict[str, _Closed] = {
+    "procrustes": (Procrustes, fit_procrustes), "gcca": (Linear, fit_gcca), "gcpa": (Linear, fit_gcpa),
+}  # fmt: skip
 
 
 def _set(maps: Aligner, joint: JointMoments, into: Tensor, back: Tensor) -> None:
     moments = joint.own()
-    centred = moments._replace(mean_y=torch.zeros_like(moments.mean_y))
-    maps.set_map(centred, into.flatten(0, 1), back.flatten(0, 1))  # type: ignore[operator]
+    centred, varies = moments._replace(mean_y=torch.zeros_like(moments.mean_y)), squares(moments.xx) > 0
+    back = back.flatten(0, 1) * varies[:, None]  # what narrower models lack stays zero
+    maps.set_map(centred, into.flatten(0, 1) * varies[..., None], back)  # type: ignore[operator]
 
 
 def load_universe(path: Path | str) -> StoredBank:
@@ -281,7 +332,8 @@ def universes_of(bank: StoredBank) -> dict[str, Universe]:
     universes = {}
     for name, maps in bank.maps[FORWARD].items():
         _, fit_maps = CLOSED_UNIVERSES.get(name, (None, fit_network))
-        universes[name] = Universe(maps, models, fit_maps).requires_grad_(False).eval()
+        universe = Universe(maps, models, fit_maps, bank.data.get("widths"))
+        universes[name] = universe.requires_grad_(False).eval()
     return universes
 
 
@@ -294,13 +346,14 @@ def pair_banks(bank: StoredBank) -> Iterator[tuple[int, int, StoredBank]]:
     sites = bank.pairs[FORWARD][:count]
     for p, (i, j) in enumerate(all_pairs(len(bank.data["models"]))):
         there: dict[str, Aligner] = {name: universe.map(i, j) for name, universe in universes.items()}
+        widths = [universes[NETWORK].widths[m] for m in (i, j)]
         one_way = [name for name, aligner in there.items() if not aligner.bijective]
         pair = replace(
             bank,
             command="fit",
             maps={FORWARD: there, BACKWARD: {name: universes[name].map(j, i) for name in one_way}},
             pairs={FORWARD: sites, BACKWARD: sites},
-            moments=moments_at(bank.moments, list(range(p * count, (p + 1) * count))),
+            moments=bank.moments and cut(bank.moments, slice(p * count, (p + 1) * count), *widths),
             training=records_at(bank.training, list(range(i * count, (i + 1) * count))),  # a site's, for all models
         )
         yield i, j, pair

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -18,28 +19,38 @@ FIGURES = ("fvu", "fvu_unseen", "round_trip", "cycle")
 ACROSS = 4  # heat maps in a row
 
 
-def report(meta: Row, rows: Sequence[Row], directions: Sequence[Row] = ()) -> Report:
+def report(
+    meta: Row,
+    rows: Sequence[Row],
+    directions: Sequence[Row] = (),
+    shared: Sequence[Row] = (),
+    curve: Sequence[Row] = (),
+) -> Report:
     """Make the report from one row for each map, ordered pair of models and site.
 
     Args:
         meta: what holds for all rows.
         rows: of `UniverseEvaluation`.
         directions: for each site and direction of the space its variance, and what each model explains of it.
+        shared: for each site and model what the space holds of its states, and who else has their directions.
+        curve: for each site and number of directions the share of each model's variance in so many.
     """
     shown = with_short_names(rows)
     figures: dict[str, Callable[[], Figure]] = {
         f"universe_site_{site}": partial(_heat_maps, of_site) for site, of_site in grouped(shown, "site_x").items()
     }
     figures["directions"] = partial(_directions, directions, _names(directions))
-    findings = sentences("universe", directions=directions, names=_names(directions))
+    if curve:
+        figures["shared"] = partial(_shared, shared, curve)
+    findings = sentences("universe", directions=directions, names=_names(directions), shared=shared)
     findings += retrieval(shown) + what_did_not_train(shown)
-    tables = {"directions": directions}
+    tables = {"directions": directions, **({"shared": shared} if shared else {}), **({"curve": curve} if curve else {})}
     return Report("universe", meta, rows, tables, figures=figures, screen=[_table(shown)], sentences=findings)
 
 
 def _names(directions: Sequence[Row]) -> dict[str, str]:
     """The models of the table of directions, and their short names."""
-    return short_names(name for name in directions[0] if name not in ("site", "direction", "variance"))
+    return short_names(name for name in directions[0] if name not in ("site", "direction", "directions", "variance"))
 
 
 def _table(rows: Sequence[Row]) -> SiteTable:
@@ -92,4 +103,34 @@ def _directions(rows: Sequence[Row], names: dict[str, str]) -> Figure:
         shares.set_title(f"site {site}: what each model shares with the others", fontsize=9)
     figure.colorbar(image, ax=axes[1::2], label="squared correlation\nwith the others' mean")
     figure.supxlabel("direction of the shared space, the largest variance first", fontsize=9)
+    return figure
+
+
+WHO = {"all": "all models", "some": "some", "one": "this one alone"}
+
+
+def _shared(rows: Sequence[Row], curve: Sequence[Row]) -> Figure:
+    """Draw, site by site, who has the directions that each model varies in, and what the first directions hold."""
+    sites, names = grouped(rows, "site"), _names(curve)
+    size = (3.6, 0.3 * len(names) + 1.4)
+    figure, axes = panels(2 * len(sites), 2, size, (0.8, 0.8))
+    for (site, of_site), bars, lines in zip(sites.items(), axes[::2], axes[1::2], strict=True):
+        up, left = np.arange(len(of_site)), np.zeros(len(of_site))
+        for number, (group, called) in enumerate(WHO.items()):
+            share = np.array([row[group] for row in of_site])
+            bars.barh(up, share, left=left, color=mpl.colormaps["viridis"](0.9 - 0.4 * number), label=called)
+            left += share
+        bars.set_yticks(up, [f"{names[row['model']]} ({row['width']})" for row in of_site], fontsize=8)
+        bars.invert_yaxis()
+        bars.set_title(f"site {site}: who has its directions", fontsize=9)
+        points = grouped(curve, "site")[site]
+        for number, (name, row) in enumerate(zip(names, of_site, strict=True)):
+            look = {"color": COLOURS[number % len(COLOURS)], "linewidth": 1.3}
+            lines.plot([p["directions"] for p in points], [p[name] for p in points], label=names[name], **look)
+            lines.plot([row["shared"]], [row["held"]], marker="o", linestyle="", color=look["color"])
+        lines.set(xscale="log", ylim=(0, 1.02))
+        lines.set_title(f"site {site}: in the first directions", fontsize=9)
+        lines.legend(fontsize=7, frameon=False)
+    axes[0].legend(fontsize=7, frameon=False, loc="lower left", bbox_to_anchor=(0, 1.12), ncols=3)
+    label(figure, "share of the variance; number of directions", "")
     return figure

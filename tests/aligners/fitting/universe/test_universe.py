@@ -86,7 +86,7 @@ def test_every_ordered_pair_and_site_has_the_error_of_its_map(found: Found) -> N
     x = held_out(module.stream)
     names = [model.name for model in module.stream.reader.models]
     mean = module.means(module.fits()[0])[0].unflatten(0, (3, 2))
-    for method in ("universe", "procrustes", "gcca"):
+    for method in ("universe", "procrustes", "gcca", "gcpa"):
         rows = [row for row in evaluation.rows if row["method"] == method]
         assert len({(row["model_x"], row["model_y"], row["site_x"]) for row in rows}) == 3 * 2 * 2 == len(rows)
         maps = universes_of(load_universe(folder / "universe.safetensors"))[method]
@@ -100,8 +100,8 @@ def test_maps_between_pairs_are_read_as_those_of_a_fit(found: Found) -> None:
     _, evaluation, folder = found
     bank = load_bank(folder / PAIR)
     assert bank.command == "fit"
-    assert set(bank.maps[FORWARD]) == {"universe", "procrustes", "gcca"}
-    assert set(bank.maps["1_0"]) == {"gcca"}  # the others are their own way back
+    assert set(bank.maps[FORWARD]) == {"universe", "procrustes", "gcca", "gcpa"}
+    assert set(bank.maps["1_0"]) == {"gcca", "gcpa"}  # the others are their own way back
 
     def by_place(method: str, column: str) -> dict[Any, float]:
         return {(r["model_x"], r["model_y"], r["site_x"]): r[column] for r in evaluation.rows if r["method"] == method}
@@ -179,7 +179,7 @@ def test_the_report_has_its_figures_and_compares_what_is_trained(found: Found, t
     write(report, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {
         "universe.json", "universe.csv", "directions.csv", "directions.png", "universe_site_1.png",
-        "universe_site_3.png",
+        "universe_site_3.png", "shared.csv", "shared.png", "curve.csv",
     }  # fmt: skip
     assert "; other maps of the same models: " in report.lead
     rows = [r | {"training": "diverged at step 3"} if r["method"] == "universe" else r for r in evaluation.rows]
@@ -212,14 +212,13 @@ def test_maps_at_more_sites_are_measured_at_those_of_the_universe(found: Found, 
         UniverseEvaluation(load_universe(folder / "universe.safetensors"), [pair])
 
 
-def test_models_that_differ_in_width_or_depth_or_are_too_few_are_refused(
+def test_models_that_differ_in_depth_or_are_too_few_are_refused(
     world: World, models: list[str], tmp_path: Path
 ) -> None:
-    wide, deep = (str(tiny_folder(tmp_path / name, **{name: size})) for name, size in (("width", 8), ("layers", 2)))
+    deep = str(tiny_folder(tmp_path / "layers", layers=2))
     refused: list[tuple[list[str], dict[str, Any], str]] = [
         (models[:2], {}, "at least 3 models, but got 2"),
         (models, {"sites": "1:2"}, "`sites` of one depth in all models, but got 1:2"),
-        ([*models[:2], wide], {}, r"`models` of one width, but .* has 16 and .* 8: there is no bijection"),
         ([*models[:2], deep], {"sites": "blocks"}, r"the same `sites` of one depth .* has 3 blocks, .* has 2"),
         ([*models, models[0]], {}, r"different `models`, but got .* more than once"),
     ]
@@ -314,7 +313,7 @@ def test_who_cannot_join(found: Found, models: list[str], tmp_path: Path) -> Non
         (joining(three, models[0]), "is in it already"),
         (joining(three, models[2], fourth), "the one model that joins, but got"),
         (["join", "--data.models", json.dumps([fourth])], "Expected `universe` to name a file"),
-        (joining(three, str(tiny_folder(tmp_path / "wide", width=8))), "`models` of one width"),
+        (joining(three, str(tiny_folder(tmp_path / "narrow", width=8))), "at least the width 16, which the members share"),
         ([*joining(three, fourth), *other, *QUICK], "was fitted on other texts than"),
     ]
     for number, (words, said) in enumerate(refused):
