@@ -17,7 +17,9 @@ except PackageNotFoundError:  # run from a folder, and never installed
 
 _HOMES = {
     "load_bank": "aligners.fitting.bank",
+    "SharedPart": "aligners.fitting.universe.shared",
     "ThroughSpace": "aligners.fitting.universe.universe",
+    "TwoLinear": "aligners.fitting.universe.universe",
     **dict.fromkeys(("SharedMaps", "SharedProbes", "SharedStitching", "SharedUniverse"), "aligners.reports.sharing"),
 }
 

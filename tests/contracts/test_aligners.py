@@ -65,6 +65,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "SharedPart",
         {"widths": [6], "networks": {"6": {"class": "INN", "options": {"couplings": 2, "hidden": 7}}}},
     ),
+    "two linear": ("TwoLinear", {}),
     "through a linear space": ("ThroughSpace", {"network": {"class": "Procrustes", "options": {"scale": True}}}),
 }
 BY_GRADIENT = ("inn", "through a space", "shared part", "mlp", "free form", "affine", "low rank", "orthogonal")

@@ -21,10 +21,10 @@ from aligners.fitting.bank import (
     restored,
     take_places,
 )
-from aligners.fitting.universe.joint import JointMoments, all_pairs, gcpa, generalised_procrustes, maxvar
+from aligners.fitting.universe.joint import SHRINKING, JointMoments, all_pairs, gcpa, generalised_procrustes, maxvar
 from aligners.fitting.universe.shared import SharedPart, cut
 from aligners.maps.base import Aligner
-from aligners.maps.linear import Linear, Procrustes
+from aligners.maps.linear import Affine, Procrustes, least_squares
 from aligners.similarity.algebra.moments import Moments, squares
 
 
@@ -130,6 +130,22 @@ class ThroughSpace(Aligner):
 
 def _plain(kind: Mapping[str, Any]) -> dict[str, Any]:
     return {"class": kind["class"], "options": dict(kind["options"])}
+
+
+class TwoLinear(Affine):
+    """A linear map, and beside it one back: two regressions, at any widths.
+
+    Args:
+        sites: S, the number of site pairs.
+        d_x: width of X's states.
+        d_y: width of Y's states, or dimensions of a space.
+    """
+
+    invertible = True
+
+    def fit(self, moments: Moments) -> None:
+        """Solve both from moments, in float64."""
+        self.set_map(moments, least_squares(moments, SHRINKING), least_squares(moments.swap(), SHRINKING))
 
 
 CALM = 4  # how much slower matrices between couplings learn
@@ -303,7 +319,7 @@ def fit_gcpa(maps: Aligner, joint: JointMoments) -> None:
 
 _Closed = tuple[Callable[[int, int, int], Aligner], FitMaps]  # the class that holds such maps, and what sets them
 CLOSED_UNIVERSES: dict[str, _Closed] = {
-    "procrustes": (Procrustes, fit_procrustes), "gcca": (Linear, fit_gcca), "gcpa": (Linear, fit_gcpa),
+    "procrustes": (Procrustes, fit_procrustes), "gcca": (TwoLinear, fit_gcca), "gcpa": (TwoLinear, fit_gcpa),
 }  # fmt: skip
 
 

@@ -1,0 +1,150 @@
+"""Universes of models whose widths differ: what is shared comes back exactly, what is completed, who joins."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from aligners.cli.table import train
+from aligners.fitting.bank import FORWARD, load_bank
+from aligners.fitting.universe.evaluation import UniverseEvaluation
+from aligners.fitting.universe.fitting import UniverseAlignment
+from aligners.fitting.universe.joint import JointMoments, paired_rows, shared_variance
+from aligners.fitting.universe.shared import SharedPart
+from aligners.fitting.universe.universe import load_universe, universes_of
+from aligners.injection.methods import between_two_models
+from aligners.similarity.algebra.moments import moments_of
+from callbacks.best import BestPerSite
+from callbacks.checkpoint import SaveAligners
+from tests.aligners.fitting.universe.test_universe import QUICK, SMALL, joining, states
+from tests.runs import quiet_trainer
+from tests.tiny import tiny_folder
+from tests.world import World
+
+WIDTHS = [16, 8, 16, 12]
+
+
+@pytest.fixture(scope="module")
+def models(world: World, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("widths")
+    return [world.model_x, *(str(tiny_folder(folder / f"w{w}", seed=w, width=w)) for w in (8,)), world.model_y,
+            str(tiny_folder(folder / "w12", seed=12, width=12))]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def found(world: World, models: list[str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any, Path]:
+    folder, module = tmp_path_factory.mktemp("universe"), UniverseAlignment(SMALL, shared=6)
+    trainer = quiet_trainer(max_epochs=3, callbacks=[BestPerSite(), SaveAligners(folder)])
+    trainer.fit(module, datamodule=states(world, models))
+    bank = load_universe(folder / "universe.safetensors")
+    pair = load_bank(folder / "pairs" / "x--w8" / "aligners.safetensors")
+    evaluation = UniverseEvaluation(bank, [pair])
+    quiet_trainer().test(evaluation, datamodule=module.stream, verbose=False)
+    return module, evaluation, folder
+
+
+def held_out(data: Any) -> Tensor:
+    """(k, S, N, d), where states of narrower models end in zeros."""
+    return torch.cat([batch.x for batch in data.batches("test")], 1).unflatten(0, (4, 2))
+
+
+def test_states_of_narrower_models_end_in_zeros(found: Any) -> None:
+    module, _, _ = found
+    x = held_out(module.stream)
+    assert x.ne(0).any(1).any(1).sum(-1).tolist() == WIDTHS
+    assert module.stream.describe()["widths"] == WIDTHS
+
+
+def test_cycles_are_exact_on_what_is_shared(found: Any) -> None:
+    module, evaluation, folder = found
+    x, space = held_out(module.stream), universes_of(load_universe(folder / "universe.safetensors"))["universe"]
+    assert isinstance(space.maps, SharedPart)
+    own = [states[..., :width] for states, width in zip(x, WIDTHS, strict=True)]
+    direct = space.map(0, 3)(own[0])
+    over_two = space.map(2, 3)(space.map(1, 2)(space.map(0, 1)(own[0])))
+    torch.testing.assert_close(over_two, direct, atol=1e-3, rtol=0)
+    back = space.map(3, 0)(direct)
+    assert float((back - own[0]).abs().max()) > 0.1  # what is not shared does not come back
+    torch.testing.assert_close(space.map(0, 3)(back), direct, atol=1e-3, rtol=0)
+    rows = [row for row in evaluation.rows if row["method"] == "universe"]
+    assert 0 < max(row["cycle"] for row in rows) < 1e-3
+    assert len(rows) == 4 * 3 * 2
+
+
+def test_every_map_has_the_error_of_its_own_width(found: Any) -> None:
+    module, evaluation, folder = found
+    x, names = held_out(module.stream), [model.name for model in module.stream.reader.models]
+    mean = module.means(module.fits()[0])[0].unflatten(0, (4, 2))
+    spaces = universes_of(load_universe(folder / "universe.safetensors"))
+    for row in (row for row in evaluation.rows if row["method"] in spaces):
+        i, j, s = names.index(row["model_x"]), names.index(row["model_y"]), [1, 3].index(row["site_x"])
+        y = x[j, s, :, : WIDTHS[j]]
+        left = (spaces[row["method"]].map(i, j)(x[i, ..., : WIDTHS[i]])[s] - y).detach().square()
+        assert row["fvu"] == pytest.approx(float(left.sum() / (x[j, s] - mean[j, s]).square().sum()), rel=1e-4)
+        assert row["mse"] == pytest.approx(float(left.mean()), rel=1e-4)
+
+
+def test_training_beats_the_rotations_that_it_starts_from(found: Any, world: World) -> None:
+    module, evaluation, _ = found
+    assert all(step > 0 for step in module.training_record["0_1.universe"]["best_step"])
+    held = {(row["site"], row["model"]): row["held"] for row in evaluation.report_tables["shared"]}
+    assert all(0.2 < value < 1 for value in held.values())
+
+
+def test_files_of_pairs_are_those_of_a_fit(found: Any) -> None:
+    _, evaluation, folder = found
+    bank = load_bank(folder / "pairs" / "x--w8" / "aligners.safetensors")
+    aligner = bank.maps[FORWARD]["universe"]
+    assert (aligner.d_x, aligner.d_y) == (16, 8)
+    assert bank.moments is not None
+    assert (bank.moments.xx.shape[-1], bank.moments.yy.shape[-1]) == (16, 8)
+    between_two_models(bank)
+    by_place = [
+        {(r["model_x"], r["model_y"], r["site_x"]): r["fvu"] for r in evaluation.rows if r["method"] == method}
+        for method in ("pairwise_universe", "universe")
+    ]
+    assert len(by_place[0]) == 4
+    assert by_place[0] == pytest.approx({place: by_place[1][place] for place in by_place[0]}, rel=1e-4)
+
+
+def test_a_model_of_another_width_joins(found: Any, tmp_path: Path) -> None:
+    four = found[2] / "universe.safetensors"
+    fifth = str(tiny_folder(tmp_path / "w20", seed=20, width=20))
+    train([*joining(four, fifth), "--run", str(tmp_path / "five"), *QUICK])
+    before, after = (load_universe(path) for path in (four, tmp_path / "five" / "universe.safetensors"))
+    x = torch.randn(8, 30, 16)
+    then, now = (universes_of(bank)["universe"] for bank in (before, after))
+    assert now.widths == [*WIDTHS, 20]
+    wider = torch.nn.functional.pad(torch.cat([x, x[:2]]), (0, 4))
+    torch.testing.assert_close(now.embed(wider)[:8], then.embed(x), rtol=0, atol=1e-5)
+    rows = json.loads((tmp_path / "five" / "universe.json").read_text())["rows"]
+    into_new, members = (
+        [row["fvu"] for row in rows if row["method"] == "universe" and (fifth in (row["model_x"], row["model_y"])) == new]
+        for new in (True, False)
+    )
+    assert (len(into_new), len(members)) == (16, 24)
+    assert sum(into_new) / 16 < 1.25 * sum(members) / 24
+
+
+def test_more_is_shared_than_the_narrowest_model_has(world: World, models: list[str]) -> None:
+    module = UniverseAlignment(SMALL, shared=9)
+    with pytest.raises(ValueError, match=r"`shared` to be at most the smallest width of the models, 8, but got 9"):
+        quiet_trainer(max_epochs=1).fit(module, datamodule=states(world, models))
+    with pytest.raises(ValueError, match="Expected `shared` to be at least 1"):
+        UniverseAlignment(shared=0)
+
+
+def test_who_has_which_directions() -> None:
+    """Of three models' variance, made of one direction of all, one of two models, and one of its own."""
+    draw = torch.Generator().manual_seed(0)
+    common, two, own = (torch.randn(n, 20_000, 1, generator=draw) for n in (1, 1, 3))
+    x = torch.cat([common.expand(3, -1, -1) * 2, two.expand(3, -1, -1), own], -1)
+    x[2, :, 1] = torch.randn(20_000, generator=draw)  # the third has a direction of its own instead
+    groups, held = shared_variance(JointMoments.of(moments_of(*paired_rows(x, 3)), 3))
+    expected = torch.tensor([[4, 4, 4], [1, 1, 0], [1, 1, 2]]) / 6
+    torch.testing.assert_close(groups[..., 0], expected.double(), atol=0.02, rtol=0)
+    torch.testing.assert_close(held[:, 0, 0], torch.full((3,), 4 / 6).double(), atol=0.02, rtol=0)
+    torch.testing.assert_close(held[:, 0, -1], torch.ones(3).double(), atol=1e-6, rtol=0)
