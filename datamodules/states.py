@@ -129,7 +129,9 @@ class States(TextModule):
         pairs = None if pairing.token_pairs is None else pairing.token_pairs(self)
         transform = None if pairing.transform is None else partial(pairing.transform, self)
         kind = RowKind(self.rows, self.special_tokens)
-        return PairReader(models, links, kind, self.component, token_pairs=pairs, transform=transform, padded=pairing.padded)
+        return PairReader(
+            models, links, kind, self.component, token_pairs=pairs, transform=transform, padded=pairing.padded
+        )
 
     def plan(self, plan: Plan) -> None:
         """Choose what an evaluation reads from now on.

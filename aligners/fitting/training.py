@@ -157,13 +157,13 @@ def clip_per_site(
     Returns:
         (S,) the norms before.
     """
-    given = [(p.grad, at) for p, at in zip(parameters, places or repeat(None)) if p.grad is not None]
+    given = [(p.grad, at) for p, at in zip(parameters, places or repeat(None), strict=False) if p.grad is not None]
     squares = [g.flatten(1).square().sum(1) for g, _ in given]
     if places is None:
         norms = torch.stack(squares).sum(0).sqrt()
     else:
-        at = torch.cat([at for _, at in given if at is not None]).to(squares[0].device)
-        norms = squares[0].new_zeros(int(at.max()) + 1).index_add(0, at, torch.cat(squares)).sqrt()
+        every = torch.cat([at for _, at in given if at is not None]).to(squares[0].device)
+        norms = squares[0].new_zeros(int(every.max()) + 1).index_add(0, every, torch.cat(squares)).sqrt()
     factor = (largest / (norms + 1e-12)).clamp(max=1) if largest else torch.ones_like(norms)
     training = None if alive is None else alive(norms)
     for g, at in given:

@@ -279,9 +279,8 @@ def test_the_seed_alone_decides(case: str) -> None:
     one, again, other = (build(case, seed=seed).state_dict() for seed in (0, 0, 1))
     assert all(torch.equal(one[name].nan_to_num(), again[name].nan_to_num()) for name in one)
     kind, options = CASES[case]
-    drawn = (
-        options.get("network", {}).get("class", kind) in ("INN", "MLP", "FreeForm", "SharedPart") or options.get("start") == "random"
-    )
+    networks = ("INN", "MLP", "FreeForm", "SharedPart")
+    drawn = options.get("network", {}).get("class", kind) in networks or options.get("start") == "random"
     if not drawn:
         assert all(torch.equal(one[name].nan_to_num(), other[name].nan_to_num()) for name in one)
     else:

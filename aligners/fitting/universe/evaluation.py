@@ -1,6 +1,7 @@
 """Every map of a universe measured on held-out texts, beside maps fitted pair by pair."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property, partial
 from typing import Any, cast
 
@@ -15,8 +16,9 @@ from aligners.fitting.moments import moments_of_states
 from aligners.fitting.outcomes import outcomes, worst_of
 from aligners.fitting.retrieval import RETRIEVAL_COLUMNS, HeldOutRows
 from aligners.fitting.universe.joint import JointMoments, all_pairs, directions, paired_rows, shared_variance
-from aligners.fitting.universe.universe import NETWORK, Universe, universes_of
+from aligners.fitting.universe.universe import CLOSED_UNIVERSES, NETWORK, Universe, universes_of
 from aligners.maps.base import Aligner
+from aligners.similarity.algebra.moments import Moments
 from aligners.similarity.moments import MomentsMetric
 from datamodules.module import stream_of
 from datamodules.rows.reading import PairedBatch, Place, Plan
@@ -73,8 +75,19 @@ class UniverseEvaluation(pl.LightningModule):
         if self.stored.moments is None:
             moments = moments_of_states(self.stream, lambda batch: {"maps": paired_rows(batch.x, self.models)})
             self.stored.moments = moments["maps"]
+            self._refit()
         self.joint = JointMoments.of(self.stored.moments, self.models)
         self.means = self.joint.mean.to(self.device)
+
+    def _refit(self) -> None:
+        """Solve the closed forms of all models, beside which a newcomer's maps show whether a refit would pay."""
+        for name, (made, fit_maps) in CLOSED_UNIVERSES.items():
+            places, width = self.spaces[NETWORK].sites, self.spaces[NETWORK].d_x
+            space = Universe(made(places, width, width), self.models, fit_maps, self.widths)
+            with suppress(UserError):  # with too few rows
+                space.to(self.device).fit(cast(Moments, self.stored.moments))
+                self.spaces[name] = self.universes[name] = space.requires_grad_(False).eval()
+                self.stored.maps[FORWARD][name] = space.maps
 
     # ------------------------------------------------------------------ the pass
 
@@ -155,14 +168,15 @@ class UniverseEvaluation(pl.LightningModule):
     def _shared(self) -> Iterator[dict[str, Any]]:
         """For each model and site what the space holds of its states, and what the models share of them linearly."""
         held, groups = 1 - self._figures("held")["fvu"].unflatten(0, (self.models, -1)), self._linear
+        shared = self.spaces[NETWORK].d_y
         for s, (site, _) in enumerate(self.stored.data["sites"]):
             for m, model in enumerate(self.stored.data["models"]):
                 shares = {name: None if groups is None else float(groups[0][g, m, s]) for g, name in enumerate(GROUPS)}
-                row = {"site": site, "model": model["name"], "width": self.widths[m], "shared": self.spaces[NETWORK].d_y}
+                row = {"site": site, "model": model["name"], "width": self.widths[m], "shared": shared}
                 yield {**row, "held": float(held[m, s]), **shares}
 
     def _curve(self) -> Iterator[dict[str, Any]]:
-        """The share of every model's variance in the first directions that the models share, for some numbers of them."""
+        """The share of every model's variance in the directions that the models share most, for some numbers."""
         groups, names = self._linear, [model["name"] for model in self.stored.data["models"]]
         if groups is None:
             return

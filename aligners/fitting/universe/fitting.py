@@ -211,11 +211,11 @@ class Joining(Alignment):
                     f"{stored.path} was fitted with `{name}` {stored.data[name]}, but `data.{name}` gives "
                     f"{described[name]}. Leave it out."
                 )
-        then, now = (about["text"]["hashes"] for about in (stored.data, described))
+        then, now = (about["text"]["hashes"]["test"] for about in (stored.data, described))
         if then != now:
             raise UserError(
-                f"{stored.path} was fitted on other texts than `data.text` gives. The members' states of the same "
-                "texts are what a newcomer is fitted to: leave `data.text` out."
+                f"{stored.path} holds out other texts than `data.text` gives. Leave `data.text` out, or name the same "
+                "source and fewer of its texts for fitting: `--data.text.max_texts`."
             )
 
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from aligners.errors import UserError
+from aligners.errors import UserError, check_known
 from aligners.fitting.bank import (
     BACKWARD,
     FORWARD,
@@ -340,6 +340,42 @@ def load_universe(path: Path | str) -> StoredBank:
     if bank.command != "universe":
         raise UserError(f"Expected a file of `train.py universe`, but {path} is of `train.py {bank.command}`.")
     return bank
+
+
+def without_member(bank: StoredBank, model: str) -> StoredBank:
+    """A universe that one of its models has left: the maps of all others are as they were.
+
+    Args:
+        bank: the universe.
+        model: its name.
+
+    Raises:
+        ValueError: it is no member.
+    """
+    names, sites = [about["name"] for about in bank.data["models"]], len(bank.data["sites"])
+    check_known(names, model=model)
+    left = names.index(model)
+    kept = [place for place in range(len(names) * sites) if place // sites != left]
+
+    def others(values: Sequence[Any] | None) -> list[Any] | None:
+        return None if values is None else [value for i, value in enumerate(values) if i != left]
+
+    maps: dict[str, Aligner] = {}
+    for name, universe in universes_of(bank).items():
+        if isinstance(universe.maps, SharedPart):
+            first, *more = (universe.maps.of_model(i) for i in range(len(names)) if i != left)
+            for part in more:
+                first = first.joined(part)
+            maps[name] = first
+        else:
+            maps[name] = take_places(universe.maps, kept)
+    data = bank.data | {name: others(bank.data.get(name)) for name in ("models", "widths")}
+    config = bank.data_config | {name: others(bank.data_config.get(name)) for name in ("models", "revisions")}
+    training = records_at(bank.training, kept)
+    pairs = {FORWARD: [bank.pairs[FORWARD][place] for place in kept]}
+    return replace(
+        bank, maps={FORWARD: maps}, pairs=pairs, data=data, data_config=config, moments=None, training=training
+    )
 
 
 def universes_of(bank: StoredBank) -> dict[str, Universe]:

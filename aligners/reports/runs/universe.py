@@ -1,6 +1,6 @@
 """The report of a universe: every map i -> j, and what the directions of the shared space are."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import matplotlib as mpl
@@ -8,7 +8,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from aligners.fitting.outcomes import mark, what_did_not_train, worst_of
-from aligners.reports.drawing import COLOURS, heat_maps, label, log_scale, panels, short
+from aligners.fitting.universe.universe import CLOSED_UNIVERSES, NETWORK
+from aligners.reports.drawing import COLOURS, Look, heat_maps, label, log_scale, panels, short
 from aligners.reports.names import aligned, short_names, with_short_names
 from aligners.reports.report import Report, Row, distinct, grouped, is_known, largest, mean
 from aligners.reports.runs.injection import retrieval
@@ -16,6 +17,7 @@ from aligners.reports.screen import SiteTable
 from aligners.reports.templates import sentences
 
 FIGURES = ("fvu", "fvu_unseen", "round_trip", "cycle")
+PAYS = 0.95  # of the trained space's error, below which a linear one shows that it can be improved
 ACROSS = 4  # heat maps in a row
 
 
@@ -43,7 +45,7 @@ def report(
     if curve:
         figures["shared"] = partial(_shared, shared, curve)
     findings = sentences("universe", directions=directions, names=_names(directions), shared=shared)
-    findings += retrieval(shown) + what_did_not_train(shown)
+    findings += list(_refits(shown)) + retrieval(shown) + what_did_not_train(shown)
     tables = {"directions": directions, **({"shared": shared} if shared else {}), **({"curve": curve} if curve else {})}
     return Report("universe", meta, rows, tables, figures=figures, screen=[_table(shown)], sentences=findings)
 
@@ -65,6 +67,19 @@ def _table(rows: Sequence[Row]) -> SiteTable:
         top1 = [aligned(mean(line, "top1_all", known=True))] if known else []
         table.add_row(mark(name, worst_of(line)), parameters, *map(aligned, values[:2]), *trips, *top1)
     return table
+
+
+def _refits(rows: Sequence[Row]) -> Iterator[str]:
+    """Models whose maps a linear space of all has with less error than the trained one."""
+    for model in distinct(rows, "model_x"):
+        of_model = [row for row in rows if model in (row["model_x"], row["model_y"])]
+        known = {name: mean(line, "fvu", known=True) for name, line in grouped(of_model, "method").items()}
+        best, own = min(known, key=lambda name: known[name]), known.get(NETWORK, np.inf)
+        if best in CLOSED_UNIVERSES and known[best] < PAYS * own:
+            yield (
+                f"From and to {model} the linear {best} of all models has the lower FVU, {short(known[best])} against "
+                f"{short(own)}: more steps, or a refit of all after it has joined, would pay."
+            )
 
 
 def _heat_maps(rows: Sequence[Row]) -> Figure:
@@ -125,7 +140,7 @@ def _shared(rows: Sequence[Row], curve: Sequence[Row]) -> Figure:
         bars.set_title(f"site {site}: who has its directions", fontsize=9)
         points = grouped(curve, "site")[site]
         for number, (name, row) in enumerate(zip(names, of_site, strict=True)):
-            look = {"color": COLOURS[number % len(COLOURS)], "linewidth": 1.3}
+            look: Look = {"color": COLOURS[number % len(COLOURS)], "linewidth": 1.3}
             lines.plot([p["directions"] for p in points], [p[name] for p in points], label=names[name], **look)
             lines.plot([row["shared"]], [row["held"]], marker="o", linestyle="", color=look["color"])
         lines.set(xscale="log", ylim=(0, 1.02))

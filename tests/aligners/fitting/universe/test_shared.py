@@ -14,8 +14,9 @@ from aligners.fitting.universe.evaluation import UniverseEvaluation
 from aligners.fitting.universe.fitting import UniverseAlignment
 from aligners.fitting.universe.joint import JointMoments, paired_rows, shared_variance
 from aligners.fitting.universe.shared import SharedPart
-from aligners.fitting.universe.universe import load_universe, universes_of
+from aligners.fitting.universe.universe import load_universe, universes_of, without_member
 from aligners.injection.methods import between_two_models
+from aligners.reports.finished import make_report
 from aligners.similarity.algebra.moments import moments_of
 from callbacks.best import BestPerSite
 from callbacks.checkpoint import SaveAligners
@@ -121,8 +122,10 @@ def test_a_model_of_another_width_joins(found: Any, tmp_path: Path) -> None:
     wider = torch.nn.functional.pad(torch.cat([x, x[:2]]), (0, 4))
     torch.testing.assert_close(now.embed(wider)[:8], then.embed(x), rtol=0, atol=1e-5)
     rows = json.loads((tmp_path / "five" / "universe.json").read_text())["rows"]
+    assert {row["method"] for row in rows} == {"universe", "procrustes", "gcca", "gcpa"}  # linear ones of all five
+    of_network = [row for row in rows if row["method"] == "universe"]
     into_new, members = (
-        [row["fvu"] for row in rows if row["method"] == "universe" and (fifth in (row["model_x"], row["model_y"])) == new]
+        [row["fvu"] for row in of_network if (fifth in (row["model_x"], row["model_y"])) == new]
         for new in (True, False)
     )
     assert (len(into_new), len(members)) == (16, 24)
@@ -148,3 +151,31 @@ def test_who_has_which_directions() -> None:
     torch.testing.assert_close(groups[..., 0], expected.double(), atol=0.02, rtol=0)
     torch.testing.assert_close(held[:, 0, 0], torch.full((3,), 4 / 6).double(), atol=0.02, rtol=0)
     torch.testing.assert_close(held[:, 0, -1], torch.ones(3).double(), atol=1e-6, rtol=0)
+
+
+def test_a_member_leaves_and_the_others_stay_as_they_are(found: Any, models: list[str]) -> None:
+    whole = load_universe(found[2] / "universe.safetensors")
+    names = [model["name"] for model in whole.data["models"]]
+    bank = without_member(whole, names[1])
+    assert [model["name"] for model in bank.data["models"]] == [names[0], *names[2:]]
+    assert (bank.data["widths"], bank.data_config["models"]) == ([16, 16, 12], [models[0], *models[2:]])
+    x = torch.randn(2, 20, 16)
+    for name, space in universes_of(bank).items():
+        before, after = universes_of(whole)[name].map(0, 3), space.map(0, 2)
+        torch.testing.assert_close(after(x), before(x), rtol=0, atol=0)
+    with pytest.raises(ValueError, match="model"):
+        without_member(whole, "another")
+
+
+def test_a_report_says_where_a_linear_space_is_better(found: Any) -> None:
+    _, evaluation, _ = found
+
+    def said(trained: float) -> list[str]:
+        fvu = {"universe": trained, "gcca": 0.5}
+        rows = [row | {"fvu": fvu.get(row["method"], 0.9)} for row in evaluation.rows]
+        sentences = make_report("universe", evaluation.meta, rows, **evaluation.report_tables).sentences
+        return [sentence for sentence in sentences if "would pay" in sentence]
+
+    assert len(said(0.7)) == 4
+    assert "gcca of all models has the lower FVU, .50 against .70" in said(0.7)[0]
+    assert said(0.52) == []

@@ -297,6 +297,8 @@ def test_a_fourth_model_joins_and_the_members_stay_as_they_are(found: Found, mod
         assert torch.equal(now.state_dict()[name][:6], value), name
     assert after.moments is not None
     rows = json.loads((tmp_path / "four" / "universe.json").read_text())["rows"]
+    assert {row["method"] for row in rows} == {"universe", "procrustes", "gcca", "gcpa"}  # linear ones of all four
+    rows = [row for row in rows if row["method"] == "universe"]
     with_new = [row["fvu"] for row in rows if fourth in (row["model_x"], row["model_y"])]
     members = [row["fvu"] for row in rows if fourth not in (row["model_x"], row["model_y"])]
     assert (len(with_new), len(members)) == (12, 12)
@@ -308,13 +310,13 @@ def test_a_fourth_model_joins_and_the_members_stay_as_they_are(found: Found, mod
 
 def test_who_cannot_join(found: Found, models: list[str], tmp_path: Path) -> None:
     three, fourth = found[2] / "universe.safetensors", str(tiny_folder(tmp_path / "m3", seed=3))
-    other = ["--data.text.source", write_texts(tmp_path / "other.csv", sentences(60))]
+    other = ["--data.text.held_out", write_texts(tmp_path / "other.csv", sentences(60))]
     refused = [
         (joining(three, models[0]), "is in it already"),
         (joining(three, models[2], fourth), "the one model that joins, but got"),
         (["join", "--data.models", json.dumps([fourth])], "Expected `universe` to name a file"),
-        (joining(three, str(tiny_folder(tmp_path / "narrow", width=8))), "at least the width 16, which the members share"),
-        ([*joining(three, fourth), *other, *QUICK], "was fitted on other texts than"),
+        (joining(three, str(tiny_folder(tmp_path / "narrow", width=8))), "at least the width 16, which the members"),
+        ([*joining(three, fourth), *other, *QUICK], "holds out other texts than"),
     ]
     for number, (words, said) in enumerate(refused):
         with pytest.raises(ValueError, match=said):

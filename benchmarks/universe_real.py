@@ -1,0 +1,192 @@
+"""One space for real models of unequal widths and tokenizers, against the direct map of every pair; and newcomers.
+
+    python -m benchmarks.universe_real REAL --rows mean --json benchmarks/results/universe-real-mean.json
+
+REAL is a folder of `benchmarks.real.models`. States of SST-2 sentences after block 6 are read once, in memory. Direct
+maps are ridge regressions of every ordered pair, their strength chosen on validation rows: plain, and what a user would
+fit. FVU and top 1 (cosine, among all held-out rows drawn) are means over all ordered pairs, and the smallest ratio of a
+direction's top 1 to the direct map's. A chain goes from i by way of l to j; its distance from the way straight to j is
+taken in the space, relative to its size there. A newcomer is fitted to the space of the others with more and more
+texts, and has R² (1 - FVU, mean over both ways and all members) relative to that on all texts.
+"""
+
+import time
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from aligners.api import retrieval
+from aligners.cli.table import quiet
+from aligners.fitting.universe.fitting import UniverseAlignment
+from aligners.fitting.universe.joint import paired_rows
+from aligners.fitting.universe.universe import CLOSED_UNIVERSES, NETWORK, Universe, fit_network
+from aligners.maps.linear import Ridge
+from aligners.similarity.algebra.moments import moments_of
+from benchmarks.harness import Figures, parser
+from datamodules.pairings import universe_states
+from datamodules.text.sources import TextSource
+
+SITE, ROWS, QUERIES = 6, 256, 2000  # block; rows a step; held-out rows of retrieval
+TEXTS = (50, 200, 500, 1000, 2000, 5000)  # of newcomers
+Splits = dict[str, Tensor]  # split -> states (k, N, d)
+
+
+def main() -> None:
+    """Read the states once, fit every space and every pair, and print."""
+    arguments = parser(__doc__)
+    arguments.add_argument("real", type=Path)
+    arguments.add_argument("--models", nargs="*", default=["e5", "smollm2", "mpnet"])
+    arguments.add_argument("--rows", choices=("mean", "words"), default="mean")
+    arguments.add_argument("--texts", type=int, default=None, help="of SST-2's 6,920")
+    arguments.add_argument("--shared", type=int, nargs="*", default=[64, 192, 384])
+    arguments.add_argument("--steps", type=int, default=100)
+    arguments.add_argument("--seeds", type=int, nargs="*", default=[0])
+    options = arguments.parse_args()
+    quiet()
+    torch.set_num_threads(options.threads)
+    figures = Figures(options.device)
+    splits, widths = states_of(options)
+    named = dict(zip(options.models, widths, strict=True))
+    direct = {(i, j): _ridge(splits, i, j, widths) for i, j in permutations(range(len(widths)), 2)}
+    found = {ends: scores(splits, ends, bank, widths) for ends, bank in direct.items()}
+    report(figures, f"{options.rows}: direct", found, found)
+    figures.write(options.json)
+    moments = moments_of(*paired_rows(splits["fit"], len(widths)))
+    for name, (made, fit_maps) in CLOSED_UNIVERSES.items():
+        space = Universe(made(len(widths), max(widths), max(widths)), len(widths), fit_maps, widths)
+        space.fit(moments)
+        add_space(figures, f"{options.rows}: {name}", space, splits, widths, found)
+        figures.write(options.json)
+    for shared in options.shared:
+        for seed in options.seeds:
+            space = trained(splits["fit"], moments, widths, shared, options.steps, seed)
+            name = f"{options.rows}: {NETWORK}, {shared} shared, seed {seed}"
+            add_space(figures, name, space, splits, widths, found)
+            figures.write(options.json)
+    for newcomer in range(len(widths)):
+        joins(figures, f"{options.rows}: newcomer {list(named)[newcomer]}", splits, widths, newcomer)
+        figures.write(options.json)
+
+
+def states_of(options: Any) -> tuple[Splits, list[int]]:
+    """The states (k, N, d) of the splits, which end in zeros where a model is narrower, and the models' widths."""
+    data = universe_states(
+        [str(options.real / "models" / name) for name in options.models],
+        [SITE],
+        rows=options.rows,
+        held_out_types=0.0,
+        batch_size=32,
+        text=TextSource(
+            str(options.real / "data" / "sst2" / "train.tsv"),
+            held_out=str(options.real / "data" / "sst2" / "test.tsv"),
+            max_texts=options.texts,
+        ),
+    )
+    data.prepare_data()
+    splits: Splits = {}
+    for name in ("fit", "validation", "test"):
+        with torch.no_grad():
+            splits[name] = torch.cat([batch.x for batch in data.batches(name)], 1)
+    return splits, [model.width for model in data.frozen]
+
+
+def _ridge(splits: Splits, i: int, j: int, widths: list[int]) -> Ridge:
+    """The direct map of a pair."""
+    fit, validation = (
+        moments_of(splits[name][[i], :, : widths[i]], splits[name][[j], :, : widths[j]])
+        for name in ("fit", "validation")
+    )
+    bank = Ridge(1, widths[i], widths[j])
+    bank.fit(fit, validation)
+    return bank
+
+
+@torch.no_grad()
+def scores(splits: Splits, ends: tuple[int, int], bank: Any, widths: list[int]) -> tuple[float, float]:
+    """FVU and top 1 of a map between two models on held-out rows."""
+    j = ends[1]
+    x, y = (splits["test"][m, :, : widths[m]] for m in ends)
+    mapped = bank(x[None])[0]
+    mean = splits["fit"][j, :, : widths[j]].mean(0)
+    fvu = (mapped - y).square().sum() / (y - mean).square().sum()
+    return float(fvu), retrieval(mapped[:QUERIES], y[:QUERIES]).top1
+
+
+def report(figures: Figures, name: str, found: dict[Any, tuple[float, float]], direct: dict[Any, Any]) -> None:
+    """Means over all ordered pairs, and the worst of them beside its direct map."""
+    fvu, top1 = (sum(values) / len(values) for values in zip(*found.values(), strict=True))
+    figures.add(f"{name}, FVU", fvu)
+    figures.add(f"{name}, top 1", top1)
+    worst = min(found[ends][1] / direct[ends][1] for ends in found)
+    figures.add(f"{name}, least top 1 of a direction, of the direct map's", worst, bar=0.98, sense=">=")
+
+
+@torch.no_grad()
+def add_space(
+    figures: Figures, name: str, space: Universe, splits: Splits, widths: list[int], direct: dict[Any, Any]
+) -> None:
+    """All figures of a space."""
+    report(figures, name, {ends: scores(splits, ends, space.map(*ends), widths) for ends in direct}, direct)
+    embedded = space.embed(splits["test"])
+    off = []
+    for i, over, j in permutations(range(len(widths)), 3):
+        x = splits["test"][[i], :, : widths[i]]
+        chain, straight = (space.map(over, j).out_of(part) for part in
+                           (space.map(over, j)(space.map(i, over)(x)), space.map(i, j)(x)))  # fmt: skip
+        off.append(float((chain - straight).abs().max() / embedded.abs().max()))
+    figures.add(f"{name}, chains of three, largest distance", max(off), bar=1e-4)
+    held = space.predicted(embedded, 0) - splits["test"]
+    total = splits["test"] - splits["fit"].mean(1, keepdim=True)
+    for i, share in enumerate((1 - held.square().sum((1, 2)) / total.square().sum((1, 2))).tolist()):
+        figures.add(f"{name}, share of the variance held, width {widths[i]}", share)
+    figures.add(f"{name}, numbers in its file", sum(value.numel() for value in space.maps.state_dict().values()))
+
+
+def trained(states: Tensor, moments: Any, widths: list[int], shared: int, steps: int, seed: int) -> Universe:
+    """A universe with so many shared coordinates, trained on rows in memory."""
+    module = UniverseAlignment(shared=shared, seed=seed)
+    space = Universe(module.network(len(widths), widths), len(widths), fit_network, widths)
+    space.fit(moments)
+    before = time.process_time()
+    module.train_on_rows(space, states, states, steps, ROWS, seed)
+    print(f"{steps} steps: {time.process_time() - before:.0f} CPU s", flush=True)
+    return space.requires_grad_(False).eval()
+
+
+def joins(figures: Figures, name: str, splits: Splits, widths: list[int], newcomer: int) -> None:
+    """R² of a linear newcomer to the space of the others (MAXVAR) at each number of rows."""
+    others = [m for m in range(len(widths)) if m != newcomer]
+    own = [widths[m] for m in others]
+    made, fit_maps = CLOSED_UNIVERSES["gcca"]
+    parts: Splits = {split: x[others, :, : max(own)] for split, x in splits.items()}
+    space = Universe(made(len(own), max(own), max(own)), len(own), fit_maps, own)
+    space.fit(moments_of(*paired_rows(parts["fit"], len(own))))
+    x = {split: states[newcomer, :, : widths[newcomer]] for split, states in splits.items()}
+    targets = {split: space.embed(states).mean(0) for split, states in parts.items()}
+    found = {}
+    for texts in (*(n for n in TEXTS if n < len(x["fit"])), len(x["fit"])):
+        there, back = (
+            Ridge(1, a.shape[-1], b.shape[-1]) for a, b in ((x["fit"], targets["fit"]), (targets["fit"], x["fit"]))
+        )
+        for bank, source, target in ((there, x, targets), (back, targets, x)):
+            bank.fit(*(moments_of(source[s][None, :texts], target[s][None, :texts]) for s in ("fit", "validation")))
+        into, out_of = there(x["test"][None]), space.embed(parts["test"])
+        errors = [_r2(space.maps.inverse(into.expand(len(own), -1, -1))[m, :, : own[m]], parts["test"][m, :, : own[m]])
+                  for m in range(len(own))]  # fmt: skip
+        errors += [_r2(back(out_of[[m]])[0], x["test"]) for m in range(len(own))]
+        found[texts] = sum(errors) / len(errors)
+    for texts, value in found.items():
+        figures.add(f"{name}, {texts} rows, R²", value)
+        bar = 0.95 if texts == 500 else None
+        figures.add(f"{name}, {texts} rows, of that on all", value / found[len(x["fit"])], bar=bar, sense=">=")
+
+
+def _r2(mapped: Tensor, y: Tensor) -> float:
+    return 1 - float((mapped - y).square().sum() / (y - y.mean(0)).square().sum())
+
+
+if __name__ == "__main__":
+    main()
