@@ -201,9 +201,17 @@ class Alignment(BankTraining):
         self.begin(int(steps), self.validated_at, rows=rows)
 
     def training_step(self, batch: Any, batch_idx: int) -> None:
-        """Take one step of every aligner at every site."""
+        """Take one step of every aligner at every site, or one for each part of the batch."""
+        for part in range(self.parts):
+            self._take_step(*self.part_of(batch, part), last=part + 1 == self.parts)
+
+    def part_of(self, batch: PairedBatch, part: int) -> tuple[Tensor, Tensor]:
+        """The rows of a part of a batch; 0: of all that there are."""
+        return self.rows_of(batch)
+
+    def _take_step(self, x: Tensor, y: Tensor, last: bool) -> None:
         cast(Any, self.optimizers()).zero_grad(set_to_none=True)
-        (x, y), count = self.rows_of(batch), batch.x.shape[1]
+        count = x.shape[1]
         # averaged over ranks, the gradient is then that of all rows
         share = torch.full((), float(count), device=self.device) / mean_count(self.trainer, count, self.device)
         with products_in(self.products):
@@ -213,8 +221,8 @@ class Alignment(BankTraining):
         for fit, loss in zip(losses, every, strict=True):
             watch = partial(self.divergence.watch, fit.key, loss, step=self.global_step + 1)
             clip_bank(fit.aligner, self.gradient_clip, watch)
-        self.step()
-        if self.logs_now:
+        self.step(last)
+        if last and self.logs_now:
             for fit, loss in zip(losses, every, strict=True):
                 self._log("step", fit, "loss", loss.where(self.divergence.step[fit.key] == 0, torch.nan))
 

@@ -268,6 +268,7 @@ class BankTraining(pl.LightningModule, ABC):
         maps: route -> name -> bank.
         training_record: route.name -> how training went, site by site; written by `callbacks.best.BestPerSite`.
         training_steps: of the whole run, once training has begun.
+        parts: of a batch, each of which gets a step of the optimiser, likewise.
     """
 
     automatic_optimization = False
@@ -284,7 +285,7 @@ class BankTraining(pl.LightningModule, ABC):
         self.gradient_clip, self.seed = gradient_clip, seed
         self.maps, self.divergence = nn.ModuleDict(), Divergence()
         self.training_record: dict[str, dict[str, Any]] = {}
-        self._complete = False
+        self._complete, self.parts = False, 1
 
     def banks_of(self, route: str) -> dict[str, Aligner]:
         """Name -> bank of a route."""
@@ -348,19 +349,31 @@ class BankTraining(pl.LightningModule, ABC):
             rows: of a step of maps between rows, see `learning_rates`; their rate rises over `LEAST_RISE` steps.
         """
         self.training_steps = steps
+        self.parts = self.parts_of(rows)
         complete = self._complete or not self.banks() or self.global_step >= steps
         validate_if_due(self.trainer, validated_at, complete)
         if complete:
             self.trainer.should_stop = True
             return
         optimizer = self.trainer.optimizers[0]
-        course = schedule_factor(self.schedule, steps, self.warmup, 0 if rows is None else LEAST_RISE)
-        self._rate = learning_rates(optimizer, course, rows, self.global_step)
+        course = schedule_factor(self.schedule, steps * self.parts, self.warmup, 0 if rows is None else LEAST_RISE)
+        self._rate = learning_rates(optimizer, course, rows, self.global_step * self.parts)
 
-    def step(self) -> None:
-        """Take a step along the gradients, and end the run with the last one."""
-        cast(Any, self.optimizers()).step()
+    def parts_of(self, rows: float | None) -> int:
+        """Into how many parts a batch of about so many rows is cut, with a step along the gradient of each."""
+        return 1
+
+    def step(self, last: bool = True) -> None:
+        """Take a step along the gradients, and end the run with the last one.
+
+        Args:
+            last: of the batch: Lightning counts batches as steps.
+        """
+        optimizer = cast(Any, self.optimizers())
+        (optimizer if last else optimizer.optimizer).step()
         self._rate.step()
+        if not last:
+            return
         if self.global_step >= self.training_steps:
             self.trainer.should_stop = True  # Lightning then validates: without it the steps since would not count
 
@@ -391,11 +404,12 @@ class BankTraining(pl.LightningModule, ABC):
         optimizer = make_optimizer(self.optimizer_factory, [aligner])
         if optimizer is None:
             return torch.zeros(aligner.sites, dtype=torch.long)
-        course = schedule_factor(self.schedule, steps, self.warmup, LEAST_RISE)
+        parts = self.parts_of(a_step)
+        course = schedule_factor(self.schedule, steps * parts, self.warmup, LEAST_RISE)
         rate, divergence = learning_rates(optimizer, course, a_step), Divergence()
         draw = torch.Generator().manual_seed(seed)
-        for step in range(1, steps + 1):
-            chosen = torch.randint(x.shape[1], (a_step,), generator=draw).to(x.device)
+        for step in range(1, steps * parts + 1):
+            chosen = torch.randint(x.shape[1], (a_step // parts,), generator=draw).to(x.device)
             optimizer.zero_grad(set_to_none=True)
             with products_in(self.products):
                 loss = aligner.loss(x[:, chosen], y[:, chosen])

@@ -153,7 +153,21 @@ class INN(Aligner):
         self.scaling.fit(moments)
         if self.mixing == "none":
             return
-        start, inverse, taken = invertible_start(moments, self.start, self.both_ways)
+        self._start(moments, *invertible_start(moments, self.start, self.both_ways))
+
+    @torch.no_grad()
+    def start_at(self, moments: Moments, start: Tensor) -> None:
+        """Set the scaling, and the matrices so that the untrained network is a given linear map.
+
+        Args:
+            moments: of states, and of what the map makes of them.
+            start: the map between centred states divided by their root mean variance, (S, d, d).
+        """
+        self.scaling.fit(moments)
+        taken = torch.full((self.sites,), START_NAMES.index("linear"), device=start.device)
+        self._start(moments, start, batch_inverse(start), taken)
+
+    def _start(self, moments: Moments, start: Tensor, inverse: Tensor, taken: Tensor) -> None:
         self.started.copy_(taken)
         if self.matrices is None:
             rigid = torch.isin(taken, torch.tensor([START_NAMES.index(name) for name in RIGID], device=taken.device))

@@ -19,8 +19,12 @@ from aligners.fitting.universe.universe import CLOSED_UNIVERSES, NETWORK, Univer
 from aligners.maps.base import Aligner
 from aligners.maps.inn import INN
 from aligners.similarity.algebra.moments import Moments
+from datamodules.rows.policies import row_keys
 from datamodules.rows.reading import PairedBatch
 from datamodules.states import States
+
+HIDDEN = 3  # width of a coupling's hidden layer, in widths of the states
+PARTS, FEWEST_ROWS = 2, 96  # steps a batch, each on no fewer rows than that
 
 
 class UniverseAlignment(Alignment):
@@ -47,7 +51,7 @@ class UniverseAlignment(Alignment):
 
     def __init__(
         self,
-        network: AlignerFactory = lambda sites, d_x, d_y: INN(sites, d_x, d_y, couplings=4, start="procrustes"),
+        network: AlignerFactory = lambda sites, d_x, d_y: INN(sites, d_x, d_y, couplings=4, hidden=HIDDEN * d_x),
         closed_form: Sequence[str] = tuple(CLOSED_UNIVERSES),
         shared: int | None = None,
         optimizer: OptimizerCallable = lambda p: torch.optim.AdamW(p, lr=2e-2, weight_decay=0.0, fused=True),
@@ -93,10 +97,24 @@ class UniverseAlignment(Alignment):
         return {"maps": paired_rows(batch.x, len(self.stream.models))}
 
     def rows_of(self, batch: PairedBatch) -> tuple[Tensor, Tensor]:
-        """The rows of all models, twice; who predicts a text changes from one training step to the next."""
-        for universe in self.universes().values():
-            universe.turns = batch.text + (self.global_step if self.training else 0)
+        """The rows of all models, twice."""
+        self._take_turns(row_keys(0, batch.text, batch.rows.place))
         return super().rows_of(batch)
+
+    def parts_of(self, rows: float | None) -> int:
+        """One network learns from another's mistakes, and both change: it takes more steps, and fewer rows will do."""
+        return 1 if rows is None else min(PARTS, max(1, int(rows // FEWEST_ROWS)))
+
+    def part_of(self, batch: PairedBatch, part: int) -> tuple[Tensor, Tensor]:
+        """Every so many rows of a text, of all models, twice; who predicts one is drawn anew in every step."""
+        place = batch.rows.place
+        rows = ((batch.text + place) % self.parts == part).nonzero().squeeze(1)
+        self._take_turns(row_keys(1 + self.global_step, batch.text[rows], place[rows]))
+        return batch.x[:, rows], batch.y[:, rows]
+
+    def _take_turns(self, turns: Tensor) -> None:
+        for universe in self.universes().values():
+            universe.turns = turns
 
     def means(self, fit: Fit) -> tuple[Tensor, Tensor]:
         """The mean of each model's states on the fitting rows, twice: they are source and target."""

@@ -124,7 +124,7 @@ def generalised_procrustes(joint: JointMoments) -> Tensor:
         R, (k, S, d, d): x_i R_i is in the shared space. What the rows leave open, as with fewer rows than dimensions,
         is settled as `determined_svd` does.
     """
-    rotations = torch.stack([_polar(part) for part in _leading(joint.scatter, joint.mean.shape[-1])[0]])
+    rotations = _leading_rotations(joint)
     norm = joint.scatter.square().sum((0, 1, 3, 4)).sqrt()
     for _ in range(ITERATIONS):
         before = rotations.clone()
@@ -136,6 +136,51 @@ def generalised_procrustes(joint: JointMoments) -> Tensor:
         if bool((gained.abs() <= STEADY * norm).all()):
             break
     return _principal(joint, rotations)
+
+
+NOISE, ROUNDS = 1e-3, 60  # variance of what is added to scaled states; iterations of L-BFGS
+
+
+def linear_universe(joint: JointMoments) -> Tensor:
+    """The linear bijections that map the scaled states of k models into each other with the least error.
+
+    Minimises the mean over i ≠ j of E ‖(x_i + ε) W_i W_j⁻¹ − x_j‖², with noise ε, without which directions that do not
+    vary would be free, by L-BFGS, site by site, from where generalised Procrustes begins. That settles the space up to
+    a linear map of it. In the space that is taken an error counts alike in every direction once it is mapped back, on
+    average over the models: the mean of W_j⁻¹ W_j⁻ᵀ is the identity.
+
+    Args:
+        joint: of the fitting rows.
+
+    Returns:
+        W, (k, S, d, d): x_i W_i is in the shared space, for centred states divided by their root mean variance.
+    """
+    scaled = joint.scaled()
+    sites = zip((scaled.scatter / scaled.n).unbind(2), _leading_rotations(scaled).unbind(1), strict=True)
+    return torch.stack([_least_error(*site) for site in sites], 1)
+
+
+@torch.enable_grad()
+def _least_error(blocks: Tensor, start: Tensor) -> Tensor:
+    """The maps of one site (k, d, d), from covariances (k, k, d, d) and where to start."""
+    own = _within(blocks) + NOISE * torch.eye(blocks.shape[-1]).to(blocks)
+    between = blocks - torch.diag_embed(_within(blocks).movedim(0, -1)).movedim((-2, -1), (0, 1))
+    weights = start.clone().requires_grad_()
+    optimizer = torch.optim.LBFGS([weights], max_iter=ROUNDS, line_search_fn="strong_wolfe")
+
+    def error() -> Tensor:
+        optimizer.zero_grad()
+        back = torch.linalg.inv(weights)
+        into, out_of = weights.mT @ own @ weights, back @ back.mT
+        found = (into.sum(0) * out_of.sum(0)).sum() - (into * out_of).sum()
+        found = (found - 2 * torch.einsum("iab,ijac,jbc->", weights, between, back)) / len(blocks) ** 2
+        found.backward()
+        return found
+
+    optimizer.step(error)
+    back = torch.linalg.inv(weights.detach())
+    values, vectors = torch.linalg.eigh((back @ back.mT).mean(0))
+    return weights.detach() @ (vectors * values.sqrt()) @ vectors.mT
 
 
 def maxvar(joint: JointMoments) -> tuple[Tensor, Tensor]:
@@ -228,6 +273,11 @@ def _leading(blocks: Tensor, most: int) -> tuple[Tensor, Tensor]:
     values, vectors = torch.linalg.eigh(blocks.permute(2, 0, 3, 1, 4).flatten(3, 4).flatten(1, 2))
     parts = vectors[..., -most:].flip(-1).unflatten(1, (models, width)).movedim(1, 0)
     return parts, values[:, -most:].flip(-1)
+
+
+def _leading_rotations(joint: JointMoments) -> Tensor:
+    """The polar factors of the models' parts of the leading eigenvectors, (k, S, d, d)."""
+    return torch.stack([_polar(part) for part in _leading(joint.scatter, joint.mean.shape[-1])[0]])
 
 
 def _polar(matrices: Tensor) -> Tensor:

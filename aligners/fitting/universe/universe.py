@@ -21,9 +21,18 @@ from aligners.fitting.bank import (
     restored,
     take_places,
 )
-from aligners.fitting.universe.joint import SHRINKING, JointMoments, all_pairs, gcpa, generalised_procrustes, maxvar
+from aligners.fitting.universe.joint import (
+    SHRINKING,
+    JointMoments,
+    all_pairs,
+    gcpa,
+    generalised_procrustes,
+    linear_universe,
+    maxvar,
+)
 from aligners.fitting.universe.shared import SharedPart, cut
-from aligners.maps.base import Aligner
+from aligners.maps.base import Aligner, deviation
+from aligners.maps.inn import INN
 from aligners.maps.linear import Affine, Procrustes, least_squares
 from aligners.similarity.algebra.moments import Moments, squares
 
@@ -224,7 +233,8 @@ class Universe(Aligner, registered=False):
         pass of the k maps and one of their inverses.
         """
         others, order = self._asked(self.embed(x), means=True)
-        return self.over_models((self.maps.inverse(others) - y[:, order]).square().mean((1, 2)) / self.variance)
+        errors = (self.maps.inverse(others) - y[:, order]).square().mean(2).sum(1) / max(1, len(order))
+        return self.over_models(errors / self.variance)
 
     def _asked(self, embedded: Tensor, means: bool) -> tuple[Tensor, Tensor]:
         """In the place of every model, row by row, another one in its turn; by turns the mean of the others, too.
@@ -290,12 +300,18 @@ class Universe(Aligner, registered=False):
 
 
 def fit_network(maps: Aligner, joint: JointMoments) -> None:
-    """Start every map as its model's rotation under generalised Procrustes, between spaces of unit scale.
+    """Start every INN as its model's map in the best linear universe, other networks as near as they can to a rotation.
 
-    A closer linear start is steep where models vary little, and its inverse amplifies what another model says there:
-    the first steps then have gradients a hundred times as large, and may not recover.
+    The closest linear map to the models' mean would not do: it is steep where models vary little, and its inverse
+    amplifies what another model says there. In the best linear universe the inverses count.
     """
-    scale, rotations = joint.variance.sqrt()[..., None, None], generalised_procrustes(joint.scaled())
+    scale = joint.variance.sqrt()[..., None, None]
+    if isinstance(maps, INN) and maps.mixing != "none":
+        weights = linear_universe(joint)
+        mapped = joint.mapped(weights / scale)
+        maps.start_at(mapped, weights.flatten(0, 1) / deviation(mapped.yy, mapped.n))
+        return
+    rotations = generalised_procrustes(joint.scaled())
     rotations = maps.shared_first(rotations) if isinstance(maps, SharedPart) else rotations
     maps.fit(joint.mapped(rotations / scale))
 

@@ -2,6 +2,7 @@
 
 import json
 from functools import partial
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from aligners.fitting.bank import FORWARD, load_bank
 from aligners.fitting.training import make_optimizer
 from aligners.fitting.universe.evaluation import UniverseEvaluation
 from aligners.fitting.universe.fitting import UniverseAlignment
-from aligners.fitting.universe.joint import JointMoments, directions, paired_rows
-from aligners.fitting.universe.universe import Universe, fit_network, load_universe, universes_of
+from aligners.fitting.universe.joint import JointMoments, directions, linear_universe, paired_rows
+from aligners.fitting.universe.universe import Universe, fit_network, fit_procrustes, load_universe, universes_of
 from aligners.injection.methods import between_two_models
 from aligners.maps.inn import INN
+from aligners.maps.linear import Procrustes
 from aligners.reports.finished import make_report
 from aligners.reports.publishing import write
 from aligners.similarity.algebra.moments import moments_of
@@ -33,7 +35,7 @@ from tests.runs import quiet_trainer
 from tests.tiny import tiny_folder
 from tests.world import World, sentences, write_texts
 
-SMALL = partial(INN, couplings=2, hidden=8, start="procrustes")
+SMALL = partial(INN, couplings=2, hidden=8)
 PAIR = Path("pairs", "x--y", "aligners.safetensors")
 
 
@@ -154,9 +156,6 @@ def test_the_loss_is_the_error_from_single_models_and_from_the_mean_of_the_other
     space = module.universes()["universe"]
     batch = next(iter(module.stream.batches("validation")))
     x = batch.x
-    for step in (module.global_step, 0):  # training and not
-        module.train(bool(step)).rows_of(batch)
-        assert torch.equal(space.turns, batch.text + step)
     turns = torch.randint(1000, (x.shape[1],), generator=torch.Generator().manual_seed(0))
     space.turns = turns
     with torch.no_grad():
@@ -227,17 +226,74 @@ def test_models_that_differ_in_depth_or_are_too_few_are_refused(
             _ = states(world, chosen, **options).reader
 
 
-def test_the_start_is_a_rotation_however_little_some_directions_vary() -> None:
+def test_the_start_is_a_better_universe_than_procrustes_however_little_some_directions_vary() -> None:
     draw = torch.Generator().manual_seed(0)
     spread = torch.tensor([3.0, 1.0, 1e-3, 0.0])
-    x = torch.randn(6, 200, 4, generator=draw) * spread @ torch.linalg.qr(torch.randn(6, 4, 4, generator=draw)).Q
-    space = Universe(SMALL(6, 4, 4), 3, fit_network)
-    space.fit(moments_of(*paired_rows(x, 3)))
-    with torch.no_grad():
-        embedded = space.embed(x)
-    torch.testing.assert_close(embedded.var(1, correction=0).mean(1), torch.ones(6))
-    scaled = x / space.variance.sqrt()[:, None, None]
-    torch.testing.assert_close(*(torch.cdist(rows, rows) for rows in (embedded, scaled)), atol=5e-3, rtol=0)
+    shared, noise = torch.randn(2, 200, 4, generator=draw), torch.randn(6, 200, 4, generator=draw)
+    mixed = torch.randn(6, 4, 4, generator=draw)  # no rotation takes one model into another
+    x = (shared.repeat(3, 1, 1) @ mixed + 0.1 * noise) * spread @ torch.linalg.qr(mixed).Q
+    moments, errors, least = moments_of(*paired_rows(x, 3)), [], []
+    for maps, fit in ((SMALL(6, 4, 4), fit_network), (Procrustes(6, 4, 4), fit_procrustes)):
+        space = Universe(maps, 3, fit)
+        space.fit(moments)
+        with torch.no_grad():
+            embedded = space.embed(x)
+            each = torch.stack([space.predicted(embedded, shift) - x for shift in (1, 2)])
+            errors.append(each.square().mean((0, 2, 3)) / space.variance)
+            least.append(space.maps.inverse(embedded) - x)
+    assert float(errors[0].mean()) < 0.6 * float(errors[1].mean())
+    assert float(errors[0].max()) < 1
+    torch.testing.assert_close(least[0], torch.zeros_like(x), atol=1e-3, rtol=0)
+
+
+def test_the_best_linear_universe_is_a_minimum_and_its_space_weighs_errors_alike() -> None:
+    draw = torch.Generator().manual_seed(0)
+    shared = torch.randn(1, 300, 4, generator=draw).double()
+    mixed, noise = torch.randn(6, 4, 4, generator=draw).double(), torch.randn(6, 300, 4, generator=draw).double()
+    joint = JointMoments.of(moments_of(*paired_rows(shared @ mixed + 0.3 * noise, 3)), 3)
+    scaled, weights = joint.scaled(), linear_universe(joint)
+    back = torch.linalg.inv(weights)
+    alike = (back @ back.mT).mean(0)
+    torch.testing.assert_close(alike, torch.eye(4).double().expand_as(alike))
+
+    def error(w: Tensor) -> Tensor:
+        found = w.new_zeros(2)
+        for i, j in permutations(range(3), 2):
+            map_ij = w[i] @ torch.linalg.inv(w[j])
+            own = scaled.scatter[i, i] / scaled.n + 1e-3 * torch.eye(4)
+            squares = (map_ij * (own @ map_ij) - 2 * map_ij * scaled.scatter[i, j] / scaled.n).sum((1, 2))
+            found = found + squares
+        return found
+
+    moved = weights.clone().requires_grad_()
+    error(moved).sum().backward()
+    assert moved.grad is not None
+    assert float(moved.grad.norm()) < 1e-4 * float(error(weights).abs().sum())
+    for site in range(2):  # each by itself
+        one = joint._replace(mean=joint.mean[:, [site]], scatter=joint.scatter[:, :, [site]])
+        torch.testing.assert_close(linear_universe(one)[:, 0], weights[:, site])
+
+
+def test_a_batch_is_cut_into_parts_each_with_a_step_and_turns_of_its_own(found: Found) -> None:
+    module = UniverseAlignment(SMALL)
+    assert [module.parts_of(rows) for rows in (None, 10, 191, 192, 5_000)] == [1, 1, 1, 2, 2]
+    module = found[0]
+    assert module.parts == 2
+    batch = next(iter(module.stream.batches("fit")))
+    parts = [module.part_of(batch, part)[0] for part in range(2)]
+    turns = module.universes()["universe"].turns
+    assert turns is not None
+    assert len(turns.unique()) == len(turns) == parts[1].shape[1]  # of every row, not of its text
+    assert abs(parts[0].shape[1] - parts[1].shape[1]) <= len(batch.texts.text)
+    assert torch.equal(*(rows.sum((0, 2)).sort().values for rows in (torch.cat(parts, 1), batch.x)))
+    assert (module.trainer.current_epoch, module.global_step) == (3, 3 * module.trainer.num_training_batches)
+
+
+def test_a_rank_without_rows_of_a_part_adds_nothing(found: Found) -> None:
+    space, nothing = found[0].universes()["universe"], found[0].stream.reader.widths[0]
+    space.turns = torch.zeros(0, dtype=torch.long)
+    loss = space.loss(*[torch.zeros(6, 0, nothing)] * 2)
+    assert torch.equal(loss, torch.zeros(6))
 
 
 def test_matrices_between_couplings_learn_at_a_quarter_of_the_rate() -> None:
