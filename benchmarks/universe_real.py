@@ -157,23 +157,26 @@ def trained(states: Tensor, moments: Any, widths: list[int], shared: int, steps:
 
 
 def joins(figures: Figures, name: str, splits: Splits, widths: list[int], newcomer: int) -> None:
-    """R² of a linear newcomer to the space of the others (MAXVAR) at each number of rows."""
+    """R² of a linear newcomer to the space of the others (gcpa) at each number of rows."""
     others = [m for m in range(len(widths)) if m != newcomer]
     own = [widths[m] for m in others]
-    made, fit_maps = CLOSED_UNIVERSES["gcca"]
+    made, fit_maps = CLOSED_UNIVERSES["gcpa"]
     parts: Splits = {split: x[others, :, : max(own)] for split, x in splits.items()}
     space = Universe(made(len(own), max(own), max(own)), len(own), fit_maps, own)
     space.fit(moments_of(*paired_rows(parts["fit"], len(own))))
     x = {split: states[newcomer, :, : widths[newcomer]] for split, states in splits.items()}
-    targets = {split: space.embed(states).mean(0) for split, states in parts.items()}
+    targets = {split: space.embed(states) for split, states in parts.items()}  # what each member says of a text
     found = {}
     for texts in (*(n for n in TEXTS if n < len(x["fit"])), len(x["fit"])):
-        there, back = (
-            Ridge(1, a.shape[-1], b.shape[-1]) for a, b in ((x["fit"], targets["fit"]), (targets["fit"], x["fit"]))
-        )
-        for bank, source, target in ((there, x, targets), (back, targets, x)):
-            bank.fit(*(moments_of(source[s][None, :texts], target[s][None, :texts]) for s in ("fit", "validation")))
-        into, out_of = there(x["test"][None]), space.embed(parts["test"])
+        first = {
+            split: (x[split][:texts].repeat(len(own), 1), targets[split][:, :texts].flatten(0, 1))
+            for split in ("fit", "validation")
+        }
+        wide, space_width = x["fit"].shape[-1], targets["fit"].shape[-1]
+        there, back = Ridge(1, wide, space_width), Ridge(1, space_width, wide)
+        there.fit(*(moments_of(a[None], b[None]) for a, b in first.values()))
+        back.fit(*(moments_of(b[None], a[None]) for a, b in first.values()))
+        into, out_of = there(x["test"][None]), targets["test"]
         errors = [_r2(space.maps.inverse(into.expand(len(own), -1, -1))[m, :, : own[m]], parts["test"][m, :, : own[m]])
                   for m in range(len(own))]  # fmt: skip
         errors += [_r2(back(out_of[[m]])[0], x["test"]) for m in range(len(own))]
