@@ -10,6 +10,7 @@ from torch import Tensor
 from aligners.errors import UserError
 from aligners.maps.base import MORE_ROWS
 from aligners.maps.linear import determined_svd, least_squares
+from aligners.maps.solving import batch_inverse
 from aligners.similarity.algebra.moments import Moments
 
 
@@ -170,7 +171,7 @@ def _least_error(blocks: Tensor, start: Tensor) -> Tensor:
 
     def error() -> Tensor:
         optimizer.zero_grad()
-        back = torch.linalg.inv(weights)
+        back = batch_inverse(weights)
         into, out_of = weights.mT @ own @ weights, back @ back.mT
         found = (into.sum(0) * out_of.sum(0)).sum() - (into * out_of).sum()
         found = (found - 2 * torch.einsum("iab,ijac,jbc->", weights, between, back)) / len(blocks) ** 2
@@ -178,7 +179,7 @@ def _least_error(blocks: Tensor, start: Tensor) -> Tensor:
         return found
 
     optimizer.step(error)
-    back = torch.linalg.inv(weights.detach())
+    back = batch_inverse(weights.detach())
     values, vectors = torch.linalg.eigh((back @ back.mT).mean(0))
     return weights.detach() @ (vectors * values.sqrt()) @ vectors.mT
 
