@@ -18,8 +18,8 @@ except PackageNotFoundError:  # run from a folder, and never installed
 _HOMES = {
     "load_bank": "aligners.fitting.bank",
     "SharedPart": "aligners.fitting.universe.shared",
-    "ThroughSpace": "aligners.fitting.universe.universe",
-    "TwoLinear": "aligners.fitting.universe.universe",
+    "ThroughSpace": "aligners.fitting.universe.through",
+    "TwoLinear": "aligners.fitting.universe.through",
     **dict.fromkeys(("SharedMaps", "SharedProbes", "SharedStitching", "SharedUniverse"), "aligners.reports.sharing"),
 }
 

@@ -26,8 +26,9 @@ from aligners.files.whole import whole_file
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.bank import load_bank
 from aligners.fitting.universe.evaluation import UniverseEvaluation
+from aligners.fitting.universe.files import load_universe
 from aligners.fitting.universe.fitting import UniverseAlignment
-from aligners.fitting.universe.universe import NETWORK, load_universe
+from aligners.fitting.universe.universe import NETWORK
 from aligners.injection.injecting import InjectionEvaluation
 from aligners.injection.scoring.pair_intervals import over_pairs
 from aligners.maps.inn import INN

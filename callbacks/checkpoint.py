@@ -17,7 +17,7 @@ from aligners.files.whole import check_folder, whole_file
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.bank import StoredBank, save_bank, take_sites
 from aligners.fitting.training import BankTraining
-from aligners.fitting.universe.universe import pair_banks
+from aligners.fitting.universe.files import pair_banks
 from aligners.reports.names import file_names
 from callbacks.best import BestPerSite
 from callbacks.interruption import Interruption

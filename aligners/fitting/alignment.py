@@ -17,7 +17,7 @@ from aligners.fitting.fits import AlignerFactory, Fit, check_names, fit_map, see
 from aligners.fitting.moments import MomentsSoFar, moments_of_states
 from aligners.fitting.outcomes import few_rows, outcomes
 from aligners.fitting.retrieval import HeldOutRows
-from aligners.fitting.training import LEAST_RISE, BankTraining, Schedule, clip_bank, mean_count, mean_over_ranks
+from aligners.fitting.training import LEAST_RISE, BankTraining, Schedule, clip_per_site, mean_count, mean_over_ranks
 from aligners.maps.canonical import reduced_mse
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear, Procrustes, Ridge
@@ -220,7 +220,7 @@ class Alignment(BankTraining):
         every = mean_over_ranks(self.trainer, share * torch.stack([loss.detach() for loss in losses.values()]))
         for fit, loss in zip(losses, every, strict=True):
             watch = partial(self.divergence.watch, fit.key, loss, step=self.global_step + 1)
-            clip_bank(fit.aligner, self.gradient_clip, watch)
+            clip_per_site(fit.aligner, self.gradient_clip, watch)
         self.step(last)
         if last and self.logs_now:
             for fit, loss in zip(losses, every, strict=True):

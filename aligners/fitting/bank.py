@@ -74,9 +74,9 @@ def join_banks(banks: Sequence[Aligner]) -> Aligner:
     return joined.requires_grad_(False).eval()
 
 
-def moments_at(moments: Moments | None, places: list[int]) -> Moments | None:
+def moments_at(moments: Moments, places: slice | list[int]) -> Moments:
     """Moments of some places of a bank, by their numbers."""
-    return None if moments is None else Moments(moments.n, *(value[places] for value in moments[1:]))
+    return Moments(moments.n, *(value[places] for value in moments[1:]))
 
 
 def records_at(records: Mapping[str, Mapping[str, Any]], places: list[int]) -> dict[str, dict[str, Any]]:
@@ -171,7 +171,7 @@ def take_sites(bank: StoredBank, sites: Sequence[int]) -> StoredBank:
         bank,
         maps=bank.of_each(lambda aligner: take_places(aligner, chosen)),
         pairs={route: [pairs[s] for s in chosen] for route, pairs in bank.pairs.items()},
-        moments=moments_at(bank.moments, chosen),
+        moments=bank.moments and moments_at(bank.moments, chosen),
         training=records_at(bank.training, chosen),
     )
 

@@ -77,17 +77,20 @@ class MapErrors(DoubleMetric):
     Args:
         mean_x: (S, d_x) mean of X's states on the fitting rows.
         mean_y: (S, d_y) the same for Y.
+        widths: (S,) of Y's states, where some end in zeros that are no part of them. Default: d_y.
     """
 
     full_state_update = False
     mean_x: Tensor
     mean_y: Tensor
+    widths: Tensor
     sums: Tensor
     worst: Tensor
 
-    def __init__(self, mean_x: Tensor, mean_y: Tensor, **kwargs: Any) -> None:
+    def __init__(self, mean_x: Tensor, mean_y: Tensor, widths: Tensor | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        sites, self.d_y = mean_y.shape
+        sites, d_y = mean_y.shape
+        self.register_buffer("widths", torch.tensor(d_y) if widths is None else widths, persistent=False)
         self.register_buffer("mean_x", mean_x[:, None].double(), persistent=False)
         self.register_buffer("mean_y", mean_y[:, None].double(), persistent=False)
         self.add_state("sums", torch.zeros(9, sites, dtype=torch.float64), dist_reduce_fx="sum")
@@ -116,7 +119,7 @@ class MapErrors(DoubleMetric):
         rows, squares, norms, cosine, total, back, back_total, squares_unseen, total_unseen = self.sums
         fvu = squares / total
         return {
-            "mse": squares / (rows * self.d_y),
+            "mse": squares / (rows * self.widths),
             "l2": norms / rows,
             "fvu": fvu,
             "fvu_unseen": squares_unseen / total_unseen,

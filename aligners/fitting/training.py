@@ -2,9 +2,8 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from itertools import repeat
 from typing import Any, Literal, cast, get_args
 
 import lightning.pytorch as pl
@@ -132,45 +131,27 @@ def learning_rates(
 
 
 @torch.no_grad()
-def clip_bank(aligner: Aligner, largest: float, alive: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-    """`clip_per_site` of all parameters of a bank."""
-    names, parameters = zip(*aligner.named_parameters(), strict=True)
-    places = [torch.arange(aligner.sites)[aligner.places(name)] for name in names]
-    everywhere = all(len(at) == aligner.sites for at in places)
-    return clip_per_site(parameters, largest, alive, None if everywhere else places)
-
-
-def clip_per_site(
-    parameters: Iterable[nn.Parameter],
-    largest: float,
-    alive: Callable[[Tensor], Tensor] | None = None,
-    places: Sequence[Tensor] | None = None,
-) -> Tensor:
-    """Scale each site's gradient, over all parameters (S, ...) together, down to norm `largest`.
+def clip_per_site(bank: Aligner, largest: float, alive: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    """Scale each site's gradient, over all parameters of a bank together, down to norm `largest`.
 
     Args:
-        parameters: one bank's parameters.
+        bank: whose parameters have gradients.
         largest: the norm; 0 turns clipping off.
         alive: says from the norms (S,) which sites train, (S,) bool; the gradients of all others are set to zero.
-        places: the sites along each parameter's leading axis. Default: all of them.
 
     Returns:
         (S,) the norms before.
     """
-    given = [(p.grad, at) for p, at in zip(parameters, places or repeat(None), strict=False) if p.grad is not None]
-    squares = [g.flatten(1).square().sum(1) for g, _ in given]
-    if places is None:
-        norms = torch.stack(squares).sum(0).sqrt()
-    else:
-        every = torch.cat([at for _, at in given if at is not None]).to(squares[0].device)
-        norms = squares[0].new_zeros(int(every.max()) + 1).index_add(0, every, torch.cat(squares)).sqrt()
-    factor = (largest / (norms + 1e-12)).clamp(max=1) if largest else torch.ones_like(norms)
-    training = None if alive is None else alive(norms)
+    given = [(p.grad, bank.places(name)) for name, p in bank.named_parameters() if p.grad is not None]
+    norms = given[0][0].new_zeros(bank.sites)
     for g, at in given:
-        of_each = slice(None) if at is None else at.to(g.device)
-        g.mul_(factor[of_each].view(-1, *[1] * (g.ndim - 1)))
-        if training is not None:
-            g.copy_(torch.where(training[of_each].view(-1, *[1] * (g.ndim - 1)), g, 0))
+        norms[at] += g.flatten(1).square().sum(1)
+    norms = norms.sqrt()
+    factor = (largest / (norms + 1e-12)).clamp(max=1) if largest else torch.ones_like(norms)
+    kept = torch.ones_like(norms, dtype=torch.bool) if alive is None else alive(norms)
+    for g, at in given:
+        each = -1, *[1] * (g.ndim - 1)
+        g.copy_(torch.where(kept[at].view(each), g * factor[at].view(each), 0))
     return norms
 
 
@@ -372,9 +353,7 @@ class BankTraining(pl.LightningModule, ABC):
         optimizer = cast(Any, self.optimizers())
         (optimizer if last else optimizer.optimizer).step()
         self._rate.step()
-        if not last:
-            return
-        if self.global_step >= self.training_steps:
+        if last and self.global_step >= self.training_steps:
             self.trainer.should_stop = True  # Lightning then validates: without it the steps since would not count
 
     def log_sites(self, where: str, figure: str, values: Mapping[str, Tensor]) -> None:
@@ -414,7 +393,7 @@ class BankTraining(pl.LightningModule, ABC):
             with products_in(self.products):
                 loss = aligner.loss(x[:, chosen], y[:, chosen])
                 loss.sum().backward()
-            clip_bank(aligner, self.gradient_clip, partial(divergence.watch, "map", loss, step=step))
+            clip_per_site(aligner, self.gradient_clip, partial(divergence.watch, "map", loss, step=step))
             optimizer.step()
             rate.step()
         return divergence.step["map"]

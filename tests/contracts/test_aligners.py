@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import aligners.fitting.universe.universe  # which registers ThroughSpace before any test begins
+import aligners.fitting.universe.universe  # which registers the maps through a space before any test begins
 from aligners.fitting.bank import build_aligner, describe_aligner
 from aligners.fitting.training import clip_per_site
 from aligners.maps.base import Aligner
@@ -114,7 +114,7 @@ def trained(aligner: Aligner, x: Tensor, y: Tensor) -> tuple[Aligner, list[Tenso
         part = slice(step % 3 * 32, step % 3 * 32 + 32)
         optimizer.zero_grad()
         aligner.loss(x[:, part], y[:, part]).sum().backward()
-        norms.append(clip_per_site(aligner.parameters(), CLIP))
+        norms.append(clip_per_site(aligner, CLIP))
         optimizer.step()
     return aligner, norms
 

@@ -9,8 +9,9 @@ from aligners.cli.train.fit import check_resumed, fits
 from aligners.errors import UserError
 from aligners.fitting.bank import StoredBank, load_bank
 from aligners.fitting.universe.evaluation import UniverseEvaluation, between_members
+from aligners.fitting.universe.files import load_universe, universes_of
 from aligners.fitting.universe.fitting import Joining, UniverseAlignment
-from aligners.fitting.universe.universe import NETWORK, load_universe, universes_of
+from aligners.fitting.universe.universe import NETWORK
 from callbacks.checkpoint import save_maps
 from datamodules.pairings import universe_states
 

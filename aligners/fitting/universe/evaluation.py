@@ -15,8 +15,9 @@ from aligners.fitting.errors import MapErrors, Way, error_rows
 from aligners.fitting.moments import moments_of_states
 from aligners.fitting.outcomes import outcomes, worst_of
 from aligners.fitting.retrieval import RETRIEVAL_COLUMNS, HeldOutRows
+from aligners.fitting.universe.files import universes_of
 from aligners.fitting.universe.joint import JointMoments, all_pairs, directions, paired_rows, shared_variance
-from aligners.fitting.universe.universe import CLOSED_UNIVERSES, NETWORK, Universe, universes_of
+from aligners.fitting.universe.universe import CLOSED_UNIVERSES, NETWORK, Universe
 from aligners.maps.base import Aligner
 from aligners.similarity.algebra.moments import Moments
 from aligners.similarity.moments import MomentsMetric
@@ -25,7 +26,7 @@ from datamodules.rows.reading import PairedBatch, Place, Plan
 from datamodules.states import States
 
 FIGURES = ("mse", "relative_error", "fvu", "fvu_unseen")
-PAIRWISE = "pairwise_"  # before the names of maps of pairs
+HELD = "held"  # errors of the states that the shared part holds
 GROUPS = ("all", "some", "one")  # whose directions a model's variance lies in
 POINTS, ROWS = 24, 4  # of the curve; rows for each dimension of all models, of which fewer make any states agree
 Ends = tuple[int, int]  # numbers of the models that a map is from and to
@@ -100,11 +101,12 @@ class UniverseEvaluation(pl.LightningModule):
                 self._add(f"{name}/{shift}", Way(partial(_from_embedded, universe, embedded, shift)), batch)
             if universe.maps.bijective:
                 self._trips(name, universe, batch.x, batch)
+            elif name == NETWORK:  # what the shared part holds of the states comes back exactly
+                kept = universe.predicted(embedded, 0)
+                self._add(HELD, Way(lambda states: states), batch, kept)
+                self._trips(name, universe, kept, batch)
             if name == NETWORK:
                 self.embedded.update(*paired_rows(embedded, self.models))
-                self._add("held", Way(partial(_from_embedded, universe, embedded, 0)), batch)
-                if not universe.maps.bijective:  # what the shared part holds of the states comes back exactly
-                    self._trips(name, universe, universe.predicted(embedded, 0), batch)
         for key, _, ends, way in self._pair_ways():
             i, j = ends
             states = [x[..., : self.widths[i]] for i, x in enumerate(batch.x.unflatten(0, (self.models, -1)))]
@@ -143,8 +145,10 @@ class UniverseEvaluation(pl.LightningModule):
         x, y = batch.x if x is None else x, batch.x if y is None else y
         if key not in self.errors:
             whole = self.means.flatten(0, 1)
+            sites = len(whole) // self.models
+            widths = torch.tensor(self.widths).repeat_interleave(sites) if means is None else None
             mean_x, mean_y = means or (whole, whole[:, : y.shape[-1]])
-            self.errors[key] = MapErrors(mean_x, mean_y).to(self.device)
+            self.errors[key] = MapErrors(mean_x, mean_y, widths).to(self.device)
         cast(MapErrors, self.errors[key]).update(way, x, y, batch.rows.unseen)
 
     # ------------------------------------------------------------------ what was found
@@ -167,8 +171,9 @@ class UniverseEvaluation(pl.LightningModule):
 
     def _shared(self) -> Iterator[dict[str, Any]]:
         """For each model and site what the space holds of its states, and what the models share of them linearly."""
-        held, groups = 1 - self._figures("held")["fvu"].unflatten(0, (self.models, -1)), self._linear
-        shared = self.spaces[NETWORK].d_y
+        shared, groups = self.spaces[NETWORK].d_y, self._linear
+        lost = self._figures(HELD)["fvu"] if HELD in self.errors else torch.zeros(self.spaces[NETWORK].sites)
+        held = 1 - lost.unflatten(0, (self.models, -1))
         for s, (site, _) in enumerate(self.stored.data["sites"]):
             for m, model in enumerate(self.stored.data["models"]):
                 shares = {name: None if groups is None else float(groups[0][g, m, s]) for g, name in enumerate(GROUPS)}
@@ -219,7 +224,7 @@ class UniverseEvaluation(pl.LightningModule):
         for key, (route, name, bank), (source, target), _ in self._pair_ways():
             maps = bank.maps[route][name]
             training = outcomes(bank.training.get(f"{route}.{name}"), maps.sites)
-            yield key, PAIRWISE + name, maps, training, [(source, target, site) for site in sites]
+            yield key, f"pairwise_{name}", maps, training, [(source, target, site) for site in sites]
 
     def _rows(self) -> Iterator[dict[str, Any]]:
         """A row for each map, ordered pair of models and site."""
@@ -228,9 +233,6 @@ class UniverseEvaluation(pl.LightningModule):
             places = [Place("", names[i], names[j], sites[s][0], sites[s][0]) for i, j, s in ends]
             errors = self._figures(key)
             figures: dict[str, Any] = {figure: errors[figure] for figure in FIGURES}
-            wide = torch.tensor([self.widths[j] for _, j, _ in ends])
-            if not method.startswith(PAIRWISE):
-                figures["mse"] = figures["mse"].cpu() * max(self.widths) / wide  # padding has no errors
             figures |= {column: self.retrieved[key][column] for column in RETRIEVAL_COLUMNS}
             for column, trip in (("round_trip", f"{method}/trip"), ("cycle", f"{method}/cycle")):
                 figures[column] = self._figures(trip)["round_trip"] if trip in self.errors else [None] * len(ends)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from aligners.errors import UserError, check_range
-from aligners.fitting.bank import build_aligner, join_banks, kind_of, take_places
+from aligners.fitting.bank import build_aligner, join_banks, kind_of, moments_at, take_places
 from aligners.maps.base import Aligner
 from aligners.similarity.algebra.moments import Moments, squares
 
@@ -151,11 +151,10 @@ class SharedPart(Aligner):
             yield width, places, self.banks[str(width)]
 
 
-def cut(moments: Moments, places: Sequence[int] | slice, x: int, y: int) -> Moments:
+def cut(moments: Moments, places: list[int] | slice, x: int, y: int) -> Moments:
     """Moments of some places, and of the first x and y dimensions; what there is not of the latter is zero."""
-    n, mean_x, mean_y, xx, yy, xy = moments
+    n, mean_x, mean_y, xx, yy, xy = moments_at(moments, places)
     more = max(0, y - yy.shape[-1])
     mean_y, xy = (nn.functional.pad(part, (0, more)) for part in (mean_y, xy))
     yy = nn.functional.pad(yy, (0, more, 0, more))
-    at = places if isinstance(places, slice) else list(places)
-    return Moments(n, mean_x[at, :x], mean_y[at, :y], xx[at, :x, :x], yy[at, :y, :y], xy[at, :x, :y])
+    return Moments(n, mean_x[:, :x], mean_y[:, :y], xx[:, :x, :x], yy[:, :y, :y], xy[:, :x, :y])

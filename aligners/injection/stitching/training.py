@@ -227,7 +227,7 @@ class Stitching(BankTraining):
                 surrogates.append((mapped * gradients).sum())
         self.manual_backward(torch.stack(surrogates).sum())
         for layer in self.banks().values() if self.gradient_clip else ():
-            clip_per_site(layer.parameters(), self.gradient_clip)
+            clip_per_site(layer, self.gradient_clip)
         self.step()
         self._watch(losses, batch_idx)
 

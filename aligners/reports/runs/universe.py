@@ -138,14 +138,14 @@ def _shared(rows: Sequence[Row], curve: Sequence[Row]) -> Figure:
         bars.set_yticks(up, [f"{names[row['model']]} ({row['width']})" for row in of_site], fontsize=8)
         bars.invert_yaxis()
         bars.set_title(f"site {site}: who has its directions", fontsize=9)
+        bars.set_xlabel("share of the variance")
         points = grouped(curve, "site")[site]
         for number, (name, row) in enumerate(zip(names, of_site, strict=True)):
             look: Look = {"color": COLOURS[number % len(COLOURS)], "linewidth": 1.3}
             lines.plot([p["directions"] for p in points], [p[name] for p in points], label=names[name], **look)
             lines.plot([row["shared"]], [row["held"]], marker="o", linestyle="", color=look["color"])
-        lines.set(xscale="log", ylim=(0, 1.02))
+        lines.set(xlabel="directions, the most shared first", ylabel="share of the variance", ylim=(0, 1.02))
         lines.set_title(f"site {site}: in the first directions", fontsize=9)
         lines.legend(fontsize=7, frameon=False)
     axes[0].legend(fontsize=7, frameon=False, loc="lower left", bbox_to_anchor=(0, 1.12), ncols=3)
-    label(figure, "share of the variance; number of directions", "")
     return figure

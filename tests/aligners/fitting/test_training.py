@@ -18,7 +18,7 @@ from aligners.fitting.training import (
     schedule_factor,
 )
 from aligners.maps.inn import INN
-from aligners.maps.linear import Linear
+from aligners.maps.linear import Identity, Linear
 from aligners.maps.mlp import MLP
 
 
@@ -72,6 +72,14 @@ def test_with_few_rows_a_step_the_rate_is_in_proportion_to_them(rows: float | No
         assert [group["lr"] for group in optimizer.param_groups] == [expected] * len(optimizer.param_groups)
 
 
+def bank_of(weights: list[nn.Parameter]) -> Identity:
+    """A bank of three sites with these parameters."""
+    bank = Identity(3, 2, 2)
+    for number, weight in enumerate(weights):
+        bank.register_parameter(str(number), weight)
+    return bank
+
+
 def test_each_site_is_clipped_by_its_own_norm() -> None:
     draw = torch.Generator().manual_seed(0)
     shapes = [(3, 4, 5), (3, 1, 5), (3, 2, 4, 4)]
@@ -82,7 +90,7 @@ def test_each_site_is_clipped_by_its_own_norm() -> None:
         gradient[1] *= 1e-3
         weight.grad = gradient.clone()
     norms = torch.stack([torch.cat([g[site].flatten() for g in gradients]).norm() for site in range(3)])
-    torch.testing.assert_close(clip_per_site(iter(weights), 1.0), norms)
+    torch.testing.assert_close(clip_per_site(bank_of(weights), 1.0), norms)
     for weight, gradient in zip(weights, gradients, strict=False):
         torch.testing.assert_close(weight.grad[0], gradient[0] / norms[0])
         torch.testing.assert_close(weight.grad[1], gradient[1], rtol=0, atol=0)
@@ -92,10 +100,10 @@ def test_each_site_is_clipped_by_its_own_norm() -> None:
 def test_a_site_whose_gradient_broke_spoils_no_other_and_gets_none() -> None:
     weight = nn.Parameter(torch.zeros(3, 2))
     weight.grad = torch.tensor([[torch.nan, 1.0], [3.0, 4.0], [torch.inf, 0.0]])
-    clip_per_site([weight], 0.0, torch.isfinite)
+    clip_per_site(bank_of([weight]), 0.0, torch.isfinite)
     assert torch.equal(weight.grad, torch.tensor([[0.0, 0.0], [3.0, 4.0], [0.0, 0.0]]))
     weight.grad[0, 0] = torch.nan
-    clip_per_site([weight], 1.0)
+    clip_per_site(bank_of([weight]), 1.0)
     torch.testing.assert_close(weight.grad[1], torch.tensor([0.6, 0.8]))
 
 

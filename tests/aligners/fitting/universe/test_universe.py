@@ -15,9 +15,10 @@ from aligners.cli.table import train
 from aligners.fitting.bank import FORWARD, load_bank
 from aligners.fitting.training import make_optimizer
 from aligners.fitting.universe.evaluation import UniverseEvaluation
+from aligners.fitting.universe.files import load_universe, universes_of
 from aligners.fitting.universe.fitting import UniverseAlignment
 from aligners.fitting.universe.joint import JointMoments, directions, linear_universe, paired_rows
-from aligners.fitting.universe.universe import Universe, fit_network, fit_procrustes, load_universe, universes_of
+from aligners.fitting.universe.universe import Universe, fit_network, fit_procrustes
 from aligners.injection.methods import between_two_models
 from aligners.maps.inn import INN
 from aligners.maps.linear import Procrustes
@@ -56,9 +57,10 @@ def fitted(
     folder: Path | None = None,
     resume: Path | None = None,
     trainer: dict[str, Any] | None = None,
+    shared: int | None = None,
     **options: Any,
 ) -> UniverseAlignment:
-    module = UniverseAlignment(SMALL)
+    module = UniverseAlignment(SMALL, shared=shared)
     watching = [BestPerSite(), *([SaveAligners(folder)] if folder else [])]
     settings = {"max_epochs": 3, "callbacks": watching} | (trainer or {})
     data = states(world, models, **options)
@@ -71,16 +73,19 @@ Found = tuple[UniverseAlignment, UniverseEvaluation, Path]
 
 @pytest.fixture(scope="module")
 def found(world: World, models: list[str], tmp_path_factory: pytest.TempPathFactory) -> Found:
-    folder = tmp_path_factory.mktemp("universe")
-    module = fitted(world, models, folder)
-    evaluation = UniverseEvaluation(load_universe(folder / "universe.safetensors"), [load_bank(folder / PAIR)])
+    return measured(world, models, tmp_path_factory.mktemp("universe"), PAIR)
+
+
+def measured(world: World, models: list[str], folder: Path, pair: Path, shared: int | None = None) -> Found:
+    module = fitted(world, models, folder, shared=shared)
+    evaluation = UniverseEvaluation(load_universe(folder / "universe.safetensors"), [load_bank(folder / pair)])
     quiet_trainer().test(evaluation, datamodule=module.stream, verbose=False)
     return module, evaluation, folder
 
 
 def held_out(data: States) -> Tensor:
-    """(k, S, N, d)"""
-    return torch.cat([batch.x for batch in data.batches("test")], 1).unflatten(0, (3, 2))
+    """(k, S, N, d), where states of narrower models end in zeros."""
+    return torch.cat([batch.x for batch in data.batches("test")], 1).unflatten(0, (len(data.models), 2))
 
 
 def test_every_ordered_pair_and_site_has_the_error_of_its_map(found: Found) -> None:

@@ -1,0 +1,134 @@
+"""Maps from one model to another through a space that both share."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from aligners.errors import UserError
+from aligners.fitting.bank import build_aligner, kind_of
+from aligners.fitting.universe.joint import SHRINKING
+from aligners.maps.base import Aligner
+from aligners.maps.linear import Affine, least_squares
+from aligners.similarity.algebra.moments import Moments
+
+
+class ThroughSpace(Aligner):
+    """g = v⁻¹ ∘ u: u takes X's states into a shared space, v takes Y's there.
+
+    Through one space, maps compose: from X to Y and on to Z is the map from X to Z, where u and v are bijections.
+
+    Args:
+        sites: S, the number of site pairs.
+        d_x: width of X's states.
+        d_y: width of Y's states.
+        network: class and options of u, as `kind_of` gives them.
+        network_y: of v. Default: the same.
+        space: dimensions of the space. Default: `d_x`, which then has to be equal to `d_y`.
+
+    Raises:
+        ValueError: the widths differ and `space` is not given, or `network` is not an invertible aligner.
+    """
+
+    invertible = both_ways = True
+    needs_equal_width = True
+    variance_x: Tensor
+    variance_y: Tensor
+
+    def __init__(
+        self,
+        sites: int,
+        d_x: int,
+        d_y: int,
+        *,
+        network: Mapping[str, Any],
+        network_y: Mapping[str, Any] | None = None,
+        space: int | None = None,
+    ) -> None:
+        self.needs_equal_width = space is None
+        super().__init__(sites, d_x, d_y)
+        self.space, self.network, self.network_y = space, _plain(network), network_y and _plain(network_y)
+        self.into, self.out_of = (
+            build_aligner({**kind, "sites": sites, "d_x": width, "d_y": space or width})
+            for kind, width in ((self.network, d_x), (self.network_y or self.network, d_y))
+        )
+        if not self.into.invertible:
+            raise UserError(f"ThroughSpace expects an invertible `network`, but got {network['class']}.")
+        self.bijective, self.closed_form = self.into.bijective and self.out_of.bijective, self.into.closed_form
+        self.rows_needed = self.into.rows_needed
+        self.register_buffer("variance_x", torch.ones(sites))
+        self.register_buffer("variance_y", torch.ones(sites))
+
+    @classmethod
+    def of(cls, into: Aligner, out_of: Aligner) -> Self:
+        """The map by two fitted maps into one space, which it takes over.
+
+        Args:
+            into: u.
+            out_of: v.
+        """
+        kind, other = kind_of(into), kind_of(out_of)
+        whole = into.d_x == into.d_y == out_of.d_x
+        more: dict[str, Any] = {"network_y": None if kind == other else other, "space": None if whole else into.d_y}
+        composed = cls(into.sites, into.d_x, out_of.d_x, network=kind, **more)
+        composed.into.load_state_dict(into.state_dict())
+        composed.out_of.load_state_dict(out_of.state_dict())
+        return composed
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(S, N, d_x) -> (S, N, d_y)."""
+        return self.out_of.inverse(self.into(x))
+
+    def inverse(self, y: Tensor) -> Tensor:
+        """(S, N, d_y) -> (S, N, d_x)."""
+        return self.into.inverse(self.out_of(y))
+
+    def fit(self, moments: Moments) -> None:
+        """Fit u as a map from X to Y, and v as one from Y to itself: the space begins as Y's own."""
+        y_to_y = Moments(moments.n, *(moments.mean_y,) * 2, *(moments.yy,) * 3)
+        self.into.fit(moments)
+        self.out_of.fit(y_to_y)
+        for buffer, scatter in ((self.variance_x, moments.xx), (self.variance_y, moments.yy)):
+            buffer.copy_(scatter.diagonal(dim1=-2, dim2=-1).mean(-1) / moments.n)
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """FVU of g on the batch plus that of g⁻¹, (S,)."""
+        if self.closed_form:
+            return super().loss(x, y)
+        there = (self(x) - y).square().mean((1, 2)) / self.variance_y
+        return there + (self.inverse(y) - x).square().mean((1, 2)) / self.variance_x
+
+    def start_names(self) -> Sequence[str]:
+        """The start of u at each site."""
+        return self.into.start_names()
+
+    def fan_in(self, name: str, parameter: Tensor) -> int:
+        """As u or v has it."""
+        part, _, rest = name.partition(".")
+        return getattr(self, part).fan_in(rest, parameter)
+
+    def options(self) -> dict[str, Any]:
+        """Class and options of u and v, and the dimensions of the space."""
+        further = {"network_y": self.network_y, "space": self.space}
+        return {"network": self.network, **{name: value for name, value in further.items() if value is not None}}
+
+
+def _plain(kind: Mapping[str, Any]) -> dict[str, Any]:
+    return {"class": kind["class"], "options": dict(kind["options"])}
+
+
+class TwoLinear(Affine):
+    """A linear map, and beside it one back: two regressions, at any widths.
+
+    Args:
+        sites: S, the number of site pairs.
+        d_x: width of X's states.
+        d_y: width of Y's states, or dimensions of a space.
+    """
+
+    invertible = True
+
+    def fit(self, moments: Moments) -> None:
+        """Solve both from moments, in float64."""
+        self.set_map(moments, least_squares(moments, SHRINKING), least_squares(moments.swap(), SHRINKING))
