@@ -11,7 +11,7 @@ from aligners.errors import UserError
 from aligners.maps.base import MORE_ROWS
 from aligners.maps.linear import determined_svd, least_squares
 from aligners.maps.solving import batch_inverse
-from aligners.similarity.algebra.moments import Moments
+from aligners.similarity.algebra.moments import Moments, squares
 
 
 class JointMoments(NamedTuple):
@@ -201,11 +201,11 @@ def maxvar(joint: JointMoments) -> tuple[Tensor, Tensor]:
     Raises:
         ValueError: there are no more rows than the models have dimensions together, which any states would fit.
     """
-    models, dimensions = len(joint.mean), int((joint.own().xx.diagonal(dim1=-2, dim2=-1) > 0).sum(-1).max())
-    if joint.n <= models * dimensions:
+    dimensions = int((squares(_within(joint.scatter)) > 0).sum((0, 2)).max())  # padding does not vary
+    if joint.n <= dimensions:
         raise UserError(
-            f"MAXVAR expects more fitting rows than the {models} models have dimensions together, "
-            f"{models * dimensions}, but got {int(joint.n)}: with fewer, any states agree. {MORE_ROWS}"
+            f"MAXVAR expects more fitting rows than the {len(joint.mean)} models have dimensions together, "
+            f"{dimensions}, but got {int(joint.n)}: with fewer, any states agree. {MORE_ROWS}"
         )
     roots, inverses, white = _whitened(joint)
     vectors, values = _leading(white, joint.mean.shape[-1])

@@ -10,7 +10,7 @@ from aligners.cli.table import train
 from aligners.fitting.bank import FORWARD, load_bank
 from aligners.fitting.universe.files import load_universe, universes_of, without_member
 from aligners.fitting.universe.fitting import UniverseAlignment
-from aligners.fitting.universe.joint import JointMoments, paired_rows, shared_variance
+from aligners.fitting.universe.joint import JointMoments, maxvar, paired_rows, shared_variance
 from aligners.fitting.universe.shared import SharedPart
 from aligners.injection.methods import between_two_models
 from aligners.reports.finished import make_report
@@ -163,3 +163,11 @@ def test_a_report_says_where_a_linear_space_is_better(found: Found) -> None:
     assert len(said(0.7)) == 4
     assert "gcca of all models has the lower FVU, .50 against .70" in said(0.7)[0]
     assert said(0.52) == []
+
+
+def test_padding_takes_no_rows() -> None:
+    x = torch.randn(3, 23, 8, generator=torch.Generator().manual_seed(0))
+    x[1, :, 5:] = 0
+    maxvar(JointMoments.of(moments_of(*paired_rows(x, 3)), 3))
+    with pytest.raises(ValueError, match="the 3 models have dimensions together, 21, but got 21"):
+        maxvar(JointMoments.of(moments_of(*paired_rows(x[:, :21], 3)), 3))
