@@ -12,6 +12,7 @@ from aligners.fitting.universe.files import load_universe, universes_of, without
 from aligners.fitting.universe.fitting import UniverseAlignment
 from aligners.fitting.universe.joint import JointMoments, maxvar, paired_rows, shared_variance
 from aligners.fitting.universe.shared import SharedPart
+from aligners.fitting.universe.universe import Universe, fit_network
 from aligners.injection.methods import between_two_models
 from aligners.reports.finished import make_report
 from aligners.similarity.algebra.moments import moments_of
@@ -171,3 +172,17 @@ def test_padding_takes_no_rows() -> None:
     maxvar(JointMoments.of(moments_of(*paired_rows(x, 3)), 3))
     with pytest.raises(ValueError, match="the 3 models have dimensions together, 21, but got 21"):
         maxvar(JointMoments.of(moments_of(*paired_rows(x[:, :21], 3)), 3))
+
+
+def test_the_start_agrees_where_models_are_rotations_of_what_they_share() -> None:
+    draw, widths = torch.Generator().manual_seed(0), [7, 5, 9]
+    common = torch.randn(400, 4, generator=draw) * torch.tensor([3.0, 2.0, 1.5, 1.0])
+    turns = [torch.linalg.qr(torch.randn(width, width, generator=draw)).Q[:4] for width in widths]
+    x = torch.stack([torch.nn.functional.pad(common @ turn, (0, 9 - turn.shape[1])) for turn in turns])
+    maps = UniverseAlignment(SMALL, shared=4).network(3, widths)
+    space = Universe(maps, 3, fit_network, widths)
+    space.fit(moments_of(*paired_rows(x, 3)))
+    with torch.no_grad():
+        embedded = space.embed(x)
+        for shift in (0, 1, 2):
+            torch.testing.assert_close(space.predicted(embedded, shift), x, atol=1e-3, rtol=0)
