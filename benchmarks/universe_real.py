@@ -43,6 +43,7 @@ def main() -> None:
     arguments.add_argument("--texts", type=int, default=None, help="of SST-2's 6,920")
     arguments.add_argument("--shared", type=int, nargs="*", default=[64, 192, 384])
     arguments.add_argument("--steps", type=int, default=100)
+    arguments.add_argument("--newcomers", action="store_true", help="nothing but the newcomers")
     arguments.add_argument("--seeds", type=int, nargs="*", default=[0])
     options = arguments.parse_args()
     quiet()
@@ -50,6 +51,11 @@ def main() -> None:
     figures = Figures(options.device)
     splits, widths = states_of(options)
     named = dict(zip(options.models, widths, strict=True))
+    for newcomer in range(len(widths)):
+        joins(figures, f"{options.rows}: newcomer {list(named)[newcomer]}", splits, widths, newcomer)
+        figures.write(options.json)
+    if options.newcomers:
+        return
     direct = {(i, j): _ridge(splits, i, j, widths) for i, j in permutations(range(len(widths)), 2)}
     found = {ends: scores(splits, ends, bank, widths) for ends, bank in direct.items()}
     report(figures, f"{options.rows}: direct", found, found)
@@ -66,9 +72,6 @@ def main() -> None:
             name = f"{options.rows}: {NETWORK}, {shared} shared, seed {seed}"
             add_space(figures, name, space, splits, widths, found)
             figures.write(options.json)
-    for newcomer in range(len(widths)):
-        joins(figures, f"{options.rows}: newcomer {list(named)[newcomer]}", splits, widths, newcomer)
-        figures.write(options.json)
 
 
 def states_of(options: Any) -> tuple[Splits, list[int]]:
@@ -89,7 +92,9 @@ def states_of(options: Any) -> tuple[Splits, list[int]]:
     splits: Splits = {}
     for name in ("fit", "validation", "test"):
         with torch.no_grad():
-            splits[name] = torch.cat([batch.x for batch in data.batches(name)], 1)
+            states = torch.cat([batch.x for batch in data.batches(name)], 1)
+        order = torch.randperm(states.shape[1], generator=torch.Generator().manual_seed(0))  # batches are by length
+        splits[name] = states[:, order]
     return splits, [model.width for model in data.frozen]
 
 
