@@ -10,10 +10,12 @@ from aligners.cli.table import train
 from aligners.fitting.bank import FORWARD, load_bank
 from aligners.fitting.universe.files import load_universe, universes_of, without_member
 from aligners.fitting.universe.fitting import UniverseAlignment
-from aligners.fitting.universe.joint import JointMoments, maxvar, paired_rows, shared_variance
+from aligners.fitting.universe.joint import JointMoments, gcpa, maxvar, paired_rows, shared_variance
 from aligners.fitting.universe.shared import SharedPart
+from aligners.fitting.universe.through import ThroughSpace, TwoLinear
 from aligners.fitting.universe.universe import Universe, fit_network
 from aligners.injection.methods import between_two_models
+from aligners.maps.linear import Procrustes
 from aligners.reports.finished import make_report
 from aligners.similarity.algebra.moments import moments_of
 from tests.aligners.fitting.universe.test_universe import QUICK, SMALL, Found, held_out, joining, measured, states
@@ -186,3 +188,28 @@ def test_the_start_agrees_where_models_are_rotations_of_what_they_share() -> Non
         embedded = space.embed(x)
         for shift in (0, 1, 2):
             torch.testing.assert_close(space.predicted(embedded, shift), x, atol=1e-3, rtol=0)
+
+
+def test_a_linear_space_has_two_regressions_and_its_scale_is_no_model_s() -> None:
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.randn(1, 500, 3, generator=draw), torch.randn(1, 500, 2, generator=draw)
+    y = y + x[..., :2]
+    bank = TwoLinear(1, 3, 2)
+    bank.fit(moments_of(x, y))
+    expected = torch.linalg.lstsq(y - y.mean(1), x - x.mean(1)).solution
+    torch.testing.assert_close(bank.weight_back, expected, atol=1e-4, rtol=0)
+    assert not ThroughSpace.of(bank, bank).bijective
+    wide = Procrustes(1, 3, 3)
+    assert not ThroughSpace.of(wide, Procrustes(1, 2, 3)).bijective  # the way out loses a dimension
+    states = torch.randn(1, 300, 4, generator=draw) + 0.1 * torch.randn(3, 300, 4, generator=draw)
+    joint = [JointMoments.of(moments_of(*paired_rows(states * scale, 3)), 3)
+             for scale in (torch.ones(3, 1, 1), torch.tensor([100.0, 1.0, 0.01])[:, None, None])]  # fmt: skip
+    one, other = (torch.stack(gcpa(each)) for each in joint)
+    torch.testing.assert_close(one[0, 0] @ one[1, 1], other[0, 0] @ other[1, 1] * 100, atol=1e-3, rtol=0)
+
+
+def test_matrices_between_couplings_of_a_shared_part_learn_slowly() -> None:
+    space = Universe(UniverseAlignment(SMALL, shared=4).network(2, [64, 64]), 2, fit_network, [64, 64])
+    for name, parameter in space.named_parameters():
+        inputs = parameter.shape[-2] if parameter.ndim > 2 else 1
+        assert space.fan_in(name, parameter) == inputs * (4 if ".pairs." in name else 1), name
