@@ -1,7 +1,9 @@
 """Universes of models whose widths differ: what is shared comes back exactly, what is completed, who joins."""
 
 import json
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,12 +11,13 @@ import torch
 from aligners.cli.table import train
 from aligners.fitting.bank import FORWARD, load_bank
 from aligners.fitting.universe.files import load_universe, universes_of, without_member
-from aligners.fitting.universe.fitting import UniverseAlignment
+from aligners.fitting.universe.fitting import Joining, UniverseAlignment, kind_like
 from aligners.fitting.universe.joint import JointMoments, gcpa, maxvar, paired_rows, shared_variance
 from aligners.fitting.universe.shared import SharedPart
 from aligners.fitting.universe.through import ThroughSpace, TwoLinear
 from aligners.fitting.universe.universe import Universe, fit_network
 from aligners.injection.methods import between_two_models
+from aligners.maps.inn import INN
 from aligners.maps.linear import Procrustes
 from aligners.reports.finished import make_report
 from aligners.similarity.algebra.moments import moments_of
@@ -213,3 +216,39 @@ def test_matrices_between_couplings_of_a_shared_part_learn_slowly() -> None:
     for name, parameter in space.named_parameters():
         inputs = parameter.shape[-2] if parameter.ndim > 2 else 1
         assert space.fan_in(name, parameter) == inputs * (4 if ".pairs." in name else 1), name
+
+
+def test_equal_widths_may_share_less() -> None:
+    module = UniverseAlignment(SMALL, shared=6)
+    assert isinstance(module.network(3, [8, 8, 8]), SharedPart)
+    assert isinstance(UniverseAlignment(SMALL).network(3, [8, 8, 8]), INN)
+
+
+def test_a_newcomer_has_hidden_layers_of_its_own_width() -> None:
+    members = UniverseAlignment(partial(INN, couplings=2), shared=4).network(2, [8, 6])
+    hidden = {width: kind_like(members, width)["options"].get("hidden") for width in (8, 6, 20)}
+    assert hidden == {8: 12, 6: 9, 20: None}
+
+
+def test_a_newcomer_may_see_other_texts_but_is_measured_on_the_same(found: Found) -> None:
+    module, _, folder = found
+    stored, told = load_universe(folder / "universe.safetensors"), module.stream.describe()
+    told["models"] = [*told["models"], {"name": "new", "revision": None, "fingerprint": "new"}]
+
+    def with_other(split: str) -> Any:
+        hashes = {**told["text"]["hashes"], split: "other"}
+        return SimpleNamespace(describe=lambda: {**told, "text": {**told["text"], "hashes": hashes}})
+
+    Joining().refuse_other_members(stored, with_other("fit"))
+    with pytest.raises(ValueError, match="holds out other texts"):
+        Joining().refuse_other_members(stored, with_other("test"))
+
+
+def test_the_curve_is_that_of_the_moments(found: Found) -> None:
+    _, evaluation, _ = found
+    _, held = shared_variance(evaluation.joint)
+    names = [model["name"] for model in evaluation.stored.data["models"]]
+    for row in evaluation.report_tables["curve"]:
+        site = [1, 3].index(row["site"])
+        expected = held[:, site, row["directions"] - 1].tolist()
+        assert [row[name] for name in names] == pytest.approx(expected, abs=1e-9)
