@@ -113,7 +113,8 @@ def _directions(rows: Sequence[Row], names: dict[str, str]) -> Figure:
         variance.set_title(f"site {site}: variance of the models' mean", fontsize=9)
         grid = np.array([[row[name] for row in site_rows] for name in names])
         extent = (0.5, len(site_rows) + 0.5, len(names) - 0.5, -0.5)
-        image = shares.imshow(grid, vmin=0, vmax=1, cmap="viridis", aspect="auto", extent=extent)
+        look: Look = {"cmap": "viridis", "aspect": "auto", "interpolation": "nearest"}
+        image = shares.imshow(grid, vmin=0, vmax=1, extent=extent, **look)
         shares.set_yticks(range(len(names)), list(names.values()), fontsize=8)
         shares.set_title(f"site {site}: what each model shares with the others", fontsize=9)
     figure.colorbar(image, ax=axes[1::2], label="squared correlation\nwith the others' mean")
@@ -146,6 +147,6 @@ def _shared(rows: Sequence[Row], curve: Sequence[Row]) -> Figure:
             lines.plot([row["shared"]], [row["held"]], marker="o", linestyle="", color=look["color"])
         lines.set(xlabel="directions, the most shared first", ylabel="share of the variance", ylim=(0, 1.02))
         lines.set_title(f"site {site}: in the first directions", fontsize=9)
-        lines.legend(fontsize=7, frameon=False)
+        lines.legend(fontsize=7, frameon=False, loc="lower right")
     axes[0].legend(fontsize=7, frameon=False, loc="lower left", bbox_to_anchor=(0, 1.12), ncols=3)
     return figure
