@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from aligners.errors import UserError, check_known, check_range
-from aligners.maps.base import Aligner, Scaling
+from aligners.maps.base import Aligner, Scaling, deviation
 from aligners.maps.invertible import (
     RIGID,
     START_NAMES,
@@ -161,9 +161,10 @@ class INN(Aligner):
 
         Args:
             moments: of states, and of what the map makes of them.
-            start: the map between centred states divided by their root mean variance, (S, d, d).
+            start: the map of centred states, (S, d, d).
         """
         self.scaling.fit(moments)
+        start = start * deviation(moments.xx, moments.n) / deviation(moments.yy, moments.n)
         taken = torch.full((self.sites,), START_NAMES.index("linear"), device=start.device)
         self._start(moments, start, batch_inverse(start), taken)
 

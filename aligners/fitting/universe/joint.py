@@ -1,7 +1,7 @@
 """Moments of k models on the same rows, and what they alone tell: linear universes, and the directions of a space."""
 
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import combinations, permutations
 from typing import NamedTuple, Self
 
 import torch
@@ -125,7 +125,8 @@ def generalised_procrustes(joint: JointMoments) -> Tensor:
         R, (k, S, d, d): x_i R_i is in the shared space. What the rows leave open, as with fewer rows than dimensions,
         is settled as `determined_svd` does.
     """
-    rotations = _leading_rotations(joint)
+    width = joint.mean.shape[-1]
+    rotations = shared_rotations(joint, [width] * len(joint.mean), width)
     norm = joint.scatter.square().sum((0, 1, 3, 4)).sqrt()
     for _ in range(ITERATIONS):
         before = rotations.clone()
@@ -139,49 +140,95 @@ def generalised_procrustes(joint: JointMoments) -> Tensor:
     return _principal(joint, rotations)
 
 
-NOISE, ROUNDS = 1e-3, 60  # variance of what is added to scaled states; iterations of L-BFGS
+NOISE, ROUNDS = 1e-3, 60  # variance of what is added to standardised states; iterations of L-BFGS
+SMALL = 1e-3  # the least variance that features of scaled states are taken to have
 
 
-def linear_universe(joint: JointMoments) -> Tensor:
-    """The linear bijections that map the scaled states of k models into each other with the least error.
+def linear_universe(joint: JointMoments, widths: Sequence[int], shared: int) -> Tensor:
+    """The linear bijections whose first m coordinates map the scaled states of k models into each other best.
 
-    Minimises the mean over i ≠ j of E ‖(x_i + ε) W_i W_j⁻¹ − x_j‖², with noise ε, without which directions that do not
-    vary would be free, by L-BFGS, site by site, from where generalised Procrustes begins. That settles the space up to
-    a linear map of it. In the space that is taken an error counts alike in every direction once it is mapped back, on
-    average over the models: the mean of W_j⁻¹ W_j⁻ᵀ is the identity.
+    W = [A, R] is the bijection of a model, and B the first m rows of W⁻¹. What is minimised is the mean over i ≠ j of
+    E ‖(x_i + ε) A_i B_j − x_j‖² / d_j, by L-BFGS, site by site. The noise ε is in proportion to each feature's
+    deviation: without it directions that do not vary would be free, and were it alike in all, a few large features,
+    which language models have, would leave nothing of the others. For the same reason the search takes its steps from
+    `shared_rotations` of standardised states. That settles the space up to a linear map of it. In the space that is
+    taken an error counts alike in every direction once it is mapped back, on average over the models: the mean of
+    B_j B_jᵀ is the identity. Of R only the span is settled: its columns become orthonormal.
 
     Args:
         joint: of the fitting rows.
+        widths: of the models; states of narrower ones end in zeros.
+        shared: m.
 
     Returns:
-        W, (k, S, d, d): x_i W_i is in the shared space, for centred states divided by their root mean variance.
+        W, (k, S, d, d), for centred states divided by their root mean variance; zero beyond a model's width.
     """
     scaled = joint.scaled()
-    sites = zip((scaled.scatter / scaled.n).unbind(2), _leading_rotations(scaled).unbind(1), strict=True)
-    return torch.stack([_least_error(*site) for site in sites], 1)
+    sizes = (squares(_within(scaled.scatter)) / scaled.n).clamp(min=SMALL).sqrt()  # (k, S, d)
+    alike = scaled._replace(scatter=scaled.scatter / (sizes[:, None, :, :, None] * sizes[None, :, :, None]))
+    rotations, found = shared_rotations(alike, widths, shared), torch.zeros_like(scaled.scatter[0])
+    for site in range(found.shape[1]):
+        own = [(rotations[i, site, :width, :width], sizes[i, site, :width]) for i, width in enumerate(widths)]
+        for i, weights in enumerate(_least_error(alike.scatter[:, :, site] / alike.n, own, shared)):
+            found[i, site, : widths[i], : widths[i]] = weights
+    return found
 
 
 @torch.enable_grad()
-def _least_error(blocks: Tensor, start: Tensor) -> Tensor:
-    """The maps of one site (k, d, d), from covariances (k, k, d, d) and where to start."""
-    own = _within(blocks) + NOISE * torch.eye(blocks.shape[-1]).to(blocks)
-    between = blocks - torch.diag_embed(_within(blocks).movedim(0, -1)).movedim((-2, -1), (0, 1))
-    weights = start.clone().requires_grad_()
-    optimizer = torch.optim.LBFGS([weights], max_iter=ROUNDS, line_search_fn="strong_wolfe")
+def _least_error(blocks: Tensor, own: Sequence[tuple[Tensor, Tensor]], shared: int) -> Sequence[Tensor]:
+    """The maps of one site.
+
+    Args:
+        blocks: covariances of standardised states, (k, k, d, d).
+        own: of each model, where to start (d_i, d_i), and the deviations of its features (d_i,).
+        shared: m.
+    """
+    widths, sizes = [len(size) for _, size in own], [size for _, size in own]
+    within = [blocks[i, i, :w, :w] + NOISE * torch.eye(w).to(blocks) for i, w in enumerate(widths)]
+    between = [(i, j, blocks[i, j, : widths[i], : widths[j]]) for i, j in permutations(range(len(own)), 2)]
+    weights = [start.clone().requires_grad_() for start, _ in own]
+    optimizer = torch.optim.LBFGS(weights, max_iter=ROUNDS, line_search_fn="strong_wolfe")
+
+    def back() -> list[Tensor]:
+        return [batch_inverse(weight)[:shared] * size for weight, size in zip(weights, sizes, strict=True)]
 
     def error() -> Tensor:
         optimizer.zero_grad()
-        back = batch_inverse(weights)
-        into, out_of = weights.mT @ own @ weights, back @ back.mT
-        found = (into.sum(0) * out_of.sum(0)).sum() - (into * out_of).sum()
-        found = (found - 2 * torch.einsum("iab,ijac,jbc->", weights, between, back)) / len(blocks) ** 2
+        into, out_of = [weight[:, :shared] for weight in weights], back()
+        spread = torch.stack([a.mT @ c @ a for a, c in zip(into, within, strict=True)])
+        counts = torch.stack([b @ b.mT / width for b, width in zip(out_of, widths, strict=True)])
+        found = (spread.sum(0) * counts.sum(0)).sum() - (spread * counts).sum()
+        for i, j, block in between:
+            found = found - 2 * (into[i].mT @ (block * sizes[j]) * out_of[j]).sum() / widths[j]
         found.backward()
         return found
 
     optimizer.step(error)
-    back = batch_inverse(weights.detach())
-    values, vectors = torch.linalg.eigh((back @ back.mT).mean(0))
-    return weights.detach() @ (vectors * values.sqrt()) @ vectors.mT
+    with torch.no_grad():
+        out_of = back()
+        values, vectors = torch.linalg.eigh(torch.stack([b @ b.mT for b in out_of]).mean(0))
+        square = (vectors * values.sqrt()) @ vectors.mT
+        into = [weight[:, :shared] @ square / size[:, None] for weight, size in zip(weights, sizes, strict=True)]
+        rest = [torch.linalg.svd(b).Vh[shared:].mT for b in out_of]
+        return [torch.cat(parts, 1) for parts in zip(into, rest, strict=True)]
+
+
+def shared_rotations(joint: JointMoments, widths: Sequence[int], shared: int) -> Tensor:
+    """Rotations of each model's own space whose first m coordinates are alike, (k, S, d, d).
+
+    They are the nearest to the models' parts of the m leading eigenvectors of the matrix of all blocks.
+
+    Args:
+        joint: of the fitting rows, `scaled`.
+        widths: of the models; states of narrower ones end in zeros.
+        shared: m.
+    """
+    parts, found = _leading(joint.scatter, shared)[0], torch.zeros_like(joint.scatter[0])
+    for i, width in enumerate(widths):
+        polar = _polar(parts[i, :, :width])
+        found[i, :, :width, :shared] = polar
+        found[i, :, :width, shared:width] = torch.linalg.svd(polar)[0][..., shared:]
+    return found
 
 
 def maxvar(joint: JointMoments) -> tuple[Tensor, Tensor]:
@@ -274,11 +321,6 @@ def _leading(blocks: Tensor, most: int) -> tuple[Tensor, Tensor]:
     values, vectors = torch.linalg.eigh(blocks.permute(2, 0, 3, 1, 4).flatten(3, 4).flatten(1, 2))
     parts = vectors[..., -most:].flip(-1).unflatten(1, (models, width)).movedim(1, 0)
     return parts, values[:, -most:].flip(-1)
-
-
-def _leading_rotations(joint: JointMoments) -> Tensor:
-    """The polar factors of the models' parts of the leading eigenvectors, (k, S, d, d)."""
-    return torch.stack([_polar(part) for part in _leading(joint.scatter, joint.mean.shape[-1])[0]])
 
 
 def _polar(matrices: Tensor) -> Tensor:

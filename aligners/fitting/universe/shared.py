@@ -102,25 +102,27 @@ class SharedPart(Aligner):
             out[places, :, :width] = bank.inverse(completed)
         return out
 
-    def shared_first(self, rotations: Tensor) -> Tensor:
-        """The nearest rotations of every model's own space that take it to m coordinates of a space first.
-
-        Args:
-            rotations: into that space, (k, S, d_x, d_x), of states that end in zeros.
-        """
-        found = torch.zeros_like(rotations)
-        for i, width in enumerate(self.widths):
-            u, _, vh = torch.linalg.svd(rotations[i, :, :width, : self.d_y])
-            found[i, :, :width, : self.d_y] = u[..., : self.d_y] @ vh
-            found[i, :, :width, self.d_y : width] = u[..., self.d_y :]
-        return found
-
     def fit(self, moments: Moments) -> None:
         """Start each bijection as its class does, from the moments of its model's states with as many targets."""
+        for bank, _, own in self._own(moments):
+            bank.fit(own)
+
+    def start_at(self, moments: Moments, start: Tensor) -> None:
+        """Set the untrained bijections to given linear ones.
+
+        Args:
+            moments: of states, and of what the bijections make of them.
+            start: the bijections, as `INN.start_at` takes them, (k · S, d_x, d_x); zero beyond a model's width.
+        """
+        for bank, places, own in self._own(moments):
+            bank.start_at(own, start[places, : own.xx.shape[-1], : own.xx.shape[-1]])
+
+    def _own(self, moments: Moments) -> Iterator[tuple[Any, list[int], Moments]]:
+        """Every bank, its places, and the moments of its models; sets the variances."""
         self.variance_x.copy_(squares(moments.xx).mean(-1) / moments.n)
         self.variance_y.copy_(squares(moments.yy)[:, : self.d_y].mean(-1) / moments.n)
         for width, places, bank in self._each():
-            bank.fit(cut(moments, places, width, width))
+            yield bank, places, cut(moments, places, width, width)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """FVU of the shared coordinates plus that of the states that they come from, (k · S,)."""

@@ -7,10 +7,17 @@ import torch
 from torch import Tensor
 
 from aligners.fitting.bank import describe_aligner, kind_of, restored, take_places
-from aligners.fitting.universe.joint import JointMoments, gcpa, generalised_procrustes, linear_universe, maxvar
+from aligners.fitting.universe.joint import (
+    JointMoments,
+    gcpa,
+    generalised_procrustes,
+    linear_universe,
+    maxvar,
+    shared_rotations,
+)
 from aligners.fitting.universe.shared import SharedPart
 from aligners.fitting.universe.through import ThroughSpace, TwoLinear
-from aligners.maps.base import Aligner, deviation
+from aligners.maps.base import Aligner
 from aligners.maps.inn import INN
 from aligners.maps.linear import Procrustes
 from aligners.similarity.algebra.moments import Moments, squares
@@ -163,15 +170,13 @@ def fit_network(maps: Aligner, joint: JointMoments) -> None:
     The closest linear map to the models' mean would not do: it is steep where models vary little, and its inverse
     amplifies what another model says there. In the best linear universe the inverses count.
     """
-    scale = joint.variance.sqrt()[..., None, None]
-    if isinstance(maps, INN) and maps.mixing != "none":
-        weights = linear_universe(joint)
-        mapped = joint.mapped(weights / scale)
-        maps.start_at(mapped, weights.flatten(0, 1) / deviation(mapped.yy, mapped.n))
-        return
-    rotations = generalised_procrustes(joint.scaled())
-    rotations = maps.shared_first(rotations) if isinstance(maps, SharedPart) else rotations
-    maps.fit(joint.mapped(rotations / scale))
+    scale, banks = joint.variance.sqrt()[..., None, None], maps.banks.values() if hasattr(maps, "banks") else [maps]
+    widths = maps.widths if isinstance(maps, SharedPart) else [maps.d_x] * len(joint.mean)
+    if all(isinstance(bank, INN) and bank.mixing != "none" for bank in banks):
+        weights = linear_universe(joint, widths, maps.d_y) / scale
+        maps.start_at(joint.mapped(weights), weights.flatten(0, 1))  # type: ignore[operator]
+    else:
+        maps.fit(joint.mapped(shared_rotations(joint.scaled(), widths, maps.d_y) / scale))
 
 
 def fit_procrustes(maps: Aligner, joint: JointMoments) -> None:

@@ -37,6 +37,7 @@ from tests.tiny import tiny_folder
 from tests.world import World, sentences, write_texts
 
 SMALL = partial(INN, couplings=2, hidden=8)
+EPOCHS = 8
 PAIR = Path("pairs", "x--y", "aligners.safetensors")
 
 
@@ -62,7 +63,7 @@ def fitted(
 ) -> UniverseAlignment:
     module = UniverseAlignment(SMALL, shared=shared)
     watching = [BestPerSite(), *([SaveAligners(folder)] if folder else [])]
-    settings = {"max_epochs": 3, "callbacks": watching} | (trainer or {})
+    settings = {"max_epochs": EPOCHS, "callbacks": watching} | (trainer or {})
     data = states(world, models, **options)
     quiet_trainer(**settings).fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
     return module
@@ -256,7 +257,7 @@ def test_the_best_linear_universe_is_a_minimum_and_its_space_weighs_errors_alike
     shared = torch.randn(1, 300, 4, generator=draw).double()
     mixed, noise = torch.randn(6, 4, 4, generator=draw).double(), torch.randn(6, 300, 4, generator=draw).double()
     joint = JointMoments.of(moments_of(*paired_rows(shared @ mixed + 0.3 * noise, 3)), 3)
-    scaled, weights = joint.scaled(), linear_universe(joint)
+    scaled, weights = joint.scaled(), linear_universe(joint, [4] * 3, 4)
     back = torch.linalg.inv(weights)
     alike = (back @ back.mT).mean(0)
     torch.testing.assert_close(alike, torch.eye(4).double().expand_as(alike))
@@ -265,7 +266,8 @@ def test_the_best_linear_universe_is_a_minimum_and_its_space_weighs_errors_alike
         found = w.new_zeros(2)
         for i, j in permutations(range(3), 2):
             map_ij = w[i] @ torch.linalg.inv(w[j])
-            own = scaled.scatter[i, i] / scaled.n + 1e-3 * torch.eye(4)
+            own = scaled.scatter[i, i] / scaled.n
+            own = own + 1e-3 * torch.diag_embed(own.diagonal(dim1=-2, dim2=-1))
             squares = (map_ij * (own @ map_ij) - 2 * map_ij * scaled.scatter[i, j] / scaled.n).sum((1, 2))
             found = found + squares
         return found
@@ -276,7 +278,7 @@ def test_the_best_linear_universe_is_a_minimum_and_its_space_weighs_errors_alike
     assert float(moved.grad.norm()) < 1e-4 * float(error(weights).abs().sum())
     for site in range(2):  # each by itself
         one = joint._replace(mean=joint.mean[:, [site]], scatter=joint.scatter[:, :, [site]])
-        torch.testing.assert_close(linear_universe(one)[:, 0], weights[:, site])
+        torch.testing.assert_close(linear_universe(one, [4] * 3, 4)[:, 0], weights[:, site])
 
 
 def test_a_batch_is_cut_into_parts_each_with_a_step_and_turns_of_its_own(found: Found) -> None:
@@ -291,7 +293,7 @@ def test_a_batch_is_cut_into_parts_each_with_a_step_and_turns_of_its_own(found: 
     assert len(turns.unique()) == len(turns) == parts[1].shape[1]  # of every row, not of its text
     assert abs(parts[0].shape[1] - parts[1].shape[1]) <= len(batch.texts.text)
     assert torch.equal(*(rows.sum((0, 2)).sort().values for rows in (torch.cat(parts, 1), batch.x)))
-    assert (module.trainer.current_epoch, module.global_step) == (3, 3 * module.trainer.num_training_batches)
+    assert (module.trainer.current_epoch, module.global_step) == (EPOCHS, EPOCHS * module.trainer.num_training_batches)
 
 
 def test_a_rank_without_rows_of_a_part_adds_nothing(found: Found) -> None:
