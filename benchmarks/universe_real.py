@@ -138,7 +138,7 @@ def add_space(
     embedded = space.embed(splits["test"])
     off = []
     for i, over, j in permutations(range(len(widths)), 3):
-        x = splits["test"][[i], :, : widths[i]]
+        x = splits["test"][[i], :QUERIES, : widths[i]]
         chain, straight = (space.map(over, j).out_of(part) for part in
                            (space.map(over, j)(space.map(i, over)(x)), space.map(i, j)(x)))  # fmt: skip
         off.append(float((chain - straight).abs().max() / embedded.abs().max()))

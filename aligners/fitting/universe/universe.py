@@ -170,8 +170,9 @@ def fit_network(maps: Aligner, joint: JointMoments) -> None:
     The closest linear map to the models' mean would not do: it is steep where models vary little, and its inverse
     amplifies what another model says there. In the best linear universe the inverses count.
     """
-    scale, banks = joint.variance.sqrt()[..., None, None], maps.banks.values() if hasattr(maps, "banks") else [maps]
-    widths = maps.widths if isinstance(maps, SharedPart) else [maps.d_x] * len(joint.mean)
+    scale, banks, widths = joint.variance.sqrt()[..., None, None], [maps], [maps.d_x] * len(joint.mean)
+    if isinstance(maps, SharedPart):
+        banks, widths = list(maps.banks.values()), maps.widths  # type: ignore[arg-type]
     if all(isinstance(bank, INN) and bank.mixing != "none" for bank in banks):
         weights = linear_universe(joint, widths, maps.d_y) / scale
         maps.start_at(joint.mapped(weights), weights.flatten(0, 1))  # type: ignore[operator]
