@@ -1,7 +1,6 @@
 """Every map of a universe measured on held-out texts, beside maps fitted pair by pair."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import cached_property, partial
 from typing import Any, cast
 
@@ -60,6 +59,7 @@ class UniverseEvaluation(pl.LightningModule):
         self.rows: list[dict[str, Any]] = []
         self.meta: dict[str, Any] = {}
         self.report_tables: dict[str, Any] = {}
+        self.left_out: dict[str, str] = {}  # closed forms that were refused, and why
 
     def setup(self, stage: str) -> None:
         """Begin with no rows."""
@@ -85,10 +85,13 @@ class UniverseEvaluation(pl.LightningModule):
         for name, (made, fit_maps) in CLOSED_UNIVERSES.items():
             places, width = self.spaces[NETWORK].sites, self.spaces[NETWORK].d_x
             space = Universe(made(places, width, width), self.models, fit_maps, self.widths)
-            with suppress(UserError):  # with too few rows
+            try:
                 space.to(self.device).fit(cast(Moments, self.stored.moments))
-                self.spaces[name] = self.universes[name] = space.requires_grad_(False).eval()
-                self.stored.maps[FORWARD][name] = space.maps
+            except UserError as error:  # with too few rows
+                self.left_out[name] = str(error)
+                continue
+            self.spaces[name] = self.universes[name] = space.requires_grad_(False).eval()
+            self.stored.maps[FORWARD][name] = space.maps
 
     # ------------------------------------------------------------------ the pass
 
@@ -168,6 +171,8 @@ class UniverseEvaluation(pl.LightningModule):
         ]
         self.report_tables = {"directions": table, "shared": list(self._shared()), "curve": list(self._curve())}
         self.meta = {**self.stream.describe(), "split": "test"}
+        if self.left_out:
+            self.meta["left_out"] = self.left_out
 
     def _shared(self) -> Iterator[dict[str, Any]]:
         """For each model and site what the space holds of its states, and what the models share of them linearly."""

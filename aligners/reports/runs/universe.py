@@ -45,6 +45,9 @@ def report(
     if curve:
         figures["shared"] = partial(_shared, shared, curve)
     findings = sentences("universe", directions=directions, names=_names(directions), shared=shared)
+    findings += [
+        f"The linear {name} of all models is left out. {why}" for name, why in meta.get("left_out", {}).items()
+    ]
     findings += list(_refits(shown)) + retrieval(shown) + what_did_not_train(shown)
     tables = {"directions": directions, **({"shared": shared} if shared else {}), **({"curve": curve} if curve else {})}
     return Report("universe", meta, rows, tables, figures=figures, screen=[_table(shown)], sentences=findings)

@@ -11,6 +11,7 @@ import torch
 
 from aligners.cli.table import train
 from aligners.fitting.bank import FORWARD, load_bank
+from aligners.fitting.universe.evaluation import UniverseEvaluation
 from aligners.fitting.universe.files import load_universe, universes_of, without_member
 from aligners.fitting.universe.fitting import Joining, UniverseAlignment, kind_like
 from aligners.fitting.universe.joint import JointMoments, gcpa, maxvar, paired_rows, shared_variance
@@ -170,6 +171,19 @@ def test_a_report_says_where_a_linear_space_is_better(found: Found) -> None:
     assert len(said(0.7)) == 4
     assert "gcca of all models has the lower FVU, .50 against .70" in said(0.7)[0]
     assert said(0.52) == []
+
+
+def test_closed_forms_that_are_refused_are_said(found: Found) -> None:
+    _, evaluation, folder = found
+    stored = load_universe(folder / "universe.safetensors")
+    assert stored.moments is not None
+    stored.moments = stored.moments._replace(n=torch.tensor(20.0))  # of 52 dimensions
+    again = UniverseEvaluation(stored)
+    again._refit()
+    assert list(again.left_out) == ["gcca"]
+    meta = {**evaluation.meta, "left_out": again.left_out}
+    said = make_report("universe", meta, evaluation.rows, **evaluation.report_tables).sentences
+    assert any("The linear gcca of all models is left out. MAXVAR expects more fitting rows" in s for s in said)
 
 
 def test_padding_takes_no_rows() -> None:
