@@ -31,7 +31,7 @@ from datamodules.text.sources import TextSource
 
 SITE, ROWS, QUERIES = 6, 256, 2000  # block; rows a step; held-out rows of retrieval
 TEXTS = (50, 200, 500, 1000, 2000, 5000)  # of newcomers
-Splits = dict[str, Tensor]  # split -> states (k, N, d)
+Splits = dict[str, Tensor]  # split -> states (k, N, d), or the numbers of the rows' texts (N,)
 
 
 def main() -> None:
@@ -49,10 +49,10 @@ def main() -> None:
     quiet()
     torch.set_num_threads(options.threads)
     figures = Figures(options.device)
-    splits, widths = states_of(options)
+    splits, texts, widths = states_of(options)
     named = dict(zip(options.models, widths, strict=True))
     for newcomer in range(len(widths)):
-        joins(figures, f"{options.rows}: newcomer {list(named)[newcomer]}", splits, widths, newcomer)
+        joins(figures, f"{options.rows}: newcomer {list(named)[newcomer]}", splits, texts, widths, newcomer)
         figures.write(options.json)
     if options.newcomers:
         return
@@ -74,8 +74,8 @@ def main() -> None:
             figures.write(options.json)
 
 
-def states_of(options: Any) -> tuple[Splits, list[int]]:
-    """The states (k, N, d) of the splits, which end in zeros where a model is narrower, and the models' widths."""
+def states_of(options: Any) -> tuple[Splits, Splits, list[int]]:
+    """The states (k, N, d) of the splits, which end in zeros where a model is narrower; texts; the models' widths."""
     data = universe_states(
         [str(options.real / "models" / name) for name in options.models],
         [SITE],
@@ -90,12 +90,14 @@ def states_of(options: Any) -> tuple[Splits, list[int]]:
     )
     data.prepare_data()
     splits: Splits = {}
+    texts: Splits = {}
     for name in ("fit", "validation", "test"):
         with torch.no_grad():
-            states = torch.cat([batch.x for batch in data.batches(name)], 1)
-        order = torch.randperm(states.shape[1], generator=torch.Generator().manual_seed(0))  # batches are by length
-        splits[name] = states[:, order]
-    return splits, [model.width for model in data.frozen]
+            parts = [(batch.x, batch.text) for batch in data.batches(name)]
+        states, numbers = torch.cat([x for x, _ in parts], 1), torch.cat([text for _, text in parts])
+        order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(0))  # batches are by length
+        splits[name], texts[name] = states[:, order], numbers[order]
+    return splits, texts, [model.width for model in data.frozen]
 
 
 def _ridge(splits: Splits, i: int, j: int, widths: list[int]) -> Ridge:
@@ -161,8 +163,8 @@ def trained(states: Tensor, moments: Any, widths: list[int], shared: int, steps:
     return space.requires_grad_(False).eval()
 
 
-def joins(figures: Figures, name: str, splits: Splits, widths: list[int], newcomer: int) -> None:
-    """R² of a linear newcomer to the space of the others (gcpa) at each number of rows."""
+def joins(figures: Figures, name: str, splits: Splits, texts: Splits, widths: list[int], newcomer: int) -> None:
+    """R² of a linear newcomer to the space of the others (gcpa) at each number of texts."""
     others = [m for m in range(len(widths)) if m != newcomer]
     own = [widths[m] for m in others]
     made, fit_maps = CLOSED_UNIVERSES["gcpa"]
@@ -172,11 +174,12 @@ def joins(figures: Figures, name: str, splits: Splits, widths: list[int], newcom
     x = {split: states[newcomer, :, : widths[newcomer]] for split, states in splits.items()}
     targets = {split: space.embed(states) for split, states in parts.items()}  # what each member says of a text
     found = {}
-    for texts in (*(n for n in TEXTS if n < len(x["fit"])), len(x["fit"])):
-        first = {
-            split: (x[split][:texts].repeat(len(own), 1), targets[split][:, :texts].flatten(0, 1))
-            for split in ("fit", "validation")
-        }
+    there_are = len(texts["fit"].unique())
+    for number in (*(n for n in TEXTS if n < there_are), there_are):
+        first = {}
+        for split in ("fit", "validation"):
+            rows = torch.isin(texts[split], _drawn(texts[split], number))
+            first[split] = x[split][rows].repeat(len(own), 1), targets[split][:, rows].flatten(0, 1)
         wide, space_width = x["fit"].shape[-1], targets["fit"].shape[-1]
         there, back = Ridge(1, wide, space_width), Ridge(1, space_width, wide)
         there.fit(*(moments_of(a[None], b[None]) for a, b in first.values()))
@@ -185,11 +188,16 @@ def joins(figures: Figures, name: str, splits: Splits, widths: list[int], newcom
         errors = [_r2(space.maps.inverse(into.expand(len(own), -1, -1))[m, :, : own[m]], parts["test"][m, :, : own[m]])
                   for m in range(len(own))]  # fmt: skip
         errors += [_r2(back(out_of[[m]])[0], x["test"]) for m in range(len(own))]
-        found[texts] = sum(errors) / len(errors)
-    for texts, value in found.items():
-        figures.add(f"{name}, {texts} rows, R²", value)
-        bar = 0.95 if texts == 500 else None
-        figures.add(f"{name}, {texts} rows, of that on all", value / found[len(x["fit"])], bar=bar, sense=">=")
+        found[number] = sum(errors) / len(errors)
+    for number, value in found.items():
+        figures.add(f"{name}, {number} texts, R²", value)
+        bar = 0.95 if number == 500 else None
+        figures.add(f"{name}, {number} texts, of that on all", value / found[there_are], bar=bar, sense=">=")
+
+
+def _drawn(texts: Tensor, number: int) -> Tensor:
+    known = texts.unique()
+    return known[torch.randperm(len(known), generator=torch.Generator().manual_seed(0))[:number]]
 
 
 def _r2(mapped: Tensor, y: Tensor) -> float:
