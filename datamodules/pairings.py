@@ -10,7 +10,7 @@ from aligners.models.model import FrozenModel
 from datamodules.frozen_models import with_revisions
 from datamodules.rows.policies import TokenPairs
 from datamodules.rows.reading import Link
-from datamodules.rows.sites import parse_sites
+from datamodules.rows.sites import parse_sites, sites_of_each
 from datamodules.states import Links, Pairing, States
 from datamodules.text.labels import LabelsOption
 
@@ -94,11 +94,12 @@ def universe_states(
     revisions: list[str | None] | None = None,
     **options: Any,
 ) -> States:
-    """Pair the states of k models with themselves, at the same sites: model after model, and site by site.
+    """Pair the states of k models with themselves: model after model, and site by site.
 
     Args:
         models: Hub ids, local folders or embedded models, as in `pair_states`: 3 or more, of any widths.
-        sites: `all` (0..L), `blocks` (1..L), or a list of layers: every model is read at each.
+        sites: `all` (0..L), `blocks` (1..L), or layers that all models are read at, `2`, and sites of each model's own,
+            `2:4:6`, the first model's first.
         revisions: of each model on the Hub.
         options: of `States`, by their names. Words are those that all models have in full.
 
@@ -116,19 +117,16 @@ def universe_states(
         raise UserError(f"A universe expects different `models`, but got {', '.join(twice)} more than once.")
 
     def links(depths: Sequence[int], component: Component) -> list[Link]:
-        pairs = [parse_sites(sites, depth, depth, component) for depth in depths]
-        if any(i != j for i, j in pairs[0]) or pairs.count(pairs[0]) < len(pairs):
-            blocks = ", ".join(f"{model} has {depth} blocks" for model, depth in zip(models, depths, strict=True))
-            raise UserError(
-                f"A universe expects the same `sites` of one depth in all models, but got {sites}, where {blocks}. "
-                "Name single layers, such as `sites` [1, 2]."
-            )
-        return [Link(m, m, i, i, f"{m}-{m}/") for m in range(len(depths)) for i, _ in pairs[0]]
+        by_model = list(zip(*sites_of_each(sites, depths, component), strict=True))
+        for model, own in zip(models, by_model, strict=True):
+            if len(set(own)) < len(own):
+                raise UserError(f"A universe expects no site of a model twice, but `sites` has {own} of {model}.")
+        return [Link(m, m, i, i, f"{m}-{m}/") for m, own in enumerate(by_model) for i in own]
 
     def about(data: States) -> dict[str, Any]:
         described = [model.identity() for model in data.frozen]
-        sites = [[link.site_x, link.site_y] for link in data.reader.links if link.x == 0]
-        return {"models": described, "sites": sites, "widths": [model.width for model in data.frozen]}
+        return {"models": described, "sites": data.sites_together(range(len(described))),
+                "widths": [model.width for model in data.frozen]}  # fmt: skip
 
     named, pairs = with_revisions(models, revisions), [(m, m) for m in range(len(models))]
     return States(Pairing(named, links, chosen, pairs=pairs, check=_check_members, about=about, padded=True), **options)

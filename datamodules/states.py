@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from torch.utils.data import DataLoader
 
@@ -193,9 +193,17 @@ class States(TextModule):
         (model_x, revision_x), (model_y, revision_y) = self.named()[a], self.named()[b]
         chosen = {"model_x": model_x, "model_y": model_y, "revision_x": revision_x, "revision_y": revision_y}
         sites = [[link.site_x, link.site_y] for link in self.reader.links if (link.x, link.y) == (a, b)]
-        models = {"x": described["models"][a], "y": described["models"][b]}
-        described |= {"models": models, "sites": sites or described["sites"]}
+        if not sites:  # of a universe
+            sites = self.sites_together((a, b))
+            config["sites"] = ",".join(f"{i}:{j}" for i, j in sites)
+        described |= {"models": {"x": described["models"][a], "y": described["models"][b]}, "sites": sites}
         return described, {**config, **chosen, "labels": None}
+
+    def sites_together(self, models: Iterable[int]) -> list[list[int]]:
+        """The sites of some models of a universe that belong together, by the models' numbers."""
+        links = self.reader.links
+        by_model = ([link.site_x for link in links if link.x == m] for m in models)
+        return [list(sites) for sites in zip(*by_model, strict=True)]
 
     def described_pairs(self) -> list[tuple[list[int], dict[str, Any], dict[str, Any]]]:
         """For each pair its places along the leading axis, and its `described_pair`."""
@@ -207,8 +215,13 @@ class States(TextModule):
     @cached_property
     def seen(self) -> SeenTypes:
         """The types of the fitting rows."""
-        types = types_of(self.reader.kind, self.split("fit"), self.texts.fit, self.frozen_models.tokenizers[0])
+        types = self.types("fit")
         return types.seen(self.held_out_types, self.text.seed) if types else SeenTypes(None, frozenset())
+
+    def types(self, split: Literal["fit", "test"]) -> RowTypes | None:
+        """The types of a split's rows, if rows of this kind have any."""
+        texts = self.texts.fit if split == "fit" else self.texts.test
+        return types_of(self.reader.kind, self.split(split), texts, self.frozen_models.tokenizers[0])
 
     def _marked(self, data: TokenisedTexts, texts: Dataset, *, leave_out: bool) -> TokenisedTexts:
         """Mark the rows of unseen types in the batches of a split.

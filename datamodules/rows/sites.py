@@ -12,52 +12,77 @@ def parse_sites(
     """Parse the site pairs that a user wrote.
 
     Args:
-        sites: `all` (0..L, of a sub-layer 1..L), `blocks` (1..L), `grid` (every block of X with every block of Y), or
-            layers `3` and pairs `3:5` (X's site 3, Y's site 5), as one string `1,3:5` or as a list.
+        sites: as in `sites_of_each`, such as `1,3:5` (X's site 3, Y's site 5); or `grid`, every block of X with every
+            block of Y.
         depth_x: L of X.
         depth_y: L of Y.
+        component: what is read there.
+
+    Raises:
+        ValueError: as `sites_of_each`.
+    """
+    if sites == "grid":
+        return [(i, j) for i in range(1, depth_x + 1) for j in range(1, depth_y + 1)]
+    return [(i, j) for i, j in sites_of_each(sites, [depth_x, depth_y], component)]
+
+
+def sites_of_each(
+    sites: str | Sequence[str | int], depths: Sequence[int], component: Component = "residual"
+) -> list[tuple[int, ...]]:
+    """Parse what a user wrote for the sites of some models that belong together: one of each model.
+
+    Args:
+        sites: `all` (0..L, of a sub-layer 1..L), `blocks` (1..L), or layers `3` of all models and tuples with one of
+            each, `3:5` of two, as one string `1,3:5` or as a list.
+        depths: L of each model.
         component: what is read there.
 
     Raises:
         ValueError: something else was written, a site twice, or `all` and `blocks` at unequal depths.
     """
     if isinstance(sites, str) and sites in ("all", "blocks"):
-        if depth_x != depth_y:
+        if len(set(depths)) > 1:
             raise UserError(
-                f"`sites` {sites!r} pairs equal layers, but X has {depth_x} blocks and Y has {depth_y}. "
-                "Name the pairs, for example `sites` '1:2, 2:4'."
+                f"`sites` {sites!r} pairs equal layers, but the models have {_listed(depths)} blocks. Name one of "
+                f"each, for example `sites` '{_tuple(1, depths)}, {_tuple(2, depths)}'."
             )
-        return [(site, site) for site in range(first_site(component) if sites == "all" else 1, depth_x + 1)]
-    if sites == "grid":
-        return [(i, j) for i in range(1, depth_x + 1) for j in range(1, depth_y + 1)]
+        return [(site,) * len(depths) for site in range(first_site(component) if sites == "all" else 1, depths[0] + 1)]
     entries = sites.replace(",", " ").split() if isinstance(sites, str) else list(sites)
-    _check_base_60(entries, depth_x, depth_y)
+    _check_base_60(entries, depths)
     try:
-        pairs = [_pair(str(entry)) for entry in entries]
+        named = [tuple(map(int, str(entry).split(":"))) for entry in entries]
+        found = [given * len(depths) if len(given) == 1 else given for given in named]
     except ValueError:
+        found = [()]
+    if any(len(given) != len(depths) for given in found):
         raise UserError(
-            "Expected `sites` to be 'all', 'blocks', 'grid', or a list of layers (3) and pairs (3:5), "
-            f"but got {sites!r}. Write for example `sites` '1, 2:3'."
-        ) from None
-    if not pairs or len(set(pairs)) < len(pairs):
-        raise UserError(f"Expected `sites` to name at least one site pair and none twice, but got {sites!r}.")
-    return pairs
+            "Expected `sites` to be 'all', 'blocks', 'grid' (of two models), or a list of layers (3) and of one layer "
+            f"for each of the {len(depths)} models ({_tuple(3, depths)}), but got {sites!r}. Write for example `sites` "
+            f"'1, {_tuple(2, depths)}'."
+        )
+    if not found or len(set(found)) < len(found):
+        raise UserError(f"Expected `sites` to name at least one site and none twice, but got {sites!r}.")
+    return found
 
 
-def _check_base_60(entries: Sequence[str | int], depth_x: int, depth_y: int) -> None:
+def _check_base_60(entries: Sequence[str | int], depths: Sequence[int]) -> None:
     """Raise if YAML seems to have read a pair as one number."""
-    swallowed = [n for n in entries if isinstance(n, int) and n >= 60 and n > max(depth_x, depth_y)]
+    swallowed = [n for n in entries if isinstance(n, int) and n >= 60 and n > max(depths)]
     if swallowed:
         raise UserError(
-            f"`sites` holds {swallowed[0]}, but the models have {depth_x} and {depth_y} blocks. If you wrote "
+            f"`sites` holds {swallowed[0]}, but the models have {_listed(depths)} blocks. If you wrote "
             f"{swallowed[0] // 60}:{swallowed[0] % 60} in a list: YAML reads that as a number of base 60. "
             "Write the list as one string, without brackets: `sites` '1, 2:3'."
         )
 
 
-def _pair(entry: str) -> tuple[int, int]:
-    left, colon, right = entry.partition(":")
-    return int(left), int(right if colon else left)
+def _listed(numbers: Sequence[int]) -> str:
+    return " and ".join(map(str, numbers))
+
+
+def _tuple(first: int, depths: Sequence[int]) -> str:
+    """An example of sites of so many models."""
+    return ":".join(str(first + m) for m in range(len(depths)))
 
 
 def route_sites(

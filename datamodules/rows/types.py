@@ -74,6 +74,10 @@ class RowTypes:
         kept = (name for name in names if name in self.always or not is_held_out(name, share, seed))
         return SeenTypes(self.kind, frozenset(kept))
 
+    def at(self, text: Tensor, place: Tensor) -> Tensor:
+        """The number of the type of some rows, (N,), by their text's place in the split and their own in the text."""
+        return self.number[(self.counts.cumsum(0) - self.counts)[text] + place].long()
+
     def unseen(self, seen: SeenTypes) -> Marks:
         """Mark the rows whose types are not among those seen."""
         table = torch.tensor([name not in seen.names for name in self.names])

@@ -9,11 +9,12 @@ from aligners.cli.train.fit import check_resumed, fits
 from aligners.errors import UserError
 from aligners.fitting.bank import StoredBank, load_bank
 from aligners.fitting.universe.evaluation import UniverseEvaluation, between_members
-from aligners.fitting.universe.files import load_universe, universes_of
+from aligners.fitting.universe.files import load_universe, sites_of, universes_of
 from aligners.fitting.universe.fitting import Joining, UniverseAlignment
 from aligners.fitting.universe.universe import NETWORK
 from callbacks.checkpoint import save_maps
 from datamodules.pairings import universe_states
+from datamodules.rows.sites import sites_of_each
 
 
 @fits("universe", data=universe_states, module=UniverseAlignment)
@@ -48,7 +49,7 @@ def join(run: Run, universe: Path | None = None, against: Sequence[Path] = ()) -
     """Fit one more model, `--data.models '[NEW]'`, to the shared space of a universe that stays as it is.
 
     It is one fit for the maps from and to all its members, whose states on the same texts are read. The universe of
-    all is written.
+    all is written. `--data.sites` names the newcomer's layers, one for each of the members'; by default, the same ones.
 
     Example: `--universe runs/universe/universe.safetensors --data.models embedded:3 --run runs/joined`
 
@@ -87,14 +88,15 @@ def _check_members(run: Run, against: Sequence[StoredBank]) -> None:
     data = run.made.data
     if against:
         data.prepare_data()
-        between_members(against, data.describe())
+        described = data.describe()
+        between_members(against, described["models"], described["sites"])
 
 
 def _add_members(run: Run, stored: StoredBank) -> None:
     """Put the members of a universe before the newcomer.
 
     Raises:
-        ValueError: not one model is named, or one that is in the universe.
+        ValueError: not one model is named, or one that is in the universe, or no site of it for one of the members'.
     """
     members, data = stored.data_config["models"], run.options.data
     if len(data.models) != 1:
@@ -104,3 +106,12 @@ def _add_members(run: Run, stored: StoredBank) -> None:
     revisions = data.revisions or [None]
     data.models = [*members, *data.models]
     data.revisions = [*(stored.data_config["revisions"] or [None] * len(members)), revisions[-1]]
+    of_members = sites_of(stored)
+    same = data.sites == stored.data_config["sites"]  # as those of the members, by default
+    own = list(map(set, of_members if same else sites_of_each(data.sites, [-1])))  # its depth is not known yet
+    if len(own) != len(of_members) or any(len(site) > 1 for site in own):
+        raise UserError(
+            f"Expected `data.sites` to name the newcomer's site for each of the members' {of_members}, but got "
+            f"{data.sites}. Name as many layers, such as `--data.sites {','.join(['3'] * len(of_members))}`."
+        )
+    data.sites = ",".join(":".join(map(str, (*of, *new))) for of, new in zip(of_members, own, strict=True))

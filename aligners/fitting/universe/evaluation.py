@@ -14,8 +14,9 @@ from aligners.fitting.errors import MapErrors, Way, error_rows
 from aligners.fitting.moments import moments_of_states
 from aligners.fitting.outcomes import outcomes, worst_of
 from aligners.fitting.retrieval import RETRIEVAL_COLUMNS, HeldOutRows
-from aligners.fitting.universe.files import universes_of
+from aligners.fitting.universe.files import sites_of, universes_of
 from aligners.fitting.universe.joint import JointMoments, all_pairs, directions, paired_rows, shared_variance
+from aligners.fitting.universe.types import TypeErrors
 from aligners.fitting.universe.universe import CLOSED_UNIVERSES, NETWORK, Universe
 from aligners.maps.base import Aligner
 from aligners.similarity.algebra.moments import Moments
@@ -54,12 +55,14 @@ class UniverseEvaluation(pl.LightningModule):
         self.spaces = universes_of(stored)
         self.universes = nn.ModuleDict(self.spaces)
         self.models, self.widths = len(stored.data["models"]), next(iter(self.spaces.values())).widths
-        self.pairs = between_members(against, stored.data)
-        self.pair_maps = nn.ModuleList(a for _, b in self.pairs for maps in b.maps.values() for a in maps.values())
         self.rows: list[dict[str, Any]] = []
         self.meta: dict[str, Any] = {}
         self.report_tables: dict[str, Any] = {}
         self.left_out: dict[str, str] = {}  # closed forms that were refused, and why
+        self.sites = sites_of(stored)
+        self.pairs = between_members(against, stored.data["models"], self.sites)
+        self.pair_maps = nn.ModuleList(a for _, b in self.pairs for maps in b.maps.values() for a in maps.values())
+        self.names = [sites[0] if len(set(sites)) == 1 else ":".join(map(str, sites)) for sites in self.sites]
 
     def setup(self, stage: str) -> None:
         """Begin with no rows."""
@@ -67,9 +70,11 @@ class UniverseEvaluation(pl.LightningModule):
         self.stream.plan(Plan(measured=self.stored.seen))
         self.errors = nn.ModuleDict()
         width, shared = self.spaces[NETWORK].d_x, self.spaces[NETWORK].d_y
-        places = len(all_pairs(self.models)) * len(self.stored.data["sites"])
+        places = len(all_pairs(self.models)) * len(self.sites)
         self.embedded = MomentsMetric(places, shared, shared).to(self.device)
         self.drawn = HeldOutRows(len(self.stream.reader.places()), width, width, seed=0, device=self.device)
+        types, ids = self.stream.types("test"), self.stream.split("test").ids
+        self.by_type = None if types is None else TypeErrors(len(self.sites), types, ids, self.device)
 
     def on_test_start(self) -> None:
         """Read the moments that the universe lacks after a model has joined it."""
@@ -78,7 +83,8 @@ class UniverseEvaluation(pl.LightningModule):
             self.stored.moments = moments["maps"]
             self._refit()
         self.joint = JointMoments.of(self.stored.moments, self.models)
-        self.means = self.joint.mean.to(self.device)
+        self.means, self.variance = (part.to(self.device) for part in (self.joint.mean, self.joint.variance))
+        self.variance = self.variance.flatten()[:, None]
 
     def _refit(self) -> None:
         """Solve the closed forms of all models, beside which a newcomer's maps show whether a refit would pay."""
@@ -110,6 +116,9 @@ class UniverseEvaluation(pl.LightningModule):
                 self._trips(name, universe, kept, batch)
             if name == NETWORK:
                 self.embedded.update(*paired_rows(embedded, self.models))
+                if self.by_type is not None:
+                    left = (universe.from_mean(embedded) - batch.x).square().mean(-1) / self.variance
+                    self.by_type.update(left.unflatten(0, (self.models, -1)).mean(0), batch.text, batch.rows.place)
         for key, _, ends, way in self._pair_ways():
             i, j = ends
             states = [x[..., : self.widths[i]] for i, x in enumerate(batch.x.unflatten(0, (self.models, -1)))]
@@ -162,14 +171,15 @@ class UniverseEvaluation(pl.LightningModule):
         self._retrieve()
         self.rows = list(self._rows())
         variance, explained = directions(JointMoments.of(self.embedded.compute(), self.models))
-        sites, models = self.stored.data["sites"], self.stored.data["models"]
+        models = self.stored.data["models"]
         table = [
             {"site": site, "direction": d + 1, "variance": float(variance[s, d])}
             | {model["name"]: float(explained[m, s, d]) for m, model in enumerate(models)}
-            for s, (site, _) in enumerate(sites)
+            for s, site in enumerate(self.names)
             for d in range(variance.shape[1])
         ]
         self.report_tables = {"directions": table, "shared": list(self._shared()), "curve": list(self._curve())}
+        self.report_tables["types"] = [] if self.by_type is None else self.by_type.table(self.names)
         self.meta = {**self.stream.describe(), "split": "test"}
         if self.left_out:
             self.meta["left_out"] = self.left_out
@@ -179,7 +189,7 @@ class UniverseEvaluation(pl.LightningModule):
         shared, groups = self.spaces[NETWORK].d_y, self._linear
         lost = self._figures(HELD)["fvu"] if HELD in self.errors else torch.zeros(self.spaces[NETWORK].sites)
         held = 1 - lost.unflatten(0, (self.models, -1))
-        for s, (site, _) in enumerate(self.stored.data["sites"]):
+        for s, site in enumerate(self.names):
             for m, model in enumerate(self.stored.data["models"]):
                 shares = {name: None if groups is None else float(groups[0][g, m, s]) for g, name in enumerate(GROUPS)}
                 row = {"site": site, "model": model["name"], "width": self.widths[m], "shared": shared}
@@ -192,7 +202,7 @@ class UniverseEvaluation(pl.LightningModule):
             return
         most = max(self.widths)
         numbers = sorted({*(round(most ** (p / POINTS)) for p in range(POINTS + 1)), self.spaces[NETWORK].d_y})
-        for s, (site, _) in enumerate(self.stored.data["sites"]):
+        for s, site in enumerate(self.names):
             for number in numbers:
                 held = {name: float(groups[1][m, s, number - 1]) for m, name in enumerate(names)}
                 yield {"site": site, "directions": number, **held}
@@ -218,7 +228,7 @@ class UniverseEvaluation(pl.LightningModule):
 
     def _measured(self) -> Iterator[tuple[str, str, Aligner, list[str | None], list[tuple[int, int, int]]]]:
         """Every map: its key, method, bank and outcome of training, and source, target and site of its places."""
-        sites = range(len(self.stored.data["sites"]))
+        sites = range(len(self.sites))
         for name, universe in self.spaces.items():
             trained = outcomes(self.stored.training.get(f"{FORWARD}.{name}"), universe.maps.sites)
             for shift in range(1, self.models):
@@ -233,9 +243,12 @@ class UniverseEvaluation(pl.LightningModule):
 
     def _rows(self) -> Iterator[dict[str, Any]]:
         """A row for each map, ordered pair of models and site."""
-        names, sites = [model["name"] for model in self.stored.data["models"]], self.stored.data["sites"]
+        names = [model["name"] for model in self.stored.data["models"]]
         for key, method, maps, training, ends in self._measured():
-            places = [Place("", names[i], names[j], sites[s][0], sites[s][0]) for i, j, s in ends]
+            places = [
+                Place("", names[i], names[j], self.sites[s][i], self.sites[s][j], {"site": self.names[s]})
+                for i, j, s in ends
+            ]
             errors = self._figures(key)
             figures: dict[str, Any] = {figure: errors[figure] for figure in FIGURES}
             figures |= {column: self.retrieved[key][column] for column in RETRIEVAL_COLUMNS}
@@ -251,26 +264,30 @@ def _from_embedded(universe: Universe, embedded: Tensor, shift: int, _: Tensor) 
     return universe.predicted(embedded, shift)
 
 
-def between_members(against: Sequence[StoredBank], described: Mapping[str, Any]) -> list[tuple[Ends, StoredBank]]:
+def between_members(
+    against: Sequence[StoredBank], members: Sequence[Mapping[str, Any]], sites: Sequence[Sequence[int]]
+) -> list[tuple[Ends, StoredBank]]:
     """Maps between two models of a universe, cut to its sites, with the numbers of their models.
 
     Args:
         against: of `train.py fit` or `fit_pairs`.
-        described: `describe()` of its states.
+        members: the universe's models, as the `describe()` of its states has them.
+        sites: of every model, for each place of the space.
 
     Raises:
         ValueError: one is of other models, or lacks a site.
     """
-    fingerprints = [model["fingerprint"] for model in described["models"]]
-    sites, banks = [tuple(site) for site in described["sites"]], []
+    fingerprints, banks = [model["fingerprint"] for model in members], []
     for bank in against:
         there = bank.pairs.get(FORWARD, [])
         models = [bank.data["models"][side] for side in "xy"] if "x" in bank.data["models"] else bank.data["models"]
-        if not {model["fingerprint"] for model in models} <= set(fingerprints) or not set(sites) <= set(there):
+        ends = [fingerprints.index(of) for model in models if (of := model["fingerprint"]) in fingerprints]
+        wanted = [(of[ends[0]], of[ends[-1]]) for of in sites]
+        if len(ends) != 2 or not set(wanted) <= set(there):
             raise UserError(
-                f"Expected `against` to name maps between two models of the universe at its sites {sites}, but "
+                f"Expected `against` to name maps between two models of the universe at its sites {wanted}, but "
                 f"{bank.path} is of {' and '.join(model['name'] for model in models)} at {there}."
             )
-        i, j = (fingerprints.index(model["fingerprint"]) for model in models)
-        banks.append(((i, j), take_sites(bank, [there.index(site) for site in sites])))
+        i, j = ends
+        banks.append(((i, j), take_sites(bank, [there.index(site) for site in wanted])))
     return banks

@@ -25,6 +25,12 @@ def load_universe(path: Path | str) -> StoredBank:
     return bank
 
 
+def sites_of(bank: StoredBank) -> list[tuple[int, ...]]:
+    """For each place of a universe's space the site of every model."""
+    own, count = [site for site, _ in bank.pairs[FORWARD]], len(bank.data["sites"])
+    return [tuple(own[place::count]) for place in range(count)]
+
+
 def without_member(bank: StoredBank, model: str) -> StoredBank:
     """A universe that one of its models has left: the maps of all others are as they were.
 
@@ -54,6 +60,8 @@ def without_member(bank: StoredBank, model: str) -> StoredBank:
             maps[name] = take_places(universe.maps, kept)
     data = bank.data | {name: others(bank.data.get(name)) for name in ("models", "widths")}
     config = bank.data_config | {name: others(bank.data_config.get(name)) for name in ("models", "revisions")}
+    data["sites"] = list(map(others, sites_of(bank)))
+    config["sites"] = ",".join(":".join(map(str, sites)) for sites in data["sites"])
     training = records_at(bank.training, kept)
     pairs = {FORWARD: [bank.pairs[FORWARD][place] for place in kept]}
     return replace(
@@ -78,7 +86,7 @@ def pair_banks(bank: StoredBank) -> Iterator[tuple[int, int, StoredBank]]:
     The map from the first model into the second is u_j⁻¹ ∘ u_i; one that is bijective is its own way back.
     """
     universes, count = universes_of(bank), len(bank.data["sites"])
-    sites = bank.pairs[FORWARD][:count]
+    sites = sites_of(bank)
     for p, (i, j) in enumerate(all_pairs(len(bank.data["models"]))):
         there: dict[str, Aligner] = {name: universe.map(i, j) for name, universe in universes.items()}
         widths = [universes[NETWORK].widths[m] for m in (i, j)]
@@ -87,7 +95,7 @@ def pair_banks(bank: StoredBank) -> Iterator[tuple[int, int, StoredBank]]:
             bank,
             command="fit",
             maps={FORWARD: there, BACKWARD: {name: universes[name].map(j, i) for name in one_way}},
-            pairs={FORWARD: sites, BACKWARD: sites},
+            pairs={route: [(of[i], of[j]) for of in sites] for route in (FORWARD, BACKWARD)},
             moments=bank.moments and cut(bank.moments, slice(p * count, (p + 1) * count), *widths),
             training=records_at(bank.training, list(range(i * count, (i + 1) * count))),  # a site's, for all models
         )

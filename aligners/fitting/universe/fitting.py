@@ -217,14 +217,14 @@ class Joining(Alignment):
             )
 
     def refuse_other_members(self, stored: StoredBank, data: States) -> None:
-        """Raise unless the run reads the universe's models at its sites on its texts, and a model that is not in it.
+        """Raise unless the run reads the universe's models on its texts, and a model that is not in it.
 
         Raises:
             ValueError: it does not.
         """
         described = data.describe()
         refuse_other_models(stored.data["models"], described["models"][:-1], str(stored.path))
-        for name in ("sites", "component", "rows", "special_tokens"):
+        for name in ("component", "rows", "special_tokens"):
             if stored.data[name] != described[name]:
                 raise UserError(
                     f"{stored.path} was fitted with `{name}` {stored.data[name]}, but `data.{name}` gives "

@@ -79,6 +79,10 @@ class Universe(Aligner, registered=False):
         """
         return self.maps.inverse(self._other(embedded.unflatten(0, (self.models, -1)), shift))
 
+    def from_mean(self, embedded: Tensor) -> Tensor:
+        """The states of every model as the mean of all others says: (k · S, N, m) -> (k · S, N, d)."""
+        return self.maps.inverse(_means_of_others(embedded.unflatten(0, (self.models, -1))))
+
     def forward(self, x: Tensor) -> Tensor:
         """Each model's states as the others say, each row from one of them: (k · S, N, d) -> (k · S, N, d)."""
         others, order = self._asked(self.embed(x), means=False)
@@ -113,8 +117,7 @@ class Universe(Aligner, registered=False):
         parts = [self._other(by_model[:, :, chosen], shift) for shift, chosen in enumerate(rows, start=1)]
         if means:
             rows.append((turns % (2 * shifts) >= shifts).nonzero().squeeze(1))
-            last = by_model[:, :, rows[-1]]
-            parts.append(((last.sum(0) - last) / shifts).flatten(0, 1))
+            parts.append(_means_of_others(by_model[:, :, rows[-1]]))
         return torch.cat(parts, 1), torch.cat(rows)
 
     def _other(self, each: Tensor, shift: int) -> Tensor:
@@ -162,6 +165,11 @@ class Universe(Aligner, registered=False):
         state |= {name: state[name][..., :width] for name in ("mean_x", "weight_back")}
         state["weight"] = state["weight"][:, :width]
         return restored({**describe_aligner(taken), "d_x": width}, state).requires_grad_(False).eval()
+
+
+def _means_of_others(by_model: Tensor) -> Tensor:
+    """(k, S, N, d) -> (k · S, N, d)."""
+    return ((by_model.sum(0) - by_model) / (len(by_model) - 1)).flatten(0, 1)
 
 
 def fit_network(maps: Aligner, joint: JointMoments) -> None:

@@ -37,8 +37,7 @@ class Residuals:
         self.squares = self.rows.square().sum(-1)
         self.total = self.squares.sum().clamp(min=torch.finfo(torch.float64).tiny)
         if types is not None:
-            self.names, starts = types.names, types.counts.cumsum(0) - types.counts
-            self.number = types.number[starts[text] + token].long()
+            self.names, self.number = types.names, types.at(text, token)
         self.typed = types is not None
         values, vectors = torch.linalg.eigh(self.rows.mT @ self.rows)
         self.shares, self.vectors = values.flip(0)[:DIRECTIONS] / self.total, vectors.flip(1)[:, :DIRECTIONS].mT

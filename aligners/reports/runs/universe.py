@@ -27,6 +27,7 @@ def report(
     directions: Sequence[Row] = (),
     shared: Sequence[Row] = (),
     curve: Sequence[Row] = (),
+    types: Sequence[Row] = (),
 ) -> Report:
     """Make the report from one row for each map, ordered pair of models and site.
 
@@ -36,20 +37,24 @@ def report(
         directions: for each site and direction of the space its variance, and what each model explains of it.
         shared: for each site and model what the space holds of its states, and who else has their directions.
         curve: for each site and number of directions the share of each model's variance in so many.
+        types: for each site the types of tokens or words whose states the others say worst.
     """
     shown = with_short_names(rows)
+    by_site = grouped(shown, "site" if is_known(rows, "site") else "site_x")  # the latter in earlier versions
     figures: dict[str, Callable[[], Figure]] = {
-        f"universe_site_{site}": partial(_heat_maps, of_site) for site, of_site in grouped(shown, "site_x").items()
+        f"universe_site_{str(site).replace(':', '-')}": partial(_heat_maps, of_site, f"site {site}")
+        for site, of_site in by_site.items()
     }
     figures["directions"] = partial(_directions, directions, _names(directions))
     if curve:
         figures["shared"] = partial(_shared, shared, curve)
-    findings = sentences("universe", directions=directions, names=_names(directions), shared=shared)
+    findings = sentences("universe", directions=directions, names=_names(directions), shared=shared, types=types)
     findings += [
         f"The linear {name} of all models is left out. {why}" for name, why in meta.get("left_out", {}).items()
     ]
     findings += list(_refits(shown)) + retrieval(shown) + what_did_not_train(shown)
-    tables = {"directions": directions, **({"shared": shared} if shared else {}), **({"curve": curve} if curve else {})}
+    tables = {"directions": directions, "shared": shared, "curve": curve, "types": types}
+    tables = {name: table for name, table in tables.items() if table}
     return Report("universe", meta, rows, tables, figures=figures, screen=[_table(shown)], sentences=findings)
 
 
@@ -85,7 +90,7 @@ def _refits(rows: Sequence[Row]) -> Iterator[str]:
             )
 
 
-def _heat_maps(rows: Sequence[Row]) -> Figure:
+def _heat_maps(rows: Sequence[Row], site: str) -> Figure:
     """Draw FVU from every model into every other, a panel for each kind of maps."""
     names, methods = distinct(rows, "model_x"), grouped(rows, "method")
     size = (0.5 * len(names) + 1.0, 0.5 * len(names) + 0.6)
@@ -96,7 +101,7 @@ def _heat_maps(rows: Sequence[Row]) -> Figure:
     for axis in axes:
         axis.set_xticks(range(len(names)), names, rotation=45, ha="right", fontsize=7)
         axis.set_yticks(range(len(names)), names, fontsize=7)
-    label(figure, "into", "from", f"site {rows[0]['site_x']}")
+    label(figure, "into", "from", site)
     return figure
 
 

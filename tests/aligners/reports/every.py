@@ -250,7 +250,8 @@ def universe(sites: int, names: Sequence[str] = (X, Y, "embedded-gpt:2")) -> dic
     ]  # fmt: skip
     spread = [{"site": site, "direction": place, "variance": 3 / place, **dict.fromkeys(names, 1 / place)}
               for site in range(1, sites + 1) for place in range(1, 9)]  # fmt: skip
-    return {"rows": rows, "directions": spread}
+    types = [{"site": 1, "type": name, "rows": 9, "fvu": 0.9, "times": 4.5} for name in ("of", '"')]
+    return {"rows": rows, "directions": spread, "types": types}
 
 
 def every_kind(sites: int, **names: str) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def test_every_map_has_the_error_of_its_own_width(found: Found) -> None:
         assert row["mse"] == pytest.approx(float(left.mean()), rel=1e-4)
 
 
-def test_training_beats_the_rotations_that_it_starts_from(found: Found, world: World) -> None:
+def test_training_goes_on_from_its_start_and_holds_a_part_of_every_model(found: Found, world: World) -> None:
     module, evaluation, _ = found
     assert all(step > 0 for step in module.training_record["0_1.universe"]["best_step"])
     held = {(row["site"], row["model"]): row["held"] for row in evaluation.report_tables["shared"]}

@@ -77,8 +77,10 @@ def found(world: World, models: list[str], tmp_path_factory: pytest.TempPathFact
     return measured(world, models, tmp_path_factory.mktemp("universe"), PAIR)
 
 
-def measured(world: World, models: list[str], folder: Path, pair: Path, shared: int | None = None) -> Found:
-    module = fitted(world, models, folder, shared=shared)
+def measured(
+    world: World, models: list[str], folder: Path, pair: Path, shared: int | None = None, **options: Any
+) -> Found:
+    module = fitted(world, models, folder, shared=shared, **options)
     evaluation = UniverseEvaluation(load_universe(folder / "universe.safetensors"), [load_bank(folder / pair)])
     quiet_trainer().test(evaluation, datamodule=module.stream, verbose=False)
     return module, evaluation, folder
@@ -184,7 +186,7 @@ def test_the_report_has_its_figures_and_compares_what_is_trained(found: Found, t
     write(report, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {
         "universe.json", "universe.csv", "directions.csv", "directions.png", "universe_site_1.png",
-        "universe_site_3.png", "shared.csv", "shared.png", "curve.csv",
+        "universe_site_3.png", "shared.csv", "shared.png", "curve.csv", "types.csv",
     }  # fmt: skip
     assert "; other maps of the same models: " in report.lead
     rows = [r | {"training": "diverged at step 3"} if r["method"] == "universe" else r for r in evaluation.rows]
@@ -223,8 +225,8 @@ def test_models_that_differ_in_depth_or_are_too_few_are_refused(
     deep = str(tiny_folder(tmp_path / "layers", layers=2))
     refused: list[tuple[list[str], dict[str, Any], str]] = [
         (models[:2], {}, "at least 3 models, but got 2"),
-        (models, {"sites": "1:2"}, "`sites` of one depth in all models, but got 1:2"),
-        ([*models[:2], deep], {"sites": "blocks"}, r"the same `sites` of one depth .* has 3 blocks, .* has 2"),
+        (models, {"sites": "1:2"}, "of one layer for each of the 3 models"),
+        ([*models[:2], deep], {"sites": "blocks"}, r"`sites` 'blocks' pairs equal layers, but .* 3 and 3 and 2 blocks"),
         ([*models, models[0]], {}, r"different `models`, but got .* more than once"),
     ]
     for chosen, options, said in refused:

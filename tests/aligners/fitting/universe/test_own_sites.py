@@ -1,0 +1,140 @@
+"""Universes whose models are read at sites of their own: maps, files, injection, who joins and who leaves; types."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from aligners.cli.table import evaluate, train
+from aligners.fitting.bank import FORWARD, load_bank
+from aligners.fitting.universe.files import load_universe, sites_of, universes_of, without_member
+from aligners.fitting.universe.types import LEAST_ROWS, TypeErrors
+from aligners.reports.finished import make_report
+from datamodules.rows.types import RowTypes
+from tests.aligners.fitting.universe.test_universe import QUICK, Found, held_out, joining, measured, states
+from tests.tiny import tiny_folder
+from tests.world import World
+
+SITES, TOGETHER = "1:2:2,3:1:1", [(1, 2, 2), (3, 1, 1)]
+PAIR = Path("pairs", "x--shallow", "aligners.safetensors")
+
+
+@pytest.fixture(scope="module")
+def models(world: World, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Of 3, 2 and 3 blocks, and of widths 16, 8 and 16."""
+    folder = tmp_path_factory.mktemp("depths")
+    return [world.model_x, str(tiny_folder(folder / "shallow", seed=8, layers=2, width=8)), world.model_y]
+
+
+@pytest.fixture(scope="module")
+def found(world: World, models: list[str], tmp_path_factory: pytest.TempPathFactory) -> Found:
+    return measured(world, models, tmp_path_factory.mktemp("universe"), PAIR, sites=SITES)
+
+
+def test_every_map_is_between_the_sites_of_its_models(found: Found) -> None:
+    module, evaluation, folder = found
+    reader = module.stream.reader
+    x, names, widths = held_out(module.stream), [model.name for model in reader.models], [16, 8, 16]
+    space = universes_of(load_universe(folder / "universe.safetensors"))["universe"]
+    mean = module.means(module.fits()[0])[0].unflatten(0, (3, 2))
+    rows = [row for row in evaluation.rows if row["method"] == "universe"]
+    assert len(rows) == 3 * 2 * 2
+    for row in rows:
+        i, j, s = names.index(row["model_x"]), names.index(row["model_y"]), ["1:2:2", "3:1:1"].index(row["site"])
+        assert (row["site_x"], row["site_y"]) == (TOGETHER[s][i], TOGETHER[s][j])
+        y = x[j, s, :, : widths[j]]
+        left = (space.map(i, j)(x[i, ..., : widths[i]])[s] - y).detach().square().sum()
+        assert row["fvu"] == pytest.approx(float(left / (y - mean[j, s, : widths[j]]).square().sum()), rel=1e-4)
+    batch = next(iter(module.stream.batches("test")))
+    own = reader.models[1].front(batch.texts.inputs[1], [2])[0].flatten(0, 1)
+    torch.testing.assert_close(batch.x[2, :, :8], own[batch.rows.index])  # the second model's first place is its site 2
+
+
+def test_files_of_pairs_have_their_models_sites_and_can_be_injected(found: Found, world: World, tmp_path: Path) -> None:
+    _, evaluation, folder = found
+    bank = load_bank(folder / PAIR)
+    assert bank.pairs[FORWARD] == [(1, 2), (3, 1)]
+    assert (bank.data["sites"], bank.data_config["sites"]) == ([[1, 2], [3, 1]], "1:2,3:1")
+    pairwise, whole = (
+        {(r["model_x"], r["model_y"], r["site_x"]): r["fvu"] for r in evaluation.rows if r["method"] == method}
+        for method in ("pairwise_universe", "universe")
+    )
+    assert len(pairwise) == 4
+    assert pairwise == pytest.approx({place: whole[place] for place in pairwise}, rel=1e-4)
+    run = tmp_path / "run"
+    evaluate(["inject", f"--checkpoints={folder / PAIR}", "--both_directions=true", f"--run={run}", *QUICK[2:]])
+    rows = json.loads((run / "report.json").read_text())["rows"]
+    injected = [row for row in rows if row["method"] == "universe"]
+    assert {(row["site_x"], row["site_y"]) for row in injected} == {(1, 2), (3, 1), (2, 1), (1, 3)}
+    by_place = {(row["model_x"], row["model_y"], row["site_x"]): row["fvu"] for row in injected}
+    assert by_place == pytest.approx({place: whole[place] for place in by_place}, rel=1e-3)
+    assert all(0 <= row["accuracy"] <= 1 for row in injected)
+
+
+def test_a_newcomer_has_sites_of_its_own(found: Found, models: list[str], tmp_path: Path) -> None:
+    three, fourth = found[2] / "universe.safetensors", str(tiny_folder(tmp_path / "new", seed=3, layers=5))
+    none = r"the newcomer's site for each of the members' \[\(1, 2, 2\), \(3, 1, 1\)\], but got "
+    for sites, said in (
+        (SITES, none + SITES),
+        ("4", none + "4"),
+        ("blocks", none),
+        ("4,9", "between 0 and 5, but got 9"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            train([*joining(three, fourth), "--data.sites", sites, "--run", str(tmp_path / "refused"), *QUICK])
+    with pytest.raises(ValueError, match="the newcomer's site"):
+        train([*joining(three, fourth), "--run", str(tmp_path / "refused"), *QUICK])
+    train([*joining(three, fourth), "--data.sites", "4,2", "--run", str(tmp_path / "four"), *QUICK])
+    whole = load_universe(tmp_path / "four" / "universe.safetensors")
+    assert sites_of(whole) == [(1, 2, 2, 4), (3, 1, 1, 2)]
+    assert load_bank(tmp_path / "four" / "pairs" / "x--new" / "aligners.safetensors").pairs[FORWARD] == [(1, 4), (3, 2)]
+    left = without_member(whole, models[1])
+    assert sites_of(left) == [(1, 2, 4), (3, 1, 2)]
+    assert (left.data["sites"], left.data_config["sites"]) == ([[1, 2, 4], [3, 1, 2]], "1:2:4,3:1:2")
+
+
+@pytest.mark.parametrize(
+    ("sites", "said"),
+    [
+        ("1:2", "one layer for each of the 3 models (3:4:5), but got '1:2'"),
+        ("grid", "but got 'grid'"),
+        ("blocks", "the models have 3 and 2 and 3 blocks. Name one of each, for example `sites` '1:2:3, 2:3:4'"),
+        ("1:2:2,2:2:3", "no site of a model twice, but `sites` has (2, 2)"),
+        ("1:3:1", "3"),
+    ],
+)
+def test_sites_that_a_universe_cannot_have(world: World, models: list[str], sites: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said.translate({ord(c): f"\\{c}" for c in "()"})):
+        _ = states(world, models, sites=sites).reader
+
+
+def test_types_are_ranked_by_what_the_others_do_not_say(found: Found) -> None:
+    module, evaluation, folder = found
+    data, space = module.stream, universes_of(load_universe(folder / "universe.safetensors"))["universe"]
+    table = evaluation.report_tables["types"]
+    tokenizer = data.frozen_models.tokenizers[0]
+    errors, names = [], []
+    for batch in data.batches("test"):
+        embedded = space.embed(batch.x).unflatten(0, (3, 2))
+        others = (embedded.sum(0) - embedded) / 2
+        left = (space.maps.inverse(others.flatten(0, 1)) - batch.x).detach().square().mean(-1)
+        errors.append((left / evaluation.joint.variance.flatten()[:, None]).unflatten(0, (3, 2)).mean(0))
+        names += tokenizer.convert_ids_to_tokens(batch.texts.inputs[0]["input_ids"].flatten()[batch.rows.index])
+    every, lines = torch.cat(errors, 1), [row for row in table if row["site"] == "3:1:1"]
+    assert [row["fvu"] for row in lines] == sorted((row["fvu"] for row in lines), reverse=True)
+    for row in lines:
+        own = every[1, [name == row["type"] for name in names]]
+        assert (row["rows"], row["fvu"]) == (len(own), pytest.approx(float(own.mean()), rel=1e-4))
+        assert row["times"] == pytest.approx(float(own.mean() / every[1].mean()), rel=1e-4)
+    assert {row["type"] for row in lines} == {name for name in names if names.count(name) >= LEAST_ROWS}
+    said = make_report("universe", evaluation.meta, evaluation.rows, **evaluation.report_tables).sentences
+    assert any(f'"{lines[0]["type"]}", "{lines[1]["type"]}"' in s and "are shared least" in s for s in said)
+
+
+def test_types_are_those_of_the_texts_by_their_ids() -> None:
+    types = RowTypes("words", ["a", "b"], torch.tensor([0, 0, 1, 1, 1, 0]), torch.tensor([2, 4]))
+    found: Any = TypeErrors(1, types, torch.tensor([7, 3]), torch.device("cpu"))
+    found.update(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([3, 7, 3]), torch.tensor([0, 1, 3]))
+    assert found.compute().tolist() == [[2.0, 1.0], [5.0, 1.0]]  # text 3 has b, b, b, a, text 7 has a, a
