@@ -23,9 +23,8 @@ from datamodules.rows.policies import row_keys
 from datamodules.rows.reading import PairedBatch
 from datamodules.states import States
 
-HIDDEN = 3  # width of a coupling's hidden layer, in widths of the states
+COUPLINGS, HIDDEN = 4, 3  # of the default network; width of a coupling's hidden layer, in widths of the states
 PARTS, FEWEST_ROWS = 2, 96  # steps a batch, each on no fewer rows than that
-DECAY = 0.1  # without it inverses steepen in long runs, and single rows of unseen types are thrown far off
 
 
 class UniverseAlignment(Alignment):
@@ -35,13 +34,14 @@ class UniverseAlignment(Alignment):
     optimiser, schedule, clipping and what happens to sites that diverge are those of `Alignment`.
 
     Args:
-        network: the map of every model at every site; it has to be invertible. A state passes two of them: with half
-            of the couplings that a lone network has by default, a map between two models is as deep as that.
+        network: the map of every model at every site; it has to be invertible. A state passes two of them. Default: an
+            INN with half of the couplings that a lone one has, so that a map between two models is as deep as that.
         closed_form: linear universes to solve and measure beside it: procrustes, gcca, gcpa. States of narrower models
             are lifted: they end in zeros.
         shared: m, the number of coordinates that the models share. Default: the smallest width. Where it is below a
             model's width, the rest of its coordinates is its own: see `SharedPart`.
-        optimizer: as in `Alignment`. Matrices between couplings learn at a quarter of its rate.
+        optimizer: as in `Alignment`. Matrices between couplings learn at a quarter of its rate. Without weight decay
+            inverses steepen in long runs, and single rows of unseen types are thrown far off.
         options: of `Alignment`, by their names; gradients are clipped for each map.
 
     Raises:
@@ -52,14 +52,14 @@ class UniverseAlignment(Alignment):
 
     def __init__(
         self,
-        network: AlignerFactory = lambda sites, d_x, d_y: INN(sites, d_x, d_y, couplings=4, hidden=HIDDEN * d_x),
+        network: AlignerFactory | None = None,
         closed_form: Sequence[str] = tuple(CLOSED_UNIVERSES),
         shared: int | None = None,
-        optimizer: OptimizerCallable = lambda p: torch.optim.AdamW(p, lr=2e-2, weight_decay=DECAY, fused=True),
+        optimizer: OptimizerCallable = lambda p: torch.optim.AdamW(p, lr=2e-2, weight_decay=0.1, fused=True),
         **options: Any,
     ) -> None:
         check_range(least=1, shared=shared)
-        super().__init__(aligners={NETWORK: network}, both_directions=False, optimizer=optimizer, **options)
+        super().__init__(aligners={NETWORK: network or _default}, both_directions=False, optimizer=optimizer, **options)
         check_known(CLOSED_UNIVERSES, closed_form=closed_form)
         self.closed_form, self.shared = list(closed_form), shared
 
@@ -236,6 +236,10 @@ class Joining(Alignment):
                 f"{stored.path} holds out other texts than `data.text` gives. Leave `data.text` out, or name the same "
                 "source and fewer of its texts for fitting: `--data.text.max_texts`."
             )
+
+
+def _default(sites: int, d_x: int, d_y: int) -> INN:
+    return INN(sites, d_x, d_y, couplings=COUPLINGS, hidden=HIDDEN * d_x)
 
 
 def kind_like(maps: Aligner, width: int) -> dict[str, Any]:

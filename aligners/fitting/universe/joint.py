@@ -185,7 +185,8 @@ def _least_error(blocks: Tensor, own: Sequence[tuple[Tensor, Tensor]], shared: i
     """
     widths, sizes = [len(size) for _, size in own], [size for _, size in own]
     within = [blocks[i, i, :w, :w] + NOISE * torch.eye(w).to(blocks) for i, w in enumerate(widths)]
-    between = [(i, j, blocks[i, j, : widths[i], : widths[j]]) for i, j in permutations(range(len(own)), 2)]
+    pairs = list(permutations(range(len(own)), 2))
+    between = [(i, j, blocks[i, j, : widths[i], : widths[j]] * sizes[j]) for i, j in pairs]
     weights = [start.clone().requires_grad_() for start, _ in own]
     optimizer = torch.optim.LBFGS(weights, max_iter=ROUNDS, line_search_fn="strong_wolfe")
 
@@ -199,7 +200,7 @@ def _least_error(blocks: Tensor, own: Sequence[tuple[Tensor, Tensor]], shared: i
         counts = torch.stack([b @ b.mT / width for b, width in zip(out_of, widths, strict=True)])
         found = (spread.sum(0) * counts.sum(0)).sum() - (spread * counts).sum()
         for i, j, block in between:
-            found = found - 2 * (into[i].mT @ (block * sizes[j]) * out_of[j]).sum() / widths[j]
+            found = found - 2 * (into[i].mT @ block * out_of[j]).sum() / widths[j]
         found.backward()
         return found
 

@@ -85,6 +85,7 @@ OF_FOLDERS = {
     "surgery": ("evaluate surgery", "bases:"),
     "train": ("train fit", "aligners:"),
 }
+BARE = ("show", "share")  # have no configuration
 CONFIGS = sorted(file for folder in OF_FOLDERS for file in (ROOT / "aligners" / "configs" / folder).glob("*.yaml"))
 
 
@@ -98,6 +99,19 @@ def test_a_config_is_understood(config: Path, capsys: pytest.CaptureFixture[str]
         getattr(table, script)([name, "--config", str(config), "--print_config"])
     assert not done.value.code
     assert option in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("script", "name"), [(s, name) for s in ("train", "evaluate") for name in table.COMMANDS[s] if name not in BARE]
+)
+def test_a_config_holds_every_option_so_that_it_can_be_read_again(
+    script: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as done:
+        getattr(table, script)([name, "--print_config"])
+    said = capsys.readouterr()
+    assert not done.value.code
+    assert "Unable" not in said.out + said.err
 
 
 @pytest.mark.parametrize(("words", "said"), [([], "got nothing"), (["fti"], "got 'fti'")])
