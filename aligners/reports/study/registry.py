@@ -6,12 +6,13 @@ from functools import partial
 from typing import NamedTuple
 
 from aligners.errors import check_known
+from aligners.reports.study import updates
 from aligners.reports.study.contents import Figure, Table
 from aligners.reports.study.frames import Frames, Missing
 from aligners.reports.study.papers import brown, merchant, phang, ren, wu
 from aligners.reports.study.papers.shared import described
 
-PAPERS = {"brown": brown, "merchant": merchant, "phang": phang, "ren": ren, "wu": wu}
+PAPERS = {"brown": brown, "merchant": merchant, "phang": phang, "ren": ren, "updates": updates, "wu": wu}
 
 
 # Name -> the function that makes a table or a figure of what was collected, or raises `Missing`.

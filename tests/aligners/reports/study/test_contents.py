@@ -43,7 +43,7 @@ def test_everything_is_made_but_what_the_rows_do_not_hold(report: ReportContents
     attention = {"ren_figure_4", "ren_figure_6_attention", "wu_figure_4", "wu_figure_6"}
     across = {"wu_figure_5", "wu_figure_7", "wu_figure_7_printed", "merchant_figure_2", "merchant_figure_5"}
     brown = {"brown_hans", "brown_figure_7", "brown_table_1"}  # no rows on HANS, no models of several sizes
-    assert set(report.missing) == attention | across | brown
+    assert set(report.missing) == attention | across | brown | {"updates"}
     assert set(made) == set(CONTENTS) - set(report.missing)
     missing = "the study has no errors of maps between attention weights (kind `attention`)"
     assert report.missing["ren_figure_4"] == missing
@@ -662,3 +662,42 @@ def test_names_say_the_rank_where_there_are_several() -> None:
     frame = pd.DataFrame([*given.probing(), *(row | {"rank": 8} for row in given.probing() if row["rank"])])
     (table,) = items({"probing": frame}, "merchant_layers").values()
     assert {row["probed"] for row in table.rows} == {"dependencies", "depth, rank 8", "depth, rank 64"}
+
+
+# ---------------------------------------------------------------------- updates
+
+
+def updated(model: str, within: tuple[bool | None, ...], verdicts: tuple[str, ...]) -> tuple[list[Any], list[Any]]:
+    """Rows of one comparison, of an error that grows with the site, and of one carry, whose fidelity falls."""
+    about = {"task": "sst2", "model_x": "old", "model_y": model}
+    compared = [
+        {**about, "site_y": site, "method": method, "fvu": share * (site + 1), "within": known if share == 1 else None}
+        for method, share in (("identity", 1), ("rotation", 0.5), ("linear", 0.25)) for site, known in enumerate(within)
+    ]  # fmt: skip
+    scores = ({"fidelity": 0.99 - n / 100, "stale_fidelity": 0.9 - n / 100} for n in range(len(verdicts)))
+    return compared, [{**about, "verdict": verdict, **score} for verdict, score in zip(verdicts, scores, strict=True)]
+
+
+def test_updates_have_where_they_change_and_what_becomes_of_artefacts() -> None:
+    drawn = [
+        updated("tuned", (True, False, False), ("carry", "do not use", "carry")),
+        updated("rounded", (True, True, True), ("leave as it is",)),
+        updated("other", (False, False, False), ("do not use",)),
+    ]
+    kinds = {kind: [row for pair in drawn for row in pair[k]] for k, kind in enumerate(("compare", "carry"))}
+    frames = {kind: pd.DataFrame(rows) for kind, rows in kinds.items()}
+    table = given.items(frames, "updates")["updates"]
+    tuned = row(table, model_y="tuned")
+    assert (tuned["first"], tuned["fvu_identity"], tuned["fvu_linear"]) == (1, 3, 0.75)
+    assert (tuned["left"], tuned["to_carry"], tuned["not_used"]) == (0, 2, 1)
+    assert (tuned["fidelity"], tuned["worst_fidelity"]) == pytest.approx((0.98, 0.97))
+    assert (tuned["stale_fidelity"], tuned["worst_stale_fidelity"]) == pytest.approx((0.89, 0.88))
+    assert row(table, model_y="rounded")["first"] is None
+    assert list(table.findings) == [
+        "Of 3 updates 2 change states by more than rounding: from site 0 on other; from site 1 on tuned.",
+        "Of 5 artefacts over all updates 1 can be left as they are, 2 are to be carried over, and 2 should not be "
+        "used. Carried, they agree with their old decisions at an AUROC of 0.970 or more; left as they are, the worst "
+        "is at 0.880.",
+    ]
+    assert given.items({"compare": frames["compare"]}, "updates")["updates"].findings == table.findings[:1]
+    assert given.items({"carry": frames["carry"]}, "updates")["updates"].findings == table.findings[1:]
