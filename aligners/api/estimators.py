@@ -276,9 +276,8 @@ class ArrayMap:
             self.feature_names_in_ = np.array(columns, dtype=object)
         if isinstance(bank, Affine):
             offset = (bank.mean_y - bank.mean_x @ bank.weight)[:, 0]
-            self.coef_, self.intercept_ = (
-                of_kind(part[0] if sites is None else part, like) for part in (bank.weight.mT, offset)
-            )
+            parts = (part[0] if sites is None else part for part in (bank.weight.mT, offset))
+            self.coef_, self.intercept_ = (of_kind(part, like) for part in parts)
 
     def _rows(self, given: Array, name: Literal["x", "y"]) -> Tensor:
         """Rows of the bank's sites (S, N, d), on the device and in the precision of the map."""

@@ -38,9 +38,8 @@ def watch_streams() -> None:
 
     Call it before packages are imported that keep the streams for their own messages.
     """
-    sys.stdout, sys.stderr = (
-        stream if isinstance(stream, Logged) else Logged(stream) for stream in (sys.stdout, sys.stderr)
-    )
+    streams = (sys.stdout, sys.stderr)
+    sys.stdout, sys.stderr = (stream if isinstance(stream, Logged) else Logged(stream) for stream in streams)
 
 
 def log_to(path: Path) -> None:

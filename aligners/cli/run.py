@@ -213,9 +213,8 @@ class Run:
         seed = self.options.get("seed_everything", False)
         if seed is not False:
             check_range(least=0, most=LARGEST_SEED, seed_everything=seed)
-            self.options.seed_everything = pl.seed_everything(
-                None if seed is True else seed, workers=True, verbose=False
-            )
+            wanted = None if seed is True else seed
+            self.options.seed_everything = pl.seed_everything(wanted, workers=True, verbose=False)
         made = self.parser.instantiate(self.options)
         self.command.check(made)
         return made

@@ -26,8 +26,8 @@ CONFIGS = Path(__file__).parents[1] / "configs"  # the YAML files that the packa
 # here.
 KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "null": "null"}
 TYPES: dict[str, list[type]] = {"int": [int], "float": [int, float], "bool": [bool], "null": [NoneType]}
-# Values for argparse, although they begin as options do: numbers, words with a space, and a dash alone.
-DASHED = re.compile(r"-\d+|-\d*\.\d+|-(?!-[\w.]+\+?=).* .*|-", re.DOTALL)
+# Values for argparse, those also that begin as options do: numbers, words with a space, and a dash alone.
+VALUE = re.compile(r"(?!-).*|-\d+|-\d*\.\d+|-(?!-[\w.]+\+?=).* .*|-", re.DOTALL)
 FLOAT = re.compile(r"[-+]?[\d._]+([eE][-+]?\d+)?")  # as the parser reads them; YAML has texts for some, such as 1e3
 
 
@@ -76,7 +76,7 @@ def as_parsed(program: str, about: Mapping[str, Any], words: Sequence[str]) -> l
             parsed.append(word)
             continue
         several = kinds[0].startswith(("maps", "list")) and not about["positional"]
-        values = [value] if equals else list(takewhile(_is_value, rest if several else rest[:1]))
+        values = [value] if equals else list(takewhile(VALUE.fullmatch, rest if several else rest[:1]))
         if not values:
             raise UserError(f"Expected a value after `{option}`, but got none.")
         del rest[: 0 if equals else len(values)]
@@ -108,10 +108,6 @@ def _kinds(name: str, options: Mapping[str, str]) -> list[str] | None:
         return options[name].split("|")
     above = [options.get(name[: dot.start()], "") for dot in re.finditer(r"\.", name)]
     return ["any"] if name.startswith("trainer.") or any(re.search("any|maps", kinds) for kinds in above) else None
-
-
-def _is_value(word: str) -> bool:
-    return not word.startswith("-") or DASHED.fullmatch(word) is not None
 
 
 def _as_one_value(values: list[str], kinds: Sequence[str], known: Sequence[str], *, added: bool) -> str:

@@ -62,7 +62,7 @@ class Variant:
         if self.kind == "layers":
             return shortened(model, self.count)
         if self.kind != NONE:
-            freeze(model, **{self.kind: self.count})
+            freeze(model, cast(KeptLayers, self.kind), self.count)
         return model
 
 

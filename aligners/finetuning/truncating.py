@@ -175,13 +175,10 @@ class SurgeryEvaluation(Evaluation):
     def on_test_start(self) -> None:
         """Run every model's self-test, and make its table."""
         super().on_test_start()
-        self._conditions = [
-            conditions(model.depth, base=base, heads=self.heads)
-            for model, base in zip(self.models, self.is_base, strict=True)
-        ]
-        self.tables = nn.ModuleList(
-            TextScores(list(QUANTITIES), 1, len(wanted), self.n_texts).to(self.device) for wanted in self._conditions
-        )
+        every = zip(self.models, self.is_base, strict=True)
+        self._conditions = [conditions(model.depth, base=base, heads=self.heads) for model, base in every]
+        tables = (TextScores(list(QUANTITIES), 1, count, self.n_texts) for count in map(len, self._conditions))
+        self.tables = nn.ModuleList(tables).to(self.device)
 
     def test_step(self, batch: TextBatch, batch_idx: int) -> None:
         """Score every condition of every model on one batch."""
@@ -256,10 +253,8 @@ class HeadBank(nn.Module):
         super().__init__()
         parts = head_parts(model.model)
         self.names = list(parts)
-        self.heads = nn.ModuleList(
-            nn.ModuleList(copy.deepcopy(part).eval().requires_grad_(True) for part in parts.values())
-            for _ in range(sites)
-        )
+        copies = ([copy.deepcopy(part).eval().requires_grad_(True) for part in parts.values()] for _ in range(sites))
+        self.heads = nn.ModuleList(map(nn.ModuleList, copies))
 
     def logits(self, model: FrozenModel, inputs: Mapping[str, Tensor], states: Sequence[Tensor]) -> Tensor:
         """Return each head's logits for its site's states, as if these were the last site's: (S, B, C) float32.

@@ -1,5 +1,7 @@
 """What is injected: the maps of the checkpoints, the closed forms, the floors, and in which direction."""
 
+import copy
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain, count
@@ -9,25 +11,28 @@ from torch import Tensor, nn
 
 from aligners.errors import UserError
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.bank import BACKWARD, FORWARD, StoredBank
+from aligners.fitting.bank import BACKWARD, FORWARD, StoredBank, refuse_other_bank
 from aligners.fitting.fits import fit_map
 from aligners.fitting.outcomes import CLOSED, how_fitted, outcomes
 from aligners.injection.behaviour import OF_LABELS, OF_TOKENS
 from aligners.injection.forward import mapped_rows
 from aligners.injection.routes import Route
+from aligners.maps.affine import AffineLayer
 from aligners.maps.base import Aligner
 from aligners.maps.baselines import GaussianStates
 from aligners.maps.canonical import CCA, PWCCA, SVCCA
-from aligners.maps.linear import Identity, Linear, Mean, Procrustes, Ridge
+from aligners.maps.linear import Affine, Identity, Linear, Mean, Procrustes, Ridge
 from aligners.maps.permutation import Permutation
+from aligners.models.model import FrozenModel
 from aligners.progress import hidden, track
 from aligners.similarity.algebra.moments import Moments
 from datamodules.rows.policies import RowKind
 from datamodules.rows.types import SeenTypes
 
-CLOSED_FORMS: dict[str, type[Aligner]] = {
-    kind.__name__.lower(): kind for kind in (Linear, Ridge, Procrustes, Permutation, CCA, SVCCA, PWCCA)
-}
+logger = logging.getLogger(__name__)
+Maps = dict[str, dict[str, Aligner]]  # key of a route -> name -> map
+KINDS: tuple[type[Aligner], ...] = (Linear, Ridge, Procrustes, Permutation, CCA, SVCCA, PWCCA)
+CLOSED_FORMS = {kind.__name__.lower(): kind for kind in KINDS}
 FLOORS = ("mean", "identity", "random_embedding")
 
 
@@ -224,10 +229,54 @@ def seen_by_any(stored: Sequence[StoredBank], data: Any) -> SeenTypes:
         The types, of no kind where they are not known of every checkpoint, or are not of one kind.
     """
     unknown, present = SeenTypes(None, frozenset()), data.config()
-
-    def of_the_run(bank: StoredBank) -> bool:
-        return all(bank.data_config[name] == present[name] for name in ("text", "rows", "special_tokens", "max_length"))
-
-    types = [bank.seen or (data.seen if of_the_run(bank) else unknown) for bank in stored]
+    decide = ("text", "rows", "special_tokens", "max_length")
+    of_the_run = [all(bank.data_config[name] == present[name] for name in decide) for bank in stored]
+    types = [bank.seen or (data.seen if own else unknown) for bank, own in zip(stored, of_the_run, strict=True)]
     kinds = {seen.kind for seen in types}
     return unknown if len(kinds) > 1 else SeenTypes(kinds.pop(), frozenset().union(*(seen.names for seen in types)))
+
+
+# ---------------------------------------------------------------------- maps of an earlier run in a stitching run
+
+
+def fitted_maps(bank: StoredBank, routes: Sequence[Route], models: Sequence[FrozenModel]) -> Maps:
+    """The maps of a finished run on the routes of this one, as they are: route key -> name -> bank.
+
+    Maps that `train.py fit` fitted belong to the routes between the first two models.
+
+    Raises:
+        ValueError: they were fitted on other models, at other sites, or no route of the run has any.
+    """
+    known = [model.identity() for model in models[: len(bank.data["models"])]]
+    pairs = {route.key: route.pairs for route in routes if bank.maps.get(route.key)}
+    refuse_other_bank(bank, known, routes[0].component, pairs)
+    if not pairs:
+        raise UserError(
+            f"{bank.path} holds maps between its first two models, but no route of this run leads from one to the "
+            "other. Choose other `routes`, or leave `fitted` out."
+        )
+    return {key: bank.maps[key] for key in pairs}
+
+
+def fitted_layers(bank: StoredBank, routes: Sequence[Route], models: Sequence[FrozenModel]) -> Maps:
+    """Copies of a finished run's maps that can be trained on: a linear closed form goes on as an affine layer.
+
+    Maps that neither have parameters nor are linear are left out, and that is said in the log.
+
+    Raises:
+        ValueError: as in `fitted_maps`.
+    """
+    layers: Maps = {}
+    for key, maps in fitted_maps(bank, routes, models).items():
+        layers[key] = {}
+        for name, aligner in maps.items():
+            if not aligner.closed_form:
+                layers[key][f"{name}_stitched"] = copy.deepcopy(aligner).requires_grad_(True).train()
+            elif isinstance(aligner, Affine):
+                moments = cast(Moments, bank.moments)
+                layer = AffineLayer(aligner.sites, aligner.d_x, aligner.d_y, start="linear")
+                layer.adopt(aligner, moments if key == FORWARD else moments.swap())
+                layers[key][f"{name}_stitched"] = layer
+            else:
+                logger.warning("%s holds %s, which has nothing to train and is left out.", bank.path, name)
+    return layers

@@ -157,9 +157,8 @@ class Caller:
         if not architecture.token_types:
             self._names -= {"token_type_ids"}
         whole |= known if "kwargs" in whole else set()  # which it passes on
-        self._off = {
-            part: dict.fromkeys(names & set(KEPT), False) for part, names in ((self.trunk, known), (model, whole))
-        }
+        parts = ((self.trunk, known), (model, whole))
+        self._off = {part: dict.fromkeys(names & set(KEPT), False) for part, names in parts}
 
     @property
     def device(self) -> torch.device:

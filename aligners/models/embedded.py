@@ -66,7 +66,9 @@ def embedded_model(
         raise UserError("Expected `texts` to train on, but got none.")
     if isinstance(recipe, Recipe):
         _check_labels(texts, labels)
-    family = _family_folder(recipe, [texts, labels] if isinstance(recipe, Recipe) else [texts], cache)
+    decides = [asdict(recipe), texts, *([labels] if isinstance(recipe, Recipe) else [])]
+    digest = hashlib.blake2b(json.dumps(decides).encode(), digest_size=6).hexdigest()
+    family = cache_folder(cache) / "embedded" / f"{recipe.folder}-{recipe.layers}x{recipe.width}-{digest}"
     shipped = SHIPPED / family.name / f"seed-{seed}"
     # By a name of its own: an earlier version has trained the same model here, and did not round it.
     folder = family / f"{'shipped' if shipped.is_dir() else 'seed'}-{seed}"
@@ -97,12 +99,6 @@ def embedded_model(
             with whole_folder(folder) as unfinished:
                 save_model(unfinished, model, tokenizer)
     return folder
-
-
-def _family_folder(recipe: AnyRecipe, data: list[Any], cache: Path | None) -> Path:
-    """The folder of all seeds of a recipe, named after everything that determines them."""
-    digest = hashlib.blake2b(json.dumps([asdict(recipe), *data]).encode(), digest_size=6).hexdigest()
-    return cache_folder(cache) / "embedded" / f"{recipe.folder}-{recipe.layers}x{recipe.width}-{digest}"
 
 
 def _check_labels(texts: list[str], labels: list[int]) -> None:

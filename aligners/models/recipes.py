@@ -7,20 +7,11 @@ from itertools import accumulate, chain
 from typing import Any, ClassVar, NamedTuple
 
 import torch
+import transformers
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    BertForSequenceClassification,
-    DataCollatorForLanguageModeling,
-    DataCollatorWithPadding,
-    GPT2Config,
-    GPT2LMHeadModel,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
 from aligners.errors import UserError, check_known, check_range
@@ -82,9 +73,9 @@ class Size:
         """Learn the tokenizer from texts."""
         return word_pieces(texts, self.vocabulary, self.max_length)
 
-    def bert_config(self, vocabulary: int, dropout: float = 0.0, **options: Any) -> BertConfig:
+    def bert_config(self, vocabulary: int, dropout: float = 0.0, **options: Any) -> transformers.BertConfig:
         """Config of a BERT of this size. Attention has no dropout, which would double its cost."""
-        return BertConfig(
+        return transformers.BertConfig(
             vocab_size=vocabulary,
             hidden_size=self.width,
             num_hidden_layers=self.layers,
@@ -150,8 +141,9 @@ class Recipe(ByTexts):
         names = {number: f"LABEL_{number}" for number in range(max(labels) + 1)}
         config = self.bert_config(len(tokenizer), self.dropout, id2label=names)
         rows = [row | {"labels": label} for row, label in zip(self.rows(texts, tokenizer), labels, strict=True)]
-        batches = self.batches(rows, seed, DataCollatorWithPadding(tokenizer))
-        return Plan(BertForSequenceClassification(config), batches, lambda bert, batch: bert(**batch).loss, self.epochs)
+        batches = self.batches(rows, seed, transformers.DataCollatorWithPadding(tokenizer))
+        model = transformers.BertForSequenceClassification(config)
+        return Plan(model, batches, lambda bert, batch: bert(**batch).loss, self.epochs)
 
 
 @dataclass(frozen=True)
@@ -179,7 +171,7 @@ class SentenceRecipe(ByTexts):
 
     def plan(self, seed: int, texts: list[str], labels: list[int], tokenizer: PreTrainedTokenizerBase) -> Plan:
         """Make a masked model and its batches."""
-        model = BertForMaskedLM(self.bert_config(len(tokenizer), initializer_range=self.initial))
+        model = transformers.BertForMaskedLM(self.bert_config(len(tokenizer), initializer_range=self.initial))
         batches = self.batches(self.rows(texts, tokenizer), seed, _masking(tokenizer, self.masked_share, seed))
         return Plan(model, batches, partial(masked_tokens, padded=True), self.epochs)
 
@@ -264,7 +256,7 @@ class GPTRecipe(LanguageRecipe):
         """Make a GPT-2 and its batches."""
         register_solu()
         end = tokenizer.eos_token_id
-        config = GPT2Config(
+        config = transformers.GPT2Config(
             vocab_size=len(tokenizer),
             n_positions=self.max_length,
             n_embd=self.width,
@@ -278,7 +270,7 @@ class GPTRecipe(LanguageRecipe):
             bos_token_id=end,
             eos_token_id=end,
         )
-        model, rows = GPT2LMHeadModel(config), self.sequences(texts, tokenizer, end, self.max_length)
+        model, rows = transformers.GPT2LMHeadModel(config), self.sequences(texts, tokenizer, end, self.max_length)
         return Plan(model, self.batches(rows, seed, lambda some: {"input_ids": torch.stack(some)}), next_tokens)
 
 
@@ -303,7 +295,7 @@ class MaskedRecipe(LanguageRecipe):
 
     def plan(self, seed: int, texts: list[str], labels: list[int], tokenizer: PreTrainedTokenizerBase) -> Plan:
         """Make a masked model and its batches."""
-        model = BertForMaskedLM(self.bert_config(len(tokenizer), initializer_range=self.initial))
+        model = transformers.BertForMaskedLM(self.bert_config(len(tokenizer), initializer_range=self.initial))
         mask = _masking(tokenizer, self.masked_share, seed)
         first, last = torch.tensor([tokenizer.cls_token_id]), torch.tensor([tokenizer.sep_token_id])
         rows = self.sequences(texts, tokenizer, tokenizer.sep_token_id, self.max_length - 2)
@@ -314,13 +306,13 @@ class MaskedRecipe(LanguageRecipe):
 AnyRecipe = Recipe | GPTRecipe | MaskedRecipe | SentenceRecipe
 
 
-def next_tokens(model: GPT2LMHeadModel, batch: Batch) -> Tensor:
+def next_tokens(model: transformers.GPT2LMHeadModel, batch: Batch) -> Tensor:
     """Mean cross-entropy of the next tokens."""
     logits = model(**batch, use_cache=False).logits[:, :-1]
     return cross_entropy(logits.flatten(0, 1), batch["input_ids"][:, 1:].flatten())
 
 
-def masked_tokens(model: BertForMaskedLM, batch: Batch, padded: bool = False) -> Tensor:
+def masked_tokens(model: transformers.BertForMaskedLM, batch: Batch, padded: bool = False) -> Tensor:
     """Mean cross-entropy of the masked tokens. Running the head on these alone saves a third of the time."""
     masked = batch["labels"] != -100
     mask = batch["attention_mask"] if padded else None
@@ -330,7 +322,7 @@ def masked_tokens(model: BertForMaskedLM, batch: Batch, padded: bool = False) ->
 
 def _masking(tokenizer: PreTrainedTokenizerBase, share: float, seed: int) -> Callable[[list[Any]], Batch]:
     """A function that pads rows of token ids to a batch and masks it, the same for every process."""
-    mask = DataCollatorForLanguageModeling(tokenizer, mlm_probability=share, seed=seed)
+    mask = transformers.DataCollatorForLanguageModeling(tokenizer, mlm_probability=share, seed=seed)
     mask.generator = torch.Generator().manual_seed(seed)  # it makes none of its own in a process of a pool
     return mask
 

@@ -50,27 +50,22 @@ def shortened(model: PreTrainedModel, layers: int) -> PreTrainedModel:
     return short
 
 
-def freeze(model: PreTrainedModel, *, bottom: int | None = None, top: int | None = None) -> None:
+def freeze(model: PreTrainedModel, kind: KeptLayers, count: int) -> None:
     """Freeze blocks in place, by `requires_grad`. Their dropout stays on, as in the papers.
 
     Args:
         model: the model, its other parameters left as they are.
-        bottom: number of bottom blocks to freeze, with all that the states up to there depend on: the embeddings, and
-            what blocks share. 0: the embeddings alone. None: nothing. (Merchant et al., Figure 3)
-        top: number of top blocks to freeze; what lies above them trains. None: nothing. (Wu et al., Table 1)
+        kind: `bottom`: the bottom blocks, with all that the states up to there depend on: the embeddings, and what blocks
+            share (Merchant et al., Figure 3). `top`: the top blocks; what lies above them trains (Wu et al., Table 1).
+        count: how many blocks. 0 bottom ones: the embeddings alone.
 
     Raises:
-        ValueError: a number is outside 0..L, or it would freeze a part of what shared blocks run.
+        ValueError: the number is outside 0..L, or it would freeze a part of what shared blocks run.
     """
+    check_count(model, kind, count)
     blocks = blocks_of(model)
-    if top is not None:
-        check_count(model, "top", top)
-    if bottom is not None:
-        check_count(model, "bottom", bottom)
-        for weight in _below(model, blocks, bottom):
-            weight.requires_grad_(False)
-    for block in blocks[len(blocks) - (top or 0) :]:
-        block.requires_grad_(False)
+    for part in _below(model, blocks, count) if kind == "bottom" else blocks[len(blocks) - count :]:
+        part.requires_grad_(False)
 
 
 def freeze_unused(model: PreTrainedModel, logits: Tensor) -> None:

@@ -1,9 +1,8 @@
 """Structural probes: whether a linear map of the states lays out a sentence's tree, by distances or depths."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,47 +10,7 @@ from torch import Tensor, nn
 from aligners.errors import UserError
 from aligners.probing.bank import Arm, Bank, Examples, Probes, Words, fresh_bank
 from aligners.probing.tasks import Row, Task, pooled_ratio, score_columns
-from aligners.probing.trees import (
-    Trees,
-    TreeScores,
-    TreesPart,
-    by_length,
-    chain,
-    counted_edges,
-    predictions,
-    punctuation,
-    spanning_edges,
-    tree_edges,
-    tree_scores,
-)
-
-WORDS = range(7, 14)  # of a sentence that is drawn: its tree is no trifle, and fits on a page
-
-
-def drawn_trees(bank: Bank, words: Words, count: int, model: str) -> Iterator[dict[str, Any]]:
-    """The first sentences of a fitting length, with the edges of their trees and those that a probe finds.
-
-    Args:
-        bank: of one distance probe.
-        words: held-out words.
-        count: how many sentences.
-        model: its name.
-
-    Yields:
-        Rows with the words, and edges as `0-1 1-3`; `counted` are those of the tree that UUAS counts.
-    """
-    trees = Trees.of(words)
-    chosen = [number for number, depths in trees.depths.items() if len(depths) in WORDS][:count]
-    for number, predicted in predictions(bank, Examples(words, trees, chosen)):
-        sentence = words.sentences[number]
-        every = {
-            "edges": tree_edges(sentence.heads),
-            "counted": counted_edges(sentence),
-            "found": spanning_edges(predicted[0], ~punctuation(sentence)),
-        }
-        written = {name: " ".join(f"{a}-{b}" for a, b in sorted(edges)) for name, edges in every.items()}
-        yield {"model": model, "layer": bank.arms[0].layer, "words": sentence.text, **written}
-
+from aligners.probing.trees import Trees, TreeScores, TreesPart, by_length, chain, predictions, tree_scores
 
 START, WIDTH = 0.05, 64  # entries of a B of 64 x 64 are drawn from -START..START, as in the paper's code
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from aligners.probing.tasks import Row, pooled_ratio
 from datamodules.text.annotated.sentence import Sentence, check_tree
 
 LEAST = 2  # words of a tree: one word has no distances
+WORDS = range(7, 14)  # of a sentence that is drawn: its tree is no trifle, and fits on a page
 
 
 Edge = tuple[int, int]  # two words, the earlier one first, counted from 0
@@ -274,3 +275,28 @@ def chain(trees: Trees, probe: str) -> Iterator[tuple[int, Numbers]]:
     for number, depths in trees.depths.items():
         place = np.arange(len(depths), dtype=float)
         yield number, (place if probe == "depth" else np.abs(place[:, None] - place))[None]
+
+
+def drawn_trees(bank: Bank, words: Words, count: int, model: str) -> Iterator[dict[str, Any]]:
+    """The first sentences of a fitting length, with the edges of their trees and those that a probe finds.
+
+    Args:
+        bank: of one distance probe.
+        words: held-out words.
+        count: how many sentences.
+        model: its name.
+
+    Yields:
+        Rows with the words, and edges as `0-1 1-3`; `counted` are those of the tree that UUAS counts.
+    """
+    trees = Trees.of(words)
+    chosen = [number for number, depths in trees.depths.items() if len(depths) in WORDS][:count]
+    for number, predicted in predictions(bank, Examples(words, trees, chosen)):
+        sentence = words.sentences[number]
+        every = {
+            "edges": tree_edges(sentence.heads),
+            "counted": counted_edges(sentence),
+            "found": spanning_edges(predicted[0], ~punctuation(sentence)),
+        }
+        written = {name: " ".join(f"{a}-{b}" for a, b in sorted(edges)) for name, edges in every.items()}
+        yield {"model": model, "layer": bank.arms[0].layer, "words": sentence.text, **written}

@@ -1,10 +1,10 @@
-"""What a study will cost, from the sizes of models, stated formulas and a stated rate."""
+"""What a study will cost, from sizes of models, stated formulas and a stated rate; how long the rest of it takes."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,9 +17,49 @@ from aligners.models.recipes import EMBEDDED, Recipe, embedded_recipe
 from aligners.reports.screen import SiteTable
 from aligners.similarity.passes.work import SINGULAR
 from aligners.studies.cells import Cell
-from aligners.studies.pace import Pace
 from aligners.studies.sizes import TextSizes
-from aligners.studies.spec import Assumed
+
+
+class Pace:
+    """What cells take: their planned times, times what those of their kind have taken so far for each planned second.
+
+    A kind of which none is done yet is corrected by all others.
+
+    Args:
+        planned: seconds of each cell, by its id.
+    """
+
+    def __init__(self, planned: Mapping[str, float]) -> None:
+        self._planned = planned
+        self._sums: dict[str, tuple[float, float]] = {}  # of a kind: seconds planned, and taken
+
+    def add(self, cell: Cell, seconds: float | None) -> None:
+        """Take into account what a cell has taken, where that is known."""
+        planned = self._planned.get(cell.id)
+        if planned and seconds is not None:
+            before, taken = self._sums.get(cell.kind, (0.0, 0.0))
+            self._sums[cell.kind] = before + planned, taken + seconds
+
+    def expected(self, cell: Cell) -> float:
+        """Seconds that a cell will take."""
+        known = [self._sums[cell.kind]] if cell.kind in self._sums else self._sums.values()
+        planned, taken = (sum(sums) for sums in zip(*known, strict=True)) if known else (1.0, 1.0)
+        return self._planned.get(cell.id, 0.0) * taken / planned
+
+    def left(self, cells: Iterable[Cell], workers: int, besides: float = 0.0) -> float:
+        """Seconds that cells will take, so many at a time: at least those of the longest chain of them.
+
+        Args:
+            cells: each after those that it needs.
+            workers: cells at a time.
+            besides: seconds of other work, which can be shared out.
+        """
+        total, until = besides, {"": 0.0}
+        for cell in cells:
+            alone = self.expected(cell)
+            until[cell.id] = alone + max((until.get(need, 0.0) for need in cell.needs), default=0.0)
+            total += alone
+        return max(total / max(1, workers), *until.values())
 
 
 @dataclass(frozen=True)
@@ -50,11 +90,6 @@ class Size:
     def reading(self, tokens: float) -> float:
         """FLOP of a forward pass over so many tokens."""
         return 2.0 * self.layers * 12 * self.width**2 * tokens
-
-    @classmethod
-    def assumed(cls, assumed: Assumed) -> Self:
-        """The size that a study file gives models which cannot be reached."""
-        return cls(assumed.layers, assumed.width, assumed.vocabulary, known=False)
 
 
 def size_of(name: str, data: Mapping[str, Any]) -> Size:

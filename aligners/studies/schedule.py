@@ -10,8 +10,7 @@ from aligners.files.whole import remove, write_text
 from aligners.progress import Progress
 from aligners.studies.cells import KINDS, Cell
 from aligners.studies.folder import ERROR, RESULT, StudyFolder
-from aligners.studies.pace import Pace
-from aligners.studies.plan import duration
+from aligners.studies.plan import Pace, duration
 
 ATTEMPTS = 2  # of a cell whose worker was lost, without getting any further
 PAUSE = 2.0  # seconds between two looks at cells that others are making
@@ -218,10 +217,8 @@ class Schedule:
         line = f"[{count}/{self._shown.total}] {cell.said()}: {by or state}"
         if aloud:
             self.say(line)
-        begun_or_over = len(self._ended) in (1, len(self.todo))
-        self._shown.show(
-            count, lambda: f"{line}; {self.words()}", beside=self.words, at_once=begun_or_over and not aloud
-        )
+        at_once = not aloud and len(self._ended) in (1, len(self.todo))
+        self._shown.show(count, lambda: f"{line}; {self.words()}", beside=self.words, at_once=at_once)
 
     def words(self) -> str:
         """How many cells are running, failed and waiting, and how long they will take."""

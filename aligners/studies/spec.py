@@ -68,9 +68,8 @@ class Models:
 
     def group(self, name: str, option: Literal["groups", "bases"] = "groups") -> str | None:
         """The group of a model, or of the model that it is a copy of; or, by `bases`, what it was fine-tuned from."""
-        return next(
-            (group for group, names in self.members(option).items() if {name, name.split("#")[0]} & {*names}), None
-        )
+        of = {name, name.split("#")[0]}
+        return next((group for group, names in self.members(option).items() if of & {*names}), None)
 
     def members(self, option: Literal["groups", "bases"]) -> dict[str, list[str]]:
         """Name of a group, or of a pretrained model -> its models."""
@@ -323,9 +322,7 @@ class Study:
         """The models at a stage: of fine-tuned ones, every copy."""
         copies = self.finetune.copies if stage == "finetuned" and self.finetune is not None else 1
         names = self.models.listed()
-        return [
-            Model(name if copy == 0 else f"{name}#{copy + 1}", name, copy) for name in names for copy in range(copies)
-        ]
+        return [Model(name + f"#{copy + 1}" * (copy > 0), name, copy) for name in names for copy in range(copies)]
 
     def pairs_at(self, stage: Stage) -> list[tuple[Model, Model]]:
         """The pairs at a stage, each model with itself left out."""

@@ -81,11 +81,9 @@ def _fit(load: Load) -> Cost:
     recovers = "couplings" in data
     read, step = load.rows(load.texts.fit), load.rows(data.batch_size)
     maps = [fit.aligner for fit in load.made.model.made(1, x.width, y.width)]
-    trainable = {
-        aligner: sum(weight.numel() for weight in aligner.parameters()) for aligner in maps if not aligner.closed_form
-    }
+    trained = [aligner for aligner in maps if not aligner.closed_form]
+    trainable = {aligner: sum(weight.numel() for weight in aligner.parameters()) for aligner in trained}
     weights = sum(count * (2 if aligner.both_ways else 1) for aligner, count in trainable.items())
-    closed = sum(aligner.closed_form for aligner in maps)
     products = x.width**2 + y.width**2 + x.width * y.width
     moments = MOMENT * products
     stored = moments + sum(value.nbytes for aligner in maps for value in aligner.state_dict().values())
@@ -103,7 +101,7 @@ def _fit(load: Load) -> Cost:
     return Cost(
         passes=len(load.sizes) * passes,
         flops=reading + places * (on_maps + DOUBLE * 2.0 * read * products),
-        solved=places * closed * DECOMPOSED * max(x.width, y.width) ** 3,
+        solved=places * (len(maps) - len(trained)) * DECOMPOSED * max(x.width, y.width) ** 3,
         calls=passes * load.calls(load.texts.fit),
         reading=reading,
         disk=0.0 if load.study.keep == "results" else places * stored,
@@ -305,8 +303,9 @@ def plan_study(costs: Costs, cells: Sequence[Cell], rate: float | None, workers:
             f"{assume.held_out:,} held out are assumed (`assume`), as far as the study file sets no lower limit."
         )
     read = {
-        (model.path, cell.task, split, getattr(texts, split)): (size, _kept(cell, assume.tokens))
+        (model.path, cell.task, split, getattr(texts, split)): (size, rows)
         for cell, texts in reading
+        for rows in [1 if cell.options["data"].get("store_rows") == "texts" else assume.tokens]
         for split in ABOUT["reads"].get(cell.kind, TextSizes._fields[:3])
         for model, size in zip(cell.models, sizes_in(cell, costs.sizes), strict=True)
     }
@@ -314,11 +313,6 @@ def plan_study(costs: Costs, cells: Sequence[Cell], rate: float | None, workers:
     once = sum(size.reading(texts * assume.tokens) for (*_, texts), (size, _) in read.items())
     passes = len(read) + sum(cost.passes for _, cost in estimates if not cost.reading)
     return Plan(estimates, rate, solving, workers, float(store), round(passes), once, notes, rated)
-
-
-def _kept(cell: Cell, tokens: int) -> int:
-    """Rows that a store keeps of a text of so many tokens."""
-    return 1 if cell.options["data"].get("store_rows") == "texts" else tokens
 
 
 def choose_banks(study: Study, options: CellOptions, sizes: Mapping[str, Size]) -> tuple[Study, list[str]]:

@@ -142,7 +142,7 @@ def model_sizes(study: Study, *, assume: bool) -> dict[str, Size]:
         except ValueError:
             if not assume:
                 raise
-            sizes[name] = Size.assumed(study.assume)
+            sizes[name] = Size(study.assume.layers, study.assume.width, study.assume.vocabulary, known=False)
     return sizes
 
 

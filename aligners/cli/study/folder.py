@@ -10,8 +10,7 @@ from aligners.reports.study.report import report as write_report
 from aligners.studies import collecting
 from aligners.studies.cells import Cell
 from aligners.studies.folder import ERROR, STATES, StudyFolder
-from aligners.studies.pace import Pace
-from aligners.studies.plan import duration
+from aligners.studies.plan import Pace, duration
 from aligners.studies.rehearsals.notes import MEANINGLESS, NOTES
 
 # Makes a command for a study's folder of the function that does its work.

@@ -33,7 +33,10 @@ def store(run: Run, *, folder: Path, remove: Sequence[str] = (), keep: float | N
     stores = kept_in(folder)
     _list(folder, stores)
     if run.options.get("verify"):
-        _verify(stores)
+        faults = [fault for entry in track(stores, "Verifying") for fault in damages(entry)]
+        if faults:
+            raise UserError("\n".join(faults))
+        print("Everything is as it was written.")
 
 
 def _remove_named(folder: Path, names: Sequence[str]) -> None:
@@ -74,11 +77,3 @@ def _described(kept: StoreEntry) -> list[str]:
         " ".join(sites) + component,
         identity.kept_as,
     ]
-
-
-def _verify(stores: Sequence[StoreEntry]) -> None:
-    """Raise if anything is damaged, and name it."""
-    faults = [fault for entry in track(stores, "Verifying") for fault in damages(entry)]
-    if faults:
-        raise UserError("\n".join(faults))
-    print("Everything is as it was written.")

@@ -55,8 +55,7 @@ def check_widths(run: Run) -> None:
     """Raise if a map cannot have the widths of the pairs, before any model is made or loaded."""
     widths = run.made.data.frozen_models.widths()
     for a, b in run.made.data.numbers:
-        for _ in run.made.model.made(1, widths[a], widths[b]):
-            pass
+        list(run.made.model.made(1, widths[a], widths[b]))
 
 
 def fit_and_show(run: Run, trainer: pl.Trainer) -> None:

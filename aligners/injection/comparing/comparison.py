@@ -11,12 +11,11 @@ from torch import Tensor
 from aligners.errors import UserError, check_known, check_range
 from aligners.fitting.errors import squared_distances, squared_errors
 from aligners.injection.comparing import precision
-from aligners.injection.comparing.figures import function_of, site_rows
 from aligners.injection.comparing.reading import Asked, Reader, answer_sums, divergences, in_two, padded
 from aligners.injection.comparing.residuals import Residuals
-from aligners.injection.comparing.verdict import AS_IS, LINEAR, TIMES, TURNED, Verdict, decide
+from aligners.injection.comparing.verdict import AS_IS, LEAST, LINEAR, TIMES, TURNED, Verdict, decide
 from aligners.injection.forward import stitched_logits
-from aligners.injection.scoring.scores import Row, Sums, per_text_sums
+from aligners.injection.scoring.scores import Row, Sums, mean_columns, per_text_sums
 from aligners.injection.scoring.tasks import chosen, unit_losses
 from aligners.maps.linear import Affine, Procrustes, Ridge, ridge_regression
 from aligners.maps.permutation import Permutation
@@ -35,6 +34,8 @@ KINDS: dict[str, type[Affine]] = {"permutation": Permutation, TURNED: Procrustes
 MAPS = tuple(KINDS)
 COSTLY = 8  # sites at which OLD's states are put into NEW
 ENDS = ("first", "most")  # of a verdict: numbers of site pairs, in its report sites of NEW
+EXACT = 1e-13  # nats, or a squared difference of cosines: what float64 makes of equal answers
+
 Map = Callable[[Tensor], Tensor]
 Track = Callable[[Sequence[Sequence[int]], str], Iterator[Sequence[int]]]
 
@@ -116,7 +117,9 @@ class Comparison:
         off, coarse = "weights off by {} rounding".format, self.precision != "float32"
         changed = {off("float32"): precision.saved_elsewhere(old, "float32", self.seed)}
         if coarse and precision.stored_precision(old) != self.precision:
-            changed[f"weights rounded to {self.precision}"] = precision.saved_like(old, new, self.precision)
+            like, stored = dict(new.model.named_parameters()), self.precision
+            rounded = precision.with_weights(old, lambda name, w: precision.rounded(w, stored, like.get(name)))
+            changed[f"weights rounded to {stored}"] = rounded
         if coarse:
             changed[off(self.precision)] = precision.saved_elsewhere(old, self.precision, self.seed)
         reader = partial(Reader, number=0, sites=sites[0], kind=self.kind)
@@ -147,9 +150,8 @@ class Comparison:
     def _batches(self, texts: TokenisedTexts) -> list[list[int]]:
         """Texts of similar length together, the batches in a random order."""
         order = texts.lengths[: self.most].argsort(descending=True, stable=True).split(self.batch_size)
-        return [
-            order[n].tolist() for n in torch.randperm(len(order), generator=torch.Generator().manual_seed(self.seed))
-        ]
+        draw = torch.Generator().manual_seed(self.seed)
+        return [order[n].tolist() for n in torch.randperm(len(order), generator=draw)]
 
     # ------------------------------------------------------------------ the passes
 
@@ -168,7 +170,7 @@ class Comparison:
 
     def _both(self, batch: TextBatch) -> list[Tensor]:
         """Rows of OLD and of NEW at all site pairs."""
-        return [reader.rows(batch).to(self.old.device) for reader in self.readers]
+        return [reader(batch)[0].to(self.old.device) for reader in self.readers]
 
     def _fit(self, moments: Moments) -> tuple[dict[str, Map], dict[str, str]]:
         """Solve the closed forms in float64; those that cannot be are left out, with the reason."""
@@ -297,3 +299,67 @@ class Comparison:
         about["joined"] = tokenizer.convert_tokens_to_string if self.kind.types == "tokens" else " ".join
         about |= {"text": text, "token": token, "texts": self.texts["text"][:]}
         return [Residuals(self.pairs[n][1], left[:, k], **about) for k, n in enumerate(places)]
+
+
+# ---------------------------------------------------------------------- figures, with intervals, floors and tolerances
+
+
+def site_rows(sums: Sums, floors: Mapping[str, Sequence[float]], places: Sequence[Row], seed: int) -> list[Row]:
+    """A row for each map and site pair: its FVU, the floor and the tolerance, and what OLD's states in NEW cost.
+
+    Args:
+        sums: of the held-out texts.
+        floors: map -> its floor at each site pair.
+        places: columns of each site pair.
+        seed: of the resampling of texts.
+    """
+    rows, total = [], sums["total"]
+    for number, (name, floor) in enumerate(floors.items()):
+        for s, place in enumerate(places):
+            row = {**place, "method": name, **mean_columns("fvu", sums[name][s], total[s], seed), "floor": floor[s]}
+            row["tolerance"] = TIMES * max(floor[s], LEAST)
+            row["within"] = row["fvu"] is not None and row["fvu"] <= row["tolerance"]
+            costs = sums["costs"][:, number, s] if "costs" in sums else torch.full((2, 1), torch.nan)
+            units = sums["units"][: costs.shape[1]] if "costs" in sums else torch.ones(1)
+            row |= mean_columns("kl", costs[0], units, seed) | mean_columns("penalty", costs[1], units, seed)
+            rows.append(row)
+    return rows
+
+
+def function_of(sums: Sums, asked: Asked, variants: Mapping[str, bool], seed: int) -> list[Row]:
+    """Whether two models answer alike: what differs, with its interval, beside the floor; nothing if not compared.
+
+    Args:
+        sums: of the held-out texts.
+        asked: what the models answer.
+        variants: of OLD -> whether it counts for other coordinates alone.
+        seed: of the resampling of texts.
+    """
+    if asked.what is None:
+        return []
+    if "units" in sums:
+        units, measure = sums["units"], "KL(old ‖ new), nats"
+        quantities = {"difference": sums["kl"], "agreement": sums["agree"]}
+        if asked.scored:
+            quantities |= {name: sums[name] for name in ("loss_old", "loss_new")}
+            quantities["loss_change"] = sums["loss_new"] - sums["loss_old"]
+        floors = {name: float(sums[f"answers of {name}"].sum() / units.sum()) for name in variants}
+    else:
+        own, new = _cosines(sums["old"]), _cosines(sums["new"])
+        units, measure = torch.ones(len(own)), "mean squared difference of cosines"
+        nearest = (new.argmax(-1) == own.argmax(-1)).double()
+        quantities = {"difference": (new - own).square().mean(-1), "agreement": nearest}
+        floors = {name: float((_cosines(sums[f"answers of {name}"]) - own).square().mean()) for name in variants}
+    row: Row = {"what": asked.what, "measure": measure, "units": int(units.sum()), "floors": floors}
+    for name, values in quantities.items():
+        row |= mean_columns(name, values, units, seed)
+    for suffix in ("", "_elsewhere"):
+        floor = max(EXACT, *(value for name, value in floors.items() if suffix or not variants[name]))
+        same = row["difference"] is not None and row["difference"] <= TIMES * floor
+        row |= {f"floor{suffix}": floor, f"tolerance{suffix}": TIMES * floor, f"same{suffix}": same}
+    return [row]
+
+
+def _cosines(texts: Tensor) -> Tensor:
+    """Cosines between texts (d, n) of unit length, none with itself: (n, n)."""
+    return (texts.T @ texts).fill_diagonal_(-1)

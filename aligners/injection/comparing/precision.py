@@ -69,12 +69,6 @@ def rounded(weight: Tensor, precision: str, like: Tensor | None = None) -> Tenso
     return weight if axis is None else (weight / _steps(weight, axis)).round() * _steps(weight, axis)
 
 
-def saved_like(old: FrozenModel, new: FrozenModel, precision: str) -> FrozenModel:
-    """OLD with its weights rounded as those of NEW are."""
-    others = dict(new.model.named_parameters())
-    return with_weights(old, lambda name, w: rounded(w, precision, others.get(name)))
-
-
 def saved_elsewhere(model: FrozenModel, precision: str, seed: int) -> FrozenModel:
     """A model as if its weights had been rounded in other coordinates: each is off by up to half a step, at random."""
     draw = torch.Generator().manual_seed(seed)

@@ -1,6 +1,6 @@
 """Reads a model's states and answers on batches that are laid out in several ways, and what two models are asked."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -20,11 +20,6 @@ Run = Callable[[Inputs], list[Tensor]]
 PADDED = 7  # columns of further padding
 UNITS = 2**22  # logits that are compared at once, in float64
 KINDS = {"classification": "classes", "causal": "next tokens", "masked": "masked tokens"}
-
-
-def as_given(run: Run, inputs: Inputs) -> list[Tensor]:
-    """States (B, T, d) of a batch as it is."""
-    return run(inputs)
 
 
 def in_two(run: Run, inputs: Inputs) -> list[Tensor]:
@@ -100,39 +95,34 @@ class Reader:
     number: int
     sites: Sequence[int]
     kind: RowKind
-    layout: Callable[[Run, Inputs], list[Tensor]] = as_given
+    layout: Callable[[Run, Inputs], list[Tensor]] = lambda run, inputs: run(inputs)  # as it is
 
     def rows_of(self, batch: TextBatch) -> Rows:
         """Where the rows of a batch are, on the CPU."""
         return rows_of_each(batch, self.kind)[self.number]
 
-    def states(self, inputs: Inputs, sites: Sequence[int]) -> dict[int, Tensor]:
+    def states(self, inputs: Inputs, sites: Collection[int]) -> dict[int, Tensor]:
         """Site -> (B, T, d), of inputs anywhere."""
-        placed = {name: value.to(self.model.device) for name, value in inputs.items()}
-        return dict(zip(sites, self.layout(partial(self.model.front, sites=sites), placed), strict=True))
+        placed, wanted = {name: value.to(self.model.device) for name, value in inputs.items()}, sorted(set(sites))
+        return dict(zip(wanted, self.layout(partial(self.model.front, sites=wanted), placed), strict=True))
 
-    def rows(self, batch: TextBatch) -> Tensor:
-        """(S, N, d) float32."""
-        states = self.states(batch.inputs[self.number], sorted(set(self.sites)))
-        return self._gather(batch, states, self.sites, self.kind)
-
-    def _gather(self, batch: TextBatch, states: Mapping[int, Tensor], sites: Sequence[int], kind: RowKind) -> Tensor:
-        rows = rows_of_each(batch, kind)[self.number].to(self.model.device)
-        return gather_rows(states, sites, rows, self.model.width)
-
-    def __call__(self, batch: TextBatch, asked: Asked, task: TaskBatch | None) -> tuple[Tensor, Tensor | None]:
+    def __call__(
+        self, batch: TextBatch, asked: Asked | None = None, task: TaskBatch | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """Read the rows (S, N, d), float32, and what is answered.
 
         Answers are logits (U, C), float32; of models without a head mean last states of unit length, (B, d); None if
-        nothing is compared.
+        nothing is compared or asked.
         """
         model, last = self.model, self.model.depth
-        states = self.states(batch.inputs[self.number], sorted({*self.sites, last}))
-        rows = self._gather(batch, states, self.sites, self.kind)
-        if asked.what is None:
+        answers = asked is not None and asked.what is not None
+        states = self.states(batch.inputs[self.number], [*self.sites, *([last] if answers else [])])
+        rows = gather_rows(states, self.sites, self.rows_of(batch).to(model.device), model.width)
+        if not answers:
             return rows, None
         if task is None:
-            return rows, normalize(self._gather(batch, states, [last], RowKind("mean"))[0])
+            whole = rows_of_each(batch, RowKind("mean"))[self.number].to(model.device)
+            return rows, normalize(gather_rows(states, [last], whole, model.width)[0])
         task = task.to(model.device)
         top = self.states(task.inputs, [last])[last] if model.task == "masked" else states[last]  # of masked texts
         return rows, chosen(model.tail(task.inputs, last, top), task.targets, model.class_map)

@@ -62,10 +62,8 @@ def over_pairs(
         different = f"{kinds[x]}-to-{kinds[y]}" if kinds[x] else "different models"
         group = "same model" if x == y else different
         by_place.setdefault((group, *(row[name] for name in by)), []).append(row)
-    return [
-        {**dict(zip(("group", *by), place, strict=True)), **_summary(group_rows, kinds, quantities, bases)}
-        for place, group_rows in by_place.items()
-    ]
+    summaries = {place: _summary(some, kinds, quantities, bases) for place, some in by_place.items()}
+    return [dict(zip(("group", *by), place, strict=True)) | summary for place, summary in summaries.items()]
 
 
 def check_groups(groups: Mapping[str, Sequence[str]] | None, models: Iterable[str]) -> dict[str, str]:

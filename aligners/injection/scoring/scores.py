@@ -148,11 +148,10 @@ def interval(values: Tensor, weights: Tensor | None = None, *, seed: int) -> Fig
 
 def resampled_columns(figures: Mapping[str, Tensor]) -> Row:
     """A report's columns of figures, from each and its resamples, (1 + R,): see `named`."""
-    return {
-        key: finite(value)
-        for name, values in figures.items()
-        for key, value in named(name, with_interval(values)).items()
-    }
+    row: Row = {}
+    for name, values in figures.items():
+        row |= named(name, map(finite, with_interval(values)))
+    return row
 
 
 def mean_columns(name: str, values: Tensor, weights: Tensor, seed: int) -> Row:

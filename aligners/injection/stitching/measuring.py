@@ -10,12 +10,11 @@ from aligners.fitting.outcomes import outcomes
 from aligners.injection.behaviour import Behaviour
 from aligners.injection.forward import read_all
 from aligners.injection.injecting import Evaluation
-from aligners.injection.methods import TASK_LOSS, Method, describe_map
+from aligners.injection.methods import TASK_LOSS, Method, describe_map, fitted_maps
 from aligners.injection.panels import Panel, PanelBatch
 from aligners.injection.routes import Route, Routes, build_routes, check_routes
 from aligners.injection.scoring.task_scores import ScoredTask
 from aligners.injection.scoring.tasks import match_heads
-from aligners.injection.stitching.fitted import fitted_maps
 from aligners.maps.base import Aligner
 from aligners.maps.linear import Identity
 from aligners.models.loading.models import check_precision

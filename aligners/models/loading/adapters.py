@@ -61,9 +61,8 @@ class Adapter(NamedTuple):
         with safe_open(cached_file(folder, "adapter_model.safetensors", **where), framework="pt") as file:
             shapes = {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118  (not a mapping)
         heads = set(self.heads)
-        return min(
-            (shape[0] for key, shape in shapes.items() if heads & set(key.split(".")) and shape[1:]), default=None
-        )
+        outputs = (shape[0] for key, shape in shapes.items() if heads & set(key.split(".")) and shape[1:])
+        return min(outputs, default=None)
 
 
 def adapter_of(name: str, source: Mapping[str, Any]) -> Adapter | None:

@@ -7,6 +7,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from aligners.errors import finite
 from aligners.injection.behaviour import BEHAVIOUR, Behaviour, behaviour_columns
 from aligners.injection.forward import read_all
 from aligners.injection.methods import Method
@@ -106,9 +107,8 @@ class Twin(nn.Module):
             about = {"part": part.name, "dimensions": route.target.width if subspace is None else subspace.shape[-1]}
             for s, (site_x, site_y) in enumerate(route.pairs):
                 through = {"method": method.name, "training": method.outcome(s)}
-                values = {name: float(columns[name][place, s]) for name in CHANGES}
-                known = {name: value if value == value else None for name, value in values.items()}
-                yield {**names, "site_x": site_x, "site_y": site_y, **through, **about, **counts, **known}
+                values = {name: finite(columns[name][place, s]) for name in CHANGES}
+                yield {**names, "site_x": site_x, "site_y": site_y, **through, **about, **counts, **values}
 
 
 def read_subspaces(bank: Bank) -> Tensor:

@@ -96,8 +96,7 @@ class Carrying(pl.LightningModule):
 
     def _paired(self, split: Split, kind: RowKind, place: int) -> PairedRows:
         """The rows of a split at a site pair; of the held-out ones at most `MOST_ROWS`, evenly spaced."""
-        number = self.kinds.index(kind)
-        batches = [(batch if number == 0 else batch.others[number - 1]) for batch in self.batches[split]]
+        batches = [(batch, *batch.others)[self.kinds.index(kind)] for batch in self.batches[split]]
         parts = [[b.x[place] for b in batches], [b.y[place] for b in batches], [b.text for b in batches]]
         if self.labelled and all(b.texts.labels is not None for b in batches):
             parts.append([b.texts.labels[b.rows.owner] for b in batches if b.texts.labels is not None])

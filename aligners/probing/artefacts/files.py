@@ -65,21 +65,16 @@ def _of_folder(folder: Path) -> list[Artefact]:
         check_known(KINDS, kind=str(about.get("kind")))
         about.setdefault("name", folder.name)
         _check_model(about, folder / ABOUT)
-        return [_described(folder, about)]
+        maps = load_bank(folder / MAP, arrays=True).maps[FORWARD] if (folder / MAP).exists() else {}
+        if KINDS[about["kind"]] is Dictionary:
+            return [_dictionary(folder, about, list(maps.values()))]
+        return [KINDS[about["kind"]](_tensors(folder / TENSORS), about, list(maps.values()))]
     if (folder / CFG).is_file():
         return [_dictionary(folder, {"name": folder.name})]
     if (folder / PROBES).is_file():
         return [probe for name, entry in load_banks(folder / PROBES).items() for probe in _probes(name, *entry)]
     stitched = next((folder / name for name in STITCHED if (folder / name).is_file()), None)
     return [] if stitched is None else _maps(load_bank(stitched))
-
-
-def _described(folder: Path, about: dict[str, Any]) -> Artefact:
-    through = [*load_bank(folder / MAP, arrays=True).maps[FORWARD].values()] if (folder / MAP).exists() else []
-    kind = KINDS[about["kind"]]
-    if kind is Dictionary:
-        return _dictionary(folder, about, through)
-    return kind(_tensors(folder / TENSORS), about, through)
 
 
 def _dictionary(folder: Path, about: dict[str, Any], through: Sequence[Aligner] = ()) -> Dictionary:

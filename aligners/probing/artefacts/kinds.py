@@ -3,6 +3,7 @@
 Each turns states (N, d) into answers (N, C), and can be carried through a map between two models.
 """
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,15 +17,17 @@ from torch.nn import functional
 
 from aligners.errors import UserError, check_known, check_range
 from aligners.fitting.bank import restored
+from aligners.maps.affine import AffineLayer
 from aligners.maps.base import Aligner
-from aligners.probing.artefacts.affine import Parts, affine_parts, linearised, pseudo_inverse
+from aligners.maps.linear import Affine, Identity
 from aligners.probing.bank import Arm, Bank, ModelLayer
 from aligners.probing.storing import KINDS as PROBES
 
 ROWS = ("tokens", "words", "words_first", "words_mean", "mean", "last", "cls")
 ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh, "gelu": functional.gelu, "silu": functional.silu}
-ARCHITECTURES = ("standard", "jumprelu", "topk")
+ARCHITECTURES, NORMALISATIONS = ("standard", "jumprelu", "topk"), ("none", "expected_average_only_in")  # of SAELens
 Tensors = dict[str, Tensor]
+Parts = tuple[Tensor, Tensor]  # of y ↦ y W + b: W (d_x, d_y) and b (d_y,), in float64
 
 
 @dataclass(frozen=True)
@@ -138,9 +141,8 @@ class Artefact(ABC):
         if moved is None:
             return replace(self, about=new, through=(back, *self.through))
         dtype = next(iter(self.tensors.values())).dtype
-        return replace(
-            self, about={**new, **moved[1]}, tensors={name: value.to(dtype) for name, value in moved[0].items()}
-        )
+        tensors = {name: value.to(dtype) for name, value in moved[0].items()}
+        return replace(self, about={**new, **moved[1]}, tensors=tensors)
 
     def expect(self, **shapes: tuple[int | None, ...]) -> None:
         """Raise unless the tensors are these, of these shapes, and finite; None stands for any length."""
@@ -319,9 +321,7 @@ class Dictionary(Artefact):
     def _check(self) -> None:
         cfg = self.cfg
         check_known(ARCHITECTURES, architecture=str(cfg.get("architecture", "standard")))
-        check_known(
-            ["none", "expected_average_only_in"], normalize_activations=str(cfg.get("normalize_activations", "none"))
-        )
+        check_known(NORMALISATIONS, normalize_activations=str(cfg.get("normalize_activations", "none")))
         d, m = cfg.get("d_in"), cfg.get("d_sae")
         more = {"threshold": (m,)} if cfg.get("architecture") == "jumprelu" else {}
         self.expect(W_enc=(d, m), b_enc=(m,), W_dec=(m, d), b_dec=(d,), **more)
@@ -348,6 +348,41 @@ class Dictionary(Artefact):
         moved |= {"W_dec": decoder @ there, "b_dec": b_dec @ there + offset}
         plain = {"apply_b_dec_to_input", *({"rescale_acts_by_decoder_norm"} & self.cfg.keys())}
         return self.tensors | moved, {"cfg": {**self.cfg, "d_in": len(back[0]), **dict.fromkeys(plain, False)}}
+
+
+# ---------------------------------------------------------------------- affine maps
+
+
+def affine_parts(aligner: Aligner) -> Parts | None:
+    """W and b of the first map of a bank; None if it is not affine."""
+    if not isinstance(aligner, (Identity, Affine, AffineLayer)) or getattr(aligner, "norm", False):
+        return None
+    exact = copy.deepcopy(aligner).double()
+    image = exact(torch.eye(aligner.d_x + 1, aligner.d_x, dtype=torch.float64).repeat(exact.sites, 1, 1))[0].detach()
+    return image[:-1] - image[-1], image[-1]
+
+
+def linearised(aligner: Aligner) -> Parts:
+    """W and b of an affine map; of any other its Jacobian at the mean of the fitting rows, with what meets it there."""
+    parts = affine_parts(aligner)
+    if parts is not None:
+        return parts
+    mean = _mean(aligner)
+    with torch.enable_grad():
+        weight = torch.autograd.functional.jacobian(lambda x: aligner(x[None, None])[0, 0], mean).T.double()
+    return weight, aligner(mean[None, None])[0, 0].double() - mean.double() @ weight
+
+
+def pseudo_inverse(aligner: Aligner, parts: Parts) -> Parts:
+    """W and b of the way back through an affine map, the nearest to the mean of its fitting rows."""
+    weight, mean = torch.linalg.pinv(parts[0]), _mean(aligner).double()
+    return weight, mean - (mean @ parts[0] + parts[1]) @ weight
+
+
+def _mean(aligner: Aligner) -> Tensor:
+    """The mean of the fitting rows of X, (d_x,); 0 where a map does not know it."""
+    mean: Any = getattr(getattr(aligner, "scaling", aligner), "mean_x", None)
+    return torch.zeros(aligner.d_x) if mean is None else mean[0, 0]
 
 
 KINDS = {kind.kind: kind for kind in (Direction, Head, Probe, Stitching, Dictionary)}

@@ -117,6 +117,5 @@ def by_tile(moments: GridMoments, compute: Callable[[int, slice, Tensor], Tensor
     xy = moments.xy
     size = max(1, TILE // (xy.shape[2] * xy.shape[3] * xy.element_size()))
     tiles = [slice(j, j + size) for j in range(0, xy.shape[1], size)]
-    return torch.stack(
-        [torch.cat([compute(i, some, row[some].contiguous()) for some in tiles]) for i, row in enumerate(xy)]
-    )
+    rows = (torch.cat([compute(i, some, row[some].contiguous()) for some in tiles]) for i, row in enumerate(xy))
+    return torch.stack([*rows])

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from aligners.errors import UserError
-from aligners.similarity.algebra.checks import check_moments
+from aligners.similarity.algebra.checks import Varying, check_moments
 from aligners.similarity.algebra.grid import of_moments
 from aligners.similarity.algebra.moments import GridMoments, by_tile, squares
 from aligners.similarity.functional.canonical import Whitenings, whitenings
@@ -47,10 +47,7 @@ def r2(moments: GridMoments, *, white_y: Whitenings | None = None) -> Tensor:
         ValueError: no more rows than Y's rank + 1, non-finite rows, constant features of Y, a layer of X in which
             nothing varies, or a decomposition that does not converge.
     """
-    check_moments(moments, "R²", 3, x="layers", y="features")
-    basis = _basis(moments, white_y, "R²")
-    explained = by_tile(moments, lambda i, some, xy: (xy @ basis[some]).square().sum((-1, -2)))
-    return explained / squares(moments.xx).sum(-1)[:, None]
+    return _explained(moments, white_y, "R²", "layers").sum(-1) / squares(moments.xx).sum(-1)[:, None]
 
 
 @of_moments
@@ -72,10 +69,15 @@ def mixedsim(moments: GridMoments, *, white_y: Whitenings | None = None) -> Tens
         ValueError: no more rows than Y's rank + 1, non-finite rows, constant features on either side, or a
             decomposition that does not converge.
     """
-    check_moments(moments, "Mixed similarity", 3, x="features", y="features")
-    basis = _basis(moments, white_y, "Mixed similarity")
-    explained = by_tile(moments, lambda i, some, xy: (xy @ basis[some]).square().sum(-1))
+    explained = _explained(moments, white_y, "Mixed similarity", "features")
     return (explained / squares(moments.xx)[:, None]).sqrt().mean(-1)
+
+
+def _explained(moments: GridMoments, white_y: Whitenings | None, measure: str, varying: Varying) -> Tensor:
+    """The squares of each neuron of X that a regression on all of Y explains, (L_x, L_y, d_x)."""
+    check_moments(moments, measure, 3, x=varying, y="features")
+    basis = _basis(moments, white_y, measure)
+    return by_tile(moments, lambda i, some, xy: (xy @ basis[some]).square().sum(-1))
 
 
 def r2_held_out(fitted: GridMoments, held_out: GridMoments, *, white_y: Whitenings | None = None) -> Tensor:

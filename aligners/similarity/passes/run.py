@@ -29,19 +29,16 @@ class FeatureScales:
     """
 
     def __init__(self, layers: int, width: int, device: torch.device | None = None) -> None:
-        self.n = torch.zeros((), dtype=torch.float64, device=device)
-        self.sums, self.squares = torch.zeros(2, layers, width, dtype=torch.float64, device=device)
+        self._sums = torch.zeros(3, layers, width, dtype=torch.float64, device=device)  # of 1, x and x²
 
     def update(self, states: Tensor) -> None:
         """Add rows: (L, N, d)."""
         states = states.double()
-        self.n += states.shape[1]
-        self.sums += states.sum(1)
-        self.squares += states.square().sum(1)
+        self._sums += torch.stack([states.pow(power).sum(1) for power in range(3)])
 
     def compute(self) -> tuple[Tensor, Tensor]:
         """Means and deviations, (L, d) each; the deviation of a constant feature is given as 1."""
-        n, sums, squares = map(summed, (self.n, self.sums, self.squares))
+        n, sums, squares = summed(self._sums)
         mean = sums / n
         variance = squares / n - mean.square()
         return mean, variance.where(~constant_features(variance, mean), 1).sqrt()

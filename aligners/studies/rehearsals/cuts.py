@@ -80,9 +80,8 @@ def _models(study: Study, most: int) -> tuple[Options, Options]:
                 alike.setdefault((pattern, study.models.group(name)), []).append(name)
         names = [name for seeds in alike.values() for name in seeds[:most]]
     bare = {name.split("#")[0] for name in names}
-    groups = {
-        group: [name for name in of if name.split("#")[0] in bare] for group, of in (study.models.groups or {}).items()
-    }
+    known = study.models.groups or {}
+    groups = {group: [name for name in of if name.split("#")[0] in bare] for group, of in known.items()}
     there = [name for name in study.models.listed() if name in bare]
     pairs = len(there) * (len(there) - 1) // 2
     random = study.pairs.random and min(study.pairs.random, pairs)

@@ -10,10 +10,9 @@ import yaml
 from aligners.errors import UserError
 from aligners.files.whole import remove, write_text
 from aligners.models.recipes import EMBEDDED
+from aligners.studies.rehearsals import stand_ins
 from aligners.studies.rehearsals.cuts import cut, layers_named, texts_of
-from aligners.studies.rehearsals.models import about_model, put_model
 from aligners.studies.rehearsals.notes import ASSUMED, NOTES, REHEARSAL
-from aligners.studies.rehearsals.texts import drawn_sentences, first_rows, generated, put_dataset, put_file
 from aligners.studies.spec import Models
 from datamodules.text.sources import ENDINGS, KNOWN, SOURCES
 
@@ -65,13 +64,13 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def _models(plain: dict[str, Any], place: Path) -> Notes:
-    texts, notes = [sentence.text for sentence in drawn_sentences(ABOUT["rows"]["train"])], []
+    texts, notes = [sentence.text for sentence in stand_ins.drawn_sentences(ABOUT["rows"]["train"])], []
     for name in Models(**plain["models"]).listed():
         if name.startswith(EMBEDDED) or Path(name).exists():
             continue
-        about = about_model(name, ABOUT["models"])
+        about = stand_ins.about_model(name, ABOUT["models"])
         settings = {**ABOUT["config"], **ABOUT["families"].get(about.family, {})}
-        config = put_model(place / "hub", name, about, texts, settings, layers_named(plain))
+        config = stand_ins.put_model(place / "hub", name, about, texts, settings, layers_named(plain))
         by = f"a random {about.architecture} of {config.num_hidden_layers} blocks, width {config.hidden_size}"
         assumed = about.assumed and f"; {ASSUMED} {about.assumed}"
         notes.append({"what": "the model", "name": name, "by": f"{by}{assumed}"})
@@ -91,7 +90,7 @@ def _texts(plain: dict[str, Any], place: Path) -> Notes:
             if path.exists() or not given or (path.suffix not in ENDINGS and given[0] not in "./~"):
                 continue
             file = place / "files" / option / path.name
-            put_file(file, columns, ABOUT["rows"]["train"], seed=len(option), annotated=annotated)
+            stand_ins.put_file(file, columns, ABOUT["rows"]["train"], seed=len(option), annotated=annotated)
             text[option] = str(file.resolve())
             notes[given] = {"what": "the file", "name": given, "by": f"generated {file.suffix} ({', '.join(columns)})"}
         source = str(text.get("source") or "")
@@ -107,13 +106,13 @@ def _texts(plain: dict[str, Any], place: Path) -> Notes:
 def _dataset(cache: Path, name: str, subset: str | None, columns: dict[str, Any], held_out: str | None) -> str:
     """Write what stands in for a data set, and say what that is."""
     rows, about = ABOUT["rows"], ABOUT["datasets"].get(name, {}).get(subset or "default")
-    real = first_rows(name, subset, rows["train"])
+    real = stand_ins.first_rows(name, subset, rows["train"])
     if real is not None:
-        put_dataset(cache, name, subset, real)
+        stand_ins.put_dataset(cache, name, subset, real)
         return f"its first rows ({', '.join(real)})"
     assumed = "" if about else f"; {ASSUMED} splits and columns"
     about = about or {"splits": ["train", held_out or "validation"], "columns": columns}
     count = {split: rows["train" if split == "train" else "other"] for split in about["splits"]}
-    tables = {split: generated(about["columns"], count[split], seed) for seed, split in enumerate(count)}
-    put_dataset(cache, name, subset, tables)
+    tables = {split: stand_ins.generated(about["columns"], count[split], seed) for seed, split in enumerate(count)}
+    stand_ins.put_dataset(cache, name, subset, tables)
     return f"generated texts ({', '.join(count)}; {', '.join(about['columns'])}){assumed}"

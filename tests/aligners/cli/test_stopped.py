@@ -49,7 +49,7 @@ STOPPED: dict[str, tuple[str, list[str]]] = {
     "evaluate probe": (PROBES, ["--checkpoints=[{fit}]", "{trees}", "--training.least_steps=100000", "--tasks=[pos]"]),
     "evaluate similarity": ("aligners.similarity.evaluation:SimilarityEvaluation.test_step", ["{models}", "{text}"]),
     "evaluate steer": (
-        "aligners.injection.generation.evaluation:SteeringEvaluation.test_step",
+        "aligners.injection.generation.steering:SteeringEvaluation.test_step",
         ["--data.model={gpt}", "{text}", "--artefacts={direction}", "--words_for=[good]", "--words_against=[bad]"],
     ),
     "evaluate stitch": (STITCHED, ["{models}", "{text}"]),

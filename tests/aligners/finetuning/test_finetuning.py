@@ -85,7 +85,7 @@ def test_dropout_acts_while_it_trains_and_not_while_it_is_measured(data: ModelTe
 def test_what_is_frozen_stays_and_only_matrices_decay(data: ModelTexts) -> None:
     model = tiny_model("bert").requires_grad_(True)
     before = copy.deepcopy(model.state_dict())
-    freeze(model, bottom=3)
+    freeze(model, "bottom", 3)
     trainer = quiet_trainer(max_epochs=1)
     trainer.fit(Finetuning(model, FinetuningRecipe(1e-2, weight_decay=0.1, warmup=2)), datamodule=data)
     moved = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}

@@ -62,7 +62,7 @@ def test_blocks_that_a_model_has_not_cannot_be_left_or_frozen() -> None:
             shortened(model, layers)
     for name, count in (("bottom", 4), ("bottom", -1), ("top", 4)):
         with pytest.raises(ValueError, match=rf"`{name}` between 0 and L = 3, .*got {count}"):
-            freeze(model, **{name: count})
+            freeze(model, name, count)
     with pytest.raises(ValueError, match="one shared block, but got a AlbertForSequenceClassification with 2"):
         shortened(tiny_model("albert", layers=4, num_hidden_groups=2), 2)
     model.bert.encoder.layer[0].extra = torch.nn.Linear(2, 2)
@@ -77,7 +77,7 @@ def test_blocks_that_a_model_has_not_cannot_be_left_or_frozen() -> None:
 def test_what_is_frozen_at_the_bottom_stays_and_the_rest_moves(architecture: str, bottom: int) -> None:
     model, batch = tiny_model(architecture), tokenised()
     model.requires_grad_(True)
-    freeze(model, bottom=bottom)
+    freeze(model, "bottom", bottom)
     assert not any(weight.requires_grad for block in blocks_of(model)[:bottom] for weight in block.parameters())
     before = FrozenModel(copy.deepcopy(model), name="before").front(batch, range(4))
     torch.nn.functional.cross_entropy(model(**batch).logits, torch.tensor([0, 1, 0, 1, 1])).backward()
@@ -89,7 +89,7 @@ def test_what_is_frozen_at_the_bottom_stays_and_the_rest_moves(architecture: str
 def test_the_top_can_be_frozen_under_a_head_that_trains() -> None:
     model = tiny_model("bert")
     model.requires_grad_(True)
-    freeze(model, top=2)
+    freeze(model, "top", 2)
     still = {name.split(".")[3] for name, w in model.named_parameters() if ".layer." in name and not w.requires_grad}
     assert still == {"1", "2"}
     assert all(weight.requires_grad for weight in model.classifier.parameters())
@@ -99,11 +99,11 @@ def test_the_top_can_be_frozen_under_a_head_that_trains() -> None:
 def test_shared_blocks_freeze_all_or_none() -> None:
     model = tiny_model("albert")
     model.requires_grad_(True)
-    for wrong in ({"bottom": 1}, {"top": 2}):
-        with pytest.raises(ValueError, match=r"`(bottom|top)` of 0 or 3, but got [12]: a Albert.* the same block"):
-            freeze(model, **wrong)
-    freeze(model, top=3)
+    for kind, count in (("bottom", 1), ("top", 2)):
+        with pytest.raises(ValueError, match=rf"`{kind}` of 0 or 3, but got {count}: a Albert.* the same block"):
+            freeze(model, kind, count)
+    freeze(model, "top", 3)
     assert not any(weight.requires_grad for weight in model.albert.encoder.albert_layer_groups.parameters())
-    freeze(model, bottom=3)
+    freeze(model, "bottom", 3)
     trains = {name.rsplit(".", 1)[0] for name, weight in model.named_parameters() if weight.requires_grad}
     assert trains == {"albert.pooler", "classifier"}

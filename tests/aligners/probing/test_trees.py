@@ -8,12 +8,13 @@ import torch
 from scipy.stats import rankdata, spearmanr
 
 from aligners.probing.bank import Arm, Bank, Examples, Words, fresh_bank
-from aligners.probing.structural import DepthProbes, DistanceProbes, StructuralProbes, TreeTask, drawn_trees
+from aligners.probing.structural import DepthProbes, DistanceProbes, StructuralProbes, TreeTask
 from aligners.probing.training import ProbeTraining
 from aligners.probing.trees import (
     Trees,
     by_length,
     chain,
+    drawn_trees,
     predictions,
     punctuation,
     spanning_edges,

@@ -12,7 +12,7 @@ import pytest
 
 from aligners.studies.cells import Cell
 from aligners.studies.folder import ERROR, OPTIONS, RESULT, StudyFolder, locked
-from aligners.studies.pace import Pace
+from aligners.studies.plan import Pace
 from aligners.studies.schedule import Schedule, missing
 from tests.cells import Inline, begun, each, finish
 

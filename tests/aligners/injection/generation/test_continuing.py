@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from aligners.cli.table import evaluate
-from aligners.injection.generation.continuing import Continuing, continuations, figures
-from aligners.injection.generation.generating import Added, generate
+from aligners.injection.generation.continuing import Added, Continuing, continuations, figures, generate
 from aligners.models import FrozenModel
 from tests.shell import options
 from tests.tiny import WORDS, tiny_folder, tiny_frozen

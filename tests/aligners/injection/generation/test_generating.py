@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from aligners.injection.generation.generating import Added, Replaced, generate
+from aligners.injection.generation.continuing import Added, Replaced, generate
 from aligners.models import FrozenModel
 from tests.tiny import TEXTS, hooks_of, tiny_frozen, tokenised
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from aligners.injection.generation.generating import Added, generate
+from aligners.injection.generation.continuing import Added, generate
 from aligners.injection.generation.steering import (
     Direction,
     Steering,

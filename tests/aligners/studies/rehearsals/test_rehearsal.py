@@ -12,7 +12,7 @@ from aligners.models.loading.models import load_frozen
 from aligners.studies.rehearsals.cuts import cut, layers_named
 from aligners.studies.rehearsals.notes import words
 from aligners.studies.rehearsals.rehearsal import ABOUT, environment, prepare
-from aligners.studies.rehearsals.texts import generated
+from aligners.studies.rehearsals.stand_ins import generated
 from aligners.studies.spec import read_study
 from datamodules.text.loading import load_texts
 from datamodules.text.sources import KNOWN, TextSource
@@ -113,7 +113,7 @@ def test_data_sets_with_a_name_of_their_own_have_stand_ins(
 
 def test_a_data_set_that_can_be_reached_gives_its_first_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = generated({"mine": "text", "label": ["no", "yes"]}, 400, seed=7).to_iterable_dataset()
-    monkeypatch.setattr("aligners.studies.rehearsals.texts.load_dataset", lambda *_, **__: {"train": real})
+    monkeypatch.setattr("aligners.studies.rehearsals.stand_ins.load_dataset", lambda *_, **__: {"train": real})
     study = prepared(tmp_path / "r", monkeypatch, tasks={"t": {"text": {"source": "org/real"}}})
     assert load_texts(TextSource(**{**study["tasks"]["t"]["text"], "max_texts": None})).origin["rows_read"] == [240]
     notes = json.loads((tmp_path / "r" / "rehearsal.json").read_text())

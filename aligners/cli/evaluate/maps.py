@@ -1,9 +1,10 @@
-"""`evaluate.py inject`: errors of maps, and what a model does with mapped states."""
+"""The commands that measure maps: their errors, what a model does with mapped states, what probes read in them."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import lightning.pytorch as pl
 from jsonargparse import Namespace
@@ -17,8 +18,14 @@ from aligners.injection.generation.continuing import Continuing, continue_texts
 from aligners.injection.injecting import InjectionEvaluation
 from aligners.injection.methods import CLOSED_FORMS, ClosedForms, between_two_models
 from aligners.injection.routes import InjectedTask, paired_routes
+from aligners.injection.scoring.pair_intervals import check_groups
+from aligners.injection.stitching.measuring import StitchingEvaluation
+from aligners.probing.across.evaluation import ProbesAcrossMaps
+from aligners.probing.reading import check_annotated
+from datamodules.model_texts import stitched_texts
 from datamodules.module import stream_of
 from datamodules.pairings import pair_states
+from datamodules.rows.policies import policy_of
 from datamodules.states import States
 
 
@@ -91,3 +98,73 @@ def _fit_closed_forms(run: Run, *callbacks: pl.Callback) -> StoredBank:
         save_bank(bank, bank.path)
         print(f"Saved {bank.path}")
     return bank if run.options.closed_form else replace(bank, maps={})  # floors alone need its moments
+
+
+@command(
+    "stitching",
+    StitchingEvaluation,
+    data=stitched_texts,
+    skip={"stored"},
+    defaults={"data.batch_size": 128},
+    check=lambda made: made.checkpoint or can_build(StitchingEvaluation)(made),
+)
+def stitch(run: Run, checkpoint: Path | None = None, groups: dict[str, list[str]] | None = None) -> None:
+    """Stitch models on held-out text and measure the penalty.
+
+    With a checkpoint of `train.py stitch`: its layers. Without: identity stitching between any number of models of one
+    width, at every block or on the whole grid of site pairs.
+
+    Example: `--checkpoint runs/stitched/stitching.safetensors --run runs/penalties`
+
+    Args:
+        run: of the command.
+        checkpoint: File stitching.safetensors. Its data options are this command's defaults.
+        groups: Name -> models, for example those that generalise and those that do not: means are then taken over the
+            routes within and between groups.
+    """
+    stored = load_bank(checkpoint) if checkpoint else None
+    if stored is not None:
+        run.use_data_of(stored.data_config)
+    check_groups(groups, run.options.data.models)
+    evaluation = run.build(StitchingEvaluation, stored)
+    run.start()
+    run.test(evaluation, "stitching", groups=groups)
+
+
+@command(
+    "probe_across",
+    ProbesAcrossMaps,
+    data=pair_states,
+    skip={"stored", "packed"},
+    from_files=[ProbesAcrossMaps],
+    defaults={"data.batch_size": 128, "data.text.source": "grammar"},
+)
+def probe(run: Run, checkpoints: Sequence[Path] = ()) -> None:
+    """Train probes on the states of Y, and let them read g(X), for every map g of a checkpoint and at every site.
+
+    What they get right is what the map has kept. Beside it stand Y's own states, probes that are trained on X, and
+    floors. It needs annotated sentences and any two models. Where maps are of tokens and Y has a head, the few
+    dimensions that a narrow probe reads are also swapped through the map, and Y's answers measured.
+
+    Example: `--checkpoints runs/mine/aligners.safetensors --tasks pos --run runs/across`
+
+    Args:
+        run: of the command.
+        checkpoints: Files aligners.safetensors of `train.py fit`, of one pair of models. The data options of the first
+            are this command's defaults, but for `rows`: maps of tokens are read at the last piece of each word.
+    """
+    if not checkpoints:
+        raise UserError("Expected at least one aligners.safetensors of `train.py fit` in `checkpoints`, but got none.")
+    stored = [between_two_models(load_bank(path)) for path in checkpoints]
+    run.use_data_of(_of_words(stored[0]))
+    check_annotated(run.made.data, run.options.tasks)  # before any model is made or loaded
+    run.start()
+    evaluation = run.build(ProbesAcrossMaps, stored)
+    run.read(evaluation, evaluation.train_probes, "probes_across")
+
+
+def _of_words(bank: StoredBank) -> dict[str, Any]:
+    """The data options of a checkpoint, but that all words are read, where they stand as tokens if tokens were."""
+    rows = bank.data_config["rows"]
+    options = {name: value for name, value in bank.data_config.items() if name != "packed"}
+    return {**options, "rows": rows if policy_of(rows).types == "words" else "words", "held_out_types": 0.0}
