@@ -20,7 +20,7 @@ from aligners.models import FrozenModel
 from aligners.probing.bank import Arm, ModelLayer, Words
 from aligners.probing.edges import EdgeTask
 from aligners.probing.structural import TreeTask
-from aligners.probing.training import ProbeTraining
+from aligners.probing.tasks import ProbeTraining
 from benchmarks.harness import Figures, interleaved, parser_with_sizes, ratio
 from benchmarks.stitched_forward import build
 from datamodules.text.annotated.grammar import sentences

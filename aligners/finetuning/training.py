@@ -12,8 +12,7 @@ from transformers import PreTrainedModel
 from aligners.errors import UserError, check_range
 from aligners.finetuning.tokens import COUNTS, TokenTask
 from aligners.fitting.training import Schedule, mean_count, mean_over_ranks, schedule_factor
-from aligners.injection.scoring.scores import TextScores, UnitMeans, interval, named, with_interval
-from aligners.injection.scoring.task_scores import resampled_scores
+from aligners.injection.scoring.scores import TextScores, UnitMeans, interval, named, resampled_scores, with_interval
 from aligners.injection.scoring.tasks import unit_answers, unit_losses
 from aligners.models.calling import Caller, FiniteCheck
 from aligners.models.truncation import freeze_unused

@@ -12,8 +12,7 @@ from aligners.errors import UserError, finite
 from aligners.finetuning.training import FinetuningRecipe, mean_loss, measured_columns, optimisation
 from aligners.fitting.training import mean_over_ranks
 from aligners.injection.injecting import Evaluation
-from aligners.injection.scoring.scores import TextScores, UnitMeans
-from aligners.injection.scoring.task_scores import ScoredTask
+from aligners.injection.scoring.scores import ScoredTask, TextScores, UnitMeans
 from aligners.injection.scoring.tasks import check_labels, in_data_order, match_heads, one_after_another, unit_answers
 from aligners.models.calling import FiniteCheck
 from aligners.models.classifiers import head_parts, with_head

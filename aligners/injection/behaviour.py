@@ -9,8 +9,7 @@ from torch import Tensor
 
 from aligners.injection.forward import bank_answers, stitched_logits
 from aligners.injection.routes import Route
-from aligners.injection.scoring.scores import Figures, Sums, interval, per_text_sums
-from aligners.injection.scoring.task_scores import ScoredTask, score_interval, task_score
+from aligners.injection.scoring.scores import ScoredTask, Sums, interval, per_text_sums, score_interval, task_score
 from aligners.injection.scoring.tasks import UnitAnswers, agreement, batch_answers, one_after_another
 from aligners.models.classifiers import pooler_of, with_head
 from aligners.models.model import FrozenModel
@@ -149,18 +148,13 @@ def behaviour_columns(table: Sums, native: Sums, asked: ScoredTask, seed: int) -
         asked: of the texts.
         seed: of the resampling of texts.
     """
-    units = native["units"]
-    total = units.sum()
-
-    def mean(values: Tensor) -> Figures:
-        return interval(values, units.expand_as(values), seed=seed)
-
+    total, units = native["units"].sum(), native["units"].expand_as(table["loss"])
     loss = table["loss"].sum(-1) / total
     missing = torch.full_like(loss, torch.nan)
     native_accuracy = native["correct"].sum(-1) / total
     gap = table["loss"] - native["loss"]
-    accuracies = mean(table["correct"])
-    penalties = (missing,) * 3 if asked.regression else mean(gap)
+    accuracies = interval(table["correct"], units, seed=seed)
+    penalties = (missing,) * 3 if asked.regression else interval(gap, units, seed=seed)
     score, own_score = accuracies, native_accuracy
     if asked.labels is not None and asked.score != "accuracy":
         score = score_interval(asked.score, table["answer"], asked.labels, seed=seed)

@@ -18,7 +18,7 @@ from aligners.injection.forward import own_answers, read_all
 from aligners.injection.methods import CLOSED_FORMS, Method, build_floors, route_methods, seen_by_any, stored_kind
 from aligners.injection.panels import Panel, PanelBatch
 from aligners.injection.routes import InjectedTask, Route, paired_routes
-from aligners.injection.scoring.task_scores import ScoredTask, wrong_order
+from aligners.injection.scoring.scores import ScoredTask, wrong_order
 from aligners.injection.scoring.tasks import matched_by_number
 from aligners.models.loading.models import check_precision
 from aligners.models.model import FrozenModel

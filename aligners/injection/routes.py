@@ -10,7 +10,7 @@ from torch import Tensor
 
 from aligners.errors import UserError, check_known
 from aligners.fitting.bank import BACKWARD, FORWARD
-from aligners.injection.scoring.task_scores import ScoredTask
+from aligners.injection.scoring.scores import ScoredTask
 from aligners.injection.scoring.tasks import check_labels, match_heads
 from aligners.models.architectures import Component
 from aligners.models.model import FrozenModel

@@ -55,8 +55,9 @@ def freeze(model: PreTrainedModel, kind: KeptLayers, count: int) -> None:
 
     Args:
         model: the model, its other parameters left as they are.
-        kind: `bottom`: the bottom blocks, with all that the states up to there depend on: the embeddings, and what blocks
-            share (Merchant et al., Figure 3). `top`: the top blocks; what lies above them trains (Wu et al., Table 1).
+        kind: `bottom`: the bottom blocks, with all that the states up to there depend on: the embeddings, and what
+            blocks share (Merchant et al., Figure 3). `top`: the top blocks; what lies above them trains (Wu et al.,
+            Table 1).
         count: how many blocks. 0 bottom ones: the embeddings alone.
 
     Raises:

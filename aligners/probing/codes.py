@@ -13,8 +13,7 @@ from aligners.errors import UserError
 from aligners.injection.scoring.scores import resampled_counts
 from aligners.probing.bank import Examples
 from aligners.probing.edges import EdgeTask, codelengths
-from aligners.probing.tasks import Row, score_columns
-from aligners.probing.training import ProbeTraining, train_bank
+from aligners.probing.tasks import ProbeTraining, Row, score_columns, train_bank
 
 # where the portions end, as shares of what is sent (Voita and Titov 2020, §2.2)
 PORTIONS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.0625, 0.125, 0.25, 0.5, 1.0)

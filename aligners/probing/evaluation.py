@@ -15,8 +15,7 @@ from aligners.probing.edges import EdgeTask
 from aligners.probing.reading import SPLITS, check_annotated, check_room, make_task, usual_tasks
 from aligners.probing.storing import save_banks
 from aligners.probing.structural import STRUCTURAL
-from aligners.probing.tasks import Row, Task
-from aligners.probing.training import ProbeTraining, ended
+from aligners.probing.tasks import ProbeTraining, Row, Task, ended
 from aligners.probing.trees import drawn_trees
 from aligners.progress import hidden, track
 from datamodules.layers import LayerActivations, LayerBatch

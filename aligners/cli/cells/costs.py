@@ -19,9 +19,9 @@ from aligners.similarity.catalogue import catalogue
 from aligners.similarity.evaluation import GROUPS
 from aligners.similarity.passes.sums import Shape
 from aligners.similarity.passes.work import DOUBLE, comparison_work
+from aligners.studies import plan
 from aligners.studies.cells import Cell, expand
-from aligners.studies.plan import CALL, SOLVING, START, Cost, Plan, Size, measured_rates, sizes_in
-from aligners.studies.sizes import TextSizes, text_sizes
+from aligners.studies.plan import Cost, Plan, Size, TextSizes, sizes_in
 from aligners.studies.spec import Study
 from datamodules.rows.policies import most_rows
 from datamodules.rows.sites import parse_layers, parse_sites
@@ -62,7 +62,7 @@ class Costs:
         """What a cell computes; the data options of an `inject` are those of what it injects."""
         of_task = {**self.study.data, **self.study.tasks.get(cell.task or "", {})}
         parsed, built = self.options.of(cell, of_task if cell.kind == "inject" else {})
-        split = text_sizes(TextSource(**parsed.data.text.as_dict()), self.study.assume)
+        split = plan.text_sizes(TextSource(**parsed.data.text.as_dict()), self.study.assume)
         return Load(self.study, parsed, built, sizes_in(cell, self.sizes), cell.pairs, split)
 
 
@@ -266,7 +266,7 @@ def formulas() -> str:
     for kind, cost in COSTS.items():
         kinds.setdefault(" ".join((cost.__doc__ or "").split()), []).append(kind)
     lines = (f"{', '.join(names)}: {formula}" for formula, names in kinds.items())
-    return ABOUT["estimates"].format(kinds="\n".join(lines), start=START, call=CALL, solving=SOLVING)
+    return ABOUT["estimates"].format(kinds="\n".join(lines), start=plan.START, call=plan.CALL, solving=plan.SOLVING)
 
 
 # ---------------------------------------------------------------------- the whole study
@@ -282,11 +282,11 @@ def plan_study(costs: Costs, cells: Sequence[Cell], rate: float | None, workers:
         workers: cells at a time.
     """
     assume, unknown = costs.study.assume, [name for name, size in costs.sizes.items() if not size.known]
-    rated, solving = "`--rate`", SOLVING
+    rated, solving = "`--rate`", plan.SOLVING
     if rate is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         width = max(size.width for size in costs.sizes.values())
-        rate, solving = measured_rates(width, assume.tokens, workers, device)
+        rate, solving = plan.measured_rates(width, assume.tokens, workers, device)
         rated = f"measured here, {device}; `--rate`"
     notes = [f"A text has {assume.tokens} tokens (`assume`)."]
     if unknown:

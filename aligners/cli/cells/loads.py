@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 from jsonargparse import Namespace
 
-from aligners.studies.plan import Size
-from aligners.studies.sizes import TextSizes
+from aligners.studies.plan import Size, TextSizes
 from aligners.studies.spec import Study
 from datamodules.module import WITHOUT_GRADIENTS
 from datamodules.rows.policies import most_rows

@@ -13,7 +13,7 @@ from aligners.errors import UserError
 from aligners.finetuning.jobs import Job, finished_row, parse_variants, train
 from aligners.finetuning.tokens import token_task
 from aligners.finetuning.training import FinetuningRecipe
-from aligners.injection.scoring.task_scores import choose_score, task_score
+from aligners.injection.scoring.scores import choose_score, task_score
 from aligners.reports.finished import make_report
 from aligners.reports.names import file_names
 from aligners.reports.publishing import environment, publish, write

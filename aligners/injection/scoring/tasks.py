@@ -16,16 +16,7 @@ from aligners.models.model import FrozenModel
 from aligners.models.recipes import EMBEDDED
 from datamodules.asking import Targets
 from datamodules.module import TextModule
-from datamodules.text.labels import (
-    ClassMap,
-    GivenMap,
-    Largest,
-    by_number,
-    check_labelled,
-    class_map,
-    in_words,
-    numbered,
-)
+from datamodules.text.labels import ClassMap, Largest, by_number, check_labelled, class_map, in_words, numbered
 
 logger = logging.getLogger(__name__)
 
@@ -122,8 +113,8 @@ def matched_by_number(data: TextModule, models: Sequence[FrozenModel]) -> list[s
     return list(filter(None, cautions))
 
 
-def _given(data: TextModule, model: FrozenModel) -> GivenMap | None:
-    """Return what `data.labels` says about a model."""
+def _given(data: TextModule, model: FrozenModel) -> Any:
+    """What `data.labels` says about a model, a `GivenMap`; None: nothing."""
     if data.labels is None or isinstance(data.labels, Mapping):
         return data.labels
     named = data.named()

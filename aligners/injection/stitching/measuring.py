@@ -13,7 +13,7 @@ from aligners.injection.injecting import Evaluation
 from aligners.injection.methods import TASK_LOSS, Method, describe_map, fitted_maps
 from aligners.injection.panels import Panel, PanelBatch
 from aligners.injection.routes import Route, Routes, build_routes, check_routes
-from aligners.injection.scoring.task_scores import ScoredTask
+from aligners.injection.scoring.scores import ScoredTask
 from aligners.injection.scoring.tasks import match_heads
 from aligners.maps.base import Aligner
 from aligners.maps.linear import Identity

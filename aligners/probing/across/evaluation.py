@@ -13,16 +13,14 @@ from aligners.injection.behaviour import Behaviour
 from aligners.injection.injecting import TOKENS, Evaluation, check_stored
 from aligners.injection.methods import CLOSED_FORMS, Method, build_floors, route_methods, stored_kind
 from aligners.injection.routes import InjectedTask, paired_routes
-from aligners.injection.scoring.scores import resampled_columns
-from aligners.injection.scoring.task_scores import ScoredTask
+from aligners.injection.scoring.scores import ScoredTask, resampled_columns
 from aligners.models.loading.models import check_precision
 from aligners.models.model import FrozenModel
 from aligners.probing.across.twin import Twin, parts_of, read_subspaces
 from aligners.probing.bank import Arm, ModelLayer, Words, WordsBeingRead
 from aligners.probing.reading import check_annotated, check_room, make_task
 from aligners.probing.structural import STRUCTURAL
-from aligners.probing.tasks import Row, Task
-from aligners.probing.training import ProbeTraining, ended
+from aligners.probing.tasks import ProbeTraining, Row, Task, ended
 from aligners.progress import hidden, track
 from datamodules.asking import TaskBatch
 from datamodules.rows.reading import PairedBatch, Plan

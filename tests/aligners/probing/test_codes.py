@@ -14,7 +14,7 @@ from aligners.probing.bank import Arm, Examples
 from aligners.probing.codes import OnlineCode, code_rows, compressions, frequency_bits, portion_ends, send, uniform_bits
 from aligners.probing.edges import EdgeTask
 from aligners.probing.evaluation import ProbeExperiment
-from aligners.probing.training import ProbeTraining, train_bank
+from aligners.probing.tasks import ProbeTraining, train_bank
 from aligners.reports.runs.probing.report import codes_in_words
 from datamodules.text.annotated.sentence import Sentence, Target
 from tests.aligners.probing.made import made_words

@@ -14,7 +14,7 @@ from aligners.probing.evaluation import ProbeExperiment
 from aligners.probing.reading import check_annotated, usual_tasks
 from aligners.probing.storing import PROBES, load_banks
 from aligners.probing.targets import Labels, targets_of
-from aligners.probing.training import ProbeTraining
+from aligners.probing.tasks import ProbeTraining
 from aligners.reports.finished import make_report
 from aligners.reports.publishing import write
 from aligners.reports.report import where

@@ -14,7 +14,7 @@ from aligners.probing.edges import EdgeTask
 from aligners.probing.reading import make_task
 from aligners.probing.storing import ENTRY, load_banks, save_banks
 from aligners.probing.structural import DepthProbes, DistanceProbes, StructuralProbes, TreeTask
-from aligners.probing.training import ProbeTraining, Progress, ended, train_bank
+from aligners.probing.tasks import ProbeTraining, Progress, ended, train_bank
 from aligners.probing.trees import Trees
 from tests.aligners.probing.made import drawn_words
 

@@ -9,7 +9,7 @@ from scipy.stats import rankdata, spearmanr
 
 from aligners.probing.bank import Arm, Bank, Examples, Words, fresh_bank
 from aligners.probing.structural import DepthProbes, DistanceProbes, StructuralProbes, TreeTask
-from aligners.probing.training import ProbeTraining
+from aligners.probing.tasks import ProbeTraining
 from aligners.probing.trees import (
     Trees,
     by_length,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from aligners.studies import sizes
-from aligners.studies.sizes import TextSizes, text_sizes
+from aligners.studies.plan import TextSizes, text_sizes
 from aligners.studies.spec import Assumed
 from datamodules.text.loading import load_texts
 from datamodules.text.sources import TextSource

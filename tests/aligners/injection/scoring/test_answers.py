@@ -8,7 +8,7 @@ import torch
 
 from aligners.finetuning.truncating import SurgeryEvaluation
 from aligners.injection.injecting import InjectionEvaluation
-from aligners.injection.scoring.task_scores import wrong_order
+from aligners.injection.scoring.scores import wrong_order
 from aligners.injection.scoring.tasks import in_data_order, match_heads, one_after_another
 from aligners.maps.linear import Linear
 from aligners.models.loading.models import load_frozen

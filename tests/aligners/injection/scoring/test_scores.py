@@ -14,8 +14,17 @@ from torchmetrics.functional.classification import binary_matthews_corrcoef
 
 from aligners.injection.scoring import tasks
 from aligners.injection.scoring.pair_intervals import OVER_MODELS, RANGE, over_pairs
-from aligners.injection.scoring.scores import TextScores, interval, per_text_sums, resampled
-from aligners.injection.scoring.task_scores import OF_CLASSES, OF_NUMBERS, choose_score, score_interval, task_score
+from aligners.injection.scoring.scores import (
+    OF_CLASSES,
+    OF_NUMBERS,
+    TextScores,
+    choose_score,
+    interval,
+    per_text_sums,
+    resampled,
+    score_interval,
+    task_score,
+)
 from aligners.injection.scoring.tasks import (
     agreement,
     batch_answers,

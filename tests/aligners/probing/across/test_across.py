@@ -20,7 +20,7 @@ from aligners.probing.bank import Arm, Examples, answers, fresh_bank
 from aligners.probing.edges import counts, f1
 from aligners.probing.structural import DistanceProbes
 from aligners.probing.targets import Labels, targets_of
-from aligners.probing.training import ProbeTraining
+from aligners.probing.tasks import ProbeTraining
 from aligners.probing.trees import Trees
 from aligners.reports.report import where
 from aligners.reports.runs.probing.across import report
