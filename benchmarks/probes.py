@@ -18,8 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare
 
 from aligners.models import FrozenModel
 from aligners.probing.bank import Arm, ModelLayer, Words
-from aligners.probing.edges import EdgeTask
-from aligners.probing.structural import TreeTask
+from aligners.probing.probes import EdgeTask, TreeTask
 from aligners.probing.tasks import ProbeTraining
 from benchmarks.harness import Figures, interleaved, parser_with_sizes, ratio
 from benchmarks.stitched_forward import build

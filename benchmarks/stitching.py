@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
-from aligners.injection.forward import mapped_rows, read_all, stitched_logits
+from aligners.injection.behaviour import mapped_rows, read_all, stitched_logits
 from aligners.injection.routes import Route
 from aligners.injection.scoring.tasks import chosen, unit_losses
 from aligners.injection.stitching.training import bank_gradients

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from aligners.api.maps import ArrayMap
 from aligners.errors import UserError, check_range
-from aligners.injection.forward import stitched_logits
+from aligners.injection.behaviour import stitched_logits
 from aligners.injection.scoring.tasks import agreement, check_labels, chosen, unit_answers
 from aligners.models.model import FrozenModel
 from datamodules.asking import TaskBatch, check_mask, task_batch

@@ -16,8 +16,8 @@ from aligners.errors import UserError, finite
 from aligners.files.whole import remove, whole_folder
 from aligners.finetuning.tokens import token_columns, token_task
 from aligners.finetuning.training import FINETUNING, Finetuning, FinetuningRecipe, measured_columns
+from aligners.models.classifiers import KeptLayers, check_count, freeze, shortened
 from aligners.models.loading.files import save_model
-from aligners.models.truncation import KeptLayers, check_count, freeze, shortened
 from datamodules.identity import identity, refuse_other_run
 from datamodules.model_texts import SPLITS, ModelTexts
 from datamodules.text.sources import Score

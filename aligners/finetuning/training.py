@@ -15,7 +15,7 @@ from aligners.fitting.training import Schedule, mean_count, mean_over_ranks, sch
 from aligners.injection.scoring.scores import TextScores, UnitMeans, interval, named, resampled_scores, with_interval
 from aligners.injection.scoring.tasks import unit_answers, unit_losses
 from aligners.models.calling import Caller, FiniteCheck
-from aligners.models.truncation import freeze_unused
+from aligners.models.classifiers import freeze_unused
 from datamodules.asking import among_answers, classification_targets
 from datamodules.batches import TextBatch
 from datamodules.model_texts import ModelTexts

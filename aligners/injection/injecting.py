@@ -13,8 +13,7 @@ from aligners.fitting.bank import DIRECTIONS, FORWARD, StoredBank, refuse_other_
 from aligners.fitting.moments import moments_of_states
 from aligners.fitting.outcomes import few_rows
 from aligners.fitting.retrieval import HeldOutRows
-from aligners.injection.behaviour import OF_LABELS, OF_TOKENS, Behaviour, Natives
-from aligners.injection.forward import own_answers, read_all
+from aligners.injection.behaviour import OF_LABELS, OF_TOKENS, Behaviour, Natives, own_answers, read_all
 from aligners.injection.methods import CLOSED_FORMS, Method, build_floors, route_methods, seen_by_any, stored_kind
 from aligners.injection.panels import Panel, PanelBatch
 from aligners.injection.routes import InjectedTask, Route, paired_routes

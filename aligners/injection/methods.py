@@ -14,8 +14,7 @@ from aligners.fitting.alignment import Alignment
 from aligners.fitting.bank import BACKWARD, FORWARD, StoredBank, refuse_other_bank
 from aligners.fitting.fits import fit_map
 from aligners.fitting.outcomes import CLOSED, how_fitted, outcomes
-from aligners.injection.behaviour import OF_LABELS, OF_TOKENS
-from aligners.injection.forward import mapped_rows
+from aligners.injection.behaviour import OF_LABELS, OF_TOKENS, mapped_rows
 from aligners.injection.routes import Route
 from aligners.maps.affine import AffineLayer
 from aligners.maps.base import Aligner

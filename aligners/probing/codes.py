@@ -12,7 +12,7 @@ from torch import Tensor
 from aligners.errors import UserError
 from aligners.injection.scoring.scores import resampled_counts
 from aligners.probing.bank import Examples
-from aligners.probing.edges import EdgeTask, codelengths
+from aligners.probing.probes import EdgeTask, codelengths
 from aligners.probing.tasks import ProbeTraining, Row, score_columns, train_bank
 
 # where the portions end, as shares of what is sent (Voita and Titov 2020, §2.2)

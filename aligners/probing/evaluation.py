@@ -11,10 +11,9 @@ import torch
 from aligners.errors import UserError, check_range
 from aligners.probing.bank import Arm, ModelLayer, Source, WordsBeingRead
 from aligners.probing.codes import PORTIONS, code_rows, portion_ends, portion_rows, send
-from aligners.probing.edges import EdgeTask
+from aligners.probing.probes import STRUCTURAL, EdgeTask
 from aligners.probing.reading import SPLITS, check_annotated, check_room, make_task, usual_tasks
 from aligners.probing.storing import save_banks
-from aligners.probing.structural import STRUCTURAL
 from aligners.probing.tasks import ProbeTraining, Row, Task, ended
 from aligners.probing.trees import drawn_trees
 from aligners.progress import hidden, track

@@ -7,8 +7,7 @@ import torch
 from aligners.errors import UserError
 from aligners.files.room import free_memory, in_words
 from aligners.probing.bank import Arm, Words
-from aligners.probing.edges import EdgeTask
-from aligners.probing.structural import STRUCTURAL, TreeTask
+from aligners.probing.probes import STRUCTURAL, EdgeTask, TreeTask
 from aligners.probing.targets import Labels, tasks_of
 from aligners.probing.trees import LEAST
 from datamodules.layers import LayerActivations

@@ -13,8 +13,7 @@ from aligners.errors import UserError
 from aligners.files.shared import shared_file
 from aligners.files.whole import whole_file
 from aligners.probing.bank import Arm, Bank, ModelLayer, Probes
-from aligners.probing.edges import EdgeProbes
-from aligners.probing.structural import DepthProbes, DistanceProbes
+from aligners.probing.probes import DepthProbes, DistanceProbes, EdgeProbes
 
 PROBES = "probes.safetensors"
 ENTRY = "banks"

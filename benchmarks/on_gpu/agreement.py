@@ -7,7 +7,7 @@ decompositions in float64. Where there is no GPU, the CPU is compared with itsel
 import torch
 from torch import Tensor
 
-from aligners.injection.forward import stitched_logits
+from aligners.injection.behaviour import stitched_logits
 from aligners.maps import CCA, INN, Linear, Permutation, Procrustes, Ridge
 from aligners.maps.base import Aligner
 from aligners.models import FrozenModel

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from aligners.models import FrozenModel, load_frozen
 from aligners.models.architectures import architecture_of
+from aligners.models.classifiers import shortened
 from aligners.models.hooks import inject
-from aligners.models.truncation import shortened
 from tests.kinds import AFTER, ALIKE, KINDS
 from tests.tiny import TEXTS, kind, reference, tiny_frozen, tokenised
 

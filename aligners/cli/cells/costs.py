@@ -13,8 +13,8 @@ from aligners.files.tables import table_beside
 from aligners.fitting.parts import bytes_a_site, pairs_within
 from aligners.injection.routes import route_numbers
 from aligners.maps.inn import INN
+from aligners.probing.probes import STRUCTURAL, USUAL_RANK
 from aligners.probing.reading import USUAL
-from aligners.probing.structural import STRUCTURAL, USUAL_RANK
 from aligners.similarity.catalogue import catalogue
 from aligners.similarity.evaluation import GROUPS
 from aligners.similarity.passes.sums import Shape

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from aligners.errors import UserError, check_known, check_range
 from aligners.fitting.errors import squared_distances, squared_errors
+from aligners.injection.behaviour import stitched_logits
 from aligners.injection.comparing import precision
 from aligners.injection.comparing.reading import Asked, Reader, answer_sums, divergences, in_two, padded
 from aligners.injection.comparing.residuals import Residuals
 from aligners.injection.comparing.verdict import AS_IS, LEAST, LINEAR, TIMES, TURNED, Verdict, decide
-from aligners.injection.forward import stitched_logits
 from aligners.injection.scoring.scores import Row, Sums, mean_columns, per_text_sums
 from aligners.injection.scoring.tasks import chosen, unit_losses
 from aligners.maps.linear import Affine, Procrustes, Ridge, ridge_regression

@@ -16,7 +16,7 @@ from transformers import DynamicCache, GenerationConfig
 
 from aligners.errors import UserError, check_range
 from aligners.fitting.bank import DIRECTIONS
-from aligners.injection.forward import mapped_rows
+from aligners.injection.behaviour import mapped_rows
 from aligners.injection.methods import Method
 from aligners.injection.panels import Panel
 from aligners.injection.routes import Route

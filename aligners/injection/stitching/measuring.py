@@ -7,8 +7,7 @@ from typing import cast
 from aligners.errors import UserError
 from aligners.fitting.bank import StoredBank, load_bank, refuse_other_bank
 from aligners.fitting.outcomes import outcomes
-from aligners.injection.behaviour import Behaviour
-from aligners.injection.forward import read_all
+from aligners.injection.behaviour import Behaviour, read_all
 from aligners.injection.injecting import Evaluation
 from aligners.injection.methods import TASK_LOSS, Method, describe_map, fitted_maps
 from aligners.injection.panels import Panel, PanelBatch

@@ -19,7 +19,7 @@ from aligners.fitting.bank import STITCHING, StoredBank, describe_aligner, load_
 from aligners.fitting.fits import AlignerFactory, check_names, fit_map, seeded
 from aligners.fitting.moments import read_moments
 from aligners.fitting.training import BankTraining, Schedule, clip_per_site, mean_count, mean_over_ranks
-from aligners.injection.forward import bank_answers, mapped_rows, own_answers, own_logits, pair_logits, read_all
+from aligners.injection.behaviour import bank_answers, mapped_rows, own_answers, own_logits, pair_logits, read_all
 from aligners.injection.methods import fitted_layers
 from aligners.injection.routes import Route, Routes, build_routes, check_routes
 from aligners.injection.scoring.scores import UnitMeans

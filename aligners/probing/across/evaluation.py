@@ -18,8 +18,8 @@ from aligners.models.loading.models import check_precision
 from aligners.models.model import FrozenModel
 from aligners.probing.across.twin import Twin, parts_of, read_subspaces
 from aligners.probing.bank import Arm, ModelLayer, Words, WordsBeingRead
+from aligners.probing.probes import STRUCTURAL
 from aligners.probing.reading import check_annotated, check_room, make_task
-from aligners.probing.structural import STRUCTURAL
 from aligners.probing.tasks import ProbeTraining, Row, Task, ended
 from aligners.progress import hidden, track
 from datamodules.asking import TaskBatch

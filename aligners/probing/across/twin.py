@@ -8,14 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from aligners.errors import finite
-from aligners.injection.behaviour import BEHAVIOUR, Behaviour, behaviour_columns
-from aligners.injection.forward import read_all
+from aligners.injection.behaviour import BEHAVIOUR, Behaviour, behaviour_columns, read_all
 from aligners.injection.methods import Method
 from aligners.injection.scoring.scores import Row, TextScores
 from aligners.injection.scoring.tasks import UnitAnswers
 from aligners.probing.bank import Bank
-from aligners.probing.edges import EdgeProbes
-from aligners.probing.structural import StructuralProbes
+from aligners.probing.probes import EdgeProbes, StructuralProbes
 from datamodules.asking import TaskBatch
 
 CHANGES = (

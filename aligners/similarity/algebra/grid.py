@@ -7,8 +7,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from aligners.similarity.algebra.checks import check_rows
-from aligners.similarity.algebra.moments import TILE, GridMoments
+from aligners.similarity.algebra.moments import TILE, GridMoments, check_rows
 
 SHIFT_ROWS = 64  # enough for a shift within a fraction of a deviation of the mean
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from aligners.errors import UserError
-from aligners.similarity.algebra.checks import check_rows
+from aligners.similarity.algebra.moments import check_rows
 
 BLOCK = 256  # rows of a block of a Gram matrix: the blocks of a dozen layers then stay near the processor
 

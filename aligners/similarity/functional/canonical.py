@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from aligners.errors import check_range
-from aligners.similarity.algebra.checks import decomposed
-from aligners.similarity.algebra.moments import GridMoments
+from aligners.similarity.algebra.moments import GridMoments, decomposed
 
 MOST_BY_CHANCE = 0.1  # ten rows a direction; above it values of fitted measures carry a caution
 SVD = "SVD behind canonical correlations"

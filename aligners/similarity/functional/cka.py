@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from aligners.errors import UserError
-from aligners.similarity.algebra.checks import check_moments, refuse_layers
 from aligners.similarity.algebra.grid import of_moments
-from aligners.similarity.algebra.moments import GridMoments, by_tile, squares
+from aligners.similarity.algebra.moments import GridMoments, by_tile, check_moments, refuse_layers, squares
 from aligners.similarity.algebra.pairs import PairSums, centred, check_enough, linear_pair_sums
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from aligners.errors import check_known, check_range
 from aligners.similarity.algebra import pairs
-from aligners.similarity.algebra.checks import refuse_layers
+from aligners.similarity.algebra.moments import refuse_layers
 from aligners.similarity.functional.cka import HSIC, LEAST_ROWS, cka_from_hsic, unbiased_hsic_from_sums
 
 Kernel = Literal["cosine", "linear", "euclidean"]

@@ -4,9 +4,8 @@ import torch
 from torch import Tensor
 
 from aligners.errors import UserError
-from aligners.similarity.algebra.checks import Varying, check_moments
 from aligners.similarity.algebra.grid import of_moments
-from aligners.similarity.algebra.moments import GridMoments, by_tile, squares
+from aligners.similarity.algebra.moments import GridMoments, Varying, by_tile, check_moments, squares
 from aligners.similarity.functional.canonical import Whitenings, whitenings
 
 

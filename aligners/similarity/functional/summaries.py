@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from aligners.errors import UserError
-from aligners.similarity.algebra.checks import decomposed
+from aligners.similarity.algebra.moments import decomposed
 
 
 def nuclear_norm(scatter: Tensor) -> Tensor:

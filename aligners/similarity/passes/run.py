@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from aligners.models.model import FrozenModel
-from aligners.similarity.algebra.checks import constant_features
+from aligners.similarity.algebra.moments import constant_features
 from aligners.similarity.controls import Draw
 from aligners.similarity.functional.attention import fold, word_pairs
 from aligners.similarity.passes.plan import Pass, Settings, Span, Tile

@@ -14,7 +14,7 @@ from aligners.finetuning.jobs import FINISHED, Variant, finished_row, parse_vari
 from aligners.finetuning.training import Finetuning, FinetuningRecipe, mean_loss
 from aligners.injection.scoring.tasks import unit_answers
 from aligners.models import FrozenModel, load_frozen
-from aligners.models.truncation import freeze
+from aligners.models.classifiers import freeze
 from datamodules.asking import classification_targets
 from datamodules.model_texts import ModelTexts, labelled_texts
 from datamodules.text.sources import TextSource

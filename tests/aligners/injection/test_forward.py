@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from aligners.injection.forward import mapped_rows, own_logits, read_all, stitched_logits
+from aligners.injection.behaviour import mapped_rows, own_logits, read_all, stitched_logits
 from aligners.injection.routes import Route
 from aligners.injection.scoring.tasks import chosen, unit_losses
 from aligners.injection.stitching.training import bank_gradients

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from aligners.probing.bank import Arm, Bank, ModelLayer, Words, fresh_bank
-from aligners.probing.edges import EdgeProbes
+from aligners.probing.probes import EdgeProbes
 from aligners.probing.targets import Labels
 from datamodules.text.annotated.sentence import Sentence, Target
 from tests.tiny import WORDS

@@ -12,8 +12,8 @@ import torch
 from aligners.injection.scoring.scores import resampled_counts, with_interval
 from aligners.probing.bank import Arm, Examples
 from aligners.probing.codes import OnlineCode, code_rows, compressions, frequency_bits, portion_ends, send, uniform_bits
-from aligners.probing.edges import EdgeTask
 from aligners.probing.evaluation import ProbeExperiment
+from aligners.probing.probes import EdgeTask
 from aligners.probing.tasks import ProbeTraining, train_bank
 from aligners.reports.runs.probing.report import codes_in_words
 from datamodules.text.annotated.sentence import Sentence, Target

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from aligners.probing.bank import Arm, Bank, Examples, ModelLayer, Words, answers
-from aligners.probing.edges import EdgeProbes, EdgeTask, accuracy, codelengths, counts, f1, majority
+from aligners.probing.probes import EdgeProbes, EdgeTask, accuracy, codelengths, counts, f1, majority
 from aligners.probing.targets import Labels, Targets, targets_of
 from aligners.probing.tasks import ProbeTraining, train_bank
 from datamodules.text.annotated.sentence import Sentence, Target

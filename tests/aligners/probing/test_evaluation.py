@@ -9,8 +9,8 @@ import torch
 
 from aligners.cli.table import train
 from aligners.probing.bank import Examples
-from aligners.probing.edges import counts, f1
 from aligners.probing.evaluation import ProbeExperiment
+from aligners.probing.probes import counts, f1
 from aligners.probing.reading import check_annotated, usual_tasks
 from aligners.probing.storing import PROBES, load_banks
 from aligners.probing.targets import Labels, targets_of

@@ -10,10 +10,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from aligners.probing.bank import Arm, Bank, Examples, answers, fresh_bank, losses
-from aligners.probing.edges import EdgeTask
+from aligners.probing.probes import DepthProbes, DistanceProbes, EdgeTask, StructuralProbes, TreeTask
 from aligners.probing.reading import make_task
 from aligners.probing.storing import ENTRY, load_banks, save_banks
-from aligners.probing.structural import DepthProbes, DistanceProbes, StructuralProbes, TreeTask
 from aligners.probing.tasks import ProbeTraining, Progress, ended, train_bank
 from aligners.probing.trees import Trees
 from tests.aligners.probing.made import drawn_words

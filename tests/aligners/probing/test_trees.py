@@ -8,7 +8,7 @@ import torch
 from scipy.stats import rankdata, spearmanr
 
 from aligners.probing.bank import Arm, Bank, Examples, Words, fresh_bank
-from aligners.probing.structural import DepthProbes, DistanceProbes, StructuralProbes, TreeTask
+from aligners.probing.probes import DepthProbes, DistanceProbes, StructuralProbes, TreeTask
 from aligners.probing.tasks import ProbeTraining
 from aligners.probing.trees import (
     Trees,

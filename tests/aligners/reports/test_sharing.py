@@ -19,7 +19,7 @@ from aligners.files.shared import sha256
 from aligners.fitting.bank import load_bank
 from aligners.models.loading.models import load_frozen
 from aligners.probing.bank import Arm, Bank, ModelLayer
-from aligners.probing.edges import EdgeProbes
+from aligners.probing.probes import EdgeProbes
 from aligners.probing.storing import load_banks, save_banks
 from aligners.reports.finished import finished_run
 from aligners.reports.names import four_digits

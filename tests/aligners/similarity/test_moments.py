@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aligners.injection.scoring.scores import UnitMeans
-from aligners.similarity.algebra.checks import constant_features
 from aligners.similarity.algebra.grid import GridSums, grid_moments
-from aligners.similarity.algebra.moments import GridMoments, Moments, moments_of
+from aligners.similarity.algebra.moments import GridMoments, Moments, constant_features, moments_of
 from aligners.similarity.functional.cka import linear_cka
 from aligners.similarity.moments import MomentsMetric
 from aligners.similarity.passes.run import FeatureScales

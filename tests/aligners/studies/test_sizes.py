@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from aligners.studies import sizes
-from aligners.studies.plan import TextSizes, text_sizes
+from aligners.studies.plan import TextSizes, _splits, text_sizes
 from aligners.studies.spec import Assumed
 from datamodules.text.loading import load_texts
 from datamodules.text.sources import TextSource
@@ -46,4 +45,4 @@ def test_texts_at_hand_are_counted_and_others_assumed(tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize("name", ["rotten_tomatoes", "imdb", "grammar"])
 def test_known_sizes_of_texts_in_packages_are_those(name: str) -> None:
-    assert sum(sizes._splits(name, None, None).values()) == load_texts(TextSource(name)).describe()["rows_read"][0]
+    assert sum(_splits(name, None, None).values()) == load_texts(TextSource(name)).describe()["rows_read"][0]

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from aligners.fitting.alignment import Alignment
-from aligners.injection.forward import read_all
+from aligners.injection.behaviour import read_all
 from aligners.injection.routes import Route
 from aligners.models.loading import models
 from aligners.models.loading.known import SleepingModel

@@ -17,8 +17,7 @@ from aligners.maps.linear import Identity, Linear
 from aligners.probing.across.evaluation import PairedWords, ProbesAcrossMaps, columns
 from aligners.probing.across.twin import Twin, principal_subspaces, random_subspaces, read_subspaces, swapped
 from aligners.probing.bank import Arm, Examples, answers, fresh_bank
-from aligners.probing.edges import counts, f1
-from aligners.probing.structural import DistanceProbes
+from aligners.probing.probes import DistanceProbes, counts, f1
 from aligners.probing.targets import Labels, targets_of
 from aligners.probing.tasks import ProbeTraining
 from aligners.probing.trees import Trees

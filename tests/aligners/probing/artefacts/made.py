@@ -11,8 +11,7 @@ from aligners.maps.linear import Ridge
 from aligners.probing.artefacts.kinds import Artefact, Dictionary, Direction, Head, Probe, Stitching
 from aligners.probing.artefacts.maps import PairedRows
 from aligners.probing.bank import Arm, Bank, ModelLayer
-from aligners.probing.edges import EdgeProbes
-from aligners.probing.structural import DepthProbes, DistanceProbes
+from aligners.probing.probes import DepthProbes, DistanceProbes, EdgeProbes
 
 WIDTH, FEATURES = 12, 20
 
