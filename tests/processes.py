@@ -22,7 +22,7 @@ PRELOADED = [
     *("transformers.generation.utils", "datasets", "matplotlib.pyplot", "matplotlib.backends.backend_agg"),
     *("torch.distributed.checkpoint", "multiprocessing.synchronize", "requests", "scipy.io", "pytest"),
     *(f"aligners.cli.train.{name}" for name in ("fit", "finetune", "probe", "stitch", "universe")),
-    *(f"aligners.cli.evaluate.{name}" for name in ("bijection", "pairs", "similarity", "surgery")),
+    *(f"aligners.cli.evaluate.{name}" for name in ("pairs", "similarity", "surgery")),
     *("aligners.cli.study.run", "tests.warm"),
 ]
 PROCESSES.set_forkserver_preload(PRELOADED)

@@ -61,10 +61,8 @@ def compare(
     for model in models if labels is not None else ():
         check_labels(model, torch.tensor(labels), "labels")
     words = policy_of(rows).types == "words"
-    (fit, _), (held, table) = (
-        tokenised(models, texts[n::2], None if labels is None else labels[n::2], max_length, words=words)
-        for n in range(2)
-    )
+    halves = ((texts[n::2], None if labels is None else labels[n::2]) for n in range(2))
+    (fit, _), (held, table) = (tokenised(models, *half, max_length, words=words) for half in halves)
     return Comparison(
         models[0], models[1], fit, held, table, pairs=pairs, kind=RowKind(rows), labelled=labels is not None, maps=maps,
         costs=costs, batch_size=batch_size, seed=seed,

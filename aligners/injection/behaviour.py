@@ -1,4 +1,4 @@
-"""What Y does with states that are put into it: the stitched forward, its answers text by text, and a report's columns."""
+"""What Y does with states that are put into it: the stitched forward, its answers, and the columns of a report."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

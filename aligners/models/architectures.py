@@ -217,15 +217,12 @@ _SINGLE = {"chunk_size_feed_forward": 0, "inner_group_num": 1}
 
 _TABLE = table_beside(__file__, "architectures.yaml")
 _HEADS: dict[str, Task] = _TABLE["heads"]
-_ARCHITECTURES = {
-    model_type: Architecture(
-        **about | {name: SubLayer(**about[name]) for name in ("attention", "mlp") if about.get(name)}
-    )
-    for model_type, about in _TABLE["families"].items()
-}
-for _name, _entry in _ARCHITECTURES.items():
+_ARCHITECTURES: dict[str, Architecture] = {}
+for _name, _about in _TABLE["families"].items():
+    _layers = {name: SubLayer(**_about[name]) for name in ("attention", "mlp") if _about.get(name)}
+    register(_name, _entry := Architecture(**_about | _layers))
     if _entry.rereads:
         _bias = _position_bias if _entry.returns else None
-        _ARCHITECTURES[_name] = replace(_entry, beside=_bias, bare_class=AutoModelForTextEncoding)
+        register(_name, replace(_entry, beside=_bias, bare_class=AutoModelForTextEncoding))
 REFUSED: dict[str, str] = _TABLE["refused"]  # `model_type` -> why
 FAMILIES = tuple(_ARCHITECTURES)  # the `model_type` of each

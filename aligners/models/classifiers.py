@@ -130,17 +130,14 @@ def new_classifier(
         model, unfit = read_weights(str(name), loader, options)
         tokenizer = read_tokenizer(str(name), source, config)
     _check_body(model, unfit, str(name))
-    for path, part in drawn(model, _undetermined(model, unfit), seed).items():
+    head = outside(model)
+    # What the checkpoint does not provide: the head, and a pooler if it has none.
+    lack = [name for name in head_parts(model) if name in head or any(key.startswith(f"{name}.") for key in unfit)]
+    for path, part in drawn(model, lack, seed).items():
         model.set_submodule(path, part)
     if architecture.causal and architecture.settings_of(model.config).pad_token_id is None:
         _set_padding(model, tokenizer, str(name))
     return model.eval(), tokenizer
-
-
-def _undetermined(model: PreTrainedModel, unfit: Sequence[str]) -> list[str]:
-    """List what the checkpoint does not provide: the head, and a pooler if it has none."""
-    head = outside(model)
-    return [name for name in head_parts(model) if name in head or any(key.startswith(f"{name}.") for key in unfit)]
 
 
 def _check_labels(n_labels: int, label_names: Sequence[str] | None) -> None:

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from torch import Tensor
 
-from aligners.similarity.functional.attention import attnsim
+from aligners.similarity.functional.attention import Kinds, attnsim
 from aligners.similarity.functional.canonical import canonical_chance, regression_chance
 from aligners.similarity.functional.cca import Correlations, SharedMoments
 from aligners.similarity.functional.cka import cka_from_hsic, linear_cka, mean_cka, unbiased_cka
@@ -73,6 +73,7 @@ def catalogue(share: float = 0.99) -> dict[str, Measure]:
     """
     mean, square, weighted = Correlations.mean, Correlations.mean_square, Correlations.weighted
     heads: Family = "head_moments"
+    kinds: tuple[Kinds, ...] = get_args(Kinds)
     measures = (
         Measure("cka", "moments", _on(linear_cka)),
         Measure("unbiased_cka", "moments", _on(unbiased_cka)),
@@ -90,10 +91,7 @@ def catalogue(share: float = 0.99) -> dict[str, Measure]:
         Measure("neuronsim", "moments", _on(neuronsim), symmetric=False),
         _regression("mixedsim", mixedsim, mixedsim_held_out),
         Measure("rsa", "rows", lambda sample: rsa(sample.x, sample.y), budget=5000),
-        *(
-            Measure(f"attnsim_{kind}", "heads", partial(attnsim, kind=kind), symmetric=False)
-            for kind in ("norm", "pearson", "js")
-        ),
+        *(Measure(f"attnsim_{kind}", "heads", partial(attnsim, kind=kind), symmetric=False) for kind in kinds),
         Measure("attention_cka", heads, _on(linear_cka)),
         _correlated("attention_svcca", "SVCCA", mean, share)._replace(family=heads),
         _correlated("attention_pwcca", "PWCCA", weighted, share)._replace(family=heads),

@@ -3,7 +3,6 @@
 import logging
 from itertools import combinations_with_replacement, product
 from math import inf
-from pathlib import Path
 from typing import Any, Literal, cast
 
 import lightning.pytorch as pl
@@ -92,7 +91,7 @@ class SimilarityEvaluation(pl.LightningModule):
         self.rows: list[Row] = []
         self.report_tables: dict[str, list[Row]] = {}
         self.meta: dict[str, Any] = {}
-        self._saved: SavedPasses | None = None
+        self.saved: SavedPasses | None = None
 
     @property
     def _stream(self) -> LayerActivations:
@@ -100,11 +99,6 @@ class SimilarityEvaluation(pl.LightningModule):
         return stream_of(self.trainer, LayerActivations)
 
     # ------------------------------------------------------------------ before
-
-    def keep_passes(self, folder: Path) -> SavedPasses:
-        """Keep the figures of each finished pass in a folder, and go on from those that another run has left there."""
-        self._saved = SavedPasses(folder)
-        return self._saved
 
     def setup(self, stage: str) -> None:
         """Run all checks that can be made before reading, and plan the passes."""
@@ -166,7 +160,9 @@ class SimilarityEvaluation(pl.LightningModule):
         # Weights count besides those on the CPU, which are always there: on a GPU, and of untrained twins.
         copies = int(device.type != "cpu") + int(self._fits)
         costs = PassCosts(self._settings, *sizes, [copies * model.nbytes for model in self.models])
-        limit = self._begun(min(collected(self._limit(device))))
+        here = self.trainer.num_devices if device.type == "cpu" else 1  # processes that share this memory
+        own = free_memory(device) // (2 * here) if self.memory is None else int(self.memory * 1e9)
+        limit = self._begun(min(collected(own)))
         self.passes = plan_passes([shape.layers for shape in self.shapes], self.pairs, costs.of, costs.fixed, limit)
         self._choose_passes()
         splits: tuple[Split, ...] = ("fit", "test") if self._fits else ("test",)
@@ -178,20 +174,13 @@ class SimilarityEvaluation(pl.LightningModule):
             memory = f"{self.announced / 1e9:.3g} GB {besides}, of {limit / 1e9:.3g} GB (`memory`)"
             logger.warning("This comparison takes up to %s, in %s.", memory, in_words(self.passes, self.names))
 
-    def _limit(self, device: torch.device) -> int:
-        """Bytes that this process may take."""
-        if self.memory is not None:
-            return int(self.memory * 1e9)
-        here = self.trainer.num_devices if device.type == "cpu" else 1  # processes that share this memory
-        return free_memory(device) // (2 * here)
-
     def _begun(self, limit: int) -> int:
         """The limit of the run that is gone on with, if passes are kept; else the one given.
 
         Raises:
             ValueError: another comparison was begun.
         """
-        if (saved := self._saved) is None:
+        if (saved := self.saved) is None:
             return limit
         trainer = {"world_size": self.trainer.world_size, "limit_test_batches": self.trainer.limit_test_batches}
         setup = {"measures": [measure.name for measure in self.measures], **{name: getattr(self, name) for name in OWN}}
@@ -204,7 +193,7 @@ class SimilarityEvaluation(pl.LightningModule):
         Of enough passes each process has its own, and reads all texts in them: the same work as where all divide the
         texts of every pass, but no sums are sent. One pass is always made again, so that there is something to run.
         """
-        if (saved := self._saved) is not None:
+        if (saved := self.saved) is not None:
             every = from_first(lambda: [saved.load(number) for number in range(len(self.passes))])
             self._finished = {number: part for number, part in enumerate(every[:-1]) if part is not None}
         missing = [number for number in range(len(self.passes)) if number not in self._finished]
@@ -271,8 +260,8 @@ class SimilarityEvaluation(pl.LightningModule):
         norms = {(span.model, span.first): nuclear_norm(scatter).cpu() for span, scatter in self._run.scatters()}
         every = [figures for some in collected(tiles) for figures in some]
         self._finished[self._number] = PassFigures(every, norms, int(self._run.rows))
-        if self._saved is not None and this_rank() == 0 and self._number in self._to_save:
-            self._saved.save(self._number, self._finished[self._number])
+        if self.saved is not None and this_rank() == 0 and self._number in self._to_save:
+            self.saved.save(self._number, self._finished[self._number])
         del self._run
 
     # ------------------------------------------------------------------ after

@@ -62,11 +62,6 @@ class StudyFolder:
             (study["finetune"] or {}).pop(name, None)
         return study
 
-    @property
-    def name(self) -> str:
-        """Name of the study."""
-        return str(self.study["name"])
-
     # ------------------------------------------------------------------ cells
 
     @property

@@ -118,11 +118,9 @@ def with_kept_rows(cells: Sequence[Cell], options: CellOptions) -> list[Cell]:
             of_texts[cell.id] = json.dumps([read[name] for name in sorted(read) if name.startswith("data.text.")])
             if policy_of(read.get("data.rows", "tokens")).types is not None:
                 tokens.add(of_texts[cell.id])
-    kept = {"data": {"store_rows": "texts"}}
-    return [
-        cell if of_texts.get(cell.id) in {None, *tokens} else replace(cell, options=merged(kept, cell.options))
-        for cell in cells
-    ]
+    kept = {cell.id: merged({"data": {"store_rows": "texts"}}, cell.options) for cell in cells}
+    whole = {None, *tokens}
+    return [cell if of_texts.get(cell.id) in whole else replace(cell, options=kept[cell.id]) for cell in cells]
 
 
 def model_sizes(study: Study, *, assume: bool) -> dict[str, Size]:

@@ -115,7 +115,7 @@ def run_cell(study: str, number: str, devices: int = 1) -> str:
 def _run(folder: StudyFolder, cell: dict[str, Any], place: Path, devices: int) -> dict[str, Any]:
     kind, run = KINDS[cell["kind"]], place / "run"
     words = [kind.command, *_words(cell, place), "--run", str(run)]
-    os.environ["WANDB_RUN_GROUP"] = folder.name
+    os.environ["WANDB_RUN_GROUP"] = folder.study["name"]
     began = time.perf_counter()
     try:
         if devices == 1 or kind.alone or cell["options"].get("sites_at_once"):

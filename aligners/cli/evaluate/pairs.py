@@ -16,6 +16,7 @@ from aligners.cli.run import Run, can_build, command, options_of
 from aligners.errors import UserError, check_known
 from aligners.files.whole import whole_file
 from aligners.fitting.bank import DIRECTIONS, FORWARD, StoredBank, load_bank, refuse_other_bank, save_bank
+from aligners.fitting.price import BijectionPrice
 from aligners.injection.comparing.comparison import MAPS, Comparison
 from aligners.injection.generation.continuing import Continuing, continue_texts
 from aligners.injection.injecting import InjectionEvaluation
@@ -242,3 +243,18 @@ def _labelled(data: States) -> tuple[bool, list[str]]:
     except UserError as error:
         return False, [f"The labels of the texts are not used: {error}"]
     return True, []
+
+
+@command("bijection", BijectionPrice, data=pair_states, defaults={"data.batch_size": 64, "data.sites": "1"})
+def bijection(run: Run) -> None:
+    """Measure what being a bijection costs between the states of two models.
+
+    Maps of equal size are trained for equal numbers of steps on the same rows, and measured on held-out text in both
+    directions, beside the least error of a map that works in both directions.
+
+    Example: `--data.sites 2 --steps 100 300 --run runs/price`
+    """
+    price = run.build(BijectionPrice)
+    price.check_widths(*run.made.data.frozen_models.widths())
+    run.start()
+    run.read(price, price.run, "bijection", inference_mode=False)

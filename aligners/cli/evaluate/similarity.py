@@ -4,7 +4,7 @@ from aligners.cli.endings import goes_on_with
 from aligners.cli.folders import is_begun, rank
 from aligners.cli.run import Run, can_build, command
 from aligners.similarity.evaluation import SimilarityEvaluation
-from aligners.similarity.passes.saved import PASSES
+from aligners.similarity.passes.saved import PASSES, SavedPasses
 from datamodules.layers import LayerActivations
 
 RESULT = "similarity.json"
@@ -36,7 +36,7 @@ def similarity(run: Run, each_pair: bool | None = None) -> None:
     if begun:
         run.check_begun()
     run.start(begun=begun)
-    saved = evaluation.keep_passes(run.folder / PASSES)
+    saved = evaluation.saved = SavedPasses(run.folder / PASSES)
     with goes_on_with(lambda: {"run": run.folder}):
         run.test(evaluation, "similarity", each_pair=each_pair)
     if rank() == 0:

@@ -69,7 +69,8 @@ def collect_and_report(folder: StudyFolder) -> None:
 def status_table(folder: StudyFolder) -> SiteTable:
     """Count the cells by kind and state."""
     counts = Counter((folder.described(number)["kind"], folder.state(number)) for number in folder.cells)
-    table = SiteTable(f"{folder.name}: {len(folder.cells)} cells in {folder.path}", ["cells"], list(STATES), {})
+    title = f"{folder.study['name']}: {len(folder.cells)} cells in {folder.path}"
+    table = SiteTable(title, ["cells"], list(STATES), {})
     for kind in dict.fromkeys(kind for kind, _ in counts):
         table.add_row(kind, *(str(counts[kind, state] or "") for state in STATES))
     return table

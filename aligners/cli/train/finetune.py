@@ -57,7 +57,10 @@ def finetune(run: Run, seeds: int | list[int] = 1, variants: list[str] = ["none"
     try_run_folder(run.options.run)
     data: ModelTexts = run.made.data
     recipe = run.build(FinetuningRecipe)
-    jobs = plan(data, _seeds(seeds), variants)
+    chosen = list(range(seeds)) if isinstance(seeds, int) else seeds
+    if not chosen or min(chosen) < 0 or len(set(chosen)) < len(chosen):
+        raise UserError(f"Expected `seeds` to be a number above 0, or different seeds from 0 on, but got {seeds}.")
+    jobs = plan(data, chosen, variants)
     data.setup("fit")
     task = token_task(data, 0)
     score: Any = task.score if task else choose_score(data.text, regression=data.texts.regression, classes=data.classes)
@@ -109,10 +112,3 @@ def plan(data: ModelTexts, seeds: Sequence[int], written: Sequence[str]) -> list
             variant.check(model.model)
             jobs += [Job(place, base, variant, seed, above / variant.name / f"seed-{seed}") for seed in seeds]
     return jobs
-
-
-def _seeds(wanted: int | list[int]) -> list[int]:
-    seeds = list(range(wanted)) if isinstance(wanted, int) else list(wanted)
-    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
-        raise UserError(f"Expected `seeds` to be a number above 0, or different seeds from 0 on, but got {wanted}.")
-    return seeds

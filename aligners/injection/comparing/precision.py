@@ -111,9 +111,8 @@ def weight_changes(old: FrozenModel, new: FrozenModel, precision: str) -> list[d
         size = max(float(before.norm()), float(after.norm()), torch.finfo(torch.float64).tiny)
         rounding = float((rounded(weight.detach(), precision, theirs[name]).double() - before).norm()) / size
         outside = 0 if any(part in name for part in EMBEDDINGS) else old.depth + 1
-        row: dict[str, Any] = {"block": places.get(id(weight), outside)}
-        row |= {"weight": name, "difference": float((after - before).norm()) / size}
-        row |= {"tolerance": TIMES * rounding + 2.0**-23}
+        row: dict[str, Any] = {"block": places.get(id(weight), outside), "weight": name}
+        row |= {"difference": float((after - before).norm()) / size, "tolerance": TIMES * rounding + 2.0**-23}
         found.append(row | {"changed": row["difference"] > row["tolerance"]})
     return found
 

@@ -349,9 +349,8 @@ class Stitching(BankTraining):
         """The routes, the layers, and what these start from and are trained on."""
         routes = {route.key: list(route.pairs) for route in self.routes}
         layers = {key: describe_aligner(layer) for key, layer in self.banks().items()}
-        return {
-            "routes": routes, "layers": layers, "loss": asdict(self.weights), "start_batches": self.start_batches,
-        }  # fmt: skip
+        how = {"loss": asdict(self.weights), "start_batches": self.start_batches}
+        return {"routes": routes, "layers": layers, **how}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore where the layers started, and the curves so far.

@@ -205,11 +205,12 @@ class ProbesAcrossMaps(Evaluation):
         (self.route,) = paired_routes(data, both_directions=False)
         methods, refusals = route_methods(self.route, self.stored, self.closed_form)
         first = next(checkpoint for checkpoint in self.stored if checkpoint.moments is not None)
-        floors = build_floors(self.route, cast(Any, first.moments), self.seed)
-        kind = {"fitted_on": str(stored_kind(first))}
-        self.methods = [
-            *methods, *(floor._replace(about={**floor.about, **kind}) for floor in floors if floor.aligner is not None)
-        ]  # fmt: skip
+        kind, every = (
+            {"fitted_on": str(stored_kind(first))},
+            build_floors(self.route, cast(Any, first.moments), self.seed),
+        )
+        floors = [floor._replace(about={**floor.about, **kind}) for floor in every if floor.aligner is not None]
+        self.methods = [*methods, *floors]
         for method in self.methods:
             cast(Any, method.aligner).to(self.trainer.strategy.root_device)
         self.swapped = [method for method in self.methods if method.about["fitted_on"] == str(TOKENS)]

@@ -118,9 +118,8 @@ def fate(artefact: Artefact, old: Tensor, new: Tensor, weights: Tensor, seed: in
     decided = decide(before)
     alike = (decided == decided[0]).all(0)  # one decision for all rows, of which no score can tell: then the upper half
     halves = decided.where(~alike, before > before.median(0).values)
-    correlation = torch.stack(
-        [rank_correlation(a, b, weights) for a, b in zip(before.T, after.T, strict=True)]
-    ).nanmean(0)
+    each = [rank_correlation(a, b, weights) for a, b in zip(before.T, after.T, strict=True)]
+    correlation = torch.stack(each).nanmean(0)
     fidelity = auroc(after, halves, weights)
     own = own_score(artefact, len(weights), seed)
     predicted = fidelity if own is None else attenuated(own, correlation)

@@ -11,6 +11,7 @@ from aligners.errors import UserError
 BUDGET = 2**18  # float64 values of a temporary (2 MiB, near the processor); at most three of them at once
 CLOSE = 1e-6  # squared distances below this share of the squared norms are taken entry by entry
 CONSTANT = 1e-12  # deviations below this share of a row are rounding
+Kinds = Literal["norm", "pearson", "js"]  # of similarities of heads
 
 
 class AttentionSums(NamedTuple):
@@ -56,7 +57,7 @@ class AttentionSums(NamedTuple):
         return type(self)(*(value.permute(2, 3, 0, 1) if value.ndim else value for value in self))
 
 
-def attnsim(sums: AttentionSums, kind: Literal["norm", "pearson", "js"]) -> Tensor:
+def attnsim(sums: AttentionSums, kind: Kinds) -> Tensor:
     """How alike the heads of two models are, (L_x, L_y), from X to Y; not symmetric.
 
     With ē the mean over texts or words, k a head of X at l and k' one of Y at l':

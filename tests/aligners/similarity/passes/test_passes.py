@@ -55,7 +55,7 @@ def compared(
     memory = None if at_once is None else at_once / 1e9
     found = SimilarityEvaluation(**{"share": 0.9, "memory": memory, **options})
     if kept is not None:
-        found.keep_passes(kept)
+        found.saved = SavedPasses(kept)
     activations = LayerActivations(models, text=TextSource(world.fit, held_out=world.test), **data)
     settings = {"devices": ranks, "strategy": "ddp"} if ranks > 1 else {}
     with pytest.MonkeyPatch.context() as monkeypatch:
