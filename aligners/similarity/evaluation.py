@@ -62,6 +62,9 @@ class SimilarityEvaluation(pl.LightningModule):
         memory: the most memory to take for sums, samples and their decompositions, in GB (10⁹ bytes) for each process;
             on a GPU, of its memory, models included. More pairs of models than fit are compared in several passes over
             the texts. Default: half of what is free.
+
+    Attributes:
+        saved: where the figures of each finished pass are kept, and from which another run goes on; None: nowhere.
     """
 
     def __init__(
