@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
-from aligners.cli.evaluate.pairs import inject
+from aligners.cli.evaluate.inject import inject
 from aligners.models.architectures import known_architectures
 from aligners.reports.study.registry import CONTENTS
 from aligners.similarity.catalogue import catalogue

@@ -1,0 +1,87 @@
+"""`evaluate.py compare`: what changed between two models."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from safetensors.torch import save_file
+
+from aligners.cli.run import Run, command
+from aligners.errors import UserError, check_known
+from aligners.files.whole import whole_file
+from aligners.fitting.bank import FORWARD, load_bank, refuse_other_bank
+from aligners.injection.comparing.comparison import MAPS, Comparison
+from aligners.injection.methods import between_two_models
+from aligners.injection.scoring.tasks import check_labels, match_heads
+from aligners.models.loading.models import check_precision
+from aligners.progress import hidden, track
+from aligners.reports.publishing import write_report
+from datamodules.pairings import pair_states
+from datamodules.rows.policies import RowKind
+from datamodules.states import States
+
+
+@command(
+    "comparison",
+    data=pair_states,
+    skip={"packed", "component", "special_tokens", "held_out_types", "store", "store_dtype", "store_rows"},
+)
+def compare(
+    run: Run, maps: Sequence[str] = MAPS, checkpoints: Sequence[Path] = (), most: int = 500, costs: int = 100,
+    seed: int = 0,
+) -> None:  # fmt: skip
+    """Say what changed from one model (model_x, old) to another (model_y, new) after an update.
+
+    Nothing beyond rounding, only coordinates, or from which block on and on which texts: by their answers, by their
+    states at every site, and by their weights, each beside what the old model differs from itself by rounding.
+
+    Example: `--data.model_x embedded-gpt:0 --data.model_y embedded-gpt:1 --run runs/compared`
+
+    Args:
+        run: of the command.
+        maps: By which states of the old model may agree with those of the new: permutation, rotation, linear. None of
+            them (`[]`): states are compared as they are, and few texts do.
+        checkpoints: Files aligners.safetensors of `train.py fit` between the two, whose maps are measured, too.
+        most: Texts to fit the maps on, and held-out texts to compare on, at most so many of each.
+        costs: On how many of them the old model's states are put into the new one, at 8 sites if there are more.
+        seed: Of masks, batches, and the resampling of texts.
+    """
+    check_known(MAPS, maps=maps)
+    stored = [between_two_models(load_bank(path)) for path in checkpoints]
+    run.start()
+    trainer, data = run.trainer(), run.made.data
+    check_precision(trainer)
+    if trainer.world_size > 1:
+        raise UserError(f"One process compares models, but `trainer.devices` makes {trainer.world_size}. Set it to 1.")
+    data.prepare_data()
+    data.setup("test")
+    data.place_models(trainer.strategy.root_device)
+    data.leave_out({str(bank.path): bank.fitted for bank in stored if bank.fitted is not None})
+    for bank in stored:
+        refuse_other_bank(bank, data.describe()["models"], data.component, {FORWARD: data.reader.sites})
+        bank.of_each(lambda aligner: aligner.to(trainer.strategy.root_device))
+    labelled, cautions = _labelled(data)
+    old, new = data.frozen
+    found = Comparison(
+        old, new, data.split("fit"), data.split("test"), data.texts.test, data.reader.sites, RowKind(data.rows),
+        labelled, maps, {name: aligner for bank in stored for name, aligner in bank.maps[FORWARD].items()}, costs, most,
+        data.batch_size, seed, lambda batches, what: track(batches, what, disable=hidden(trainer)),
+    ).run()  # fmt: skip
+    found.meta.update({**data.describe(), "seed": seed, "cautions": cautions})
+    if found.vectors:
+        with whole_file(run.folder / "directions.safetensors") as unfinished:
+            save_file({f"site_{site}": part.contiguous() for site, part in found.vectors.items()}, unfinished)
+    write_report(found, "comparison", run.folder, trainer)
+
+
+def _labelled(data: States) -> tuple[bool, list[str]]:
+    """Whether both models are classifiers of the texts' labels; their classes are then matched. And why not, if so."""
+    labels = data.split("test").labels
+    if labels is None or any(model.task != "classification" or model.regression for model in data.frozen):
+        return False, []
+    try:
+        for model in data.frozen:
+            check_labels(model, labels, data.text.source)
+        match_heads(data, data.frozen)
+    except UserError as error:
+        return False, [f"The labels of the texts are not used: {error}"]
+    return True, []
