@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from textwrap import fill
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import matplotlib as mpl
 import numpy as np
@@ -21,6 +21,7 @@ from aligners.reports.report import Row, number
 Look = dict[str, Any]
 Cells = Sequence[Row | None]
 Level = tuple[str | None, Look, float]  # name, look and height of what has no site
+Line = TypeVar("Line")
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
@@ -216,22 +217,22 @@ def layer_grid(
 
 
 def lines_by_site(axis: Axes, lines: Sequence[tuple[str, Look, Cells]], column: str, scale: float = 1) -> None:
-    """Draw lines with their intervals, shifted a little so that the intervals can be told apart.
+    """Draw lines with their intervals, if they have any, shifted a little so that these can be told apart.
 
     Args:
         axis: the panel.
         lines: name, look, and a row or None for each place across.
-        column: the rows' column; COLUMN_low and COLUMN_high are the ends of its interval.
+        column: the rows' column; COLUMN_low and COLUMN_high are the ends of its interval, where there is one.
         scale: factor for all values.
     """
     for order, (name, look, cells) in enumerate(lines):
         here = [(place, row) for place, row in enumerate(cells) if row is not None]
         aside = min(0.07, 0.5 / len(lines)) * (order - (len(lines) - 1) / 2)
         middle, low, high = (
-            np.array([scale * number(row[column + end]) for _, row in here]) for end in ("", "_low", "_high")
+            np.array([scale * number(row.get(column + end)) for _, row in here]) for end in ("", "_low", "_high")
         )
         if here:  # a percentile interval may miss the estimate; the bar then ends there
-            bars = np.maximum([middle - low, high - middle], 0)
+            bars = None if np.isnan(low).all() else np.maximum([middle - low, high - middle], 0)
             across = [place + aside for place, _ in here]
             axis.errorbar(across, middle, bars, label=name, elinewidth=0.8, **look)
             hollow_where_untrained(axis, across, list(middle), [row for _, row in here], look)
@@ -290,20 +291,19 @@ def name_sites(axis: Axes, title: str, sites: Iterable[str], letters: int = LETT
     axis.set_xlim(-0.5 - room, len(names) - 0.5 + room)
 
 
-def shared_out(groups: Iterable[Sequence[str]]) -> list[list[str]]:
+def shared_out(groups: Iterable[Sequence[Line]]) -> list[list[Line]]:
     """Share lines out to panels, so that none has more than `MOST_LINES`.
 
     Args:
-        groups: names of lines that are better seen together; neighbours that fit share a panel.
+        groups: lines, or their names, that are better seen together; neighbours that fit share a panel.
     """
-    panels: list[list[str]] = []
+    panels: list[list[Line]] = []
     for group in groups:
         for first in range(0, len(group), MOST_LINES):
-            part = list(group[first : first + MOST_LINES])
-            if panels and len(panels[-1]) + len(part) <= MOST_LINES:
-                panels[-1] += part
-            else:
-                panels.append(part)
+            part = group[first : first + MOST_LINES]
+            if not panels or len(panels[-1]) + len(part) > MOST_LINES:
+                panels.append([])
+            panels[-1] += part
     return panels
 
 

@@ -1,10 +1,8 @@
 """Publishes a report: as files, on screen, and at W&B."""
 
-import csv
-import io
 import json
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -33,12 +31,11 @@ def publish(report: Report, folder: Path, trainer: pl.Trainer) -> None:
         folder: created if it does not exist.
         trainer: the Trainer with the loggers.
     """
-    figures = write(report, folder)
+    write(report, folder)
     write_page(report, folder)
     console = show(report)
-    loggers = (logger for logger in trainer.loggers if isinstance(logger, WandbLogger))
-    runs = [logger for logger in loggers if not logger.experiment.disabled]
-    places = [f"{report.files}: {folder}", *(f"W&B run: {_log(report, figures, run)}" for run in runs)]
+    runs = [run for run in trainer.loggers if isinstance(run, WandbLogger) and not run.experiment.disabled]
+    places = [f"{report.files}: {folder}", *(f"W&B run: {_log(report, folder, run)}" for run in runs)]
     say(console, "\n".join(["", *places] if report.findings else places))
 
 
@@ -57,17 +54,15 @@ def show(report: Report) -> Console:
 
 def write(report: Report, folder: Path) -> list[Path]:
     """Write a report's files, each whole or not at all, and return the paths of its figures."""
-    folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / f"{report.name}.json", json.dumps(report.content, indent=1, allow_nan=False))
     for name, table in {report.name: report.rows, **report.tables}.items():
         if table:
             write_text(folder / f"{name}.csv", csv_text(table))
     if report.columns:
         write_text(folder / f"{report.name}.md", _markdown(report))
-    figures = {folder / f"{name}.png": draw for name, draw in report.figures.items()}
-    for path, draw in figures.items():
-        save_figure(draw(), path)
-    return list(figures)
+    for name, draw in report.figures.items():
+        save_figure(draw(), folder / f"{name}.png")
+    return [folder / f"{name}.png" for name in report.figures]
 
 
 def environment(trainer: pl.Trainer) -> Row:
@@ -81,31 +76,28 @@ def environment(trainer: pl.Trainer) -> Row:
     }
 
 
-def _log(report: Report, figures: Iterable[Path], logger: WandbLogger) -> Path:
+def _log(report: Report, folder: Path, logger: WandbLogger) -> Path:
     """Log a report to a W&B run, and return the run's folder."""
     logger.experiment.config.update(report.meta, allow_val_change=True)
     logger.experiment.summary["findings"] = report.findings
     columns = list(report.rows[0])
     logger.log_table(report.name, columns=columns, data=[[row[column] for column in columns] for row in report.rows])
-    for figure in figures:
-        logger.log_image(figure.stem, [str(figure)])
+    for name in report.figures:
+        logger.log_image(name, [str(folder / f"{name}.png")])
     return Path(logger.experiment.dir).parent
 
 
 def csv_text(rows: Sequence[Row]) -> str:
     """Write rows with the same keys as CSV."""
-    lines = io.StringIO()
-    writer = csv.DictWriter(lines, fieldnames=list(rows[0]))
-    writer.writeheader()
-    writer.writerows(rows)
-    return lines.getvalue()
+    import pandas as pd
+
+    return str(pd.DataFrame(rows, dtype=object).to_csv(index=False, lineterminator="\r\n"))
 
 
 def _markdown(report: Report) -> str:
     """Write the table to four digits, the sentences, and the models' full names."""
-    rows = [
-        [four_digits(row.get(key)) for key in report.columns] for row in map(_one_site, with_short_names(report.rows))
-    ]
+    shown = map(_one_site, with_short_names(report.rows))
+    rows = [[four_digits(row.get(key)) for key in report.columns] for row in shown]
     lines = markdown_table(report.columns.values(), rows, "|" + "---|" * len(report.columns))
     plain = (sentence.replace(MARK, f"\\{MARK}", sentence.startswith(MARK)) for sentence in report.findings)
     findings = "".join(f"- {sentence}\n" for sentence in plain)

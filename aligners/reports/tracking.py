@@ -48,7 +48,6 @@ def new_number(folder: Path, before: str | None = None) -> str:
             precedence.
     """
     number = os.environ.get("WANDB_RUN_ID") or before or secrets.token_hex(4)
-    (folder / NUMBER).parent.mkdir(parents=True, exist_ok=True)
     write_text(folder / NUMBER, f"{number}\n")
     return number
 
@@ -85,24 +84,15 @@ def start_run(folder: Path, name: str, kind: str, group: str | None = None, numb
     }
     # Lightning would pass an argument that W&B warns about.
     try:
-        return _begin(options)
-    except (wandb.errors.CommError, wandb.errors.AuthenticationError) as error:
+        return wandb.init(mode=_mode(), **options)
+    except Exception as error:
+        if number is not None and "is in use" in str(error):  # the service's own error, which it does not export
+            rank_zero_warn(f"At W&B the run `{number}` cannot go on, as it has not ended. This is a new run.")
+            return start_run(folder, name, kind, group)
+        if not isinstance(error, wandb.errors.CommError | wandb.errors.AuthenticationError):
+            raise
         rank_zero_warn(f"W&B cannot be reached ({error}). This run is logged offline; `wandb sync` uploads it later.")
         return wandb.init(mode="offline", **options)
-
-
-def _begin(options: dict[str, Any]) -> Any:
-    """Start a run, as another one where that of this number is still open in W&B's service."""
-    import wandb
-
-    mode = _mode()
-    try:
-        return wandb.init(mode=mode, **options)
-    except Exception as error:  # the service's own, which it does not export
-        if "is in use" not in str(error):
-            raise
-        rank_zero_warn(f"At W&B the run `{options['id']}` cannot go on, as it has not ended. This is a new run.")
-        return wandb.init(mode=mode, **{**options, "id": None})
 
 
 def logged_in() -> bool:

@@ -44,22 +44,18 @@ def write_page(report: Report, folder: Path) -> Path:
         The page.
     """
     config = folder / CONFIG
-    page = rendered(
-        "run.html.j2",
-        title=_title(report),
-        lead=report.lead,
-        about=sentences("about_run", run=folder.name, meta=report.meta)[0],
-        sentences=[sentence for text in report.sentences for sentence in SENTENCES.split(text) if sentence.strip()],
-        note=report.note,
-        figures=_figures(report, folder),
-        captions=report.captions,
-        tables=page_tables(report),
-        models=models_of(report.meta),
-        versions=versions_of(report.meta),
-        config=config.read_text(encoding="utf-8") if config.is_file() else "",
-        meta=json.dumps(report.meta, indent=1, ensure_ascii=False),
-    )
-    write_text(folder / PAGE, page)
+    shown = {
+        "title": _title(report),
+        "about": sentences("about_run", run=folder.name, meta=report.meta)[0],
+        "sentences": [sentence for text in report.sentences for sentence in SENTENCES.split(text) if sentence.strip()],
+        "figures": _figures(report, folder),
+        "tables": page_tables(report),
+        "models": models_of(report.meta),
+        "versions": versions_of(report.meta),
+        "config": config.read_text(encoding="utf-8") if config.is_file() else "",
+        "meta": json.dumps(report.meta, indent=1, ensure_ascii=False),
+    }
+    write_text(folder / PAGE, rendered("run.html.j2", **{**vars(report), **shown}))
     return folder / PAGE
 
 
@@ -105,11 +101,21 @@ def versions_of(meta: Row) -> list[str]:
 
 
 class Cell(NamedTuple):
-    """A cell: what it shows, what it is sorted by, a number where it is one, and the value's interval if it has one."""
+    """A cell as text.
+
+    Attributes:
+        value: the number or the words; empty where there is nothing.
+        sd: `± sd`, or empty.
+        interval: its two ends in brackets, or in braces where they are a mere range; or empty.
+        lost: how many pairs are left out, or empty.
+        key: what the cell is sorted by, a number where it is one.
+    """
 
     value: str
-    key: float | str
+    sd: str = ""
     interval: str = ""
+    lost: str = ""
+    key: float | str = ""
 
 
 class Line(NamedTuple):
@@ -150,9 +156,9 @@ def page_tables(report: Report) -> list[PageTable]:
 
 def _of_screen(table: SiteTable, number: int, one_of_several: bool) -> PageTable:
     """A table of the screen; where several have one title, the groups of its columns are part of it."""
-    rows = zip(*(column.cells for column in table.columns), strict=True)
-    styled = zip(rows, table.styles, strict=True)
-    lines = [Line([Cell(text, _sorted_by(text)) for text in texts], ROLES.get(style, "")) for texts, style in styled]
+    columns = ([Cell(text, key=_sorted_by(text)) for text in column.cells] for column in table.columns)
+    styled = zip(zip(*columns, strict=True), table.styles, strict=True)
+    lines = [Line(cells, ROLES.get(style, "")) for cells, style in styled]
     caption = "Sort with the headings."
     if any(line.role == "ceiling" for line in lines):
         caption += " Bold: ceilings. Grey: floors."
@@ -191,7 +197,7 @@ def cell_of(row: Row, key: str) -> Cell:
     value, text = row.get(key), four_digits(row.get(key))
     ends = [four_digits(row.get(f"{key}_{end}")) for end in ("low", "high")]
     by = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else text
-    return Cell(text, by, f"[{', '.join(ends)}]" if text and all(ends) else "")
+    return Cell(text, interval=f"[{', '.join(ends)}]" if text and all(ends) else "", key=by)
 
 
 def stacked(figure: Figure) -> Figure | None:

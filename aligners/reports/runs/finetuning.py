@@ -100,8 +100,7 @@ def _curve(axis: Axes, rows: Sequence[Row], kind: str) -> None:
         _dots(axis, place, values, colour)
     across = list(places)
     axis.plot(across, [mean(values) for values in places.values()], color=colour, linewidth=1.5)
-    axis.set_xticks(across)
-    axis.set_xlabel(ACROSS[kind])
+    axis.set(xticks=across, xlabel=ACROSS[kind])
 
 
 def _side_by_side(axis: Axes, rows: Sequence[Row]) -> None:

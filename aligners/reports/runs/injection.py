@@ -173,15 +173,11 @@ def report(meta: Row, rows: Sequence[Row], generation: Sequence[Row] = (), sampl
     figures = {name: partial(draw, shown) for name, (column, draw) in FIGURES.items() if is_known(rows, column)}
     written = sentences("generation", rows=with_short_names(generation))
     findings = [*reading(shown, begun=True).splitlines(), *written, *sentences("left_out", meta=meta)]
-    screen, note = [*console_tables(shown), *generation_tables(generation, samples)], _draws(shown)
+    screen = [*console_tables(shown), *generation_tables(generation, samples)]
+    means = [row for row in shown if row["site_x"] is None and row.get("fit")]  # over draws; earlier versions had one
+    note = "\n".join(dict.fromkeys(sentences("draws", rows=means)))
     tables = {"generation": generation, "samples": samples} if generation else {}
     return Report("report", meta | about, rows, tables, figures=figures, screen=screen, note=note, sentences=findings)
-
-
-def _draws(rows: Sequence[Row]) -> str:
-    """Say of means over several draws how far these are apart; reports of earlier versions have one draw."""
-    lines = sentences("draws", rows=[row for row in rows if row["site_x"] is None and row.get("fit")])
-    return "\n".join(dict.fromkeys(lines))
 
 
 def console_tables(rows: Sequence[Row]) -> list[SiteTable]:
@@ -249,19 +245,18 @@ def fvu_figure(rows: Sequence[Row]) -> Figure:
 
 def penalty_figure(rows: Sequence[Row]) -> Figure:
     """Draw how much injection raises the target's loss, with intervals and floors."""
-    of_models = [panel for panel in panels_of(rows) if is_known(panel, "penalty")]
-    unit = "token" if any(map(of_tokens, of_models)) else "text"
-    return _by_site(of_models, ("floor",), "penalty", f"penalty of injection, nats a {unit}")
+    unit = "token" if of_tokens(rows) else "text"
+    return _by_site(rows, ("floor",), "penalty", f"penalty of injection, nats a {unit}")
 
 
 def accuracy_figure(rows: Sequence[Row]) -> Figure:
     """Draw the task's score after injection, with intervals, between the ceiling and the floors."""
-    scored = [panel for panel in panels_of(rows) if is_known(panel, "score")]
-    return _by_site(scored, ("ceiling", "floor"), "score", f"after injection: {score_words(rows)}", 100)
+    return _by_site(rows, ("ceiling", "floor"), "score", f"after injection: {score_words(rows)}", 100)
 
 
-def _by_site(shown: Sequence[list[Row]], roles: Sequence[str], column: str, up: str, scale: float = 1) -> Figure:
-    """Draw a column against site; rows without a site are levels if they have one of `roles`."""
+def _by_site(rows: Sequence[Row], roles: Sequence[str], column: str, up: str, scale: float = 1) -> Figure:
+    """Draw a column against site where it is known; rows without a site are levels if they have one of `roles`."""
+    shown = [panel for panel in panels_of(rows) if is_known(panel, column)]
     styles = _styles([row for panel in shown for row in panel])
     looks, panels = drawing.LOOKS["levels"], []
     for panel in shown:

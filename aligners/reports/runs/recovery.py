@@ -40,7 +40,6 @@ def _figure(means: Sequence[Row]) -> Figure:
         axis.plot(places, heights, label=name, **look)
         untrained |= hollow_where_untrained(axis, places, heights, methods[name], look)
     log_scale([axis])
-    axis.set_ylabel("FVU: share of variance left unexplained")
-    axis.set_title(f"random INNs of {means[0]['model_x']}")
+    axis.set(ylabel="FVU: share of variance left unexplained", title=f"random INNs of {means[0]['model_x']}")
     dress(figure, [axis], "strength of the non-linearity", "", HOLLOW if untrained else "")
     return figure

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from itertools import permutations, product
+from itertools import combinations, permutations, product
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
@@ -140,9 +140,7 @@ class Routes:
 
     def shares(self) -> list[tuple[str, list[Line]]]:
         """Lines shared out to panels; with each share, what its panel's title says of it besides."""
-        by_name = {line.name: line for line in self.lines}
-        shares = drawing.shared_out([[line.name for line in self.lines if line.same == same] for same in (False, True)])
-        panels = [[by_name[name] for name in names] for names in shares]
+        panels = drawing.shared_out([line for line in self.lines if line.same == same] for same in (False, True))
         alone = [len(panels) > 1 and all(line.same for line in panel) for panel in panels]
         return [(", each into itself" * same, panel) for same, panel in zip(alone, panels, strict=True)]
 
@@ -289,23 +287,21 @@ def _facts(name: str, rows: Sequence[Row], routes: Routes) -> Row:
 def _directions(rows: Sequence[Row]) -> Iterator[Row]:
     """Of each pair of models which direction costs more, comparing X's site l into Y's m with Y's m into X's l."""
     cells = {(row["model_x"], row["model_y"], row["site_x"], row["site_y"]): row for row in rows}
-    pairs: dict[tuple[str, str], list[tuple[Row, Row]]] = {}
-    for (x, y, i, j), row in cells.items():
-        back = cells.get((y, x, j, i))
-        if x != y and back is not None and (y, x) not in pairs:
-            pairs.setdefault((x, y), []).append((row, back))
-    for (x, y), both in pairs.items():
+    for x, y in combinations(dict.fromkeys(models_in(rows)), 2):
+        both = [(row, cells[y, x, j, i]) for (a, b, i, j), row in cells.items() if (a, b) == (x, y)
+                and (y, x, j, i) in cells]  # fmt: skip
         if _dearer(both) < _dearer([(b, a) for a, b in both]):
             x, y, both = y, x, [(b, a) for a, b in both]
-        yield {
-            "x": x,
-            "y": y,
-            "dearer": _dearer(both),
-            "places": len(both),
-            "pairs": any(row["site_x"] != row["site_y"] for row, _ in both),
-            "beyond": sum(a["penalty_low"] > b["penalty_high"] for a, b in both),
-            "against": sum(b["penalty_low"] > a["penalty_high"] for a, b in both),
-        }
+        if both:
+            yield {
+                "x": x,
+                "y": y,
+                "dearer": _dearer(both),
+                "places": len(both),
+                "pairs": any(row["site_x"] != row["site_y"] for row, _ in both),
+                "beyond": sum(a["penalty_low"] > b["penalty_high"] for a, b in both),
+                "against": sum(b["penalty_low"] > a["penalty_high"] for a, b in both),
+            }
 
 
 def _dearer(pairs: Sequence[tuple[Row, Row]]) -> int:

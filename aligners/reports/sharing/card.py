@@ -16,7 +16,7 @@ from aligners.fitting.outcomes import MARK, what_did_not_train
 from aligners.reports.finished import FinishedRun
 from aligners.reports.names import four_digits, held_out_name, short_names, site_name, with_short_names
 from aligners.reports.page.run import alt_text, cell_of
-from aligners.reports.report import Row, grouped, is_known
+from aligners.reports.report import Row, distinct, is_known
 from aligners.reports.runs.injection import VOCABULARY
 from aligners.reports.sharing.models import is_local
 
@@ -30,49 +30,38 @@ LABELS, VALUES = COLUMNS["labels"], COLUMNS["values"]
 
 
 def card_text(
-    kind: str,
-    models: Sequence[Row],
-    data: Mapping[str, Any],
-    about: Mapping[str, Any],
-    files: Mapping[str, bytes],
-    run: FinishedRun | None = None,
-    license: str | None = None,
+    about: Row, files: Mapping[str, bytes], run: FinishedRun | None = None, license: str | None = None
 ) -> str:
     """Write a card with the Hub's metadata.
 
     Args:
-        kind: what is shared, such as `maps`.
-        models: name, revision and fingerprint of each, with the names that others find them by.
-        data: options of the data module.
-        about: what config.json says of it.
+        about: what config.json says of what is shared: its `kind`, such as `maps`; name, revision and fingerprint of
+            each of its `models`, with the names that others find them by; the options of its `data` module.
         files: path within the folder -> content.
         run: with the report that its numbers come from; None: the card says that there are none.
         license: as the Hub names it; None: the card names none.
     """
     environment = Environment(loader=FileSystemLoader(HERE), undefined=StrictUndefined, trim_blocks=True)
     environment.filters |= {"form": format, "held_out_name": held_out_name, "on_hub": _on_hub}
-    names = [str(model["name"]) for model in models]
-    body = environment.get_template("card.md.j2").render(
-        kind=kind,
-        models=models,
-        data=data,
-        about=about,
-        read={**(run.report.meta if run else {}), **about},
-        names=json.dumps(names),
-        short=list(short_names(names).values()),
-        place=PLACE,
-        **_package(),
-        run=run,
-        figures={name: alt_text(image) for name, image in files.items() if name.endswith(".png")},
+    names = [str(model["name"]) for model in about["models"]]
+    words = {
+        "about": about,
+        "read": {**(run.report.meta if run else {}), **about},
+        "names": json.dumps(names),
+        "short": list(short_names(names).values()),
+        "place": PLACE,
+        "run": run,
+        "figures": {name: alt_text(image) for name, image in files.items() if name.endswith(".png")},
         **(_numbers(run.report.rows) | _failures(run.report.rows) if run else {}),
-    )
-    source = str(data.get("text", {}).get("source", ""))
+    }
+    body = environment.get_template("card.md.j2").render({**about, **_package(), **words})
+    source = str(about["data"].get("text", {}).get("source", ""))
     header = ModelCardData(
         base_model=list(dict.fromkeys(filter(_on_hub, names))) or None,
         datasets=[source] if _on_hub(source) else None,
         library_name=LIBRARY,
         license=license,
-        tags=[LIBRARY, "safetensors", "interpretability", TAGS[kind]],
+        tags=[LIBRARY, "safetensors", "interpretability", TAGS[about["kind"]]],
     )
     return f"---\n{header.to_yaml()}\n---\n{body}"
 
@@ -96,17 +85,12 @@ def _on_hub(name: str) -> bool:
 def _failures(rows: Sequence[Row]) -> dict[str, list[str]]:
     """What did not train, and which maps have partly memorised words or are at some site no better than the mean."""
     maps = [row for row in rows if row.get("role") == "method"]
-    methods = grouped(maps, "method").items()
+    known = [row for row in maps if row.get("fvu_unseen") and row.get("fvu_seen")]
     return {
         "untrained": [line.removeprefix(f"{MARK} ") for line in what_did_not_train(maps)[1:]],
-        "vocabularies": [name for name, method_rows in methods if any(map(_partly_vocabulary, method_rows))],
-        "poor": [name for name, method_rows in methods if any((row.get("fvu") or 0) >= 1 for row in method_rows)],
+        "vocabularies": distinct((r for r in known if r["fvu_unseen"] >= VOCABULARY * r["fvu_seen"]), "method"),
+        "poor": distinct((row for row in maps if (row.get("fvu") or 0) >= 1), "method"),
     }
-
-
-def _partly_vocabulary(row: Row) -> bool:
-    unseen, seen = row.get("fvu_unseen"), row.get("fvu_seen")
-    return bool(unseen and seen and unseen >= VOCABULARY * seen)
 
 
 def _numbers(rows: Sequence[Row]) -> dict[str, Any]:
@@ -116,9 +100,8 @@ def _numbers(rows: Sequence[Row]) -> dict[str, Any]:
     scores = list(dict.fromkeys(row["score_name"] for row in shown if row.get("score_name")))
     headings = VALUES | ({"score": scores[0]} if len(scores) == 1 else {})
     values = [name for name in VALUES if is_known(shown, name)]
-    columns = {name: cells for name, cells in labels.items() if any(cells)}
-    if len(set(labels["route"])) == 1:  # it says nothing
-        columns.pop("route", None)
+    alone = len(set(labels["route"])) == 1  # a single route says nothing
+    columns = {name: cells for name, cells in labels.items() if any(cells) and not (alone and name == "route")}
     for name in values:
         cells = (cell_of(row, name) for row in shown)
         columns[headings[name]] = [f"{cell.value} {cell.interval}".strip() for cell in cells]

@@ -107,13 +107,16 @@ class Shared(ModelHubMixin, library_name=LIBRARY, tags=[LIBRARY]):
             super().save_pretrained(unfinished)
         return self.push_to_hub(repo_id or folder.name, **options) if push_to_hub else None
 
-    def _save_pretrained(self, save_directory: Path) -> None:
-        self.write_weights(save_directory / MODEL)
-        config = {
+    def config(self) -> dict[str, Any]:
+        """What config.json says of it, besides the checksum of its weights."""
+        return {
             "library_name": LIBRARY, "format": FORMAT, "kind": self.kind, "version": version(LIBRARY),
             "models": self.models, "fitted_on_models": self.fitted_on_models, **self.about(), "data": self.data,
-            "sha256": sha256(save_directory / MODEL),
         }  # fmt: skip
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        self.write_weights(save_directory / MODEL)
+        config = {**self.config(), "sha256": sha256(save_directory / MODEL)}
         (save_directory / CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
         for name, content in self.files.items():
             (save_directory / name).parent.mkdir(exist_ok=True)
@@ -132,7 +135,7 @@ class Shared(ModelHubMixin, library_name=LIBRARY, tags=[LIBRARY]):
             run: with the report that its numbers come from.
             license: as the Hub names it.
         """
-        self.card = card_text(self.kind, self.models, self.data, self.about(), self.files, run, license)
+        self.card = card_text(self.config(), self.files, run, license)
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:
         """Upload it in one commit; the card then says under which name it is found.

@@ -1,7 +1,7 @@
 """What a study's report is made of: tables and figures, as values that any format can show."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -33,26 +33,36 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Table:
-    """A table of a study's report.
+class Content:
+    """A table or a figure of a study's report.
 
     Attributes:
         name: in the study file, and of its files.
-        title: with the paper's number of the table.
-        caption: what is measured, on what, and what an interval is.
-        columns: in order.
-        rows: column's key -> cell.
-        notes: lines below the table: the papers' settings, what was left out.
+        title: with the paper's number of it.
+        caption: what is measured or shown, on what, of how many pairs and models, and what an interval is.
+        notes: lines below it: the papers' settings, what was left out.
         findings: what it says, in words.
     """
 
     name: str
     title: str
     caption: str
-    columns: Sequence[Column]
-    rows: Sequence[Row]
+    _: KW_ONLY
     notes: Sequence[str] = ()
     findings: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Table(Content):
+    """A table of a study's report.
+
+    Attributes:
+        columns: in order.
+        rows: column's key -> cell.
+    """
+
+    columns: Sequence[Column]
+    rows: Sequence[Row]
 
 
 @dataclass(frozen=True)
@@ -109,8 +119,7 @@ class HeatPanel:
         values: (rows, columns); NaN where nothing was measured.
         rows: names of the rows, such as layers.
         columns: names of the columns.
-        row_blocks: (name, size) of groups of neighbouring rows, such as models; none: no blocks.
-        column_blocks: of the columns.
+        blocks: (name, size) of groups of neighbouring rows and columns, such as models; none: no blocks.
         cuts: numbers of rows and columns before which a cluster ends, drawn as lines.
         up: label of the vertical axis.
         across: label of the horizontal axis.
@@ -120,8 +129,7 @@ class HeatPanel:
     values: NDArray[np.float64]
     rows: Sequence[str]
     columns: Sequence[str]
-    row_blocks: Sequence[tuple[str, int]] = ()
-    column_blocks: Sequence[tuple[str, int]] = ()
+    blocks: Sequence[tuple[str, int]] = ()
     cuts: Sequence[int] = ()
     up: str = "layer"
     across: str = "layer"
@@ -131,34 +139,24 @@ Panel = SeriesPanel | HeatPanel
 
 
 @dataclass(frozen=True)
-class Figure:
+class Figure(Content):
     """A figure of a study's report: panels of one kind.
 
     Attributes:
-        name: in the study file, and of its files.
-        title: with the paper's number of the figure.
-        caption: what is shown, and of how many pairs and models.
         alt: what there is to see, for who cannot see it.
         panels: all of one kind.
         scale: what the values are: label of the colour scale or of the vertical axes.
         across: label of the horizontal axes of boxes and lines.
-        limits: ends of the scale; None: those of the values.
+        limits: ends of the colour scale of maps; None: those of the values.
         values: the values as rows of a table.
-        notes: lines below the figure.
-        findings: what it says, in words.
     """
 
-    name: str
-    title: str
-    caption: str
     alt: str
     panels: Sequence[Panel]
     scale: str
     across: str = "layer"
     limits: tuple[float, float] | None = None
     values: Sequence[Row] = ()
-    notes: Sequence[str] = ()
-    findings: Sequence[str] = ()
 
 
 # ---------------------------------------------------------------------- panels of rows

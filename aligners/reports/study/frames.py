@@ -15,9 +15,10 @@ KIND_WORDS = {"tokens": "token", "words": "word", "mean": "mean", "cls": "CLS"}
 STATES, ATTENTION = "states", "attention weights"  # what is mapped
 ERRORS = {STATES: {"inject": True, "fit": False}, ATTENTION: {"attention": True}}  # kind -> whether texts are held out
 LEAST_SITE = 1  # of the papers' means over layers: the first block, without the embeddings
-KEYS = ("task", "stage", "stage_x", "stage_y", "group_x", "group_y", "rows")  # missing: not told apart
 NAMED = ("model_x", "model_y", "model")  # columns that name a model
 TUNED = ("tuned", "tuned_x", "tuned_y")  # the task that a model was fine-tuned on
+KEYS = ("task", "stage", "stage_x", "stage_y", "group_x", "group_y", "rows", "direction")  # missing: not told apart
+EVERYWHERE = (*KEYS, *TUNED, "role", "training", "overflow")  # None where a kind of cell does not have it
 
 
 class Missing(Exception):
@@ -36,13 +37,10 @@ class Frames:
         frames = {kind: _with_keys(frame) for kind, frame in collected.items() if len(frame)}
         models = (frame[column].dropna().unique() for frame in frames.values() for column in NAMED if column in frame)
         short = short_names(str(name) for names in models for name in names)
-        self._collected = {
-            kind: frame.assign(**{
-                column: frame[column].map(lambda name: short.get(name, name))
-                for column in (*NAMED, "base") if column in frame
-            })
-            for kind, frame in frames.items()
-        }  # fmt: skip
+        for frame in frames.values():
+            for column in frame.columns.intersection([*NAMED, "base"]):
+                frame[column] = frame[column].map(lambda name: short.get(name, name))
+        self._collected = frames
 
     @property
     def groups(self) -> dict[str, str]:
@@ -71,8 +69,7 @@ class Frames:
             raise Missing(f"the study has no rows of kind `{kind}`")
         frame = self._collected[kind]
         for tuned in () if other_tasks else TUNED:
-            if tuned in frame.columns:
-                frame = frame[frame[tuned].isna() | (frame[tuned] == frame["task"])]
+            frame = frame[frame[tuned].isna() | (frame[tuned] == frame["task"])]
         lacking = [name for name in columns if name not in frame.columns or bool(frame[name].isna().all())]
         if lacking:
             raise Missing(f"the rows of kind `{kind}` have no {', '.join(f'`{name}`' for name in lacking)}")
@@ -93,9 +90,8 @@ class Frames:
         for kind, held_out in ERRORS[component].items():
             if kind in self._collected:
                 frame = self.of(kind, "mse")
-                known = frame["mse"].notna()
-                if "overflow" in frame:  # a map that overflowed has no error, and counts as lost
-                    known |= frame["overflow"].fillna(False).astype(bool) & frame["site_x"].notna()
+                # a map that overflowed has no error, and counts as lost
+                known = frame["mse"].notna() | (frame["overflow"].eq(True) & frame["site_x"].notna())
                 # weights are of one kind of rows, which titles name
                 return frame[known].assign(held_out=held_out, **({} if component == STATES else {"rows": None}))
         kinds = " or ".join(f"`{kind}`" for kind in ERRORS[component])
@@ -139,8 +135,8 @@ def counted(count: int, what: str) -> str:
 
 
 def _with_keys(frame: pd.DataFrame) -> pd.DataFrame:
-    """Add the key columns that are not there: nothing is told apart by them."""
-    added = {name: None for name in KEYS if name not in frame.columns}
+    """Add the columns of `EVERYWHERE` that are not there."""
+    added = {name: None for name in EVERYWHERE if name not in frame.columns}
     frame = frame.assign(**added)
     for side in "xy":
         frame[f"stage_{side}"] = frame[f"stage_{side}"].where(frame[f"stage_{side}"].notna(), frame["stage"])

@@ -41,7 +41,7 @@ def beside(frame: pd.DataFrame) -> pd.DataFrame:
     A map that kept its untrained start or diverged has none.
 
     Args:
-        frame: rows of maps, with `method`.
+        frame: rows of maps, with `method` and `training`.
     """
     ours = {name: about["beside"] for name, about in table_beside(__file__, DEFINITIONS)["maps"].items()}
     printed = frame["method"].map(ours)
@@ -50,7 +50,6 @@ def beside(frame: pd.DataFrame) -> pd.DataFrame:
     keys = [name for name in (*PLACE, *FURTHER) if name in frame.columns]
     columns = {name: f"{name}_printed" for name in QUANTITIES if name in frame.columns}
     theirs = frame.assign(method=printed)[printed.notna()]
-    if "training" in frame.columns:
-        theirs = theirs[[is_trained({"training": outcome}) for outcome in theirs["training"]]]
+    theirs = theirs[[is_trained({"training": outcome}) for outcome in theirs["training"]]]
     theirs = theirs[[*keys, "method", *columns]].rename(columns=columns)
     return frame[printed.isna()].merge(theirs, how="left", on=[*keys, "method"])

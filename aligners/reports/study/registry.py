@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from aligners.errors import check_known
 from aligners.reports.study import updates
-from aligners.reports.study.contents import Figure, Table
+from aligners.reports.study.contents import Content, Figure, Table
 from aligners.reports.study.frames import Frames, Missing
 from aligners.reports.study.papers import brown, merchant, phang, ren, wu
-from aligners.reports.study.papers.shared import described
+from aligners.reports.study.papers.shared import DESCRIBED
 
 PAPERS = {"brown": brown, "merchant": merchant, "phang": phang, "ren": ren, "updates": updates, "wu": wu}
 
@@ -18,7 +18,7 @@ PAPERS = {"brown": brown, "merchant": merchant, "phang": phang, "ren": ren, "upd
 # Name -> the function that makes a table or a figure of what was collected, or raises `Missing`.
 CONTENTS: dict[str, Callable[[Frames], Table | Figure]] = {
     name: partial(getattr(PAPERS[paper], function), name=name, **about.get("with", {}))
-    for name, about in described().items()
+    for name, about in DESCRIBED.items()
     for paper, _, function in [about.get("from", "").partition(".")]
     if function
 }
@@ -37,12 +37,10 @@ class ReportContents(NamedTuple):
     figures: list[Figure]
     missing: dict[str, str]
 
-    def findings(self) -> list[Table | Figure]:
+    def findings(self) -> list[Content]:
         """The tables and figures that say something, each with the sentences that none before it says."""
-        before: set[str] = set()
-        contents: list[Table | Figure] = []
-        items: list[Table | Figure] = [*self.tables, *self.figures]
-        for item in items:
+        before, contents = set[str](), list[Content]()
+        for item in (*self.tables, *self.figures):
             sentences = [sentence for sentence in item.findings if sentence and sentence not in before]
             before.update(sentences)
             contents += [replace(item, findings=sentences)] if sentences else []
@@ -60,15 +58,11 @@ def make(frames: Frames, names: Sequence[str] | None = None) -> ReportContents:
         ValueError: a name is unknown.
     """
     check_known(CONTENTS, report=names)
-    contents = ReportContents([], [], {})
+    items, missing = list[Table | Figure](), dict[str, str]()
     for name in names or CONTENTS:
         try:
-            item = CONTENTS[name](frames)
+            items.append(CONTENTS[name](frames))
         except Missing as reason:
-            contents.missing[name] = str(reason)
-            continue
-        if isinstance(item, Table):
-            contents.tables.append(item)
-        else:
-            contents.figures.append(item)
-    return contents
+            missing[name] = str(reason)
+    tables = [item for item in items if isinstance(item, Table)]
+    return ReportContents(tables, [item for item in items if isinstance(item, Figure)], missing)

@@ -10,16 +10,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
-from markupsafe import Markup
 
 from aligners.errors import UserError
 from aligners.files.tables import table_beside
 from aligners.files.whole import write_text
 from aligners.reports.names import fixed, markdown_table
-from aligners.reports.page.run import models_of, save_figure, versions_of
+from aligners.reports.page.run import Cell, models_of, save_figure, versions_of
 from aligners.reports.publishing import csv_text
 from aligners.reports.report import Row
 from aligners.reports.study import drawing
@@ -65,41 +64,21 @@ def provenance(config: str, results: Sequence[Row], failures: Mapping[str, str])
     }
 
 
-class CellText(NamedTuple):
-    """A cell as text.
-
-    Attributes:
-        value: the number or the words; empty where there is nothing.
-        sd: `± sd`, or empty.
-        interval: its two ends in brackets, or in braces where they are a mere range; or empty.
-        lost: how many pairs are left out, or empty.
-        key: what the cell is sorted by.
-    """
-
-    value: str
-    sd: str = ""
-    interval: str = ""
-    lost: str = ""
-    key: float | str = ""
-
-
-def written(cell: Any, column: Column) -> CellText:
+def written(cell: Any, column: Column) -> Cell:
     """Write a cell as its column says."""
 
     def number(value: float) -> str:
         return fixed(value if column.form == "d" else column.scale * value, column.form)
 
     if cell is None or isinstance(cell, str):
-        return CellText(cell or "", key=cell or "")
-    if not isinstance(cell, Estimate):
-        return CellText(number(cell), key=float(cell))
-    interval = ""
+        return Cell(cell or "", key=cell or "")
+    cell, interval = cell if isinstance(cell, Estimate) else Estimate(cell), ""
     if cell.low is not None and cell.high is not None:
         left, right = "{}" if cell.interval == RANGE_OF_PAIRS else "[]"
         interval = f"{left}{number(cell.low)}, {number(cell.high)}{right}"
     sd = "" if cell.sd is None else f"± {number(cell.sd)}"
     lost = f"({cell.lost} of {cell.pairs + cell.lost} pairs lost)" if cell.lost else ""
-    return CellText(number(cell.mean), sd, interval, lost, cell.mean)
+    return Cell(number(cell.mean), sd, interval, lost, float(cell.mean))
 
 
 def plain_cell(cell: Any, column: Column) -> str:
@@ -171,14 +150,11 @@ def page(
         palette: of the report.
         first: what it says first; default: what was found.
     """
-    drawn = {}
-    for figure in made.figures:
-        if drawing.PLOTLY:
-            fragment, width = drawing.fragment(figure, palette)
-            drawn[figure.name] = {"fragment": Markup(fragment), "width": width}
-        else:
-            drawn[figure.name] = {"png": base64.b64encode(images[figure.name].read_bytes()).decode()}
-    script = Markup(drawing.script()) if drawing.PLOTLY and made.figures else None
+    if drawing.PLOTLY:
+        drawn = {figure.name: drawing.fragment(figure, palette) for figure in made.figures}
+    else:
+        drawn = {name: {"png": base64.b64encode(path.read_bytes()).decode()} for name, path in images.items()}
+    script = drawing.script() if drawing.PLOTLY and made.figures else None
     shown = {"made": made, "drawn": drawn, "written": written, "plotly": script}
     words = first or lead("study", made=made, **about)
     return rendered("study.html.j2", title=f"Study {name}", lead=words, **shown, **about)
@@ -221,8 +197,6 @@ def report(
         raise UserError(f"Expected collected rows of {folder}, but there are none: no cell has finished.")
     contents, place = make(Frames(frames), study.get("report")), folder / FOLDER
     palette, images = Palette(contents.figures), dict[str, Path]()
-    for kind in ("tables", "figures"):
-        (place / kind).mkdir(parents=True, exist_ok=True)
     for figure in contents.figures:
         images[figure.name] = place / "figures" / f"{figure.name}.png"
         save_figure(drawing.draw(figure, palette), images[figure.name])

@@ -169,12 +169,9 @@ def layers_figure(rows: Sequence[Row]) -> Figure:
     for axis, (task, column, name) in zip(axes, shown, strict=True):
         task_rows = where(rows, task=task)
         drawn = list(_drawn(task_rows, distinct(rows, "model"), column))
-        with_intervals = [(label, look, line.cells) for label, look, line in drawn if line.column == column]
-        drawing.lines_by_site(axis, with_intervals, column, 100)
-        for label, look, line in drawn:
-            if line.column != column:  # the control task, which has no interval
-                here = [(place, 100 * row["control"]) for place, row in enumerate(line.cells) if row is not None]
-                axis.plot(*zip(*here, strict=True), label=label, **look)
+        for own in (column, "control"):  # which has no interval
+            lines = [(label, look, line.cells) for label, look, line in drawn if line.column == own]
+            drawing.lines_by_site(axis, lines, own, 100)
         _mark_level(axis, _baseline(task_rows)[column], "baseline", 100)
         drawing.name_sites(axis, f"{task}: {name}", map(_word, _sites(task_rows)))
     drawing.dress(figure, axes, "site (layer)", "score, in hundredths")

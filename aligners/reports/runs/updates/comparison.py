@@ -108,8 +108,7 @@ def _figure(rows: Sequence[Row]) -> Figure:
         for name in reversed(methods):  # as they are on top
             heights = [number(row[column]) for row in where(rows, method=name)]
             axis.plot(range(len(pairs)), heights, label=NAMES.get(name, name), **looks[LOOKS.get(name, name)])
-        axis.set_yscale("log")
-        axis.set_ylim(LOWEST if column == "fvu" else None, None)
+        axis.set(yscale="log", ylim=(LOWEST if column == "fvu" else None, None))
         name_sites(axis, PANELS[column][0], map(site_name, pairs))
         axis.set_ylabel(PANELS[column][1], fontsize=9)
     dress(figure, axes, "site (layer)", "")

@@ -67,8 +67,7 @@ def figure(rows: Sequence[Row], effects: Sequence[str]) -> Figure:
                 axis.plot(costs, values, label=name, **look)
                 axis.fill_between(costs, low, high, color=look["color"], alpha=0.15, linewidth=0)
         axis.axhline(0, color="0.6", linewidth=0.8, zorder=0)
-        axis.set_xscale("log")
+        axis.set(xscale="log", ylabel=WORDS["steering"][effect] if site == panels[0][1] else "")
         axis.set_title(f"site {site}", fontsize=9)
-        axis.set_ylabel(WORDS["steering"][effect] if site == panels[0][1] else "")
     drawing.dress(made, axes, "cost: KL(own ‖ steered), nats a token", "")
     return made

@@ -24,9 +24,8 @@ def mixed_layers(frames: Frames, name: str) -> Table:
     for place, part in by(frame[frame["edges"]], *PLACE):
         base = part[(part["stage"] == BASE) & part["site"].notna()]
         lexical = base[(base["source"] == "model") & (base["site"] == 0)]["score"].mean()
-        twin = part[(part["stage"] == BASE) & part["site"].isna() & (part["source"] == "untrained")]["score"].mean()
-        beside = {"lexical": finite(lexical), "untrained": finite(twin)}
-        rows.append({**place, **_compared(part[part["site"].isna()]), **beside, **_printed(name, part, place)})
+        compared = _compared(part[part["site"].isna()])
+        rows.append({**place, **compared, "lexical": finite(lexical), **_printed(name, part, place)})
     ends = ["mean", "min", "max"]
     changes = [{**place, **part["change"].agg(ends), "models": len(part)} for place, part in _changed(rows)]
     return table(name, rows, changes=changes)
@@ -42,9 +41,8 @@ def codelengths(frames: Frames, name: str) -> Table:
         bits, compression = _compared(part, "kilobits"), _compared(part, "compression")
         of_place = (scores[list(PLACE)] == pd.Series(place)).all(axis=1) & scores["site"].isna()
         f1 = _compared(scores[of_place])
-        twin = part[(part["stage"] == BASE) & (part["source"] == "untrained")]["kilobits"].mean()
         saved = 100 * bits["change"] / bits["before"] if bits["change"] is not None else None
-        beside = {"uniform": part["uniform_bits"].iloc[0] / 1000, "untrained": finite(twin), "f1_change": f1["change"]}
+        beside = {"uniform": part["uniform_bits"].iloc[0] / 1000, "f1_change": f1["change"]}
         times = {"compression_before": compression["before"], "compression_after": compression["after"]}
         rows.append({**place, **bits, **times, **beside, "f1_before": f1["before"], "change": saved})
     changes = [{**place, "mean": part["change"].mean()} for place, part in _changed(rows)]
@@ -63,7 +61,7 @@ def rsa_by_layer(frames: Frames, name: str, panel: str) -> Figure:
     frame = of_one_base(frames, ["rsa"])
     frame = frame[(frame["layer_x"] == frame["layer_y"]) & (frame["stage_x"] != frame["stage_y"])]
     model = frame["model_x"].where(frame["stage_x"] == TUNED, frame["model_y"])
-    tuned = frame.reindex(columns=["tuned_x", "tuned_y"]).bfill(axis=1)["tuned_x"]
+    tuned = frame["tuned_x"].fillna(frame["tuned_y"])
     frame = frame.assign(model=model, tuned=tuned, layer=frame["layer_x"])
     outside = ~frame["task"].isin(set(frame["tuned"]))
     text = frame["task"].mask(frame["task"] == frame["tuned"], OWN)
@@ -80,9 +78,8 @@ def scores_by_site(frames: Frames, name: str) -> Table:
     """The same at every layer, structural probes among them (Figure 1 as a table)."""
     rows = []
     for place, df in by(_probed(frames), *PLACE):
-        for site, line in df[df["site"].notna() & (df["source"] == "model")].groupby("site"):
-            twin = df[(df["source"] == "untrained") & (df["stage"] == BASE) & (df["site"] == site)]["score"].mean()
-            rows.append({**place, **_compared(line), "site": int(site), "untrained": finite(twin)})
+        for site, line in df[df["site"].notna()].groupby("site"):
+            rows.append({**place, **_compared(line), "site": int(site)})
     changes = []
     for place, df in _changed(rows):
         means = df.groupby("site")["change"].mean()
@@ -140,11 +137,12 @@ def _before_and_after(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _compared(line: pd.DataFrame, column: str = "score") -> Row:
-    """Values before and after fine-tuning, and what it changed."""
-    trained = line[line["source"] == "model"]
-    before, after = (trained[trained["stage"] == stage][column] for stage in (BASE, TUNED))
+    """Values before and after fine-tuning, what it changed, and the value of the twin with fresh random weights."""
+    columns = (("model", BASE), ("model", TUNED), ("untrained", BASE))
+    before, after, twin = (line[(line["source"] == of) & (line["stage"] == at)][column] for of, at in columns)
     tuned = Estimate(float(after.mean()), finite(after.std()), pairs=len(after)) if len(after) else None
-    return {"before": finite(before.mean()), "after": tuned, "change": finite(after.mean() - before.mean())}
+    means = {"before": finite(before.mean()), "untrained": finite(twin.mean())}
+    return {**means, "after": tuned, "change": finite(after.mean() - before.mean())}
 
 
 def _printed(name: str, own: pd.DataFrame, place: Row) -> Row:

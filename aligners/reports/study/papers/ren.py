@@ -50,7 +50,6 @@ def similarity(frames: Frames, name: str) -> Table:
 def recovery(frames: Frames, name: str) -> Table:
     """Table 3: how exactly each map recovers a random invertible network of real states."""
     frame = frames.of("recover", "mse").assign(model_y=lambda rows: rows["model_x"])
-    frame = frame if "direction" in frame else frame.assign(direction=None)
     quantities = ("mse", "mse_printed", "mse_fit", "mse_reduced", "relative_error", "fvu")
     rows = []
     for place, part in by(frame, "strength", "direction", "method"):
@@ -82,8 +81,8 @@ def _map_row(
     where = {key: place[key] for key in ("task", "method") if key in place}
     methods = frame["method"].unique()
     numbers = {column: shared.paper_value(name, what, methods, **where) for column, what in printed.items()}
-    role = {"role": own["role"].iloc[0]} if "role" in own else {}
-    return {**place, **role, **shared.map_cells(place["method"], own), **shared.estimates(own, quantities), **numbers}
+    place = place | {"role": own["role"].iloc[0]}
+    return {**place, **shared.map_cells(place["method"], own), **shared.estimates(own, quantities), **numbers}
 
 
 def alignment_tests(frames: Frames, name: str) -> Table:

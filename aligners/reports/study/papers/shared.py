@@ -17,15 +17,12 @@ from aligners.reports.study.statistics import COPY, Estimate, over_models
 from aligners.similarity.controls import matching_layers
 
 Rows = TypeVar("Rows", pd.DataFrame, list[Any])
+# of each table and figure, in the order of reports
+DESCRIBED: dict[str, dict[str, Any]] = table_beside(__file__, "papers.yaml")
+NUMBERS: dict[str, dict[str, Any]] = table_beside(__file__, "numbers.yaml")  # the papers'
 TEMPLATES = Environment(undefined=StrictUndefined)
 TEMPLATES.globals |= {"place_words": place_words, "kind_words": kind_words, "counted": counted}
 TEMPLATES.filters |= {"form": format, "listed": listed}
-
-
-def described() -> dict[str, dict[str, Any]]:
-    """Name of a table or figure -> its description, in the order of reports."""
-    descriptions: dict[str, dict[str, Any]] = table_beside(__file__, "papers.yaml")
-    return descriptions
 
 
 def table(name: str, rows: Sequence[Row], **words: Any) -> Table:
@@ -38,10 +35,10 @@ def table(name: str, rows: Sequence[Row], **words: Any) -> Table:
     """
     shown = [{**row, "stage": stage_words(row["stage"])} if "stage" in row else row for row in rows]
     known = {key for row in shown for key, cell in row.items() if cell is not None}
-    texts = _texts(name, {**words, "known": known, "rows": rows})
+    texts = _texts(name, {**words, "known": known, "rows": rows}, rows)
     about = {key: [heading] if isinstance(heading, str) else heading for key, heading in texts.pop("columns").items()}
     columns = [Column(key, *heading) for key, heading in about.items() if key in known]
-    return Table(name=name, columns=columns, rows=shown, **_with_units(texts, rows))
+    return Table(name=name, columns=columns, rows=shown, **texts)
 
 
 def figure(name: str, panels: Sequence[Panel], values: Sequence[Row] = (), **words: Any) -> Figure:
@@ -53,7 +50,7 @@ def figure(name: str, panels: Sequence[Panel], values: Sequence[Row] = (), **wor
         values: the values as rows of a table.
         words: what the description's templates ask for.
     """
-    return Figure(name=name, panels=panels, values=values, **_with_units(_texts(name, words), values))
+    return Figure(name=name, panels=panels, values=values, **_texts(name, words, values))
 
 
 def paper_value(table: str, quantity: str, present: Collection[str] = (), **where: str | None) -> Estimate | None:
@@ -65,13 +62,10 @@ def paper_value(table: str, quantity: str, present: Collection[str] = (), **wher
         present: the methods that the study has; of several that are the same thing, the closest gets the number.
         where: `task`, `method`, `variant`, ...; names of tasks agree if they differ in case and punctuation only.
     """
-    for entry in table_beside(__file__, "numbers.yaml")[table]["values"]:
-        if all(_agrees(entry[key], value, present) for key, value in where.items()):
-            printed = entry.get(quantity)
-            if printed is None:
-                return None
-            return Estimate(*printed) if isinstance(printed, list) else Estimate(printed)
-    return None
+    same = (entry.get(quantity) for entry in NUMBERS[table]["values"]
+            if all(_agrees(entry[key], value, present) for key, value in where.items()))  # fmt: skip
+    printed = next(same, None)
+    return None if printed is None else Estimate(*printed) if isinstance(printed, list) else Estimate(printed)
 
 
 def printed_metric(table: str, frame: pd.DataFrame) -> list[str]:
@@ -81,9 +75,8 @@ def printed_metric(table: str, frame: pd.DataFrame) -> list[str]:
         table: of the paper.
         frame: rows with `score_name` and a column for each metric.
     """
-    metric = str(table_beside(__file__, "numbers.yaml")[table]["metric"])
-    another = "score_name" in frame and bool((frame["score_name"].dropna() != metric).any())
-    return [metric] if another else []
+    metric = str(NUMBERS[table]["metric"])
+    return [metric] if (frame.get("score_name", pd.Series()).dropna() != metric).any() else []
 
 
 def plain(name: str) -> str:
@@ -97,23 +90,22 @@ def _agrees(printed: str | list[str], ours: str | None, present: Collection[str]
     return ours is not None and plain(printed) == plain(ours)
 
 
-def _texts(name: str, words: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a description that are fields of tables and figures, filled in."""
-    numbers = table_beside(__file__, "numbers.yaml").get(words.get("paper", name))
+def _texts(name: str, words: dict[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
+    """The fields of a description that are fields of tables and figures, filled in.
+
+    There is a note if intervals are over pretrained models, or over the fine-tunings of one, and not over models.
+    """
+    numbers, every = NUMBERS.get(words.get("paper", name)), DESCRIBED["words"]
     note = f"Paper: {numbers['source']}: {numbers['setting']}." if numbers else ""
-    fields = {key: value for key, value in described()[name].items() if key not in ("from", "with")}
-    words = {**described()["words"], "paper_note": note, **words}
+    fields = {key: value for key, value in DESCRIBED[name].items() if key not in ("from", "with")}
+    words = {**every, "paper_note": note, **words}
     lines = [line for text in _filled(fields.pop("findings", []), words) for line in text.splitlines()]
     words["findings"] = [sentence for line in lines if (sentence := " ".join(line.split()))]
-    return {**_filled(fields, words), "findings": words["findings"]}
-
-
-def _with_units(texts: dict[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
-    """Add a note if some intervals are over pretrained models, or over the fine-tunings of one, and not over models."""
+    texts = {"notes": [], **_filled(fields, words), "findings": words["findings"]}
     intervals = {cell.interval for row in rows for cell in row.values() if isinstance(cell, Estimate)}
     intervals |= {str(row.get("interval")) for row in rows}
-    said = [note for interval, note in described()["words"]["units"].items() if interval in intervals]
-    return {**texts, "notes": [*texts.get("notes", []), *said]} if said else texts
+    texts["notes"] += [said for interval, said in every["units"].items() if interval in intervals]
+    return texts
 
 
 def _filled(field: Any, words: dict[str, Any]) -> Any:
@@ -227,8 +219,6 @@ def without_copy(models: pd.Series) -> pd.Series:
 
 def trained(frame: pd.DataFrame) -> pd.Series:
     """Whether the map of each row is trained; closed forms and floors are."""
-    if "training" not in frame.columns:
-        return pd.Series(True, index=frame.index)
     return frame["training"].map(lambda outcome: is_trained({"training": outcome})).astype(bool)
 
 

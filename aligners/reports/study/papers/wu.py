@@ -211,7 +211,7 @@ def block_panel(frame: pd.DataFrame, title: str, groups: Mapping[str, str]) -> H
     every = [(*part, layer) for part in parts for layer in layers[part]]
     grid = entries.groupby([*A, *B])["value"].mean().unstack(B).reindex(index=every, columns=every)
     numbers = [f"{names[model, stage]} {int(layer)}" for model, stage, layer in every]
-    return HeatPanel(title, grid.to_numpy(dtype=float), numbers, numbers, sizes, sizes)
+    return HeatPanel(title, grid.to_numpy(dtype=float), numbers, numbers, sizes, up="", across="")
 
 
 def block_values(frame: pd.DataFrame) -> list[Row]:

@@ -326,7 +326,7 @@ def test_a_block_map_groups_families_and_reads_both_directions(frames: Collected
     rows.loc[(rows["measure"] == "neuronsim") & (rows["direction"] == "backward"), "value"] = 0.01
     (figure,) = items({"similarity": rows.sample(frac=1, random_state=0)}, "wu_figure_1").values()
     panel = figure.panels[0]
-    families = [name[0] for name, _ in panel.row_blocks]
+    families = [name[0] for name, _ in panel.blocks]
     assert families in (sorted(families), sorted(families, reverse=True))
     assert panel.values.shape == (32, 32)
     assert np.isfinite(panel.values).all()
@@ -339,7 +339,7 @@ def test_the_blocks_of_many_models_are_those_of_their_families() -> None:
     models = [f"{family}:{n}" for family in "ab" for n in range(9)]
     rows = pd.DataFrame(given.similarity(["sst2"], models, ["cka"], ["pretrained"]))
     panel = items({"similarity": rows}, "wu_figure_1")["wu_figure_1"].panels[0]
-    assert list(panel.row_blocks) == [("a", 4), ("b", 4)]
+    assert list(panel.blocks) == [("a", 4), ("b", 4)]
     assert panel.values[0, 0] == pytest.approx(0.9)  # of two models: a model with itself would be 1
     assert panel.values[0, 4] == pytest.approx(0.75)
 
@@ -382,9 +382,9 @@ def test_untrained_models_stand_beside_trained_ones_in_figure_2_alone() -> None:
     rows["measure"] = rows["measure"].replace({"svcca": "cka"})
     every, trained = (items({"similarity": rows}, name)[name].panels for name in ("wu_figure_2", "wu_figure_1"))
     blocks = [f"{name}, {stage}" for stage, name in product(("untrained", "pretrained"), names)]
-    assert [[name for name, _ in panel.row_blocks] for panel in every] == [blocks]
+    assert [[name for name, _ in panel.blocks] for panel in every] == [blocks]
     assert every[0].values[0, 6] == matrices["svcca"][0, 6]  # the untrained a with the trained one
-    assert [[name for name, _ in panel.row_blocks] for panel in trained] == [["a", "b"]] * 2
+    assert [[name for name, _ in panel.blocks] for panel in trained] == [["a", "b"]] * 2
 
 
 def as_in_the_notebooks(similarities: np.ndarray) -> pd.Series:
@@ -449,7 +449,7 @@ def test_a_model_stands_beside_its_fine_tunings_on_all_tasks() -> None:
     report = make(Frames({"similarity": pd.DataFrame(given.across_tasks())}), ["wu_figure_5", "wu_figure_6"])
     first: Any = report.figures[0].panels[0]
     assert first.title == "bert, texts of mnli"
-    assert [name for name, _ in first.row_blocks] == ["base", "mnli", "sst2"]
+    assert [name for name, _ in first.blocks] == ["base", "mnli", "sst2"]
     assert first.values[0, given.DEPTH + 1] == pytest.approx(0.9)
     assert first.values[given.DEPTH + 1, 2 * (given.DEPTH + 1)] == pytest.approx(0.8)
     assert set(report.missing) == {"wu_figure_6"}  # no attention was compared

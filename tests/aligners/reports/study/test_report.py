@@ -209,7 +209,7 @@ def test_a_colour_has_one_meaning_and_models_of_one_family_have_its_colour(frame
 @pytest.mark.skipif(not drawing.PLOTLY, reason="no plotly: install the extra `report`")
 def test_boxes_stand_above_their_names_and_beside_each_other_only_where_a_name_has_several(frames: Collected) -> None:
     figures = items(frames, "ren_figure_2", "brown_figure_8").values()
-    of_stages, of_groups = (drawing.fragment(figure, Palette(figures))[0] for figure in figures)
+    of_stages, of_groups = (drawing.fragment(figure, Palette(figures))["fragment"] for figure in figures)
     assert '"boxmode":"group"' in of_stages
     assert '"boxmode":"overlay"' in of_groups
     assert '"showlegend":true' in of_stages
