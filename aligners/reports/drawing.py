@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from aligners.files.tables import table_beside
 from aligners.fitting.outcomes import is_trained
@@ -38,7 +38,7 @@ LETTERS = 46  # that fit below a panel
 FEWEST_ACROSS = 3  # places that a panel has room for: fewer stay in the middle
 LEGEND_BESIDE = 28  # letters of a legend's longest name, above which it stands below the panels
 LEGEND_WIDTH = 1.6  # inches that it takes beside them
-HOLLOW = "hollow: untrained start, or diverged"  # what `hollow_where_untrained` draws
+HOLLOW = "hollow: untrained start, or diverged"  # what `line_of_maps` draws
 TICKS = (1,), (1, 3), (1, 2, 5), range(1, 10)  # first digits, on a logarithmic scale
 FEWEST_TICKS = 4
 WRITTEN = 48  # cells, above which a figure has no room for numbers
@@ -105,18 +105,22 @@ def method_looks(names: Iterable[str]) -> dict[str, Look]:
     return looks
 
 
-def hollow_where_untrained(
-    axis: Axes, across: Sequence[float], heights: Sequence[float], rows: Sequence[Row], look: Look
-) -> bool:
-    """Draw the points of maps that are not trained hollow, and tell whether there are any.
+def line_of_maps(
+    axis: Axes, across: Sequence[float], heights: Sequence[float], rows: Sequence[Row], name: str | None, look: Look,
+    bars: ArrayLike | None = None,
+) -> bool:  # fmt: skip
+    """Draw a line, the points of maps that are not trained hollow, and tell whether there are any.
 
     Args:
         axis: the panel.
         across: the place of each row.
         heights: of the points.
         rows: what the points are of.
-        look: of their line.
+        name: in the legend; None: it is not there.
+        look: of the line.
+        bars: (2, rows) how far intervals reach down and up, if there are any.
     """
+    axis.errorbar(across, heights, bars, label=name, elinewidth=0.8, **look)
     places = [place for place, row in enumerate(rows) if not is_trained(row)]
     hollow = {**look, "linestyle": "none", "markerfacecolor": "white", "markersize": 8, "zorder": 3}
     axis.plot([across[place] for place in places], [heights[place] for place in places], **hollow)
@@ -234,8 +238,7 @@ def lines_by_site(axis: Axes, lines: Sequence[tuple[str, Look, Cells]], column: 
         if here:  # a percentile interval may miss the estimate; the bar then ends there
             bars = None if np.isnan(low).all() else np.maximum([middle - low, high - middle], 0)
             across = [place + aside for place, _ in here]
-            axis.errorbar(across, middle, bars, label=name, elinewidth=0.8, **look)
-            hollow_where_untrained(axis, across, list(middle), [row for _, row in here], look)
+            line_of_maps(axis, across, list(middle), [row for _, row in here], name, look, bars)
 
 
 class SitePanel(NamedTuple):

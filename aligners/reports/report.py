@@ -94,6 +94,11 @@ def is_known(rows: Iterable[Row], column: str) -> bool:
     return any(row.get(column) is not None for row in rows)
 
 
+def all_known(rows: Iterable[Row], *columns: str) -> bool:
+    """Whether every row has a value in some columns."""
+    return all(row.get(column) is not None for row in rows for column in columns)
+
+
 def site_pairs(rows: Iterable[Row]) -> list[tuple[int, int]]:
     """The site pairs of rows that have sites, in order of appearance."""
     return distinct((row for row in rows if row["site_x"] is not None), "site_x", "site_y")

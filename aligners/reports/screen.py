@@ -48,8 +48,7 @@ class SiteTable:
     ) -> None:
         self.title, self.names = title, len(names)
         self.columns = [Column("", [name], right=False) for name in names]
-        for group, _, heading in (column.rpartition("\n") for column in columns):
-            self.columns.append(Column(group, [heading]))
+        self.columns += [Column(group, [heading]) for group, _, heading in (name.rpartition("\n") for name in columns)]
         self.columns += [Column(group, [site]) for group, below in sites.items() for site in below]
         self.styles: list[str] = []
 

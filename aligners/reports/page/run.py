@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -237,16 +236,16 @@ def _described(figure: Figure) -> str:
     """Say what a figure shows: its panels, what its axes measure, and what is drawn."""
     panels = [axis for axis in figure.axes if axis.has_data() and axis.get_label() != "<colorbar>"]
     titles = list(dict.fromkeys(title for axis in panels if (title := axis.get_title().replace("\n", " "))))
-    up, across = (_listed([figure_label(), *(label(axis) for axis in panels)]) for figure_label, label in (
-        (figure.get_supylabel, Axes.get_ylabel), (figure.get_supxlabel, Axes.get_xlabel),
-    ))  # fmt: skip
     legends = [*figure.legends, *(axis.get_legend() for axis in figure.axes)]
-    drawn = _listed([text.get_text() for legend in legends if legend is not None for text in legend.get_texts()])
     kind = "Heat map" if any(axis.images or (axis.collections and not axis.lines) for axis in panels) else "Chart"
     count = "" if len(panels) == 1 else f" of {len(panels)} panels"
-    named = {"vertical axis": up, "horizontal axis": across, "drawn": drawn}
+    named = {
+        "vertical axis": [figure.get_supylabel(), *(axis.get_ylabel() for axis in panels)],
+        "horizontal axis": [figure.get_supxlabel(), *(axis.get_xlabel() for axis in panels)],
+        "drawn": [text.get_text() for legend in legends if legend is not None for text in legend.get_texts()],
+    }
     parts = [f"{kind}{count}{f' ({_listed(titles)})' if titles else ''}"]
-    parts += [f"{name}: {what}" for name, what in named.items() if what]
+    parts += [f"{name}: {_listed(what)}" for name, what in named.items() if any(what)]
     return "; ".join(parts) + "."
 
 

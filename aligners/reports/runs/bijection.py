@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from aligners.fitting.outcomes import is_trained, mark, what_did_not_train, worst_of
-from aligners.reports.drawing import PANEL, Look, dress, hollow_where_untrained, log_scale, method_looks, panels
+from aligners.reports.drawing import PANEL, Look, dress, line_of_maps, log_scale, method_looks, panels
 from aligners.reports.names import WORDS, aligned, with_short_names
 from aligners.reports.report import Report, Row, distinct, grouped, largest, mean, where
 from aligners.reports.screen import SiteTable
@@ -144,8 +144,8 @@ def _curve(axis: Axes, method: str, at: dict[int, list[Row]], values: Sequence[S
     middle = np.array([np.mean(fvus) for fvus in values])
     bars = [middle - [min(fvus) for fvus in values], [max(fvus) for fvus in values] - middle]
     shown = np.where(middle <= LARGEST, middle, np.nan)
-    axis.errorbar(list(at), shown, bars, label=NAMES[method], elinewidth=0.8, **_look(method))
-    hollow_where_untrained(axis, list(at), list(shown), [worst_of(rows) for rows in at.values()], _look(method))
+    worst = [worst_of(rows) for rows in at.values()]
+    line_of_maps(axis, list(at), list(shown), worst, NAMES[method], _look(method), bars)
     if np.isnan(shown).all():
         text, color = f"{NAMES[method]}: off the scale ({aligned(middle[-1])})", _look(method)["color"]
         axis.annotate(text, (0.03, 0.97), xycoords="axes fraction", color=color, fontsize=7, va="top")

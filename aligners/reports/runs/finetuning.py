@@ -95,26 +95,24 @@ def _curve(axis: Axes, rows: Sequence[Row], kind: str) -> None:
     colour = MODEL_COLOURS[list(ACROSS).index(kind)]
     whole = {"bottom": UNFROZEN, "top": 0, "layers": max(row["layers"] for row in rows)}[kind]
     placed = grouped([row | {"place": whole if row["kind"] == "none" else row["count"]} for row in rows], "place")
-    places = {place: [100 * number(row["score"]) for row in placed[place]] for place in sorted(placed)}
-    for place, values in places.items():
-        _dots(axis, place, values, colour)
-    across = list(places)
-    axis.plot(across, [mean(values) for values in places.values()], color=colour, linewidth=1.5)
+    across = sorted(placed)
+    axis.plot(across, [_dots(axis, place, placed[place], colour) for place in across], color=colour, linewidth=1.5)
     axis.set(xticks=across, xlabel=ACROSS[kind])
 
 
 def _side_by_side(axis: Axes, rows: Sequence[Row]) -> None:
     variants = grouped(rows, "variant")
     for place, runs in enumerate(variants.values()):
-        values = [100 * number(row["score"]) for row in runs]
-        _dots(axis, place, values, MODEL_COLOURS[3])
-        axis.hlines(mean(values), place - 0.3, place + 0.3, color=MODEL_COLOURS[3], linewidth=1.8)
+        middle = _dots(axis, place, runs, MODEL_COLOURS[3])
+        axis.hlines(middle, place - 0.3, place + 0.3, color=MODEL_COLOURS[3], linewidth=1.8)
     axis.set_xticks(range(len(variants)), [name.replace("-", " ") for name in variants])
     axis.set_xlim(-0.6, len(variants) - 0.4)
 
 
-def _dots(axis: Axes, place: float, values: Sequence[float], colour: str) -> None:
-    """Draw dots side by side around one place."""
+def _dots(axis: Axes, place: float, rows: Sequence[Row], colour: str) -> float:
+    """Draw scores as dots side by side around one place, and return their mean."""
+    values = [100 * number(row["score"]) for row in rows]
     middle = (len(values) - 1) / 2
     across = [place + (number - middle) * 0.3 / max(1, len(values) - 1) for number in range(len(values))]
     axis.plot(across, values, linestyle="", marker="o", markersize=3.5, color=colour, alpha=0.45)
+    return mean(values)

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from aligners.fitting.outcomes import BOTH_WAYS, TRAINED, is_trained, mark, trained_methods, what_did_not_train
 from aligners.reports import drawing
 from aligners.reports.names import WORDS, aligned, score_heading, score_words, site_name, with_short_names
-from aligners.reports.report import Report, Row, by_sites, grouped, is_known, number, site_pairs, where
+from aligners.reports.report import Report, Row, all_known, by_sites, grouped, is_known, number, site_pairs, where
 from aligners.reports.runs.updates.generated import generation_tables
 from aligners.reports.screen import ROLE_STYLES, SiteTable
 from aligners.reports.templates import sentences
@@ -143,11 +143,7 @@ def _overlap(worse: list[Row], better: list[Row]) -> bool:
 
 def _measured(methods: dict[str, list[Row]], *columns: str) -> dict[str, list[Row]]:
     """Those methods that have a value in these columns at every site."""
-    return {
-        name: line
-        for name, line in methods.items()
-        if all(row.get(column) is not None for row in line for column in columns)
-    }
+    return {name: line for name, line in methods.items() if all_known(line, *columns)}
 
 
 def _closest(methods: dict[str, list[Row]], column: str) -> tuple[str, list[Row]] | None:
@@ -227,8 +223,7 @@ def fvu_figure(rows: Sequence[Row]) -> Figure:
             values = [number(row.get(height)) for row in line]
             shown = [value if value < FVU_TOP else math.nan for value in values]
             on_scale = [math.isfinite(value) for value in shown]
-            axis.plot(range(len(line)), shown, label=name if any(on_scale) else None, **style)
-            if drawing.hollow_where_untrained(axis, range(len(line)), shown, line, style):
+            if drawing.line_of_maps(axis, range(len(line)), shown, line, name if any(on_scale) else None, style):
                 starts.add(name)
             if any(value >= FVU_TOP for value in values):
                 beyond[f"{name} into {line[0]['model_y']}"] = None

@@ -6,7 +6,7 @@ from functools import partial
 from matplotlib.figure import Figure
 
 from aligners.fitting.outcomes import mark, what_did_not_train, worst_of
-from aligners.reports.drawing import HOLLOW, PANEL, dress, hollow_where_untrained, log_scale, method_looks, panels
+from aligners.reports.drawing import HOLLOW, PANEL, dress, line_of_maps, log_scale, method_looks, panels
 from aligners.reports.names import with_short_names
 from aligners.reports.report import Report, Row, grouped, mean
 from aligners.reports.screen import SiteTable
@@ -37,8 +37,7 @@ def _figure(means: Sequence[Row]) -> Figure:
     methods, untrained = grouped(means, "method"), False
     for name, look in method_looks(methods).items():
         places, heights = ([row[column] for row in methods[name]] for column in ("strength", "fvu"))
-        axis.plot(places, heights, label=name, **look)
-        untrained |= hollow_where_untrained(axis, places, heights, methods[name], look)
+        untrained |= line_of_maps(axis, places, heights, methods[name], name, look)
     log_scale([axis])
     axis.set(ylabel="FVU: share of variance left unexplained", title=f"random INNs of {means[0]['model_x']}")
     dress(figure, [axis], "strength of the non-linearity", "", HOLLOW if untrained else "")

@@ -67,10 +67,8 @@ def _figures(rows: Sequence[Row], alone: bool) -> dict[str, Callable[[], Figure]
         figures[f"layers_{pair}"] = partial(pair_map, _raw(panel))
     if not alone:
         figures["diagonal_all"] = partial(pair_lines, _different(rows))
-    if len(names) > 2:
-        for measure, measured in grouped(_raw(rows), "measure").items():
-            figures[f"all_{measure}"] = partial(block_map, measured)
-    return figures
+    by_measure = grouped(_raw(rows), "measure") if len(names) > 2 else {}
+    return figures | {f"all_{measure}": partial(block_map, measured) for measure, measured in by_measure.items()}
 
 
 def _different(rows: Sequence[Row]) -> list[list[Row]]:

@@ -48,11 +48,9 @@ def report(
     figures["directions"] = partial(_directions, directions, _names(directions))
     if curve:
         figures["shared"] = partial(_shared, shared, curve)
-    findings = sentences("universe", directions=directions, names=_names(directions), shared=shared, types=types)
-    findings += [
-        f"The linear {name} of all models is left out. {why}" for name, why in meta.get("left_out", {}).items()
-    ]
-    findings += list(_refits(shown)) + retrieval(shown) + what_did_not_train(shown)
+    about = {"directions": directions, "names": _names(directions), "shared": shared, "types": types}
+    findings = sentences("universe", **about, left_out=meta.get("left_out", {}), refits=_refits(shown))
+    findings += retrieval(shown) + what_did_not_train(shown)
     tables = {"directions": directions, "shared": shared, "curve": curve, "types": types}
     tables = {name: table for name, table in tables.items() if table}
     return Report("universe", meta, rows, tables, figures=figures, screen=[_table(shown)], sentences=findings)
@@ -77,17 +75,14 @@ def _table(rows: Sequence[Row]) -> SiteTable:
     return table
 
 
-def _refits(rows: Sequence[Row]) -> Iterator[str]:
-    """Models whose maps a linear space of all has with less error than the trained one."""
+def _refits(rows: Sequence[Row]) -> Iterator[Row]:
+    """Models whose maps a linear space of all has with less error than the trained one, that space, and both errors."""
     for model in distinct(rows, "model_x"):
         of_model = [row for row in rows if model in (row["model_x"], row["model_y"])]
         known = {name: mean(line, "fvu", known=True) for name, line in grouped(of_model, "method").items()}
         best, own = min(known, key=lambda name: known[name]), known.get(NETWORK, np.inf)
         if best in CLOSED_UNIVERSES and known[best] < PAYS * own:
-            yield (
-                f"From and to {model} the linear {best} of all models has the lower FVU, {short(known[best])} against "
-                f"{short(own)}: more steps, or a refit of all after it has joined, would pay."
-            )
+            yield {"model": model, "best": best, "fvu": short(known[best]), "own": short(own)}
 
 
 def _heat_maps(rows: Sequence[Row], site: str) -> Figure:

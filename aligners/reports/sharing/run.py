@@ -38,7 +38,9 @@ def shared_from_run(
     public = last_parts(shared.data) | public_names([str(model["name"]) for model in shared.models], names)
     if finished is not None:
         _refuse_report_on_others(shared, file, finished)
-        shared.files = _files(finished, public)
+        content = json.dumps(renamed(finished.report.content, public), indent=1)
+        images = {f"{FIGURES}/{path.name}": path.read_bytes() for path in finished.figures}
+        shared.files = {REPORT: content.encode(), **images}
         parts = {name: renamed(getattr(finished.report, name), public) for name in ("meta", "rows", "sentences")}
         finished = finished._replace(report=replace(finished.report, **parts))
     shared.rename(public)
@@ -82,9 +84,3 @@ def _refuse_report_on_others(shared: Shared, file: Path, run: FinishedRun) -> No
             f"{', '.join(map(str, missing))}: it is about {', '.join(str(model.get('name')) for model in present)}. "
             "Name a run that measured it."
         )
-
-
-def _files(run: FinishedRun, names: dict[str, str]) -> dict[str, bytes]:
-    """The report's numbers and figures, with the names that others find models by."""
-    content = json.dumps(renamed(run.report.content, names), indent=1)
-    return {REPORT: content.encode()} | {f"{FIGURES}/{path.name}": path.read_bytes() for path in run.figures}

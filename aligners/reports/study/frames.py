@@ -45,13 +45,9 @@ class Frames:
     @property
     def groups(self) -> dict[str, str]:
         """Model -> its group, of all models that have one."""
-        groups: dict[str, str] = {}
-        for frame in self._collected.values():
-            for side in "xy":
-                if f"model_{side}" in frame:
-                    known = frame[[f"model_{side}", f"group_{side}"]].drop_duplicates().dropna()
-                    groups |= dict(known.itertuples(index=False, name=None))
-        return groups
+        sides = [(frame, side) for frame in self._collected.values() for side in "xy" if f"model_{side}" in frame]
+        ends = (frame[[f"model_{side}", f"group_{side}"]].drop_duplicates().dropna() for frame, side in sides)
+        return {model: group for known in ends for model, group in known.itertuples(index=False, name=None)}
 
     def of(self, kind: str, *columns: str, other_tasks: bool = False) -> pd.DataFrame:
         """The rows of a kind.

@@ -49,9 +49,8 @@ def _scores(scores: Sequence[Row]) -> SiteTable:
     table = SiteTable("Against the labels of held-out texts", ["artefact"], [], groups)
     for name in distinct(scores, "artefact"):
         of = {row["condition"]: row for row in where(scores, artefact=name)}
-        table.add_row(
-            name, *(with_interval(of.get(c, {}), column, ".3f") for column in ("auroc", "accuracy") for c in SCORES)
-        )
+        cells = (with_interval(of.get(c, {}), column, ".3f") for column in ("auroc", "accuracy") for c in SCORES)
+        table.add_row(name, *cells)
     return table
 
 
