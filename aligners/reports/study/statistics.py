@@ -66,8 +66,9 @@ def over_models(frame: pd.DataFrame, column: str, groups: Mapping[str, str] | No
     *numbers, interval = ends or (values.min(), values.max(), RANGE_OF_PAIRS)
     low, high, mean = map(float, (*numbers, values.mean()))
     counts = {"pairs": len(pairs), "models": len(models), "lost": len(means) - len(known)}
-    spread = (float(values.std()), low, high) if len(pairs) > 1 else (None, None, None)
-    return Estimate(mean, *spread, interval, **counts)
+    if len(pairs) == 1:
+        return Estimate(mean, interval=interval, **counts)
+    return Estimate(mean, float(values.std()), low, high, interval, **counts)
 
 
 def pair_means(frame: pd.DataFrame, column: str) -> pd.Series:

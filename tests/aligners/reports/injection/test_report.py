@@ -205,7 +205,7 @@ def test_no_panel_has_more_lines_than_can_be_told_apart() -> None:
     rows = [row(name, 1, 0.5, 0.7, fit=CLOSED) for name in ("cca", "linear", "procrustes", "permutation")]
     rows += [row(name, 1, 0.5, 0.7, fit=TRAINED) for name in ("inn", "mlp", "one", "two", "three")]
     figure = fvu_figure([*rows, row("identity", 1, 2.0, 0.5)])
-    drawn = [{line.get_label() for line in axis.lines if line.get_label()[0] != "_"} for axis in figure.axes]
+    drawn = [axis.get_legend_handles_labels()[1] for axis in figure.axes]
     assert [len(names) for names in drawn] == [4, 6]
     assert [axis.get_title().split("\n")[1] for axis in figure.axes] == ["closed forms", "trained maps and floors"]
     (together,) = fvu_figure(forward()).axes
