@@ -81,6 +81,7 @@ def test_the_papers_study_on_tiny_models(
     made = make(Frames(tables(StudyFolder(folder))))
     assert set(made.missing) == {
         *("phang_figure_3", "phang_figure_4", "phang_clusters"),  # fine-tuned models operated on, maps of four layers
+        "updates",  # cells of compare or carry
         *("merchant_table_1", "merchant_layers", "merchant_figure_1", "merchant_description_lengths"),  # probes
         *("merchant_figure_2", "merchant_figure_5"),  # rsa
         *(
