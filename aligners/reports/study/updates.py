@@ -23,16 +23,16 @@ def updates(frames: Frames, name: str) -> Table:
             rows.setdefault(tuple(place.values()), dict(place)).update(about(part))
     if not rows:
         raise Missing("the study has no rows of the kinds `compare` and `carry`")
-    return table(name, list(rows.values()), pairs=list(rows.values()))
+    return table(name, list(rows.values()))
 
 
 def _changed(rows: pd.DataFrame) -> Row:
     """The first site whose states have changed by more than rounding, and the errors of maps at the last one."""
     as_they_are, last = rows[rows["method"] == "identity"], rows[rows["site_y"] == rows["site_y"].max()]
-    changed = as_they_are.loc[as_they_are["within"] == False, "site_y"]  # noqa: E712  (None: nothing is known)
+    changed = as_they_are.loc[as_they_are["within"].eq(False), "site_y"]  # None: nothing is known
     errors = last.groupby("method")["fvu"].mean()
-    return {"first": int(changed.min()) if len(changed) else None, "compared": True,
-            **{f"fvu_{method}": errors.get(method) for method in ("identity", "rotation", "linear")}}  # fmt: skip
+    found: Row = {"first": int(changed.min()) if len(changed) else None}
+    return found | {f"fvu_{method}": errors.get(method) for method in ("identity", "rotation", "linear")}
 
 
 def _carried(rows: pd.DataFrame) -> Row:

@@ -34,7 +34,9 @@ class FeatureScales:
     def update(self, states: Tensor) -> None:
         """Add rows: (L, N, d)."""
         states = states.double()
-        self._sums += torch.stack([states.pow(power).sum(1) for power in range(3)])
+        self._sums[0] += states.shape[1]
+        self._sums[1] += states.sum(1)
+        self._sums[2] += states.square().sum(1)
 
     def compute(self) -> tuple[Tensor, Tensor]:
         """Means and deviations, (L, d) each; the deviation of a constant feature is given as 1."""

@@ -239,6 +239,13 @@ def test_equal_widths_may_share_less() -> None:
     assert isinstance(UniverseAlignment(SMALL).network(3, [8, 8, 8]), INN)
 
 
+def test_the_default_network_has_half_of_a_lone_one_s_couplings_and_wider_layers() -> None:
+    network = UniverseAlignment().network(3, [8] * 3)
+    assert isinstance(network, INN)
+    options = network.options()
+    assert (options["couplings"], options["hidden"]) == (INN(1, 8, 8).options()["couplings"] // 2, 24)
+
+
 def test_a_newcomer_has_hidden_layers_of_its_own_width() -> None:
     members = UniverseAlignment(partial(INN, couplings=2), shared=4).network(2, [8, 6])
     hidden = {width: kind_like(members, width)["options"].get("hidden") for width in (8, 6, 20)}
