@@ -39,10 +39,12 @@ def without_member(bank: StoredBank, model: str) -> StoredBank:
         model: its name.
 
     Raises:
-        ValueError: it is no member.
+        ValueError: it is no member, or one of the last two.
     """
     names, sites = [about["name"] for about in bank.data["models"]], len(bank.data["sites"])
     check_known(names, model=model)
+    if len(names) < 3:
+        raise UserError(f"Expected a universe of three or more models, of which one can leave, but got {names}.")
     left = names.index(model)
     kept = [place for place in range(len(names) * sites) if place // sites != left]
 

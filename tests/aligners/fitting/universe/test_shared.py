@@ -157,6 +157,23 @@ def test_a_member_leaves_and_the_others_stay_as_they_are(found: Found, models: l
         torch.testing.assert_close(after(x), before(x), rtol=0, atol=0)
     with pytest.raises(ValueError, match="model"):
         without_member(whole, "another")
+    two = without_member(bank, names[0])
+    with pytest.raises(ValueError, match="three or more models, of which one can leave"):
+        without_member(two, names[2])
+
+
+def test_a_member_leaves_by_a_command_and_comes_back(found: Found, models: list[str], tmp_path: Path) -> None:
+    four, smaller = found[2] / "universe.safetensors", tmp_path / "in a new" / "folder"
+    train(["leave", str(four), models[1], str(smaller)])
+    left = load_universe(smaller / "universe.safetensors")
+    x = torch.randn(6, 20, 16)
+    expected = universes_of(without_member(load_universe(four), models[1]))["universe"].embed(x)
+    torch.testing.assert_close(universes_of(left)["universe"].embed(x), expected, rtol=0, atol=0)
+    with pytest.raises(ValueError, match="`folder` to be a new or empty folder"):
+        train(["leave", str(four), models[1], str(smaller)])  # holds files
+    train([*joining(smaller / "universe.safetensors", models[1]), "--run", str(tmp_path / "back"), *QUICK])
+    back = load_universe(tmp_path / "back" / "universe.safetensors")
+    assert back.data_config["models"] == [models[0], *models[2:], models[1]]
 
 
 def test_a_report_says_where_a_linear_space_is_better(found: Found) -> None:
