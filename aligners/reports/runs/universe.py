@@ -87,7 +87,7 @@ def _refits(rows: Sequence[Row]) -> Iterator[Row]:
 
 def _heat_maps(rows: Sequence[Row], site: str) -> Figure:
     """Draw FVU from every model into every other, a panel for each kind of maps."""
-    names, methods = distinct(rows, "model_x"), grouped(rows, "method")
+    names, methods = distinct(rows, "model_y"), grouped(rows, "method")
     size = (0.5 * len(names) + 1.0, 0.5 * len(names) + 0.6)
     figure, axes = panels(len(methods), ACROSS, size, (1.6, 0.8), boxed=True, sharey=True)
     top, titles = min(1.0, largest(rows, "fvu") or 1.0), [_title(*method) for method in methods.items()]

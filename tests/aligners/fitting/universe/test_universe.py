@@ -343,6 +343,27 @@ def test_two_ranks_fit_what_one_does(world: World, models: list[str], tmp_path: 
             torch.testing.assert_close(both[name], value, rtol=1e-3, atol=1e-3, msg=name)
 
 
+NAMES, SUMMED = ("model_x", "model_y", "type"), ("fvu", "fvu_unseen", "top1", "top10_all", "rows", "times")
+
+
+def report_of(rank: int, world: World, models: list[str], path: Path) -> tuple[Any, Any]:
+    two: dict[str, Any] = {"devices": 2, "strategy": "ddp", "use_distributed_sampler": False} if rank >= 0 else {}
+    evaluation = UniverseEvaluation(load_universe(path))
+    quiet_trainer(**two).test(evaluation, datamodule=states(world, models), verbose=False)
+    return evaluation.rows, evaluation.report_tables
+
+
+def test_two_ranks_report_what_one_does(world: World, models: list[str], found: Found, tmp_path: Path) -> None:
+    work = partial(report_of, world=world, models=models, path=found[2] / "universe.safetensors")
+    rows, tables = work(-1)
+    assert tables["types"]
+    for own_rows, own_tables in two_ranks(work, tmp_path, meet=False):
+        for mine, other in zip(own_rows + own_tables["types"], rows + tables["types"], strict=True):
+            assert [mine.get(name) for name in NAMES] == [other.get(name) for name in NAMES]
+            figures = [{name: row[name] for name in SUMMED if name in row} for row in (mine, other)]
+            assert figures[0] == pytest.approx(figures[1], rel=1e-4, abs=1e-6)
+
+
 QUICK = ("--trainer.max_epochs", "2", "--trainer.logger", "false", "--trainer.enable_progress_bar", "false",
          "--trainer.accelerator", "cpu")  # fmt: skip
 
