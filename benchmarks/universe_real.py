@@ -22,7 +22,7 @@ from aligners.api import retrieval
 from aligners.cli.table import quiet
 from aligners.fitting.universe.fitting import UniverseAlignment
 from aligners.fitting.universe.joint import paired_rows
-from aligners.fitting.universe.universe import CLOSED_UNIVERSES, NETWORK, Universe, fit_network
+from aligners.fitting.universe.universe import CLOSED_UNIVERSES, NETWORK, Universe
 from aligners.maps.linear import Ridge
 from aligners.similarity.algebra.moments import moments_of
 from benchmarks.harness import Figures, parser
@@ -155,7 +155,7 @@ def add_space(
 def trained(states: Tensor, moments: Any, widths: list[int], shared: int, steps: int, seed: int) -> Universe:
     """A universe with so many shared coordinates, trained on rows in memory."""
     module = UniverseAlignment(shared=shared, seed=seed)
-    space = Universe(module.network(len(widths), widths), len(widths), fit_network, widths)
+    space = module.universe(len(widths), widths)
     space.fit(moments)
     before = time.process_time()
     module.train_on_rows(space, states, states, steps, ROWS, seed)

@@ -9,10 +9,9 @@ tenth of the texts held out. FVU is the mean over all directions, at the start a
 import torch
 from torch import Tensor
 
-from aligners.fitting.fits import seeded
 from aligners.fitting.universe.fitting import UniverseAlignment
 from aligners.fitting.universe.joint import paired_rows
-from aligners.fitting.universe.universe import NETWORK, Universe, fit_network
+from aligners.fitting.universe.universe import Universe
 from aligners.similarity.algebra.moments import moments_of
 from benchmarks.harness import Figures, parser
 from benchmarks.widths import states_of_random_models
@@ -42,8 +41,7 @@ def train(figures: Figures, name: str, states: Tensor, steps: int, rows: int) ->
     models, n, width = states.shape
     fitted, held_out = states.split([9 * n // 10, n - 9 * n // 10], 1)
     module = UniverseAlignment()
-    maps = seeded(module.factories[NETWORK], module.seed, models, width, width)
-    universe = Universe(maps, models, fit_network).to(states.device)
+    universe = module.universe(models, [width] * models).to(states.device)
     universe.fit(moments_of(*paired_rows(fitted, models)))
     mean = fitted.mean(1, keepdim=True)
     start = _fvu(universe, held_out, mean)

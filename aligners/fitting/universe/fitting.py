@@ -7,6 +7,7 @@ from typing import Any, cast
 import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
+from torch.nn.functional import pad
 
 from aligners.errors import UserError, check_known, check_range
 from aligners.fitting.alignment import Alignment
@@ -15,7 +16,7 @@ from aligners.fitting.fits import AlignerFactory, Fit, seeded
 from aligners.fitting.parts import join_records
 from aligners.fitting.universe.joint import JointMoments, paired_rows
 from aligners.fitting.universe.shared import SharedPart
-from aligners.fitting.universe.universe import CLOSED_UNIVERSES, NETWORK, Universe, fit_network
+from aligners.fitting.universe.universe import CLOSED_UNIVERSES, NETWORK, RIVALS, Universe, fit_network
 from aligners.maps.base import Aligner
 from aligners.maps.inn import INN
 from aligners.similarity.algebra.moments import Moments
@@ -24,6 +25,7 @@ from datamodules.rows.reading import PairedBatch
 from datamodules.states import States
 
 COUPLINGS, HIDDEN = 4, 3  # of the default network; width of a coupling's hidden layer, in widths of the states
+NOBODY = torch.iinfo(torch.int64).max  # in place of the turn of a row that there is not
 PARTS, FEWEST_ROWS = 2, 96  # steps a batch, each on no fewer rows than that
 
 
@@ -38,6 +40,8 @@ class UniverseAlignment(Alignment):
             INN with half of the couplings that a lone one has, so that a map between two models is as deep as that.
         closed_form: linear universes to solve and measure beside it: procrustes, gcca, gcpa. States of narrower models
             are lifted: they end in zeros.
+        contrastive: weight of a contrastive loss, by which a mapped state learns to be nearer to its own row of the
+            target than to others, as retrieval asks of it. 0: errors alone count.
         shared: m, the number of coordinates that the models share. Default: the smallest width. Where it is below a
             model's width, the rest of its coordinates is its own: see `SharedPart`.
         optimizer: as in `Alignment`. Matrices between couplings learn at a quarter of its rate. Without weight decay
@@ -55,21 +59,27 @@ class UniverseAlignment(Alignment):
         network: AlignerFactory | None = None,
         closed_form: Sequence[str] = tuple(CLOSED_UNIVERSES),
         shared: int | None = None,
+        contrastive: float = 0.1,
         optimizer: OptimizerCallable = lambda p: torch.optim.AdamW(p, lr=2e-2, weight_decay=0.1, fused=True),
         **options: Any,
     ) -> None:
         check_range(least=1, shared=shared)
+        check_range(least=0, contrastive=contrastive)
         super().__init__(aligners={NETWORK: network or _default}, both_directions=False, optimizer=optimizer, **options)
         check_known(CLOSED_UNIVERSES, closed_form=closed_form)
-        self.closed_form, self.shared = list(closed_form), shared
+        self.closed_form, self.shared, self.contrastive = list(closed_form), shared, contrastive
 
     def made(self, sites: int, d_x: int, d_y: int) -> Iterator[Fit]:
         """Build the universes for this many places, k times as many as sites, and keep none."""
         models, widths = len(self.stream.models), [model.width for model in self.stream.frozen]
-        yield Fit(NETWORK, FORWARD, Universe(self.network(sites, widths), models, fit_network, widths))
+        yield Fit(NETWORK, FORWARD, self.universe(sites, widths))
         for name in self.closed_form:
             made, fit_maps = CLOSED_UNIVERSES[name]
             yield Fit(name, FORWARD, Universe(made(sites, d_x, d_y), models, fit_maps, widths))
+
+    def universe(self, places: int, widths: Sequence[int]) -> Universe:
+        """The universe that is trained, not yet fitted: see `network`."""
+        return Universe(self.network(places, widths), len(widths), fit_network, widths, self.contrastive)
 
     def network(self, places: int, widths: Sequence[int]) -> Aligner:
         """A bank of maps of the models, not yet fitted.
@@ -110,8 +120,23 @@ class UniverseAlignment(Alignment):
         """Every so many rows of a text, of all models, twice; who predicts one is drawn anew in every step."""
         place = batch.rows.place
         rows = ((batch.text + place) % self.parts == part).nonzero().squeeze(1)
-        self._take_turns(row_keys(1 + self.global_step, batch.text[rows], place[rows]))
-        return batch.x[:, rows], batch.y[:, rows]
+        turns, y = row_keys(1 + self.global_step, batch.text[rows], place[rows]), batch.y[:, rows]
+        self._take_turns(turns)
+        self.universes()[NETWORK].rivals = self._rivals(turns, y)
+        return batch.x[:, rows], y
+
+    def _rivals(self, turns: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The turns and states of the rows of all ranks that have the smallest turns."""
+        first = turns.argsort()[:RIVALS]
+        turns, y = turns[first], y[:, first]
+        if self.trainer.world_size > 1:
+            more = RIVALS - len(first)
+            turns = self.all_gather(torch.cat([turns, turns.new_full((more,), NOBODY)])).flatten()
+            y = self.all_gather(pad(y, (0, 0, 0, more))).movedim(0, 1).flatten(1, 2)
+            first = turns.argsort()[:RIVALS]
+            turns, y = turns[first], y[:, first]
+            turns, y = turns[turns < NOBODY], y[:, turns < NOBODY]
+        return turns, y
 
     def _take_turns(self, turns: Tensor) -> None:
         for universe in self.universes().values():

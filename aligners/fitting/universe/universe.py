@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize, softplus
 
 from aligners.fitting.bank import describe_aligner, kind_of, restored, take_places
 from aligners.fitting.universe.joint import (
@@ -22,6 +23,7 @@ from aligners.maps.inn import INN
 from aligners.maps.linear import Procrustes
 from aligners.similarity.algebra.moments import Moments, squares
 
+RIVALS, TEMPERATURE = 256, 0.05  # rows that a mapped state is told apart from; what divides the cosines
 CALM = 4  # how much slower matrices between couplings learn
 
 
@@ -50,19 +52,30 @@ class Universe(Aligner, registered=False):
         models: k.
         fit_maps: sets them from the moments of all models.
         widths: of the models, where some are below d. Their states end in zeros.
+        contrastive: weight of telling a mapped state's partner apart from other rows: see `loss`.
 
     Attributes:
         turns: (N,) a number for each row of the next batch, which says who predicts it: see `loss`. By default, its
             place. With a number that goes with the row's text, the same rows give the same loss on any number of ranks.
+        rivals: turns (C,) and states (k · S, C, d) of the rows, of all ranks, that it is to be told apart from. By
+            default, the batch's own.
     """
 
     variance: Tensor
     turns: Tensor | None = None
+    rivals: tuple[Tensor, Tensor] | None = None
 
-    def __init__(self, maps: Aligner, models: int, fit_maps: FitMaps, widths: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        maps: Aligner,
+        models: int,
+        fit_maps: FitMaps,
+        widths: Sequence[int] | None = None,
+        contrastive: float = 0.0,
+    ) -> None:
         super().__init__(maps.sites, maps.d_x, maps.d_y)
         self.widths = list(widths or [maps.d_x] * models)
-        self.maps, self.models, self.fit_maps = maps, models, fit_maps
+        self.maps, self.models, self.fit_maps, self.contrastive = maps, models, fit_maps, contrastive
         self.closed_form, self.rows_needed = maps.closed_form, maps.rows_needed
         self.register_buffer("variance", torch.ones(maps.sites))
 
@@ -99,11 +112,23 @@ class Universe(Aligner, registered=False):
 
         Half of the rows are predicted from one other model, each of these in its turn, and half from the mean of all
         others in the shared space. The mean has less noise, but alone would let single models stray. This takes one
-        pass of the k maps and one of their inverses.
+        pass of the k maps and one of their inverses. What has the least error may still be nearer to another row than
+        to its own, so InfoNCE over cosines is added (van den Oord et al. 2018, arXiv 1807.03748, eq. 4), `contrastive`
+        times.
         """
         others, order = self._asked(self.embed(x), means=True)
-        errors = (self.maps.inverse(others) - y[:, order]).square().mean(2).sum(1) / max(1, len(order))
-        return self.over_models(errors / self.variance)
+        said = self.maps.inverse(others)
+        losses = (said - y[:, order]).square().mean(2) / self.variance[:, None]
+        if self.contrastive:
+            turns, rivals = self.rivals or (self._turns(x)[:RIVALS], y[:, :RIVALS])
+            rest = normalize(said, dim=2) @ normalize(rivals, dim=2).mT / TEMPERATURE
+            rest = rest.masked_fill(self._turns(x)[order, None] == turns, torch.finfo(rest.dtype).min)
+            own = torch.cosine_similarity(said, y[:, order], dim=2) / TEMPERATURE
+            losses = losses + self.contrastive * softplus(rest.logsumexp(2) - own)
+        return self.over_models(losses.sum(1) / max(1, len(order)))
+
+    def _turns(self, x: Tensor) -> Tensor:
+        return torch.arange(x.shape[1], device=x.device) if self.turns is None else self.turns
 
     def _asked(self, embedded: Tensor, means: bool) -> tuple[Tensor, Tensor]:
         """In the place of every model, row by row, another one in its turn; by turns the mean of the others, too.
@@ -112,7 +137,7 @@ class Universe(Aligner, registered=False):
             (k · S, N, d), its rows sorted by turn, and the places (N,) that they had.
         """
         by_model, shifts = embedded.unflatten(0, (self.models, -1)), self.models - 1
-        turns = torch.arange(embedded.shape[1], device=embedded.device) if self.turns is None else self.turns
+        turns = self._turns(embedded)
         rows = [(turns % ((1 + means) * shifts) == turn).nonzero().squeeze(1) for turn in range(shifts)]
         parts = [self._other(by_model[:, :, chosen], shift) for shift, chosen in enumerate(rows, start=1)]
         if means:

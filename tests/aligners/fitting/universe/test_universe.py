@@ -18,7 +18,7 @@ from aligners.fitting.universe.evaluation import UniverseEvaluation
 from aligners.fitting.universe.files import load_universe, universes_of
 from aligners.fitting.universe.fitting import UniverseAlignment
 from aligners.fitting.universe.joint import JointMoments, directions, linear_universe, paired_rows
-from aligners.fitting.universe.universe import Universe, fit_network, fit_procrustes
+from aligners.fitting.universe.universe import TEMPERATURE, Universe, fit_network, fit_procrustes
 from aligners.injection.methods import between_two_models
 from aligners.maps.inn import INN
 from aligners.maps.linear import Procrustes
@@ -162,10 +162,11 @@ def test_training_beats_the_start_and_the_space_keeps_scale_and_rank(found: Foun
 def test_the_loss_is_the_error_from_single_models_and_from_the_mean_of_the_others(found: Found) -> None:
     module, _, _ = found
     space = module.universes()["universe"]
+    assert space.contrastive == 0.1
     batch = next(iter(module.stream.batches("validation")))
     x = batch.x
     turns = torch.randint(1000, (x.shape[1],), generator=torch.Generator().manual_seed(0))
-    space.turns = turns
+    space.turns, space.rivals = turns, None
     with torch.no_grad():
         loss, mapped, embedded = space.loss(x, x), space(x), space.embed(x)
         one, two = (space.predicted(embedded, shift) for shift in (1, 2))
@@ -175,6 +176,10 @@ def test_the_loss_is_the_error_from_single_models_and_from_the_mean_of_the_other
     each = torch.stack([one, two, from_mean, from_mean])  # half of the rows from single models
     picked = each[turns % 4, :, torch.arange(len(turns))].movedim(0, 1)
     own = (picked - x).square().mean((1, 2)) / space.variance
+    cosines = torch.cosine_similarity(picked[:, :, None], x[:, None], dim=-1) / TEMPERATURE
+    same = turns[:, None] == turns  # not told apart, but for a row and itself
+    cosines[:, same & ~torch.eye(len(turns), dtype=torch.bool)] = -torch.inf
+    own += 0.1 * (cosines.logsumexp(2) - cosines.diagonal(dim1=1, dim2=2)).mean(1)
     torch.testing.assert_close(loss, own.unflatten(0, (3, 2)).mean(0).repeat(3))
     expected = torch.stack([one, two])[turns % 2, :, torch.arange(len(turns))].movedim(0, 1)
     torch.testing.assert_close(mapped, expected)
