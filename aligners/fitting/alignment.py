@@ -34,8 +34,6 @@ logger = logging.getLogger(__name__)
 HELD_OUT = ("mse", "l2", "relative_error", "fvu", "fvu_unseen", "fvu_inverse", "round_trip")
 FITTING = ("mse", "relative_error", "fvu")
 FORMAT = 4  # of what is added to a checkpoint of Lightning
-ROUTES = {"forward": FORWARD, "backward": BACKWARD}  # as the keys of format 3 named them
-RENAMED = {**ROUTES, **{f"{name}_maps": f"maps.{route}" for name, route in ROUTES.items()}}
 
 DEFAULT_ALIGNERS: dict[str, AlignerFactory] = {"linear": Linear, "ridge": Ridge, "procrustes": Procrustes, "inn": INN}
 
@@ -363,10 +361,8 @@ class Alignment(BankTraining):
             ValueError: the checkpoint was fitted on other models, or counts its epochs in another way; to go on from
                 it, data or options differ.
         """
-        if checkpoint[ALIGNMENT].get("format") == 3:
-            checkpoint.update(_by_route(checkpoint))
         stored = checkpoint[ALIGNMENT]
-        if stored.get("format") not in (3, FORMAT):
+        if stored.get("format") != FORMAT:
             raise UserError(
                 f"Expected a checkpoint of this version. The checkpoint {self.trainer.ckpt_path} is of another: resume "
                 "it with that, or fit anew."
@@ -378,11 +374,3 @@ class Alignment(BankTraining):
             self.reading = MomentsSoFar.from_state(stored["reading"], self.device)
         self.training_record, self.validated_at = stored["training"], stored["validated_at"]
         self.divergence.load_state_dict(stored["divergence"], self.device)
-
-
-def _by_route(kept: Any) -> Any:
-    """What a checkpoint of format 3 holds, whose keys named the two routes forward and backward."""
-    if not isinstance(kept, dict):
-        return kept
-    parts = [(*key.partition("."), _by_route(value)) for key, value in kept.items()]
-    return {RENAMED.get(first, first) + dot + rest: value for first, dot, rest, value in parts}

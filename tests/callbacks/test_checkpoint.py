@@ -1,6 +1,5 @@
 import errno
 import os
-import re
 import signal
 from functools import partial
 from pathlib import Path
@@ -92,24 +91,14 @@ def test_a_signal_anywhere_changes_nothing_nor_does_the_order_of_callbacks(
     same_end(tmp_path, whole)
 
 
-def by_direction(kept: Any) -> Any:
-    """A checkpoint as format 3 had it: the routes were forward and backward in its keys."""
-    if not isinstance(kept, dict):
-        return kept
-    for route, name in (("0_1", "forward"), ("1_0", "backward")):
-        kept = {re.sub(rf"^{route}\b", name, re.sub(rf"^maps\.{route}\b", f"{name}_maps", k)): kept[k] for k in kept}
-    return {key: by_direction(value) for key, value in kept.items()}
-
-
-def test_a_run_of_the_version_before_goes_on(world: World, whole: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_of_an_earlier_format_is_refused(world: World, tmp_path: Path) -> None:
     with strike(Alignment, "training_step", 4), pytest.raises(SystemExit):
         run(world, tmp_path)
-    content = by_direction(state(tmp_path / "last.ckpt"))
+    content = state(tmp_path / "last.ckpt")
     content[ALIGNMENT]["format"] = 3
-    assert {name.partition(".")[0] for name in content["state_dict"]} == {"forward_maps", "backward_maps"}
     torch.save(content, tmp_path / "last.ckpt")
-    run(world, tmp_path, resume=tmp_path / "last.ckpt")
-    same_end(tmp_path, whole)
+    with pytest.raises(ValueError, match="Expected a checkpoint of this version"):
+        run(world, tmp_path, resume=tmp_path / "last.ckpt")
 
 
 def test_worker_processes_resume_too(world: World, whole: Path, tmp_path: Path) -> None:

@@ -107,33 +107,31 @@ class UniverseEvaluation(pl.LightningModule):
         for name, universe in self.spaces.items():
             embedded = universe.embed(batch.x)
             for shift in range(1, self.models):
-                self._add(f"{name}/{shift}", Way(partial(_from_embedded, universe, embedded, shift)), batch)
+                self._add(f"{name}/{shift}", Way(partial(_given, universe.predicted(embedded, shift))), batch)
+            back = universe.predicted(embedded, 0)
             if universe.maps.bijective:
-                self._trips(name, universe, batch.x, batch)
+                self._trips(name, universe, batch, batch.x, embedded, back)
             elif name == NETWORK:  # what the shared part holds of the states comes back exactly
-                kept = universe.predicted(embedded, 0)
-                self._add(HELD, Way(lambda states: states), batch, kept)
-                self._trips(name, universe, kept, batch)
+                self._add(HELD, Way(partial(_given, back)), batch)
+                again = universe.embed(back)
+                self._trips(name, universe, batch, back, again, universe.predicted(again, 0))
             if name == NETWORK:
                 self.embedded.update(*paired_rows(embedded, self.models))
                 if self.by_type is not None:
                     left = (universe.from_mean(embedded) - batch.x).square().mean(-1) / self.variance
                     self.by_type.update(left.unflatten(0, (self.models, -1)).mean(0), batch.text, batch.rows.place)
         for key, _, ends, way in self._pair_ways():
-            i, j = ends
-            states = [x[..., : self.widths[i]] for i, x in enumerate(batch.x.unflatten(0, (self.models, -1)))]
-            means = [self.means[end, :, : self.widths[end]] for end in ends]
-            self._add(key, way, batch, states[i], states[j], means)
+            self._add(key, way, batch, ends=ends)
 
-    def _trips(self, name: str, universe: Universe, x: Tensor, batch: PairedBatch) -> None:
+    def _trips(
+        self, name: str, universe: Universe, batch: PairedBatch, x: Tensor, embedded: Tensor, back: Tensor
+    ) -> None:
         """Into the space and back, and from a model over two others back to it."""
-
-        def over_two(x: Tensor) -> Tensor:
-            return universe.predicted(universe.embed(universe.predicted(universe.embed(x), 1)), 1)
-
-        cycle = Way(over_two, lambda y: universe.predicted(universe.embed(y), self.models - 2))
-        self._add(f"{name}/cycle", cycle, batch, x, x)
-        self._add(f"{name}/trip", Way(universe.embed, universe.maps.inverse), batch, x, x[..., : universe.d_y])
+        over = universe.predicted(embedded, 1)
+        for shift in (1, self.models - 2):
+            over = universe.predicted(universe.embed(over), shift)
+        for trip, end in (("trip", back), ("cycle", over)):
+            self._add(f"{name}/{trip}", Way(partial(_given, x), partial(_given, end)), batch, x)
 
     def _pair_ways(self) -> Iterator[tuple[str, tuple[str, str, StoredBank], Ends, Way]]:
         """Every map of the pairs' banks: its key; route, name and bank; the numbers of its models; and what maps."""
@@ -144,22 +142,15 @@ class UniverseEvaluation(pl.LightningModule):
                     if route == FORWARD and aligner.bijective:
                         yield f"pair/{p}/{name}/{j}", (route, name, bank), (j, i), Way(aligner.inverse)
 
-    def _add(
-        self,
-        key: str,
-        way: Way,
-        batch: PairedBatch,
-        x: Tensor | None = None,
-        y: Tensor | None = None,
-        means: Sequence[Tensor] | None = None,
-    ) -> None:
-        """Add the errors of a map from x to y, which have these means; by default, of all models to all."""
-        x, y = batch.x if x is None else x, batch.x if y is None else y
+    def _add(self, key: str, way: Way, batch: PairedBatch, x: Tensor | None = None, ends: Ends | None = None) -> None:
+        """Add the errors of a map of all models' states, by default those of the batch, to themselves; or of two."""
+        x = y = batch.x if x is None else x
+        mean_x = mean_y = self.means.flatten(0, 1)
+        widths = torch.tensor(self.widths).repeat_interleave(len(self.sites)) if ends is None else None
+        if ends is not None:
+            by_model, own = batch.x.unflatten(0, (self.models, -1)), [(m, ..., slice(self.widths[m])) for m in ends]
+            (x, y), (mean_x, mean_y) = ([states[part] for part in own] for states in (by_model, self.means))
         if key not in self.errors:
-            whole = self.means.flatten(0, 1)
-            sites = len(whole) // self.models
-            widths = torch.tensor(self.widths).repeat_interleave(sites) if means is None else None
-            mean_x, mean_y = means or (whole, whole[:, : y.shape[-1]])
             self.errors[key] = MapErrors(mean_x, mean_y, widths).to(self.device)
         cast(MapErrors, self.errors[key]).update(way, x, y, batch.rows.unseen)
 
@@ -260,8 +251,8 @@ class UniverseEvaluation(pl.LightningModule):
         return cast(MapErrors, self.errors[key]).compute()
 
 
-def _from_embedded(universe: Universe, embedded: Tensor, shift: int, _: Tensor) -> Tensor:
-    return universe.predicted(embedded, shift)
+def _given(mapped: Tensor, _: Tensor) -> Tensor:
+    return mapped
 
 
 def between_members(

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +55,7 @@ def without_member(bank: StoredBank, model: str) -> StoredBank:
     maps: dict[str, Aligner] = {}
     for name, universe in universes_of(bank).items():
         if isinstance(universe.maps, SharedPart):
-            first, *more = (universe.maps.of_model(i) for i in range(len(names)) if i != left)
-            for part in more:
-                first = first.joined(part)
-            maps[name] = first
+            maps[name] = reduce(SharedPart.joined, others([universe.maps.of_model(i) for i in range(len(names))]) or [])
         else:
             maps[name] = take_places(universe.maps, kept)
     data = bank.data | {name: others(bank.data.get(name)) for name in ("models", "widths")}

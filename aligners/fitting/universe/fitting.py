@@ -79,7 +79,9 @@ class UniverseAlignment(Alignment):
 
     def universe(self, places: int, widths: Sequence[int]) -> Universe:
         """The universe that is trained, not yet fitted: see `network`."""
-        return Universe(self.network(places, widths), len(widths), fit_network, widths, self.contrastive)
+        universe = Universe(self.network(places, widths), len(widths), fit_network, widths)
+        universe.contrastive = self.contrastive
+        return universe
 
     def network(self, places: int, widths: Sequence[int]) -> Aligner:
         """A bank of maps of the models, not yet fitted.
@@ -131,8 +133,9 @@ class UniverseAlignment(Alignment):
         turns, y = turns[first], y[:, first]
         if self.trainer.world_size > 1:
             more = RIVALS - len(first)
-            turns = self.all_gather(torch.cat([turns, turns.new_full((more,), NOBODY)])).flatten()
-            y = self.all_gather(pad(y, (0, 0, 0, more))).movedim(0, 1).flatten(1, 2)
+            each: Any = [torch.cat([turns, turns.new_full((more,), NOBODY)]), pad(y, (0, 0, 0, more))]
+            each = [self.all_gather(own) for own in each]
+            turns, y = each[0].flatten(), each[1].movedim(0, 1).flatten(1, 2)
             first = turns.argsort()[:RIVALS]
             turns, y = turns[first], y[:, first]
             turns, y = turns[turns < NOBODY], y[:, turns < NOBODY]

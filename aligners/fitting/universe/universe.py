@@ -23,7 +23,7 @@ from aligners.maps.inn import INN
 from aligners.maps.linear import Procrustes
 from aligners.similarity.algebra.moments import Moments, squares
 
-RIVALS, TEMPERATURE = 256, 0.05  # rows that a mapped state is told apart from; what divides the cosines
+RIVALS, TEMPERATURE = 64, 0.05  # rows that a mapped state is told apart from; what divides the cosines
 CALM = 4  # how much slower matrices between couplings learn
 
 
@@ -52,9 +52,9 @@ class Universe(Aligner, registered=False):
         models: k.
         fit_maps: sets them from the moments of all models.
         widths: of the models, where some are below d. Their states end in zeros.
-        contrastive: weight of telling a mapped state's partner apart from other rows: see `loss`.
 
     Attributes:
+        contrastive: weight of telling a mapped state's partner apart from other rows: see `loss`.
         turns: (N,) a number for each row of the next batch, which says who predicts it: see `loss`. By default, its
             place. With a number that goes with the row's text, the same rows give the same loss on any number of ranks.
         rivals: turns (C,) and states (k · S, C, d) of the rows, of all ranks, that it is to be told apart from. By
@@ -62,20 +62,14 @@ class Universe(Aligner, registered=False):
     """
 
     variance: Tensor
+    contrastive = 0.0
     turns: Tensor | None = None
     rivals: tuple[Tensor, Tensor] | None = None
 
-    def __init__(
-        self,
-        maps: Aligner,
-        models: int,
-        fit_maps: FitMaps,
-        widths: Sequence[int] | None = None,
-        contrastive: float = 0.0,
-    ) -> None:
+    def __init__(self, maps: Aligner, models: int, fit_maps: FitMaps, widths: Sequence[int] | None = None) -> None:
         super().__init__(maps.sites, maps.d_x, maps.d_y)
         self.widths = list(widths or [maps.d_x] * models)
-        self.maps, self.models, self.fit_maps, self.contrastive = maps, models, fit_maps, contrastive
+        self.maps, self.models, self.fit_maps = maps, models, fit_maps
         self.closed_form, self.rows_needed = maps.closed_form, maps.rows_needed
         self.register_buffer("variance", torch.ones(maps.sites))
 
@@ -171,8 +165,8 @@ class Universe(Aligner, registered=False):
         return self.maps.places(name.removeprefix("maps.")) if name.startswith("maps.") else slice(None)
 
     def options(self) -> dict[str, Any]:
-        """The number of models, and what the maps are."""
-        return {"models": self.models, "maps": kind_of(self.maps)}
+        """The number of models, what the maps are, and the weight in the loss."""
+        return {"models": self.models, "maps": kind_of(self.maps), "contrastive": self.contrastive}
 
     def map(self, i: int, j: int) -> ThroughSpace:
         """The map from model i into model j at all sites, on their own widths."""
