@@ -11,7 +11,7 @@ texts, and has R² (1 - FVU, mean over both ways and all members) relative to th
 """
 
 import time
-from itertools import permutations
+from itertools import permutations, product
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +42,9 @@ def main() -> None:
     arguments.add_argument("--rows", choices=("mean", "words"), default="mean")
     arguments.add_argument("--texts", type=int, default=None, help="of SST-2's 6,920")
     arguments.add_argument("--shared", type=int, nargs="*", default=[64, 192, 384])
-    arguments.add_argument("--steps", type=int, default=100)
-    arguments.add_argument("--newcomers", action="store_true", help="nothing but the newcomers")
+    arguments.add_argument("--steps", type=int, nargs="*", default=[100])
+    arguments.add_argument("--contrastive", type=float, nargs="*", default=[0.02], help="as `--model.contrastive`")
+    arguments.add_argument("--newcomers", action="store_true", help="newcomers, and nothing else")
     arguments.add_argument("--seeds", type=int, nargs="*", default=[0])
     options = arguments.parse_args()
     quiet()
@@ -51,7 +52,7 @@ def main() -> None:
     figures = Figures(options.device)
     splits, texts, widths = states_of(options)
     named = dict(zip(options.models, widths, strict=True))
-    for newcomer in range(len(widths)):
+    for newcomer in range(len(widths)) if options.newcomers else ():
         joins(figures, f"{options.rows}: newcomer {list(named)[newcomer]}", splits, texts, widths, newcomer)
         figures.write(options.json)
     if options.newcomers:
@@ -66,12 +67,12 @@ def main() -> None:
         space.fit(moments)
         add_space(figures, f"{options.rows}: {name}", space, splits, widths, found)
         figures.write(options.json)
-    for shared in options.shared:
-        for seed in options.seeds:
-            space = trained(splits["fit"], moments, widths, shared, options.steps, seed)
-            name = f"{options.rows}: {NETWORK}, {shared} shared, seed {seed}"
-            add_space(figures, name, space, splits, widths, found)
-            figures.write(options.json)
+    for shared, seed, steps, weight in product(options.shared, options.seeds, options.steps, options.contrastive):
+        module = UniverseAlignment(shared=shared, seed=seed, contrastive=weight)
+        space = trained(module, splits["fit"], moments, widths, steps)
+        name = f"{options.rows}: {NETWORK}, {shared} shared, {steps} steps, contrastive {weight:g}, seed {seed}"
+        add_space(figures, name, space, splits, widths, found)
+        figures.write(options.json)
 
 
 def states_of(options: Any) -> tuple[Splits, Splits, list[int]]:
@@ -152,13 +153,12 @@ def add_space(
     figures.add(f"{name}, numbers in its file", sum(value.numel() for value in space.maps.state_dict().values()))
 
 
-def trained(states: Tensor, moments: Any, widths: list[int], shared: int, steps: int, seed: int) -> Universe:
-    """A universe with so many shared coordinates, trained on rows in memory."""
-    module = UniverseAlignment(shared=shared, seed=seed)
+def trained(module: UniverseAlignment, states: Tensor, moments: Any, widths: list[int], steps: int) -> Universe:
+    """A universe trained on rows in memory."""
     space = module.universe(len(widths), widths)
     space.fit(moments)
     before = time.process_time()
-    module.train_on_rows(space, states, states, steps, ROWS, seed)
+    module.train_on_rows(space, states, states, steps, ROWS, module.seed)
     print(f"{steps} steps: {time.process_time() - before:.0f} CPU s", flush=True)
     return space.requires_grad_(False).eval()
 

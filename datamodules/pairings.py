@@ -112,9 +112,6 @@ def universe_states(
             f"A universe expects `models` to name at least {FEWEST} models, but got {len(models)}. Between two, "
             "`train.py fit` finds one map."
         )
-    twice = sorted({name for name in models if models.count(name) > 1})
-    if twice and revisions is None:
-        raise UserError(f"A universe expects different `models`, but got {', '.join(twice)} more than once.")
 
     def links(depths: Sequence[int], component: Component) -> list[Link]:
         by_model = list(zip(*sites_of_each(sites, depths, component), strict=True))
@@ -186,9 +183,8 @@ def attention_states(
 
     named, hidden = [(model_x, revision_x), (model_y, revision_y)], ("rows", "component", "held_out_types")
     pairing = Pairing(named, links, chosen, hidden, about=about, token_pairs=token_pairs)
-    return States(
-        pairing, rows="tokens", component="residual", held_out_types=0.0, **options
-    )  # by name, so that the command line does not offer what is set here
+    # by name, so that the command line does not offer what is set here
+    return States(pairing, rows="tokens", component="residual", held_out_types=0.0, **options)
 
 
 def _linked(pairs: Sequence[tuple[int, int]], sites: Sites, begins: str = "") -> Links:
@@ -206,8 +202,10 @@ def _linked(pairs: Sequence[tuple[int, int]], sites: Sites, begins: str = "") ->
 
 def _check_members(models: Sequence[FrozenModel]) -> None:
     """Raise unless the models of a universe have different weights."""
-    known: dict[str, str] = {}
-    for model in models:
-        first = known.setdefault(str(model.identity()["fingerprint"]), model.name)
-        if first != model.name:
-            raise UserError(f"A universe expects different `models`, but {first} and {model.name} have equal weights.")
+    known: dict[str, int] = {}
+    for n, model in enumerate(models):
+        first = known.setdefault(str(model.identity()["fingerprint"]), n)
+        if first != n:
+            raise UserError(
+                f"Expected different `models`, but {models[first].name} and {model.name} have equal weights."
+            )

@@ -83,8 +83,7 @@ class UniverseEvaluation(pl.LightningModule):
             self.stored.moments = moments["maps"]
             self._refit()
         self.joint = JointMoments.of(self.stored.moments, self.models)
-        self.means, self.variance = (part.to(self.device) for part in (self.joint.mean, self.joint.variance))
-        self.variance = self.variance.flatten()[:, None]
+        self.means, self.variance = (part.to(self.device) for part in (self.joint.mean, self.joint.variance.flatten()))
 
     def _refit(self) -> None:
         """Solve the closed forms of all models, beside which a newcomer's maps show whether a refit would pay."""
@@ -108,29 +107,27 @@ class UniverseEvaluation(pl.LightningModule):
             embedded = universe.embed(batch.x)
             for shift in range(1, self.models):
                 self._add(f"{name}/{shift}", Way(partial(_given, universe.predicted(embedded, shift))), batch)
-            back = universe.predicted(embedded, 0)
-            if universe.maps.bijective:
-                self._trips(name, universe, batch, batch.x, embedded, back)
-            elif name == NETWORK:  # what the shared part holds of the states comes back exactly
-                self._add(HELD, Way(partial(_given, back)), batch)
-                again = universe.embed(back)
-                self._trips(name, universe, batch, back, again, universe.predicted(again, 0))
+            x, into = batch.x, embedded
+            if name == NETWORK and not universe.maps.bijective:  # what the shared part holds comes back exactly
+                x = universe.predicted(embedded, 0)
+                self._add(HELD, Way(partial(_given, x)), batch)
+                into = universe.embed(x)
+            if name == NETWORK or universe.maps.bijective:
+                self._trips(name, universe, batch, x, into)
             if name == NETWORK:
                 self.embedded.update(*paired_rows(embedded, self.models))
                 if self.by_type is not None:
-                    left = (universe.from_mean(embedded) - batch.x).square().mean(-1) / self.variance
+                    left = (universe.from_mean(embedded) - batch.x).square().mean(-1) / self.variance[:, None]
                     self.by_type.update(left.unflatten(0, (self.models, -1)).mean(0), batch.text, batch.rows.place)
         for key, _, ends, way in self._pair_ways():
             self._add(key, way, batch, ends=ends)
 
-    def _trips(
-        self, name: str, universe: Universe, batch: PairedBatch, x: Tensor, embedded: Tensor, back: Tensor
-    ) -> None:
+    def _trips(self, name: str, universe: Universe, batch: PairedBatch, x: Tensor, embedded: Tensor) -> None:
         """Into the space and back, and from a model over two others back to it."""
         over = universe.predicted(embedded, 1)
         for shift in (1, self.models - 2):
             over = universe.predicted(universe.embed(over), shift)
-        for trip, end in (("trip", back), ("cycle", over)):
+        for trip, end in (("trip", universe.predicted(embedded, 0)), ("cycle", over)):
             self._add(f"{name}/{trip}", Way(partial(_given, x), partial(_given, end)), batch, x)
 
     def _pair_ways(self) -> Iterator[tuple[str, tuple[str, str, StoredBank], Ends, Way]]:
@@ -162,10 +159,9 @@ class UniverseEvaluation(pl.LightningModule):
         self._retrieve()
         self.rows = list(self._rows())
         variance, explained = directions(JointMoments.of(self.embedded.compute(), self.models))
-        models = self.stored.data["models"]
         table = [
             {"site": site, "direction": d + 1, "variance": float(variance[s, d])}
-            | {model["name"]: float(explained[m, s, d]) for m, model in enumerate(models)}
+            | {model["name"]: float(explained[m, s, d]) for m, model in enumerate(self.stored.data["models"])}
             for s, site in enumerate(self.names)
             for d in range(variance.shape[1])
         ]

@@ -42,8 +42,8 @@ class UniverseAlignment(Alignment):
             are lifted: they end in zeros.
         contrastive: weight of a contrastive loss, by which a mapped state learns to be nearer to its own row of the
             target than to others, as retrieval asks of it. 0: errors alone count.
-        shared: m, the number of coordinates that the models share. Default: the smallest width. Where it is below a
-            model's width, the rest of its coordinates is its own: see `SharedPart`.
+        shared: m, the number of coordinates that the models share. At most, and by default, the smallest width. Where
+            it is below a model's width, the rest of its coordinates is its own: see `SharedPart`.
         optimizer: as in `Alignment`. Matrices between couplings learn at a quarter of its rate. Without weight decay
             inverses steepen in long runs, and single rows of unseen types are thrown far off.
         options: of `Alignment`, by their names; gradients are clipped for each map.
@@ -59,7 +59,7 @@ class UniverseAlignment(Alignment):
         network: AlignerFactory | None = None,
         closed_form: Sequence[str] = tuple(CLOSED_UNIVERSES),
         shared: int | None = None,
-        contrastive: float = 0.1,
+        contrastive: float = 0.02,
         optimizer: OptimizerCallable = lambda p: torch.optim.AdamW(p, lr=2e-2, weight_decay=0.1, fused=True),
         **options: Any,
     ) -> None:
@@ -94,10 +94,6 @@ class UniverseAlignment(Alignment):
             ValueError: the maps are no bijections at a width, or more coordinates are to be shared than a model has.
         """
         shared, banks = self.shared or min(widths), {}
-        if shared > min(widths):
-            raise UserError(
-                f"Expected `shared` to be at most the smallest width of the models, {min(widths)}, but got {shared}."
-            )
         for width in dict.fromkeys(widths):
             count = places // len(widths) * list(widths).count(width)
             banks[width] = maps = seeded(self.factories[NETWORK], self.seed, count, width, width)

@@ -56,9 +56,9 @@ class JointMoments(NamedTuple):
         return self._replace(mean=self.mean / scale, scatter=self.scatter / (scale[:, None] * scale[None])[..., None])
 
     def own(self) -> Moments:
-        """The moments of every model with itself, at k · S places, model after model."""
+        """The moments of every model with itself, centred, at k · S places, model after model."""
         own, mean = _within(self.scatter).flatten(0, 1), self.mean.flatten(0, 1)
-        return Moments(self.n, mean, mean, own, own, own)
+        return Moments(self.n, mean, torch.zeros_like(mean), own, own, own)
 
     def mapped(self, weights: Tensor) -> Moments:
         """The moments of every model's states with (x_i − x̄_i) W_i, at k · S places, model after model.
@@ -68,7 +68,7 @@ class JointMoments(NamedTuple):
         """
         moments, matrices = self.own(), weights.flatten(0, 1)
         xy = moments.xx @ matrices
-        return moments._replace(mean_y=torch.zeros_like(moments.mean_y), yy=matrices.mT @ xy, xy=xy)
+        return moments._replace(yy=matrices.mT @ xy, xy=xy)
 
     def with_sum(self, weights: Tensor) -> Moments:
         """The moments of every model's states with Σ_i (x_i − x̄_i) W_i, at k · S places, model after model.
@@ -78,8 +78,7 @@ class JointMoments(NamedTuple):
         """
         xy = torch.einsum("ijsab,jsbc->isac", self.scatter, weights)
         yy = torch.einsum("isba,isbc->sac", weights, xy).expand_as(xy)
-        moments = self.own()
-        return moments._replace(mean_y=torch.zeros_like(moments.mean_y), yy=yy.flatten(0, 1), xy=xy.flatten(0, 1))
+        return self.own()._replace(yy=yy.flatten(0, 1), xy=xy.flatten(0, 1))
 
 
 def _within(blocks: Tensor) -> Tensor:

@@ -84,7 +84,7 @@ class Universe(Aligner, registered=False):
             embedded: (k · S, N, m), in the shared space.
             shift: 1 to k − 1; 0: from itself.
         """
-        return self.maps.inverse(self._other(embedded.unflatten(0, (self.models, -1)), shift))
+        return self.maps.inverse(embedded.unflatten(0, (self.models, -1)).roll(-shift, 0).flatten(0, 1))
 
     def from_mean(self, embedded: Tensor) -> Tensor:
         """The states of every model as the mean of all others says: (k · S, N, m) -> (k · S, N, d)."""
@@ -92,7 +92,7 @@ class Universe(Aligner, registered=False):
 
     def forward(self, x: Tensor) -> Tensor:
         """Each model's states as the others say, each row from one of them: (k · S, N, d) -> (k · S, N, d)."""
-        others, order = self._asked(self.embed(x), means=False)
+        others, order, _ = self._asked(self.embed(x), means=False)
         return self.maps.inverse(others)[:, order.argsort()]
 
     def fit(self, moments: Moments) -> None:
@@ -110,38 +110,32 @@ class Universe(Aligner, registered=False):
         to its own, so InfoNCE over cosines is added (van den Oord et al. 2018, arXiv 1807.03748, eq. 4), `contrastive`
         times.
         """
-        others, order = self._asked(self.embed(x), means=True)
-        said = self.maps.inverse(others)
-        losses = (said - y[:, order]).square().mean(2) / self.variance[:, None]
+        others, order, turns = self._asked(self.embed(x), means=True)
+        said, y = self.maps.inverse(others), y[:, order]
+        losses = (said - y).square().mean(2) / self.variance[:, None]
         if self.contrastive:
-            turns, rivals = self.rivals or (self._turns(x)[:RIVALS], y[:, :RIVALS])
+            theirs, rivals = self.rivals or (turns[:RIVALS], y[:, :RIVALS])
             rest = normalize(said, dim=2) @ normalize(rivals, dim=2).mT / TEMPERATURE
-            rest = rest.masked_fill(self._turns(x)[order, None] == turns, torch.finfo(rest.dtype).min)
-            own = torch.cosine_similarity(said, y[:, order], dim=2) / TEMPERATURE
+            rest = rest.masked_fill(turns[:, None] == theirs, torch.finfo(rest.dtype).min)
+            own = torch.cosine_similarity(said, y, dim=2) / TEMPERATURE
             losses = losses + self.contrastive * softplus(rest.logsumexp(2) - own)
         return self.over_models(losses.sum(1) / max(1, len(order)))
 
-    def _turns(self, x: Tensor) -> Tensor:
-        return torch.arange(x.shape[1], device=x.device) if self.turns is None else self.turns
-
-    def _asked(self, embedded: Tensor, means: bool) -> tuple[Tensor, Tensor]:
+    def _asked(self, embedded: Tensor, means: bool) -> tuple[Tensor, Tensor, Tensor]:
         """In the place of every model, row by row, another one in its turn; by turns the mean of the others, too.
 
         Returns:
-            (k · S, N, d), its rows sorted by turn, and the places (N,) that they had.
+            (k · S, N, d), its rows sorted by turn, the places (N,) that they had, and their turns (N,).
         """
         by_model, shifts = embedded.unflatten(0, (self.models, -1)), self.models - 1
-        turns = self._turns(embedded)
+        turns = torch.arange(embedded.shape[1], device=embedded.device) if self.turns is None else self.turns
         rows = [(turns % ((1 + means) * shifts) == turn).nonzero().squeeze(1) for turn in range(shifts)]
-        parts = [self._other(by_model[:, :, chosen], shift) for shift, chosen in enumerate(rows, start=1)]
+        parts = [by_model[:, :, of].roll(-shift, 0).flatten(0, 1) for shift, of in enumerate(rows, start=1)]
         if means:
             rows.append((turns % (2 * shifts) >= shifts).nonzero().squeeze(1))
             parts.append(_means_of_others(by_model[:, :, rows[-1]]))
-        return torch.cat(parts, 1), torch.cat(rows)
-
-    def _other(self, each: Tensor, shift: int) -> Tensor:
-        """In the place of every model the one so many places on, (k, S, N, d) -> (k · S, N, d)."""
-        return each.roll(-shift, 0).flatten(0, 1)
+        order = torch.cat(rows)
+        return torch.cat(parts, 1), order, turns[order]
 
     def over_models(self, values: Tensor) -> Tensor:
         """The mean over the models at each place of a site, (k · S,): what belongs together stops and goes together."""
@@ -232,6 +226,6 @@ CLOSED_UNIVERSES: dict[str, _Closed] = {
 
 def _set(maps: Aligner, joint: JointMoments, into: Tensor, back: Tensor) -> None:
     moments = joint.own()
-    centred, varies = moments._replace(mean_y=torch.zeros_like(moments.mean_y)), squares(moments.xx) > 0
+    varies = squares(moments.xx) > 0
     back = back.flatten(0, 1) * varies[:, None]  # what narrower models lack stays zero
-    maps.set_map(centred, into.flatten(0, 1) * varies[..., None], back)  # type: ignore[operator]
+    maps.set_map(moments, into.flatten(0, 1) * varies[..., None], back)  # type: ignore[operator]

@@ -362,9 +362,6 @@ class Stitching(BankTraining):
         if STITCHING not in checkpoint:
             raise UserError("Expected `ckpt_path` to be a last.ckpt of `train.py stitch`, but it is another file.")
         stored = checkpoint[STITCHING]
-        if "layers" in stored:  # beside the options, as the version before kept them
-            layers = {f"{key}.{name}": layer for key, maps in stored["layers"].items() for name, layer in maps.items()}
-            stored = {**stored, "options": {**stored["options"], "routes": stored["pairs"], "layers": layers}}
         steps, most = checkpoint["global_step"], self.trainer.max_steps  # before a complete run takes the limit away
         self.resume(checkpoint, stored)
         if steps > most:

@@ -16,30 +16,24 @@ from aligners.reports.runs.injection import retrieval
 from aligners.reports.screen import SiteTable
 from aligners.reports.templates import sentences
 
+TABLES = ("shared", "curve", "types")
 FIGURES = ("fvu", "fvu_unseen", "round_trip", "cycle")
 PAYS = 0.95  # of the trained space's error, below which a linear one shows that it can be improved
 ACROSS = 4  # heat maps in a row
 
 
-def report(
-    meta: Row,
-    rows: Sequence[Row],
-    directions: Sequence[Row] = (),
-    shared: Sequence[Row] = (),
-    curve: Sequence[Row] = (),
-    types: Sequence[Row] = (),
-) -> Report:
+def report(meta: Row, rows: Sequence[Row], directions: Sequence[Row] = (), **tables: Sequence[Row]) -> Report:
     """Make the report from one row for each map, ordered pair of models and site.
 
     Args:
         meta: what holds for all rows.
         rows: of `UniverseEvaluation`.
         directions: for each site and direction of the space its variance, and what each model explains of it.
-        shared: for each site and model what the space holds of its states, and who else has their directions.
-        curve: for each site and number of directions the share of each model's variance in so many.
-        types: for each site the types of tokens or words whose states the others say worst.
+        tables: `shared`, for each site and model what the space holds of its states, and who else has their directions;
+            `curve`, for each site and number of directions the share of each model's variance in so many; `types`, for
+            each site the types of tokens or words whose states the others say worst.
     """
-    shown = with_short_names(rows)
+    shown, (shared, curve, types) = with_short_names(rows), [tables.get(name, ()) for name in TABLES]
     by_site = grouped(shown, "site" if is_known(rows, "site") else "site_x")  # the latter in earlier versions
     figures: dict[str, Callable[[], Figure]] = {
         f"universe_site_{str(site).replace(':', '-')}": partial(_heat_maps, of_site, f"site {site}")
@@ -51,9 +45,8 @@ def report(
     about = {"directions": directions, "names": _names(directions), "shared": shared, "types": types}
     findings = sentences("universe", **about, left_out=meta.get("left_out", {}), refits=_refits(shown))
     findings += retrieval(shown) + what_did_not_train(shown)
-    tables = {"directions": directions, "shared": shared, "curve": curve, "types": types}
-    tables = {name: table for name, table in tables.items() if table}
-    return Report("universe", meta, rows, tables, figures=figures, screen=[_table(shown)], sentences=findings)
+    kept = {name: table for name, table in {"directions": directions, **tables}.items() if table}
+    return Report("universe", meta, rows, kept, figures=figures, screen=[_table(shown)], sentences=findings)
 
 
 def _names(directions: Sequence[Row]) -> dict[str, str]:
