@@ -206,6 +206,4 @@ def _check_members(models: Sequence[FrozenModel]) -> None:
     for n, model in enumerate(models):
         first = known.setdefault(str(model.identity()["fingerprint"]), n)
         if first != n:
-            raise UserError(
-                f"Expected different `models`, but {models[first].name} and {model.name} have equal weights."
-            )
+            raise UserError(f"Expected different `models`: {models[first].name} and {model.name} have equal weights.")
