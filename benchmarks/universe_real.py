@@ -13,6 +13,7 @@ texts, and has R² (1 - FVU, mean over both ways and all members) relative to th
 import time
 from itertools import permutations, product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from aligners.api import retrieval
 from aligners.cli.table import quiet
-from aligners.fitting.universe.fitting import UniverseAlignment
+from aligners.fitting.universe.fitting import Joining, UniverseAlignment
 from aligners.fitting.universe.joint import paired_rows
 from aligners.fitting.universe.universe import CLOSED_UNIVERSES, NETWORK, Universe
 from aligners.maps.linear import Ridge
@@ -44,16 +45,18 @@ def main() -> None:
     arguments.add_argument("--shared", type=int, nargs="*", default=[64, 192, 384])
     arguments.add_argument("--steps", type=int, nargs="*", default=[100])
     arguments.add_argument("--contrastive", type=float, nargs="*", default=[0.02], help="as `--model.contrastive`")
-    arguments.add_argument("--newcomers", action="store_true", help="newcomers, and nothing else")
+    arguments.add_argument("--newcomers", nargs="*", default=[], help="these models join the others, and nothing else")
+    arguments.add_argument("--join", action="store_true", help="by networks, as `train.py join` does, not by ridges")
     arguments.add_argument("--seeds", type=int, nargs="*", default=[0])
     options = arguments.parse_args()
     quiet()
     torch.set_num_threads(options.threads)
     figures = Figures(options.device)
     splits, texts, widths = states_of(options)
-    named = dict(zip(options.models, widths, strict=True))
-    for newcomer in range(len(widths)) if options.newcomers else ():
-        joins(figures, f"{options.rows}: newcomer {list(named)[newcomer]}", splits, texts, widths, newcomer)
+    for newcomer in options.newcomers:
+        how = f", {options.steps[0]} steps" if options.join else ""
+        number = options.models.index(newcomer), options.steps[0] if options.join else None
+        joins(figures, f"{options.rows}: newcomer {newcomer}{how}", splits, texts, widths, *number)
         figures.write(options.json)
     if options.newcomers:
         return
@@ -163,16 +166,23 @@ def trained(module: UniverseAlignment, states: Tensor, moments: Any, widths: lis
     return space.requires_grad_(False).eval()
 
 
-def joins(figures: Figures, name: str, splits: Splits, texts: Splits, widths: list[int], newcomer: int) -> None:
-    """R² of a linear newcomer to the space of the others (gcpa) at each number of texts."""
+def joins(
+    figures: Figures, name: str, splits: Splits, texts: Splits, widths: list[int], newcomer: int, steps: int | None
+) -> None:
+    """R² of a newcomer to the space of the others at each number of texts: of ridges to gcpa, or of networks."""
     others = [m for m in range(len(widths)) if m != newcomer]
     own = [widths[m] for m in others]
-    made, fit_maps = CLOSED_UNIVERSES["gcpa"]
     parts: Splits = {split: x[others, :, : max(own)] for split, x in splits.items()}
-    space = Universe(made(len(own), max(own), max(own)), len(own), fit_maps, own)
-    space.fit(moments_of(*paired_rows(parts["fit"], len(own))))
+    moments = moments_of(*paired_rows(parts["fit"], len(own)))
+    if steps:
+        space = trained(UniverseAlignment(shared=min(widths)), parts["fit"], moments, own, steps)
+    else:
+        made, fit_maps = CLOSED_UNIVERSES["gcpa"]
+        space = Universe(made(len(own), max(own), max(own)), len(own), fit_maps, own)
+        space.fit(moments)
     x = {split: states[newcomer, :, : widths[newcomer]] for split, states in splits.items()}
-    targets = {split: space.embed(states) for split, states in parts.items()}  # what each member says of a text
+    with torch.no_grad():
+        targets = {split: space.embed(states) for split, states in parts.items()}  # what each member says of a text
     found = {}
     there_are = len(texts["fit"].unique())
     for number in (*(n for n in TEXTS if n < there_are), there_are):
@@ -181,9 +191,12 @@ def joins(figures: Figures, name: str, splits: Splits, texts: Splits, widths: li
             rows = torch.isin(texts[split], _drawn(texts[split], number))
             first[split] = x[split][rows].repeat(len(own), 1), targets[split][:, rows].flatten(0, 1)
         wide, space_width = x["fit"].shape[-1], targets["fit"].shape[-1]
-        there, back = Ridge(1, wide, space_width), Ridge(1, space_width, wide)
-        there.fit(*(moments_of(a[None], b[None]) for a, b in first.values()))
-        back.fit(*(moments_of(b[None], a[None]) for a, b in first.values()))
+        if steps:
+            there, back = _network(space, wide, *first["fit"], steps)
+        else:
+            there, back = Ridge(1, wide, space_width), Ridge(1, space_width, wide)
+            there.fit(*(moments_of(a[None], b[None]) for a, b in first.values()))
+            back.fit(*(moments_of(b[None], a[None]) for a, b in first.values()))
         into, out_of = there(x["test"][None]), targets["test"]
         errors = [_r2(space.maps.inverse(into.expand(len(own), -1, -1))[m, :, : own[m]], parts["test"][m, :, : own[m]])
                   for m in range(len(own))]  # fmt: skip
@@ -193,6 +206,17 @@ def joins(figures: Figures, name: str, splits: Splits, texts: Splits, widths: li
         figures.add(f"{name}, {number} texts, R²", value)
         bar = 0.95 if number == 500 else None
         figures.add(f"{name}, {number} texts, of that on all", value / found[there_are], bar=bar, sense=">=")
+
+
+def _network(space: Universe, width: int, x: Tensor, y: Tensor, steps: int) -> tuple[Any, Any]:
+    """The map of a newcomer into the space, and back, fitted as `train.py join` does."""
+    module: Any = Joining()
+    module.members, module.stream = space, SimpleNamespace(frozen=[SimpleNamespace(width=width)])
+    (newcomer,) = module.made(space.models + 1, width, space.d_y)
+    newcomer.aligner.fit(moments_of(x[None], y[None]))
+    module.train_on_rows(newcomer.aligner, x[None], y[None], steps, ROWS, module.seed)
+    aligner = newcomer.aligner.requires_grad_(False).eval()
+    return aligner, aligner.inverse
 
 
 def _drawn(texts: Tensor, number: int) -> Tensor:
