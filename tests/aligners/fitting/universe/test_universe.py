@@ -18,7 +18,7 @@ from aligners.fitting.universe.evaluation import UniverseEvaluation
 from aligners.fitting.universe.files import load_universe, universes_of
 from aligners.fitting.universe.fitting import UniverseAlignment
 from aligners.fitting.universe.joint import JointMoments, directions, linear_universe, paired_rows
-from aligners.fitting.universe.universe import TEMPERATURE, Universe, fit_network, fit_procrustes
+from aligners.fitting.universe.universe import RIVALS, TEMPERATURE, Universe, fit_network, fit_procrustes
 from aligners.injection.methods import between_two_models
 from aligners.maps.inn import INN
 from aligners.maps.linear import Procrustes
@@ -301,6 +301,22 @@ def test_a_batch_is_cut_into_parts_each_with_a_step_and_turns_of_its_own(found: 
     assert abs(parts[0].shape[1] - parts[1].shape[1]) <= len(batch.texts.text)
     assert torch.equal(*(rows.sum((0, 2)).sort().values for rows in (torch.cat(parts, 1), batch.x)))
     assert (module.trainer.current_epoch, module.global_step) == (EPOCHS, EPOCHS * module.trainer.num_training_batches)
+
+
+def test_a_mapped_state_is_told_apart_from_the_rows_with_the_smallest_turns(found: Found) -> None:
+    module = found[0]
+    turns = torch.randperm(3 * RIVALS, generator=torch.Generator().manual_seed(0))
+    states = turns.float()[None, :, None].expand(6, -1, 4)
+    chosen, rivals = module._rivals(turns, states)
+    assert chosen.tolist() == list(range(RIVALS))
+    assert torch.equal(rivals, chosen.float()[None, :, None].expand(6, -1, 4))
+    module.part_of(next(iter(module.stream.batches("fit"))), 0)
+    space = module.universes()["universe"]
+    assert space.turns is not None
+    assert space.rivals is not None
+    assert torch.equal(space.rivals[0], space.turns.sort().values[:RIVALS])
+    with pytest.raises(ValueError, match="Expected `contrastive` to be at least 0"):
+        UniverseAlignment(contrastive=-0.1)
 
 
 def test_a_rank_without_rows_of_a_part_adds_nothing(found: Found) -> None:
