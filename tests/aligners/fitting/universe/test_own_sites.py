@@ -129,8 +129,9 @@ def test_types_are_ranked_by_what_the_others_do_not_say(found: Found) -> None:
         assert (row["rows"], row["fvu"]) == (len(own), pytest.approx(float(own.mean()), rel=1e-4))
         assert row["times"] == pytest.approx(float(own.mean() / every[1].mean()), rel=1e-4)
     assert {row["type"] for row in lines} == {name for name in names if names.count(name) >= LEAST_ROWS}
-    said = make_report("universe", evaluation.meta, evaluation.rows, **evaluation.report_tables).sentences
-    assert said[0].startswith("3 models were mapped into one space at 2 sites, each by")
+    report = make_report("universe", evaluation.meta, evaluation.rows, **evaluation.report_tables)
+    said = report.sentences
+    assert "3 models were mapped into one space at 2 sites, each by" in report.lead
     assert any(f'"{lines[0]["type"]}", "{lines[1]["type"]}"' in s and "are shared least" in s for s in said)
 
 
