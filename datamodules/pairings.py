@@ -112,6 +112,9 @@ def universe_states(
             f"A universe expects `models` to name at least {FEWEST} models, but got {len(models)}. Between two, "
             "`train.py fit` finds one map."
         )
+    twice = sorted({name for name in models if models.count(name) > 1})
+    if twice and revisions is None:
+        raise UserError(f"A universe expects different `models`, but got {', '.join(twice)} more than once.")
 
     def links(depths: Sequence[int], component: Component) -> list[Link]:
         by_model = list(zip(*sites_of_each(sites, depths, component), strict=True))

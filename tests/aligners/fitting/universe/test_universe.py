@@ -232,7 +232,8 @@ def test_models_that_differ_in_depth_or_are_too_few_are_refused(
         (models[:2], {}, "at least 3 models, but got 2"),
         (models, {"sites": "1:2"}, "of one layer for each of the 3 models"),
         ([*models[:2], deep], {"sites": "blocks"}, r"`sites` 'blocks' pairs equal layers, but .* 3 and 3 and 2 blocks"),
-        ([*models, models[0]], {}, r"different `models`: .* have equal weights"),
+        ([*models, models[0]], {}, r"different `models`, but got .* more than once"),
+        ([*models, models[0]], {"revisions": [None] * 4}, r"different `models`: .* have equal weights"),
     ]
     for chosen, options, said in refused:
         with pytest.raises(ValueError, match=said):
