@@ -78,7 +78,7 @@ def _fitted(options: argparse.Namespace, folder: Path, given: dict[str, Any]) ->
     network: dict[str, Any] = (
         {"network": partial(INN, couplings=options.couplings, start="procrustes")} if options.couplings else {}
     )
-    universe = UniverseAlignment(seed=options.seed, **network)
+    universe = UniverseAlignment(seed=options.seed, contrastive=options.contrastive, **network)
     found["universe"] = _seconds(universe, universe_states(models, **given), SaveAligners(folder / "universe"), options)
     if options.apart:
         found["apart"] = sum(
@@ -110,6 +110,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--store", action="store_true", help="Read states from a store, written before both fits.")
     parser.add_argument("--apart", action="store_true", help="Also time a run for every pair.")
     parser.add_argument("--couplings", type=int, default=None, help="Of each model's INN. Default: the universe's, 4.")
+    parser.add_argument("--contrastive", type=float, default=0.02, help="Weight of the universe's contrastive loss.")
     parser.add_argument("--seed", type=int, default=0, help="Of the maps.")
     parser.add_argument("--json", type=Path, default=None)
     return parser.parse_args()

@@ -13,6 +13,7 @@ from torch import Tensor
 from aligners.api import retrieval
 from aligners.cli.table import train
 from aligners.fitting.bank import FORWARD, load_bank
+from aligners.fitting.fits import seeded
 from aligners.fitting.training import make_optimizer
 from aligners.fitting.universe.evaluation import UniverseEvaluation
 from aligners.fitting.universe.files import load_universe, universes_of
@@ -318,6 +319,30 @@ def test_a_mapped_state_is_told_apart_from_the_rows_with_the_smallest_turns(foun
     assert torch.equal(space.rivals[0], space.turns.sort().values[:RIVALS])
     with pytest.raises(ValueError, match="Expected `contrastive` to be at least 0"):
         UniverseAlignment(contrastive=-0.1)
+
+
+def test_where_few_rows_hold_most_variance_the_contrastive_loss_finds_more_of_the_right_rows() -> None:
+    def top1(weight: float) -> float:
+        draw = torch.Generator().manual_seed(0)
+        mixed = torch.randn(3, 16, 16, generator=draw) / 4
+        fitting, held_out = torch.randn(2, 400, 16, generator=draw)[:, None] @ mixed
+        for x in (fitting, held_out):
+            x.add_(torch.randn(x.shape, generator=draw), alpha=0.3).tanh_()
+            x[:, ::16] *= 30  # as the first words of texts in language models
+        space = Universe(seeded(SMALL, 0, 3, 16, 16), 3, fit_network)
+        space.fit(moments_of(*paired_rows(fitting, 3)))
+        space.contrastive = weight
+        optimizer = torch.optim.Adam(space.parameters(), 1e-2)
+        for _ in range(40):
+            space.turns = torch.randperm(400, generator=draw)
+            optimizer.zero_grad()
+            space.loss(fitting, fitting).sum().backward()
+            optimizer.step()
+        with torch.no_grad():
+            found = [retrieval(space.map(i, j)(held_out[[i]])[0], held_out[j]) for i, j in permutations(range(3), 2)]
+        return sum(score.top1 for score in found) / len(found)
+
+    assert top1(0.02) > 1.5 * top1(0)
 
 
 def test_a_rank_without_rows_of_a_part_adds_nothing(found: Found) -> None:
