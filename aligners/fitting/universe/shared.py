@@ -6,7 +6,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from aligners.errors import UserError, check_range
+from aligners.errors import UserError
 from aligners.fitting.bank import build_aligner, join_banks, kind_of, moments_at, take_places
 from aligners.maps.base import Aligner
 from aligners.similarity.algebra.moments import Moments, squares
@@ -39,7 +39,8 @@ class SharedPart(Aligner):
         self, sites: int, d_x: int, d_y: int, *, widths: Sequence[int], networks: Mapping[str, Mapping[str, Any]]
     ) -> None:
         super().__init__(sites, d_x, d_y)
-        check_range(least=1, most=min(widths), shared=d_y)
+        if d_y > min(widths):
+            raise UserError(f"Expected `shared` to be at most {min(widths)}, the smallest width, but got {d_y}.")
         self.widths = list(widths)
         self.networks = {width: {"class": k["class"], "options": dict(k["options"])} for width, k in networks.items()}
         a_model = sites // len(widths)
