@@ -39,8 +39,8 @@ class SharedPart(Aligner):
         self, sites: int, d_x: int, d_y: int, *, widths: Sequence[int], networks: Mapping[str, Mapping[str, Any]]
     ) -> None:
         super().__init__(sites, d_x, d_y)
-        if d_y > min(widths):
-            raise UserError(f"Expected `shared` to be at most {min(widths)}, the smallest width, but got {d_y}.")
+        if not 1 <= d_y <= min(widths):
+            raise UserError(f"Expected `shared` to be 1 to {min(widths)}, the smallest width, but got {d_y}.")
         self.widths = list(widths)
         self.networks = {width: {"class": k["class"], "options": dict(k["options"])} for width, k in networks.items()}
         a_model = sites // len(widths)

@@ -126,10 +126,12 @@ def test_a_model_of_another_width_joins(found: Found, tmp_path: Path) -> None:
 
 def test_more_is_shared_than_the_narrowest_model_has(world: World, models: list[str]) -> None:
     module = UniverseAlignment(SMALL, shared=9)
-    with pytest.raises(ValueError, match=r"`shared` to be at most 8, the smallest width, but got 9"):
+    with pytest.raises(ValueError, match=r"`shared` to be 1 to 8, the smallest width, but got 9"):
         quiet_trainer(max_epochs=1).fit(module, datamodule=states(world, models))
     with pytest.raises(ValueError, match="Expected `shared` to be at least 1"):
         UniverseAlignment(shared=0)
+    with pytest.raises(ValueError, match="Expected `shared` to be 1 to 8, the smallest width, but got 0"):
+        SharedPart(3, 12, 0, widths=[12, 12, 8], networks={})
 
 
 def test_who_has_which_directions() -> None:
