@@ -15,12 +15,12 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
+from aligners.datamodules.batches import LengthBatches, TextBatch
+from aligners.datamodules.rows.policies import RowKind
+from aligners.datamodules.rows.reading import Link, PairReader
 from aligners.models import FrozenModel
 from benchmarks.harness import Figures, interleaved, parser, ratio
 from benchmarks.stitched_forward import build
-from datamodules.batches import LengthBatches, TextBatch
-from datamodules.rows.policies import RowKind
-from datamodules.rows.reading import Link, PairReader
 
 
 def texts(count: int, longest: int) -> list[Tensor]:

@@ -16,12 +16,12 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
+from aligners.datamodules.frozen_models import FrozenModels
+from aligners.datamodules.text.loading import load_texts
+from aligners.datamodules.text.sources import TextSource
 from aligners.errors import UserError
 from aligners.models import FrozenModel
 from benchmarks.harness import Figures, parser
-from datamodules.frozen_models import FrozenModels
-from datamodules.text.loading import load_texts
-from datamodules.text.sources import TextSource
 
 
 def rows(model: FrozenModel, sentences: list[str], batch: int, side: str) -> list[Tensor]:

@@ -39,6 +39,10 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
+from aligners.datamodules.pairings import pair_states
+from aligners.datamodules.rows.reading import PairedBatch, Prepared
+from aligners.datamodules.states import States
+from aligners.datamodules.text.sources import TextSource
 from aligners.fitting.alignment import Alignment
 from aligners.injection.injecting import InjectionEvaluation
 from aligners.injection.methods import Method
@@ -51,10 +55,6 @@ from aligners.maps.permutation import Permutation
 from aligners.models import FrozenModel
 from benchmarks.harness import Figures, interleaved, parser, ratio
 from benchmarks.parts import bare_trainer
-from datamodules.pairings import pair_states
-from datamodules.rows.reading import PairedBatch, Prepared
-from datamodules.states import States
-from datamodules.text.sources import TextSource
 
 EMBEDDED = ["embedded-gpt:0", "embedded-gpt:1"]
 AFTER = ("ln_f", "norm", "pooler")  # what stands between the last block and the head

@@ -62,8 +62,8 @@ def jobs(figures: Figures, rounds: int, models: int) -> None:
 
 def texts(figures: Figures) -> None:
     """Draw texts from a table of MNLI's size, and take them as they were kept."""
-    from datamodules.text.loading import load_texts
-    from datamodules.text.sources import TextSource
+    from aligners.datamodules.text.loading import load_texts
+    from aligners.datamodules.text.sources import TextSource
 
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= {"ALIGNERS_CACHE": f"{folder}/cache", "HF_DATASETS_CACHE": f"{folder}/datasets"}

@@ -15,11 +15,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
+from aligners.datamodules.layers import LayerActivations
 from aligners.similarity.catalogue import DEFAULT, catalogue
 from aligners.similarity.evaluation import SimilarityEvaluation
 from benchmarks.harness import Figures, interleaved, parser, ratio
 from benchmarks.parts import bare_trainer
-from datamodules.layers import LayerActivations
 
 
 class Reading(pl.LightningModule):

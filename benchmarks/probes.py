@@ -16,14 +16,14 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
+from aligners.datamodules.text.annotated.grammar import sentences
+from aligners.datamodules.text.annotated.sentence import Sentence
 from aligners.models import FrozenModel
 from aligners.probing.bank import Arm, ModelLayer, Words
 from aligners.probing.probes import EdgeTask, TreeTask
 from aligners.probing.tasks import ProbeTraining
 from benchmarks.harness import Figures, interleaved, parser_with_sizes, ratio
 from benchmarks.stitched_forward import build
-from datamodules.text.annotated.grammar import sentences
-from datamodules.text.annotated.sentence import Sentence
 
 TASKS = ("pos", "distance")
 

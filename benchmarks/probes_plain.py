@@ -28,13 +28,13 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
+from aligners.datamodules.layers import LayerActivations
+from aligners.datamodules.text.sources import TextSource
+from aligners.datamodules.tokens.splits import Split
 from aligners.probing.bank import Words
 from aligners.probing.codes import portion_ends
 from aligners.probing.evaluation import ProbeExperiment
 from benchmarks.harness import Figures, parser
-from datamodules.layers import LayerActivations
-from datamodules.text.sources import TextSource
-from datamodules.tokens.splits import Split
 
 RANK, BATCH, RATE, PATIENCE, MOST = 64, 24, 1e-3, 5, 100
 SIZE = 128  # of the projection and the hidden layer, the default of `train.py probe`

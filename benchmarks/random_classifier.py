@@ -21,6 +21,9 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
+from aligners.datamodules.pairings import pair_states
+from aligners.datamodules.states import States
+from aligners.datamodules.text.sources import TextSource
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.bank import StoredBank
 from aligners.injection.behaviour import DRAWS
@@ -30,9 +33,6 @@ from aligners.injection.scoring.scores import TextScores
 from aligners.maps.linear import Procrustes
 from benchmarks.harness import Figures, parser
 from benchmarks.parts import bare_trainer
-from datamodules.pairings import pair_states
-from datamodules.states import States
-from datamodules.text.sources import TextSource
 
 FLOOR = "random_classifier"
 NUMBERS = (1, 5, 10, 20, 50)  # of heads in a group

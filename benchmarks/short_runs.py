@@ -21,14 +21,14 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
 from aligners.api.models import load, states
+from aligners.datamodules.text.loading import load_texts
+from aligners.datamodules.text.sources import TextSource
 from aligners.maps.base import Aligner
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear, Procrustes
 from aligners.similarity.algebra.moments import moments_of
 from benchmarks.harness import Figures, parser
 from benchmarks.widths import MAPS, Course, Rows, held_out, train
-from datamodules.text.loading import load_texts
-from datamodules.text.sources import TextSource
 
 
 def rows_of(options: argparse.Namespace) -> Rows:

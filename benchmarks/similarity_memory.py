@@ -19,12 +19,12 @@ from transformers import BertModel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
+from aligners.datamodules.layers import LayerActivations
 from aligners.models.tokenizers import word_pieces
 from aligners.similarity.catalogue import DEFAULT
 from aligners.similarity.evaluation import SimilarityEvaluation
 from benchmarks.harness import Figures, parser
 from benchmarks.parts import bare_trainer, bert_config
-from datamodules.layers import LayerActivations
 
 SETTINGS: dict[str, tuple[int, int, int, bool, bool]] = {  # models, width, blocks, all measures, controls
     "2 models of 64 x 4": (2, 64, 4, False, False),

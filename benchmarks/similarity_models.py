@@ -24,12 +24,12 @@ from torch.utils.data import DataLoader, Dataset
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
+from aligners.datamodules.batches import BatchOfRows, LengthBatches
+from aligners.datamodules.layers import LayerActivations
+from aligners.datamodules.tokens.splits import Split
 from benchmarks.harness import Figures, parser
 from benchmarks.parts import bare_trainer
 from benchmarks.similarity_memory import Watched
-from datamodules.batches import BatchOfRows, LengthBatches
-from datamodules.layers import LayerActivations
-from datamodules.tokens.splits import Split
 
 LAYERS, WIDTH = 13, 768
 PER_TEXT, PER_BATCH = 32, 4  # rows of a text, texts of a batch

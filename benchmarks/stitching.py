@@ -23,6 +23,9 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
+from aligners.datamodules.asking import TaskBatch, classification_targets
+from aligners.datamodules.batches import TextBatch
+from aligners.datamodules.rows.policies import select_rows
 from aligners.injection.behaviour import mapped_rows, read_all, stitched_logits
 from aligners.injection.routes import Route
 from aligners.injection.scoring.tasks import chosen, unit_losses
@@ -31,9 +34,6 @@ from aligners.maps.affine import AffineLayer
 from aligners.models import FrozenModel
 from benchmarks.harness import Figures, interleaved, parser_with_sizes, ratio
 from benchmarks.stitched_forward import build
-from datamodules.asking import TaskBatch, classification_targets
-from datamodules.batches import TextBatch
-from datamodules.rows.policies import select_rows
 
 WAYS = ("stitched", "plain hooks")
 

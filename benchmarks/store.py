@@ -29,14 +29,14 @@ from transformers import BertModel, PreTrainedTokenizerBase
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
+from aligners.datamodules.pairings import pair_states
+from aligners.datamodules.states import States
+from aligners.datamodules.store import reading
+from aligners.datamodules.text.loading import load_texts
+from aligners.datamodules.text.sources import TextSource
 from aligners.models.tokenizers import word_pieces
 from benchmarks.harness import Figures, parser, ratio
 from benchmarks.parts import bert_config
-from datamodules.pairings import pair_states
-from datamodules.states import States
-from datamodules.store import reading
-from datamodules.text.loading import load_texts
-from datamodules.text.sources import TextSource
 
 IO = Path("/proc/self/io")
 BUFFER = reading.PIECE

@@ -21,7 +21,10 @@ from typing import Any
 import lightning.pytorch as pl
 import numpy as np
 
+from aligners.callbacks.checkpoint import SaveAligners
 from aligners.cli.table import quiet
+from aligners.datamodules.module import TextModule
+from aligners.datamodules.pairings import pair_states, pairs_states, universe_states
 from aligners.files.whole import whole_file
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.bank import load_bank
@@ -33,9 +36,6 @@ from aligners.injection.injecting import InjectionEvaluation
 from aligners.injection.scoring.pair_intervals import over_pairs
 from aligners.maps.inn import INN
 from benchmarks.parts import bare_trainer
-from callbacks.checkpoint import SaveAligners
-from datamodules.module import TextModule
-from datamodules.pairings import pair_states, pairs_states, universe_states
 
 FIGURES = ("accuracy", "penalty")  # of injection
 

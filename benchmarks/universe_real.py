@@ -21,14 +21,14 @@ from torch import Tensor
 
 from aligners.api import retrieval
 from aligners.cli.table import quiet
+from aligners.datamodules.pairings import universe_states
+from aligners.datamodules.text.sources import TextSource
 from aligners.fitting.universe.fitting import Joining, UniverseAlignment
 from aligners.fitting.universe.joint import paired_rows
 from aligners.fitting.universe.universe import CLOSED_UNIVERSES, NETWORK, Universe
 from aligners.maps.linear import Ridge
 from aligners.similarity.algebra.moments import moments_of
 from benchmarks.harness import Figures, parser
-from datamodules.pairings import universe_states
-from datamodules.text.sources import TextSource
 
 SITE, ROWS, QUERIES = 6, 256, 2000  # block; rows a step; held-out rows of retrieval
 TEXTS = (50, 200, 500, 1000, 2000, 5000)  # of newcomers

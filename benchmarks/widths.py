@@ -79,9 +79,9 @@ def states_of_random_models(width: int, seed: int, models: int, texts: int = 1_5
     """States of so many untrained BERTs at block 2, token rows of the embedded sentences, (models, n, d)."""
     from transformers import BertModel
 
+    from aligners.datamodules.text.loading import load_texts
+    from aligners.datamodules.text.sources import TextSource
     from aligners.models.tokenizers import word_pieces
-    from datamodules.text.loading import load_texts
-    from datamodules.text.sources import TextSource
 
     sentences = list(load_texts(TextSource(max_texts=texts)).fit["text"])
     tokenizer = word_pieces(sentences, 1_536, 128)

@@ -12,6 +12,8 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from aligners.callbacks.best import BestPerSite
+from aligners.callbacks.interruption import Interruption
 from aligners.errors import check_range
 from aligners.files.whole import check_folder, whole_file
 from aligners.fitting.alignment import Alignment
@@ -19,8 +21,6 @@ from aligners.fitting.bank import StoredBank, save_bank, take_sites
 from aligners.fitting.training import BankTraining
 from aligners.fitting.universe.files import pair_banks
 from aligners.reports.names import file_names
-from callbacks.best import BestPerSite
-from callbacks.interruption import Interruption
 
 STEPS_BETWEEN_ASKING = 20
 

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from aligners.datamodules.batches import Movable, TextBatch
+from aligners.datamodules.rows.policies import Rows, select_rows
 from aligners.errors import UserError, check_range
 from aligners.models.model import FrozenModel
-from datamodules.batches import Movable, TextBatch
-from datamodules.rows.policies import Rows, select_rows
 
 UNASKED = -100  # in the place of an answer where nothing is asked, as PyTorch's cross-entropy has it
 

@@ -13,6 +13,9 @@ import torch
 from filelock import FileLock
 from transformers import PreTrainedTokenizerBase
 
+from aligners.datamodules.text.labels import check_labelled
+from aligners.datamodules.text.texts import FITTED, FittedTexts, Texts
+from aligners.datamodules.tokens.tokenised import same_tokenizer
 from aligners.errors import UserError
 from aligners.models.embedded import embedded_model
 from aligners.models.loading.adapters import share_weights
@@ -22,9 +25,6 @@ from aligners.models.loading.models import load_frozen
 from aligners.models.loading.placement import DeviceMap, check_device
 from aligners.models.model import FrozenModel
 from aligners.models.recipes import EMBEDDED, Recipe, embedded_recipe
-from datamodules.text.labels import check_labelled
-from datamodules.text.texts import FITTED, FittedTexts, Texts
-from datamodules.tokens.tokenised import same_tokenizer
 
 Place = tuple[str | None, DeviceMap | None]  # of a model: a device, or where its parts go; by default the run's device
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from aligners.errors import UserError
 
 if TYPE_CHECKING:
-    from datamodules.module import TextModule
+    from aligners.datamodules.module import TextModule
 
 # Options that change nothing in the result, and those that are compared by what they lead to: models by their weights,
 # sites by their numbers.

@@ -9,17 +9,25 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from aligners.datamodules.batches import TextBatch
+from aligners.datamodules.frozen_models import with_revisions
+from aligners.datamodules.module import TextModule
+from aligners.datamodules.rows.policies import (
+    PAIRS_TOKENS,
+    RowKind,
+    RowPolicy,
+    Rows,
+    check_rows,
+    policy_of,
+    rows_of_each,
+)
+from aligners.datamodules.rows.reading import Prepared, gather_rows, read_rows
+from aligners.datamodules.rows.sites import parse_layers
+from aligners.datamodules.tokens.splits import Split
 from aligners.errors import UserError
 from aligners.models.architectures import Component
 from aligners.models.calling import FiniteCheck
 from aligners.models.model import FrozenModel
-from datamodules.batches import TextBatch
-from datamodules.frozen_models import with_revisions
-from datamodules.module import TextModule
-from datamodules.rows.policies import PAIRS_TOKENS, RowKind, RowPolicy, Rows, check_rows, policy_of, rows_of_each
-from datamodules.rows.reading import Prepared, gather_rows, read_rows
-from datamodules.rows.sites import parse_layers
-from datamodules.tokens.splits import Split
 
 
 @dataclass

@@ -7,21 +7,21 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from aligners.datamodules.asking import TaskBatch, check_mask, task_batch
+from aligners.datamodules.batches import TextBatch
+from aligners.datamodules.frozen_models import with_revisions
+from aligners.datamodules.module import WITHOUT_GRADIENTS, TextModule, splits_of_stage
+from aligners.datamodules.rows.policies import check_component
+from aligners.datamodules.rows.sites import route_sites
+from aligners.datamodules.text.annotated.sentence import ANNOTATION, ANSWERS, CHOICE, Sentence
+from aligners.datamodules.text.labels import LabelsOption, check_labelled
+from aligners.datamodules.text.texts import FittedTexts
+from aligners.datamodules.tokens.splits import Split
+from aligners.datamodules.tokens.tokenised import TokenisedTexts
 from aligners.errors import UserError, check_range
 from aligners.models.architectures import Component, Task
 from aligners.models.classifiers import new_classifier
 from aligners.models.model import FrozenModel
-from datamodules.asking import TaskBatch, check_mask, task_batch
-from datamodules.batches import TextBatch
-from datamodules.frozen_models import with_revisions
-from datamodules.module import WITHOUT_GRADIENTS, TextModule, splits_of_stage
-from datamodules.rows.policies import check_component
-from datamodules.rows.sites import route_sites
-from datamodules.text.annotated.sentence import ANNOTATION, ANSWERS, CHOICE, Sentence
-from datamodules.text.labels import LabelsOption, check_labelled
-from datamodules.text.texts import FittedTexts
-from datamodules.tokens.splits import Split
-from datamodules.tokens.tokenised import TokenisedTexts
 
 SPLITS: tuple[Split, ...] = ("fit", "validation", "test")
 STITCHES_TOKENS = (

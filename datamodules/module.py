@@ -12,22 +12,22 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 from torch.utils.data import DataLoader
 
+from aligners.datamodules.batches import LengthBatches, go_on_after_last_batch, limited
+from aligners.datamodules.frozen_models import FrozenModels
+from aligners.datamodules.rows.policies import RowKind
+from aligners.datamodules.store.reading import StoredLoader
+from aligners.datamodules.store.stores import KeptRows, Stores, check_store
+from aligners.datamodules.text.labels import LabelsOption
+from aligners.datamodules.text.loading import load_texts
+from aligners.datamodules.text.sources import TextSource
+from aligners.datamodules.text.texts import FittedTexts, Texts, words_on
+from aligners.datamodules.tokens.splits import Split, TokenisedSplits
+from aligners.datamodules.tokens.tokenised import TokenisedTexts
 from aligners.errors import UserError, check_range
 from aligners.models.architectures import Component, first_site
 from aligners.models.loading.known import KnownModels
 from aligners.models.model import FrozenModel
 from aligners.models.recipes import Recipe
-from datamodules.batches import LengthBatches, go_on_after_last_batch, limited
-from datamodules.frozen_models import FrozenModels
-from datamodules.rows.policies import RowKind
-from datamodules.store.reading import StoredLoader
-from datamodules.store.stores import KeptRows, Stores, check_store
-from datamodules.text.labels import LabelsOption
-from datamodules.text.loading import load_texts
-from datamodules.text.sources import TextSource
-from datamodules.text.texts import FittedTexts, Texts, words_on
-from datamodules.tokens.splits import Split, TokenisedSplits
-from datamodules.tokens.tokenised import TokenisedTexts
 
 WITHOUT_GRADIENTS = 4  # so many times the training batch fits where nothing is kept for a backward pass
 NOT_KEPT = ("known", "bases", "under_heads", "devices", "device_map", "store", "store_dtype", "store_rows")

@@ -4,15 +4,15 @@ from collections.abc import Sequence
 from itertools import combinations, permutations
 from typing import Any, Literal
 
+from aligners.datamodules.frozen_models import with_revisions
+from aligners.datamodules.rows.policies import TokenPairs
+from aligners.datamodules.rows.reading import Link
+from aligners.datamodules.rows.sites import parse_sites, sites_of_each
+from aligners.datamodules.states import Links, Pairing, States
+from aligners.datamodules.text.labels import LabelsOption
 from aligners.errors import UserError, check_known, check_range
 from aligners.models.architectures import Component
 from aligners.models.model import FrozenModel
-from datamodules.frozen_models import with_revisions
-from datamodules.rows.policies import TokenPairs
-from datamodules.rows.reading import Link
-from datamodules.rows.sites import parse_sites, sites_of_each
-from datamodules.states import Links, Pairing, States
-from datamodules.text.labels import LabelsOption
 
 Sites = str | list[str | int]
 FEWEST = 3  # models of a universe; of two, the shared space may be that of either

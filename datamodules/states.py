@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from torch.utils.data import DataLoader
 
+from aligners.datamodules.batches import TextBatch
+from aligners.datamodules.module import WITHOUT_GRADIENTS, TextModule
+from aligners.datamodules.rows.policies import PAIRS_TOKENS, RowKind, RowPolicy, TokenPairs, check_rows, policy_of
+from aligners.datamodules.rows.reading import Link, PairedBatch, PairReader, Plan, Prepared
+from aligners.datamodules.rows.types import RowTypes, SeenTypes, types_of
+from aligners.datamodules.tokens.splits import Split, TokenisedSplits
+from aligners.datamodules.tokens.tokenised import TokenisedTexts
 from aligners.errors import UserError, check_range
 from aligners.models.architectures import Component
 from aligners.models.model import FrozenModel
-from datamodules.batches import TextBatch
-from datamodules.module import WITHOUT_GRADIENTS, TextModule
-from datamodules.rows.policies import PAIRS_TOKENS, RowKind, RowPolicy, TokenPairs, check_rows, policy_of
-from datamodules.rows.reading import Link, PairedBatch, PairReader, Plan, Prepared
-from datamodules.rows.types import RowTypes, SeenTypes, types_of
-from datamodules.tokens.splits import Split, TokenisedSplits
-from datamodules.tokens.tokenised import TokenisedTexts
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -15,7 +15,7 @@ from unittest.mock import patch
 import pytest
 
 if TYPE_CHECKING:
-    from datamodules.text.sources import TextSource
+    from aligners.datamodules.text.sources import TextSource
     from tests.world import World
 
 _WORKER = "PYTEST_XDIST_WORKER" in os.environ  # of a process that has set the environment of all
@@ -138,7 +138,7 @@ def masked(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 @pytest.fixture(scope="session")
 def treebank(tmp_path_factory: pytest.TempPathFactory) -> TextSource:
     """Annotated sentences of known words, to fit and to test on."""
-    from datamodules.text.sources import TextSource
+    from aligners.datamodules.text.sources import TextSource
     from tests.aligners.probing.made import sentences_of_words, write_treebank
 
     folder = tmp_path_factory.mktemp("treebank")

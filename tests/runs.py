@@ -9,10 +9,10 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
+from aligners.datamodules.pairings import pair_states
+from aligners.datamodules.states import States
+from aligners.datamodules.text.sources import TextSource
 from aligners.models.recipes import Recipe
-from datamodules.pairings import pair_states
-from datamodules.states import States
-from datamodules.text.sources import TextSource
 from tests.world import World
 
 

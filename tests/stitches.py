@@ -7,11 +7,11 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 
+from aligners.datamodules.model_texts import ModelTexts, stitched_texts
+from aligners.datamodules.text.sources import TextSource
 from aligners.injection.stitching.measuring import StitchingEvaluation
 from aligners.injection.stitching.training import Stitching
 from aligners.maps.affine import AffineLayer
-from datamodules.model_texts import ModelTexts, stitched_texts
-from datamodules.text.sources import TextSource
 from tests.runs import quiet_trainer
 from tests.tiny import tiny_model, tiny_tokenizer
 from tests.world import World

@@ -33,7 +33,7 @@ def everything(store: Path) -> dict[str, str]:
 
 def write(world: World, store: Path, **options: Any) -> None:
     """Write the states of two models on the fitting texts, at all sites."""
-    from datamodules.store import states
+    from aligners.datamodules.store import states
     from tests.runs import activations
 
     states.SHARD = SHARD

@@ -10,10 +10,10 @@ import pytest
 import torch
 import yaml
 
+from aligners.callbacks.best import BestPerSite
 from aligners.cli.table import evaluate
 from aligners.fitting.bank import load_bank
 from aligners.maps.affine import AffineLayer
-from callbacks.best import BestPerSite
 from tests import stitches
 from tests.shell import command, options
 from tests.tiny import tiny_folder

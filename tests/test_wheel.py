@@ -5,7 +5,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -20,7 +19,7 @@ from tests.aligners.cli.small_study import forked_workers, study_file
 from tests.processes import HANGS, ROOT, Started
 from tests.world import World
 
-ROOTS = ("aligners", "callbacks", "datamodules")  # the packages of the design card
+ROOTS = ("aligners", "callbacks", "datamodules")  # folders of the design card; what is installed is `aligners`
 
 CHAIN = """
 import json, runpy, sys
@@ -49,7 +48,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder into which pip has installed the project from a copy of its sources, by way of a wheel."""
     sources, target = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("installed")
     for name in ROOTS:
-        shutil.copytree(ROOT / name, sources / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, sources / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, sources)
     pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index")
@@ -61,16 +60,38 @@ def test_it_brings_everything_that_is_no_test(installed: Path) -> None:
     kinds = {".py", ".yaml", ".j2", ".css", ".js", ".typed", ".json", ".safetensors"}
 
     def files(folder: Path) -> set[str]:
-        every = (path for name in ROOTS for path in (folder / name).rglob("*"))
-        return {str(path.relative_to(folder)) for path in every if path.suffix in kinds or path.name == "py.typed"}
+        found = set()
+        for path in folder.rglob("*"):
+            if path.suffix in kinds or path.name == "py.typed":
+                found.add(str(path.relative_to(folder)))
+        return found
 
-    assert files(installed) == files(ROOT)
-    assert {path.name for path in installed.iterdir()} - set(ROOTS) == {
+    expected = files(ROOT / "aligners")
+    for name in ROOTS[1:]:
+        expected |= {f"{name}/{file}" for file in files(ROOT / name)}
+    assert files(installed / "aligners") == expected
+    assert {path.name for path in installed.iterdir()} == {
+        "aligners",
         "bin",
         f"aligners-{aligners.__version__}.dist-info",
     }
-    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]["include"]
-    assert packages == [f"{name}*" for name in ROOTS]
+
+
+def test_a_project_may_have_packages_of_the_same_names(installed: Path, tmp_path: Path) -> None:
+    """Lightning's users have `datamodules` and `callbacks` of their own, which must win where they are imported."""
+    for name in ROOTS[1:]:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("MINE = True\n")
+    code = """
+import callbacks, datamodules
+import aligners.api
+from aligners.callbacks.best import BestPerSite
+from aligners.datamodules.states import States
+print(callbacks.MINE and datamodules.MINE, aligners.__file__)
+"""
+    said = run(sys.executable, "-c", code, folder=tmp_path, path=installed).split(maxsplit=1)
+    assert said[0] == "True"
+    assert Path(said[1].strip()).is_relative_to(installed)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 from typing import NamedTuple
 
-from datamodules.text.sources import TextSource
+from aligners.datamodules.text.sources import TextSource
 from tests.tiny import WORDS, tiny_folder
 
 GOOD = {"good", "great", "fine", "funny", "warm"}

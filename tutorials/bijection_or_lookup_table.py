@@ -16,8 +16,8 @@ import matplotlib.pyplot as plt
 import torch
 
 from aligners.api import INN, MLP, Linear
+from aligners.datamodules.pairings import pair_states
 from aligners.reports.drawing import method_looks
-from datamodules.pairings import pair_states
 
 # %% tags=["parameters"]
 name_x, name_y = "embedded-gpt:0", "embedded-gpt:1"

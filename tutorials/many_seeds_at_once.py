@@ -17,10 +17,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
+from aligners.datamodules.pairings import pairs_states
 from aligners.maps import Linear, Permutation, Procrustes
 from aligners.reports.drawing import method_looks
 from aligners.similarity.algebra.moments import moments_of
-from datamodules.pairings import pairs_states
 
 # %% tags=["parameters"]
 names = ["embedded-gpt:0", "embedded-gpt:1", "embedded-gpt:2", "embedded-gpt:3", "embedded-gpt:4"]

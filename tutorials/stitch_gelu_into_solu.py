@@ -21,10 +21,10 @@ import matplotlib.pyplot as plt
 import torch
 
 from aligners.api import TextSource
+from aligners.datamodules.model_texts import stitched_texts
 from aligners.injection.stitching.measuring import StitchingEvaluation
 from aligners.injection.stitching.training import Stitching
 from aligners.maps import AffineLayer
-from datamodules.model_texts import stitched_texts
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 warnings.filterwarnings("ignore")  # Lightning's, about processes and steps

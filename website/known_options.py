@@ -21,6 +21,7 @@ from aligners import maps
 from aligners.cli.run import Command
 from aligners.cli.table import COMMANDS, find, quiet
 from aligners.cli.words import CONFIGS, KNOWN
+from aligners.datamodules.rows.policies import POLICIES
 from aligners.fitting.price import NAMES
 from aligners.fitting.universe.universe import CLOSED_UNIVERSES
 from aligners.injection.comparing import comparison as compared
@@ -29,7 +30,6 @@ from aligners.maps.base import Aligner
 from aligners.models.recipes import EMBEDDED
 from aligners.probing.artefacts import maps as carried
 from aligners.similarity.catalogue import catalogue
-from datamodules.rows.policies import POLICIES
 
 MODELS = {"models", *(f"data.{name}" for name in ("model", "model_x", "model_y", "models", "bases"))}
 OFTEN: dict[str, str] = yaml.safe_load(Path(__file__).with_name("often.yaml").read_text(encoding="utf-8"))

@@ -1,6 +1,5 @@
 """The reference from docstrings: a page for each package."""
 
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -8,37 +7,43 @@ __all__ = ["nav", "pages"]
 
 ROOT = Path(__file__).parent.parent
 FOLDER = "reference/modules"
+PACKAGES = {"aligners": "aligners", "aligners.callbacks": "callbacks", "aligners.datamodules": "datamodules"}
+"""Name -> folder of each package that has an entry of its own in the navigation."""
 
 
 def nav() -> list[Any]:
     """The pages in the navigation: packages, and within each its folders."""
-    return [{top: [{".".join(part.parts): _place(part)} for part in _packages(top)]} for top in _tops()]
+    entries = []
+    for top in PACKAGES:
+        entries.append({top: [{name: _place(name)} for name in _folders(top)]})
+    return entries
 
 
 def pages() -> dict[str, str]:
     """A page for each folder with modules, which mkdocstrings fills."""
-    return {_place(package): _page(package) for top in _tops() for package in _packages(top)}
+    made = {}
+    for top in PACKAGES:
+        for name, folder in _folders(top).items():
+            made[_place(name)] = _page(name, folder)
+    return made
 
 
-def _tops() -> list[str]:
-    """The packages that are installed, as `pyproject.toml` names them."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    return [name.removesuffix("*") for name in project["tool"]["setuptools"]["packages"]["find"]["include"]]
+def _folders(top: str) -> dict[str, Path]:
+    """Name -> folder of the packages within one, itself among them, that hold modules."""
+    root = ROOT / PACKAGES[top]
+    found = {}
+    for path in sorted(root.rglob("*.py")):
+        if path.stem != "__init__":
+            name = ".".join([top, *path.parent.relative_to(root).parts])
+            found[name] = path.parent
+    return dict(sorted(found.items()))
 
 
-def _packages(top: str) -> list[Path]:
-    return sorted({path.parent.relative_to(ROOT) for path in (ROOT / top).rglob("*.py") if path.stem != "__init__"})
+def _place(name: str) -> str:
+    return f"{FOLDER}/{name}.md"
 
 
-def _modules(package: Path) -> list[str]:
-    names = sorted(path.stem for path in (ROOT / package).glob("*.py"))
-    return [".".join([*package.parts, name]) for name in names if name != "__init__"]
-
-
-def _place(package: Path) -> str:
-    return f"{FOLDER}/{'.'.join(package.parts)}.md"
-
-
-def _page(package: Path) -> str:
-    sections = [f"## {name.rpartition('.')[2]}\n\n::: {name}\n" for name in _modules(package)]
-    return "\n".join([f"# {'.'.join(package.parts)}\n", *sections])
+def _page(name: str, folder: Path) -> str:
+    modules = sorted(path.stem for path in folder.glob("*.py") if path.stem != "__init__")
+    sections = [f"## {module}\n\n::: {name}.{module}\n" for module in modules]
+    return "\n".join([f"# {name}\n", *sections])

@@ -12,18 +12,18 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from aligners.api.maps import ArrayMap
+from aligners.datamodules.asking import TaskBatch, check_mask, task_batch
+from aligners.datamodules.batches import TextBatch
+from aligners.datamodules.frozen_models import FrozenModels
+from aligners.datamodules.rows.policies import PAIRS_TOKENS, RowKind, policy_of, rows_of_each
+from aligners.datamodules.rows.reading import read_rows
+from aligners.datamodules.text.loading import load_texts
+from aligners.datamodules.text.sources import TextSource
+from aligners.datamodules.tokens.tokenised import TokenisedTexts, same_tokenizer, tokenise
 from aligners.errors import UserError, check_range
 from aligners.injection.behaviour import stitched_logits
 from aligners.injection.scoring.tasks import agreement, check_labels, chosen, unit_answers
 from aligners.models.model import FrozenModel
-from datamodules.asking import TaskBatch, check_mask, task_batch
-from datamodules.batches import TextBatch
-from datamodules.frozen_models import FrozenModels
-from datamodules.rows.policies import PAIRS_TOKENS, RowKind, policy_of, rows_of_each
-from datamodules.rows.reading import read_rows
-from datamodules.text.loading import load_texts
-from datamodules.text.sources import TextSource
-from datamodules.tokens.tokenised import TokenisedTexts, same_tokenizer, tokenise
 
 __all__ = ["Injected", "TextSource", "inject", "load", "load_texts", "states"]
 

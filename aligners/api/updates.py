@@ -7,6 +7,9 @@ import torch
 
 from aligners.api.maps import ArrayMap
 from aligners.api.models import Model, _batches, load, tokenised
+from aligners.datamodules.asking import task_batch
+from aligners.datamodules.rows.policies import RowKind, policy_of
+from aligners.datamodules.rows.sites import parse_sites
 from aligners.errors import UserError
 from aligners.injection.comparing.comparison import MAPS, Compared, Comparison
 from aligners.injection.generation import steering
@@ -14,9 +17,6 @@ from aligners.injection.scoring.tasks import check_labels
 from aligners.maps.base import Aligner
 from aligners.probing.artefacts.files import read_artefacts, write_artefact
 from aligners.probing.artefacts.kinds import Artefact, Dictionary, Direction, Head
-from datamodules.asking import task_batch
-from datamodules.rows.policies import RowKind, policy_of
-from datamodules.rows.sites import parse_sites
 
 __all__ = [
     "Artefact", "Dictionary", "Direction", "Head", "Steered", "carry", "compare", "read_artefacts", "steer",

@@ -16,6 +16,8 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace, class_from_function
 from lightning.pytorch.loggers import WandbLogger
 
+from aligners.callbacks.best import BestPerSite
+from aligners.callbacks.progress import ProgressBar
 from aligners.cli import folders
 from aligners.cli.endings import goes_on_with
 from aligners.cli.lineage import run_loggers, tell_wandb
@@ -24,8 +26,6 @@ from aligners.cli.parsing import OptionParser
 from aligners.errors import UserError, check_range
 from aligners.reports.publishing import WriteReport, write_report
 from aligners.reports.tracking import new_number, unfinished
-from callbacks.best import BestPerSite
-from callbacks.progress import ProgressBar
 
 LARGEST_SEED = 2**32 - 1  # NumPy's
 _at_the_end: list[Callable[[], None]] = []  # what is done for each run of this process's command if it ends well

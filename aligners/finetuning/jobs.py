@@ -12,16 +12,16 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from aligners.datamodules.identity import identity, refuse_other_run
+from aligners.datamodules.model_texts import SPLITS, ModelTexts
+from aligners.datamodules.text.sources import Score
+from aligners.datamodules.text.texts import FittedTexts
 from aligners.errors import UserError, finite
 from aligners.files.whole import remove, whole_folder
 from aligners.finetuning.tokens import token_columns, token_task
 from aligners.finetuning.training import FINETUNING, Finetuning, FinetuningRecipe, measured_columns
 from aligners.models.classifiers import KeptLayers, check_count, freeze, shortened
 from aligners.models.loading.files import save_model
-from datamodules.identity import identity, refuse_other_run
-from datamodules.model_texts import SPLITS, ModelTexts
-from datamodules.text.sources import Score
-from datamodules.text.texts import FittedTexts
 
 NONE = "none"
 
@@ -236,7 +236,7 @@ def finished_row(folder: Path, base_fingerprint: str, about: dict[str, Any] | No
     Args:
         folder: the classifier's folder.
         base_fingerprint: the base model's fingerprint now.
-        about: `datamodules.identity.identity` of the run now; None to skip the comparison.
+        about: `aligners.datamodules.identity.identity` of the run now; None to skip the comparison.
 
     Raises:
         ValueError: the folder holds something else, or a classifier that was fine-tuned from other weights, on other

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from torchmetrics.functional.text import squad
 from transformers import AutoModelForQuestionAnswering, AutoModelForTokenClassification, PreTrainedModel
 
+from aligners.datamodules.batches import TextBatch
+from aligners.datamodules.model_texts import ModelTexts
+from aligners.datamodules.text.annotated.sentence import ANSWERS, sentences_in
+from aligners.datamodules.tokens.splits import Split
 from aligners.errors import UserError
 from aligners.injection.scoring.scores import interval, named
-from datamodules.batches import TextBatch
-from datamodules.model_texts import ModelTexts
-from datamodules.text.annotated.sentence import ANSWERS, sentences_in
-from datamodules.tokens.splits import Split
 
 NOTHING = -100  # in the place of an answer where there is none, which PyTorch's cross-entropy ignores
 LONGEST = 30  # tokens of an answer, as in the code released with BERT

@@ -9,6 +9,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from aligners.datamodules.asking import among_answers, classification_targets
+from aligners.datamodules.batches import TextBatch
+from aligners.datamodules.model_texts import ModelTexts
+from aligners.datamodules.module import stream_of
+from aligners.datamodules.text.sources import Score
+from aligners.datamodules.tokens.splits import Split
 from aligners.errors import UserError, check_range
 from aligners.finetuning.tokens import COUNTS, TokenTask
 from aligners.fitting.training import Schedule, mean_count, mean_over_ranks, schedule_factor
@@ -16,12 +22,6 @@ from aligners.injection.scoring.scores import TextScores, UnitMeans, interval, n
 from aligners.injection.scoring.tasks import unit_answers, unit_losses
 from aligners.models.calling import Caller, FiniteCheck
 from aligners.models.classifiers import freeze_unused
-from datamodules.asking import among_answers, classification_targets
-from datamodules.batches import TextBatch
-from datamodules.model_texts import ModelTexts
-from datamodules.module import stream_of
-from datamodules.text.sources import Score
-from datamodules.tokens.splits import Split
 
 FINETUNING = "finetuning"  # what is added to a checkpoint of Lightning
 

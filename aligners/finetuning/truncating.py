@@ -8,6 +8,9 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
+from aligners.datamodules.asking import among_answers, classification_targets
+from aligners.datamodules.batches import TextBatch
+from aligners.datamodules.model_texts import ModelTexts
 from aligners.errors import UserError, finite
 from aligners.finetuning.training import FinetuningRecipe, mean_loss, measured_columns, optimisation
 from aligners.fitting.training import mean_over_ranks
@@ -18,9 +21,6 @@ from aligners.models.calling import FiniteCheck
 from aligners.models.classifiers import head_parts, with_head
 from aligners.models.loading.models import check_precision
 from aligners.models.model import FrozenModel
-from datamodules.asking import among_answers, classification_targets
-from datamodules.batches import TextBatch
-from datamodules.model_texts import ModelTexts
 
 Kind = Literal["native", "untuned", "tuned", "tuned_orig", "skip"]
 MEAN = "mean of the models"

@@ -10,6 +10,9 @@ import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
+from aligners.datamodules.module import stream_of
+from aligners.datamodules.rows.reading import PairedBatch, Plan
+from aligners.datamodules.states import States
 from aligners.errors import UserError, check_known, check_range
 from aligners.fitting.bank import ALIGNMENT, BACKWARD, FORWARD, StoredBank, kind_of, refuse_other_bank
 from aligners.fitting.errors import MapErrors, error_rows
@@ -25,9 +28,6 @@ from aligners.maps.solving import Products, products_in
 from aligners.models.loading.models import check_precision
 from aligners.progress import hidden, track
 from aligners.similarity.algebra.moments import Moments
-from datamodules.module import stream_of
-from datamodules.rows.reading import PairedBatch, Plan
-from datamodules.states import States
 
 logger = logging.getLogger(__name__)
 

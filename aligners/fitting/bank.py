@@ -14,13 +14,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import aligners
+from aligners.datamodules.rows.types import SeenTypes
+from aligners.datamodules.text.texts import FittedTexts
 from aligners.errors import UserError
 from aligners.files.shared import is_shared, shared_file
 from aligners.files.whole import whole_file
 from aligners.maps.base import Aligner
 from aligners.similarity.algebra.moments import Moments
-from datamodules.rows.types import SeenTypes
-from datamodules.text.texts import FittedTexts
 
 
 def describe_aligner(aligner: Aligner) -> dict[str, Any]:

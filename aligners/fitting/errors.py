@@ -6,11 +6,11 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from aligners.datamodules.rows.reading import Place
 from aligners.errors import finite
 from aligners.fitting.outcomes import how_fitted
 from aligners.maps.base import Aligner
 from aligners.similarity.moments import DoubleMetric
-from datamodules.rows.reading import Place
 
 
 class Way(NamedTuple):

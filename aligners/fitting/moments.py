@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from aligners.datamodules.batches import LengthBatches, TextBatch, limited
+from aligners.datamodules.rows.reading import PairedBatch
+from aligners.datamodules.states import States
+from aligners.datamodules.store.keeping import load_tensors, save_tensors
+from aligners.datamodules.store.reading import StoredLoader
+from aligners.datamodules.tokens.splits import Split
 from aligners.fitting.bank import flat, nested
 from aligners.models.calling import FiniteCheck
 from aligners.progress import hidden, track
 from aligners.similarity.algebra.moments import Moments
 from aligners.similarity.moments import MomentsMetric
-from datamodules.batches import LengthBatches, TextBatch, limited
-from datamodules.rows.reading import PairedBatch
-from datamodules.states import States
-from datamodules.store.keeping import load_tensors, save_tensors
-from datamodules.store.reading import StoredLoader
-from datamodules.tokens.splits import Split
 
 
 @dataclass

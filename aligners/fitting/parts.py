@@ -7,13 +7,13 @@ from typing import Any, cast
 
 import torch
 
+from aligners.datamodules.identity import identity, refuse_other_run
+from aligners.datamodules.states import States
 from aligners.errors import UserError
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.bank import StoredBank, join_banks, kind_of, load_bank, refuse_other_models, save_bank
 from aligners.maps.base import Aligner, BankLinear
 from aligners.similarity.algebra.moments import Moments
-from datamodules.identity import identity, refuse_other_run
-from datamodules.states import States
 
 COPIES = 5  # of a weight: itself, its gradient, Adam's two averages, the best so far
 FILLED = 0.8  # share of the free memory that a plan uses

@@ -9,6 +9,10 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
+from aligners.datamodules.module import stream_of
+from aligners.datamodules.rows.reading import PairedBatch, Plan
+from aligners.datamodules.states import States
+from aligners.datamodules.text.sources import TextSource
 from aligners.errors import UserError, check_known, check_range, finite
 from aligners.files.room import free_memory, in_words
 from aligners.fitting.alignment import Alignment
@@ -21,10 +25,6 @@ from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP, FreeForm
 from aligners.progress import hidden, track
 from aligners.similarity.algebra.moments import moments_of
-from datamodules.module import stream_of
-from datamodules.rows.reading import PairedBatch, Plan
-from datamodules.states import States
-from datamodules.text.sources import TextSource
 
 AT_ONCE = 8192  # rows that are mapped together
 

@@ -10,15 +10,15 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch import nn
 
+from aligners.datamodules.batches import TextBatch
+from aligners.datamodules.rows.reading import Link, PairedBatch, read_rows
+from aligners.datamodules.rows.sites import parse_sites
+from aligners.datamodules.states import Pairing, States
 from aligners.errors import UserError, check_known, check_range
 from aligners.maps.inn import INN
 from aligners.maps.invertible import Conditioner
 from aligners.models.architectures import Component
 from aligners.similarity.algebra.moments import Moments, merge_moments, moments_of
-from datamodules.batches import TextBatch
-from datamodules.rows.reading import Link, PairedBatch, read_rows
-from datamodules.rows.sites import parse_sites
-from datamodules.states import Pairing, States
 
 Direction = Literal["forward", "backward", "both"]
 MEAN_SQUARE = 0.425  # of gelu(z), z standard normal

@@ -12,11 +12,11 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
+from aligners.datamodules.identity import identity, refuse_other_run, trainer_identity
 from aligners.errors import check_known, check_range
 from aligners.fitting.bank import StoredBank, refuse_other_models
 from aligners.maps.base import Aligner
 from aligners.maps.solving import Products, products_in
-from datamodules.identity import identity, refuse_other_run, trainer_identity
 
 
 def mean_over_ranks(trainer: pl.Trainer, values: Tensor) -> Tensor:
@@ -247,7 +247,7 @@ class BankTraining(pl.LightningModule, ABC):
         final: name of the file that a finished run leaves; empty: it leaves none.
         products: precision of matrix products in training.
         maps: route -> name -> bank.
-        training_record: route.name -> how training went, site by site; written by `callbacks.best.BestPerSite`.
+        training_record: route.name -> how training went, site by site; written by `BestPerSite`.
         training_steps: of the whole run, once training has begun.
         parts: of a batch, each of which gets a step of the optimiser, likewise.
     """

@@ -7,15 +7,15 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from aligners.datamodules.asking import TaskBatch
+from aligners.datamodules.rows.policies import Rows
+from aligners.datamodules.rows.reading import read_rows
 from aligners.injection.routes import Route
 from aligners.injection.scoring.scores import ScoredTask, Sums, interval, per_text_sums, score_interval, task_score
 from aligners.injection.scoring.tasks import UnitAnswers, agreement, batch_answers, chosen, one_after_another
 from aligners.models.architectures import Component
 from aligners.models.classifiers import pooler_of, with_head
 from aligners.models.model import FrozenModel, Inputs
-from datamodules.asking import TaskBatch
-from datamodules.rows.policies import Rows
-from datamodules.rows.reading import read_rows
 
 
 def mapped_rows(layer: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:

@@ -8,6 +8,13 @@ from typing import Any, cast
 import lightning.pytorch as pl
 from torch import Tensor, nn
 
+from aligners.datamodules.asking import TaskBatch
+from aligners.datamodules.module import TextModule, stream_of
+from aligners.datamodules.rows.policies import RowKind
+from aligners.datamodules.rows.reading import PairedBatch, Plan
+from aligners.datamodules.states import States
+from aligners.datamodules.text.sources import TextSource
+from aligners.datamodules.tokens.splits import Split
 from aligners.errors import UserError, check_known
 from aligners.fitting.bank import DIRECTIONS, FORWARD, StoredBank, refuse_other_bank
 from aligners.fitting.moments import moments_of_states
@@ -22,13 +29,6 @@ from aligners.injection.scoring.tasks import matched_by_number
 from aligners.models.loading.models import check_precision
 from aligners.models.model import FrozenModel
 from aligners.similarity.algebra.moments import Moments
-from datamodules.asking import TaskBatch
-from datamodules.module import TextModule, stream_of
-from datamodules.rows.policies import RowKind
-from datamodules.rows.reading import PairedBatch, Plan
-from datamodules.states import States
-from datamodules.text.sources import TextSource
-from datamodules.tokens.splits import Split
 
 logger = logging.getLogger(__name__)
 

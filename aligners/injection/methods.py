@@ -9,6 +9,8 @@ from typing import Any, NamedTuple, Self, cast
 
 from torch import Tensor, nn
 
+from aligners.datamodules.rows.policies import RowKind
+from aligners.datamodules.rows.types import SeenTypes
 from aligners.errors import UserError
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.bank import BACKWARD, FORWARD, StoredBank, refuse_other_bank
@@ -25,8 +27,6 @@ from aligners.maps.permutation import Permutation
 from aligners.models.model import FrozenModel
 from aligners.progress import hidden, track
 from aligners.similarity.algebra.moments import Moments
-from datamodules.rows.policies import RowKind
-from datamodules.rows.types import SeenTypes
 
 logger = logging.getLogger(__name__)
 Maps = dict[str, dict[str, Aligner]]  # key of a route -> name -> map

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from aligners.datamodules.asking import TaskBatch
+from aligners.datamodules.rows.policies import Rows
 from aligners.errors import finite
 from aligners.fitting.errors import squared_distances, squared_errors
 from aligners.fitting.retrieval import RETRIEVAL_COLUMNS, HeldOutRows
@@ -16,8 +18,6 @@ from aligners.injection.methods import Method
 from aligners.injection.routes import Route
 from aligners.injection.scoring.scores import Sums, TextScores, UnitMeans, interval, named, of_unseen, per_text_sums
 from aligners.maps.canonical import reduced_mse
-from datamodules.asking import TaskBatch
-from datamodules.rows.policies import Rows
 
 ERRORS = [
     "squares", "total", "squares_unseen", "total_unseen", "cosine", "norm", "back", "back_total", "gap", "largest",

@@ -8,18 +8,18 @@ from typing import Any, Literal, Self, cast, get_args
 
 from torch import Tensor
 
+from aligners.datamodules.asking import TaskBatch, check_mask, task_batch
+from aligners.datamodules.batches import TextBatch
+from aligners.datamodules.rows.sites import route_sites
+from aligners.datamodules.states import States
+from aligners.datamodules.text.labels import known_labels
+from aligners.datamodules.tokens.tokenised import same_tokenizer
 from aligners.errors import UserError, check_known
 from aligners.fitting.bank import BACKWARD, FORWARD
 from aligners.injection.scoring.scores import ScoredTask
 from aligners.injection.scoring.tasks import check_labels, match_heads
 from aligners.models.architectures import Component
 from aligners.models.model import FrozenModel
-from datamodules.asking import TaskBatch, check_mask, task_batch
-from datamodules.batches import TextBatch
-from datamodules.rows.sites import route_sites
-from datamodules.states import States
-from datamodules.text.labels import known_labels
-from datamodules.tokens.tokenised import same_tokenizer
 
 Routes = Literal["all", "different", "forward"]
 

@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
+from aligners.datamodules.text.annotated.sentence import Sentence
 from aligners.errors import UserError
-from datamodules.text.annotated.sentence import Sentence
 
 Source = Literal["model", "untrained"]
 

@@ -8,6 +8,8 @@ from typing import Any, Literal
 import lightning.pytorch as pl
 import torch
 
+from aligners.datamodules.layers import LayerActivations, LayerBatch
+from aligners.datamodules.module import stream_of
 from aligners.errors import UserError, check_range
 from aligners.probing.bank import Arm, ModelLayer, Source, WordsBeingRead
 from aligners.probing.codes import PORTIONS, code_rows, portion_ends, portion_rows, send
@@ -17,8 +19,6 @@ from aligners.probing.storing import save_banks
 from aligners.probing.tasks import ProbeTraining, Row, Task, ended
 from aligners.probing.trees import drawn_trees
 from aligners.progress import hidden, track
-from datamodules.layers import LayerActivations, LayerBatch
-from datamodules.module import stream_of
 
 
 class ProbeExperiment(pl.LightningModule):

@@ -4,17 +4,17 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
+from aligners.datamodules.layers import LayerActivations
+from aligners.datamodules.rows.policies import policy_of
+from aligners.datamodules.states import States
+from aligners.datamodules.text.annotated.sentence import ANNOTATION, Sentence, sentences_in
+from aligners.datamodules.tokens.splits import Split
 from aligners.errors import UserError
 from aligners.files.room import free_memory, in_words
 from aligners.probing.bank import Arm, Words
 from aligners.probing.probes import STRUCTURAL, EdgeTask, TreeTask
 from aligners.probing.targets import Labels, tasks_of
 from aligners.probing.trees import LEAST
-from datamodules.layers import LayerActivations
-from datamodules.rows.policies import policy_of
-from datamodules.states import States
-from datamodules.text.annotated.sentence import ANNOTATION, Sentence, sentences_in
-from datamodules.tokens.splits import Split
 
 SPLITS: dict[Split, str] = {"fit": "fitting", "validation": "validation", "test": "held-out"}
 USUAL = ("pos", "dependencies", *STRUCTURAL)

@@ -12,9 +12,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from aligners.datamodules.text.annotated.sentence import Sentence, Target
 from aligners.errors import UserError
 from aligners.probing.bank import Words, numbers_within
-from datamodules.text.annotated.sentence import Sentence, Target
 
 
 @dataclass(frozen=True)

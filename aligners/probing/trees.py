@@ -12,10 +12,10 @@ from scipy.stats import rankdata
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from aligners.datamodules.text.annotated.sentence import Sentence, check_tree
 from aligners.errors import UserError
 from aligners.probing.bank import Bank, Examples, Words, answers
 from aligners.probing.tasks import Row, pooled_ratio
-from datamodules.text.annotated.sentence import Sentence, check_tree
 
 LEAST = 2  # words of a tree: one word has no distances
 WORDS = range(7, 14)  # of a sentence that is drawn: its tree is no trifle, and fits on a page

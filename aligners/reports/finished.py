@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import yaml
 from jinja2 import UndefinedError
 
+from aligners.datamodules.text.texts import words_on
 from aligners.errors import UserError
 from aligners.files.tables import table_beside
 from aligners.reports.names import with_short_names
 from aligners.reports.page.run import CONFIG
 from aligners.reports.report import Report, Row
 from aligners.reports.templates import lead
-from datamodules.text.texts import words_on
 
 KINDS: dict[str, Row] = table_beside(__file__, "kinds.yaml")
 

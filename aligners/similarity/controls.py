@@ -7,9 +7,9 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
+from aligners.datamodules.rows.policies import FREE, row_keys
 from aligners.errors import UserError
 from aligners.similarity.passes.ranks import collected, summed, this_rank
-from datamodules.rows.policies import FREE, row_keys
 
 
 def permuted_rows(text: Tensor, share: float) -> tuple[Tensor, Tensor]:

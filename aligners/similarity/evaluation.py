@@ -9,6 +9,10 @@ import lightning.pytorch as pl
 import numpy as np
 import torch
 
+from aligners.datamodules.batches import LengthBatches
+from aligners.datamodules.layers import LayerActivations
+from aligners.datamodules.module import stream_of
+from aligners.datamodules.tokens.splits import Split
 from aligners.errors import UserError, check_known, check_range
 from aligners.files.room import free_memory
 from aligners.models.loading.models import check_precision
@@ -22,10 +26,6 @@ from aligners.similarity.passes.run import PassRun
 from aligners.similarity.passes.saved import PassFigures, SavedPasses
 from aligners.similarity.passes.sums import Shape, streams_of
 from aligners.similarity.tables import PairFigures, Row, distance_rows, joined_norms, layer_rows, rows_of
-from datamodules.batches import LengthBatches
-from datamodules.layers import LayerActivations
-from datamodules.module import stream_of
-from datamodules.tokens.splits import Split
 
 logger = logging.getLogger(__name__)
 

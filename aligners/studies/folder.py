@@ -15,11 +15,11 @@ from typing import Any, Literal, get_args
 
 import yaml
 
+from aligners.datamodules.identity import differences
 from aligners.errors import UserError
 from aligners.files.whole import check_folder, lock, remove_unfinished, write_text
 from aligners.studies.cells import FOLDER, KINDS, Cell
 from aligners.studies.spec import Study
-from datamodules.identity import differences
 
 STUDY, PLAN = "study.yaml", "plan.json"
 CELL, RESULT, ERROR, LOG, LOCK = "cell.json", "result.json", "error.txt", "log.txt", "lock"

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.utils.benchmark import Timer
 
+from aligners.datamodules.text.loading import split_shares
+from aligners.datamodules.text.sources import TextSource, fitting_split, held_out_split, is_local, known_source
 from aligners.files.room import in_words
 from aligners.files.tables import table_beside
 from aligners.models.architectures import architecture_of
@@ -19,8 +21,6 @@ from aligners.reports.screen import SiteTable
 from aligners.similarity.passes.work import SINGULAR
 from aligners.studies.cells import Cell
 from aligners.studies.spec import Assumed
-from datamodules.text.loading import split_shares
-from datamodules.text.sources import TextSource, fitting_split, held_out_split, is_local, known_source
 
 
 class TextSizes(NamedTuple):

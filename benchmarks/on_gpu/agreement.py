@@ -7,6 +7,7 @@ decompositions in float64. Where there is no GPU, the CPU is compared with itsel
 import torch
 from torch import Tensor
 
+from aligners.datamodules.rows.reading import read_rows
 from aligners.injection.behaviour import stitched_logits
 from aligners.maps import CCA, INN, Linear, Permutation, Procrustes, Ridge
 from aligners.maps.base import Aligner
@@ -17,7 +18,6 @@ from benchmarks.known_cases import CASES, MEASURES
 from benchmarks.on_gpu.device import Device
 from benchmarks.on_gpu.models import made, padded
 from benchmarks.widths import Rows, synthetic, train
-from datamodules.rows.reading import read_rows
 
 CLOSED = (Linear, Ridge, Procrustes, Permutation, CCA)
 BOUNDS = {"closed forms": 1e-4, "measures": 1e-6, "INN": 1e-3, "injection": 1e-4}

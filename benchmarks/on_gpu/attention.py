@@ -10,11 +10,11 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from aligners.datamodules.rows.reading import read_rows
 from aligners.models import FrozenModel
 from benchmarks.harness import Figures
 from benchmarks.on_gpu.device import Device
 from benchmarks.on_gpu.models import made, padded, rounded, unlike
-from datamodules.rows.reading import read_rows
 
 IN_FLOAT32, AGAINST_EAGER = 1e-4, 1.5
 NAMES = {True: "padded", False: "not padded"}

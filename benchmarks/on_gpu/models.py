@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 from transformers import BertForSequenceClassification, BertModel, LlamaForCausalLM, LlamaModel, PreTrainedModel
 
+from aligners.datamodules.batches import LengthBatches, TextBatch
+from aligners.datamodules.rows.policies import RowKind, Rows, select_rows
+from aligners.datamodules.rows.reading import Link, PairReader, Prepared
 from aligners.models import FrozenModel
 from benchmarks.activations import batch_of, texts
 from benchmarks.on_gpu.device import Device
 from benchmarks.parts import bert_config, llama_config
-from datamodules.batches import LengthBatches, TextBatch
-from datamodules.rows.policies import RowKind, Rows, select_rows
-from datamodules.rows.reading import Link, PairReader, Prepared
 
 VOCABULARY = 4_096  # of `texts`
 

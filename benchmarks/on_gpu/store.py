@@ -15,16 +15,16 @@ from typing import Any, Self, cast
 import pyarrow
 import torch
 
+from aligners.datamodules.batches import LengthBatches
+from aligners.datamodules.store.reading import StoredLoader
+from aligners.datamodules.store.states import StoredStates
+from aligners.datamodules.store.stores import write_missing
+from aligners.datamodules.tokens.tokenised import TokenisedTexts
 from benchmarks.activations import texts
 from benchmarks.harness import Figures
 from benchmarks.on_gpu.device import Device
 from benchmarks.on_gpu.models import made
 from benchmarks.store import drop_page_cache, plainly, shards
-from datamodules.batches import LengthBatches
-from datamodules.store.reading import StoredLoader
-from datamodules.store.states import StoredStates
-from datamodules.store.stores import write_missing
-from datamodules.tokens.tokenised import TokenisedTexts
 
 TOKENIZER = SimpleNamespace(pad_token_id=0, pad_token_type_id=0, padding_side="right")
 

@@ -17,9 +17,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs from a bare checkout
 
+from aligners.datamodules.text.loading import load_texts
+from aligners.datamodules.text.sources import TextSource
 from aligners.files.whole import whole_folder
-from datamodules.text.loading import load_texts
-from datamodules.text.sources import TextSource
 
 UNREAD = -100  # what transformers' losses leave out
 

@@ -21,12 +21,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs from a bare
 
 from aligners.api import Direction, load, steer
 from aligners.api.models import tokenised
+from aligners.datamodules.rows.policies import RowKind, rows_of_each
+from aligners.datamodules.rows.reading import read_rows
 from aligners.probing.artefacts.maps import PairedRows, fit_maps, forward_map
 from benchmarks.harness import machine
 from benchmarks.updates.carrying import brief
 from benchmarks.updates.texts import _sst2
-from datamodules.rows.policies import RowKind, rows_of_each
-from datamodules.rows.reading import read_rows
 
 OLD = {"embedded-gpt:0": 2, "embedded-gpt:1": 2, "models/minilm": 4, "models/e5": 8, "models/mpnet": 8}  # and its site
 NEW, NEW_SITES = "models/smollm2", (10, 15, 20)

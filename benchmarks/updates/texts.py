@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from datamodules.text.loading import load_texts
-from datamodules.text.sources import TextSource
+from aligners.datamodules.text.loading import load_texts
+from aligners.datamodules.text.sources import TextSource
 
 __all__ = ["SETTINGS", "divided"]
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Literal, get_args
 import torch
 from torch import Tensor
 
+from aligners.datamodules.batches import Movable, TextBatch
 from aligners.errors import UserError, check_known
-from datamodules.batches import Movable, TextBatch
 
 if TYPE_CHECKING:
     from aligners.models.architectures import Component

@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from aligners.datamodules.batches import Movable, StoredRows, TextBatch
+from aligners.datamodules.rows.policies import RowKind, Rows, TokenPairs, rows_of_each
+from aligners.datamodules.rows.types import SeenTypes
+from aligners.datamodules.text.sources import TextSource
 from aligners.errors import UserError
 from aligners.models.architectures import Component
 from aligners.models.calling import FiniteCheck
 from aligners.models.model import FrozenModel
-from datamodules.batches import Movable, StoredRows, TextBatch
-from datamodules.rows.policies import RowKind, Rows, TokenPairs, rows_of_each
-from datamodules.rows.types import SeenTypes
-from datamodules.text.sources import TextSource
 
 
 def read_rows(
@@ -258,7 +258,7 @@ class PairReader:
         Args:
             texts: on the CPU.
             others: further kinds of rows to gather from the same states.
-            asking: turns a batch into what a head is asked about it; see `datamodules.asking`.
+            asking: turns a batch into what a head is asked about it; see `aligners.datamodules.asking`.
         """
         if self.token_pairs is not None:
             return Prepared(texts, (self.token_pairs(texts),) * len(self.models))

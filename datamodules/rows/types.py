@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datamodules.rows.policies import Kind, RowKind
-from datamodules.tokens.tokenised import Marks, TokenisedTexts
+from aligners.datamodules.rows.policies import Kind, RowKind
+from aligners.datamodules.tokens.tokenised import Marks, TokenisedTexts
 
 if TYPE_CHECKING:
     import datasets

@@ -13,10 +13,10 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from aligners.datamodules.store.shards import DTYPES, Shard
+from aligners.datamodules.store.states import MANIFEST, USED, Manifest, shard_path
 from aligners.errors import UserError
 from aligners.files.whole import remove_unfinished, whole_file
-from datamodules.store.shards import DTYPES, Shard
-from datamodules.store.states import MANIFEST, USED, Manifest, shard_path
 
 
 @dataclass

@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
+from aligners.datamodules.batches import LengthBatches, StoredRows, TextBatch
+from aligners.datamodules.store.shards import damaged
+from aligners.datamodules.store.states import StoredStates
+from aligners.datamodules.tokens.tokenised import TokenisedTexts
 from aligners.errors import UserError
 from aligners.files.room import free_memory
-from datamodules.batches import LengthBatches, StoredRows, TextBatch
-from datamodules.store.shards import damaged
-from datamodules.store.states import StoredStates
-from datamodules.tokens.tokenised import TokenisedTexts
 
 ALIGNED = 64
 PIECE = 2**23  # bytes that a thread reads before it takes the next piece

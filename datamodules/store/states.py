@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from filelock import FileLock
 
+from aligners.datamodules.rows.policies import RowKind
+from aligners.datamodules.store.shards import DTYPES, Shard, layout_size
+from aligners.datamodules.tokens.tokenised import TokenisedTexts
 from aligners.errors import UserError
 from aligners.files.whole import write_text
 from aligners.models.architectures import Component
 from aligners.models.model import FrozenModel
-from datamodules.rows.policies import RowKind
-from datamodules.store.shards import DTYPES, Shard, layout_size
-from datamodules.tokens.tokenised import TokenisedTexts
 
 FORMAT = 1  # of the files; a store of another format has another name
 # What a config says beside what decides the states.

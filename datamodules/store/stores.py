@@ -18,20 +18,20 @@ from lightning.pytorch.utilities import rank_zero_only
 from rich.progress import Progress
 from torch import Tensor
 
+from aligners.datamodules.batches import StoredRows
+from aligners.datamodules.frozen_models import FrozenModels
+from aligners.datamodules.rows.policies import RowKind, policy_of, select_rows
+from aligners.datamodules.rows.reading import read_rows
+from aligners.datamodules.store.reading import Ring, StatesAtSites
+from aligners.datamodules.store.shards import ShardWriter
+from aligners.datamodules.store.states import DTYPES, USED, StoredStates, name_of, shard_path
+from aligners.datamodules.tokens.tokenised import TokenisedTexts
 from aligners.errors import UserError, check_known
 from aligners.files.room import free_disk, in_words
 from aligners.files.whole import check_folder, whole_file
 from aligners.models.architectures import Component
 from aligners.models.model import FrozenModel
 from aligners.progress import hidden
-from datamodules.batches import StoredRows
-from datamodules.frozen_models import FrozenModels
-from datamodules.rows.policies import RowKind, policy_of, select_rows
-from datamodules.rows.reading import read_rows
-from datamodules.store.reading import Ring, StatesAtSites
-from datamodules.store.shards import ShardWriter
-from datamodules.store.states import DTYPES, USED, StoredStates, name_of, shard_path
-from datamodules.tokens.tokenised import TokenisedTexts
 
 KeptRows = Literal["tokens", "texts"]
 MOST_TOKENS = 8192  # of a batch, padding included

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
+from aligners.datamodules.text.sources import TextSource
+from aligners.datamodules.text.texts import Texts
 from aligners.files.whole import check_folder, whole_folder, write_text
 from aligners.models.embedded import cache_folder
-from datamodules.text.sources import TextSource
-from datamodules.text.texts import Texts
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -9,13 +9,13 @@ from hashlib import blake2b
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from aligners.datamodules.text.annotated.sentence import ANNOTATION, ANSWERS, CHOICE, QUESTION
+from aligners.datamodules.text.conversations import Tokenizers, is_conversation, rendered, template_of
+from aligners.datamodules.text.kept import drawn_once
+from aligners.datamodules.text.labels import LabelColumn, read_labels
+from aligners.datamodules.text.sources import TextSource, fitting_split, held_out_split, known_source
+from aligners.datamodules.text.texts import Texts, plain_text
 from aligners.errors import UserError
-from datamodules.text.annotated.sentence import ANNOTATION, ANSWERS, CHOICE, QUESTION
-from datamodules.text.conversations import Tokenizers, is_conversation, rendered, template_of
-from datamodules.text.kept import drawn_once
-from datamodules.text.labels import LabelColumn, read_labels
-from datamodules.text.sources import TextSource, fitting_split, held_out_split, known_source
-from datamodules.text.texts import Texts, plain_text
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset

@@ -9,10 +9,10 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from aligners.datamodules.text.annotated import files as annotated
+from aligners.datamodules.text.annotated.sentence import CHOICE
 from aligners.errors import UserError, check_known, check_range
 from aligners.files.tables import table_beside
-from datamodules.text.annotated import files as annotated
-from datamodules.text.annotated.sentence import CHOICE
 
 logger = logging.getLogger(__name__)
 

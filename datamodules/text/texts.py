@@ -14,11 +14,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from aligners.datamodules.text.annotated.sentence import CHOICE
+from aligners.datamodules.text.labels import MISSING, known_labels
 from aligners.errors import UserError
 from aligners.files.tables import table_beside
 from aligners.files.whole import whole_file
-from datamodules.text.annotated.sentence import CHOICE
-from datamodules.text.labels import MISSING, known_labels
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -13,11 +13,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from aligners.datamodules.text.conversations import written_tokens
+from aligners.datamodules.text.texts import Texts
+from aligners.datamodules.tokens.tokenised import (
+    TokenisedTexts,
+    describe_tokenizer,
+    flatten_column,
+    same_tokenizer,
+    tokenise,
+)
 from aligners.errors import UserError
 from aligners.models.tokenizers import ended_texts
-from datamodules.text.conversations import written_tokens
-from datamodules.text.texts import Texts
-from datamodules.tokens.tokenised import TokenisedTexts, describe_tokenizer, flatten_column, same_tokenizer, tokenise
 
 if TYPE_CHECKING:
     import datasets

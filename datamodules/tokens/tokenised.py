@@ -18,17 +18,17 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
+from aligners.datamodules.batches import TextBatch
+from aligners.datamodules.text.annotated.sentence import CHOICE
+from aligners.datamodules.text.labels import MISSING
 from aligners.errors import UserError
-from datamodules.batches import TextBatch
-from datamodules.text.annotated.sentence import CHOICE
-from datamodules.text.labels import MISSING
 
 if TYPE_CHECKING:
     import datasets
     from tokenizers import Encoding
     from transformers import PreTrainedTokenizerBase
 
-    from datamodules.rows.policies import RowKind
+    from aligners.datamodules.rows.policies import RowKind
 
 WHITE_SPACE = np.array([code for code in range(0x3001) if chr(code).isspace()], dtype=np.uint32)  # U+3000 is the last
 
@@ -120,7 +120,7 @@ def tokenise(
         split: the columns text and id, and text_pair and label where there are such.
         tokenizer: of the model.
         max_length: tokens beyond this are cut. How many texts reach it is said once, in the log.
-        words: also number the words of each text; see `datamodules.tokens.tokenised`.
+        words: also number the words of each text; see `aligners.datamodules.tokens.tokenised`.
         written: numbers of the special tokens, where a chat template wrote them: the tokenizer then adds none.
 
     Returns:

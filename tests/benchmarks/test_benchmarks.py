@@ -26,7 +26,8 @@ import json, runpy, sys, aligners
 aligners.INN
 print(*{{name.partition('.')[0] for name in sys.modules}})
 sys.modules.update(dict.fromkeys({HEAVY}))
-import aligners.models.loading.models, aligners.maps.inn, datamodules.batches, datamodules.rows.reading
+import aligners.models.loading.models, aligners.maps.inn
+import aligners.datamodules.batches, aligners.datamodules.rows.reading
 for sys.argv in json.loads(sys.argv[1]):
     runpy.run_path(sys.argv[0], run_name="__main__")
 """
@@ -41,7 +42,7 @@ def test_the_package_loads_torch_and_scripts_run_from_anywhere_with_no_more(tmp_
     done = subprocess.run(command, cwd=tmp_path, env=own, check=True, capture_output=True, text=True)
     package, said = done.stdout.split("\n", 1)
     assert {"aligners", "torch"} < set(package.split())
-    other = {"scipy", "pandas", "matplotlib", "transformers", "safetensors", "datamodules", "callbacks"}
+    other = {"scipy", "pandas", "matplotlib", "transformers", "safetensors"}
     assert not set(package.split()) & {*HEAVY, *other}
     figures = json.loads((tmp_path / "forward.json").read_text())["figures"]
     assert figures["head + tail / full forward"]["bar"] == 1.15

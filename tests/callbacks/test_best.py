@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 
+from aligners.callbacks.best import BestPerSite
 from aligners.fitting.alignment import Alignment
 from aligners.maps.inn import INN
 from aligners.maps.mlp import MLP
 from aligners.similarity.algebra.moments import moments_of
-from callbacks.best import BestPerSite
 from tests.runs import activations, quiet_trainer, related_rows
 from tests.world import World
 

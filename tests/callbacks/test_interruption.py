@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from callbacks.interruption import Interruption
+from aligners.callbacks.interruption import Interruption
 
 ALONE: Any = SimpleNamespace(world_size=1)
 

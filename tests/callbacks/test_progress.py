@@ -11,11 +11,11 @@ import lightning.pytorch as pl
 import pytest
 from torch.utils.data import DataLoader
 
+from aligners.callbacks.progress import ProgressBar
 from aligners.cli.log import log_to
 from aligners.fitting.alignment import Alignment
 from aligners.maps.mlp import MLP
 from aligners.progress import Progress, track
-from callbacks.progress import ProgressBar
 from tests.runs import activations, quiet_trainer
 from tests.world import World
 

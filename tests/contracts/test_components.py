@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
+from aligners.datamodules.layers import LayerActivations
+from aligners.datamodules.text.sources import TextSource
 from aligners.maps.linear import Linear
 from aligners.models import load_frozen
-from datamodules.layers import LayerActivations
-from datamodules.text.sources import TextSource
 from tests.aligners.injection.test_injecting import evaluate, fit
 from tests.runs import activations
 from tests.world import World

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+from aligners.callbacks.best import BestPerSite
+from aligners.callbacks.checkpoint import SaveStitching
 from aligners.fitting.bank import load_bank
 from aligners.injection.stitching.measuring import StitchingEvaluation
 from aligners.injection.stitching.training import LossWeights
 from aligners.maps.affine import AffineLayer
 from aligners.maps.mlp import MLP
-from callbacks.best import BestPerSite
-from callbacks.checkpoint import SaveStitching
 from tests.ranks import two_ranks
 from tests.runs import quiet_trainer
 from tests.stitches import LAYERS, model_texts, train

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from datamodules.rows.policies import POLICIES
-from datamodules.text.loading import load_texts
-from datamodules.text.sources import SOURCES, TextSource
+from aligners.datamodules.rows.policies import POLICIES
+from aligners.datamodules.text.loading import load_texts
+from aligners.datamodules.text.sources import SOURCES, TextSource
 from tests.processes import ROOT
 from tests.runs import activations
 from tests.world import World

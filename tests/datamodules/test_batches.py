@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules.batches import LengthBatches, limited
-from datamodules.tokens.tokenised import TokenisedTexts, same_tokenizer, tokenise
+from aligners.datamodules.batches import LengthBatches, limited
+from aligners.datamodules.tokens.tokenised import TokenisedTexts, same_tokenizer, tokenise
 from tests.datamodules.tokens.splitters import word_piece
 from tests.runs import quiet_trainer
 from tests.tiny import WORDS, tiny_tokenizer

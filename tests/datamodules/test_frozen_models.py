@@ -4,10 +4,10 @@ import pytest
 import torch
 from accelerate import dispatch_model
 
+from aligners.datamodules import frozen_models
+from aligners.datamodules.frozen_models import FrozenModels
+from aligners.datamodules.pairings import pair_states
 from aligners.models import FrozenModel
-from datamodules import frozen_models
-from datamodules.frozen_models import FrozenModels
-from datamodules.pairings import pair_states
 from tests.runs import activations, made_again, rank_of
 from tests.world import World
 

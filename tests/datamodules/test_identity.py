@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from aligners.callbacks.checkpoint import SaveAligners, SaveStitching
+from aligners.datamodules.identity import identity, refuse_other_run
+from aligners.datamodules.text.sources import TextSource
 from aligners.fitting.alignment import Alignment
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP
-from callbacks.checkpoint import SaveAligners, SaveStitching
-from datamodules.identity import identity, refuse_other_run
-from datamodules.text.sources import TextSource
 from tests.runs import activations, quiet_trainer, state
 from tests.stitches import train
 from tests.world import World, sentences, write_texts

@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from datamodules.layers import LayerActivations, LayerBatch
-from datamodules.rows.sites import parse_layers
-from datamodules.text.sources import TextSource
+from aligners.datamodules.layers import LayerActivations, LayerBatch
+from aligners.datamodules.rows.sites import parse_layers
+from aligners.datamodules.text.sources import TextSource
 from tests.runs import rank_of
 from tests.tiny import tiny_frozen
 from tests.world import World, write_texts
@@ -87,14 +87,14 @@ def test_words_that_a_model_cuts_are_left_out_and_counted(
     world: World, folders: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     data = stream(world, folders, max_length=20)
-    with caplog.at_level(logging.WARNING, "datamodules.tokens.splits"):
+    with caplog.at_level(logging.WARNING, "aligners.datamodules.tokens.splits"):
         batches = read(data)
         read(data)
     rows = sum(len(batch.text) for batch in batches)
     words = sum(len(text.split()) for text in data.texts.test["text"][:])
     assert rows < words
     assert data.describe()["words"] == {"test": {"words": words, "used": rows}}
-    (said,) = [record.message for record in caplog.records if record.name == "datamodules.tokens.splits"]
+    (said,) = [record.message for record in caplog.records if record.name == "aligners.datamodules.tokens.splits"]
     assert f"{rows} of {words} words of the test texts" in said
     assert "words" not in stream(world, folders[2:], rows="mean").describe()
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from datamodules.asking import (
+from aligners.datamodules.asking import (
     Targets,
     TaskBatch,
     classification_targets,
@@ -16,8 +16,8 @@ from datamodules.asking import (
     masked_targets,
     next_token_targets,
 )
-from datamodules.model_texts import ModelTexts, labelled_texts
-from datamodules.text.sources import TextSource
+from aligners.datamodules.model_texts import ModelTexts, labelled_texts
+from aligners.datamodules.text.sources import TextSource
 from tests.runs import quiet_trainer
 from tests.stitches import model_texts
 from tests.tiny import tiny_folder

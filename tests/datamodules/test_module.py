@@ -10,12 +10,12 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
+from aligners.datamodules.layers import LayerActivations
+from aligners.datamodules.model_texts import ModelTexts, labelled_texts, stitched_texts
+from aligners.datamodules.module import stream_of
+from aligners.datamodules.pairings import attention_states, pair_states, pairs_states, universe_states
+from aligners.datamodules.states import States
 from aligners.models.recipes import Recipe, embedded_recipe
-from datamodules.layers import LayerActivations
-from datamodules.model_texts import ModelTexts, labelled_texts, stitched_texts
-from datamodules.module import stream_of
-from datamodules.pairings import attention_states, pair_states, pairs_states, universe_states
-from datamodules.states import States
 from tests.runs import made_again, quiet_trainer
 from tests.world import TEST_TEXTS, World
 

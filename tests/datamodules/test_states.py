@@ -9,6 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from aligners.callbacks.best import BestPerSite
+from aligners.callbacks.checkpoint import SaveAligners
+from aligners.datamodules import frozen_models
+from aligners.datamodules.pairings import attention_states, pairs_states
+from aligners.datamodules.states import States
+from aligners.datamodules.text.sources import TextSource
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.bank import load_bank
 from aligners.maps.linear import Linear
@@ -16,12 +22,6 @@ from aligners.maps.mlp import MLP
 from aligners.models import FrozenModel
 from aligners.models.embedded import embedded_model
 from aligners.models.recipes import Recipe
-from callbacks.best import BestPerSite
-from callbacks.checkpoint import SaveAligners
-from datamodules import frozen_models
-from datamodules.pairings import attention_states, pairs_states
-from datamodules.states import States
-from datamodules.text.sources import TextSource
 from tests.runs import activations, quiet_trainer, rank_of
 from tests.world import TEST_TEXTS, World, sentences
 

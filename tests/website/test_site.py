@@ -142,7 +142,7 @@ def test_every_package_has_a_page_of_its_modules() -> None:
             f"::: aligners.similarity.functional.{path.stem}\n"
             in pages["reference/modules/aligners.similarity.functional.md"]
         )
-    assert "::: datamodules.states\n" in pages["reference/modules/datamodules.md"]
+    assert "::: aligners.datamodules.states\n" in pages["reference/modules/aligners.datamodules.md"]
 
 
 def test_a_drawing_becomes_part_of_the_page_with_its_text(tmp_path: Path) -> None:

@@ -8,6 +8,9 @@ import torch
 
 from aligners.cli.cells.loads import FLOAT, Load, Training
 from aligners.cli.cells.options import CellOptions
+from aligners.datamodules.rows.policies import most_rows
+from aligners.datamodules.rows.sites import parse_layers, parse_sites
+from aligners.datamodules.text.sources import TextSource, known_source
 from aligners.files.room import in_words
 from aligners.files.tables import table_beside
 from aligners.fitting.parts import bytes_a_site, pairs_within
@@ -23,9 +26,6 @@ from aligners.studies import plan
 from aligners.studies.cells import Cell, expand
 from aligners.studies.plan import Cost, Plan, Size, TextSizes, sizes_in
 from aligners.studies.spec import Study
-from datamodules.rows.policies import most_rows
-from datamodules.rows.sites import parse_layers, parse_sites
-from datamodules.text.sources import TextSource, known_source
 
 FLOOR_METHODS = 3  # mean, identity, random_embedding
 COPIES = 3  # of a trained weight in a checkpoint, besides itself: Adam's two averages and the best so far

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 from jsonargparse import Namespace
 
+from aligners.datamodules.module import WITHOUT_GRADIENTS
+from aligners.datamodules.rows.policies import most_rows
 from aligners.studies.plan import Size, TextSizes
 from aligners.studies.spec import Study
-from datamodules.module import WITHOUT_GRADIENTS
-from datamodules.rows.policies import most_rows
 
 FLOAT = 4  # bytes
 

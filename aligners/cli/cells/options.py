@@ -14,6 +14,8 @@ from jsonargparse import ArgumentParser, Namespace
 from aligners.cli.options import FREE, flat
 from aligners.cli.run import Command
 from aligners.cli.table import find
+from aligners.datamodules.rows.policies import policy_of
+from aligners.datamodules.rows.sites import parse_layers, route_sites
 from aligners.errors import UserError
 from aligners.fitting.fits import seeded
 from aligners.injection.routes import route_numbers
@@ -21,8 +23,6 @@ from aligners.models.architectures import Component, first_site
 from aligners.studies.cells import KINDS, Cell, merged
 from aligners.studies.plan import Size, size_of, sizes_in
 from aligners.studies.spec import Study
-from datamodules.rows.policies import policy_of
-from datamodules.rows.sites import parse_layers, route_sites
 
 
 class CellOptions:

@@ -1,8 +1,8 @@
 """`evaluate.py bijection`: what being a bijection costs."""
 
 from aligners.cli.run import Run, command
+from aligners.datamodules.pairings import pair_states
 from aligners.fitting.price import BijectionPrice
-from datamodules.pairings import pair_states
 
 
 @command("bijection", BijectionPrice, data=pair_states, defaults={"data.batch_size": 64, "data.sites": "1"})

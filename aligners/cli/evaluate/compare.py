@@ -6,6 +6,9 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from aligners.cli.run import Run, command
+from aligners.datamodules.pairings import pair_states
+from aligners.datamodules.rows.policies import RowKind
+from aligners.datamodules.states import States
 from aligners.errors import UserError, check_known
 from aligners.files.whole import whole_file
 from aligners.fitting.bank import FORWARD, load_bank, refuse_other_bank
@@ -15,9 +18,6 @@ from aligners.injection.scoring.tasks import check_labels, match_heads
 from aligners.models.loading.models import check_precision
 from aligners.progress import hidden, track
 from aligners.reports.publishing import write_report
-from datamodules.pairings import pair_states
-from datamodules.rows.policies import RowKind
-from datamodules.states import States
 
 
 @command(

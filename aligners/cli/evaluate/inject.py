@@ -11,15 +11,15 @@ from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.utilities import rank_zero_only
 
 from aligners.cli.run import Run, can_build, command, options_of
+from aligners.datamodules.module import stream_of
+from aligners.datamodules.pairings import pair_states
+from aligners.datamodules.states import States
 from aligners.errors import UserError, check_known
 from aligners.fitting.bank import DIRECTIONS, StoredBank, load_bank, save_bank
 from aligners.injection.generation.continuing import Continuing, continue_texts
 from aligners.injection.injecting import InjectionEvaluation
 from aligners.injection.methods import CLOSED_FORMS, ClosedForms, between_two_models
 from aligners.injection.routes import InjectedTask, paired_routes
-from datamodules.module import stream_of
-from datamodules.pairings import pair_states
-from datamodules.states import States
 
 
 def _check(made: Namespace) -> None:

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from aligners.cli.run import Run, command
+from aligners.datamodules.pairings import pair_states
+from aligners.datamodules.rows.policies import policy_of
 from aligners.errors import UserError
 from aligners.fitting.bank import StoredBank, load_bank
 from aligners.injection.methods import between_two_models
 from aligners.probing.across.evaluation import ProbesAcrossMaps
 from aligners.probing.reading import check_annotated
-from datamodules.pairings import pair_states
-from datamodules.rows.policies import policy_of
 
 
 @command(

@@ -3,9 +3,9 @@
 from aligners.cli.endings import goes_on_with
 from aligners.cli.folders import is_begun, rank
 from aligners.cli.run import Run, can_build, command
+from aligners.datamodules.layers import LayerActivations
 from aligners.similarity.evaluation import SimilarityEvaluation
 from aligners.similarity.passes.saved import PASSES, SavedPasses
-from datamodules.layers import LayerActivations
 
 RESULT = "similarity.json"
 

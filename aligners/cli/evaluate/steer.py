@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from aligners.cli.run import Run, can_build, command
+from aligners.datamodules.model_texts import steered_texts
 from aligners.errors import UserError
 from aligners.injection.generation.continuing import Continuing
 from aligners.injection.generation.steering import Direction, SteeringEvaluation
 from aligners.probing.artefacts.files import read_artefacts
-from datamodules.model_texts import steered_texts
 
 
 @command(

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from aligners.cli.run import Run, can_build, command
+from aligners.datamodules.model_texts import stitched_texts
 from aligners.fitting.bank import load_bank
 from aligners.injection.scoring.pair_intervals import check_groups
 from aligners.injection.stitching.measuring import StitchingEvaluation
-from datamodules.model_texts import stitched_texts
 
 
 @command(

@@ -3,10 +3,10 @@
 import warnings
 
 from aligners.cli.run import Run, command, of_trainer
+from aligners.datamodules.model_texts import labelled_texts
 from aligners.finetuning.training import FinetuningRecipe
 from aligners.finetuning.truncating import HEADS, SurgeryEvaluation
 from aligners.reports.publishing import WriteReport
-from datamodules.model_texts import labelled_texts
 
 
 @command(

@@ -5,12 +5,12 @@ from datetime import datetime
 from pathlib import Path
 
 from aligners.cli.run import Run, command
+from aligners.datamodules.store.keeping import StoreEntry, damages, kept_in, remove_down_to
+from aligners.datamodules.store.keeping import remove as remove_store
 from aligners.errors import UserError, check_known, check_range
 from aligners.files.room import in_words
 from aligners.progress import track
 from aligners.reports.screen import SiteTable, say, screen
-from datamodules.store.keeping import StoreEntry, damages, kept_in, remove_down_to
-from datamodules.store.keeping import remove as remove_store
 
 
 @command(usage="--folder FOLDER [options]", flags={"verify": "Read everything, and list the files that are damaged."})

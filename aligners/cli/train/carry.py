@@ -5,14 +5,14 @@ from functools import partial
 from pathlib import Path
 
 from aligners.cli.run import Run, command
+from aligners.datamodules.pairings import pair_states
+from aligners.datamodules.states import States
 from aligners.errors import UserError
 from aligners.probing.artefacts.carrying import Carrying, own_sites
 from aligners.probing.artefacts.files import read_artefacts, write_artefact
 from aligners.probing.artefacts.kinds import Artefact, Head
 from aligners.reports.names import file_names
 from aligners.reports.templates import words
-from datamodules.pairings import pair_states
-from datamodules.states import States
 
 
 @command(

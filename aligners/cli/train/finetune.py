@@ -5,10 +5,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from aligners.callbacks.checkpoint import SaveFinetuning
 from aligners.cli.endings import goes_on_with
 from aligners.cli.folders import is_begun, rank, try_run_folder
 from aligners.cli.options import check_trains
 from aligners.cli.run import Run, command, of_trainer
+from aligners.datamodules.identity import identity
+from aligners.datamodules.model_texts import ModelTexts, labelled_texts
 from aligners.errors import UserError
 from aligners.finetuning.jobs import Job, finished_row, parse_variants, train
 from aligners.finetuning.tokens import token_task
@@ -18,9 +21,6 @@ from aligners.reports.finished import make_report
 from aligners.reports.names import file_names
 from aligners.reports.publishing import environment, publish, write
 from aligners.reports.report import Row
-from callbacks.checkpoint import SaveFinetuning
-from datamodules.identity import identity
-from datamodules.model_texts import ModelTexts, labelled_texts
 
 
 @command(

@@ -7,19 +7,19 @@ from pathlib import Path
 import lightning.pytorch as pl
 import yaml
 
+from aligners.callbacks.checkpoint import SaveAligners
+from aligners.callbacks.progress import FitSummary
 from aligners.cli.folders import CONFIG
 from aligners.cli.options import check_goes_on
 from aligners.cli.run import Run, trains, unchecked
+from aligners.datamodules.pairings import attention_states, pair_states, pairs_states
+from aligners.datamodules.rows.policies import most_rows
 from aligners.errors import UserError, check_range
 from aligners.files.room import free_memory
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.bank import ALIGNMENT, StoredBank, load_bank
 from aligners.fitting.parts import bytes_a_site, check_part, find_part, join_parts, pairs_within, sites_at_once
 from aligners.fitting.recovering import target_states
-from callbacks.checkpoint import SaveAligners
-from callbacks.progress import FitSummary
-from datamodules.pairings import attention_states, pair_states, pairs_states
-from datamodules.rows.policies import most_rows
 
 # Makes a command that fits maps of the function that does its work.
 fits = partial(trains, module=Alignment, data=pair_states, saving=SaveAligners, num_sanity_val_steps=0)

@@ -1,10 +1,10 @@
 """`train.py probe`: what is encoded in the states of models."""
 
 from aligners.cli.run import Run, can_build, command
+from aligners.datamodules.layers import LayerActivations
 from aligners.probing.evaluation import ProbeExperiment
 from aligners.probing.reading import check_annotated
 from aligners.probing.storing import PROBES
-from datamodules.layers import LayerActivations
 
 
 @command(

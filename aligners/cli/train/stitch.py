@@ -2,14 +2,14 @@
 
 from dataclasses import replace
 
+from aligners.callbacks.checkpoint import SaveStitching
 from aligners.cli.options import check_goes_on
 from aligners.cli.run import Run, trains
+from aligners.datamodules.model_texts import stitched_texts
 from aligners.fitting.bank import STITCHING
 from aligners.injection.stitching.measuring import StitchingEvaluation
 from aligners.injection.stitching.training import Stitching
 from aligners.reports.publishing import WriteReport
-from callbacks.checkpoint import SaveStitching
-from datamodules.model_texts import stitched_texts
 
 
 @trains(

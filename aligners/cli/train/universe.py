@@ -4,8 +4,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from aligners.callbacks.checkpoint import save_maps
 from aligners.cli.run import Run, command
 from aligners.cli.train.fit import check_resumed, fits
+from aligners.datamodules.pairings import universe_states
+from aligners.datamodules.rows.sites import sites_of_each
 from aligners.errors import UserError
 from aligners.files.whole import check_new_folder
 from aligners.fitting.bank import StoredBank, load_bank, save_bank
@@ -13,9 +16,6 @@ from aligners.fitting.universe.evaluation import UniverseEvaluation, between_mem
 from aligners.fitting.universe.files import load_universe, sites_of, universes_of, without_member
 from aligners.fitting.universe.fitting import Joining, UniverseAlignment
 from aligners.fitting.universe.universe import NETWORK
-from callbacks.checkpoint import save_maps
-from datamodules.pairings import universe_states
-from datamodules.rows.sites import sites_of_each
 
 
 @fits("universe", data=universe_states, module=UniverseAlignment)

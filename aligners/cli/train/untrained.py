@@ -5,10 +5,10 @@ from typing import cast
 from transformers import PreTrainedTokenizerBase
 
 from aligners.cli.run import Run, command
+from aligners.datamodules.layers import LayerActivations
 from aligners.errors import UserError
 from aligners.files.whole import whole_folder
 from aligners.models.loading.files import save_model
-from datamodules.layers import LayerActivations
 
 
 @command(

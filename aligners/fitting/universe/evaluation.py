@@ -8,6 +8,9 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 
+from aligners.datamodules.module import stream_of
+from aligners.datamodules.rows.reading import PairedBatch, Place, Plan
+from aligners.datamodules.states import States
 from aligners.errors import UserError
 from aligners.fitting.bank import BACKWARD, FORWARD, StoredBank, take_sites
 from aligners.fitting.errors import MapErrors, Way, error_rows
@@ -21,9 +24,6 @@ from aligners.fitting.universe.universe import CLOSED_UNIVERSES, NETWORK, Univer
 from aligners.maps.base import Aligner
 from aligners.similarity.algebra.moments import Moments
 from aligners.similarity.moments import MomentsMetric
-from datamodules.module import stream_of
-from datamodules.rows.reading import PairedBatch, Place, Plan
-from datamodules.states import States
 
 FIGURES = ("mse", "relative_error", "fvu", "fvu_unseen")
 HELD = "held"  # errors of the states that the shared part holds

@@ -9,6 +9,9 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 from torch.nn.functional import pad
 
+from aligners.datamodules.rows.policies import row_keys
+from aligners.datamodules.rows.reading import PairedBatch
+from aligners.datamodules.states import States
 from aligners.errors import UserError, check_known, check_range
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.bank import FORWARD, StoredBank, build_aligner, join_banks, kind_of, refuse_other_models
@@ -20,9 +23,6 @@ from aligners.fitting.universe.universe import CLOSED_UNIVERSES, NETWORK, RIVALS
 from aligners.maps.base import Aligner
 from aligners.maps.inn import INN
 from aligners.similarity.algebra.moments import Moments
-from datamodules.rows.policies import row_keys
-from datamodules.rows.reading import PairedBatch
-from datamodules.states import States
 
 COUPLINGS, HIDDEN = 4, 3  # of the default network; width of a coupling's hidden layer, in widths of the states
 NOBODY = torch.iinfo(torch.int64).max  # in place of the turn of a row that there is not

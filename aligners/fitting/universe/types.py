@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from aligners.datamodules.rows.types import RowTypes
 from aligners.similarity.moments import DoubleMetric
-from datamodules.rows.types import RowTypes
 
 LEAST_ROWS, TOP = 5, 50  # of a type in the table; types at a site
 

@@ -8,6 +8,11 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from aligners.datamodules.asking import TaskBatch
+from aligners.datamodules.batches import TextBatch
+from aligners.datamodules.rows.policies import PAIRS_TOKENS, RowKind
+from aligners.datamodules.rows.types import types_of
+from aligners.datamodules.tokens.tokenised import TokenisedTexts
 from aligners.errors import UserError, check_known, check_range
 from aligners.fitting.errors import squared_distances, squared_errors
 from aligners.injection.behaviour import stitched_logits
@@ -22,11 +27,6 @@ from aligners.maps.permutation import Permutation
 from aligners.models.model import FrozenModel
 from aligners.similarity.algebra.moments import Moments
 from aligners.similarity.moments import MomentsMetric
-from datamodules.asking import TaskBatch
-from datamodules.batches import TextBatch
-from datamodules.rows.policies import PAIRS_TOKENS, RowKind
-from datamodules.rows.types import types_of
-from datamodules.tokens.tokenised import TokenisedTexts
 
 RIDGES = (1e-13, 1e-11, 1e-9, 1e-7, 1e-5, 1e-3, 1e-1)  # of least squares, from which rows choose; exact maps want none
 ROWS = 2  # fitting rows that a map takes for each dimension

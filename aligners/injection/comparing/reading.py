@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, pad
 
+from aligners.datamodules.asking import TaskBatch, task_batch
+from aligners.datamodules.batches import TextBatch
+from aligners.datamodules.rows.policies import RowKind, Rows, rows_of_each
+from aligners.datamodules.rows.reading import gather_rows
+from aligners.datamodules.tokens.tokenised import same_tokenizer
 from aligners.injection.scoring.tasks import chosen, divergence, unit_answers
 from aligners.models.model import FrozenModel, Inputs
-from datamodules.asking import TaskBatch, task_batch
-from datamodules.batches import TextBatch
-from datamodules.rows.policies import RowKind, Rows, rows_of_each
-from datamodules.rows.reading import gather_rows
-from datamodules.tokens.tokenised import same_tokenizer
 
 Run = Callable[[Inputs], list[Tensor]]
 PADDED = 7  # columns of further padding

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from datamodules.rows.types import RowTypes
+from aligners.datamodules.rows.types import RowTypes
 
 Row = dict[str, Any]
 TOP = 6  # texts, tokens and types of a table

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import DynamicCache, GenerationConfig
 
+from aligners.datamodules.tokens.tokenised import TokenisedTexts
 from aligners.errors import UserError, check_range
 from aligners.fitting.bank import DIRECTIONS
 from aligners.injection.behaviour import mapped_rows
@@ -24,7 +25,6 @@ from aligners.injection.scoring.scores import Row, mean_columns
 from aligners.models.hooks import Changed, change, read, trunk_of
 from aligners.models.model import FrozenModel
 from aligners.progress import hidden, track
-from datamodules.tokens.tokenised import TokenisedTexts
 
 
 class Added(NamedTuple):

@@ -8,6 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from aligners.datamodules.asking import Targets, TaskBatch
+from aligners.datamodules.model_texts import ModelTexts
+from aligners.datamodules.rows.reading import read_rows
 from aligners.errors import UserError, check_range, finite
 from aligners.injection.generation.continuing import Added, Continuing, Way, check_causal, continuations
 from aligners.injection.injecting import Evaluation
@@ -16,9 +19,6 @@ from aligners.injection.scoring.scores import Row, Sums, mean_columns, named, pe
 from aligners.injection.scoring.tasks import chosen, divergence, unit_losses
 from aligners.models.loading.models import check_precision
 from aligners.models.model import FrozenModel
-from datamodules.asking import Targets, TaskBatch
-from datamodules.model_texts import ModelTexts
-from datamodules.rows.reading import read_rows
 
 ALPHAS, LEVELS = (0.05, 0.1, 0.2, 0.4, 0.8), (0.03, 0.1, 0.3)  # see `Steering` and `at_equal_cost`
 QUANTITIES = ["units", "kl", "loss", "words", "reading"]

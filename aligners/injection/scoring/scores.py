@@ -12,15 +12,15 @@ from torchmetrics import Metric
 from torchmetrics.functional import pearson_corrcoef, spearman_corrcoef
 from torchmetrics.functional.classification import binary_f1_score
 
+from aligners.datamodules.asking import Targets
+from aligners.datamodules.module import TextModule
+from aligners.datamodules.rows.policies import Rows
+from aligners.datamodules.text.sources import Score, TextSource, known_source
 from aligners.errors import UserError, finite
 from aligners.maps.baselines import random_labels
 from aligners.models.architectures import Task
 from aligners.models.model import FrozenModel
 from aligners.similarity.moments import DoubleMetric
-from datamodules.asking import Targets
-from datamodules.module import TextModule
-from datamodules.rows.policies import Rows
-from datamodules.text.sources import Score, TextSource, known_source
 
 RESAMPLES = 1000
 LEVEL = 0.95

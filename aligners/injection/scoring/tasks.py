@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div
 
+from aligners.datamodules.asking import Targets
+from aligners.datamodules.module import TextModule
+from aligners.datamodules.text.labels import ClassMap, Largest, by_number, check_labelled, class_map, in_words, numbered
 from aligners.errors import UserError
 from aligners.models.model import FrozenModel
 from aligners.models.recipes import EMBEDDED
-from datamodules.asking import Targets
-from datamodules.module import TextModule
-from datamodules.text.labels import ClassMap, Largest, by_number, check_labelled, class_map, in_words, numbered
 
 logger = logging.getLogger(__name__)
 

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
+from aligners.datamodules.asking import TaskBatch
+from aligners.datamodules.model_texts import ModelTexts
 from aligners.errors import UserError
 from aligners.fitting.bank import StoredBank, load_bank, refuse_other_bank
 from aligners.fitting.outcomes import outcomes
@@ -18,8 +20,6 @@ from aligners.maps.base import Aligner
 from aligners.maps.linear import Identity
 from aligners.models.loading.models import check_precision
 from aligners.models.model import FrozenModel
-from datamodules.asking import TaskBatch
-from datamodules.model_texts import ModelTexts
 
 
 class StitchingEvaluation(Evaluation):

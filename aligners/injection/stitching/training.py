@@ -14,6 +14,11 @@ import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
+from aligners.datamodules.asking import TaskBatch
+from aligners.datamodules.batches import TextBatch
+from aligners.datamodules.model_texts import ModelTexts
+from aligners.datamodules.module import stream_of
+from aligners.datamodules.text.texts import FittedTexts
 from aligners.errors import UserError, check_range
 from aligners.fitting.bank import STITCHING, StoredBank, describe_aligner, load_bank
 from aligners.fitting.fits import AlignerFactory, check_names, fit_map, seeded
@@ -29,11 +34,6 @@ from aligners.maps.base import Aligner
 from aligners.models.calling import FiniteCheck
 from aligners.models.loading.models import check_precision
 from aligners.models.model import FrozenModel
-from datamodules.asking import TaskBatch
-from datamodules.batches import TextBatch
-from datamodules.model_texts import ModelTexts
-from datamodules.module import stream_of
-from datamodules.text.texts import FittedTexts
 
 
 @dataclass(frozen=True)

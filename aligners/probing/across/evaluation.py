@@ -7,6 +7,11 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from aligners.datamodules.asking import TaskBatch
+from aligners.datamodules.rows.reading import PairedBatch, Plan
+from aligners.datamodules.states import States
+from aligners.datamodules.text.annotated.sentence import Sentence
+from aligners.datamodules.tokens.splits import Split
 from aligners.errors import UserError, check_known, check_range
 from aligners.fitting.bank import StoredBank
 from aligners.injection.behaviour import Behaviour
@@ -22,11 +27,6 @@ from aligners.probing.probes import STRUCTURAL
 from aligners.probing.reading import check_annotated, check_room, make_task
 from aligners.probing.tasks import ProbeTraining, Row, Task, ended
 from aligners.progress import hidden, track
-from datamodules.asking import TaskBatch
-from datamodules.rows.reading import PairedBatch, Plan
-from datamodules.states import States
-from datamodules.text.annotated.sentence import Sentence
-from datamodules.tokens.splits import Split
 
 MEAN = "mean"  # the floor: what a probe says of states that all are equal
 BASELINE = "baseline"  # what is said without any state: the most frequent labels, or a chain of the words

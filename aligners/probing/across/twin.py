@@ -7,6 +7,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from aligners.datamodules.asking import TaskBatch
 from aligners.errors import finite
 from aligners.injection.behaviour import BEHAVIOUR, Behaviour, behaviour_columns, read_all
 from aligners.injection.methods import Method
@@ -14,7 +15,6 @@ from aligners.injection.scoring.scores import Row, TextScores
 from aligners.injection.scoring.tasks import UnitAnswers
 from aligners.probing.bank import Bank
 from aligners.probing.probes import EdgeProbes, StructuralProbes
-from datamodules.asking import TaskBatch
 
 CHANGES = (
     "penalty", "penalty_low", "penalty_high", "loss", "accuracy", "accuracy_low", "accuracy_high", "agreement",

@@ -9,17 +9,17 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 
+from aligners.datamodules.module import stream_of
+from aligners.datamodules.rows.policies import RowKind, policy_of
+from aligners.datamodules.rows.reading import Link, PairedBatch, Plan
+from aligners.datamodules.states import States
+from aligners.datamodules.tokens.splits import Split
+from aligners.datamodules.tokens.tokenised import same_tokenizer
 from aligners.errors import UserError, check_known, check_range
 from aligners.models.loading.models import check_precision
 from aligners.probing.artefacts.fate import MOST_ROWS, Row, fate, text_weights, verdict, with_labels
 from aligners.probing.artefacts.kinds import Artefact, Dictionary, Direction, Head
 from aligners.probing.artefacts.maps import EQUAL_WIDTHS, MAPS, STALE, FittedMap, PairedRows, fit_maps, forward_map
-from datamodules.module import stream_of
-from datamodules.rows.policies import RowKind, policy_of
-from datamodules.rows.reading import Link, PairedBatch, Plan
-from datamodules.states import States
-from datamodules.tokens.splits import Split
-from datamodules.tokens.tokenised import same_tokenizer
 
 TOKENS, WORDS = RowKind("tokens"), RowKind("words")
 Answers = dict[str, Tensor]  # condition -> answers (N, C)

@@ -11,6 +11,8 @@ from typing import Any, ClassVar, Self
 
 from huggingface_hub import ModelCard, ModelHubMixin
 
+from aligners.datamodules.layers import LayerActivations
+from aligners.datamodules.text.sources import TextSource
 from aligners.errors import UserError
 from aligners.files.shared import CONFIG, FILE_ENDINGS, FORMAT, LIBRARY, MODEL, fetch, read_config, sha256
 from aligners.files.whole import check_new_folder, whole_folder
@@ -23,8 +25,6 @@ from aligners.reports.finished import FinishedRun, finished_run
 from aligners.reports.page.run import models_of
 from aligners.reports.sharing.card import PLACE, card_text, with_notice
 from aligners.reports.sharing.models import renamed
-from datamodules.layers import LayerActivations
-from datamodules.text.sources import TextSource
 
 logger = getLogger(__name__)
 CARD, REPORT, FIGURES = "README.md", "report.json", "figures"

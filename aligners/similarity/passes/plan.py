@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 import torch
 
+from aligners.datamodules.layers import LayerReader
 from aligners.errors import UserError
 from aligners.similarity.algebra.moments import TILE
 from aligners.similarity.algebra.pairs import BLOCK, by_gram
 from aligners.similarity.controls import matching_layers
 from aligners.similarity.passes.sums import Matching, Shape, Stream
-from datamodules.layers import LayerReader
 
 MOST_BLOCKS = 24  # sizes of blocks that are tried
 DOUBLE, SINGLE = 8, 4  # bytes

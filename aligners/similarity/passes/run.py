@@ -6,6 +6,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from aligners.datamodules.layers import LayerBatch
+from aligners.datamodules.tokens.splits import Split
 from aligners.models.model import FrozenModel
 from aligners.similarity.algebra.moments import constant_features
 from aligners.similarity.controls import Draw
@@ -13,8 +15,6 @@ from aligners.similarity.functional.attention import fold, word_pairs
 from aligners.similarity.passes.plan import Pass, Settings, Span, Tile
 from aligners.similarity.passes.ranks import ranks, summed
 from aligners.similarity.passes.sums import BatchRows, Given, SpanSums, Stream, TileSums
-from datamodules.layers import LayerBatch
-from datamodules.tokens.splits import Split
 
 Side = tuple[str, Span]  # by which name a model's rows go, and which of its layers
 

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.serialization import safe_globals
 
+from aligners.datamodules.identity import differences
+from aligners.datamodules.store.keeping import load_tensors, save_tensors
 from aligners.errors import UserError
 from aligners.files.whole import write_text
 from aligners.similarity.outcome import TileFigures
 from aligners.similarity.passes.plan import Span, Tile
-from datamodules.identity import differences
-from datamodules.store.keeping import load_tensors, save_tensors
 
 PASSES = "passes"  # the folder, in that of a run, until all of the report is there
 PLAN = "plan.json"

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
+from aligners.datamodules.tokens.splits import Split
 from aligners.similarity.algebra.grid import CrossSums, GridSums, ShiftedRows, SideSums
 from aligners.similarity.catalogue import ATTENTION, Family, Measure
 from aligners.similarity.controls import Draw, Sample, cropped, permuted_rows
@@ -16,7 +17,6 @@ from aligners.similarity.functional.canonical import Whitenings, whitenings
 from aligners.similarity.functional.cca import SharedMoments
 from aligners.similarity.functional.cka import HSIC, unbiased_hsic
 from aligners.similarity.passes.ranks import summed
-from datamodules.tokens.splits import Split
 
 Matching = Sequence[tuple[int, int]]  # positions of matching layers within a tile
 Means = Mapping[Family, Tensor]  # of the rows of all ranks, (L, d)

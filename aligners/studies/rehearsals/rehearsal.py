@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from aligners.datamodules.text.sources import ENDINGS, KNOWN, SOURCES
 from aligners.errors import UserError
 from aligners.files.whole import remove, write_text
 from aligners.models.recipes import EMBEDDED
@@ -14,7 +15,6 @@ from aligners.studies.rehearsals import stand_ins
 from aligners.studies.rehearsals.cuts import cut, layers_named, texts_of
 from aligners.studies.rehearsals.notes import ASSUMED, NOTES, REHEARSAL
 from aligners.studies.spec import Models
-from datamodules.text.sources import ENDINGS, KNOWN, SOURCES
 
 STUDY, STAND_INS = "rehearsal.yaml", "stand_ins"
 ABOUT: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("stand_ins.yaml").read_text(encoding="utf-8"))

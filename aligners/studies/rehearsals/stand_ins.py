@@ -16,13 +16,13 @@ from huggingface_hub.file_download import repo_folder_name
 from transformers import CONFIG_MAPPING, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES, tokenizer_class_from_name
 
+from aligners.datamodules.text.annotated.files import TREEBANK
+from aligners.datamodules.text.annotated.grammar import Lexicon, sentences
+from aligners.datamodules.text.annotated.sentence import Sentence
 from aligners.models.architectures import FAMILIES
 from aligners.models.loading.files import quiet, read_config, save_model
 from aligners.models.loading.named import located
 from aligners.models.tokenizers import byte_pairs
-from datamodules.text.annotated.files import TREEBANK
-from datamodules.text.annotated.grammar import Lexicon, sentences
-from datamodules.text.annotated.sentence import Sentence
 
 STEMS, MOST_WORDS = 60, 14  # few words, so that a small tokenizer knows them, and short sentences
 Columns = Mapping[str, str | Sequence[str]]

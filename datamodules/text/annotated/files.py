@@ -14,9 +14,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aligners.datamodules.text.annotated.grammar import sentences
+from aligners.datamodules.text.annotated.sentence import ANSWERS, QUESTION, Sentence, Target, as_dataset, check_tree
 from aligners.errors import UserError, check_extra
-from datamodules.text.annotated.grammar import sentences
-from datamodules.text.annotated.sentence import ANSWERS, QUESTION, Sentence, Target, as_dataset, check_tree
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from datamodules.text.annotated.sentence import Sentence, Target
+from aligners.datamodules.text.annotated.sentence import Sentence, Target
 
 ONSETS = ("b", "bl", "br", "d", "dr", "f", "fl", "g", "gl", "gr", "k", "kl", "m", "n", "p", "pl", "s", "sk", "st", "t")
 VOWELS = ("a", "e", "i", "o", "u", "ee", "oa")

@@ -87,7 +87,7 @@ def waiting_fits(pattern: str = "cells/*/run") -> Iterator[None]:
     Args:
         pattern: of the folder below the study's in which a fit waits.
     """
-    from callbacks.checkpoint import _Save
+    from aligners.callbacks.checkpoint import _Save
 
     end_batch = _Save.on_train_batch_end
 

@@ -20,8 +20,8 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException, SI
 from aligners.cli import table
 from aligners.cli.run import Command, Run
 from aligners.cli.train import fit
+from aligners.datamodules import frozen_models, module
 from aligners.errors import UserError
-from datamodules import frozen_models, module
 from tests.processes import ROOT, Started
 from tests.shell import TWO_RANKS, options
 from tests.world import World

@@ -12,11 +12,11 @@ from matplotlib import image
 from aligners.cli.table import train as main
 from aligners.cli.train import finetune
 from aligners.cli.train.finetune import plan
+from aligners.datamodules.model_texts import ModelTexts, labelled_texts
+from aligners.datamodules.text.sources import TextSource
 from aligners.finetuning.jobs import Job
 from aligners.models import load_frozen
 from aligners.reports.runs.finetuning import finetuning_figure, finetuning_table, summarise
-from datamodules.model_texts import ModelTexts, labelled_texts
-from datamodules.text.sources import TextSource
 from tests.shell import metrics, printed
 from tests.tiny import tiny_folder
 from tests.world import TEST_TEXTS, World

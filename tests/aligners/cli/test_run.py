@@ -9,12 +9,12 @@ from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.demos.boring_classes import BoringDataModule
 from lightning.pytorch.loggers import CSVLogger
 
+from aligners.callbacks.checkpoint import SaveAligners
+from aligners.callbacks.progress import ProgressBar
 from aligners.cli.folders import RANKS_SHARE
 from aligners.cli.options import TrainingOptions
 from aligners.cli.run import Command, Run
 from aligners.cli.table import train
-from callbacks.checkpoint import SaveAligners
-from callbacks.progress import ProgressBar
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from aligners.api import Direction, Head, write_artefact
 from aligners.cli.folders import is_free
 from aligners.cli.log import RUN_LOG
 from aligners.cli.table import COMMANDS, train
-from datamodules.text.sources import TextSource
+from aligners.datamodules.text.sources import TextSource
 from tests.interrupting import strike
 from tests.processes import Started
 from tests.tiny import tiny_folder

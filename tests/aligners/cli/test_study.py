@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 
 from aligners.cli.table import study
+from aligners.datamodules.store.keeping import kept_in
 from aligners.errors import UserError
 from aligners.studies.folder import ERROR, RESULT, StudyFolder
-from datamodules.store.keeping import kept_in
 from tests.aligners.cli.small_study import kinds, study_file
 from tests.tiny import tiny_folder
 from tests.world import World

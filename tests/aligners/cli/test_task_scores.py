@@ -10,11 +10,11 @@ from scipy import stats
 from torchmetrics.functional.classification import binary_matthews_corrcoef
 
 from aligners.cli.table import evaluate, train
+from aligners.datamodules.model_texts import labelled_texts
+from aligners.datamodules.text.sources import TextSource
 from aligners.fitting.alignment import Alignment
 from aligners.maps.linear import Linear
 from aligners.models import load_frozen
-from datamodules.model_texts import labelled_texts
-from datamodules.text.sources import TextSource
 from tests.runs import activations, quiet_trainer
 from tests.tiny import WORDS
 from tests.world import TEST_TEXTS, World, sentences

@@ -11,16 +11,16 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import BertForMultipleChoice
 
+from aligners.callbacks.checkpoint import SaveFinetuning
+from aligners.datamodules.asking import classification_targets
+from aligners.datamodules.model_texts import ModelTexts, labelled_texts
+from aligners.datamodules.text.loading import load_texts
+from aligners.datamodules.text.sources import TextSource
+from aligners.datamodules.text.texts import FittedTexts
 from aligners.finetuning.jobs import Job, Variant, train
 from aligners.finetuning.training import Finetuning, FinetuningRecipe
 from aligners.finetuning.truncating import SurgeryEvaluation
 from aligners.models import load_frozen
-from callbacks.checkpoint import SaveFinetuning
-from datamodules.asking import classification_targets
-from datamodules.model_texts import ModelTexts, labelled_texts
-from datamodules.text.loading import load_texts
-from datamodules.text.sources import TextSource
-from datamodules.text.texts import FittedTexts
 from tests.aligners.finetuning.test_resuming import same
 from tests.interrupting import strike
 from tests.runs import quiet_trainer, rank_of

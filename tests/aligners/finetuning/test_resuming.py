@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from aligners.callbacks.checkpoint import SaveFinetuning
+from aligners.datamodules.model_texts import ModelTexts, labelled_texts
+from aligners.datamodules.text.sources import TextSource
 from aligners.finetuning.jobs import FINISHED, LAST, Job, Variant, train
 from aligners.finetuning.training import FINETUNING, Finetuning, FinetuningRecipe
-from callbacks.checkpoint import SaveFinetuning
-from datamodules.model_texts import ModelTexts, labelled_texts
-from datamodules.text.sources import TextSource
 from tests.interrupting import strike
 from tests.runs import quiet_trainer, state
 from tests.world import World

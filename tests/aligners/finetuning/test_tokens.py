@@ -12,15 +12,15 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from aligners.callbacks.checkpoint import SaveFinetuning
+from aligners.datamodules.batches import TextBatch
+from aligners.datamodules.model_texts import ModelTexts, labelled_texts
+from aligners.datamodules.text.loading import load_texts
+from aligners.datamodules.text.sources import TextSource
 from aligners.finetuning.jobs import Job, Variant, train
 from aligners.finetuning.tokens import NOTHING, RELATION, Biaffine, Spans, Trees, token_task
 from aligners.finetuning.training import Finetuning, FinetuningRecipe
 from aligners.models import load_frozen
-from callbacks.checkpoint import SaveFinetuning
-from datamodules.batches import TextBatch
-from datamodules.model_texts import ModelTexts, labelled_texts
-from datamodules.text.loading import load_texts
-from datamodules.text.sources import TextSource
 from tests.aligners.finetuning.test_resuming import same
 from tests.interrupting import strike
 from tests.runs import quiet_trainer

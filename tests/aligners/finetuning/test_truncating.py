@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from aligners.datamodules.model_texts import ModelTexts, labelled_texts
+from aligners.datamodules.text.sources import TextSource
 from aligners.finetuning.training import FinetuningRecipe
 from aligners.finetuning.truncating import MEAN, HeadBank, SurgeryEvaluation, conditions
 from aligners.models import FrozenModel
-from datamodules.model_texts import ModelTexts, labelled_texts
-from datamodules.text.sources import TextSource
 from tests.runs import quiet_trainer
 from tests.tiny import CLASSIFIERS, TEXTS, tiny_folder, tiny_frozen, tokenised
 from tests.world import TEST_TEXTS, World, sentences, write_texts

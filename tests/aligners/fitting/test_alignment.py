@@ -15,17 +15,17 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
 
 from aligners.api import retrieval
+from aligners.callbacks.best import BestPerSite
+from aligners.callbacks.progress import FitSummary
+from aligners.datamodules.rows.reading import PairedBatch
+from aligners.datamodules.text.sources import TextSource
+from aligners.datamodules.tokens.splits import Split
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.outcomes import few_rows, outcomes
 from aligners.maps.inn import INN
 from aligners.maps.linear import Identity, Linear, Mean, Procrustes, Ridge
 from aligners.maps.mlp import MLP
 from aligners.similarity.algebra.moments import moments_of
-from callbacks.best import BestPerSite
-from callbacks.progress import FitSummary
-from datamodules.rows.reading import PairedBatch
-from datamodules.text.sources import TextSource
-from datamodules.tokens.splits import Split
 from tests.references.maps import fvu, ridge_regression
 from tests.runs import activations, quiet_trainer
 from tests.world import World

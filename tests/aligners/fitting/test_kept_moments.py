@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from aligners.cli.table import study
+from aligners.datamodules.rows.reading import PairReader
 from aligners.fitting.alignment import Alignment
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP
 from aligners.similarity.algebra.moments import Moments
-from datamodules.rows.reading import PairReader
 from tests.runs import activations, quiet_trainer
 from tests.world import World
 

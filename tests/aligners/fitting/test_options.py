@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from aligners.callbacks.best import BestPerSite
+from aligners.callbacks.checkpoint import SaveAligners
 from aligners.errors import UserError, check_known, check_range
 from aligners.finetuning.jobs import Variant, parse_variants
 from aligners.finetuning.training import FinetuningRecipe
@@ -18,8 +20,6 @@ from aligners.injection.stitching.training import LossWeights, Stitching
 from aligners.maps.affine import AffineLayer
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP
-from callbacks.best import BestPerSite
-from callbacks.checkpoint import SaveAligners
 from tests.tiny import tiny_model
 
 

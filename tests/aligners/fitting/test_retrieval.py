@@ -6,9 +6,9 @@ import torch
 from scipy.stats import t as student
 from torch import Tensor
 
+from aligners.datamodules.rows.policies import row_keys
 from aligners.fitting import retrieval
 from aligners.fitting.retrieval import RETRIEVAL_COLUMNS, HeldOutRows
-from datamodules.rows.policies import row_keys
 from tests.references.retrieval import retrieval_scores
 
 SITES, TEXTS, LENGTH, D_X, D_Y = 2, 12, 7, 4, 5

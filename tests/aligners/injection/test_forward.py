@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from aligners.datamodules.asking import TaskBatch, classification_targets, masked_targets, next_token_targets
+from aligners.datamodules.batches import TextBatch
+from aligners.datamodules.rows.policies import select_rows
 from aligners.injection.behaviour import mapped_rows, own_logits, read_all, stitched_logits
 from aligners.injection.routes import Route
 from aligners.injection.scoring.tasks import chosen, unit_losses
 from aligners.injection.stitching.training import bank_gradients
 from aligners.maps.affine import AffineLayer
 from aligners.models import FrozenModel
-from datamodules.asking import TaskBatch, classification_targets, masked_targets, next_token_targets
-from datamodules.batches import TextBatch
-from datamodules.rows.policies import select_rows
 from tests.tiny import TEXTS, reference, tiny_frozen, tokenised
 
 PAIRS = ((2, 1), (0, 2), (1, 0), (3, 1), (2, 2))

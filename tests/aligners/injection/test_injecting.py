@@ -12,6 +12,9 @@ from tokenizers import normalizers
 from torch import Tensor
 
 from aligners.api import retrieval
+from aligners.callbacks.checkpoint import SaveAligners
+from aligners.callbacks.progress import ProgressBar
+from aligners.datamodules.text.sources import TextSource
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.bank import DIRECTIONS, StoredBank, load_bank
 from aligners.fitting.retrieval import QUERIES
@@ -28,9 +31,6 @@ from aligners.models.loading.models import load_frozen
 from aligners.reports.finished import make_report
 from aligners.reports.publishing import write
 from aligners.reports.runs.injection import reading
-from callbacks.checkpoint import SaveAligners
-from callbacks.progress import ProgressBar
-from datamodules.text.sources import TextSource
 from tests.references.maps import cosine, fvu, mse
 from tests.runs import activations, quiet_trainer
 from tests.tiny import tiny_folder, tiny_tokenizer, tokenised

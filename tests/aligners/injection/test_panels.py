@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from aligners.cli.table import evaluate as main
+from aligners.datamodules.rows.reading import PairedBatch
+from aligners.datamodules.text.sources import TextSource
 from aligners.fitting.bank import DIRECTIONS, StoredBank, load_bank
 from aligners.injection.injecting import InjectionEvaluation
 from aligners.injection.methods import CLOSED_FORMS
@@ -17,8 +19,6 @@ from aligners.reports import templates
 from aligners.reports.finished import make_report
 from aligners.reports.publishing import write
 from aligners.reports.runs.injection import console_tables, reading
-from datamodules.rows.reading import PairedBatch
-from datamodules.text.sources import TextSource
 from tests.aligners.injection.test_injecting import evaluate, fit, rows_of
 from tests.runs import activations
 from tests.shell import options

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from aligners.datamodules.rows.types import is_held_out
+from aligners.datamodules.text.sources import TextSource
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.bank import StoredBank
 from aligners.injection.injecting import InjectionEvaluation
 from aligners.maps.linear import Linear, Procrustes
 from aligners.maps.mlp import MLP
 from aligners.models.loading.models import load_frozen
-from datamodules.rows.types import is_held_out
-from datamodules.text.sources import TextSource
 from tests.aligners.injection.test_injecting import evaluate as evaluate_anything
 from tests.aligners.injection.test_injecting import fit as fit_anything
 from tests.aligners.injection.test_injecting import rows_of

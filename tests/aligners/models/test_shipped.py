@@ -13,13 +13,13 @@ import torch
 from safetensors.torch import load_file
 from torch.testing import assert_close
 
+from aligners.datamodules.text.loading import load_texts
+from aligners.datamodules.text.sources import TextSource
+from aligners.datamodules.text.texts import Texts
 from aligners.models import embedded
 from aligners.models.embedded import embedded_model
 from aligners.models.loading.models import load_frozen
 from aligners.models.recipes import GPTRecipe
-from datamodules.text.loading import load_texts
-from datamodules.text.sources import TextSource
-from datamodules.text.texts import Texts
 from tests.processes import ROOT
 
 (FAMILY,) = embedded.SHIPPED.iterdir()

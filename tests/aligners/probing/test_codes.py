@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from aligners.datamodules.text.annotated.sentence import Sentence, Target
 from aligners.injection.scoring.scores import resampled_counts, with_interval
 from aligners.probing.bank import Arm, Examples
 from aligners.probing.codes import OnlineCode, code_rows, compressions, frequency_bits, portion_ends, send, uniform_bits
@@ -16,7 +17,6 @@ from aligners.probing.evaluation import ProbeExperiment
 from aligners.probing.probes import EdgeTask
 from aligners.probing.tasks import ProbeTraining, train_bank
 from aligners.reports.runs.probing.report import codes_in_words
-from datamodules.text.annotated.sentence import Sentence, Target
 from tests.aligners.probing.made import made_words
 
 Row = dict[str, Any]

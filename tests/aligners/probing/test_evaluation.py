@@ -8,6 +8,10 @@ import pytest
 import torch
 
 from aligners.cli.table import train
+from aligners.datamodules import layers
+from aligners.datamodules.layers import LayerActivations
+from aligners.datamodules.text.annotated.sentence import Sentence
+from aligners.datamodules.text.sources import TextSource
 from aligners.probing.bank import Examples
 from aligners.probing.evaluation import ProbeExperiment
 from aligners.probing.probes import counts, f1
@@ -18,10 +22,6 @@ from aligners.probing.tasks import ProbeTraining
 from aligners.reports.finished import make_report
 from aligners.reports.publishing import write
 from aligners.reports.report import where
-from datamodules import layers
-from datamodules.layers import LayerActivations
-from datamodules.text.annotated.sentence import Sentence
-from datamodules.text.sources import TextSource
 from tests.runs import quiet_trainer
 from tests.tiny import WORDS
 from tests.world import World, write_texts

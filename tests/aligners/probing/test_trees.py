@@ -7,6 +7,8 @@ import pytest
 import torch
 from scipy.stats import rankdata, spearmanr
 
+from aligners.datamodules.text.annotated.grammar import sentences
+from aligners.datamodules.text.annotated.sentence import Sentence, Target
 from aligners.probing.bank import Arm, Bank, Examples, Words, fresh_bank
 from aligners.probing.probes import DepthProbes, DistanceProbes, StructuralProbes, TreeTask
 from aligners.probing.tasks import ProbeTraining
@@ -22,8 +24,6 @@ from aligners.probing.trees import (
     tree_scores,
 )
 from aligners.reports.runs.probing.report import trees_figure
-from datamodules.text.annotated.grammar import sentences
-from datamodules.text.annotated.sentence import Sentence, Target
 from tests.aligners.probing.made import drawn_words, made_words
 
 WIDTH, RANK = 32, 14  # of planted trees

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
+from aligners.datamodules.rows.policies import row_keys
 from aligners.similarity import controls
 from aligners.similarity.controls import Draw, Sample, cropped, jackknife_interval, matching_layers, permuted_rows
-from datamodules.rows.policies import row_keys
 from tests.runs import related_rows
 
 

@@ -5,6 +5,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from aligners.callbacks.progress import ProgressBar
+from aligners.datamodules.layers import LayerActivations
+from aligners.datamodules.text.sources import TextSource
 from aligners.reports.finished import make_report
 from aligners.similarity.algebra.grid import grid_moments
 from aligners.similarity.catalogue import DEFAULT
@@ -17,9 +20,6 @@ from aligners.similarity.functional.kernels import rsa
 from aligners.similarity.functional.regression import neuronsim, r2, r2_held_out
 from aligners.similarity.functional.summaries import nuclear_norm
 from aligners.similarity.passes.sums import BatchRows
-from callbacks.progress import ProgressBar
-from datamodules.layers import LayerActivations
-from datamodules.text.sources import TextSource
 from tests.runs import quiet_trainer
 from tests.world import World
 

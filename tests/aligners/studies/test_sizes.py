@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from aligners.datamodules.text.loading import load_texts
+from aligners.datamodules.text.sources import TextSource
 from aligners.studies.plan import TextSizes, _splits, text_sizes
 from aligners.studies.spec import Assumed
-from datamodules.text.loading import load_texts
-from datamodules.text.sources import TextSource
 
 ASSUMED = Assumed(texts=700, held_out=300)
 

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from aligners.datamodules.batches import TextBatch
+from aligners.datamodules.rows.policies import RowKind, rows_of_each, select_rows, select_words
+from aligners.datamodules.rows.reading import Link, PairReader, Plan
+from aligners.datamodules.rows.sites import parse_sites
+from aligners.datamodules.rows.types import SeenTypes, is_held_out
+from aligners.datamodules.states import States
+from aligners.datamodules.text.sources import TextSource
 from aligners.models import FrozenModel
-from datamodules.batches import TextBatch
-from datamodules.rows.policies import RowKind, rows_of_each, select_rows, select_words
-from datamodules.rows.reading import Link, PairReader, Plan
-from datamodules.rows.sites import parse_sites
-from datamodules.rows.types import SeenTypes, is_held_out
-from datamodules.states import States
-from datamodules.text.sources import TextSource
 from tests.runs import activations, rank_of
 from tests.tiny import SPECIAL, TEXTS, WORDS, tiny_frozen, tokenised
 from tests.world import World, sentences, write_texts

@@ -14,10 +14,10 @@ from filelock import FileLock
 from safetensors.torch import load_file
 
 from aligners.cli.table import study
-from datamodules.states import States
-from datamodules.store import states, stores
-from datamodules.store.keeping import kept_in, remove_down_to
-from datamodules.store.shards import ShardWriter
+from aligners.datamodules.states import States
+from aligners.datamodules.store import states, stores
+from aligners.datamodules.store.keeping import kept_in, remove_down_to
+from aligners.datamodules.store.shards import ShardWriter
 from tests.runs import activations
 from tests.store_kills import everything
 from tests.world import TEST_TEXTS, World

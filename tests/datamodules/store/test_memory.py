@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from datamodules.states import States
-from datamodules.store import reading
-from datamodules.store.reading import Ring
+from aligners.datamodules.states import States
+from aligners.datamodules.store import reading
+from aligners.datamodules.store.reading import Ring
 from tests.runs import activations
 from tests.world import World
 

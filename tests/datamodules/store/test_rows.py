@@ -12,6 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from aligners.datamodules.layers import LayerActivations
+from aligners.datamodules.model_texts import stitched_texts
+from aligners.datamodules.rows.policies import RowKind
+from aligners.datamodules.rows.reading import Plan
+from aligners.datamodules.store import reading, states, stores
+from aligners.datamodules.store.states import Manifest
 from aligners.fitting.alignment import Alignment
 from aligners.injection.behaviour import read_all
 from aligners.injection.routes import Route
@@ -20,12 +26,6 @@ from aligners.models.loading.known import SleepingModel
 from aligners.models.loading.models import load_frozen
 from aligners.models.model import FrozenModel
 from aligners.similarity.evaluation import SimilarityEvaluation
-from datamodules.layers import LayerActivations
-from datamodules.model_texts import stitched_texts
-from datamodules.rows.policies import RowKind
-from datamodules.rows.reading import Plan
-from datamodules.store import reading, states, stores
-from datamodules.store.states import Manifest
 from tests.datamodules.test_identity import fit
 from tests.interrupting import strike
 from tests.runs import activations, quiet_trainer, rank_of

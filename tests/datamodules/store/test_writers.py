@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from datamodules.store.states import StoredStates, plan_shards
+from aligners.datamodules.store.states import StoredStates, plan_shards
 from tests.processes import HANGS, PROCESSES
 from tests.store_kills import Kills, everything, kill_writers, write
 from tests.world import World

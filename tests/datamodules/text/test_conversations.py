@@ -8,11 +8,11 @@ import pytest
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
+from aligners.datamodules.layers import LayerActivations
+from aligners.datamodules.text.loading import load_texts
+from aligners.datamodules.text.sources import TextSource
+from aligners.datamodules.tokens.splits import TokenisedSplits
 from aligners.errors import UserError
-from datamodules.layers import LayerActivations
-from datamodules.text.loading import load_texts
-from datamodules.text.sources import TextSource
-from datamodules.tokens.splits import TokenisedSplits
 from tests.tiny import WORDS, tiny_folder, tiny_tokenizer
 
 TEMPLATE = "<s>{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}</s>"

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
+from aligners.datamodules.model_texts import labelled_texts
+from aligners.datamodules.pairings import pair_states
+from aligners.datamodules.text.loading import load_texts
+from aligners.datamodules.text.sources import TextSource
+from aligners.datamodules.text.texts import FITTED, FittedTexts, hash_texts, words_on
 from aligners.models.recipes import Recipe
 from aligners.reports.finished import make_report
-from datamodules.model_texts import labelled_texts
-from datamodules.pairings import pair_states
-from datamodules.text.loading import load_texts
-from datamodules.text.sources import TextSource
-from datamodules.text.texts import FITTED, FittedTexts, hash_texts, words_on
 from tests.tiny import tiny_folder
 from tests.world import sentences, write_texts
 

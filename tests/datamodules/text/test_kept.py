@@ -9,11 +9,11 @@ from pathlib import Path
 import datasets
 import pytest
 
+from aligners.datamodules.text import kept, loading
+from aligners.datamodules.text.loading import load_texts
+from aligners.datamodules.text.sources import TextSource
+from aligners.datamodules.text.texts import Texts
 from aligners.models.embedded import cache_folder
-from datamodules.text import kept, loading
-from datamodules.text.loading import load_texts
-from datamodules.text.sources import TextSource
-from datamodules.text.texts import Texts
 
 SPLITS = ("fit", "validation", "test")
 

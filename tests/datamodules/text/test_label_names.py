@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from datamodules.text.labels import by_number, class_map, in_words
+from aligners.datamodules.text.labels import by_number, class_map, in_words
 
 NLI = ["entailment", "neutral", "contradiction"]
 

@@ -11,12 +11,12 @@ import datasets
 import pytest
 import torch
 
+from aligners.datamodules.text import sources
+from aligners.datamodules.text.labels import known_labels, read_labels
+from aligners.datamodules.text.loading import load_texts, split_of, split_shares, text_key
+from aligners.datamodules.text.sources import TextSource
+from aligners.datamodules.text.texts import Texts, words_on
 from aligners.reports.finished import make_report
-from datamodules.text import sources
-from datamodules.text.labels import known_labels, read_labels
-from datamodules.text.loading import load_texts, split_of, split_shares, text_key
-from datamodules.text.sources import TextSource
-from datamodules.text.texts import Texts, words_on
 
 WORDS = ("good", "bad", "long", "short", "bright", "dull")
 

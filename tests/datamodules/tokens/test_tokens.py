@@ -14,9 +14,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from datamodules.pairings import pair_states
-from datamodules.tokens.splits import bytes_per_token, end_of_text, pack
-from datamodules.tokens.tokenised import TokenisedTexts, number_words, tokenise
+from aligners.datamodules.pairings import pair_states
+from aligners.datamodules.tokens.splits import bytes_per_token, end_of_text, pack
+from aligners.datamodules.tokens.tokenised import TokenisedTexts, number_words, tokenise
 from tests.datamodules.tokens.splitters import SPLITTERS, byte_level, crossing, metaspace, word_piece
 from tests.runs import activations, made_again
 from tests.tiny import tiny_tokenizer

@@ -10,11 +10,11 @@ import yaml
 
 from aligners.cli.cells.costs import Costs, choose_banks, plan_study
 from aligners.cli.cells.options import CellOptions, check_cells, model_sizes, not_injected, with_kept_rows
+from aligners.datamodules.text.sources import TextSource
 from aligners.similarity.passes.work import EIGEN, VALUES
 from aligners.studies.cells import Cell, expand
 from aligners.studies.plan import START, Cost, Plan, text_sizes
 from aligners.studies.spec import Assumed, Study, read_study
-from datamodules.text.sources import TextSource
 from tests.processes import ROOT
 from tests.tiny import tiny_folder
 from tests.world import World

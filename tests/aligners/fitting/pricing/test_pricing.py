@@ -10,6 +10,8 @@ from scipy.linalg import sqrtm
 from torch import Tensor
 
 from aligners.cli.table import evaluate
+from aligners.datamodules.states import States
+from aligners.datamodules.text.sources import TextSource
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.price import NAMES, BijectionPrice, factory, floor, gelbrich, parameters_of, stretches
 from aligners.maps.linear import Linear
@@ -18,8 +20,6 @@ from aligners.reports.finished import make_report
 from aligners.reports.publishing import write
 from aligners.reports.runs.bijection import report
 from aligners.similarity.algebra.moments import moments_of
-from datamodules.states import States
-from datamodules.text.sources import TextSource
 from tests.references.maps import fvu
 from tests.runs import activations, quiet_trainer, related_rows
 from tests.tiny import tiny_folder

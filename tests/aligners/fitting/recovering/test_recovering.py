@@ -4,6 +4,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from aligners.datamodules.states import States
+from aligners.datamodules.text.sources import TextSource
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.recovering import random_inns, target_states
 from aligners.maps.inn import INN
@@ -11,8 +13,6 @@ from aligners.maps.linear import Linear
 from aligners.reports.finished import make_report
 from aligners.reports.publishing import write
 from aligners.similarity.algebra.moments import moments_of
-from datamodules.states import States
-from datamodules.text.sources import TextSource
 from tests.references.maps import fvu, mse
 from tests.runs import quiet_trainer, related_rows
 from tests.world import World

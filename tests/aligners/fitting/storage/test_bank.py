@@ -8,6 +8,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from aligners.datamodules.rows.types import SeenTypes
+from aligners.datamodules.text.texts import FittedTexts
 from aligners.fitting.bank import (
     ALIGNMENT,
     STITCHING,
@@ -22,8 +24,6 @@ from aligners.maps.affine import LowRank
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear, Procrustes
 from aligners.similarity.algebra.moments import Moments, moments_of
-from datamodules.rows.types import SeenTypes
-from datamodules.text.texts import FittedTexts
 from tests.pickled import Code
 from tests.runs import related_rows
 

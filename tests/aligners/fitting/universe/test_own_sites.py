@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from aligners.cli.table import evaluate, train
+from aligners.datamodules.rows.types import RowTypes
 from aligners.fitting.bank import FORWARD, load_bank
 from aligners.fitting.universe.files import load_universe, sites_of, universes_of, without_member
 from aligners.fitting.universe.types import LEAST_ROWS, TypeErrors
 from aligners.reports.finished import make_report
-from datamodules.rows.types import RowTypes
 from tests.aligners.fitting.universe.test_universe import QUICK, Found, held_out, joining, measured, states
 from tests.tiny import tiny_folder
 from tests.world import World

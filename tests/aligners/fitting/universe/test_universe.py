@@ -11,7 +11,12 @@ import torch
 from torch import Tensor
 
 from aligners.api import retrieval
+from aligners.callbacks.best import BestPerSite
+from aligners.callbacks.checkpoint import SaveAligners
 from aligners.cli.table import train
+from aligners.datamodules.pairings import universe_states
+from aligners.datamodules.states import States
+from aligners.datamodules.text.sources import TextSource
 from aligners.fitting.bank import FORWARD, load_bank
 from aligners.fitting.fits import seeded
 from aligners.fitting.training import make_optimizer
@@ -26,11 +31,6 @@ from aligners.maps.linear import Procrustes
 from aligners.reports.finished import make_report
 from aligners.reports.publishing import write
 from aligners.similarity.algebra.moments import moments_of
-from callbacks.best import BestPerSite
-from callbacks.checkpoint import SaveAligners
-from datamodules.pairings import universe_states
-from datamodules.states import States
-from datamodules.text.sources import TextSource
 from tests.interrupting import strike
 from tests.ranks import two_ranks
 from tests.runs import quiet_trainer

@@ -6,6 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from aligners.datamodules.asking import TaskBatch, next_token_targets
+from aligners.datamodules.batches import TextBatch
+from aligners.datamodules.rows.policies import select_rows
 from aligners.injection.generation.continuing import Added, generate
 from aligners.injection.generation.steering import (
     Direction,
@@ -17,9 +20,6 @@ from aligners.injection.generation.steering import (
     random_directions,
 )
 from aligners.models import FrozenModel
-from datamodules.asking import TaskBatch, next_token_targets
-from datamodules.batches import TextBatch
-from datamodules.rows.policies import select_rows
 from tests.tiny import TEXTS, WORDS, tiny_frozen, tokenised
 
 GOOD, BAD = ([WORDS.index(word) + 4] for word in ("good", "bad"))

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from aligners.datamodules.text.labels import class_map
+from aligners.datamodules.text.sources import TextSource
 from aligners.finetuning.truncating import SurgeryEvaluation
 from aligners.injection.injecting import InjectionEvaluation
 from aligners.injection.scoring.scores import wrong_order
@@ -13,8 +15,6 @@ from aligners.injection.scoring.tasks import in_data_order, match_heads, one_aft
 from aligners.maps.linear import Linear
 from aligners.models.loading.models import load_frozen
 from aligners.reports.finished import make_report
-from datamodules.text.labels import class_map
-from datamodules.text.sources import TextSource
 from tests.aligners.injection.test_injecting import evaluate, fit
 from tests.datamodules.test_model_texts import labelled
 from tests.runs import activations, quiet_trainer

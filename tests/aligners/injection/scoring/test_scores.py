@@ -12,6 +12,8 @@ from scipy import stats
 from scipy.special import log_softmax
 from torchmetrics.functional.classification import binary_matthews_corrcoef
 
+from aligners.datamodules.asking import Targets, classification_targets, masked_targets
+from aligners.datamodules.text.sources import Score, TextSource
 from aligners.injection.scoring import tasks
 from aligners.injection.scoring.pair_intervals import OVER_MODELS, RANGE, over_pairs
 from aligners.injection.scoring.scores import (
@@ -34,8 +36,6 @@ from aligners.injection.scoring.tasks import (
     unit_answers,
     unit_losses,
 )
-from datamodules.asking import Targets, classification_targets, masked_targets
-from datamodules.text.sources import Score, TextSource
 from tests.tiny import tiny_frozen
 
 

@@ -8,11 +8,11 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSequenceClassification
 
+from aligners.datamodules.model_texts import ModelTexts
 from aligners.fitting.bank import StoredBank
 from aligners.injection.scoring.scores import interval, named
 from aligners.injection.stitching.measuring import StitchingEvaluation
 from aligners.models import load_frozen
-from datamodules.model_texts import ModelTexts
 from tests.runs import quiet_trainer
 from tests.stitches import LAYERS, evaluate, model_texts, rows_of, train
 from tests.tiny import tiny_folder, tokenised

@@ -6,13 +6,13 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
+from aligners.callbacks.best import BestPerSite
+from aligners.callbacks.checkpoint import SaveStitching
 from aligners.fitting.bank import load_bank
 from aligners.injection.stitching.measuring import StitchingEvaluation
 from aligners.injection.stitching.training import Stitching
 from aligners.maps.affine import AffineLayer, LowRank
 from aligners.maps.mlp import MLP
-from callbacks.best import BestPerSite
-from callbacks.checkpoint import SaveStitching
 from tests.interrupting import Interrupt, strike
 from tests.runs import state
 from tests.stitches import evaluate, model_texts, train

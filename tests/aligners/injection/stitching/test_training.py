@@ -7,6 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from aligners.callbacks.best import BestPerSite
+from aligners.callbacks.checkpoint import SaveAligners
+from aligners.datamodules.asking import TaskBatch
+from aligners.datamodules.model_texts import ModelTexts
+from aligners.datamodules.text.sources import TextSource
+from aligners.datamodules.text.texts import hash_texts
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.bank import load_bank, save_bank
 from aligners.injection.stitching.training import LossWeights, Stitching
@@ -15,12 +21,6 @@ from aligners.maps.inn import INN
 from aligners.maps.linear import Identity, Linear, Mean
 from aligners.maps.mlp import MLP
 from aligners.models import FrozenModel
-from callbacks.best import BestPerSite
-from callbacks.checkpoint import SaveAligners
-from datamodules.asking import TaskBatch
-from datamodules.model_texts import ModelTexts
-from datamodules.text.sources import TextSource
-from datamodules.text.texts import hash_texts
 from tests.runs import activations, quiet_trainer
 from tests.stitches import LAYERS, evaluate, model_texts, rows_of, train
 from tests.tiny import tiny_folder

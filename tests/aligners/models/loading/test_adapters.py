@@ -10,11 +10,11 @@ from peft import LoraConfig, PeftConfig, PeftModel, PromptTuningConfig, get_peft
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from aligners.datamodules.frozen_models import FrozenModels
 from aligners.errors import UserError
 from aligners.models import FrozenModel, load_frozen
 from aligners.models.classifiers import new_classifier
 from aligners.models.loading.known import KnownModels, SleepingModel
-from datamodules.frozen_models import FrozenModels
 from tests.tiny import TEXTS, tiny_folder, tiny_model, tiny_tokenizer, tokenised
 
 LAYERS = {"llama": ["q_proj", "down_proj"], "gpt2": ["c_attn"], "bert": ["query", "dense"]}

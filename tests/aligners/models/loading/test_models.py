@@ -10,11 +10,11 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel, T5ForConditionalGeneration, T5ForSequenceClassification, T5Model
 from transformers.utils import logging
 
+from aligners.datamodules.store.states import BESIDE
 from aligners.errors import UserError
 from aligners.models import load_frozen
 from aligners.models.loading.known import KnownModels, SleepingModel
 from aligners.models.loading.named import refusing
-from datamodules.store.states import BESIDE
 from tests.tiny import ARCHITECTURES, CLASSIFIERS, LANGUAGE_HEADS, tiny_folder, tiny_frozen, tiny_model, tokenised
 
 

@@ -9,7 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from aligners.callbacks.checkpoint import SaveAligners
 from aligners.cli.table import evaluate
+from aligners.datamodules.pairings import pair_states
+from aligners.datamodules.states import States
+from aligners.datamodules.text.sources import TextSource
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.bank import StoredBank, load_bank
 from aligners.injection.behaviour import BEHAVIOUR
@@ -23,10 +27,6 @@ from aligners.probing.tasks import ProbeTraining
 from aligners.probing.trees import Trees
 from aligners.reports.report import where
 from aligners.reports.runs.probing.across import report
-from callbacks.checkpoint import SaveAligners
-from datamodules.pairings import pair_states
-from datamodules.states import States
-from datamodules.text.sources import TextSource
 from tests.aligners.probing.made import drawn_words, edge_bank, made_words, sentences_of_words, write_treebank
 from tests.runs import quiet_trainer
 

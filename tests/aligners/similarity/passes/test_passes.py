@@ -11,6 +11,9 @@ from unittest.mock import patch
 import pytest
 import torch
 
+from aligners.datamodules.layers import LayerActivations
+from aligners.datamodules.store.keeping import save_tensors
+from aligners.datamodules.text.sources import TextSource
 from aligners.similarity import evaluation
 from aligners.similarity.algebra.pairs import CentredRows
 from aligners.similarity.evaluation import SimilarityEvaluation
@@ -20,9 +23,6 @@ from aligners.similarity.outcome import TileFigures
 from aligners.similarity.passes.plan import Needs, Tile
 from aligners.similarity.passes.run import PassRun
 from aligners.similarity.passes.saved import SavedPasses
-from datamodules.layers import LayerActivations
-from datamodules.store.keeping import save_tensors
-from datamodules.text.sources import TextSource
 from tests.pickled import Code
 from tests.ranks import two_ranks
 from tests.runs import quiet_trainer

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from aligners.datamodules.text.annotated import files
+from aligners.datamodules.text.annotated.files import holds_spans, read_conllu, read_spans, task_name
+from aligners.datamodules.text.annotated.grammar import sentences
+from aligners.datamodules.text.annotated.sentence import ANNOTATION, Sentence, Target, check_tree
+from aligners.datamodules.text.loading import load_texts
+from aligners.datamodules.text.sources import TextSource
 from aligners.errors import UserError
-from datamodules.text.annotated import files
-from datamodules.text.annotated.files import holds_spans, read_conllu, read_spans, task_name
-from datamodules.text.annotated.grammar import sentences
-from datamodules.text.annotated.sentence import ANNOTATION, Sentence, Target, check_tree
-from datamodules.text.loading import load_texts
-from datamodules.text.sources import TextSource
 
 TREEBANK = """\
 # text = vámonos al mar

@@ -3,8 +3,8 @@ from hashlib import blake2b
 
 import pytest
 
-from datamodules.text.annotated.grammar import PAST, PRESENT, sentences
-from datamodules.text.annotated.sentence import Sentence, check_tree
+from aligners.datamodules.text.annotated.grammar import PAST, PRESENT, sentences
+from aligners.datamodules.text.annotated.sentence import Sentence, check_tree
 
 
 @pytest.fixture(scope="module")
