@@ -121,6 +121,17 @@ class TextModule(pl.LightningDataModule):
         self._texts: Texts | None = None
         self._tokenised: TokenisedSplits | None = None
         self._fitted: dict[str, FittedTexts] = {}
+        self.cautions: list[str] = []
+
+    def caution(self, sentence: str) -> None:
+        """Log what makes figures on these texts and models doubtful, and put it first in every report.
+
+        Args:
+            sentence: whole, beginning with "Caution: ". The same one is said once.
+        """
+        if sentence not in self.cautions:
+            self.cautions.append(sentence)
+            rank_zero_only(logger.warning)(sentence)
 
     def wanted(self, depths: Sequence[int]) -> list[list[int]]:
         """The sites that the user asks for, of models of these depths. Whether they exist is not checked here."""
@@ -218,6 +229,7 @@ class TextModule(pl.LightningDataModule):
             **({} if self.store_dtype in (None, dtype) else {"stored_as": self.store_dtype}),
             "batch_size": self.batch_size,
             "seed": self.seed,
+            "data_cautions": list(self.cautions),
         }
 
     def config(self) -> dict[str, Any]:
