@@ -172,6 +172,7 @@ class TextModule(pl.LightningDataModule):
             self._whole = load_texts(self.text, self.frozen_models.chat_tokenizers)
             sentences = words_on(self._whole.describe(), "splits", "filled", "copies")
             rank_zero_only(print)(*sentences, flush=True)
+            self._caution_on(self._whole)
             self._texts = _warned(self._whole.without(self.frozen_models.fitted_on()))
         return self._texts
 
@@ -196,7 +197,13 @@ class TextModule(pl.LightningDataModule):
             ValueError: as `load_texts` does, or no held-out text is left.
         """
         fitted = {**self.frozen_models.fitted_on(embedded=True), **self._fitted}
-        return _warned(load_texts(source, self.frozen_models.chat_tokenizers).without(fitted))
+        texts = load_texts(source, self.frozen_models.chat_tokenizers)
+        self._caution_on(texts)
+        return _warned(texts.without(fitted))
+
+    def _caution_on(self, texts: Texts) -> None:
+        for sentence in texts.origin.get("cautions", ()):
+            self.caution(sentence)
 
     @property
     def tokenised(self) -> TokenisedSplits:

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from torch.utils.benchmark import Timer
 
+from aligners.datamodules.text.files import is_local
 from aligners.datamodules.text.loading import split_shares
-from aligners.datamodules.text.sources import TextSource, fitting_split, held_out_split, is_local, known_source
+from aligners.datamodules.text.sources import TextSource, fitting_split, held_out_split, known_source
 from aligners.files.room import in_words
 from aligners.files.tables import table_beside
 from aligners.models.architectures import architecture_of
@@ -68,9 +69,13 @@ def _counted(source: TextSource) -> list[int] | None:
     rows, most = [fitting_split(splits, source)], source.most("test")
     for name in (source.official, source.fill_from):
         if name is not None and source.official and (len(rows) == 1 or rows[1] < (most or 0)):
-            further = held_out_split(splits, name, source)
+            further = held_out_split(splits, name, source, _said_by_cells)
             rows.append(further if isinstance(further, int) else len(further))
     return rows
+
+
+def _said_by_cells(caution: str) -> None:
+    """Leave a caution on texts to the cells that read them."""
 
 
 @cache
@@ -80,7 +85,9 @@ def _splits(name: str, subset: str | None, revision: str | None) -> dict[str, An
     if name in known:
         return known[name]
     if is_local(name):
-        return {split: len(rows) for split, rows in known_source(TextSource(name)).open(TextSource(name)).items()}
+        source = TextSource(name)
+        splits = known_source(source).open(source, _said_by_cells)
+        return {split: len(rows) for split, rows in splits.items()}
     from datasets import load_dataset_builder
 
     about = load_dataset_builder(name, subset, revision=revision).info.splits or {}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
+from aligners.datamodules.text.labels import is_mixed
 from aligners.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,10 +20,19 @@ if TYPE_CHECKING:
 Tokenizers = Callable[[], Mapping[str, "PreTrainedTokenizerBase"]]
 
 
-def is_conversation(value: Any) -> bool:
-    """Whether a value of a table is a list of messages."""
-    first = value[0] if isinstance(value, list) and value else None
-    return isinstance(first, Mapping) and {"role", "content"} <= set(first)
+RENDERING = 2  # counted up with what is made of conversations: `datasets` keeps it
+
+
+def holds_conversations(table: Dataset, column: str) -> bool:
+    """Whether the first value of a column that is not empty is a list of messages."""
+    from datasets import List
+
+    feature = table.features.get(column)
+    if not (isinstance(feature, List) or is_mixed(feature)):
+        return False
+    first = next(filter(None, table[column]), None)
+    message = first[0] if isinstance(first, list) else None
+    return isinstance(message, Mapping) and {"role", "content"} <= set(message)
 
 
 def template_of(chosen: str | None, tokenizers: Tokenizers | None) -> tuple[str, PreTrainedTokenizerBase]:
@@ -64,12 +74,15 @@ def rendered(table: Any, columns: Sequence[str], tokenizer: PreTrainedTokenizerB
     from datasets.fingerprint import Hasher
 
     options: dict[str, Any] = {}
-    if isinstance(
-        table, datasets.Dataset
-    ):  # named by content: pickled tokenizers differ with what they were last used for
-        decides = [table._fingerprint, *columns, tokenizer.chat_template, str(tokenizer.special_tokens_map)]
+    if isinstance(table, datasets.Dataset):
+        # named by content: pickled tokenizers differ with what they were last used for
+        decides = [RENDERING, table._fingerprint, *columns, tokenizer.chat_template, str(tokenizer.special_tokens_map)]
         options = {"new_fingerprint": Hasher.hash(decides), "desc": "Rendering conversations"}
-    return table.map(partial(_texts, columns=columns, tokenizer=tokenizer), with_indices=True, **options)
+    if table.features is not None:  # which would make texts be kept as what the conversations were
+        kinds = {name: datasets.Value("string") for name in columns}
+        options["features"] = datasets.Features({**table.features, **kinds})
+    render = partial(_texts, columns=columns, tokenizer=tokenizer)
+    return table.map(render, with_indices=True, **options)
 
 
 def written_tokens(split: Dataset, tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -82,8 +95,26 @@ def _texts(
     row: Mapping[str, Any], number: int, columns: Sequence[str], tokenizer: PreTrainedTokenizerBase
 ) -> dict[str, Any]:
     try:
-        return {name: tokenizer.apply_chat_template(row[name], tokenize=False) for name in columns}
+        return {name: _text(row[name], tokenizer) for name in columns}
     except (TemplateError, LookupError, TypeError, ValueError) as error:
         raise UserError(
             f"No chat template renders row {number} (counting from 0) as a conversation: {error}"
         ) from error
+
+
+def _text(messages: Any, tokenizer: PreTrainedTokenizerBase) -> Any:
+    """The text of a conversation."""
+    if not messages:
+        raise UserError("it is empty. Remove it from the data.")
+    written = [_as_written(message) for message in messages]
+    return tokenizer.apply_chat_template(written, tokenize=False)
+
+
+def _as_written(value: Any) -> Any:
+    """A message without the entries that only others have, which a table fills with None.
+
+    Templates ask whether there is such an entry. A `content` may be null, as in calls of tools.
+    """
+    if isinstance(value, Mapping):
+        return {name: _as_written(entry) for name, entry in value.items() if entry is not None or name == "content"}
+    return [_as_written(entry) for entry in value] if isinstance(value, list) else value

@@ -17,7 +17,11 @@ from aligners.errors import UserError
 if TYPE_CHECKING:
     from datasets import Dataset
 
+Say = Callable[[str], None]  # takes a sentence that begins with "Caution: "
 MISSING = -1  # the class of a text that has none, as in GLUE's test splits; NaN where numbers are predicted
+NO_NUMBER = {"na", "n/a", "nan", "null", "none"}  # as R and Python write a number that is missing
+DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
+FEW = 20  # different numbers that may be classes
 
 
 @dataclass(frozen=True)
@@ -29,12 +33,14 @@ class LabelColumn:
         names: of the classes by number, where known.
         dtype: of the labels: int64 for classes, float64 for numbers to predict.
         written: the class of each name, where labels are written as names.
+        missing: words that mean no label, such as NA in a column of numbers.
     """
 
     column: str
     names: list[str] | None
     dtype: str
     written: dict[str, int] | None = None
+    missing: frozenset[str] = frozenset()
 
     def labels(self, values: Sequence[Any]) -> list[int] | list[float]:
         """Convert the values of a split to labels, `MISSING` or NaN where there is none.
@@ -44,12 +50,21 @@ class LabelColumn:
         if self.written is not None:
             return [self.written.get(value or "", MISSING) for value in values]
         if self.dtype == "int64":
-            return [MISSING if _absent(value) else int(float(value)) for value in values]
-        numbers = [math.nan if _absent(value) else float(value) for value in values]
+            return [MISSING if self.lacks(value) else int(float(value)) for value in values]
+        numbers = [math.nan if self.lacks(value) else float(value) for value in values]
         return [math.nan] * len(numbers) if set(numbers) == {float(MISSING)} else numbers
 
+    def lacks(self, value: Any) -> bool:
+        """Whether a value of the column is no label."""
+        return _absent(value) or value in self.missing
 
-def read_labels(tables: Sequence[Dataset], column: str | None, source: str) -> LabelColumn | None:
+
+def is_mixed(feature: Any) -> bool:
+    """Whether a column of a table has values of several kinds: `Json`, which old versions of `datasets` lack."""
+    return type(feature).__name__ == "Json"
+
+
+def read_labels(tables: Sequence[Dataset], column: str | None, source: str, say: Say) -> LabelColumn | None:
     """Find out what a column of labels holds; None if there is no column.
 
     Whole numbers and names are classes. Numbers with fractions are to be predicted. A column of whole numbers, some
@@ -59,41 +74,96 @@ def read_labels(tables: Sequence[Dataset], column: str | None, source: str) -> L
         tables: of the source, which share the column.
         column: its name.
         source: where the tables come from, for the message.
+        say: takes cautions: on labels that may be meant otherwise than they are read.
 
     Raises:
-        ValueError: it holds neither numbers nor names, or an infinite number.
+        ValueError: it holds neither numbers nor names, or an infinite number, or one with a decimal comma.
     """
     from datasets import ClassLabel
 
     if column is None:
         return None
     for table in tables:
-        kind = getattr(table.features[column], "dtype", "")
-        if not kind.startswith(("bool", "string", "large_string", "int", "uint", "float", "double", "null")):
-            raise UserError(
-                f"Expected numbers or names of classes in column {column!r} (`label_column`) of {source!r}, but it "
-                f"holds {table.features[column]}."
-            )
+        _check_kind(table.features[column], column, source)
     feature = tables[0].features[column]
     if isinstance(feature, ClassLabel):
         return LabelColumn(column, list(feature.names), "int64")
-    values = [value for table in tables for value in table[column][:]]
-    present = [value for value in values if not _absent(value)]
+    split_values = [table[column][:] for table in tables]
+    values = list(chain(*split_values))
+    labels = _label_column(column, values, source, say)
+    if labels.dtype == "int64" and labels.written is None:
+        for of_split in split_values:
+            _say_minus_one(labels, of_split, source, say)
+    return labels
+
+
+def _check_kind(feature: Any, column: str, source: str) -> None:
+    """Raise unless a column holds numbers or texts."""
+    known = ("bool", "string", "large_string", "int", "uint", "float", "double", "null")
+    if getattr(feature, "dtype", "").startswith(known) and not is_mixed(feature):
+        return
+    held = "values of several kinds: write all of them alike" if is_mixed(feature) else feature
+    expected = f"Expected numbers or names of classes in column {column!r} (`label_column`) of {source!r}"
+    raise UserError(f"{expected}, but it holds {held}.")
+
+
+def _label_column(column: str, values: Sequence[Any], source: str, say: Say) -> LabelColumn:
+    """How the values of a column, not all of the same kind, become labels."""
+    missing = _words_for_none(values)
+    if missing:
+        say(
+            f"Caution: {' and '.join(map(repr, sorted(missing)))} in column {column!r} of {source!r}, beside numbers, "
+            "count as no label."
+        )
+    present = [value for value in values if not _absent(value) and value not in missing]
     if not any(isinstance(value, str | float) for value in present):
         return LabelColumn(column, None, "int64")
     numbers, incomplete = _converted(present, float), len(present) < len(values)
     whole = numbers is not None and all(number.is_integer() for number in numbers)
     if _converted(present, int) is not None or (incomplete and whole):
-        return LabelColumn(column, None, "int64")
-    if numbers is not None:
-        if any(map(math.isinf, numbers)):
-            raise UserError(
-                f"Expected numbers to predict in column {column!r} (`label_column`) of {source!r}, but some are "
-                "infinite. Leave these texts out."
-            )
-        return LabelColumn(column, None, "float64")
+        return LabelColumn(column, None, "int64", missing=missing)
+    if numbers is None:
+        return _named_classes(column, present, source)
+    if any(map(math.isinf, numbers)):
+        raise UserError(
+            f"Expected numbers to predict in column {column!r} (`label_column`) of {source!r}, but some are infinite. "
+            "Leave these texts out."
+        )
+    if whole and 1 < len(set(numbers)) <= FEW:
+        say(
+            f"Caution: the labels of {source!r}, such as {numbers[0]} in column {column!r}, are taken for numbers to "
+            "predict, as they are written with fractions. Write classes as whole numbers."
+        )
+    return LabelColumn(column, None, "float64", missing=missing)
+
+
+def _words_for_none(values: Sequence[Any]) -> frozenset[str]:
+    """Words such as NA that mean a missing number: of a column where everything else is a number, or nothing."""
+    texts = {value for value in values if isinstance(value, str) and value}
+    words = {text for text in texts if text.strip().casefold() in NO_NUMBER}
+    return frozenset(words) if words < texts and _converted(sorted(texts - words), float) is not None else frozenset()
+
+
+def _named_classes(column: str, present: Sequence[Any], source: str) -> LabelColumn:
     names = sorted({str(value) for value in present})
+    if all(DECIMAL_COMMA.fullmatch(name.strip()) for name in names):
+        raise UserError(
+            f"Expected numbers with decimal points in column {column!r} (`label_column`) of {source!r}, but got "
+            f"{names[0]!r}. Write {names[0].replace(',', '.')!r}."
+        )
     return LabelColumn(column, names, "int64", {name: number for number, name in enumerate(names)})
+
+
+def _say_minus_one(labels: LabelColumn, values: Sequence[Any], source: str, say: Say) -> None:
+    """Say that -1 counts as no label where other labels stand beside it: it could be a class."""
+    classes = labels.labels(values)
+    rows = [row for row, value in enumerate(values) if classes[row] == MISSING and not labels.lacks(value)]
+    if rows and set(classes) != {MISSING}:
+        say(
+            f"Caution: {len(rows):,} of {len(values):,} rows of {source!r} have the label -1 in column "
+            f"{labels.column!r}, which counts as no label; the first is row {rows[0]} (counting from 0). If -1 is a "
+            "class, number the classes 0, 1, ..., or write names."
+        )
 
 
 def known_labels(labels: Tensor) -> Tensor:

