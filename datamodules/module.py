@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -204,6 +204,16 @@ class TextModule(pl.LightningDataModule):
     def _caution_on(self, texts: Texts) -> None:
         for sentence in texts.origin.get("cautions", ()):
             self.caution(sentence)
+
+    def texts_labelled_by(self, column: str) -> Texts:
+        """The same texts, in the same order, with the labels of another column.
+
+        Raises:
+            ValueError: there is no such column, or it holds neither numbers nor names.
+        """
+        source = replace(self.text, label_column=column, text_columns=self.texts.origin["text_columns"])
+        texts = load_texts(source, self.frozen_models.chat_tokenizers)
+        return texts.without({**self.frozen_models.fitted_on(), **self._fitted})
 
     @property
     def tokenised(self) -> TokenisedSplits:

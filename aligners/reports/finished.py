@@ -48,7 +48,9 @@ def make_report(kind: str, meta: Row, rows: Sequence[Row], **more: Any) -> Repor
     texts = [meta.get(name, {}) for name in ("text", "other_text")]
     of_texts = [sentence for text in texts for sentence in words_on(text, "filled", "copies", "left_out")]
     given = {name: about[name] for name in ("title", "note", "columns", "captions", "files") if name in about}
-    begins = lead(about.get("lead", kind), meta=meta, rows=with_short_names(rows), tables=report.tables, **options)
+    begins = report.lead or lead(
+        about.get("lead", kind), meta=meta, rows=with_short_names(rows), tables=report.tables, **options
+    )
     cautions = [*meta.get("data_cautions", ()), *meta.get("cautions", ())]
     sentences = [*dict.fromkeys(cautions), *report.sentences, *of_texts]
     return replace(report, name=file_name(kind), lead=begins, sentences=sentences, **given)

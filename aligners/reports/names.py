@@ -103,8 +103,18 @@ def held_out_name(text: Row) -> str | None:
 
 def fixed(value: float, form: str) -> str:
     """Format a number, whose rounding to zero has no sign: 0.000, not -0.000."""
+    if not form or form[-1] not in "eEfFgG%":
+        return format(value, form)
     sign = form[: len(form) - len(form.lstrip("+- "))]
-    return format(value, form if form == "d" or "z" in form else f"{sign}z{form.removeprefix(sign)}")
+    return format(value, form if "z" in form else f"{sign}z{form.removeprefix(sign)}")
+
+
+def interval_of(row: Row, column: str, form: str, scale: float = 1) -> str:
+    """` [low, high]`, where a row has them; else nothing."""
+    low, high = row.get(f"{column}_low"), row.get(f"{column}_high")
+    if low is None or high is None:
+        return ""
+    return f" [{fixed(scale * low, form)}, {fixed(scale * high, form)}]"
 
 
 def with_interval(row: Row, column: str, form: str, scale: float = 1) -> str:

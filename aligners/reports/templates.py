@@ -10,7 +10,16 @@ from markupsafe import Markup, escape
 
 from aligners.files.tables import table_beside
 from aligners.fitting.outcomes import MARK, no_better_than_the_mean, trained_methods
-from aligners.reports.names import WORDS, four_digits, held_out_name, listed, plain_number, site_name, value_range
+from aligners.reports.names import (
+    WORDS,
+    fixed,
+    four_digits,
+    held_out_name,
+    listed,
+    plain_number,
+    site_name,
+    value_range,
+)
 from aligners.reports.report import Row, distinct, grouped, mean, where
 from aligners.similarity.controls import matching_layers
 
@@ -68,7 +77,7 @@ def words(template: str, **values: Any) -> str:
     """Render a template of `findings/` as it is; see `sentences`."""
     environment = Environment(loader=FileSystemLoader(HERE / "findings"), undefined=StrictUndefined)
     environment.globals |= {"words": WORDS, "mark": MARK}
-    environment.filters |= {"form": format, "number": plain_number, "by": grouped}
+    environment.filters |= {"form": fixed, "number": plain_number, "by": grouped}
     environment.filters |= {"matching": _matching, "compared": _compared}
     environment.filters["span"] = lambda rows, column, form: value_range([row[column] for row in rows], form)
     environment.filters |= {function.__name__: function for function in FILTERS}

@@ -50,7 +50,8 @@ def measured(old: Path, new: Path, sites: list[int], texts: dict[str, Any], fold
             score = auroc((read["held"][place] @ weight).numpy(), texts["held"][1].numpy())
             told: dict[str, Any] = {**about, "name": f"{name}_{site}"}
             told["score"] = {"metric": "auroc", "value": score, "n": 500}
-            head = Head.of(weight, [bias], **told, classes=["0", "1"]) if name == "head" else None
+            told["classes"] = ["0", "1"]
+            head = Head.of(weight, [bias], **told) if name == "head" else None
             write_artefact(head or Direction({"vector": weight}, told), folder / "mine" / told["name"])
     if "smollm2" in str(old):
         width, draw = len(vector), torch.Generator().manual_seed(0)

@@ -48,19 +48,22 @@ def words(models: list, sites: list[list[int]], texts: list[str]) -> tuple[list[
     return [torch.cat(part, 1) for part in parts], torch.cat(owners)
 
 
-def difference(rows: PairedRows) -> Tensor:
+def difference(rows: PairedRows, of_text: Tensor) -> Tensor:
     """The mean of NEW's states in texts of the second class, minus that in texts of the first."""
-    positive = torch.as_tensor(rows.labels) > 0
+    positive = of_text[rows.text] > 0
     return rows.new[positive].mean(0) - rows.new[~positive].mean(0)
 
 
 def directions(old: dict[str, Tensor], new: Tensor, owner: Tensor, labels: Tensor, seed: int) -> dict[str, Direction]:
     """NEW's own direction, without and with its huge states, and those of all old models carried."""
-    known, own = owner < LABELLED, PairedRows(new, new, owner, labels)
-    found = {"native": Direction({"vector": difference(own.at(known).typical)})}
-    found["native, with huge states"] = Direction({"vector": difference(own.at(known))})
+    known, own = owner < LABELLED, PairedRows(new, new, owner)
+    of_text = labels.new_zeros(int(owner.max()) + 1)
+    of_text[owner] = labels
+    found = {"native": Direction({"vector": difference(own.at(known).typical, of_text)})}
+    found["native, with huge states"] = Direction({"vector": difference(own.at(known), of_text)})
     for name, states in old.items():
-        theirs, rows = Direction({"vector": difference(replace(own, new=states).at(known))}), replace(own, old=states)
+        vector = difference(replace(own, new=states).at(known), of_text)
+        theirs, rows = Direction({"vector": vector}), replace(own, old=states)
         for n, shuffled in ((100, False), (1000, False), (1000, True)):
             place = (owner - LABELLED) / n
             fitting, chosen = rows.at((place >= 0) & (place < 0.8)), rows.at((place >= 0.8) & (place < 1))

@@ -289,6 +289,19 @@ def class_map(
     return None if groups == tuple((k,) for k in range(len(head))) else groups
 
 
+def places_of(head: Sequence[str], names: Sequence[str]) -> list[int] | None:
+    """The place in a head of each class of the texts, by their names; None where only one side names its classes.
+
+    Args:
+        head: names of the head's classes, by number; or mere numbers.
+        names: of the texts' classes, likewise.
+    """
+    by_name = numbered(head, len(head)) is None
+    if by_name != (numbered(names, len(names)) is None):
+        return None
+    return _order(head, names, len(names))
+
+
 def in_words(groups: ClassMap | None, head: Sequence[str], names: Sequence[str] | None) -> dict[str, list[str]]:
     """A map for a report: name of each class of the texts -> names of the head's classes that answer it."""
     groups = groups or tuple((k,) for k in range(len(head)))

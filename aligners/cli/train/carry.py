@@ -10,9 +10,9 @@ from aligners.datamodules.states import States
 from aligners.errors import UserError
 from aligners.probing.artefacts.carrying import Carrying, own_sites
 from aligners.probing.artefacts.files import read_artefacts, write_artefact
-from aligners.probing.artefacts.kinds import Artefact, Head
+from aligners.probing.artefacts.kinds import Artefact
 from aligners.reports.names import file_names
-from aligners.reports.templates import words
+from aligners.reports.runs.updates.carrying import artefact_card
 
 
 @command(
@@ -26,8 +26,9 @@ def carry(run: Run, artefacts: Path | None = None) -> None:
     """Carry what reads X, the old model, to Y, the new one: heads, directions, probes, stitching layers, dictionaries.
 
     Maps are fitted on text without labels. Each artefact is written for Y in the format that it came in, below
-    artefacts/ of the run, with a card. What will become of it is said from its answers alone; where the texts have
-    labels, its scores stand beside that: as it is, carried, trained anew, and floors.
+    artefacts/ of the run, with a card. How far it agrees with its old answers is said without labels, and with the
+    `score` that it had on the old model, what it will score. Where the texts have the labels of its `classes`, its
+    scores stand beside that: as it is, carried, trained anew, and floors.
 
     Example: `--artefacts mine --data.model_x old --data.model_y new --run runs/carried`
 
@@ -40,7 +41,7 @@ def carry(run: Run, artefacts: Path | None = None) -> None:
     if artefacts is None:
         raise UserError("Expected a folder in `artefacts`, but got none.")
     found, data = read_artefacts(artefacts), run.made.data
-    check(found, data, labelled=run.options.labelled)  # before any model is made or loaded
+    check(found, data)  # before any model is made or loaded
     if data.pairing.options["sites"] == "all":
         data.pairing = replace(data.pairing, links=partial(own_sites, found))
     run.start()
@@ -49,12 +50,12 @@ def carry(run: Run, artefacts: Path | None = None) -> None:
     names = file_names([artefact.name for artefact in found])
     for old, new, row in zip(found, carrying.carried, carrying.rows, strict=True):
         scores = [score for score in carrying.report_tables["scores"] if score["artefact"] == old.name]
-        card = words("carried", row=row, scores=scores, meta=carrying.meta, through=bool(new.through))
+        card = artefact_card(row, scores, carrying.meta, through=bool(new.through))
         write_artefact(new, run.folder / "artefacts" / names[old.name], card)
 
 
-def check(artefacts: list[Artefact], data: States, *, labelled: bool) -> None:
-    """Raise unless artefacts have the width of the old model, and heads the classes of the labels."""
+def check(artefacts: list[Artefact], data: States) -> None:
+    """Raise unless artefacts have the width of the old model."""
     name, width = data.models[0], data.frozen_models.widths()[0]
     wrong = next((artefact for artefact in artefacts if artefact.width != width), None)
     if wrong is not None:
@@ -62,14 +63,3 @@ def check(artefacts: list[Artefact], data: States, *, labelled: bool) -> None:
             f"Expected artefacts of width {width}, that of {name}, but {wrong.name} reads states of width "
             f"{wrong.width}. Name its own model as `data.model_x`."
         )
-    if not labelled or "label" not in data.texts.fit.column_names or data.texts.regression:
-        return
-    labels = data.texts.label_names or list(map(str, range(data.texts.classes)))
-    for head in (artefact for artefact in artefacts if isinstance(artefact, Head)):
-        named = list(map(str, head.about.get("classes") or range(head.classes)))
-        told = data.texts.label_names is not None and "classes" in head.about
-        if len(named) != len(labels) or (told and named != labels):
-            raise UserError(
-                f"Expected the classes of {head.name} to be those of the texts, {', '.join(labels)}, in this order, "
-                f"but got {', '.join(named)}. Give other texts, or set `labelled` to false."
-            )

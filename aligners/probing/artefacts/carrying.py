@@ -17,13 +17,24 @@ from aligners.datamodules.tokens.splits import Split
 from aligners.datamodules.tokens.tokenised import same_tokenizer
 from aligners.errors import UserError, check_known, check_range
 from aligners.models.loading.models import check_precision
-from aligners.probing.artefacts.fate import MOST_ROWS, Row, fate, text_weights, verdict, with_labels
+from aligners.probing.artefacts.fate import (
+    MOST_ROWS,
+    Row,
+    fate,
+    measured_score,
+    own_score,
+    text_weights,
+    verdict,
+    with_labels,
+)
 from aligners.probing.artefacts.kinds import Artefact, Dictionary, Direction, Head
 from aligners.probing.artefacts.maps import EQUAL_WIDTHS, MAPS, STALE, FittedMap, PairedRows, fit_maps, forward_map
+from aligners.probing.artefacts.owning import Truth, caution, truth_of
 
 TOKENS, WORDS = RowKind("tokens"), RowKind("words")
 Answers = dict[str, Tensor]  # condition -> answers (N, C)
 PENALTIES = (1e-4, 1e-3, 1e-2, 0.1)  # of heads that are trained anew
+OWNER, HELD_OUT = "its owner", "labelled held-out texts"  # whose score on the old model a forecast begins with
 DRAWS, SHUFFLES = 20, 5  # of random directions, and of shuffled maps: one alone is above or below chance
 
 
@@ -42,7 +53,8 @@ class Carrying(pl.LightningModule):
             ridge_identity (ridge towards the identity).
         least_kept: Say "do not use" where a smaller share of the artefact's score above chance is predicted to be kept,
             or its interval reaches chance.
-        labelled: Measure scores where texts have labels. False: the labels are not what the artefacts read.
+        labelled: Score artefacts whose own labels the texts have: by the names of their `classes`, or by a
+            `label_column` that they name. False: none.
         seed: of shuffled maps, random directions and the resampling of texts.
 
     Raises:
@@ -70,6 +82,10 @@ class Carrying(pl.LightningModule):
         check_precision(self.trainer)
         self.stream: States = stream_of(self.trainer, States)
         self.old, self.new = self.stream.frozen[:2]
+        self.truths = {artefact.name: self._truth(artefact) for artefact in self.artefacts}
+        doubt = caution([*self.truths.values()], self.stream.text.source)
+        if doubt:
+            self.stream.caution(doubt)
         self.meta = {**self.stream.describe(), "maps": self.maps, "least_kept": self.least_kept, "seed": self.seed}
         self.meta["cautions"] = [words for artefact in self.artefacts for words in check_model(artefact, self.old)]
         self.one_tokenizer = same_tokenizer(*self.stream.frozen_models.tokenizers[:2])
@@ -77,6 +93,11 @@ class Carrying(pl.LightningModule):
         self.kinds = list(dict.fromkeys(kinds))
         self.stream.plan(Plan(kinds=self.kinds[1:]))
         self.batches: dict[Split, list[PairedBatch]] = {"test": []}
+
+    def _truth(self, artefact: Artefact) -> Truth:
+        """The labels that an artefact is scored against, where it reads one row of each text."""
+        whole = policy_of(artefact.rows).types is None
+        return truth_of(artefact, self.stream) if self.labelled and whole else Truth()
 
     def kind(self, artefact: Artefact) -> RowKind:
         """The rows that an artefact reads; of tokens, where the models have different ones, words."""
@@ -98,8 +119,6 @@ class Carrying(pl.LightningModule):
         """The rows of a split at a site pair; of the held-out ones at most `MOST_ROWS`, evenly spaced."""
         batches = [(batch, *batch.others)[self.kinds.index(kind)] for batch in self.batches[split]]
         parts = [[b.x[place] for b in batches], [b.y[place] for b in batches], [b.text for b in batches]]
-        if self.labelled and all(b.texts.labels is not None for b in batches):
-            parts.append([b.texts.labels[b.rows.owner] for b in batches if b.texts.labels is not None])
         rows = PairedRows(*(torch.cat(part).cpu() for part in parts))
         n = len(rows.text)
         return rows if split != "test" or n <= MOST_ROWS else rows.at(torch.linspace(0, n - 1, MOST_ROWS).long())
@@ -124,24 +143,39 @@ class Carrying(pl.LightningModule):
         new, held = self._moved(artefact, best, on, place), self.paired("test", kind, place)
         weights, answers = text_weights(held.text, self.seed), {"native": artefact.answers(held.old)}
         if artefact.width == self.new.width:
-            own = next((p for p in places if sites[p][1] == sites[p][0]), place)
-            answers["stale"] = artefact.answers(self.paired("test", kind, own).new)
+            own_place = next((p for p in places if sites[p][1] == sites[p][0]), place)
+            answers["stale"] = artefact.answers(self.paired("test", kind, own_place).new)
         answers["carried"] = new.answers(held.new)
-        told = partial(fate, artefact, answers["native"], weights=weights, seed=self.seed)
+        own, measured_by = self._own_score(artefact, answers["native"], held, weights)
+        told = partial(fate, artefact, answers["native"], own=own, weights=weights)
         after, before = told(answers["carried"]), told(answers["stale"]) if "stale" in answers else None
         about |= {"model_x": self.old.name, "model_y": self.new.name}
         row = {
             **{**about, "site_x": sites[place][0], "site_y": sites[place][1], "rows": str(kind)},
             **{"n_texts": len(held.text.unique()), "n_fitted": len(self.stream.texts.fit)},
             **{"map": best.name, "fitted_on": str(on), "error": best.error},
-            "verdict": verdict(artefact, after, before, self.least_kept),
-            "own_score": (artefact.about.get("score") or {}).get("value"),
+            "verdict": verdict(own, after, before, self.least_kept),
+            "own_score": None if own is None else float(own[0]),
+            "own_score_of": measured_by,
             **{**after, **{f"stale_{name}": before and before[name] for name in after}},
         }
-        if held.labels is not None and isinstance(artefact, (Head, Direction)) and len(held.text) == row["n_texts"]:
+        if self.truths[artefact.name].labels is not None:
             scores = self._scored(artefact, answers, weights, kind, place)
             self.report_tables["scores"] += [{**about, **score} for score in scores]
         return new, row
+
+    def _own_score(
+        self, artefact: Artefact, answers: Tensor, held: PairedRows, weights: Tensor
+    ) -> tuple[Tensor | None, str | None]:
+        """The AUROC on the old model, with resamples, and whose it is: its owner's, or of labelled held-out texts."""
+        own = own_score(artefact, len(weights), self.seed)
+        if own is not None:
+            return own, OWNER
+        labels = self.truths[artefact.name].labels
+        if labels is None:
+            return None, None
+        own = measured_score(artefact, answers, labels["test"][held.text], weights)
+        return (own, HELD_OUT) if own[0].isfinite() else (None, None)  # of one class there is none
 
     def _tried(self, artefact: Artefact, kind: RowKind, place: int) -> Iterator[tuple[FittedMap, RowKind, int]]:
         """Maps that are fitted on the rows that it reads, and on tokens where that is one row of a text."""
@@ -180,9 +214,10 @@ class Carrying(pl.LightningModule):
             weights: of these; see `text_weights`.
             at: the kind of rows, and the number of the site pair.
         """
-        held, native = self.paired("test", *at), answers["native"]
-        labels, columns = cast(Tensor, held.labels), native.shape[1] if isinstance(artefact, Head) else 1
-        known, anew = labels >= 0, trained_anew(self.paired("fit", *at), max(columns, 2))
+        held, native, fitting = self.paired("test", *at), answers["native"], self.paired("fit", *at)
+        own = cast(dict[Split, Tensor], self.truths[artefact.name].labels)
+        labels, columns = own["test"][held.text], native.shape[1] if isinstance(artefact, Head) else 1
+        known, anew = labels >= 0, trained_anew(fitting.new, own["fit"][fitting.text], max(columns, 2))
         drawn = torch.randn(self.new.width, DRAWS, generator=torch.Generator().manual_seed(self.seed))
         floor, at_random = Direction({"vector": drawn[:, 0]}), (held.new @ drawn).split(1, dim=1)
         judged = {name: (artefact, native, [given], labels) for name, given in answers.items()}
@@ -218,16 +253,16 @@ def check_model(artefact: Artefact, model: Any) -> list[str]:
     return []
 
 
-def trained_anew(fitting: PairedRows, classes: int) -> Head:
+def trained_anew(rows: Tensor, labels: Tensor, classes: int) -> Head:
     """A linear head on new states, by penalised maximum likelihood; the penalty does best on a fifth of the rows.
 
     Args:
-        fitting: rows with labels.
+        rows: (N, d) of the new model.
+        labels: (N,) class of each, -1 for none.
         classes: C.
     """
-    labels: Any = fitting.labels
     known = labels >= 0
-    x, y = fitting.new[known].double(), labels[known]
+    x, y = rows[known].double(), labels[known]
     mean, scale = x.mean(0), x.std(0).clamp(min=1e-6)
     x, last = (x - mean) / scale, len(y) * 4 // 5
 

@@ -12,8 +12,7 @@ from aligners.probing.artefacts.kinds import Artefact, Dictionary, Head
 
 COLUMNS = 8  # of many answers, such as a dictionary's features, those that vary most are compared
 MOST_ROWS = 2000  # that statistics are taken of, evenly spaced
-_WORSE = 0.002  # of a predicted score: less is no difference
-DRAWS = 1000  # of an owner's score, which say whether it is above chance
+_WORSE = 0.002  # of a score: less is no difference
 Scores = Callable[[Tensor], Tensor]
 
 
@@ -86,7 +85,13 @@ def attenuated(own: Tensor, correlation: Tensor) -> Tensor:
 
 
 def own_score(artefact: Artefact, draws: int, seed: int) -> Tensor | None:
-    """The AUROC that its owner measured, and draws of it from n texts (Hanley and McNeil 1982); None if not known."""
+    """The AUROC that its owner measured, and draws of it from n texts (Hanley and McNeil 1982); None if not known.
+
+    Args:
+        artefact: with `score`: `metric` auroc, its `value`, and the number `n` of texts that it was measured on.
+        draws: R, how many.
+        seed: of the draws.
+    """
     score: Mapping[str, Any] = artefact.about.get("score") or {}
     if score.get("metric") != "auroc" or score.get("value") is None:
         return None
@@ -98,20 +103,35 @@ def own_score(artefact: Artefact, draws: int, seed: int) -> Tensor | None:
     return (value + noise * math.sqrt(spread) / (half if spread else 1)).clamp(0, 1)
 
 
-def fate(artefact: Artefact, old: Tensor, new: Tensor, weights: Tensor, seed: int) -> Row:
-    """What the answers of the artefact on the old model say of those on the new one, without labels.
+def measured_score(artefact: Artefact, answers: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+    """The AUROC of its answers on the old model against labels, and its resamples, (1 + R,).
 
     Args:
-        artefact: with the `score` of its owner, if that is known.
+        artefact: a head or a direction.
+        answers: (N, C).
+        labels: (N,) its class of each row, -1 for none.
+        weights: see `text_weights`.
+    """
+    known = labels >= 0
+    score, _ = scores_of(artefact, answers)
+    scores = score(answers[known].double())
+    return auroc(scores, _positive(scores, labels[known]), weights[:, known])
+
+
+def fate(artefact: Artefact, old: Tensor, new: Tensor, own: Tensor | None, weights: Tensor) -> Row:
+    """What the answers of the artefact on the old model say of those on the new one.
+
+    Args:
+        artefact: that answers.
         old: its answers (N, C).
         new: those of the carried, or of the stale one.
+        own: its AUROC on the old model, and resamples of it, (1 + R,); None if that is not known.
         weights: see `text_weights`.
-        seed: of the draws of the owner's score.
 
     Returns:
         Rank correlation of the scores; fidelity, the AUROC of the new scores against the old decisions, or against the
         upper half of the old scores where all rows are decided alike; agreement of the decisions; `predicted`, the
-        owner's score `attenuated`, or else the fidelity: each with an interval.
+        score on the old model `attenuated`, None if that is not known: each with an interval.
     """
     score, decide = scores_of(artefact, old)
     before, after = score(old.double()), score(new.double())
@@ -120,29 +140,35 @@ def fate(artefact: Artefact, old: Tensor, new: Tensor, weights: Tensor, seed: in
     halves = decided.where(~alike, before > before.median(0).values)
     each = [rank_correlation(a, b, weights) for a, b in zip(before.T, after.T, strict=True)]
     correlation = torch.stack(each).nanmean(0)
-    fidelity = auroc(after, halves, weights)
-    own = own_score(artefact, len(weights), seed)
-    predicted = fidelity if own is None else attenuated(own, correlation)
     agree = (weights * (decide(after) == decided).all(-1)).sum(1) / weights.sum(1)
-    columns = {"rank_correlation": correlation, "fidelity": fidelity, "agreement": agree, "predicted": predicted}
+    columns = {"rank_correlation": correlation, "fidelity": auroc(after, halves, weights), "agreement": agree}
+    columns["predicted"] = torch.full_like(correlation, torch.nan) if own is None else attenuated(own, correlation)
     return resampled_columns(columns)
 
 
-def verdict(artefact: Artefact, carried: Row, stale: Row | None, least: float) -> str:
-    """`carry`, `leave as it is` or `do not use`, as where the owner's score does not differ from chance.
+def verdict(own: Tensor | None, carried: Row, stale: Row | None, least: float) -> str:
+    """`carry`, `leave as it is` or `do not use`, as where the score on the old model does not differ from chance.
+
+    Where that score is not known, the agreement with the old answers (fidelity) decides, of which 1 is all.
 
     Args:
-        artefact: with its owner's score, if that is known; 1 else.
+        own: as of `fate`.
         carried: its `fate`.
         stale: that of the artefact as it is; None where it cannot read the new model.
         least: share of what it has above chance that is to be kept.
     """
-    own = own_score(artefact, DRAWS, 0)
+    column = "fidelity" if own is None else "predicted"
     known, surely, _ = (1.0, 1.0, 1.0) if own is None else map(float, with_interval(own))
-    after, before = (-1.0 if row is None or row["predicted"] is None else row["predicted"] for row in (carried, stale))
+    after, before = (-1.0 if row is None or row[column] is None else row[column] for row in (carried, stale))
     if surely <= 0.5 or max(after, before) < 0.5 + least * (known - 0.5):
         return "do not use"
     return "leave as it is" if before > after - _WORSE else "carry"
+
+
+def _positive(scores: Tensor, labels: Tensor) -> Tensor:
+    """Which rows are of the class that each column of scores (N, K) is for, (N, K): the second, if there is one."""
+    classes = torch.ones(1) if scores.shape[1] == 1 else torch.arange(scores.shape[1])
+    return labels[:, None] == classes
 
 
 def with_labels(artefact: Artefact, each: Sequence[Tensor], old: Tensor, labels: Tensor, weights: Tensor) -> Row:
@@ -157,7 +183,7 @@ def with_labels(artefact: Artefact, each: Sequence[Tensor], old: Tensor, labels:
     """
     score, decide = scores_of(artefact, old)
     scores = [score(answers.double()) for answers in each]
-    positive = labels[:, None] == (torch.ones(1) if scores[0].shape[1] == 1 else torch.arange(scores[0].shape[1]))
+    positive = _positive(scores[0], labels)
     columns = {"auroc": torch.stack([auroc(one, positive, weights) for one in scores]).mean(0)}
     right = torch.stack([(decide(one) == positive).all(-1).double() for one in scores]).mean(0)
     accuracy = (weights * right).sum(1) / weights.sum(1) if isinstance(artefact, Head) else weights[:, 0] * torch.nan

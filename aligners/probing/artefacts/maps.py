@@ -30,13 +30,11 @@ class PairedRows:
         old: (N, d_old) states of the old model.
         new: (N, d_new) of the new one.
         text: (N,) number of the text of each row.
-        labels: (N,) class of the text of each row, -1 for none; None for plain text.
     """
 
     old: Tensor
     new: Tensor
     text: Tensor
-    labels: Tensor | None = None
 
     def at(self, chosen: Tensor) -> "PairedRows":
         """Some of the rows."""

@@ -86,7 +86,7 @@ CASES: dict[str, tuple[list[Row], Row, str]] = {
         COMPARED,
         "most on film: as they are, the old states leave 0.02 of the variance there. Its answers",
     ),
-    "carrying": (CARRIED.pop("rows"), CARRIED, "Carry: tone (predicted 0.800 [0.800, 0.800], as it is 0.800)."),
+    "carrying": (CARRIED.pop("rows"), CARRIED, "Carry: tone (forecast 0.800 [0.800, 0.800] of 0.800, as it is 0.800)."),
     "finetuning": (finetuning(), {}, "highest with none, 70.0% [40.0%, 60.0%], and lowest with top-1"),
     "fit": (MAPS, {}, "inn 20.0% on types that no map was fitted on"),
     "injection": (INJECTION, {}, "y classifies 70.0% [68.0%, 72.0%] of 1,200 held-out texts correctly"),

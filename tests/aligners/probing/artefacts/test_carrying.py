@@ -1,8 +1,10 @@
 """`train.py carry` on tiny models: one whose units are permuted, where the truth is known, and one of another kind."""
 
+import csv
 import json
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,10 @@ from tokenizers.normalizers import Lowercase
 
 from aligners.api import Direction, Head, load, read_artefacts, states, write_artefact
 from aligners.cli.table import train
+from aligners.datamodules.text.labels import places_of
 from aligners.maps.linear import Ridge
 from aligners.probing.artefacts import carrying
 from aligners.probing.artefacts.kinds import Artefact
-from aligners.probing.artefacts.maps import PairedRows
 from tests.aligners.probing.artefacts.made import draw
 from tests.tiny import tiny_folder, tiny_tokenizer
 from tests.world import World, read_texts
@@ -69,7 +71,7 @@ def test_a_permuted_model_reads_as_the_old_one_did(
     world: World, permuted: tuple[str, torch.Tensor], tmp_path: Path
 ) -> None:
     new, order = permuted
-    mine = owned(world, tmp_path / "mine")
+    mine = owned(world, tmp_path / "mine", score={"metric": "auroc", "value": 0.9, "n": 500})
     report = carried(world, tmp_path / "mine", new)
     texts = read_texts(world.test)[0]
     for artefact, row in zip(mine, report["rows"], strict=True):
@@ -78,12 +80,14 @@ def test_a_permuted_model_reads_as_the_old_one_did(
         before, after = (states(m, texts, SITE, rows=artefact.rows, max_length=64) for m in (world.model_x, new))
         torch.testing.assert_close(after, before[:, order], rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(again.answers(after), artefact.answers(before), rtol=1e-2, atol=5e-3)
-        assert row["predicted"] > 0.999 > 0.9 > row["stale_predicted"]
+        assert row["fidelity"] > 0.999 > 0.9 > row["stale_fidelity"]
         card = (tmp_path / "run" / "artefacts" / artefact.name / "README.md").read_text()
         assert "Verdict: **carry**" in card
         assert f"reads {new} at site 2" in card
     vector = again.tensors["vector"]
     torch.testing.assert_close(vector, mine[1].tensors["vector"][order], rtol=0.05, atol=0.05)
+    assert report["rows"][0]["predicted"] == pytest.approx(0.9, abs=1e-3)
+    assert report["rows"][1]["predicted"] is None
     scores = {row["condition"]: row["auroc"] for row in report["scores"]}
     assert set(scores) == {"native", "stale", "carried", "trained anew", "shuffled map", "random direction"}
     assert scores["carried"] == pytest.approx(scores["native"], abs=0.01)
@@ -104,7 +108,7 @@ def test_another_depth_width_and_tokenizer(world: World, tmp_path: Path, monkeyp
     monkeypatch.setattr(carrying, "forward_map", lambda *_: Ridge(1, WIDTH, 24))  # to nothing
     owned(world, tmp_path / "mine")
     report = carried(world, tmp_path / "mine", new, "--maps", "[identity, ridge, procrustes]", "--labelled", "false")
-    assert [row["stale_predicted"] for row in report["rows"]] == [None, None]
+    assert [row["stale_fidelity"] for row in report["rows"]] == [None, None]
     assert {row["site_y"] for row in report["maps"]} == {1, 2}
     assert [row["rows"] for row in report["rows"]] == ["mean", "words"]
     assert {row["map"] for row in report["maps"]} == {"ridge", "procrustes"}
@@ -116,7 +120,8 @@ def test_another_depth_width_and_tokenizer(world: World, tmp_path: Path, monkeyp
 
 
 def test_the_same_model_is_left_as_it_is(world: World, tmp_path: Path) -> None:
-    owned(world, tmp_path / "mine", fingerprint=None, model="elsewhere")
+    score = {"metric": "auroc", "value": 0.9, "n": 500}
+    owned(world, tmp_path / "mine", fingerprint=None, model="elsewhere", score=score)
     report = carried(world, tmp_path / "mine", world.model_x, "--data.sites", "2:2,2:3")
     assert {row["verdict"] for row in report["rows"]} == {"leave as it is"}
     assert {row["site_y"] for row in report["rows"]} == {2}
@@ -127,7 +132,7 @@ def test_a_head_that_is_trained_anew_is_that_of_scikit_learn() -> None:
     linear_model = pytest.importorskip("sklearn.linear_model")
     rows, labels = draw(300, WIDTH) * torch.linspace(0.5, 3, WIDTH) + 2, (draw(300, seed=4) > 0.3).long()
     rows[:, 0] += 2 * labels
-    head = carrying.trained_anew(PairedRows(rows, rows, torch.arange(300), labels), 2)
+    head = carrying.trained_anew(rows, labels, 2)
     scaled, logits = (rows - rows.mean(0)) / rows.std(0), head.answers(rows).diff(dim=1)[:, 0]
     fits = (
         linear_model.LogisticRegression(C=1 / (penalty * 300), tol=1e-10, max_iter=1000)
@@ -155,10 +160,85 @@ def test_what_cannot_be_carried(wrong: str, world: World, tmp_path: Path) -> Non
         carried(world, tmp_path / "mine", world.model_y, *words)
 
 
-@pytest.mark.parametrize(
-    ("size", "said"), [((1, 8), "Expected artefacts of width 16"), ((3, 16), "Expected the classes of other to be")]
-)
-def test_a_head_of_another_shape(size: tuple[int, int], said: str, world: World, tmp_path: Path) -> None:
-    write_artefact(Head.of(draw(*size), draw(size[0]), model=world.model_x, site=1), tmp_path / "mine" / "other")
-    with pytest.raises(ValueError, match=said):
+def test_an_artefact_of_another_width(world: World, tmp_path: Path) -> None:
+    write_artefact(Head.of(draw(1, 8), draw(1), model=world.model_x, site=1), tmp_path / "mine" / "other")
+    with pytest.raises(ValueError, match="Expected artefacts of width 16"):
         carried(world, tmp_path / "mine", world.model_y)
+
+
+def lengths(world: World, folder: Path) -> tuple[World, Artefact]:
+    """The world with the length of each text beside its label, and a head that reads it."""
+    files = {}
+    for name in ("fit", "test"):
+        texts, labels = read_texts(getattr(world, name))
+        files[name] = str(folder / f"{name}.csv")
+        with Path(files[name]).open("w", newline="") as file:
+            rows = [[text, label, LENGTH[len(text.split()) > 7]] for text, label in zip(texts, labels, strict=True)]
+            csv.writer(file).writerows([["text", "label", "size"], *rows])
+    texts = read_texts(world.fit)[0]
+    rows = states(world.model_x, texts, SITE, rows="mean", max_length=64)
+    y = torch.tensor([2.0 * (len(text.split()) > 7) - 1 for text in texts])
+    centred = rows - rows.mean(0)
+    weight = torch.linalg.lstsq(centred.T @ centred + 0.01 * torch.eye(WIDTH), rows.T @ y).solution
+    told = {"name": "size", "model": world.model_x, "site": SITE, "rows": "mean", "classes": LENGTH}
+    return world._replace(**files), Head.of(weight, -(rows @ weight).mean(), **told)
+
+
+LENGTH = ["short", "long"]
+
+
+@pytest.mark.parametrize("column", ["size", None, "nowhere"])
+def test_an_artefact_is_scored_against_labels_of_its_own_alone(
+    column: str | None, world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A head for the length of a text beside one for good words: by the texts' one column of labels it was scored."""
+    long, head = lengths(world, tmp_path)
+    owned(world, tmp_path / "mine")
+    write_artefact(replace(head, about={**head.about, "label_column": column}), tmp_path / "mine" / "size")
+    columns = ["--data.text.text_columns", "[text]"]
+    report = carried(long, tmp_path / "mine", long.model_y, "--maps", "[identity, ridge]", *columns)
+    rows, scores = ({row["artefact"]: row for row in report[name]} for name in ("rows", "scores"))
+    assert "good" in scores
+    said = report["findings"][1]
+    if column == "size":
+        assert set(scores) == {"good", "size"}
+        texts = read_texts(world.test)[0]
+        answers = head.answers(states(world.model_x, texts, SITE, rows="mean", max_length=64))[:, 0]
+        truth = torch.tensor([len(text.split()) > 7 for text in texts])
+        ranks = torch.cat([answers[truth], answers[~truth]])
+        right = (ranks[: int(truth.sum()), None] > ranks[None, int(truth.sum()) :]).double().mean()
+        native = next(row for row in report["scores"] if (row["artefact"], row["condition"]) == ("size", "native"))
+        assert native["auroc"] == pytest.approx(float(right), abs=1e-3)
+        assert rows["size"]["own_score"] == pytest.approx(native["auroc"])  # with which its forecast begins
+        assert rows["size"]["own_score_of"] == carrying.HELD_OUT
+        assert rows["size"]["predicted"] is not None
+        assert "Caution" not in said
+    else:
+        assert set(scores) == {"good"}
+        assert rows["size"]["predicted"] is None  # what is no score is no forecast
+        assert rows["size"]["fidelity"] is not None
+        assert said.startswith("Caution: labels of the texts of")
+        reason = "its classes are short, long, those of the texts 0, 1" if column is None else "name nowhere"
+        assert "size: " in said
+        assert reason in said
+        assert said in caplog.text
+        card = (tmp_path / "run" / "artefacts" / "size" / "README.md").read_text()
+        assert "labels of" not in card
+        assert "Forecast" not in card
+
+
+@pytest.mark.parametrize(
+    ("classes", "names", "places"),
+    [
+        (["negative", "positive"], ["Positive", "negative"], [1, 0]),
+        (["0", "1"], ["0", "1"], [0, 1]),
+        (["short", "long"], ["0", "1"], None),
+        (["0", "1"], ["short", "long"], None),
+        (["short", "long"], ["negative", "positive"], None),
+        (["a", "b", "c"], ["a", "b"], None),
+    ],
+)
+def test_classes_are_the_same_by_their_names_alone(
+    classes: list[str], names: list[str], places: list[int] | None
+) -> None:
+    assert places_of(classes, names) == places

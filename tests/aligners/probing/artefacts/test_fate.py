@@ -11,6 +11,7 @@ from aligners.probing.artefacts.fate import (
     attenuated,
     auroc,
     fate,
+    measured_score,
     own_score,
     rank_correlation,
     scores_of,
@@ -60,15 +61,16 @@ def test_the_score_of_its_owner_has_the_interval_of_its_texts() -> None:
 def test_a_perfect_map_promises_everything(kind: str) -> None:
     artefact, rows = ARTEFACTS[kind], paired("rotated")
     weights, old = text_weights(rows.text, 0), artefact.answers(rows.old)
-    same, other = (fate(artefact, old, answers, weights, 0) for answers in (old, old[torch.randperm(len(old))]))
+    same, other = (fate(artefact, old, answers, None, weights) for answers in (old, old[torch.randperm(len(old))]))
     assert same["rank_correlation"] == pytest.approx(1)
     assert same["fidelity"] == pytest.approx(1)
-    assert same["predicted_low"] == pytest.approx(1)
+    assert same["fidelity_low"] == pytest.approx(1)
     assert same["agreement"] == 1
-    assert other["predicted"] < 0.65
-    assert verdict(artefact, same, other, 0.8) == "carry"
-    assert verdict(artefact, same, same, 0.8) == "leave as it is"
-    assert verdict(artefact, other, None, 0.8) == "do not use"
+    assert other["fidelity"] < 0.65
+    assert same["predicted"] is None  # a forecast begins with a score
+    assert verdict(None, same, other, 0.8) == "carry"
+    assert verdict(None, same, same, 0.8) == "leave as it is"
+    assert verdict(None, other, None, 0.8) == "do not use"
 
 
 def test_of_many_answers_those_that_vary_most_are_compared() -> None:
@@ -82,21 +84,32 @@ def test_the_prediction_begins_with_its_owner_s_score() -> None:
     rows = paired("rotated")
     weights = text_weights(rows.text, 0)
     mine = head(score={"metric": "auroc", "value": 0.8, "n": 400})
-    old = mine.answers(rows.old)
-    told = fate(mine, old, old, weights, 0)
+    old, own = mine.answers(rows.old), own_score(mine, len(weights), 0)
+    told = fate(mine, old, old, own, weights)
     assert told["predicted"] == pytest.approx(0.8)
     assert told["predicted_low"] < 0.79 < 0.81 < told["predicted_high"]
-    assert verdict(mine, told, {"predicted": 0.5}, 0.9) == "carry"
-    assert verdict(mine, {"predicted": 0.73}, None, 0.8) == "do not use"
+    assert verdict(own, told, {"predicted": 0.5}, 0.9) == "carry"
+    assert verdict(own, {"predicted": 0.73}, None, 0.8) == "do not use"
+
+
+def test_a_score_that_is_measured_is_that_of_scikit_learn() -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    rows = paired("rotated")
+    answers, labels = head().answers(rows.old), torch.arange(200) % 2
+    labels[:20] = -1
+    measured = measured_score(head(), answers, labels, text_weights(rows.text, 0)[:3])
+    assert measured.shape == (3,)
+    assert float(measured[0]) == pytest.approx(metrics.roc_auc_score(labels[20:], answers[20:, 0]))
 
 
 def test_a_head_of_one_decision_for_all_is_carried_where_its_scores_are_and_one_at_chance_is_not_used() -> None:
     rows = paired("rotated")
     weights, answers = text_weights(rows.text, 0), head().answers(rows.old) + 1000
-    same, other = (fate(head(), answers, new, weights, 0) for new in (answers, answers[torch.randperm(len(answers))]))
+    shuffled = answers[torch.randperm(len(answers))]
+    same, other = (fate(head(), answers, new, None, weights) for new in (answers, shuffled))
     assert same["fidelity"] == pytest.approx(1)
-    assert verdict(head(), same, other, 0.8) == "carry"
-    useless = head(score={"metric": "auroc", "value": 0.55, "n": 100})
+    assert verdict(None, same, other, 0.8) == "carry"
+    useless = own_score(head(score={"metric": "auroc", "value": 0.55, "n": 100}), 1000, 0)
     assert verdict(useless, {"predicted": 0.55}, {"predicted": 0.55}, 0.8) == "do not use"
 
 

@@ -1,0 +1,61 @@
+"""What the reports on an update say: of artefacts that were carried, and of what differs between two models."""
+
+from typing import Any
+
+import pytest
+
+from aligners.reports.finished import make_report
+from aligners.reports.report import Row
+from tests.aligners.reports.every import carrying
+
+
+def artefact(name: str, own: float | None, fidelity: float, **more: Any) -> Row:
+    """A row of `train.py carry`, whose forecast keeps a share of the score as large as the fidelity."""
+    row = dict(carrying(1)["rows"][0]) | {"artefact": name, "own_score": own, "own_score_of": own and "its owner"}
+    for side in ("", "stale_"):
+        kept = fidelity if not side else fidelity - 0.1
+        for end in ("", "_low", "_high"):
+            row[f"{side}fidelity{end}"] = kept
+            row[f"{side}predicted{end}"] = None if own is None else own * kept
+    return row | more
+
+
+def test_artefacts_that_lose_most_come_first_whatever_their_names() -> None:
+    rows = [
+        artefact("a", 0.9, 0.999, verdict="carry"),
+        artefact("b", None, 0.97, verdict="carry"),
+        artefact("c", 0.9, 0.6, verdict="do not use"),
+        artefact("d", None, 0.98, verdict="leave as it is", stale_fidelity=1.0),
+    ]
+    made = make_report("carrying", {}, rows, maps=carrying(1)["maps"])
+    lead = made.lead
+    assert "Do not use: c (forecast 0.540 [0.540, 0.540] of 0.900, as it is 0.450). Carry: b (agreement 0.970" in lead
+    assert lead.index("Do not use: c") < lead.index("b (agreement") < lead.index("a (forecast") < lead.index("Leave as")
+    assert [row["artefact"] for row in made.rows] == ["a", "b", "c", "d"]  # files keep their order
+    (axis, *_) = made.figures["carrying"]().axes
+    assert [label.get_text().split("\n")[0] for label in axis.get_yticklabels()] == ["c", "b", "a", "d"]
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_agreement_is_no_score(earlier: bool) -> None:
+    """Of an artefact without a score there is no forecast; earlier versions called its fidelity a prediction."""
+    row = artefact("tone", None, 0.986)
+    if earlier:
+        del row["own_score_of"]
+        row |= {f"predicted{end}": 0.986 for end in ("", "_low", "_high")}
+    tables = {name: carrying(1)[name] for name in ("scores", "maps")}
+    made = make_report("carrying", {}, [row], **tables)
+    assert "tone (agreement 0.986 [0.986, 0.986], as it is 0.886)" in made.lead
+    assert "forecast" not in made.lead
+    assert '`"score": {"metric": "auroc"' in " ".join(made.sentences)
+    agreement, score = made.figures["carrying"]().axes
+    assert {round(line.get_xdata()[0], 3) for line in agreement.lines[:-1]} >= {0.986, 0.886}
+    assert 0.986 not in {round(line.get_xdata()[0], 3) for line in score.lines}
+
+
+def test_forecasts_stand_beside_what_came_true() -> None:
+    rows = [artefact("tone", 0.9, 0.9)]
+    tables = {name: carrying(1)[name] for name in ("scores", "maps")}
+    made = make_report("carrying", {}, rows, **tables)
+    assert "Against labels tone has an AUROC of 0.900 [0.900, 0.900] on the old model, 0.850" in made.lead
+    assert "The forecast of the carried score is +0.010 from the true one." in made.sentences
