@@ -87,7 +87,6 @@ def leave(_: Run, universe: Path, model: str, folder: Path) -> None:
     Example: `runs/universe/universe.safetensors embedded:1 runs/smaller`
 
     Args:
-        run: of the command.
         universe: The file universe.safetensors.
         model: The model that leaves, as it was named in `--data.models`.
         folder: New folder for universe.safetensors.

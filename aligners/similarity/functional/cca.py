@@ -54,8 +54,8 @@ class SharedMoments:
 
     Args:
         moments: moments of the rows.
-        white_x: whitenings of X's layers, which other pairs of models may share; default: of these moments alone.
-        white_y: of Y's.
+        white: whitenings of the layers of X and of Y, which other pairs of models may share; default: of these moments
+            alone.
         origin: whose swapped form this is, which remembers for both.
     """
 
