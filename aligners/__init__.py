@@ -1,14 +1,28 @@
 """Learned maps between the hidden states of two models: everything that fits, injects, measures and reports them.
 
-The maps are in `aligners.maps`, maps and measures on plain arrays in `aligners.api`. Importing this package loads
-nothing; its maps need torch and SciPy alone, the rooms above them Lightning and transformers too.
+What a Trainer of Lightning takes is here: `Alignment` and `Stitching` fit, `InjectionEvaluation` and
+`StitchingEvaluation` measure, and `pair_states` and `stitched_texts` make their data modules. The maps are in
+`aligners.maps`, maps and measures on plain arrays in `aligners.api`. Importing this package loads nothing; its maps
+need torch and SciPy alone, the rooms above them Lightning and transformers too.
 """
 
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-__all__ = ["load_bank"]
+__all__ = [
+    "Alignment",
+    "BestPerSite",
+    "InjectionEvaluation",
+    "Stitching",
+    "StitchingEvaluation",
+    "TextSource",
+    "WriteReport",
+    "load_bank",
+    "pair_states",
+    "save_bank",
+    "stitched_texts",
+]
 
 try:
     __version__ = version("aligners")  # that of pyproject.toml
@@ -16,7 +30,17 @@ except PackageNotFoundError:  # run from a folder, and never installed
     __version__ = "unknown"
 
 _HOMES = {
+    "Alignment": "aligners.fitting.alignment",
+    "BestPerSite": "aligners.callbacks.best",
+    "InjectionEvaluation": "aligners.injection.injecting",
+    "Stitching": "aligners.injection.stitching.training",
+    "StitchingEvaluation": "aligners.injection.stitching.measuring",
+    "TextSource": "aligners.datamodules.text.sources",
+    "WriteReport": "aligners.reports.publishing",
     "load_bank": "aligners.fitting.bank",
+    "pair_states": "aligners.datamodules.pairings",
+    "save_bank": "aligners.fitting.bank",
+    "stitched_texts": "aligners.datamodules.model_texts",
     "SharedPart": "aligners.fitting.universe.shared",
     "ThroughSpace": "aligners.fitting.universe.through",
     "TwoLinear": "aligners.fitting.universe.through",

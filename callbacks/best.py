@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
-from aligners.errors import check_range
+from aligners.errors import UserError, check_range
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.bank import DIRECTIONS
 from aligners.fitting.training import BankTraining
@@ -47,6 +47,18 @@ class BestPerSite(pl.Callback):
         self._diverged: dict[str, Tensor] = {}
         self._kept: dict[str, dict[str, Tensor]] = {}
 
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Raise if the Trainer has trained before, and would go on counting.
+
+        Raises:
+            ValueError: it has taken steps already.
+        """
+        if stage == "fit" and trainer.global_step and trainer.ckpt_path is None:
+            raise UserError(
+                f"Expected a new Trainer, but this one has taken {trainer.global_step:,} steps already, and Lightning "
+                "goes on counting. Make a Trainer for each fit; `ckpt_path` goes on from a checkpoint."
+            )
+
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Stop a resumed run that had closed all its sites."""
         self._stop_if_closed(trainer)
@@ -54,6 +66,8 @@ class BestPerSite(pl.Callback):
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep what improved, reset what diverged, and stop the run once every site is closed."""
         if trainer.state.fn != "fit" or not isinstance(pl_module, BankTraining) or self._seen == trainer.global_step:
+            return
+        if trainer.sanity_checking:  # of some texts alone
             return
         self._seen = trainer.global_step
         banks = pl_module.banks()

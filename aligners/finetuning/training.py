@@ -17,6 +17,7 @@ from aligners.datamodules.text.sources import Score
 from aligners.datamodules.tokens.splits import Split
 from aligners.errors import UserError, check_range
 from aligners.finetuning.tokens import COUNTS, TokenTask
+from aligners.fitting.lengths import KnownLength
 from aligners.fitting.training import Schedule, mean_count, mean_over_ranks, schedule_factor
 from aligners.injection.scoring.scores import TextScores, UnitMeans, interval, named, resampled_scores, with_interval
 from aligners.injection.scoring.tasks import unit_answers, unit_losses
@@ -24,6 +25,8 @@ from aligners.models.calling import Caller, FiniteCheck
 from aligners.models.classifiers import freeze_unused
 
 FINETUNING = "finetuning"  # what is added to a checkpoint of Lightning
+EPOCHS = 3  # where the Trainer says nothing else
+LARGEST_GRADIENT = 1.0  # norm over all weights, likewise
 
 
 @dataclass(frozen=True)
@@ -65,10 +68,11 @@ class FinetuningRecipe:
         return self.warmup
 
 
-class Finetuning(pl.LightningModule):
+class Finetuning(KnownLength):
     """Trains a classifier with dropout and measures it; a regression head trains on squared errors.
 
-    Likewise a head that answers every token.
+    Likewise a head that answers every token. Where the Trainer says nothing else, training takes 3 epochs, and
+    gradients are clipped to a norm of 1 (`gradient_clip_val=0` turns that off).
 
     Validation accuracy and all test figures are exact for any number of ranks. Training depends on their number: every
     rank draws its own dropout.
@@ -88,6 +92,8 @@ class Finetuning(pl.LightningModule):
         scores: after a test, quantity -> (1, 1, n), a value for each held-out text: correct, loss, and answer, a class
             or a number; of a `task` its counts.
     """
+
+    usual_epochs = EPOCHS
 
     def __init__(
         self,
@@ -138,6 +144,13 @@ class Finetuning(pl.LightningModule):
     def configure_optimizers(self) -> Any:
         """Return AdamW on the trainable weights, with a schedule over all steps."""
         return optimisation(self, [weight for weight in self.model.parameters() if weight.requires_grad], self.recipe)
+
+    def configure_gradient_clipping(
+        self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
+    ) -> None:
+        """Clip as the Trainer says, or to the usual norm if it says nothing."""
+        largest = LARGEST_GRADIENT if gradient_clip_val is None else gradient_clip_val
+        self.clip_gradients(optimizer, largest, gradient_clip_algorithm)
 
     def training_step(self, batch: TextBatch, batch_idx: int) -> Tensor:
         """Return cross-entropy or squared error, averaged over the texts of all ranks."""

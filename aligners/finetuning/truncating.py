@@ -12,7 +12,8 @@ from aligners.datamodules.asking import among_answers, classification_targets
 from aligners.datamodules.batches import TextBatch
 from aligners.datamodules.model_texts import ModelTexts
 from aligners.errors import UserError, finite
-from aligners.finetuning.training import FinetuningRecipe, mean_loss, measured_columns, optimisation
+from aligners.finetuning.training import EPOCHS, FinetuningRecipe, mean_loss, measured_columns, optimisation
+from aligners.fitting.lengths import KnownLength
 from aligners.fitting.training import mean_over_ranks
 from aligners.injection.injecting import Evaluation
 from aligners.injection.scoring.scores import ScoredTask, TextScores, UnitMeans
@@ -59,7 +60,7 @@ def conditions(depth: int, *, base: bool, heads: bool) -> list[Condition]:
     return [Condition("native", depth), *cut("untuned"), *spans, *(cut("tuned") if heads else [])]
 
 
-class SurgeryEvaluation(Evaluation):
+class SurgeryEvaluation(Evaluation, KnownLength):
     """Trains heads on the states of all sites at once, then measures every truncation and every skipped span.
 
     All states of a batch come from one pass through each model, and none is kept for longer. Heads on fine-tuned models
@@ -77,6 +78,7 @@ class SurgeryEvaluation(Evaluation):
     """
 
     kind = ModelTexts
+    usual_epochs = EPOCHS
 
     def __init__(self, recipe: FinetuningRecipe = HEADS, heads: bool = True, seed: int = 0) -> None:
         super().__init__(seed)

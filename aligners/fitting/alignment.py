@@ -264,8 +264,10 @@ class Alignment(BankTraining):
         return fit.orient(cast(Moments, self.moments).mean_x, cast(Moments, self.moments).mean_y)
 
     def on_validation_epoch_end(self) -> None:
-        """Log all figures of all aligners and sites, and keep those of the validation texts."""
+        """Log all figures of all aligners and sites, and keep those of the validation texts, not of a sanity check."""
         self.stream.reader.check.flush()
+        if self.trainer.sanity_checking:
+            return
         before, self.validated_at = self.validated_at, self.global_step
         for (split, fit), errors in self._errors.items():
             figures = errors.compute()

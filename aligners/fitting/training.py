@@ -3,7 +3,10 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 import lightning.pytorch as pl
@@ -13,8 +16,9 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from aligners.datamodules.identity import identity, refuse_other_run, trainer_identity
-from aligners.errors import check_known, check_range
+from aligners.errors import UserError, check_known, check_range
 from aligners.fitting.bank import StoredBank, refuse_other_models
+from aligners.fitting.lengths import KnownLength
 from aligners.maps.base import Aligner
 from aligners.maps.solving import Products, products_in
 
@@ -39,6 +43,7 @@ REFERENCE_WIDTH = 64
 # Steps over which the rate of trained maps rises at least, if need be beyond the end. The first steps of Adam change
 # every entry by the rate, whatever its gradient says, until the averages know how far to trust it.
 LEAST_RISE = 100
+IN_MEMORY = "the fit in memory"  # in place of the name of a file
 FULL_RATE_ROWS = 256  # rows a step from which invertible networks have the full rate
 
 
@@ -232,8 +237,11 @@ def validate_if_due(trainer: pl.Trainer, validated_at: int | None, complete: boo
         fitting.training = True
 
 
-class BankTraining(pl.LightningModule, ABC):
+class BankTraining(KnownLength, ABC):
     """Trains banks of maps, each site by itself: one optimiser for all, and one course of its learning rates.
+
+    Any Trainer will do: the best state of each site is kept by a `BestPerSite`, which the module brings along unless
+    the Trainer has one.
 
     Args:
         optimizer: makes the optimiser.
@@ -317,6 +325,13 @@ class BankTraining(pl.LightningModule, ABC):
         if self._complete:
             cast(Any, self.trainer).fit_loop.epoch_loop.max_steps = -1
 
+    def configure_callbacks(self) -> list[pl.Callback]:
+        """What keeps each site's best parameters, unless the Trainer has such a callback with options of its own."""
+        from aligners.callbacks.best import BestPerSite  # which imports this module
+
+        there = any(isinstance(callback, BestPerSite) for callback in cast(Any, self.trainer).callbacks)
+        return [] if there else [BestPerSite()]
+
     def configure_optimizers(self) -> Any:
         """One optimiser for all trained banks."""
         return make_optimizer(self.optimizer_factory, self.banks().values())
@@ -397,3 +412,18 @@ class BankTraining(pl.LightningModule, ABC):
             optimizer.step()
             rate.step()
         return divergence.step["map"]
+
+
+def stored_of(maps: StoredBank | BankTraining) -> StoredBank:
+    """The maps that an evaluation measures: those of a file, or frozen copies of what a module has trained.
+
+    Raises:
+        ValueError: the module has not been trained.
+    """
+    if isinstance(maps, StoredBank):
+        return maps
+    if maps._trainer is None:
+        name = type(maps).__name__
+        raise UserError(f"Expected maps that are fitted, but this `{name}` is not. Call `Trainer().fit` with it first.")
+    bank = maps.stored()
+    return replace(bank, maps=bank.of_each(deepcopy), path=Path(IN_MEMORY)).freeze()

@@ -20,6 +20,7 @@ from aligners.fitting.bank import DIRECTIONS, FORWARD, StoredBank, refuse_other_
 from aligners.fitting.moments import moments_of_states
 from aligners.fitting.outcomes import few_rows
 from aligners.fitting.retrieval import HeldOutRows
+from aligners.fitting.training import BankTraining, stored_of
 from aligners.injection.behaviour import OF_LABELS, OF_TOKENS, Behaviour, Natives, own_answers, read_all
 from aligners.injection.methods import CLOSED_FORMS, Method, build_floors, route_methods, seen_by_any, stored_kind
 from aligners.injection.panels import Panel, PanelBatch
@@ -149,7 +150,7 @@ class InjectionEvaluation(Evaluation):
     taken from the fitting texts first, in a pass of its own.
 
     Args:
-        stored: checkpoints, all of the same models and site pairs.
+        stored: what is measured: a fitted `Alignment`, or checkpoints, all of the same models and site pairs.
         closed_form: names of closed forms to fit on the first checkpoint's moments, where it does not hold them. One
             that cannot be fitted is left out, and `meta["refusals"]` says why.
         both_directions: also map Y's states into X: with the inverse of a bijective aligner, and with an
@@ -170,7 +171,7 @@ class InjectionEvaluation(Evaluation):
 
     def __init__(
         self,
-        stored: Sequence[StoredBank],
+        stored: BankTraining | Sequence[StoredBank | BankTraining],
         closed_form: Sequence[str] = tuple(CLOSED_FORMS),
         both_directions: bool = False,
         seed: int = 0,
@@ -181,9 +182,10 @@ class InjectionEvaluation(Evaluation):
     ) -> None:
         super().__init__(seed)
         check_known(CLOSED_FORMS, closed_form=closed_form)
-        if all(checkpoint.moments is None for checkpoint in stored):
+        banks = [stored_of(maps) for maps in ([stored] if isinstance(stored, BankTraining) else stored)]
+        if all(bank.moments is None for bank in banks):
             raise UserError("Expected a checkpoint of `train.py fit` in `stored`, whose moments floors need.")
-        self.stored, self.closed_form = list(stored), list(closed_form)
+        self.stored, self.closed_form = banks, list(closed_form)
         self.both_directions, self.other_text = both_directions, other_text
         self.masked_share, self.fitting_errors, self.source_pooler = masked_share, fitting_errors, source_pooler
 

@@ -120,8 +120,8 @@ class WriteReport(pl.Callback):
         options: further arguments of this kind of report.
     """
 
-    def __init__(self, kind: str, folder: Path, **options: Any) -> None:
-        self.kind, self.folder, self.options = kind, folder, options
+    def __init__(self, kind: str, folder: Path | str, **options: Any) -> None:
+        self.kind, self.folder, self.options = kind, Path(folder), options
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Report on rank 0; all ranks hold the same rows."""

@@ -4,7 +4,7 @@ import warnings
 
 from aligners.cli.run import Run, command, of_trainer
 from aligners.datamodules.model_texts import labelled_texts
-from aligners.finetuning.training import FinetuningRecipe
+from aligners.finetuning.training import EPOCHS, FinetuningRecipe
 from aligners.finetuning.truncating import HEADS, SurgeryEvaluation
 from aligners.reports.publishing import WriteReport
 
@@ -16,7 +16,7 @@ from aligners.reports.publishing import WriteReport
     skip={"dtype"},
     defaults={
         **vars(HEADS),
-        **of_trainer(max_epochs=3, num_sanity_val_steps=0, enable_model_summary=False, log_every_n_steps=20),
+        **of_trainer(max_epochs=EPOCHS, num_sanity_val_steps=0, enable_model_summary=False, log_every_n_steps=20),
     },
 )
 def surgery(run: Run, seed: int = 0) -> None:

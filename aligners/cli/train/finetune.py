@@ -15,7 +15,7 @@ from aligners.datamodules.model_texts import ModelTexts, labelled_texts
 from aligners.errors import UserError
 from aligners.finetuning.jobs import Job, finished_row, parse_variants, train
 from aligners.finetuning.tokens import token_task
-from aligners.finetuning.training import FinetuningRecipe
+from aligners.finetuning.training import EPOCHS, LARGEST_GRADIENT, FinetuningRecipe
 from aligners.injection.scoring.scores import choose_score, task_score
 from aligners.reports.finished import make_report
 from aligners.reports.names import file_names
@@ -31,7 +31,9 @@ from aligners.reports.report import Row
     skip={"bases", "dtype", "labels"},
     defaults={
         "data.batch_size": 8,
-        **of_trainer(max_epochs=3, gradient_clip_val=1.0, num_sanity_val_steps=0, enable_model_summary=False),
+        **of_trainer(
+            max_epochs=EPOCHS, gradient_clip_val=LARGEST_GRADIENT, num_sanity_val_steps=0, enable_model_summary=False
+        ),
         **of_trainer(log_every_n_steps=20),
     },
     check=check_trains,

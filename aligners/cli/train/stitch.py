@@ -8,7 +8,7 @@ from aligners.cli.run import Run, trains
 from aligners.datamodules.model_texts import stitched_texts
 from aligners.fitting.bank import STITCHING
 from aligners.injection.stitching.measuring import StitchingEvaluation
-from aligners.injection.stitching.training import Stitching
+from aligners.injection.stitching.training import STEPS, Stitching
 from aligners.reports.publishing import WriteReport
 
 
@@ -17,10 +17,10 @@ from aligners.reports.publishing import WriteReport
     module=Stitching,
     data=stitched_texts,
     saving=SaveStitching,
-    max_steps=2000,
+    max_steps=STEPS,
     val_check_interval=200,
     check_val_every_n_epoch=None,  # the interval counts steps, across epochs
-    num_sanity_val_steps=-1,  # gives the first point of the learning curves
+    num_sanity_val_steps=0,
 )
 def stitch(run: Run) -> None:
     """Train stitching layers through frozen tails, then measure them on the held-out texts and report.

@@ -17,6 +17,7 @@ from aligners.fitting.errors import MapErrors, Way, error_rows
 from aligners.fitting.moments import moments_of_states
 from aligners.fitting.outcomes import outcomes, worst_of
 from aligners.fitting.retrieval import RETRIEVAL_COLUMNS, HeldOutRows
+from aligners.fitting.training import BankTraining, stored_of
 from aligners.fitting.universe.files import sites_of, universes_of
 from aligners.fitting.universe.joint import JointMoments, all_pairs, directions, paired_rows, shared_variance
 from aligners.fitting.universe.types import TypeErrors
@@ -42,16 +43,16 @@ class UniverseEvaluation(pl.LightningModule):
             models share; and how much of them its first directions would hold.
 
     Args:
-        stored: the universe.
+        stored: the universe: a trained `UniverseAlignment`, or a file's.
         against: maps of pairs of its models, of `train.py fit` or `fit_pairs`, at its sites among others.
 
     Raises:
         ValueError: as `between_members`.
     """
 
-    def __init__(self, stored: StoredBank, against: Sequence[StoredBank] = ()) -> None:
+    def __init__(self, stored: StoredBank | BankTraining, against: Sequence[StoredBank] = ()) -> None:
         super().__init__()
-        self.stored = stored
+        self.stored = stored = stored_of(stored)
         self.spaces = universes_of(stored)
         self.universes = nn.ModuleDict(self.spaces)
         self.models, self.widths = len(stored.data["models"]), next(iter(self.spaces.values())).widths

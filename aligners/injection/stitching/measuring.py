@@ -9,6 +9,7 @@ from aligners.datamodules.model_texts import ModelTexts
 from aligners.errors import UserError
 from aligners.fitting.bank import StoredBank, load_bank, refuse_other_bank
 from aligners.fitting.outcomes import outcomes
+from aligners.fitting.training import BankTraining, stored_of
 from aligners.injection.behaviour import Behaviour, read_all
 from aligners.injection.injecting import Evaluation
 from aligners.injection.methods import TASK_LOSS, Method, describe_map, fitted_maps
@@ -26,8 +27,8 @@ class StitchingEvaluation(Evaluation):
     """Stitches models on held-out text and sets each loss beside the target's own.
 
     Args:
-        stored: a checkpoint of `train.py stitch`; None: identity stitching alone (Brown et al. §4), for which no
-            training is needed.
+        stored: what is measured: a trained `Stitching`, or a checkpoint of `train.py stitch`; None: identity stitching
+            alone (Brown et al. §4), for which no training is needed.
         fitted: file of `train.py fit` on the first two models at the same sites: its maps as they are.
         routes: which routes, of a checkpoint those that it has; default: all.
         identity: whether identity stitching is measured too, where widths are equal.
@@ -39,7 +40,7 @@ class StitchingEvaluation(Evaluation):
 
     def __init__(
         self,
-        stored: StoredBank | None = None,
+        stored: StoredBank | BankTraining | None = None,
         fitted: Path | None = None,
         routes: Routes | None = None,
         identity: bool = True,
@@ -47,10 +48,11 @@ class StitchingEvaluation(Evaluation):
         seed: int = 0,
     ) -> None:
         super().__init__(seed)
-        self.layers, self.maps = stored, None if fitted is None else load_bank(fitted)
+        self.layers = None if stored is None else stored_of(stored)
+        self.maps = None if fitted is None else load_bank(fitted)
         self.stored = [bank for bank in (self.maps, self.layers) if bank is not None]
         self.wanted_routes, self.identity, self.allow_mixed = routes, identity, allow_mixed
-        self.report_tables = {"curves": [] if stored is None else stored.curves}
+        self.report_tables = {"curves": [] if self.layers is None else self.layers.curves}
 
     # ------------------------------------------------------------------ before
 

@@ -86,6 +86,7 @@ def bank_gradients(mapped: Tensor, loss: Callable[[int, Tensor], Tensor]) -> tup
 
 
 PRECISIONS = ("32-true", "bf16-mixed")
+STEPS = 2000  # where the Trainer says nothing else
 MORE_ROWS = "Give more texts, a larger `start_batches`, or another `start`."
 
 
@@ -94,7 +95,7 @@ class Stitching(BankTraining):
 
     Each model's front is run once a batch for all routes that leave it. The models live in the data module: they are
     never in train mode and never in a checkpoint. What is trained is a site's own affair, clipping included, so a bank
-    gives each site what it would get alone.
+    gives each site what it would get alone. Training takes 2,000 steps, or as many as the Trainer says.
 
     Args:
         layers: name in the report -> the stitching layer, any aligner that can be trained. Default: affine with a
@@ -116,6 +117,7 @@ class Stitching(BankTraining):
 
     stream: ModelTexts
     final = "stitching.safetensors"
+    usual_steps = STEPS
 
     def __init__(
         self,
@@ -154,7 +156,7 @@ class Stitching(BankTraining):
     def setup(self, stage: str) -> None:
         """Check everything, and build the banks of each route."""
         check_precision(self.trainer, PRECISIONS)
-        if stage == "fit" and self.trainer.max_steps < 1:
+        if stage == "fit" and self.trainer.max_steps < 1 and not self._by_epochs:
             raise UserError(
                 f"Expected `trainer.max_steps` to be at least 1, but got {self.trainer.max_steps}: it says for how "
                 "many steps the layers are trained, and the learning rate follows it."
@@ -204,10 +206,14 @@ class Stitching(BankTraining):
     # ------------------------------------------------------------------ training
 
     def on_train_start(self) -> None:
-        """After an interruption between a step and its validation, that validation comes first."""
-        by_epochs = self.trainer.max_epochs not in (None, -1)  # which may end first
-        steps = self.trainer.estimated_stepping_batches if by_epochs else self.trainer.max_steps
-        self.begin(int(steps), self.curves[-1]["step"] if self.curves else self.global_step)
+        """The start is validated first; after an interruption between a step and its validation, that step is."""
+        steps = self.trainer.estimated_stepping_batches if self._by_epochs else self.trainer.max_steps
+        self.begin(int(steps), self.curves[-1]["step"] if self.curves else None)
+
+    @property
+    def _by_epochs(self) -> bool:
+        """Whether the Trainer counts epochs, which may end before its steps do."""
+        return self.trainer.max_epochs not in (None, -1)
 
     def training_step(self, batch: TaskBatch, batch_idx: int) -> None:
         """One step of every layer at every site."""
@@ -300,15 +306,16 @@ class Stitching(BankTraining):
                 self._means[f"{route.key}.{name}"].update(torch.stack([site.loss for site in answers]))
 
     def on_validation_epoch_end(self) -> None:
-        """One point of every learning curve: the penalty on the validation texts."""
+        """One point of every learning curve: the penalty on the validation texts. A sanity check has but some."""
+        if self.trainer.sanity_checking:
+            return
         natives = {target: means.compute() for target, means in self._natives.items()}
         self._losses = {key: means.compute() for key, means in self._means.items()}
         for route in self.routes:
             for name in self.banks_of(route.key):
                 penalty = (self._losses[f"{route.key}.{name}"] - natives[route.target]).cpu()
-                if not self.trainer.sanity_checking:
-                    sites = dict(zip(route.site_names(), penalty.float(), strict=True))
-                    self.log_sites(f"validation/{route.key}/{name}", "penalty", sites)
+                sites = dict(zip(route.site_names(), penalty.float(), strict=True))
+                self.log_sites(f"validation/{route.key}/{name}", "penalty", sites)
                 for (i, j), value in zip(route.pairs, penalty.tolist(), strict=True):
                     models = {"model_x": route.source.name, "model_y": route.target.name}
                     place = {"method": name, "site_x": i, "site_y": j}
@@ -364,7 +371,7 @@ class Stitching(BankTraining):
         stored = checkpoint[STITCHING]
         steps, most = checkpoint["global_step"], self.trainer.max_steps  # before a complete run takes the limit away
         self.resume(checkpoint, stored)
-        if steps > most:
+        if 0 < most < steps:
             raise UserError(
                 f"Nothing is left to train: the checkpoint has {steps} steps, and `trainer.max_steps` is {most}. "
                 "Measure its layers with `evaluate.py stitch --checkpoint`, or train for more steps."
