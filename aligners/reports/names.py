@@ -1,5 +1,6 @@
 """Names of models, sites and scores for readers, and numbers and lists in words."""
 
+import json
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -135,6 +136,16 @@ def plain_number(value: float, digits: int = 3) -> str:
     """
     whole = isinstance(value, int) or abs(value) >= 10 ** (digits - 1)
     return f"{value:z,.0f}" if whole else f"{value:z.{digits}g}"
+
+
+def percentage(share: float) -> str:
+    """A share in per cent: 31.0%, 4.2%, and below 0.1% two digits, 0.012%, so that no small one reads as none."""
+    return fixed(share, ".1%") if share >= 0.001 or share == 0 else f"{100 * share:.2g}%"
+
+
+def quoted(token: object) -> str:
+    """A token, or what else stands in a sentence as it was read, in quotation marks, on one line."""
+    return json.dumps(str(token), ensure_ascii=False)
 
 
 def four_digits(value: object) -> str:

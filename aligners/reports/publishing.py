@@ -18,7 +18,7 @@ from aligners.reports.finished import make_report
 from aligners.reports.names import four_digits, markdown_table, names_in_full, site_name, with_short_names
 from aligners.reports.page.run import save_figure, write_page
 from aligners.reports.report import Report, Row
-from aligners.reports.screen import say, screen
+from aligners.reports.screen import SiteTable, say, screen
 
 PACKAGES = ("torch", "lightning", "transformers", "torchmetrics", "numpy")
 
@@ -58,8 +58,7 @@ def write(report: Report, folder: Path) -> list[Path]:
     for name, table in {report.name: report.rows, **report.tables}.items():
         if table:
             write_text(folder / f"{name}.csv", csv_text(table))
-    if report.columns:
-        write_text(folder / f"{report.name}.md", _markdown(report))
+    write_text(folder / f"{report.name}.md", _markdown(report))
     for name, draw in report.figures.items():
         save_figure(draw(), folder / f"{name}.png")
     return [folder / f"{name}.png" for name in report.figures]
@@ -95,13 +94,24 @@ def csv_text(rows: Sequence[Row]) -> str:
 
 
 def _markdown(report: Report) -> str:
-    """Write the table to four digits, the sentences, and the models' full names."""
+    """Write the table to four digits or, of kinds without columns, those of the screen; sentences, full names."""
+    plain = (sentence.replace(MARK, f"\\{MARK}", sentence.startswith(MARK)) for sentence in report.findings)
+    findings = "".join(f"- {sentence}\n" for sentence in plain)
+    if not report.columns:
+        tables = "".join(f"\n{_of_screen(table)}" for table in report.screen)
+        return f"# {report.title or report.name}\n\n{findings}{tables}{names_in_full(report.rows)}"
     shown = map(_one_site, with_short_names(report.rows))
     rows = [[four_digits(row.get(key)) for key in report.columns] for row in shown]
     lines = markdown_table(report.columns.values(), rows, "|" + "---|" * len(report.columns))
-    plain = (sentence.replace(MARK, f"\\{MARK}", sentence.startswith(MARK)) for sentence in report.findings)
-    findings = "".join(f"- {sentence}\n" for sentence in plain)
     return "\n".join(lines) + "\n" + (f"\n{findings}" if findings else "") + names_in_full(report.rows)
+
+
+def _of_screen(table: SiteTable) -> str:
+    """A table of the screen as Markdown, below its title."""
+    headings = [" ".join(filter(None, (column.group, column.texts[0]))) for column in table.columns]
+    rows = zip(*(column.cells for column in table.columns), strict=True)
+    cells = [[text.replace("|", "\\|").replace("\n", " ") for text in row] for row in rows]
+    return "\n".join([f"## {table.title}", "", *markdown_table(headings, cells, "|" + "---|" * len(headings))]) + "\n"
 
 
 def _one_site(row: Row) -> Row:

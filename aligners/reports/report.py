@@ -23,7 +23,7 @@ class Report:
         meta: what holds for all rows.
         rows: one for each thing that was measured, all with the same keys.
         tables: further rows by name: each an entry of the JSON file and, unless empty, a CSV file.
-        columns: key -> heading of the Markdown table; without any there is no Markdown file.
+        columns: key -> heading of the Markdown table; without any the file has the tables of the screen.
         figures: name of the file -> function that draws it.
         screen: tables to show, with short names of models.
         note: a line below them.
@@ -114,6 +114,11 @@ def mean(rows: Iterable[Row], column: str, *, known: bool = False) -> float:
     values = np.array([number(row[column]) for row in rows], dtype=float)
     values = values[~np.isnan(values)] if known else values
     return float(np.mean(values)) if values.size else math.nan
+
+
+def largest_known(rows: Iterable[Row], column: str) -> Any:
+    """The largest value of a column that need not be there; None if no row has one."""
+    return max((row[column] for row in rows if row.get(column) is not None), default=None)
 
 
 def largest(rows: Iterable[Row], column: str) -> float | None:

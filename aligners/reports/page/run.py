@@ -14,11 +14,10 @@ from PIL import Image
 from aligners.files.whole import whole_file, write_text
 from aligners.fitting.outcomes import MARK
 from aligners.reports.drawing import shown_lines
-from aligners.reports.names import WORDS, four_digits, short_names, with_short_names
-from aligners.reports.report import Report, Row
+from aligners.reports.names import WORDS, four_digits, held_out_name, short_names, with_short_names
+from aligners.reports.report import Report, Row, largest_known
 from aligners.reports.screen import SiteTable
 from aligners.reports.templates import page as rendered
-from aligners.reports.templates import sentences
 
 PAGE, CONFIG = "report.html", "config.yaml"
 MOST_BYTES = 2_000_000  # of images in a page
@@ -45,7 +44,7 @@ def write_page(report: Report, folder: Path) -> Path:
     config = folder / CONFIG
     shown = {
         "title": _title(report),
-        "about": sentences("about_run", run=folder.name, meta=report.meta)[0],
+        "about": _about(report, folder.name),
         "sentences": [sentence for text in report.sentences for sentence in SENTENCES.split(text) if sentence.strip()],
         "figures": _figures(report, folder),
         "tables": page_tables(report),
@@ -62,6 +61,43 @@ def models_of(meta: Row) -> list[Mapping[str, Any]]:
     """Name, revision and fingerprint of each model, as far as the report says."""
     models = meta.get("models") or []
     return [model for model in (models.values() if isinstance(models, dict) else models) if isinstance(model, Mapping)]
+
+
+def _about(report: Report, run: str) -> str:
+    """The run, how many of which texts it read, and on what device."""
+    meta = report.meta
+    parts = [f"Run {run}"]
+    text = meta.get("text", {})
+    if text.get("source"):
+        counts = _texts_read(report)
+        parts.append(f"texts of {_last_part(text['source'])}" + (f" ({', '.join(counts)})" if counts else ""))
+    if meta.get("device"):
+        parts.append(meta["device"])
+    return f"{'; '.join(parts)}."
+
+
+def _texts_read(report: Report) -> list[str]:
+    """How many texts of each split there are and, where fewer were read of one, how many."""
+    text, meta = report.meta["text"], report.meta
+    there = text.get("n_texts", {})
+    read = {"fit": meta.get("n_fit"), "test": meta.get("n_texts") or largest_known(report.rows, "n_texts")}
+    held_out = held_out_name(text)
+    source = f" from {_last_part(held_out)}" if held_out else ""
+    words = {"fit": "to fit on", "validation": "for validation", "test": f"held out{source}"}
+    if meta.get("n_fit") is not None:
+        del words["validation"]  # a comparison chooses nothing
+    said = []
+    for split, what in words.items():
+        count, some = there.get(split), read.get(split)
+        if not count:
+            continue
+        fewer = f"{some:,} of " if some is not None and some < count else ""
+        said.append(f"{fewer}{count:,} {what}")
+    return said
+
+
+def _last_part(path: object) -> str:
+    return str(path).rstrip("/").split("/")[-1]
 
 
 def _title(report: Report) -> str:

@@ -98,7 +98,7 @@ def test_a_folder_holds_all_that_a_report_has(folder: Path) -> None:
 
 def test_what_a_report_lacks_leaves_no_file(tmp_path: Path) -> None:
     write(report(tables={}, columns={}, figures={}, sentences=[], lead=""), tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"summary.json", "summary.csv"}
+    assert {path.name for path in tmp_path.iterdir()} == {"summary.json", "summary.csv", "summary.md"}
     with pytest.raises(ValueError, match="not JSON compliant"):
         write(Report("bad", {"x": float("nan")}, ROWS), tmp_path)
     assert not (tmp_path / "bad.json").exists()
@@ -168,7 +168,7 @@ def test_a_page_needs_nothing_but_itself_and_holds_what_the_run_was(folder: Path
         '<h1>Fit: seed-0</h1>\n<p class="lead">Two maps. FVU is <code>low</code>.</p>',
         "<figcaption>what to look at</figcaption>",
         "<dt>FVU</dt><dd>Fraction of variance unexplained",
-        "texts of texts.csv (2 to watch training on, 9 held out)",
+        "texts of texts.csv (2 for validation, 9 held out)",
         "It <code>holds</code> at 0.5.",
         '<p class="said">Not &lt;there&gt;.</p>',  # a sentence a line, and nothing of it is HTML
         "<h2>FVU &lt;by&gt; site</h2>",

@@ -1,12 +1,17 @@
 """What the reports on an update say: of artefacts that were carried, and of what differs between two models."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from aligners.reports.finished import make_report
+from aligners.reports.names import percentage, quoted
+from aligners.reports.page.run import write_page
+from aligners.reports.publishing import write
 from aligners.reports.report import Row
-from tests.aligners.reports.every import carrying
+from tests.aligners.reports.every import carrying, compared, comparison
+from tests.aligners.reports.made import cells
 
 
 def artefact(name: str, own: float | None, fidelity: float, **more: Any) -> Row:
@@ -59,3 +64,39 @@ def test_forecasts_stand_beside_what_came_true() -> None:
     made = make_report("carrying", {}, rows, **tables)
     assert "Against labels tone has an AUROC of 0.900 [0.900, 0.900] on the old model, 0.850" in made.lead
     assert "The forecast of the carried score is +0.010 from the true one." in made.sentences
+
+
+def test_tokens_are_quoted_and_figures_of_a_comparison_have_intervals(tmp_path: Path) -> None:
+    tables = comparison(3)
+    tables["types"][0]["type"] = "to"
+    tables["tokens"] = [one | {"share": share} for one in tables["tokens"] for share in (0.0004, 0.00012)]
+    tables["function"][0] |= {"agreement": 0.98, "agreement_low": 0.97, "agreement_high": 0.99}
+    tables["function"][0] |= {"loss_old": 5.25, "loss_new": 5.2515}
+    tables["function"][0] |= {"loss_change": 0.0015, "loss_change_low": 0.001, "loss_change_high": 0.002}
+    text = {"source": "texts.csv", "n_texts": {"fit": 6824, "validation": 400, "test": 4918}}
+    meta = compared(3) | {"n_fit": 500, "n_texts": 500, "text": text}
+    made = make_report("comparison", meta, **tables)
+    assert made.lead == (
+        'The model has changed from block 2 on, most on tokens such as "to". There the old states, as they are, leave '
+        "0.02 [0.02, 0.02] of the variance of the new ones. Its answers (next tokens) have changed by more than "
+        "rounding; 98.00% [97.00%, 99.00%] of 5,000 agree. The loss goes from 5.2500 to 5.2515 nats, a change of "
+        "+0.0015 [+0.0010, +0.0020]."
+    )
+    assert {"0.04%", "0.012%", "31.0%"} <= cells(made.screen)
+    assert "0.0%" not in cells(made.screen)
+    write(made, tmp_path)
+    written = (tmp_path / "comparison.md").read_text()
+    assert made.lead in written
+    assert "| to | 31.0% |" in written
+    page = write_page(made, tmp_path).read_text()
+    assert "texts of texts.csv (500 of 6,824 to fit on, 500 of 4,918 held out)" in page
+
+
+@pytest.mark.parametrize(("token", "written"), [("film", '"film"'), ('"', '"\\""'), ("\n", '"\\n"'), ("é", '"é"')])
+def test_a_token_is_quoted_on_one_line(token: str, written: str) -> None:
+    assert quoted(token) == written
+
+
+@pytest.mark.parametrize(("share", "written"), [(0.31, "31.0%"), (0.00012, "0.012%"), (0.0, "0.0%"), (1, "100.0%")])
+def test_a_small_share_is_not_none(share: float, written: str) -> None:
+    assert percentage(share) == written

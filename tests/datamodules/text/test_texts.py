@@ -272,7 +272,7 @@ def test_pairs_and_named_classes_with_validation_texts_and_without(tmp_path: Pat
     assert without.classes == 3
     assert len(without.fitted("fit", "validation").keys) == len(without.fitted("fit").keys)
     assert words_on(texts.describe(), "splits") == [
-        f"Texts of {path}: {len(texts.fit):,} to fit on, {len(texts.validation)} to watch training on "
+        f"Texts of {path}: {len(texts.fit):,} to fit on, {len(texts.validation)} for validation "
         "(`text.validation_share` 0.05), 4 held out."
     ]
     assert words_on(texts.describe(), "copies") == []
