@@ -25,9 +25,13 @@ are read, compared and mapped. Mapped states are injected where the model has a 
 masked tokens, or the next token.
 
 "Sub-layers" are what `--data.component` can read besides the residual stream. A model with a setting of the column
-"refused with" is refused. Tests try every family, with each of the heads listed, on random models of a few thousand
-weights: what was read is injected, and the answers must be the same bit for bit at every site; a text must have the
-same states alone and in a batch. `aligners/models/tested.yaml` says which checks passed with which version of
+"refused with" is refused. What a token sees is what is usual in a family: with other settings it may see more, or less,
+and every model is asked itself (the last token of a text changes, and the states before it move or do not). Next tokens
+are predicted only where it sees those before it.
+
+Tests try every family, with each of the heads listed, on random models of a few thousand weights: what was read is
+injected, and the answers must be the same bit for bit at every site; a text must have the same states alone and in a
+batch. `aligners/models/tested.yaml` says which checks passed with which version of
 `transformers`. Before every evaluation the same self-test runs on the model at hand. [A family of your
 own](../adding_things.md#a-model-family) takes one line.
 

@@ -22,6 +22,7 @@ from aligners.datamodules.text.sources import TextSource
 from aligners.datamodules.tokens.tokenised import TokenisedTexts, same_tokenizer, tokenise
 from aligners.errors import UserError, check_range
 from aligners.injection.behaviour import stitched_logits
+from aligners.injection.routes import gives_answers
 from aligners.injection.scoring.tasks import agreement, check_labels, chosen, unit_answers
 from aligners.models.model import FrozenModel
 
@@ -156,8 +157,8 @@ def inject(
         seed: of the masks.
 
     Raises:
-        ValueError: Y has no head, the tokenizers differ, a site is not there, the map gives rows of another shape, or
-            there are not as many labels as texts.
+        ValueError: Y has no head, or predicts the next token, which X sees already; the tokenizers differ, a site is
+            not there, the map gives rows of another shape, or there are not as many labels as texts.
     """
     of_x, of_y = site if isinstance(site, tuple) else (site, site)
     source, target = load(model_x), load(model_y)
@@ -212,9 +213,10 @@ def _scores(
 
 def _check(source: FrozenModel, target: FrozenModel, *, labelled: bool) -> None:
     if target.task is None or target.regression:
+        why = "predicts a number" if target.regression else target.no_task
         raise UserError(
-            f"Expected `model_y` to be a classifier or a language model, but {target.name} "
-            f"{'predicts a number' if target.regression else 'has no head'}. Name another; states can still be mapped."
+            f"Expected `model_y` to be a classifier or a language model, but {target.name} {why}. Name another; states "
+            "can still be mapped."
         )
     if labelled and target.task != "classification":
         raise UserError(f"Expected no `labels` for the language model {target.name}: it predicts tokens.")
@@ -223,6 +225,9 @@ def _check(source: FrozenModel, target: FrozenModel, *, labelled: bool) -> None:
             f"Expected models of one tokenizer, since every token's state is replaced, but those of {source.name} and "
             f"{target.name} differ. Compare them by `rows` 'words', with `train.py fit`."
         )
+    leak = gives_answers(source, target)
+    if leak is not None:
+        raise UserError(f"{leak}: a low loss would mean nothing. Name models of one kind; states can still be mapped.")
 
 
 def _batches(

@@ -110,15 +110,15 @@ def check_routes(
 
     Raises:
         ValueError: targets have no head, one that predicts a number, or heads of different tasks; a classification
-            without labels or with labels that the head does not have; a bidirectional front before a causal tail;
-            quantised weights.
+            without labels or with labels that the head does not have; a front that sees the tokens
+            which the tail should predict; quantised weights.
     """
     targets = list(dict.fromkeys(route.target for route in routes))
     for target in targets:
         if target.task is None:
             raise UserError(
                 f"Stitching needs a model with a classification head or a language modelling head to stitch into, but "
-                f"{target.name} has none. Name a model with its head."
+                f"{target.name} {target.no_task}. Name another model, with its head."
             )
         if target.regression:
             raise UserError(
@@ -139,13 +139,23 @@ def check_routes(
             f"Expected models with the same task to stitch into, but got {listed}. Their losses cannot be compared: "
             "stitch them in runs of their own, with `routes` 'forward'."
         )
-    mixed = next((route for route in routes if route.target.causal and not route.source.causal), None)
-    if mixed is not None and not allow_mixed:
-        raise UserError(
-            f"{mixed.source.name} sees the whole text and {mixed.target.name} only what comes before a position: "
-            "behind such a front the tail is given the very tokens that it should predict, and a low loss means "
-            "nothing. Stitch models of one kind, or set `allow_mixed` to true if this is what you want to measure."
-        )
+    for route in routes:
+        why = None if allow_mixed else gives_answers(route.source, route.target)
+        if why is not None:
+            raise UserError(
+                f"{why}: a low loss would mean nothing. Stitch models of one kind, or set `allow_mixed` to true if "
+                "this is what you want to measure."
+            )
+
+
+def gives_answers(source: FrozenModel, target: FrozenModel) -> str | None:
+    """Why states of a model would give a next-token head its answers, as a sentence without its full stop; or None."""
+    if target.task != "causal" or source.causal:
+        return None
+    return (
+        f"{source.name} sees the whole text (when the last token of a text changes, the states before it move), and "
+        f"would give {target.name} the tokens that it should predict"
+    )
 
 
 def paired_routes(data: States, *, both_directions: bool) -> list[Route]:
@@ -215,13 +225,13 @@ def _no_injection(route: Route, data: States, first: Route, why: dict[Route, str
     source, target = route.source, route.target
     labels, text = data.split("test").labels, data.text.source
     if target.task is None:
-        return f"{target.name} has no classification head and none for language modelling"
+        return f"{target.name} {target.no_task}"
     if target.task == "classification" and (labels is None or not known_labels(labels).any()):
         return f"the texts of {text!r} have no labels"
     if not same_tokenizer(*(cast(Any, model.tokenizer) for model in (source, target))):
         return f"the tokenizers of {source.name} and {target.name} differ"
-    if target.causal and not source.causal:
-        return f"{source.name} sees the whole text, and would give {target.name} the tokens that it should predict"
+    if (leak := gives_answers(source, target)) is not None:
+        return leak
     if target.task != first.target.task and why.get(first, "") is None:
         return f"{target.name} has another task ({target.task}) than {first.target.name} ({first.target.task})"
     if target.task == "classification":

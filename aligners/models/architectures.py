@@ -70,7 +70,8 @@ class Architecture:
         returns: length of the tuple that a block returns, its states first; None: it returns a bare tensor.
         beside: what a block that is not run returns besides its states, from the block and the arguments that
             it is called with; None: nothing, `returns - 1` times.
-        causal: whether a position sees only those before it.
+        causal: whether these are decoders, whose heads predict the next token and whose classifiers read the last one.
+            Whether a position sees those after it is asked of each model: `FrozenModel.causal`.
         shared: whether the listed blocks are run several times each, one after another, `num_hidden_layers`
             times in all.
         sequence_first: whether the states between the blocks are (T, B, d) instead of (B, T, d).
@@ -107,13 +108,22 @@ class Architecture:
     attention: SubLayer | None = None
     mlp: SubLayer | None = None
 
-    def task(self, kind: str) -> Task | None:
+    def task(self, kind: str, config: PreTrainedConfig) -> Task | None:
         """Return the task of a model class's head; None if it has no supported head.
 
-        A next-token head on blocks that can see the next token does not count: it predicts nothing.
+        A next-token head counts on decoders alone.
+
+        Args:
+            kind: name of the class.
+            config: of the model. An encoder may be made to be a decoder by it.
         """
-        task = next((task for end, task in _HEADS.items() if kind.endswith(end)), None)
-        return None if self.rereads or (task == "causal" and not self.causal) else task
+        if self.rereads:
+            return None
+        decoder = self.causal or getattr(self.settings_of(config), "is_decoder", False)
+        for end, task in _HEADS.items():
+            if kind.endswith(end):
+                return None if task == "causal" and not decoder else task
+        return None
 
     def answer(self, block: nn.Module, states: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What `block`, called with these arguments, would return if its states were `states`."""

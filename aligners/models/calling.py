@@ -149,7 +149,7 @@ class Caller:
     def __init__(self, model: PreTrainedModel) -> None:
         self.model, self.trunk = model, trunk_of(model)
         architecture = architecture_of(model.config.model_type)
-        self.task: Task | None = architecture.task(type(model).__name__)
+        self.task: Task | None = architecture.task(type(model).__name__, model.config)
         self.reads_last_token = architecture.causal and self.task == "classification"
         self._padding, self._settings = architecture.padding, architecture.settings_of(model.config)
         known, whole = _parameters(self.trunk), _parameters(model)

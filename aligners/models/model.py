@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from aligners.errors import UserError
 from aligners.models.architectures import Component, Task, architecture_of, first_site
 from aligners.models.calling import Caller, Layout
+from aligners.models.causality import is_causal
 from aligners.models.classifiers import drawn, outside, with_head
 from aligners.models.hooks import Places, blocks_of, inject, read
 from aligners.models.loading.placement import check_placement, is_sharded, place_like
@@ -46,12 +47,13 @@ class FrozenModel:
         width: d, the width of the states.
         blocks: the L blocks in the order of execution.
         task: what the head answers: "classification" (B, C); "masked" or "causal", a token for each position
-            or for the next, (B, T, V); None: there is no head, or none that is supported.
+            or for the next, (B, T, V); None: there is no head, or none that is supported, or one for the next token
+            on blocks that see it.
         n_labels: C, the size of the classification head; None if the model has none.
         regression: whether that head predicts a number instead of a class.
         class_map: for each class of the texts, the head's classes that stand for it; None: those of the same numbers.
             `aligners.injection.scoring.tasks.match_heads` alone sets it: logits are always the head's own.
-        causal: whether a position sees only those before it.
+        causal: whether a position sees only those before it, by a test of the model itself: see `is_causal`.
         heads: attention heads of each block; 0 if it has none.
         max_length: the most tokens that the model has positions for; None: no limit.
         config: the model's.
@@ -88,11 +90,10 @@ class FrozenModel:
         self._caller = Caller(model)
         self.width = int(settings.hidden_size)
         self.heads = int(getattr(settings, "num_attention_heads", None) or 0)
-        self.task: Task | None = self._caller.task
-        self.n_labels = model.config.num_labels if self.task == "classification" else None
+        self._head: Task | None = self._caller.task
+        self.n_labels = model.config.num_labels if self._head == "classification" else None
         self.regression = self.n_labels == 1 or (bool(self.n_labels) and model.config.problem_type == "regression")
         self.class_map: tuple[tuple[int, ...], ...] | None = None
-        self.causal = self.architecture.causal
         positions = getattr(settings, "max_position_embeddings", None) or -1  # XLNet says -1 for no limit
         self.max_length = None if positions < 0 else int(positions) - self.architecture.reserved_positions
         self.quantised = quantisation(model.config)
@@ -101,6 +102,31 @@ class FrozenModel:
                 f"Expected a `pad_token_id` in the config of {name}, but got none: a {type(model).__name__} reads the "
                 "last token that is not padding. Set it to the padding token of its tokenizer."
             )
+
+    @cached_property
+    def causal(self) -> bool:
+        """Whether a position sees only those before it; the model is asked once, at first use."""
+        return is_causal(self)
+
+    @property
+    def sees_answers(self) -> bool:
+        """Whether its head is for the next token, which its blocks see already."""
+        return self._head == "causal" and not self.causal
+
+    @property
+    def no_task(self) -> str:
+        """Why there is no task, as the end of a sentence that begins with the model's name."""
+        if self.sees_answers:
+            return (
+                "predicts the next token, but sees it already: when the last token of a text changes, the states "
+                "before it move"
+            )
+        return "has no classification head and none for language modelling"
+
+    @property
+    def task(self) -> Task | None:
+        """What the head answers; None where its answers would mean nothing."""
+        return None if self.sees_answers else self._head
 
     @property
     def sizes(self) -> dict[str, int | None]:
@@ -160,7 +186,8 @@ class FrozenModel:
         Raises:
             ValueError: if the model has no head, or an input that it does not know.
         """
-        return self._logits(inputs, self._layout(inputs))
+        self._check_answers()
+        return self._caller.logits(inputs, self._layout(inputs))
 
     def front(self, inputs: Inputs, sites: Sequence[int], component: Component = "residual") -> list[Tensor]:
         """The states at `sites`, each (B, T, d), in the order asked for. Nothing above the deepest is run.
@@ -246,6 +273,7 @@ class FrozenModel:
             ValueError: if the site is outside 0..L (1..L of a sub-layer), the states have another shape, or as in
                 `logits` and `front`.
         """
+        self._check_answers()
         places = self._places(component)
         self.check_site(site, "site", component)
         layout = self._layout(inputs)
@@ -262,7 +290,7 @@ class FrozenModel:
         if self.architecture.sequence_first:
             states = states.transpose(0, 1).contiguous()
         with inject(places, self.architecture, site, states):
-            return self._logits(inputs, layout)
+            return self._caller.logits(inputs, layout)
 
     def tail_through(self, inputs: Inputs, site: int, states: Tensor, later: int) -> tuple[Tensor, Tensor]:
         """The logits, as from `tail`, and the states (B, T, d) at a `later` site on the way to them.
@@ -270,6 +298,7 @@ class FrozenModel:
         Raises:
             ValueError: as in `tail`.
         """
+        self._check_answers()
         if later == site:
             return self.tail(inputs, site, states), states
         logits: list[Tensor] = []
@@ -338,14 +367,19 @@ class FrozenModel:
             return self.blocks
         return self.blocks.sub_layers(self.architecture.sub_layer(component, self.model.config))
 
-    def _logits(self, inputs: Inputs, layout: Layout) -> Tensor:
+    def _check_answers(self) -> None:
+        """Raise unless the model has logits. It may be run for that: before anything is read or replaced in it."""
+        if self.sees_answers:
+            raise UserError(
+                f"Expected a model with logits that mean something, but {self.name} {self.no_task}. Its states can be "
+                "read; name another model to ask."
+            )
         if self.task is None:
             raise UserError(
                 f"Expected a model with a classification head or a language modelling head, but got {self.name}, "
                 f"a {type(self.model).__name__}: its states can be read, but it has no logits that follow from them "
                 "alone. Name a model that was fine-tuned to classify or that predicts tokens."
             )
-        return self._caller.logits(inputs, layout)
 
     def _outward(self, states: Tensor, shape: torch.Size, layout: Layout) -> Tensor:
         """States as blocks answer for a batch of this shape (B, T), whose axes may be flattened -> the caller's."""

@@ -182,7 +182,7 @@ def size_of(name: str, data: Mapping[str, Any]) -> Size:
         return Size(recipe.layers, recipe.width, recipe.vocabulary, head_task, heads=recipe.heads)
     config = read_config(name, {"revision": None, "trust_remote_code": data.get("trust_remote_code", False)})
     architecture = architecture_of(config.model_type)
-    tasks = (architecture.task(kind) for kind in config.architectures or ())
+    tasks = (architecture.task(kind, config) for kind in config.architectures or ())
     sizes: Any = config.get_text_config()
     head = next((task for task in tasks if task is not None), None)
     return Size(sizes.num_hidden_layers, sizes.hidden_size, sizes.vocab_size, head, heads=sizes.num_attention_heads)

@@ -101,6 +101,7 @@ def _direction(family: str) -> None:
     (before,), (after,) = frozen.front(inputs, [3]), frozen.front(changed, [3])
     assert torch.allclose(before[:, :6], after[:, :6], atol=1e-5) is frozen.causal
     assert not torch.allclose(before[:, 6:], after[:, 6:], atol=1e-2)
+    assert frozen.causal is frozen.architecture.causal  # in its usual settings
 
 
 def _bfloat16(family: str) -> None:

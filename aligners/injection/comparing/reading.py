@@ -61,8 +61,7 @@ class Asked:
         if old.tokenizer is None or new.tokenizer is None or not same_tokenizer(old.tokenizer, new.tokenizer):
             self.why = "their tokenizers differ, so they answer about different tokens"
         elif old.task != new.task:
-            named = [f"{m.name} answers {KINDS.get(str(m.task), 'nothing (no head)')}" for m in (old, new)]
-            self.why = f"their heads answer different questions: {' and '.join(named)}"
+            self.why = f"their heads answer different questions: {_answered(old)} and {_answered(new)}"
         elif old.regression or new.regression:
             self.why = "a head predicts numbers, which have no distribution to compare"
         elif old.class_map is None and old.label_names != new.label_names:
@@ -77,6 +76,13 @@ class Asked:
         if not self.labelled and self.model.task == "classification":
             batch = replace(batch, labels=torch.zeros_like(batch.text))
         return task_batch(batch, self.model, seed=self.seed)
+
+
+def _answered(model: FrozenModel) -> str:
+    """What a model's head answers, in words."""
+    if model.task is not None:
+        return f"{model.name} answers {KINDS[model.task]}"
+    return f"{model.name} answers nothing ({model.no_task if model.sees_answers else 'no head'})"
 
 
 @dataclass

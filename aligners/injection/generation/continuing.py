@@ -80,9 +80,9 @@ def check_causal(model: FrozenModel) -> None:
         ValueError: it does not.
     """
     if model.task != "causal":
+        what = model.no_task if model.sees_answers else f"is a {type(model.model).__name__}"
         raise UserError(
-            f"Expected a causal language model, but {model.name} is a {type(model.model).__name__}. Name a model that "
-            "predicts the next token."
+            f"Expected a causal language model, but {model.name} {what}. Name a model that predicts the next token."
         )
 
 
@@ -93,7 +93,12 @@ def check_cache(model: FrozenModel, tokens: int) -> None:
         ValueError: it keeps none, or has fewer positions.
     """
     stateful = getattr(model.model, "_is_stateful", False)
-    if not model.causal or stateful or "past_key_values" not in signature(trunk_of(model.model).forward).parameters:
+    if not model.causal:
+        raise UserError(
+            f"Expected a model in which a position sees only those before it, as generating text needs, but got "
+            f"{model.name}: when the last token of a text changes, the states before it move. Name another model."
+        )
+    if stateful or "past_key_values" not in signature(trunk_of(model.model).forward).parameters:
         raise UserError(
             f"Expected a model with a cache of keys and values to generate text with, but {model.name} "
             f"({type(model.model).__name__}) has none: every token would run the whole text again. Name another model."

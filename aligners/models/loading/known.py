@@ -30,11 +30,13 @@ class Known(NamedTuple):
     Attributes:
         fingerprint: of its weights.
         headless: whether it was loaded without the head that its config names.
+        causal: whether a position sees only those before it.
         nbytes: bytes of its weights.
     """
 
     fingerprint: str
     headless: bool
+    causal: bool
     nbytes: int
 
 
@@ -79,7 +81,7 @@ class KnownModels:
         for place, model, headless in self._new:
             place.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(place.parent / ".lock"):
-                known = Known(model.fingerprint, headless, model.nbytes)
+                known = Known(model.fingerprint, headless, model.causal, model.nbytes)
                 write_text(place, json.dumps(known._asdict()) + "\n")
         self._new = []
 
@@ -130,7 +132,7 @@ class SleepingModel(FrozenModel):
     def __init__(self, *model: Any, about: Known, read: Callable[[], PreTrainedModel], **named: Any) -> None:
         super().__init__(*model, **named)
         self._place, self._read, self.fingerprint = torch.device("cpu"), read, about.fingerprint
-        self.nbytes = about.nbytes
+        self.nbytes, self.causal = about.nbytes, about.causal
         for part in WITH_WEIGHTS:
             del self.__dict__[part]
 

@@ -98,7 +98,8 @@ def load_frozen(
     with quiet():
         config = read_config(str(name), source)
         architecture = architecture_of(config.model_type)
-        task = next((task for task in map(architecture.task, config.architectures or ()) if task), None)
+        tasks = [architecture.task(kind, config) for kind in config.architectures or ()]
+        task = next((task for task in tasks if task is not None), None)
         if device_map is not None:
             empty = _skeleton(config, task, architecture, {"trust_remote_code": trust_remote_code})
             check_device_map(device_map, empty, blocks_of(empty))

@@ -69,14 +69,15 @@ def test_what_can_be_stitched_is_not_refused() -> None:
     check(bare, classifier)
     check(causal, causal, labels=None, routes="all")
     check(causal, tiny_frozen(task="masked"), labels=None)
-    check(classifier, reader, allow_mixed=True)
+    check(classifier, causal, labels=None, allow_mixed=True)
+    check(classifier, reader)  # no label is among the tokens that it sees
     check(reader, classifier)
 
 
 @pytest.mark.parametrize(
     ("source", "target", "options", "says"),
     [
-        ({}, {"n_labels": None}, {}, r"stitch into, but tiny-bert has none. Name a model with its head"),
+        ({}, {"n_labels": None}, {}, r"stitch into, but tiny-bert has no .*Name another model, with its head"),
         ({}, {}, {"labels": None}, r"needs labels, but the texts of 'some.csv' have none.*`label_column`"),
         ({}, {}, {"labels": torch.tensor([0, 2])}, r"labels 0\.\.1.*some\.csv' have labels 0\.\.2"),
         (
@@ -84,7 +85,10 @@ def test_what_can_be_stitched_is_not_refused() -> None:
             r"same task.*tiny-bert: masked, tiny-gpt2: causal.*`routes` 'forward'",
         ),
         ({}, {}, {"routes": "backward"}, "`routes` to be one of all, different, forward, but got 'backward'"),
-        ({}, {"architecture": "gpt2"}, {}, r"tiny-bert sees the whole text and tiny-gpt2 only.*`allow_mixed` to true"),
+        (
+            {}, {"architecture": "gpt2", "task": "causal"}, {"labels": None},
+            r"tiny-bert sees the whole text .* give tiny-gpt2 the tokens that it should predict.*`allow_mixed` to true",
+        ),
     ],
 )  # fmt: skip
 def test_what_cannot_be_stitched_is_refused(
