@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from aligners.errors import UserError
 from aligners.models.architectures import Component, Task, architecture_of, first_site
 from aligners.models.calling import Caller, Layout
-from aligners.models.causality import is_causal
+from aligners.models.causality import is_causal, ordinary_tokens, rounding
 from aligners.models.classifiers import drawn, outside, with_head
 from aligners.models.hooks import Places, blocks_of, inject, read
 from aligners.models.loading.placement import check_placement, is_sharded, place_like
@@ -106,7 +106,10 @@ class FrozenModel:
     @cached_property
     def causal(self) -> bool:
         """Whether a position sees only those before it; the model is asked once, at first use."""
-        return is_causal(self)
+        embeddings: Any = self.model.get_input_embeddings()
+        tokens = ordinary_tokens(len(embeddings.weight), self.config, self.tokenizer)
+        tolerance = rounding(self.dtype, self.quantised is not None)
+        return is_causal(self._last_states, tokens, self.max_length, tolerance)
 
     @property
     def sees_answers(self) -> bool:
@@ -360,6 +363,12 @@ class FrozenModel:
             )
         with with_head(self.model, drawn(self.model, outside(self.model), seed)):
             yield
+
+    @torch.no_grad()
+    def _last_states(self, ids: Tensor) -> Tensor:
+        """The states (B, T, d) at the last site, of token ids (B, T)."""
+        (states,) = self.front({"input_ids": ids, "attention_mask": torch.ones_like(ids)}, [self.depth])
+        return states
 
     def _places(self, component: Component) -> Places:
         """Where the sites of a component are."""

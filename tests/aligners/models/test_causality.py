@@ -1,7 +1,6 @@
 """Who sees what comes after a position: a model answers that itself, whatever its family and its config say."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from aligners.api import inject
 from aligners.injection.generation.continuing import Replaced, generate
 from aligners.injection.routes import build_routes, check_routes
 from aligners.models import FrozenModel, load_frozen
-from aligners.models.causality import MOST, is_causal, movement, tolerance
+from aligners.models.causality import MOST, movement, ordinary_tokens, random_texts, rounding
 from tests.tiny import TEXTS, tiny_frozen, tiny_model, tiny_tokenizer, tokenised
 
 
@@ -99,7 +98,7 @@ def test_an_encoder_that_is_made_to_be_a_decoder_predicts_the_next_token(tmp_pat
 @pytest.mark.parametrize(("family", "causal"), [("gpt2", True), ("mixtral", True), ("mamba", True), ("bert", False)])
 def test_half_precision_says_the_same(family: str, causal: bool, dtype: torch.dtype) -> None:
     model = FrozenModel(tiny_model(family, n_labels=None).to(dtype), tiny_tokenizer(), name="m")
-    assert is_causal(model) is causal
+    assert model.causal is causal
 
 
 def test_a_position_moves_where_half_of_its_features_do() -> None:
@@ -119,8 +118,16 @@ def test_a_position_moves_where_half_of_its_features_do() -> None:
 
 
 def test_what_counts_as_rounding() -> None:
-    kinds: Any = [SimpleNamespace(dtype=dtype, quantised=None) for dtype in (torch.float32, torch.bfloat16)]
-    assert tolerance(kinds[0]) == pytest.approx(3.45e-4, rel=1e-2)
-    assert tolerance(kinds[1]) == MOST
-    packed: Any = SimpleNamespace(dtype=torch.float32, quantised="torchao")
-    assert tolerance(packed) == MOST
+    assert rounding(torch.float32, quantised=False) == pytest.approx(3.45e-4, rel=1e-2)
+    assert rounding(torch.bfloat16, quantised=False) == MOST
+    assert rounding(torch.float32, quantised=True) == MOST
+
+
+def test_the_texts_differ_in_their_last_token_alone_and_hold_no_special_ones() -> None:
+    config = tiny_model("gpt2", eos_token_id=20).config
+    tokens = ordinary_tokens(30, config, tiny_tokenizer())
+    assert not {0, 1, 2, 3, 20} & set(tokens.tolist())
+    ids, changed = random_texts(tokens, 8)
+    assert torch.equal(ids[:, :-1], changed[:, :-1])
+    assert (ids[:, -1] != changed[:, -1]).all()
+    assert set(ids.flatten().tolist()) <= set(tokens.tolist())

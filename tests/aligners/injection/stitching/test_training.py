@@ -243,7 +243,7 @@ def test_runs_that_cannot_be_are_refused_before_a_model_runs(
 
     for name in ("front", "tail", "logits"):
         monkeypatch.setattr(FrozenModel, name, run)
-    monkeypatch.setattr("aligners.models.model.is_causal", lambda model: model.architecture.causal)  # reads no text
+    monkeypatch.setattr(FrozenModel, "causal", property(lambda model: model.architecture.causal))  # reads no text
     for given, says in (
         ({"text": TextSource(world.fit, held_out=two_in_three)}, r"labels 0\.\.1.*have labels 0\.\.2"),
         ({"models": [world.model_x, causal[1]], "routes": "forward"}, "`allow_mixed` to true"),
