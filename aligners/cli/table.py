@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
@@ -93,10 +93,21 @@ def _run_command(script: str, name: str, program: str, words: list[str]) -> None
         words = ["--config", *words]
     words = ["--help"] if asked else as_parsed(program, about, words) if about else words
     watch_streams()
+    if not asked:
+        _say_that_it_begins(about)
     import_first()
     from aligners.cli.run import run_command
 
     run_command(find(script, name), program, words)
+
+
+def _say_that_it_begins(about: Mapping[str, Any] | None) -> None:
+    """Say at once what takes the next seconds, unless an earlier command of this process has imported it already."""
+    if "lightning" in sys.modules or os.environ.get("LOCAL_RANK", "0") != "0":
+        return
+    options = {} if about is None else about["options"]
+    reads = any(name.startswith("data.") for name in options)
+    print("Loading models ..." if reads else "Loading ...", file=sys.stderr, flush=True)
 
 
 def _versions() -> str:

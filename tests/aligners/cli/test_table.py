@@ -65,6 +65,33 @@ assert not {"torch", "lightning", "wandb", "matplotlib"} & set(sys.modules)
         assert {line.split()[0] for line in said.splitlines() if line.startswith("  ")} == set(commands)
 
 
+def test_every_command_says_that_it_begins_before_anything_is_imported() -> None:
+    code = """
+import sys
+from aligners.cli import table
+
+def imports():
+    assert not {"torch", "lightning", "wandb", "transformers"} & set(sys.modules)
+    raise InterruptedError
+
+table.import_first = imports
+for script, commands in table.COMMANDS.items():
+    for name in commands:
+        about = table.known_options()["commands"][f"{script} {name}"]
+        try:
+            getattr(table, script)([name, *["x"] * about["positional"]])
+        except InterruptedError:
+            print(script, name, file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=HANGS)
+    assert done.returncode == 0, done.stderr
+    said = done.stderr.splitlines()
+    every = [f"{script} {name}" for script, commands in table.COMMANDS.items() for name in commands]
+    assert said[1::2] == every
+    assert set(said[::2]) == {"Loading models ...", "Loading ..."}
+    assert said[said.index("train fit") - 1] == "Loading models ..."
+
+
 def test_help_of_all_explains_the_options(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as done:
         table.train(["fit", "--help", "all"])
