@@ -50,7 +50,7 @@ def train(
     fast: dict[str, Any] = {"optimizer": partial(torch.optim.AdamW, lr=1e-2), "start_batches": 4}
     module = Stitching(layers, **fast | {name: given.pop(name) for name in OF_MODULE if name in given})
     steps: dict[str, Any] = {"max_steps": 4, "max_epochs": -1, "val_check_interval": 2, "check_val_every_n_epoch": None}
-    run = quiet_trainer(**steps | {"num_sanity_val_steps": -1} | (trainer or {}))
+    run = quiet_trainer(**steps | (trainer or {}))
     run.fit(module, datamodule=model_texts(world, **given), ckpt_path=resume, weights_only=True)
     return module
 

@@ -27,7 +27,9 @@ def validated(
     module = Alignment(NAMES)
     module.build(sites, 4, 4)
     module.moments = moments_of(*related_rows(sites, 50, 4, 4))
-    trainer: Any = SimpleNamespace(state=SimpleNamespace(fn="fit"), should_stop=False, global_step=0, optimizers=[])
+    trainer: Any = SimpleNamespace(
+        state=SimpleNamespace(fn="fit"), should_stop=False, global_step=0, optimizers=[], sanity_checking=False
+    )
     stopped = []
     for number, figures in enumerate(history):
         for weight in module.parameters():

@@ -156,7 +156,7 @@ class Stitching(BankTraining):
     def setup(self, stage: str) -> None:
         """Check everything, and build the banks of each route."""
         check_precision(self.trainer, PRECISIONS)
-        if stage == "fit" and self.trainer.max_steps < 1 and not self._by_epochs:
+        if stage == "fit" and self.trainer.max_steps < 1:
             raise UserError(
                 f"Expected `trainer.max_steps` to be at least 1, but got {self.trainer.max_steps}: it says for how "
                 "many steps the layers are trained, and the learning rate follows it."
@@ -207,13 +207,9 @@ class Stitching(BankTraining):
 
     def on_train_start(self) -> None:
         """The start is validated first; after an interruption between a step and its validation, that step is."""
-        steps = self.trainer.estimated_stepping_batches if self._by_epochs else self.trainer.max_steps
+        by_epochs = self.trainer.max_epochs not in (None, -1)  # which may end first
+        steps = self.trainer.estimated_stepping_batches if by_epochs else self.trainer.max_steps
         self.begin(int(steps), self.curves[-1]["step"] if self.curves else None)
-
-    @property
-    def _by_epochs(self) -> bool:
-        """Whether the Trainer counts epochs, which may end before its steps do."""
-        return self.trainer.max_epochs not in (None, -1)
 
     def training_step(self, batch: TaskBatch, batch_idx: int) -> None:
         """One step of every layer at every site."""
@@ -371,7 +367,7 @@ class Stitching(BankTraining):
         stored = checkpoint[STITCHING]
         steps, most = checkpoint["global_step"], self.trainer.max_steps  # before a complete run takes the limit away
         self.resume(checkpoint, stored)
-        if 0 < most < steps:
+        if steps > most:
             raise UserError(
                 f"Nothing is left to train: the checkpoint has {steps} steps, and `trainer.max_steps` is {most}. "
                 "Measure its layers with `evaluate.py stitch --checkpoint`, or train for more steps."

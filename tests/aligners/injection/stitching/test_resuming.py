@@ -68,7 +68,7 @@ def test_a_run_interrupted_by_ctrl_c_before_a_validation_ends_where_it_would_hav
     [
         (Stitching, "training_step", 7),  # the first of an epoch
         (torch.optim.lr_scheduler.LambdaLR, "step", 1 + 5),  # between a step and its learning rate
-        (Stitching, "validation_step", 1 + 1),  # after that of the sanity check
+        (Stitching, "validation_step", 1 + 1),  # after that of the start
         (BestPerSite, "_compare", 6 + 4),
         (Stitching, "on_validation_epoch_start", 4),  # of the last validation
     ],

@@ -280,7 +280,7 @@ class Explodes(AffineLayer):
 def test_a_loss_of_no_meaning_stops_the_run_under_its_name(world: World) -> None:
     layers = {"bad": Explodes, "good": AffineLayer}
     with pytest.raises(ValueError, match=r"training loss.*batch 0.*bad, .*/x → .*/y, site pair 3-3") as error:
-        train(world, layers, routes="forward", trainer={"max_steps": 1, "num_sanity_val_steps": 0})
+        train(world, layers, routes="forward", trainer={"max_steps": 1, "limit_val_batches": 0})
     assert "good," not in str(error.value)  # as a layer is named in it
     assert "1-2" not in str(error.value)
 
