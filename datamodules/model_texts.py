@@ -103,8 +103,8 @@ class ModelTexts(TextModule):
         """Load `bases` under new heads with as many classes as that of a model."""
         if tuned.n_labels is None:
             raise UserError(
-                f"Expected `models` to be classifiers where `bases` are named, but {tuned.name} has no classification "
-                "head. Name models that were fine-tuned to classify."
+                f"Expected `models` to be classifiers where `bases` are named, but {tuned.name} "
+                f"{tuned.unasked or 'has no classification head'}. Name models that were fine-tuned to classify."
             )
         head: dict[str, Any] = {"n_labels": tuned.n_labels, "seed": self.seed, "dtype": self.frozen_models.dtype}
         return [FrozenModel(*self.classifier(name, **head), name=name) for name in self.bases]

@@ -47,9 +47,8 @@ class FrozenModel:
         width: d, the width of the states.
         blocks: the L blocks in the order of execution.
         task: what the head answers: "classification" (B, C); "masked" or "causal", a token for each position
-            or for the next, (B, T, V); None: there is no head, or none that is supported, or one for the next token
-            on blocks that see it.
-        n_labels: C, the size of the classification head; None if the model has none.
+            or for the next, (B, T, V); None: there is no head, or none that is asked: see `unasked`.
+        n_labels: C, the size of the classification head; None if there is none, or none that is asked.
         regression: whether that head predicts a number instead of a class.
         class_map: for each class of the texts, the head's classes that stand for it; None: those of the same numbers.
             `aligners.injection.scoring.tasks.match_heads` alone sets it: logits are always the head's own.
@@ -91,8 +90,9 @@ class FrozenModel:
         self.width = int(settings.hidden_size)
         self.heads = int(getattr(settings, "num_attention_heads", None) or 0)
         self._head: Task | None = self._caller.task
-        self.n_labels = model.config.num_labels if self._head == "classification" else None
-        self.regression = self.n_labels == 1 or (bool(self.n_labels) and model.config.problem_type == "regression")
+        asked = self._head == "classification" and _not_scored(model.config) is None
+        self.n_labels = model.config.num_labels if asked else None
+        self.regression = self.n_labels == 1
         self.class_map: tuple[tuple[int, ...], ...] | None = None
         positions = getattr(settings, "max_position_embeddings", None) or -1  # XLNet says -1 for no limit
         self.max_length = None if positions < 0 else int(positions) - self.architecture.reserved_positions
@@ -112,24 +112,26 @@ class FrozenModel:
         return is_causal(self._last_states, tokens, self.max_length, tolerance)
 
     @property
-    def sees_answers(self) -> bool:
-        """Whether its head is for the next token, which its blocks see already."""
-        return self._head == "causal" and not self.causal
-
-    @property
-    def no_task(self) -> str:
-        """Why there is no task, as the end of a sentence that begins with the model's name."""
-        if self.sees_answers:
+    def unasked(self) -> str | None:
+        """Why its head is not asked, as the end of a sentence that begins with the model's name; None: it has none."""
+        if self._head == "classification":
+            return _not_scored(self.config)
+        if self._head == "causal" and not self.causal:
             return (
                 "predicts the next token, but sees it already: when the last token of a text changes, the states "
                 "before it move"
             )
-        return "has no classification head and none for language modelling"
+        return None
+
+    @property
+    def no_task(self) -> str:
+        """Why there is no task, as the end of such a sentence."""
+        return self.unasked or "has no classification head and none for language modelling"
 
     @property
     def task(self) -> Task | None:
-        """What the head answers; None where its answers would mean nothing."""
-        return None if self.sees_answers else self._head
+        """What the head answers; None where it is not asked."""
+        return None if self.unasked else self._head
 
     @property
     def sizes(self) -> dict[str, int | None]:
@@ -378,10 +380,10 @@ class FrozenModel:
 
     def _check_answers(self) -> None:
         """Raise unless the model has logits. It may be run for that: before anything is read or replaced in it."""
-        if self.sees_answers:
+        if self.unasked:
             raise UserError(
-                f"Expected a model with logits that mean something, but {self.name} {self.no_task}. Its states can be "
-                "read; name another model to ask."
+                f"Expected a model whose head can be asked, but {self.name} {self.unasked}. Its states can be read; "
+                "name another model to ask."
             )
         if self.task is None:
             raise UserError(
@@ -413,6 +415,19 @@ def quantisation(config: PreTrainedConfig) -> str | None:
         return None
     method = quantised.get("quant_method") if isinstance(quantised, dict) else getattr(quantised, "quant_method", None)
     return str(getattr(method, "value", method))
+
+
+def _not_scored(config: PreTrainedConfig) -> str | None:
+    """Why the answers of a classification head are not scored, by the `problem_type` of its config; None: they are."""
+    outputs = len(config.id2label or {})
+    if config.problem_type == "multi_label_classification":
+        return (
+            f"answers {outputs} questions of yes or no at once (its `problem_type` is multi_label_classification), "
+            "where a text has one class here"
+        )
+    if config.problem_type == "regression" and outputs > 1:
+        return f"predicts {outputs} numbers at once (its `problem_type` is regression), where a text has one"
+    return None
 
 
 def _parts(name: str, weight: Any) -> Iterator[tuple[str, Any]]:

@@ -60,7 +60,7 @@ class Asked:
         self.what: str | None = "similarities of texts" if old.task is None else KINDS[old.task]
         if old.tokenizer is None or new.tokenizer is None or not same_tokenizer(old.tokenizer, new.tokenizer):
             self.why = "their tokenizers differ, so they answer about different tokens"
-        elif old.task != new.task:
+        elif old.task != new.task or old.unasked or new.unasked:
             self.why = f"their heads answer different questions: {_answered(old)} and {_answered(new)}"
         elif old.regression or new.regression:
             self.why = "a head predicts numbers, which have no distribution to compare"
@@ -82,7 +82,8 @@ def _answered(model: FrozenModel) -> str:
     """What a model's head answers, in words."""
     if model.task is not None:
         return f"{model.name} answers {KINDS[model.task]}"
-    return f"{model.name} answers nothing ({model.no_task if model.sees_answers else 'no head'})"
+    why = "no head" if model.unasked is None else f"it {model.unasked}"
+    return f"{model.name} answers nothing ({why})"
 
 
 @dataclass

@@ -80,7 +80,7 @@ def check_causal(model: FrozenModel) -> None:
         ValueError: it does not.
     """
     if model.task != "causal":
-        what = model.no_task if model.sees_answers else f"is a {type(model.model).__name__}"
+        what = model.unasked or f"is a {type(model.model).__name__}"
         raise UserError(
             f"Expected a causal language model, but {model.name} {what}. Name a model that predicts the next token."
         )

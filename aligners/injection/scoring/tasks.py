@@ -248,15 +248,10 @@ def check_labels(target: FrozenModel, labels: Tensor | None, source: str) -> Non
     """
     if target.n_labels is None:
         raise UserError(
-            f"The task needs a model with a classification head, but {target.name} has none. Name a model that "
-            "was fine-tuned to classify."
+            f"The task needs a model with a classification head, but {target.name} {target.unasked or 'has none'}. "
+            "Name a model that was fine-tuned to classify."
         )
     labels = check_labelled(labels, "The task", source)
-    if target.regression and target.n_labels != 1:
-        raise UserError(
-            f"Expected a regression head of one number, but that of {target.name} predicts {target.n_labels}. Name "
-            "another model."
-        )
     if target.regression:
         return
     if labels.is_floating_point():

@@ -230,6 +230,12 @@ class Head(Artefact):
         self.expect(**shapes)
         if len(self.layers) > 1:
             check_known(ACTIVATIONS, activation=str(self.about.get("activation")))
+        problem = self.about.get("problem_type")
+        if problem not in (None, "single_label_classification"):
+            raise UserError(
+                f"Expected a head that tells classes apart, but `problem_type` of {self.name} is {problem!r}. Write "
+                "each of its outputs as a head of two classes, or as a direction."
+            )
         told = self.about.get("classes")
         if told is not None and len(told) != self.classes:
             raise UserError(f"Expected {self.classes} `classes` in {self.name}, which its logits tell, but got {told}.")

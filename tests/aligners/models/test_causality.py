@@ -17,9 +17,9 @@ from tests.tiny import TEXTS, tiny_frozen, tiny_model, tiny_tokenizer, tokenised
 
 def test_a_decoder_whose_config_lets_it_see_ahead_is_not_causal_and_has_no_answers() -> None:
     sees, causal = (tiny_frozen("gpt2", task="causal", seed=seed, is_causal=bool(seed)) for seed in (0, 1))
-    assert (sees.causal, sees.task, sees.sees_answers) == (False, None, True)
-    assert (causal.causal, causal.task, causal.sees_answers) == (True, "causal", False)
-    with pytest.raises(ValueError, match=r"logits that mean something, but tiny-gpt2 .* sees it already"):
+    assert (sees.causal, sees.task) == (False, None)
+    assert (causal.causal, causal.task, causal.unasked) == (True, "causal", None)
+    with pytest.raises(ValueError, match=r"a model whose head can be asked, but tiny-gpt2 .* sees it already"):
         sees.logits(tokenised())
     assert len(sees.front(tokenised(), [3])) == 1
 

@@ -7,6 +7,8 @@ import torch
 from torch import nn
 from transformers import BertLMHeadModel, XLNetLMHeadModel
 
+from aligners import api
+from aligners.injection.routes import build_routes, check_routes
 from aligners.models import FrozenModel
 from aligners.models.classifiers import head_parts, with_head
 from aligners.models.hooks import inject
@@ -107,6 +109,28 @@ def test_shared_blocks_in_groups(layers: int, groups: int, inner: int) -> None:
 def test_a_setting_that_the_table_does_not_cover_is_refused() -> None:
     with pytest.raises(ValueError, match="'deberta-v2' model without `conv_kernel_size`, but got one with"):
         tiny_frozen("deberta-v2", conv_kernel_size=3)
+
+
+@pytest.mark.parametrize(
+    ("problem", "says"),
+    [
+        ("multi_label_classification", r"answers 3 questions of yes or no at once \(its `problem_type` is multi_label"),
+        ("regression", r"predicts 3 numbers at once \(its `problem_type` is regression\)"),
+    ],
+)
+def test_a_head_whose_problem_is_another_is_never_scored_as_one_of_classes(problem: str, says: str) -> None:
+    frozen = tiny_frozen("bert", n_labels=3, problem_type=problem)
+    assert (frozen.task, frozen.n_labels, frozen.regression) == (None, None, False)
+    route = build_routes([frozen, frozen], [1], "forward")
+    for asked in (
+        lambda: frozen.logits(tokenised()),
+        lambda: frozen.tail(tokenised(), 3, frozen.front(tokenised(), [3])[0]),
+        lambda: api.inject(frozen, frozen, lambda rows: rows, TEXTS, site=1, labels=[0, 1, 2, 0, 1]),
+        lambda: api.compare(frozen, frozen, TEXTS, labels=[0, 1, 2, 0, 1]),
+        lambda: check_routes(route, torch.tensor([0, 1, 2]), "a.csv", allow_mixed=False, gradients=True),
+    ):
+        with pytest.raises(ValueError, match=says):
+            asked()
 
 
 @pytest.mark.parametrize(("architecture", "kind"), [("bert", BertLMHeadModel), ("xlnet", XLNetLMHeadModel)])

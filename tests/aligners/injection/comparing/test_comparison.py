@@ -213,6 +213,8 @@ def test_what_has_no_right_answer_has_a_divergence_alone() -> None:
     assert "name their classes differently" in named.meta["not_compared"]
     numbers = compare(*(tiny_frozen(n_labels=1, problem_type="regression") for _ in range(2)), TEXTS)
     assert "predicts numbers" in numbers.meta["not_compared"]
+    several = compare(*(tiny_frozen(problem_type="multi_label_classification") for _ in range(2)), TEXTS)
+    assert "answers nothing (it answers 2 questions of yes or no at once" in several.meta["not_compared"]
 
 
 def test_texts_as_long_as_a_model_has_positions_leave_no_room_for_further_padding() -> None:

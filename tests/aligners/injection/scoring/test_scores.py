@@ -256,7 +256,8 @@ def test_labels_that_the_head_does_not_know_are_refused() -> None:
             torch.tensor([0, 1]),
             r"needs a model with a classification head, but .* has none",
         ),
-        (tiny_frozen(problem_type="regression"), torch.tensor([0.5, 1.0]), r"head of one number, but .* predicts 2"),
+        (tiny_frozen(problem_type="regression"), torch.tensor([0.5, 1.0]), r"predicts 2 numbers at once"),
+        (tiny_frozen(problem_type="multi_label_classification"), torch.tensor([0, 1]), r"2 questions of yes or no"),
     ):
         with pytest.raises(ValueError, match=says):
             check_labels(model, labels, "here")

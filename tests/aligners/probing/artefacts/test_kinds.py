@@ -212,6 +212,8 @@ def test_maps_that_do_not_fit() -> None:
         head().answers(draw(3, 13))
     with pytest.raises(ValueError, match="NaN"):
         Head.of(draw(WIDTH) * torch.nan, draw(1))
+    with pytest.raises(ValueError, match="`problem_type` of a head is 'multi_label_classification'"):
+        Head.of(draw(2, WIDTH), draw(2), problem_type="multi_label_classification")
     with pytest.raises(ValueError, match="architecture"):
         dictionary("gated")
     with pytest.raises(ValueError, match="Expected `k`"):
