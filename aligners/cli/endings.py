@@ -52,7 +52,7 @@ def ended_by_signals() -> Iterator[None]:
 
 @contextmanager
 def goes_on_with(options: Callable[[], Mapping[str, object] | None], words: str = "To resume") -> Iterator[None]:
-    """If what runs within it is stopped by a signal, the process ends with the command that goes on.
+    """If what runs within it is stopped by a signal, or a full disk, the process ends with the command that goes on.
 
     Args:
         options: gives those that differ from what was typed, by their names; None for one to leave out. No options at
@@ -61,7 +61,9 @@ def goes_on_with(options: Callable[[], Mapping[str, object] | None], words: str 
     """
     try:
         yield
-    except (KeyboardInterrupt, SystemExit):
+    except (KeyboardInterrupt, SystemExit, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in FULL:
+            raise
         changed = options()
         if changed is not None and not _resuming:
             _resuming.append(f"{words}, run\n  {_typed_with(changed)}")
@@ -110,6 +112,8 @@ def early_endings(*, traceback: bool = False, again: str | None = None) -> Itera
         message = what_to_mend(error)
         if message is None or traceback:
             raise
+        if not (isinstance(error, OSError) and error.errno in FULL):
+            _resuming.clear()
         _end(f"error: {message}", MENDABLE, parent)
 
 
@@ -132,7 +136,7 @@ def _end(message: str, status: int, parent: int) -> NoReturn:
         threading.Thread(target=_exit_in_time, args=[status], daemon=True).start()
     if _rank() == 0:
         _stop_further_ranks()
-        further = [] if status == MENDABLE else _resuming or ["There is nothing to resume."]
+        further = _resuming or ([] if status == MENDABLE else ["There is nothing to resume."])
         print(message, *further, sep="\n", file=sys.stderr)
     elif not _ends(parent) and status == MENDABLE:
         print(f"On rank {_rank()}: {message}", file=sys.stderr)

@@ -1,7 +1,7 @@
 """Every kind of report, as `kinds.yaml` lists them, and a finished run read back: its report, options and figures."""
 
-import json
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from importlib import import_module
 from inspect import signature
@@ -13,6 +13,7 @@ from jinja2 import UndefinedError
 
 from aligners.datamodules.text.texts import words_on
 from aligners.errors import UserError
+from aligners.files.given import read_json, read_yaml, refusing
 from aligners.files.tables import table_beside
 from aligners.reports.names import with_short_names
 from aligners.reports.page.run import CONFIG
@@ -57,6 +58,8 @@ def make_report(kind: str, meta: Row, rows: Sequence[Row], **more: Any) -> Repor
 
 
 PARTS = ("meta", "findings", "rows")
+AGAIN = "Run its command again."
+EDITED = f"It was edited, or another version wrote it. {AGAIN}"
 
 
 class FinishedRun(NamedTuple):
@@ -99,12 +102,24 @@ def finished_run(folder: Path) -> FinishedRun:
     kinds = kinds_in(folder)
     if not kinds:
         raise UserError(f"Expected `run` to be the folder of a finished run, but {folder} {_what_it_is(folder)}")
-    content = _read(folder / f"{file_name(kinds[0])}.json")
+    place = folder / f"{file_name(kinds[0])}.json"
+    content = _read(place)
     config = folder / CONFIG
+    options = read_yaml(config, "the options of a run", EDITED) if config.is_file() else {}
     written = config.read_text(encoding="utf-8") if config.is_file() else ""
-    report = _report(kinds[0], content, yaml.safe_load(written) or {})
-    said = [sentence for sentence in content["findings"] if sentence != report.lead]
+    with refusing_report(place):
+        report = _report(kinds[0], content, options)
+        said = [sentence for sentence in content["findings"] if sentence != report.lead]
     return FinishedRun(folder, kinds[0], replace(report, sentences=said), written)
+
+
+def refusing_report(place: Path) -> AbstractContextManager[None]:
+    """Within it, whatever the content of a report raises is an error that names the report.
+
+    Args:
+        place: its file, or the folder of its run.
+    """
+    return refusing(f"Expected {place} to be a report as this version writes it, but it cannot be shown", EDITED)
 
 
 def _what_it_is(folder: Path) -> str:
@@ -127,12 +142,8 @@ def _what_it_is(folder: Path) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"Expected {path} to be a report, but it cannot be read: {error}. Run its command again.") \
-            from error  # fmt: skip
-    if not isinstance(content, dict) or not all(part in content for part in PARTS):
+    content = read_json(path, "a report", AGAIN)
+    if not all(part in content for part in PARTS):
         raise UserError(f"Expected {path} to be a report with {', '.join(PARTS)}, but it is something else.")
     return content
 

@@ -7,7 +7,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ import yaml
 
 from aligners.datamodules.identity import differences
 from aligners.errors import UserError
+from aligners.files.given import read_yaml, refusing
 from aligners.files.whole import check_folder, lock, remove_unfinished, write_text
 from aligners.studies.cells import FOLDER, KINDS, Cell
 from aligners.studies.spec import Study
@@ -30,6 +31,10 @@ FREE = ("assume", "report", "store", "keep")  # parts of a study that no result 
 State = Literal["done", "running", "waiting", "failed"]
 STATES: tuple[State, ...] = get_args(State)
 MORE = ",\n"
+BEGIN_AGAIN = (
+    "The folder is incomplete, or was edited. Remove that file: `study.py run` with the study's own writes it."
+)
+AGAIN = "Remove it: `study.py run` makes it again."
 ENCODER = json.JSONEncoder(allow_nan=False)
 
 
@@ -57,7 +62,10 @@ class StudyFolder:
         file = self.path / STUDY
         if not file.is_file() or not (self.path / PLAN).is_file():
             raise UserError(f"Expected the folder of a study, with its {STUDY}, but got {self.path}.")
-        study: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
+        study = read_yaml(file, "a study as it was begun", BEGIN_AGAIN)
+        lacking = [name for name in ("name", "models", "tasks", "finetune") if name not in study]
+        if lacking:
+            raise UserError(f"Expected {file} to be a study as it was begun, but it has no {lacking[0]}. {BEGIN_AGAIN}")
         for name in ("stages", "tasks"):  # of fine-tuning, in files of an earlier version
             (study["finetune"] or {}).pop(name, None)
         return study
@@ -67,7 +75,17 @@ class StudyFolder:
     @property
     def cells(self) -> list[str]:
         """The ids of its cells, each after those that it needs."""
-        return list(json.loads((self.path / PLAN).read_text(encoding="utf-8"))) if self.study else []
+        return list(self._plan) if self.study else []
+
+    @property
+    def _plan(self) -> dict[str, float] | list[str]:
+        """The ids of the cells, and their planned seconds unless an earlier version wrote them."""
+        file = self.path / PLAN
+        with refusing(f"Expected {file} to list the cells of a study, but it cannot be read", BEGIN_AGAIN):
+            plan = json.loads(file.read_text(encoding="utf-8"))
+            if not isinstance(plan, dict | list) or not all(isinstance(number, str) for number in plan):
+                raise TypeError("it holds something else")
+            return plan
 
     def cell(self, number: str) -> Path:
         """The folder of a cell."""
@@ -75,8 +93,13 @@ class StudyFolder:
 
     def described(self, number: str) -> dict[str, Any]:
         """What a cell is, as plain values, with this folder in the names of files."""
-        text = (self.cell(number) / CELL).read_text(encoding="utf-8")
-        return json.loads(text.replace(FOLDER, json.dumps(str(self.path.resolve()))[1:-1]))
+        file = self.cell(number) / CELL
+        if not file.is_file():
+            raise UserError(f"Expected {file} to say what a cell of the study is, but it is not there. {BEGIN_AGAIN}")
+        with refusing(f"Expected {file} to say what a cell of the study is, but it cannot be read", BEGIN_AGAIN):
+            text = file.read_text(encoding="utf-8")
+            here = json.dumps(str(self.path.resolve()))[1:-1]
+            return asdict(Cell(**json.loads(text.replace(FOLDER, here))))
 
     def state(self, number: str) -> State:
         """How far a cell is."""
@@ -95,7 +118,7 @@ class StudyFolder:
     @property
     def planned(self) -> dict[str, float]:
         """Seconds that each cell was planned to take; none in folders of an earlier version."""
-        planned = json.loads((self.path / PLAN).read_text(encoding="utf-8"))
+        planned = self._plan
         return planned if isinstance(planned, dict) else {}
 
     def took(self, number: str) -> float | None:
@@ -105,16 +128,26 @@ class StudyFolder:
 
     def about(self, number: str) -> dict[str, Any]:
         """What a finished cell says beside its tables: how long it took, versions, `meta`, findings."""
-        return json.loads(next(_lines(self.cell(number) / RESULT)).rstrip(MORE) + "}")
+        with self._refusing_result(number):
+            return json.loads(next(_lines(self.cell(number) / RESULT)).rstrip(MORE) + "}")
 
     def rows(self, number: str) -> Iterator[tuple[str, dict[str, Any]]]:
         """The rows that a finished cell has found, one by one, each with the name of its table."""
-        name = ""
-        for line in _lines(self.cell(number) / RESULT):
+        name, lines = "", _lines(self.cell(number) / RESULT)
+        while True:
+            with self._refusing_result(number):
+                line = next(lines, None)
+                row = json.loads(line.rstrip(MORE)) if name and line and line.startswith("{") else None
+            if line is None:
+                return
             if line.startswith('"'):
                 name = line.split('"')[1]
-            elif name and line.startswith("{"):
-                yield name, json.loads(line.rstrip(MORE))
+            if row is not None:
+                yield name, row
+
+    def _refusing_result(self, number: str) -> AbstractContextManager[None]:
+        file = self.cell(number) / RESULT
+        return refusing(f"Expected {file} to be the result of a cell, but it cannot be read", AGAIN)
 
     def reached(self, number: str) -> list[tuple[int, int]]:
         """How far an unfinished cell is, to compare: the time and size of every file that it would go on from."""
@@ -127,8 +160,8 @@ class StudyFolder:
     def failed(self) -> dict[str, str]:
         """The last line of the traceback of each cell that failed."""
         errors = {number: self.cell(number) / ERROR for number in self.cells if self.state(number) == "failed"}
-        texts = {number: file.read_text(encoding="utf-8").strip() for number, file in errors.items()}
-        return {number: text.splitlines()[-1].strip() for number, text in texts.items()}
+        texts = {number: file.read_text(encoding="utf-8", errors="replace") for number, file in errors.items()}
+        return {number: text.strip().rpartition("\n")[2].strip() for number, text in texts.items()}
 
     def leaves(self, cell: Cell) -> bool:
         """Whether a cell is done, and what other cells need of it is there."""

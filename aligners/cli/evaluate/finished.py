@@ -6,7 +6,7 @@ from aligners.cli.run import Run, command
 from aligners.errors import UserError
 from aligners.files.shared import is_hub_name
 from aligners.files.whole import check_new_folder
-from aligners.reports.finished import finished_run
+from aligners.reports.finished import finished_run, refusing_report
 from aligners.reports.page.run import PAGE, write_page
 from aligners.reports.publishing import show as show_report
 from aligners.reports.screen import WhenToOpen, open_where_there_is_a_desktop
@@ -26,10 +26,11 @@ def show(_: Run, run: Path, open: WhenToOpen = "auto") -> None:
         open: Whether to open the page in a browser: `auto` where there is a desktop, `true`, or `false`.
     """
     finished = finished_run(run)
-    show_report(finished.report)
     page = run / PAGE
-    if not page.is_file():
-        write_page(finished.report, run)
+    with refusing_report(run):
+        show_report(finished.report)
+        if not page.is_file():
+            write_page(finished.report, run)
     opened = open_where_there_is_a_desktop(page, open)
     print(f"\n{'Opened' if opened else 'Report'}: {page}")
 
@@ -70,7 +71,8 @@ def share(
     check_new_folder(folder, "folder")
     if push is not None and not is_hub_name(push):
         raise UserError(f"Expected `push` to be a name on the Hub, OWNER/NAME, but got {push}.")
-    shared = shared_from_run(run, report, names=names, license=license)
+    with refusing_report(report or run):
+        shared = shared_from_run(run, report, names=names, license=license)
     if models is not None:
         shared.use_with(models, str(run), other_models=True)
     shared.save_pretrained(folder)

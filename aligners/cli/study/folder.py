@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from aligners.cli.run import Run, command
+from aligners.files.given import refusing
 from aligners.reports.screen import SiteTable, screen
 from aligners.reports.study.report import report as write_report
 from aligners.studies import collecting
@@ -13,6 +14,7 @@ from aligners.studies.folder import ERROR, STATES, StudyFolder
 from aligners.studies.plan import Pace, duration
 from aligners.studies.rehearsals.notes import MEANINGLESS, NOTES
 
+EDITED = "One was edited, or another version wrote it: remove it, and `study.py run` makes it again."
 # Makes a command for a study's folder of the function that does its work.
 for_folder = partial(command, usage="FOLDER [options]")
 
@@ -41,7 +43,10 @@ def collect(_: Run, folder: Path) -> None:
     Args:
         folder: Folder of the study, such as runs/NAME.
     """
-    for path in collecting.collect(StudyFolder(folder)).values():
+    study = StudyFolder(folder)
+    with refusing(f"The results in {folder} cannot be collected", EDITED):
+        paths = collecting.collect(study).values()
+    for path in paths:
         print(path)
 
 
@@ -54,7 +59,9 @@ def report(_: Run, folder: Path) -> None:
     Args:
         folder: Folder of the study, such as runs/NAME.
     """
-    collect_and_report(StudyFolder(folder))
+    study = StudyFolder(folder)
+    with refusing(f"The results in {folder} cannot be reported on", EDITED):
+        collect_and_report(study)
 
 
 def collect_and_report(folder: StudyFolder) -> None:

@@ -1,5 +1,6 @@
 import fcntl
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -17,7 +18,7 @@ import pytest
 import torch
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 
-from aligners.cli import table
+from aligners.cli import endings, table
 from aligners.cli.run import Command, Run
 from aligners.cli.train import fit
 from aligners.datamodules import frozen_models, module
@@ -70,6 +71,25 @@ def test_what_the_user_can_mend_is_one_message(
 def test_our_own_faults_keep_their_traceback(error: Exception, fails: Fails) -> None:
     with pytest.raises(type(error)):
         fails(error)
+
+
+def test_a_full_disk_ends_with_the_command_that_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["train.py", "fit", "--run", "here"])
+    for error, further in (
+        (
+            OSError(28, "No space left on device", "/x/last.ckpt"),
+            "To resume, run\n  .* --run there --ckpt_path l.ckpt\n",
+        ),
+        (PermissionError(13, "Permission denied", "/x"), ""),
+        (UserError("Expected `this`."), ""),
+    ):
+        with pytest.raises(SystemExit) as ended, endings.early_endings(), \
+             endings.goes_on_with(lambda: {"run": "there", "ckpt_path": "l.ckpt"}):  # fmt: skip
+            raise error
+        assert ended.value.code == 2
+        assert re.fullmatch(f"error: .*\\.\n{further}", capsys.readouterr().err)
 
 
 def test_a_signal_ends_with_a_line_and_its_status(fails: Fails, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from aligners.cli.table import evaluate
+from aligners.errors import UserError
 from aligners.reports.finished import KINDS, file_name, finished_run, make_report, maker
 from aligners.reports.publishing import write
 from aligners.reports.report import Row
@@ -115,3 +116,36 @@ def test_a_damaged_report_is_refused(run: Path, tmp_path: Path) -> None:
     path.write_text(whole.replace('"fvu"', '"fvu_elsewhere"'))
     with pytest.raises(ValueError, match="its rows have no 'fvu': another version wrote it"):
         finished_run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"meta": True},
+        {"rows": [{}, *ROWS]},
+        {"rows": [ROWS[0] | {"fvu": "much"}]},
+        {"rows": [ROWS[0] | {"model_y": None}, ROWS[1]]},
+        {"rows": [ROWS[0] | {"site_x": {"a": 1}}, ROWS[1]]},
+        {"rows": "none"},
+        {"findings": 3},
+    ],
+)
+def test_an_edited_report_is_refused_by_name(run: Path, tmp_path: Path, change: Row) -> None:
+    content = json.loads((run / "summary.json").read_text()) | change
+    (tmp_path / "summary.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match=rf"Expected ({tmp_path}|a fit report).*another version wrote it"):
+        evaluate(["show", str(tmp_path), "--open", "false"])
+
+
+def test_options_that_would_be_python_are_refused(run: Path, tmp_path: Path) -> None:
+    shutil.copy(run / "summary.json", tmp_path)
+    (tmp_path / "config.yaml").write_text("seed: !!python/object/apply:os.getcwd []\n")
+    with pytest.raises(UserError, match=r"config\.yaml to be the options of a run, but it cannot be read as one"):
+        finished_run(tmp_path)
+
+
+def test_numbers_that_json_does_not_have_are_missing_ones(run: Path, tmp_path: Path) -> None:
+    content = json.loads((run / "summary.json").read_text())
+    content["rows"][0]["fvu_low"] = float("nan")
+    (tmp_path / "summary.json").write_text(json.dumps(content))
+    assert finished_run(tmp_path).report.rows[0]["fvu_low"] is None

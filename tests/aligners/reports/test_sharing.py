@@ -1,6 +1,7 @@
 """What runs have trained, shared: folders, the Hub, the command, and the card."""
 
 import json
+import math
 import shutil
 from dataclasses import replace
 from email.message import Message
@@ -15,6 +16,7 @@ from huggingface_hub import ModelCard
 import aligners
 from aligners import SharedMaps, SharedProbes, SharedUniverse
 from aligners.cli.table import evaluate
+from aligners.errors import UserError
 from aligners.files.shared import sha256
 from aligners.fitting.bank import load_bank
 from aligners.models.loading.models import load_frozen
@@ -273,6 +275,21 @@ def test_a_report_on_other_models_is_refused(run: Path, tmp_path: Path) -> None:
     (other / "config.yaml").write_text(f"checkpoints: [{tmp_path / 'another.safetensors'}]\n")
     with pytest.raises(ValueError, match=r"`report` about .*/aligners\..*, but .* measured .*/another\."):
         shared_from_run(run, other)
+
+
+def test_an_edited_report_is_refused_and_no_number_that_json_lacks_is_shared(run: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(run, other, ignore=shutil.ignore_patterns("*.ckpt"))
+    content = json.loads((other / "report.json").read_text())
+    content["rows"][0]["loss"] = math.nan
+    (other / "report.json").write_text(json.dumps(content))
+    evaluate(["share", str(other), str(tmp_path / "nan")])
+    assert "NaN" not in (tmp_path / "nan" / "report.json").read_text()
+    content["rows"][0] |= {"loss": "much", "fvu": [], "model_x": None}
+    (other / "report.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match="It was edited, or another version wrote it"):
+        evaluate(["share", str(other), str(tmp_path / "edited")])
+    assert not (tmp_path / "edited").exists()
 
 
 def test_names_for_others(run: Path, tmp_path: Path) -> None:

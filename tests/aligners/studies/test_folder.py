@@ -7,6 +7,8 @@ import pandas as pd
 import pytest
 
 from aligners.cli.study.folder import failures, status_table, time_left
+from aligners.cli.table import study
+from aligners.errors import UserError
 from aligners.studies.cells import Cell, expand
 from aligners.studies.collecting import tables
 from aligners.studies.folder import ERROR, OPTIONS, RESULT, StudyFolder, locked
@@ -178,3 +180,21 @@ def test_status_says_how_long_the_rest_takes_on_as_many_workers_as_are_at_work(t
         os.utime(folder.cell(cells[0].id) / name, (when, when))
     with locked(folder.cell(cells[2].id)), locked(folder.cell(cells[4].id)):
         assert time_left(folder) == ["About 12.5 min left on 2 workers."]
+
+
+@pytest.mark.parametrize(
+    "content", [None, b"", b"[1]", b'{"kind": 3}', b"\xff", b"a: !!python/object/apply:os.getcwd []"]
+)
+@pytest.mark.parametrize("name", ["study.yaml", "plan.json", "cell.json", "result.json"])
+def test_an_incomplete_or_edited_folder_is_refused_with_the_file(
+    tmp_path: Path, name: str, content: bytes | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, cells = begun(tmp_path)
+    finish(str(tmp_path), cells[0].id)
+    file = tmp_path / name if name in ("study.yaml", "plan.json") else folder.cell(cells[0].id) / name
+    file.unlink() if content is None else file.write_bytes(content)
+    if name == "result.json" and content in (None, b'{"kind": 3}'):
+        return  # it is not done; or has no rows
+    said = {None: "study.yaml", b'{"kind": 3}': "kind/cell.json"}.get(content, name) if name == "plan.json" else name
+    with pytest.raises(UserError, match=rf"{said}.*({'' if content is None else 'study.py run'})"):
+        study(["collect" if name == "result.json" else "status", str(tmp_path)])
