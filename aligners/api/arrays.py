@@ -69,9 +69,11 @@ def rows(given: Array, name: str, width: int | None = None, sites: Sequence[Hash
     tensor = torch.stack(tensors)
     bad = int((~tensor.isfinite()).any(-1).sum())
     if bad:
+        kinds = {"NaN": tensor.isnan(), "infinite values": tensor.isinf()}
+        found = " and ".join(kind for kind, where in kinds.items() if where.any())
         raise UserError(
-            f"Expected `{name}` to be finite, but {bad} of its {tensor.shape[:2].numel()} rows hold NaN or infinite "
-            "values (inf). Leave these rows out on both sides."
+            f"Expected `{name}` to be finite, but {bad} of its {tensor.shape[:2].numel()} rows hold {found}. Leave "
+            "these rows out on both sides."
         )
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 

@@ -123,7 +123,7 @@ class AffineLayer(Started):
             "procrustes", the (semi-)orthogonal map; "random", the draw of `torch.nn.Linear` on centred and scaled
             states, the same at every site.
         norm: whether a LayerNorm with gain and bias follows.
-        ridge: λ of least squares, relative to the mean variance of X.
+        ridge: of least squares: the penalty of each feature, relative to its own variance.
 
     Raises:
         ValueError: the start is unknown or impossible, or the ridge is negative.
@@ -173,7 +173,7 @@ class LowRank(Started):
         d_y: width of Y's states.
         rank: r, at least 1 and at most the smaller width.
         start: as for `AffineLayer`, cut to rank r.
-        ridge: λ of least squares, relative to the mean variance of X.
+        ridge: of least squares: the penalty of each feature, relative to its own variance.
 
     Raises:
         ValueError: the rank is impossible, the start is unknown or impossible, or the ridge is negative.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu
 
 from aligners.maps.base import BankLinear, deviation
-from aligners.maps.linear import determined_svd, least_squares, procrustes_rotation
+from aligners.maps.linear import RIDGES, determined_svd, procrustes_rotation, ridge_regression
 from aligners.maps.solving import batch_inverse
 from aligners.similarity.algebra.moments import Moments, squares
 
@@ -210,15 +210,16 @@ Start = Literal["identity", "procrustes", "linear", "covariance", "best"]
 RIGID: tuple[Start, ...] = ("identity", "procrustes")  # starts that stretch nothing
 
 
-RIDGE = 1e-4
-
-
 # Least squares shrinks what it cannot predict, in the limit to zero, and the start needs a usable inverse.
 SMALLEST_SINGULAR_VALUE = 0.03
 
 
 # States after a LayerNorm do not vary in one direction: without a floor their covariance has no inverse square root.
 SMALLEST_VARIANCE = 1e-4
+
+
+# A feature with less than this share of the usual variance does not vary.
+NO_VARIANCE = 1e-12
 
 
 JUDGED = 0.5
@@ -338,9 +339,12 @@ def _scaled(moments: Moments) -> Moments:
 
 
 def _linear(moments: Moments) -> Tensor:
-    """Least squares, the smallest singular values raised."""
-    u, s, vh = determined_svd(least_squares(moments, RIDGE))
-    return u * s.clamp(min=SMALLEST_SINGULAR_VALUE * s[:, :1])[:, None] @ vh
+    """Least squares, the smallest singular values raised, between states whose features have one size."""
+    of_x, of_y = (feature_deviations(scatter) for scatter in (moments.xx, moments.yy))
+    weight = ridge_regression(moments, RIDGES)[0] * of_x[..., None] / of_y[:, None]
+    u, s, vh = determined_svd(weight)
+    raised = u * s.clamp(min=SMALLEST_SINGULAR_VALUE * s[:, :1])[:, None] @ vh
+    return raised / of_x[..., None] * of_y[:, None]
 
 
 def _covariance(moments: Moments) -> Tensor:
@@ -356,10 +360,26 @@ def _covariance(moments: Moments) -> Tensor:
 
 
 def _roots(covariance: Tensor) -> tuple[Tensor, Tensor]:
-    """Return Σ^(1/2) and Σ^(−1/2), small variances raised."""
-    values, vectors = torch.linalg.eigh(covariance)
-    root = values.clamp(min=SMALLEST_VARIANCE * values.mean(-1, keepdim=True)).sqrt()[:, None]
+    """Return Σ^(1/2) and Σ^(−1/2), small variances raised.
+
+    They are raised between features of one size: next to a feature of 10,000 times the others' size, these would all
+    be small.
+    """
+    sizes = feature_deviations(covariance)
+    both = sizes[..., None] * sizes[:, None]
+    values, vectors = torch.linalg.eigh(covariance / both)
+    raised = vectors * values.clamp(min=SMALLEST_VARIANCE)[:, None] @ vectors.mT
+    values, vectors = torch.linalg.eigh(raised * both)
+    root = values.sqrt()[:, None]
     return vectors * root @ vectors.mT, vectors / root @ vectors.mT
+
+
+def feature_deviations(scatter: Tensor) -> Tensor:
+    """The root of each feature's sum of squares, (S, d); of one that does not vary the root of the median of all."""
+    variance = squares(scatter)
+    usual = variance.median(-1, keepdim=True).values
+    usual = torch.where(usual > 0, usual, variance.mean(-1, keepdim=True))
+    return torch.where(variance > NO_VARIANCE * usual, variance, usual).sqrt()
 
 
 _MAPS: dict[Start, Callable[[Moments], Tensor]] = {

@@ -1,41 +1,84 @@
 """Maps with a closed form: identity, mean, least squares, ridge regression, orthogonal Procrustes."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from aligners.errors import UserError, check_range
 from aligners.maps.base import Aligner
-from aligners.similarity.algebra.moments import Moments, squares
+from aligners.similarity.algebra.moments import Moments, constant_features, squares
 
 # A neuron whose deviation is below this share of its mean's size is constant but for rounding; a residual below this
 # share of all squares is zero but for rounding.
 ROUNDING = 1e-12
 # Singular values below this share of the largest are zero but for rounding.
 NULL = 1e-10
-RIDGES = (1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
-STRENGTHS = (1e-6, 1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0)
+RIDGES = (1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0, 1000.0)
+STRENGTHS = (
+    *(1e-10, 1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2),
+    *(0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 1000.0, 1e4),
+)
+
+
+class OneSize(NamedTuple):
+    """Moments of states whose features are divided by sizes, so that a ridge asks the same of each.
+
+    The size of a feature is the root of its sum of squares. Language models have features of up to 10,000 times the
+    size of the others: a ridge in proportion to the mean of all would leave only those.
+
+    Attributes:
+        sizes: (S, d_x) of the features.
+        moments: of the divided states; zero where a feature does not vary.
+    """
+
+    sizes: Tensor
+    moments: Moments
+
+    @classmethod
+    def of(cls, moments: Moments, common: bool = False) -> Self:
+        """Divide X's features by their own sizes; `common`: by the root of the mean square of these."""
+        variance = squares(moments.xx)
+        constant = constant_features(variance / moments.n, moments.mean_x)
+        if common:
+            variance = variance.mean(-1, keepdim=True).expand_as(variance)
+        sizes = torch.where(constant, 1.0, variance.sqrt())
+        return cls(sizes, cls(sizes, moments).divided(moments, ~constant))
+
+    def divided(self, moments: Moments, varies: Tensor | None = None) -> Moments:
+        """Moments of other rows with X's features divided by the same sizes; zero where `varies` says no."""
+        factor = 1 / self.sizes
+        if varies is not None:
+            factor = factor * varies
+        xx = moments.xx * factor[:, :, None] * factor[:, None]
+        return moments._replace(mean_x=moments.mean_x * factor, xx=xx, xy=moments.xy * factor[..., None])
+
+    def undone(self, weight: Tensor) -> Tensor:
+        """Turn a map (S, d_x, d_y) of the divided states into one of the states."""
+        return weight / self.sizes[..., None]
 
 
 def least_squares(moments: Moments, ridge: float) -> Tensor:
-    """argmin_W ‖XW − Y‖² + λ‖W‖² on centred rows, (S, d_x, d_y), with λ = `ridge` · tr(XᵀX)/d_x.
+    """argmin_W ‖XW − Y‖² + `ridge` · Σ_i ‖X_i‖² ‖W_i‖² on centred rows, (S, d_x, d_y).
+
+    X_i is a feature of X, W_i its row of W: each is penalised by its own scale, as if X were standardised.
 
     Raises:
         ValueError: the system cannot be solved (constant or non-finite states).
     """
-    d = moments.xx.shape[-1]
-    weight = ridge * squares(moments.xx).mean(-1)
-    system = moments.xx + weight[:, None, None] * torch.eye(d, dtype=torch.float64, device=weight.device)
-    factor, failed = torch.linalg.cholesky_ex(system)
+    alike = OneSize.of(moments)
+    system = alike.moments.xx
+    same = torch.eye(system.shape[-1], dtype=torch.float64, device=system.device)
+    factor, failed = torch.linalg.cholesky_ex(system + ridge * same)
+    failed = (failed != 0) | (squares(system) == 0).all(-1)
     if failed.any():
         raise UserError(
             "Least squares expects states of X that vary in every direction or a positive `ridge`; "
             f"the system of site pair number {int(failed.nonzero()[0])} is singular at ridge {ridge:g}. "
             "Leave that site out where X's states are constant (site 0 with `rows` 'cls'); elsewhere raise `ridge`."
         )
-    return torch.cholesky_solve(moments.xy, factor)
+    return alike.undone(torch.cholesky_solve(alike.moments.xy, factor))
 
 
 def ridge_regression(
@@ -43,29 +86,51 @@ def ridge_regression(
 ) -> tuple[Tensor, Tensor]:
     """Least squares of each site under the ridge with the least error on other rows, however few the fitting rows.
 
-    One eigendecomposition of XᵀX serves all ridges, and the error on validation rows follows from their moments.
+    Each ridge is tried in two ways: relative to each feature's own variance, as in `least_squares`, and relative to the
+    mean of all. The first holds whatever the features' scales; where these differ little and rows are few, the second
+    has the lower error, as large features tell more.
+
+    One eigendecomposition serves all ridges, and the error on validation rows follows from their moments.
     Without these the criterion is that of generalised cross-validation (Golub, Heath and Wahba 1979): residual / (n − 1
     − degrees of freedom)². It takes rows for independent, and chooses too small a ridge where those of one text are
     alike.
 
     Args:
         moments: of the fitting rows.
-        ridges: to choose from, relative to tr(XᵀX)/d_x.
+        ridges: to choose from.
         validation: moments of other rows, of the same sites.
 
     Returns:
         W (S, d_x, d_y), and the ridge of each site, (S,).
     """
+    own = _ridge_regression(OneSize.of(moments), ridges, validation)
+    common = _ridge_regression(OneSize.of(moments, common=True), ridges, validation)
+    better = common.error < own.error
+    weight = torch.where(better[:, None, None], common.weight, own.weight)
+    return weight, torch.where(better, common.ridge, own.ridge)
+
+
+class _Regression(NamedTuple):
+    """W (S, d_x, d_y), its ridge (S,), and the error by which it was chosen (S,)."""
+
+    weight: Tensor
+    ridge: Tensor
+    error: Tensor
+
+
+def _ridge_regression(alike: OneSize, ridges: Sequence[float], validation: Moments | None) -> _Regression:
+    """`ridge_regression` under one way of penalising."""
+    moments = alike.moments
     values, vectors = torch.linalg.eigh(moments.xx)
     level = values.mean(-1, keepdim=True)
     varies = values > 1e-12 * level
     values = torch.where(varies, values, level)
     projected = vectors.mT @ moments.xy * varies[..., None]
-    choice = torch.tensor(list(ridges), dtype=values.dtype, device=values.device)
-    added = choice[:, None, None] * level
-    kept, lost = values / (values + added), added / (values + added)
+    added = torch.tensor(list(ridges), dtype=values.dtype, device=values.device)
+    shrinking = added[:, None, None] * level
+    kept, lost = values / (values + shrinking), shrinking / (values + shrinking)
     if validation is not None:
-        error = _error_on(validation, moments, vectors, projected, kept / values)
+        error = _error_on(alike.divided(validation), moments, vectors, projected, kept / values)
     else:
         explained = projected.square().sum(-1) / values
         total = squares(moments.yy).sum(-1, keepdim=True)
@@ -74,9 +139,37 @@ def ridge_regression(
         residual = outside + (explained * lost.square()).sum(-1, keepdim=True)
         left = moments.n - 1 - varies.sum(-1, keepdim=True) + (lost * varies).sum(-1, keepdim=True)
         error = torch.where(left > 0, residual / left.square(), torch.inf)[..., 0]
-    best = error.argmin(0)
-    kept = kept[best, torch.arange(len(best), device=best.device)]
-    return vectors @ (projected * (kept / values)[..., None]), choice[best]
+    least = error.min(0)
+    kept = kept[least.indices, torch.arange(len(level), device=level.device)]
+    weight = alike.undone(vectors @ (projected * (kept / values)[..., None]))
+    return _Regression(weight, added[least.indices], least.values)
+
+
+def ridge_path(
+    moments: Moments, ridges: Sequence[float], towards: Tensor | None = None, common: bool = False
+) -> Iterator[Tensor]:
+    """The maps of ridge regression under each ridge in turn; one eigendecomposition serves all.
+
+    Args:
+        moments: of the fitting rows.
+        ridges: relative to each feature's own variance; `common`: to the mean of all.
+        towards: W₀ (d_x, d_y); the penalty is then on W − W₀. Default: 0.
+        common: see `ridge_regression`.
+
+    Yields:
+        W (S, d_x, d_y).
+    """
+    alike = OneSize.of(moments, common)
+    values, vectors = torch.linalg.eigh(alike.moments.xx)
+    level = values.mean(-1, keepdim=True)[..., None]
+    cross = alike.moments.xy
+    if towards is not None:
+        cross = cross - alike.moments.xx * alike.sizes[:, None] @ towards
+    projected = vectors.mT @ cross
+    values = values.clamp(min=0)[..., None]
+    for ridge in ridges:
+        weight = alike.undone(vectors @ (projected / (values + ridge * level)))
+        yield weight if towards is None else weight + towards
 
 
 def _error_on(validation: Moments, moments: Moments, vectors: Tensor, projected: Tensor, factors: Tensor) -> Tensor:
@@ -94,7 +187,8 @@ def _error_on(validation: Moments, moments: Moments, vectors: Tensor, projected:
     xy = validation.xy + validation.n * shift_x[:, :, None] * shift_y[:, None]
     squares = vectors.mT @ xx @ vectors * (projected @ projected.mT)
     products = (vectors.mT @ xy * projected).sum(-1)
-    return ((factors[..., None, :] @ squares)[..., 0, :] * factors - 2 * products * factors).sum(-1)
+    quadratic = torch.einsum("rsi,sij->rsj", factors, squares) * factors
+    return (quadratic - 2 * products * factors).sum(-1)
 
 
 def procrustes_rotation(moments: Moments) -> tuple[Tensor, Tensor]:
@@ -221,7 +315,7 @@ class Linear(Affine):
         sites: S, the number of site pairs.
         d_x: width of X's states.
         d_y: width of Y's states.
-        ridge: λ relative to the mean variance of X, tr(XᵀX)/d_x.
+        ridge: the penalty of each feature, relative to its own variance: see `least_squares`.
         inverse_tolerance: singular values of W below this share of the largest are dropped by the inverse.
 
     Attributes:
@@ -263,7 +357,8 @@ class Ridge(Affine):
         d_y: width of Y's states.
 
     Attributes:
-        ridge: (S,) the strength that was chosen out of `STRENGTHS`: λ relative to the mean variance of X, tr(XᵀX)/d_x.
+        ridge: (S,) the strength that was chosen out of `STRENGTHS`: the penalty of each feature, relative to its own
+            variance or the mean of all.
         validation_rows: (S,) the number of rows that chose it; 0: generalised cross-validation.
     """
 
@@ -284,10 +379,14 @@ class Ridge(Affine):
         self.set_map(moments, weight)
 
     def findings(self) -> dict[str, Any]:
-        """The strength at each site, and what chose it."""
+        """The strength at each site, what chose it, and where it is the largest or smallest that was tried."""
         rows = int(self.validation_rows.max())
         chosen = f"{rows} validation rows" if rows else "generalised cross-validation on the fitting rows"
-        return {"ridge": [float(f"{value:.3g}") for value in self.ridge.tolist()], "ridge_chosen_by": chosen}
+        strengths = [float(f"{value:.3g}") for value in self.ridge.tolist()]
+        found: dict[str, Any] = {"ridge": strengths, "ridge_chosen_by": chosen}
+        edges = {STRENGTHS[0]: "smallest", STRENGTHS[-1]: "largest"}
+        at_edges = [edges.get(value) for value in strengths]
+        return found | {"ridge_at_the_edge": at_edges} if any(at_edges) else found
 
 
 class Procrustes(Affine):

@@ -12,14 +12,17 @@ from tests.references.measures import canonical_variables
 Array = NDArray[np.float64]
 
 
-def ridge_regression(x: Array, y: Array, ridge: float) -> tuple[Array, Array]:
-    """W and b of argmin ‖XW + b − Y‖² + λ‖W‖², λ = ridge · tr(XᵀX)/d of centred X, as one least-squares system.
+def ridge_regression(x: Array, y: Array, ridge: float, common: bool = False) -> tuple[Array, Array]:
+    """W and b of argmin ‖XW + b − Y‖² + ridge · Σ_i ‖X_i‖² ‖W_i‖², features X_i centred, as one least-squares system.
 
-    The penalty is √λ · I under the centred rows, which is another route than the normal equations.
+    The penalty is √ridge · ‖X_i‖ under the centred rows, which is another route than the normal equations; `common`:
+    with the mean of ‖X_i‖² in the place of each.
     """
     centred, target = x - x.mean(0), y - y.mean(0)
-    weight = ridge * (centred**2).sum() / x.shape[1]
-    rows = np.vstack([centred, np.sqrt(weight) * np.eye(x.shape[1])])
+    sizes = np.linalg.norm(centred, axis=0)
+    if common:
+        sizes = np.full_like(sizes, np.sqrt(np.square(sizes).mean()))
+    rows = np.vstack([centred, np.sqrt(ridge) * np.diag(sizes)])
     solution = np.linalg.lstsq(rows, np.vstack([target, np.zeros((x.shape[1], y.shape[1]))]), rcond=None)[0]
     return solution, y.mean(0) - x.mean(0) @ solution
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from aligners.errors import UserError, check_known
 from aligners.fitting.fits import fit_map
 from aligners.maps.base import Aligner
-from aligners.maps.linear import STRENGTHS, Identity, Linear, Procrustes, Ridge
+from aligners.maps.linear import STRENGTHS, Identity, Linear, Procrustes, Ridge, ridge_path
 from aligners.probing.artefacts.kinds import Artefact
 from aligners.similarity.algebra.moments import Moments, merge_moments, moments_of
 
@@ -19,7 +19,6 @@ STALE = "identity"
 MAPS = (STALE, "shift", "procrustes", "linear", "ridge", "ridge_identity")
 FAR = 10  # median distances from the median of all rows
 EQUAL_WIDTHS = (STALE, "shift", "ridge_identity")
-_FURTHER = (100.0, 1000.0)  # towards the identity, nearly the shift alone
 
 
 @dataclass(frozen=True)
@@ -62,17 +61,20 @@ class FittedMap(NamedTuple):
         error: share of the variance of the artefact's own answers that those through the map miss, on rows that the
             map was not fitted on.
         strength: of a ridge.
+        common: whether that is relative to the mean variance of all features, and not to each feature's own.
     """
 
     name: str
     back: Aligner
     error: float
     strength: float | None = None
+    common: bool = False
 
     def refitted(self, fitting: PairedRows, validation: PairedRows) -> "FittedMap":
         """The same map with its strength, fitted on the rows that chose it as well."""
         moments = merge_moments(fitting.moments, validation.moments)
-        return self._replace(back=dict(_banks(self.name, moments))[self.strength])
+        found = {(bank.strength, bank.common): bank.aligner for bank in _banks(self.name, moments)}
+        return self._replace(back=found[self.strength, self.common])
 
 
 def fit_maps(
@@ -82,7 +84,7 @@ def fit_maps(
 
     The strength of a ridge is the one with which the artefact says most nearly the same on the validation rows. A ridge
     towards the identity, argmin ‖YW − X‖² + λ‖W − I‖² on centred rows, leaves the artefact as it is where the rows say
-    nothing.
+    nothing. λ is relative to each feature's own variance or to the mean of all, whichever the artefact chooses.
 
     Args:
         artefact: to be carried.
@@ -107,10 +109,10 @@ def fit_maps(
         )
     truth, found = artefact.answers(validation.old), list[FittedMap]()
     for name in (name for name in able if moments.n >= rows_needed(name, d_new)):
-        tried = [
-            FittedMap(name, bank, answers_missed(truth, artefact.carried(bank).answers(validation.new)), strength)
-            for strength, bank in _banks(name, moments)
-        ]
+        tried = []
+        for bank in _banks(name, moments):
+            error = answers_missed(truth, artefact.carried(bank.aligner).answers(validation.new))
+            tried.append(FittedMap(name, bank.aligner, error, bank.strength, bank.common))
         found.append(min(tried, key=lambda fitted: fitted.error))
     return sorted(found, key=lambda fitted: fitted.error)
 
@@ -126,7 +128,7 @@ def forward_map(name: str, fitting: PairedRows, validation: PairedRows) -> Align
         validation: other rows, which choose the strength of a ridge by the states themselves.
     """
     fitting, validation = fitting.typical, validation.typical
-    tried = [bank for _, bank in _banks(name, fitting.moments.swap())]
+    tried = [bank.aligner for bank in _banks(name, fitting.moments.swap())]
     return min(tried, key=lambda bank: answers_missed(validation.new, bank(validation.old[None])[0]))
 
 
@@ -141,7 +143,15 @@ def answers_missed(truth: Tensor, answers: Tensor) -> float:
     return float((answers - truth).double().square().sum() / spread)
 
 
-def _banks(name: str, moments: Moments) -> list[tuple[float | None, Aligner]]:
+class _Bank(NamedTuple):
+    """A map, and of a ridge its strength and what that is relative to."""
+
+    aligner: Aligner
+    strength: float | None = None
+    common: bool = False
+
+
+def _banks(name: str, moments: Moments) -> list[_Bank]:
     """Maps of a name from X to Y, one for each strength."""
     d_x, d_y = moments.xy.shape[1:]
     if name in ("ridge", "ridge_identity"):
@@ -151,15 +161,15 @@ def _banks(name: str, moments: Moments) -> list[tuple[float | None, Aligner]]:
         bank.set_map(moments, torch.eye(d_x, dtype=torch.float64)[None])
     else:
         fit_map(name, bank, moments)
-    return [(None, bank)]
+    return [_Bank(bank)]
 
 
-def _ridges(moments: Moments, *, towards_identity: bool) -> Iterator[tuple[float, Aligner]]:
-    """Ridge regression with every strength, relative to the mean variance of X; one eigendecomposition serves all."""
-    values, vectors = torch.linalg.eigh(moments.xx)
-    projected = vectors.mT @ (moments.xy - moments.xx if towards_identity else moments.xy)
-    for strength in (*STRENGTHS, *(_FURTHER if towards_identity else ())):
-        bank = Ridge(1, *moments.xy.shape[1:])
-        weight = vectors @ (projected / (values.clamp(min=0) + strength * values.mean())[..., None])
-        bank.set_map(moments, weight + torch.eye(len(weight[0])) if towards_identity else weight)
-        yield strength, bank
+def _ridges(moments: Moments, *, towards_identity: bool) -> Iterator[_Bank]:
+    """Ridge regression with every strength, relative to each feature's own variance and to the mean of all."""
+    towards = torch.eye(moments.xx.shape[-1]).to(moments.xx) if towards_identity else None
+    for common in (True, False):
+        weights = ridge_path(moments, STRENGTHS, towards, common)
+        for strength, weight in zip(STRENGTHS, weights, strict=True):
+            bank = Ridge(1, *moments.xy.shape[1:])
+            bank.set_map(moments, weight)
+            yield _Bank(bank, strength, common)

@@ -64,7 +64,8 @@ def attnsim(sums: AttentionSums, kind: Kinds) -> Tensor:
 
     - `norm`: mean_k max_k' (1 − ē‖A_k − B_k'‖), Frobenius, over texts. 1 at most; negative for heads that look at
       different single words, since the distance grows with the length of a text.
-    - `pearson`: mean_k max_k' ē r(a_k, b_k'), over words, r over the words of the text.
+    - `pearson`: mean_k max_k' ē r(a_k, b_k'), over words, r over the words of the text; if both models are causal over
+      the words up to this one, as the zeros that both masks leave behind it would correlate.
     - `js`: mean_k max_k' (1 − ē JS(a_k, b_k')), over words, natural logarithm; at least 1 − ln 2.
 
     Invariant to the order of heads, of texts, and of the words of a text.
@@ -111,9 +112,11 @@ def attention_sums(a: Tensor, b: Tensor, words: Tensor) -> AttentionSums:
     """
     _check(a, b, words)
     pairs = real_pairs(words, a.shape[-1])
+    ahead = looks_ahead(a) or looks_ahead(b)
     heads = (*a.shape[:2], *b.shape[:2])
     a, b = (weights.double().flatten(0, 1) for weights in (a, b))
-    (units_a, varies_a), (units_b, varies_b) = _standardised(a, pairs), _standardised(b, pairs)
+    seen = pairs if ahead else pairs.tril()
+    (units_a, varies_a), (units_b, varies_b) = _standardised(a, seen), _standardised(b, seen)
     per_pair = {
         "distance": _distances(a, b),
         "correlation": units_a @ units_b.mT,
@@ -181,7 +184,12 @@ def real_pairs(words: Tensor, width: int) -> Tensor:
     return real[:, :, None] & real[:, None, :]
 
 
-def word_pairs(weights: Tensor, words: Tensor) -> Tensor:
+def looks_ahead(weights: Tensor) -> bool:
+    """Whether any weight (..., W, W) is on a word that lies ahead: False of a causal model."""
+    return bool(weights.triu(1).any())
+
+
+def word_pairs(weights: Tensor, words: Tensor, ahead: bool = True) -> Tensor:
     """Attention as a representation: one row for every pair of words of a text, one feature for every head.
 
     For the distributed comparison (Wu et al. 2020, §3.5): the rows of two models that were folded with the same
@@ -190,11 +198,14 @@ def word_pairs(weights: Tensor, words: Tensor) -> Tensor:
     Args:
         weights: (L, H, B, W, W), as `fold` gives them.
         words: (B,) number of words of each text.
+        ahead: whether pairs are rows whose second word lies ahead. Between causal models all of these are zero in both,
+            and many equal rows make any two models alike.
 
     Returns:
         (L, N, H), N the sum of the squared numbers of words; rows by text, then from-word, then to-word.
     """
-    return weights[..., real_pairs(words, weights.shape[-1])].mT
+    pairs = real_pairs(words, weights.shape[-1])
+    return weights[..., pairs if ahead else pairs.tril()].mT
 
 
 def _distances(a: Tensor, b: Tensor) -> Tensor:

@@ -23,9 +23,10 @@ def linear_cka(moments: GridMoments) -> Tensor:
         (L_x, L_y).
 
     Raises:
-        ValueError: non-finite rows, or a layer in which nothing varies.
+        ValueError: fewer than 3 rows (of two CKA is 1, whatever they are), non-finite rows, or a layer in which nothing
+            varies.
     """
-    check_moments(moments, "Linear CKA", 2, x="layers", y="layers")
+    check_moments(moments, "Linear CKA", 3, x="layers", y="layers")
     return _cross(moments) / (_squared(moments.xx)[:, None] * _squared(moments.yy)).sqrt()
 
 

@@ -146,6 +146,8 @@ class _StreamSums:
 
     def __init__(self, stream: Stream, this: Pass, settings: Settings) -> None:
         self.stream, self.this, device = stream, this, settings.device
+        # the same rows for every pair of models, whatever else is in this pass
+        self.ahead = not any(model.causal for model in settings.reader.models)
         self.draws = {budget: Draw(budget, settings.seed, device) for budget in stream.budgets}
         tiles = [tile for tile in this.tiles if stream.covers(tile.pair)]
         groups: dict[Side, int] = {}
@@ -184,7 +186,7 @@ class _StreamSums:
         if weights is not None and len(rows.words):
             given |= {"heads": weights, "words": rows.words}
             if "head_moments" in self.stream.families:
-                given["head_moments"] = word_pairs(weights, rows.words)
+                given["head_moments"] = word_pairs(weights, rows.words, self.ahead)
         return given
 
     def end(self) -> None:

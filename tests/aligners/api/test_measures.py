@@ -51,6 +51,12 @@ def test_options_reach_the_formula(name: str, option: dict[str, Any]) -> None:
 def test_what_cannot_be_measured_is_refused() -> None:
     with pytest.raises(ValueError, match="paired with row by row"):
         cka(np.ones((4, 2)), np.ones((5, 2)))
+    rows = np.random.default_rng(0).standard_normal((8, 3))
+    for value, kind in ((np.nan, "NaN"), (np.inf, "infinite values")):
+        bad = rows.copy()
+        bad[2, 1] = value
+        with pytest.raises(ValueError, match=f"1 of its 8 rows hold {kind}. Leave these rows out"):
+            cka(bad, rows)
     with pytest.raises(ValueError, match="one site at a time"):
         cka(np.ones((2, 4, 2)), np.ones((2, 4, 2)))
     with pytest.raises(ValueError, match="but got 'attnsim_js'"):

@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 
 from aligners.maps.baselines import GaussianStates, random_labels
+from aligners.maps.inn import INN
 from aligners.maps.linear import RIDGES, STRENGTHS, Identity, Linear, Procrustes, Ridge
 from aligners.maps.linear import ridge_regression as ridge_regression_of_moments
 from aligners.maps.mlp import MLP, FreeForm
 from aligners.similarity.algebra.moments import Moments, moments_of
+from aligners.similarity.functional.regression import r2
 from tests.references.maps import procrustes, ridge_regression
 from tests.rows import fitted
 from tests.runs import related_rows
@@ -53,15 +55,83 @@ def test_ridge_takes_the_strength_with_the_least_error_on_validation_rows(n: int
     aligner.fit(moments_of(x[:, :n], y[:, :n]), moments_of(x[:, n:], y[:, n:]))
     mapped = aligner(x).numpy()
     for site, (a, b) in enumerate(numpy_rows(x, y)):
-        fits = {ridge: ridge_regression(a[:n], b[:n], ridge) for ridge in STRENGTHS}
-        errors = {ridge: np.square(a[n:] @ w + bias - b[n:]).sum() for ridge, (w, bias) in fits.items()}
-        best = min(errors, key=lambda ridge: errors[ridge])
-        assert aligner.ridge[site].item() == pytest.approx(best)
+        fits = {}
+        for ridge in STRENGTHS:
+            for common in (False, True):
+                fits[ridge, common] = ridge_regression(a[:n], b[:n], ridge, common)
+        errors = {way: np.square(a[n:] @ w + bias - b[n:]).sum() for way, (w, bias) in fits.items()}
+        best = min(errors, key=lambda way: errors[way])
+        assert aligner.ridge[site].item() == pytest.approx(best[0])
         np.testing.assert_allclose(mapped[site], a @ fits[best][0] + fits[best][1], atol=1e-7)
     assert len({*aligner.ridge.tolist()} - {min(STRENGTHS), max(STRENGTHS)}) > 0  # a choice was made
-    assert aligner.findings() == {"ridge": aligner.ridge.tolist(), "ridge_chosen_by": "40 validation rows"}
+    found = {"ridge": pytest.approx(aligner.ridge.tolist(), rel=1e-6), "ridge_chosen_by": "40 validation rows"}
+    edges = {min(STRENGTHS): "smallest", max(STRENGTHS): "largest"}
+    at_edges = [edges.get(strength) for strength in aligner.findings()["ridge"]]
+    if any(at_edges):
+        found["ridge_at_the_edge"] = at_edges
+    assert aligner.findings() == found
     aligner.fit(moments_of(x[:, :n], y[:, :n]))
     assert aligner.findings()["ridge_chosen_by"] == "generalised cross-validation on the fitting rows"
+
+
+SCALES = [("one", 3e3), ("one", 1e5), ("all", 1e5)]
+ROWS = [(32, 16), (32, 64), (32, 1600), (256, 128), (256, 512)]
+
+
+@pytest.mark.parametrize(
+    ("d", "n", "kind", "scale"),
+    [*((d, n, kind, scale) for d, n in ROWS for kind, scale in SCALES), (256, 12_800, "all", 1e5)],
+)
+def test_features_of_any_scale_are_fitted_as_scikit_learn_fits_standardised_ones(
+    d: int, n: int, kind: str, scale: float
+) -> None:
+    """A language model has features of thousands of times the size of the others, which a common penalty leaves out."""
+    sklearn = pytest.importorskip("sklearn.linear_model")
+    x, y = related_rows(1, n + 300, d, d)
+    y = y + 0.25 * y.std() * torch.randn(y.shape, generator=torch.Generator().manual_seed(2), dtype=y.dtype)
+    grown = torch.ones(d, dtype=x.dtype)
+    grown[3] = scale
+    if kind == "all":
+        grown = torch.logspace(0, np.log10(scale), d, dtype=x.dtype)
+    fit_x, fit_y, held_x, held_y = x[:, :n], y[:, :n], x[:, n:], y[:, n:]
+    moments = moments_of(fit_x * grown, fit_y)
+    linear, ridge = Linear(1, d, d).double(), Ridge(1, d, d).double()
+    linear.fit(moments)
+    ridge.fit(moments, moments_of(held_x * grown, held_y))
+    mean, deviation = fit_x[0].mean(0), fit_x[0].std(0, correction=0)
+    standardised, held = (((part[0] - mean) / deviation).numpy() for part in (fit_x, held_x))
+    predicted = {}
+    for strength in (linear.ridge, 1e-3, 0.1):
+        reference = sklearn.Ridge(alpha=n * strength, solver="cholesky").fit(standardised, fit_y[0].numpy())
+        predicted[strength] = reference.predict(held)
+    np.testing.assert_allclose(linear(held_x * grown)[0].numpy(), predicted[linear.ridge], atol=1e-5)
+    errors = {strength: np.square(found - held_y[0].numpy()).sum() for strength, found in predicted.items()}
+    assert (ridge(held_x * grown) - held_y).square().sum().item() < 1.000001 * min(errors.values())
+    starts = []
+    for factor in (grown, 1.0):
+        network = MLP(1, d, d).double()
+        network.fit(moments_of(fit_x * factor, fit_y))
+        starts.append(network(held_x * factor))
+    mapped, plain = ((start - held_y).square().mean().item() for start in starts)
+    assert mapped < 1.15 * plain
+    if n > d + 1:  # map and measure agree
+        left = (linear(fit_x * grown) - fit_y).square().sum() / (fit_y - moments.mean_y).square().sum()
+        assert 1 - left.item() == pytest.approx(r2(fit_y, fit_x * grown).item(), abs=1e-5)
+
+
+@pytest.mark.parametrize("start", ["linear", "covariance"])
+def test_the_start_of_an_inn_does_not_depend_on_the_scale_of_a_feature(start: Any) -> None:
+    x, y = related_rows(1, 2000, 16, 16)
+    y = y + 0.25 * y.std() * torch.randn(y.shape, generator=torch.Generator().manual_seed(2), dtype=y.dtype)
+    errors = []
+    for scale in (1.0, 1e4):
+        grown = torch.ones(16, dtype=x.dtype)
+        grown[3] = scale
+        network = INN(1, 16, 16, start=start).double()
+        network.fit(moments_of(x * grown, y))
+        errors.append(((network(x * grown) - y).square().mean() / y.var(1).mean()).item())
+    assert errors[0] < 0.2
+    assert errors[1] < 1.1 * errors[0]
 
 
 def test_linear_on_a_hyperplane_maps_as_the_smallest_solution_does() -> None:

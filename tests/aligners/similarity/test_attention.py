@@ -115,6 +115,31 @@ def test_rows_that_spread_evenly_have_no_correlation_and_are_counted() -> None:
     close(similarities(attention_sums(a, b, WORDS)), expected(a, b), 1e-8)
 
 
+def causal(weights: Tensor) -> Tensor:
+    """Such attention as a causal model has: none on words ahead."""
+    kept = weights.tril()
+    return kept / kept.sum(-1, keepdim=True).clamp(min=1e-300)
+
+
+def test_zeros_that_two_masks_share_do_not_correlate() -> None:
+    """Against the sums of `PearsonMaxMinCorr2` of Wu et al., over the entries where both weights are not zero."""
+    a, b = causal(heads(2, 2)), causal(heads(1, 3, seed=1))
+    sums = attention_sums(a, b, WORDS)
+    expected = torch.zeros(2, 2, 3, dtype=torch.float64)
+    for text, n in enumerate(WORDS.tolist()):
+        x, y = a[:, :, None, text, :n, :n], b[:, None, :, text, :n, :n]
+        count = ((x != 0) & (y != 0)).sum(-1)
+        covariance = (x * y).sum(-1) - x.sum(-1) * y.sum(-1) / count
+        variances = [part.square().sum(-1) - part.sum(-1).square() / count for part in (x, y)]
+        correlation = covariance / (variances[0] * variances[1]).sqrt()
+        expected += correlation[..., 1:].nan_to_num(0, 0, 0).sum(-1) * (n > 1)
+    torch.testing.assert_close(sums.correlation[:, :, 0], expected, rtol=0, atol=1e-6)
+    assert sums.correlated.eq(21 - 6).all()  # at the first word of a text there is nothing to correlate
+    rows = word_pairs(a, WORDS, ahead=False)
+    assert rows.shape[1] == sum(n * (n + 1) // 2 for n in WORDS.tolist() if n > 1)
+    assert bool((rows != 0).any(-1).all())
+
+
 def test_heads_that_always_spread_evenly_and_texts_of_one_word_are_errors() -> None:
     even, other = heads(2, 3), heads(1, 2, seed=1)
     even[1, 2] = heads(1, 1, spread=0.0)[0, 0]

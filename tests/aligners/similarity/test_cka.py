@@ -125,7 +125,7 @@ def test_refusals() -> None:
     apart = torch.full((1, 4, 2), 0.7, dtype=torch.float64)
     apart[0, 0, 0] = 3.1  # one row apart: off its diagonal the Gram matrix of x − 0.7 is 0
     for measure, rows, says in (
-        (linear_cka, (x[:, :1], y[:, :1]), "at least 2 rows"),
+        (linear_cka, (x[:, :2], y[:, :2]), "at least 3 rows, but `moments` hold 2"),  # CKA would be 1
         (linear_cka, (constant, y), r"`x` has only constant features in layers \[1\]"),
         (unbiased_cka, (x[:, :3], y[:, :3]), "at least 4 rows, but `moments` hold 3"),
         (unbiased_cka, (apart, y[:, :4]), r"positive HSIC of each layer with itself.* `x` .* layers \[0\]"),

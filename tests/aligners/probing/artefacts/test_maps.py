@@ -10,16 +10,18 @@ from tests.aligners.probing.artefacts.made import ARTEFACTS, WIDTH, draw, head, 
 
 
 def test_a_ridge_towards_the_identity_is_the_textbook_one() -> None:
-    """Against NumPy: argmin ‖YW − X‖² + λ‖W − I‖² on centred rows."""
+    """Against NumPy: argmin ‖YW − X‖² + λ Σ_i ‖Y_i‖² ‖W_i − I_i‖² on centred rows."""
     fitting, validation = paired("rotated", noise=0.5), paired("rotated", noise=0.5, seed=7)
     (fitted,) = fit_maps(head(), fitting, validation, ["ridge_identity"])
-    assert fitted.strength in (*STRENGTHS, 100.0, 1000.0)
+    assert fitted.strength in STRENGTHS
     x, y = fitting.old.double().numpy(), fitting.new.double().numpy()
     x_mean, y_mean = x.mean(0), y.mean(0)
-    scatter = (y - y_mean).T @ (y - y_mean)
-    weight = fitted.strength * np.trace(scatter) / WIDTH
-    system = np.vstack([y - y_mean, np.sqrt(weight) * np.eye(WIDTH)])
-    target = np.vstack([x - x_mean, np.sqrt(weight) * np.eye(WIDTH)])
+    sizes = np.linalg.norm(y - y_mean, axis=0)
+    if fitted.common:
+        sizes = np.full_like(sizes, np.sqrt(np.square(sizes).mean()))
+    penalty = np.sqrt(fitted.strength) * np.diag(sizes)
+    system = np.vstack([y - y_mean, penalty])
+    target = np.vstack([x - x_mean, penalty])
     expected = np.linalg.lstsq(system, target, rcond=None)[0]
     got = fitted.back(validation.new[None])[0].double().numpy()
     np.testing.assert_allclose(got, (validation.new.numpy() - y_mean) @ expected + x_mean, atol=1e-4)
@@ -30,7 +32,10 @@ def test_a_chosen_map_is_fitted_on_all_rows_with_its_strength() -> None:
     (chosen,) = fit_maps(head(), fitting, validation, ["ridge"])
     both = [torch.cat([getattr(part, name) for part in (fitting, validation)]) for name in ("old", "new", "text")]
     again, rows = chosen.refitted(fitting, validation), PairedRows(*both).moments
-    system = rows.xx[0] + chosen.strength * rows.xx[0].diagonal().mean() * torch.eye(WIDTH)
+    sizes = rows.xx[0].diagonal()
+    if chosen.common:
+        sizes = sizes.mean().expand(WIDTH)
+    system = rows.xx[0] + chosen.strength * sizes.diag()
     torch.testing.assert_close(
         again.back.weight[0].double(), torch.linalg.solve(system, rows.xy[0]), rtol=1e-4, atol=1e-5
     )
@@ -47,7 +52,7 @@ def test_few_rows_of_a_small_update_leave_the_artefact_nearly_as_it_is() -> None
     assert errors["ridge_identity"] < errors["ridge"] / 2
     assert "linear" not in errors
     (shifted,) = fit_maps(head(), few, rest, ["ridge_identity"])
-    assert shifted.strength == 1000  # the shift alone would do
+    assert shifted.strength == STRENGTHS[-1]  # the shift alone would do
 
 
 @pytest.mark.parametrize("update", ["rotated", "permuted", "wider"])
