@@ -22,6 +22,7 @@ from aligners.errors import UserError, check_range
 from aligners.models.architectures import Component, Task
 from aligners.models.classifiers import new_classifier
 from aligners.models.model import FrozenModel
+from aligners.models.own_code import code_not_run
 
 SPLITS: tuple[Split, ...] = ("fit", "validation", "test")
 STITCHES_TOKENS = (
@@ -120,7 +121,10 @@ class ModelTexts(TextModule):
         """
         models = self.frozen_models
         given = {"attn_implementation": models.attn_implementation, "trust_remote_code": models.trust_remote_code}
-        return new_classifier(models.path(name), n_labels, seed, **{**given, **options})
+        model, tokenizer = new_classifier(models.path(name), n_labels, seed, **{**given, **options})
+        for sentence in code_not_run(model, tokenizer, name):
+            self.caution(sentence)
+        return model, tokenizer
 
     def trained_on(self, base: str) -> FittedTexts:
         """Return what is kept beside a classifier that is trained from `base`: the texts of both.

@@ -238,6 +238,7 @@ class TextModule(pl.LightningDataModule):
     def describe(self) -> dict[str, Any]:
         """Describe the texts for a report, as plain values."""
         dtype = self.frozen_models.dtype
+        of_models = [sentence for model in self.frozen for sentence in model.cautions]  # logged when they were loaded
         return {
             **self.tokenised.describe(),
             "text": self.texts.describe(),
@@ -246,7 +247,7 @@ class TextModule(pl.LightningDataModule):
             **({} if self.store_dtype in (None, dtype) else {"stored_as": self.store_dtype}),
             "batch_size": self.batch_size,
             "seed": self.seed,
-            "data_cautions": list(self.cautions),
+            "data_cautions": list(dict.fromkeys([*of_models, *self.cautions])),
         }
 
     def config(self) -> dict[str, Any]:

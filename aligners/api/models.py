@@ -1,5 +1,6 @@
 """States of models as arrays, and injection: from names, folders or loaded models, and texts."""
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -29,6 +30,8 @@ from aligners.models.model import FrozenModel
 __all__ = ["Injected", "TextSource", "inject", "load", "load_texts", "states"]
 
 Model = str | Path | FrozenModel | tuple[PreTrainedModel, PreTrainedTokenizerBase]
+
+logger = logging.getLogger(__name__)
 
 SELF_TEST = 8  # texts on which injecting what was read must change nothing
 
@@ -71,7 +74,10 @@ def load(model: Model, *, device: str = "cpu", dtype: str = "float32", text: Tex
     if isinstance(model, FrozenModel):
         return model
     if isinstance(model, tuple) and len(model) == 2:
-        return FrozenModel(*model, name=getattr(model[0], "name_or_path", "") or type(model[0]).__name__)
+        frozen = FrozenModel(*model, name=getattr(model[0], "name_or_path", "") or type(model[0]).__name__)
+        for caution in frozen.cautions:
+            logger.warning(caution)
+        return frozen
     if not isinstance(model, (str, Path)):
         raise UserError(
             f"Expected a model's name, its folder, or (model, tokenizer), but got a {type(model).__name__}. A loaded "

@@ -18,6 +18,7 @@ from aligners.models.causality import is_causal, ordinary_tokens, rounding
 from aligners.models.classifiers import drawn, outside, with_head
 from aligners.models.hooks import Places, blocks_of, inject, read
 from aligners.models.loading.placement import check_placement, is_sharded, place_like
+from aligners.models.own_code import code_not_run
 
 Inputs = Mapping[str, Tensor]  # what a tokenizer makes
 
@@ -59,6 +60,7 @@ class FrozenModel:
         nbytes: bytes of its weights.
         dtype: data type of the weights.
         sharded: whether a `device_map` has placed the weights, and keeps them there.
+        cautions: why figures of the model are doubtful, each a sentence that begins with "Caution: ".
         quantised: method by which the weights are quantised, or None. Gradients may not pass through quantised weights.
 
     Raises:
@@ -83,6 +85,7 @@ class FrozenModel:
         self._passed = torch.float32 if getattr(settings, "residual_in_fp32", False) else self.dtype
         self.tokenizer = tokenizer
         self.name, self.revision = name, revision
+        self.cautions = code_not_run(model, tokenizer, name)
         self.blocks = blocks_of(model)
         self.depth = len(self.blocks)
         self._check_placement()

@@ -114,11 +114,18 @@ def load_frozen(
         model = read() if entry is None else _skeleton(config, None if entry.headless else task, architecture, options)
         words = read_tokenizer(str(name), source, config) if tokenizer else None
     if entry is not None:
-        return SleepingModel(model, words, **named, about=entry, read=read).to(device)
-    frozen = FrozenModel(model, words, **named)
+        return _told(SleepingModel(model, words, **named, about=entry, read=read)).to(device)
+    frozen = _told(FrozenModel(model, words, **named))
     if known is not None and place is not None:
         known.note(place, frozen, headless=task is not None and model.base_model is model)
     return frozen if device_map is not None else frozen.to(device)
+
+
+def _told(model: FrozenModel) -> FrozenModel:
+    """Log what makes a model doubtful."""
+    for caution in model.cautions:
+        logger.warning(caution)
+    return model
 
 
 def _skeleton(
