@@ -3,12 +3,21 @@
 from pathlib import Path
 from typing import Any
 
+from aligners import api
+
 __all__ = ["nav", "pages"]
 
 ROOT = Path(__file__).parent.parent
 FOLDER = "reference/modules"
 PACKAGES = {"aligners": "aligners", "aligners.callbacks": "callbacks", "aligners.datamodules": "datamodules"}
 """Name -> folder of each package that has an entry of its own in the navigation."""
+OF_API = {
+    "Maps": ["Linear", "Ridge", "Procrustes", "INN", "MLP", "Identity", "Mean", "Permutation", "CCA", "SVCCA", "PWCCA"],
+    "Measures": ["cka", "unbiased_cka", "cca", "r2", "rsa", "retrieval", "measure"],
+    "Models": ["states", "inject", "load", "load_texts", "TextSource", "Injected"],
+    "After an update": ["compare", "carry", "steer", "Head", "Direction", "Dictionary", "read_artefacts"],
+}
+"""Heading -> names of `aligners.api`, the most used first; what is not named here comes last."""
 
 
 def nav() -> list[Any]:
@@ -25,6 +34,7 @@ def pages() -> dict[str, str]:
     for top in PACKAGES:
         for name, folder in _folders(top).items():
             made[_place(name)] = _page(name, folder)
+    made[_place("aligners.api")] = _page_of_api()
     return made
 
 
@@ -47,3 +57,23 @@ def _page(name: str, folder: Path) -> str:
     modules = sorted(path.stem for path in folder.glob("*.py") if path.stem != "__init__")
     sections = [f"## {module}\n\n::: {name}.{module}\n" for module in modules]
     return "\n".join([f"# {name}\n", *sections])
+
+
+def _page_of_api() -> str:
+    """What `aligners.api` offers, and nothing else; for what is made elsewhere, where it is explained."""
+    groups = {title: list(names) for title, names in OF_API.items()}
+    named = {name for names in groups.values() for name in names}
+    groups["More"] = [name for name in api.__all__ if name not in named]
+    lines = ["# aligners.api\n", "Explained with examples in [From Python](../../python.md).\n"]
+    for title, names in groups.items():
+        lines.append(f"## {title}\n")
+        lines += [_entry_of_api(name) for name in names]
+    return "\n".join(lines)
+
+
+def _entry_of_api(name: str) -> str:
+    home = getattr(api, name).__module__
+    if not home.startswith("aligners.api."):
+        return f"### {name}\n\nSee [`{home}.{name}`][{home}.{name}].\n"
+    options = "    options:\n      show_root_heading: true\n      heading_level: 3\n"
+    return f"::: {home}.{name}\n{options}"

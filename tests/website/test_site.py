@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
+from aligners import api
 from aligners.cli.evaluate.inject import inject
 from aligners.models.architectures import known_architectures
 from aligners.reports.study.registry import CONTENTS
@@ -143,6 +144,14 @@ def test_every_package_has_a_page_of_its_modules() -> None:
             in pages["reference/modules/aligners.similarity.functional.md"]
         )
     assert "::: aligners.datamodules.states\n" in pages["reference/modules/aligners.datamodules.md"]
+
+
+def test_the_reference_of_the_api_shows_what_it_offers_and_the_most_used_first() -> None:
+    page = modules.pages()["reference/modules/aligners.api.md"]
+    shown = re.findall(r"^(?:::: aligners\.api\.\w+\.|### )(\w+)$", page, re.MULTILINE)
+    assert sorted(shown) == sorted(api.__all__)
+    assert shown[:2] == ["Linear", "Ridge"]
+    assert shown.index("states") < shown.index("minibatch_cka")
 
 
 def test_a_drawing_becomes_part_of_the_page_with_its_text(tmp_path: Path) -> None:
