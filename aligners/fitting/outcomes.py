@@ -11,7 +11,7 @@ TRAINED_WELL = "trained"
 CLOSED, TRAINED, BOTH_WAYS = "closed form", "trained", "trained both ways"
 INVERSE_OF_ONE_WAY = "inverse of a map trained one way"
 MARK = "*"
-MEANING = f"{MARK}: a map that kept its untrained start or diverged. It is compared with no other."
+MEANING = f"{MARK}: a map that kept its untrained start, or diverged and was set back."
 MOST_ROUTES = 3  # that are named; of more, their number is
 
 

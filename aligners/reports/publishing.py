@@ -35,7 +35,8 @@ def publish(report: Report, folder: Path, trainer: pl.Trainer) -> None:
     write_page(report, folder)
     console = show(report)
     runs = [run for run in trainer.loggers if isinstance(run, WandbLogger) and not run.experiment.disabled]
-    places = [f"{report.files}: {folder}", *(f"W&B run: {_log(report, folder, run)}" for run in runs)]
+    files = report.files or ("Report and figures" if report.figures else "Report")
+    places = [f"{files}: {folder}", *(f"W&B run: {_log(report, folder, run)}" for run in runs)]
     say(console, "\n".join(["", *places] if report.findings else places))
 
 

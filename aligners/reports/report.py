@@ -31,7 +31,7 @@ class Report:
         lead: what it found, in two or three sentences.
         sentences: further findings.
         captions: name of a figure, or what it begins with -> what it shows and what to look at.
-        files: name of the files for the last line on screen.
+        files: name of the files for the last line on screen; default: the report and, if there are any, its figures.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Report:
     lead: str = ""
     sentences: Sequence[str] = ()
     captions: Mapping[str, str] = field(default_factory=dict)
-    files: str = "Report and figures"
+    files: str = ""
 
     @property
     def findings(self) -> list[str]:

@@ -10,6 +10,7 @@ from markupsafe import Markup, escape
 
 from aligners.files.tables import table_beside
 from aligners.fitting.outcomes import MARK, no_better_than_the_mean, trained_methods
+from aligners.reports.closest import known_lines, with_training
 from aligners.reports.names import (
     WORDS,
     fixed,
@@ -76,9 +77,9 @@ def sentences(template: str, **values: Any) -> list[str]:
 def words(template: str, **values: Any) -> str:
     """Render a template of `findings/` as it is; see `sentences`."""
     environment = Environment(loader=FileSystemLoader(HERE / "findings"), undefined=StrictUndefined)
-    environment.globals |= {"words": WORDS, "mark": MARK}
+    environment.globals |= {"words": WORDS, "mark": MARK, "with_training": with_training}
     environment.filters |= {"form": fixed, "number": plain_number, "by": grouped}
-    environment.filters |= {"matching": _matching, "compared": _compared}
+    environment.filters |= {"matching": _matching, "compared": _compared, "finite": _finite}
     environment.filters["span"] = lambda rows, column, form: value_range([row[column] for row in rows], form)
     environment.filters |= {function.__name__: function for function in FILTERS}
     return environment.get_template(f"{template}.j2").render(**values)
@@ -94,6 +95,11 @@ def _compared(rows: list[Row], column: str) -> list[Row]:
     """The rows of those methods that are trained and have a value of a column in all of their rows."""
     every = grouped(rows, "method")
     return [row for name in trained_methods(rows) if math.isfinite(mean(every[name], column)) for row in every[name]]
+
+
+def _finite(rows: list[Row], column: str) -> list[Row]:
+    """The rows of those methods that have a finite value of a column in all of their rows, trained or not."""
+    return [row for line in known_lines(rows, column).values() for row in line]
 
 
 def _in_one_line(text: str) -> str:

@@ -3,26 +3,23 @@
 import math
 from collections.abc import Sequence
 from functools import partial
-from itertools import pairwise, product
+from itertools import product
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from aligners.fitting.outcomes import BOTH_WAYS, TRAINED, is_trained, mark, trained_methods, what_did_not_train
+from aligners.fitting.outcomes import BOTH_WAYS, TRAINED, is_trained, mark, what_did_not_train
 from aligners.reports import drawing
-from aligners.reports.names import WORDS, aligned, score_heading, score_words, site_name, with_short_names
-from aligners.reports.report import Report, Row, all_known, by_sites, grouped, is_known, number, site_pairs, where
+from aligners.reports.names import WORDS, aligned, fixed, score_heading, score_words, site_name, with_short_names
+from aligners.reports.report import Report, Row, by_sites, grouped, is_known, number, site_pairs, where
+from aligners.reports.runs.injection_words import lead, of_tokens, panel_title, panel_words, panels_of
 from aligners.reports.runs.updates.generated import generation_tables
 from aligners.reports.screen import ROLE_STYLES, SiteTable
 from aligners.reports.templates import sentences
 
 ALIKE = 0.05  # numbers of parameters within this share count as equal
-KEPT = 0.015  # an accuracy that loses no more than this counts as kept
 TOLD_APART = 0.02  # mean top 1 of maps that differ by as much
 MOST_PANELS = 4  # of which retrieval is said one by one
-VOCABULARY = 2.0  # a map whose FVU is this many times higher on unseen types has partly memorised words
-PLAIN = ("linear", "ridge")  # baselines, of which the closer is named
-ALL_TOKENS = "tokens"
 COLUMN_GROUPS, FVU_LABELS = WORDS["injection"], WORDS["fvu"]  # for the score see score_heading
 MOST_NUMBERS_ABREAST = 12
 KINDS = CLOSED, OTHERS, FLOORS = "closed forms", "trained maps", "floors"
@@ -70,8 +67,16 @@ def reading(rows: Sequence[Row], *, begun: bool = False) -> str:
         rows: of a report.
         begun: whether the report's lead has been read, which says some of it of the first panel.
     """
-    panels = [_facts(panel) for panel in panels_of(rows)]
-    lines = sentences("injection", below_chance=below_chance(rows), panels=panels, kept=KEPT, begun=begun)
+    lines = []
+    for entry in below_chance(rows):
+        own, chance = (fixed(100 * entry[name], ".1f") for name in ("score", "chance_low"))
+        lines.append(
+            f"Caution: {entry['model']} by itself scores {own}, below what random labels get (from {chance}). Its "
+            "classes may be in another order than the texts' (see `labels` in report.json; `--data.labels` says which "
+            "are which), or it was trained on another task."
+        )
+    for place, panel in enumerate(panels_of(rows)):
+        lines.append(panel_words(panel, price_of_bijectivity(panel), begun=begun and place == 0))
     return "\n".join([*lines, *what_did_not_train(rows)])
 
 
@@ -82,77 +87,6 @@ def retrieval(rows: Sequence[Row]) -> list[str]:
     if len(panels) > MOST_PANELS:
         panels = {f"{len(panels)} pairs of models": maps}
     return sentences("retrieval", panels=panels, least=TOLD_APART)
-
-
-def panels_of(rows: Sequence[Row]) -> list[list[Row]]:
-    """Group the rows by pair of models, direction and kind of rows, in the order of their first appearance."""
-    return list(grouped(rows, "model_x", "model_y", "direction", "rows").values())
-
-
-def of_tokens(panel: Sequence[Row]) -> bool:
-    """Tell whether the target is a language model, whose loss is in nats a token."""
-    return any(row.get("perplexity") is not None for row in panel)
-
-
-def panel_title(panel: Sequence[Row]) -> str:
-    """Name the models, and the rows if they are not tokens."""
-    first = panel[0]
-    kind = first.get("rows", ALL_TOKENS)
-    return f"{first['model_x']} → {first['model_y']}" + ("" if kind == ALL_TOKENS else f", rows: {kind}")
-
-
-def _facts(panel: list[Row]) -> Row:
-    """What the sentences on a panel are made of: lines of methods, and what stands out among them."""
-    sited = [row for row in panel if row["site_x"] is not None]
-    methods = {name: where(panel, method=name) for name in trained_methods(sited)}
-    maps = {name: line for name, line in methods.items() if line[0]["role"] == "method"}
-    mapped, beyond = _measured(maps, "fvu"), _measured(maps, "fvu_seen", "fvu_unseen")
-    closest, tokens = _closest(mapped, "fvu"), of_tokens(panel)
-    plain = {name: mapped[name] for name in PLAIN if name in mapped}
-    native = next(iter(where(panel, method="native_y")), {"loss": None, "score": None})
-    ceiling, known = native["loss" if tokens else "score"], _measured(methods, "penalty" if tokens else "score")
-    answering = {name: line for name, line in known.items() if name in maps}
-    if tokens:
-        answering = dict(sorted(answering.items(), key=lambda item: -_total(item[1], "penalty")))
-    return {
-        "title": panel_title(panel),
-        "rows": panel,
-        "of_tokens": tokens,
-        "scored": is_known(panel, "score"),
-        "score": score_words(panel),
-        "native": native,
-        "own": ceiling,
-        "identity": known.get("identity"),
-        "lost": [name for name in methods if name not in known],
-        "maps": answering,
-        "alike": [f"{a} and {b}" for a, b in pairwise(answering) if tokens and _overlap(known[a], known[b])],
-        "closest": closest,
-        "baseline": _closest(plain, "fvu") if closest and closest[0] not in PLAIN else None,
-        "prices": grouped(price_of_bijectivity(panel), "method", "against"),
-        "unseen": _closest(beyond, "fvu_unseen"),
-        "vocabularies": {name: line for name, line in beyond.items()
-                         if _total(line, "fvu_unseen") >= VOCABULARY * _total(line, "fvu_seen")},
-        "other": _closest(_measured(maps, "fvu_other"), "fvu_other"),
-    }  # fmt: skip
-
-
-def _overlap(worse: list[Row], better: list[Row]) -> bool:
-    """Tell whether the intervals of two penalties meet at any site."""
-    return any(a["penalty_low"] <= b["penalty_high"] for a, b in zip(worse, better, strict=True))
-
-
-def _measured(methods: dict[str, list[Row]], *columns: str) -> dict[str, list[Row]]:
-    """Those methods that have a value in these columns at every site."""
-    return {name: line for name, line in methods.items() if all_known(line, *columns)}
-
-
-def _closest(methods: dict[str, list[Row]], column: str) -> tuple[str, list[Row]] | None:
-    """The map with the least error, and its rows; None of no maps."""
-    return min(methods.items(), key=lambda item: _total(item[1], column), default=None)
-
-
-def _total(line: list[Row], column: str) -> float:
-    return sum(row[column] for row in line)
 
 
 def report(meta: Row, rows: Sequence[Row], generation: Sequence[Row] = (), samples: Sequence[Row] = ()) -> Report:
@@ -173,7 +107,10 @@ def report(meta: Row, rows: Sequence[Row], generation: Sequence[Row] = (), sampl
     means = [row for row in shown if row["site_x"] is None and row.get("fit")]  # over draws; earlier versions had one
     note = "\n".join(dict.fromkeys(sentences("draws", rows=means)))
     tables = {"generation": generation, "samples": samples} if generation else {}
-    return Report("report", meta | about, rows, tables, figures=figures, screen=screen, note=note, sentences=findings)
+    first = lead(shown)
+    return Report(
+        "report", meta | about, rows, tables, figures=figures, screen=screen, note=note, lead=first, sentences=findings
+    )
 
 
 def console_tables(rows: Sequence[Row]) -> list[SiteTable]:

@@ -17,7 +17,7 @@ from aligners.reports.finished import FinishedRun
 from aligners.reports.names import four_digits, held_out_name, short_names, site_name, with_short_names
 from aligners.reports.page.run import alt_text, cell_of
 from aligners.reports.report import Row, distinct, is_known
-from aligners.reports.runs.injection import VOCABULARY
+from aligners.reports.runs.injection_words import memorised
 from aligners.reports.sharing.models import is_local
 
 HERE = Path(__file__).parent
@@ -88,7 +88,7 @@ def _failures(rows: Sequence[Row]) -> dict[str, list[str]]:
     known = [row for row in maps if row.get("fvu_unseen") and row.get("fvu_seen")]
     return {
         "untrained": [line.removeprefix(f"{MARK} ") for line in what_did_not_train(maps)[1:]],
-        "vocabularies": distinct((r for r in known if r["fvu_unseen"] >= VOCABULARY * r["fvu_seen"]), "method"),
+        "vocabularies": distinct((r for r in known if memorised(r["fvu_seen"], r["fvu_unseen"])), "method"),
         "poor": distinct((row for row in maps if (row.get("fvu") or 0) >= 1), "method"),
     }
 

@@ -200,7 +200,7 @@ def test_a_report_is_made_where_what_was_measured_is_no_number(kind: str, gone: 
 @pytest.mark.parametrize(
     ("kind", "column", "part"),
     [
-        ("fit", "fvu", "None of them was trained, with a finite error, at every site"),
+        ("fit", "fvu", "None of them has a finite error at every site"),
         ("probes_across", "score", "by probes that were trained on y alone."),
         ("similarity", "value", "no value is a number."),
         ("universe", "round_trip", "of the largest value."),
