@@ -18,7 +18,7 @@ def refusing(what: str, advice: str = "") -> Iterator[None]:
     """Say what is wrong with a file, whatever its content raises within this context.
 
     Readers of other packages, and our code for files of our own, raise almost anything for a file that is damaged or
-    was edited. An error that the user can mend, and one of the disk, stay as they are.
+    was edited. An error that the user can mend, one of the disk, and one of memory stay as they are.
 
     Args:
         what: which file is it and what fails: the beginning of a sentence.
@@ -29,7 +29,7 @@ def refusing(what: str, advice: str = "") -> Iterator[None]:
     """
     try:
         yield
-    except UserError:
+    except (UserError, MemoryError):
         raise
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None and error.filename is not None:
@@ -41,6 +41,8 @@ def reason(error: Exception) -> str:
     """The kind and the first line of an error. What torch advises on `weights_only` is not for users."""
     if "weights_only" in str(error):
         return NOT_ONLY_TENSORS
+    if "not a valid JSON file" in str(error) and ".gguf" in str(error):
+        return "it ends too early"
     first = next(iter(str(error).strip().splitlines()), "")
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 

@@ -14,8 +14,11 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICA
 from transformers.utils import cached_file, find_adapter_config_file
 
 from aligners.errors import UserError, check_extra
-from aligners.models.loading.named import located, refusing
+from aligners.files.given import refusing
+from aligners.models.loading.named import located
 
+WEIGHTS, OLDER = "adapter_model.safetensors", "adapter_model.bin"
+AGAIN = "If a file of it is missing, damaged or incomplete, download or save the adapter again."
 _HUB = re.compile(r"\w[\w.-]*(/[\w.-]+)*")  # a name on the Hub, perhaps of a folder or file in a repository
 _WRAPPED = ".base_layer."  # in the names of weights that peft has put a layer around
 
@@ -58,7 +61,10 @@ class Adapter(NamedTuple):
     def _classes(self) -> int | None:
         """The classes of the head: what the last, and narrowest, of its layers answers with; None: it has no layer."""
         folder, where = self.where
-        with safe_open(cached_file(folder, "adapter_model.safetensors", **where), framework="pt") as file:
+        with (
+            refusing(f"The adapter {self.name!r} cannot be read", AGAIN),
+            safe_open(cached_file(folder, WEIGHTS, **where), framework="pt") as file,
+        ):
             shapes = {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118  (not a mapping)
         heads = set(self.heads)
         outputs = (shape[0] for key, shape in shapes.items() if heads & set(key.split(".")) and shape[1:])
@@ -86,7 +92,7 @@ def adapter_of(name: str, source: Mapping[str, Any]) -> Adapter | None:
         return None
     check_extra("formats", "peft", f"The adapter {name!r}")
     with refusing(f"The adapter {name!r} cannot be read"):
-        told = json.loads(Path(file).read_text(encoding="utf-8"))
+        told = dict(json.loads(Path(file).read_text(encoding="utf-8")))
     if any(Path(file).parent.glob("model*.safetensors")):
         raise UserError(f"Expected a model or an adapter in {name!r}, but got both. Move one into a folder of its own.")
     base = told.get("base_model_name_or_path") or ""
@@ -97,8 +103,24 @@ def adapter_of(name: str, source: Mapping[str, Any]) -> Adapter | None:
             "on the Hub. Correct base_model_name_or_path in its adapter_config.json."
         )
     base = str(beside) if beside.exists() and not Path(base).exists() else base
+    _check_weights(name, folder, where)
     under = {**source, "revision": told.get("revision")}
     return Adapter(name, (folder, where), (base, under), told.get("task_type"), told.get("modules_to_save") or [])
+
+
+def _check_weights(name: str, folder: str, where: dict[str, Any]) -> None:
+    """Raise if an adapter has its weights in an older file alone: that could run code as it is read."""
+    absent = {f"_raise_exceptions_for_{kind}": False for kind in ("missing_entries", "connection_errors")}
+    if cached_file(folder, WEIGHTS, **where, **absent) is not None:
+        return
+    if cached_file(folder, OLDER, **where, **absent) is None:
+        raise UserError(
+            f"Expected the weights of the adapter {name!r} in {WEIGHTS}, but there is no such file. {AGAIN}"
+        )
+    raise UserError(
+        f"Expected the weights of the adapter {name!r} in {WEIGHTS}, but got {OLDER} alone, which is not read, as such "
+        "files can run code. If you trust it, load it with peft and save it again: `model.save_pretrained(folder)`."
+    )
 
 
 def put_on(model: PreTrainedModel, adapter: Adapter, merge: bool | None) -> None:
@@ -117,7 +139,7 @@ def put_on(model: PreTrainedModel, adapter: Adapter, merge: bool | None) -> None
     from peft.utils import ModulesToSaveWrapper
 
     (folder, where), name, conversions = adapter.where, adapter.name, getattr(model, "_weight_conversions", None)
-    with refusing(f"The adapter {name!r} cannot be put on {adapter.base[0]!r}"):
+    with refusing(f"The adapter {name!r} cannot be put on {adapter.base[0]!r}", AGAIN):
         info = model.load_adapter(folder, adapter_kwargs=where, ignore_mismatched_sizes=True)
     over = {key for key in info.unexpected_keys if ".pooler." not in f".{key}"}  # of a bare encoder none is loaded
     unfit = sorted({*info.missing_keys, *over, *(key for key, *_ in info.mismatched_keys)})

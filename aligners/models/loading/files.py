@@ -6,15 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as LANGUAGE_MODELS
-from transformers.utils import logging
+from transformers.utils import cached_file, logging
 from transformers.utils.quantization_config import GgufConfig
 
 from aligners.errors import UserError
+from aligners.files.given import refusing
 from aligners.models.architectures import register_solu
 from aligners.models.loading.adapters import adapter_of, put_on
-from aligners.models.loading.named import GGUF, located, refusing
+from aligners.models.loading.named import GGUF, located
+
+AGAIN = "If a file of it is missing, damaged or incomplete, download or save the model again."
 
 
 def weight_options(dtype: str | torch.dtype, attn_implementation: str | None) -> dict[str, Any]:
@@ -43,8 +47,11 @@ def read_config(name: str, source: dict[str, Any]) -> PreTrainedConfig:
     register_solu()  # a config may name it
     adapter = adapter_of(name, source)
     if adapter is not None:
-        with refusing(f"The base of the adapter {name!r}, {adapter.base[0]!r}, cannot be read"):
+        try:
             return adapter.config(read_config(*adapter.base))
+        except UserError as error:
+            base = adapter.base[0]
+            raise UserError(f"The base of the adapter {name!r}, {base!r}, cannot be read. {error}") from error
     if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
         files = sorted(map(str, Path(name).glob(f"*{GGUF}")))
         instead = f"Name one of its files: {listed(files)}." if files else "Name another one, or save it again."
@@ -53,12 +60,56 @@ def read_config(name: str, source: dict[str, Any]) -> PreTrainedConfig:
             f"config.json: it is not a model, or is incomplete. {instead}"
         )
     place, where = located(name, source)
-    expected = "Expected `name` to be a local model folder or a model on the Hub that can be reached, but got"
-    with refusing(f"{expected} {name!r}"):
+    with refusing(*_unreadable(name)):
         config = AutoConfig.from_pretrained(place, **where)
+    _check_sizes(name, config)
     if "gguf_file" in where and config.model_type in LANGUAGE_MODELS:  # the file names no class
         config.architectures = [LANGUAGE_MODELS[config.model_type]]
     return config
+
+
+def _unreadable(name: str) -> tuple[str, str]:
+    """What is said of a model whose config cannot be read, and what to do."""
+    if not Path(name).exists():
+        return (
+            f"Expected `name` to be a local model folder or a model on the Hub that can be reached, but got {name!r}",
+            "",
+        )
+    if name.endswith(GGUF):
+        return f"The GGUF file {name!r} is incomplete or damaged, or is none", "Download it again."
+    return f"The config.json of the model {name!r} cannot be read", "Download or save the model again."
+
+
+def _check_sizes(name: str, config: PreTrainedConfig) -> None:
+    """Raise unless the sizes that a config has are those of a model."""
+    text = config.get_text_config()
+    for size in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"):
+        value = getattr(text, size, None)
+        if isinstance(value, int) and value < 1:
+            raise UserError(
+                f"Expected `{size}` to be at least 1 in the config.json of the model {name!r}, but got {value}. "
+                "Download or save the model again."
+            )
+
+
+def _check_kinds(name: str, place: str, where: dict[str, Any]) -> None:
+    """Raise if weights are stored as whole numbers, which transformers would round to: most of them to 0."""
+    absent = {f"_raise_exceptions_for_{kind}": False for kind in ("missing_entries", "connection_errors")}
+    options = {key: where[key] for key in ("revision", "subfolder") if where.get(key)}
+    config = where.get("config")
+    if "gguf_file" in where or getattr(config, "quantization_config", None) is not None:
+        return
+    file = cached_file(place, "model.safetensors", **options, **absent)
+    if file is None:
+        return
+    with refusing(f"The model {name!r} cannot be loaded", AGAIN), safe_open(file, framework="pt") as stored:
+        kinds = {key: stored.get_slice(key).get_dtype() for key in stored.keys()}  # noqa: SIM118  (not a mapping)
+    whole = [key for key, kind in kinds.items() if key.endswith("weight") and kind.startswith(("I", "U", "BOOL"))]
+    if whole:
+        raise UserError(
+            f"Expected floating-point weights in the model {name!r}, but {listed(whole)} are stored as "
+            f"{kinds[whole[0]]}. Save the model in float32, float16 or bfloat16."
+        )
 
 
 def read_weights(name: str, loader: Any, options: dict[str, Any]) -> tuple[PreTrainedModel, list[str]]:
@@ -81,8 +132,9 @@ def read_weights(name: str, loader: Any, options: dict[str, Any]) -> tuple[PreTr
     place, where = located(name, {key: value for key, value in options.items() if key != "merge_adapters"})
     if "gguf_file" in where:  # by default it depends on the machine whether weights stay packed
         where["quantization_config"] = GgufConfig(dequantize=True)
-    advice = "If a file of it is missing, damaged or incomplete, download or save the model again."
-    with refusing(f"The model {name!r} cannot be loaded", advice):
+    what = _unreadable(name)[0] if "gguf_file" in where else f"The model {name!r} cannot be loaded"
+    _check_kinds(name, place, where)
+    with refusing(what, AGAIN):
         # Weights of another shape pass here, and are then refused by name together with the missing ones.
         model, info = loader.from_pretrained(place, output_loading_info=True, ignore_mismatched_sizes=True, **where)
     return model, sorted({*info["missing_keys"], *(key[0] for key in info["mismatched_keys"])})

@@ -1,20 +1,12 @@
 """What a model's name means: a folder or a repository, or a folder or a GGUF file in one."""
 
-import pickle
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
-from aligners.errors import UserError, check_extra
+from aligners.errors import check_extra
 
 GGUF = ".gguf"
-# What damaged files and missing packages raise; any other error is a fault of the code.
-_UNREADABLE = (
-    OSError, ValueError, RuntimeError, KeyError, EOFError, ImportError, SafetensorError, pickle.UnpicklingError,
-)  # fmt: skip
 
 
 def located(name: str, source: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -39,13 +31,3 @@ def located(name: str, source: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     if not inside:
         return name, dict(source)
     return str(Path(*parts[:whole])), {**source, "gguf_file" if gguf else "subfolder": inside}
-
-
-@contextmanager
-def refusing(what: str, advice: str = "") -> Iterator[None]:
-    """Say what is wrong, and the first line of whatever transformers raises of damaged files or missing packages."""
-    try:
-        yield
-    except _UNREADABLE as error:
-        reason = next(iter(str(error).strip().splitlines()), "no message")
-        raise UserError(f"{what} ({type(error).__name__}: {reason}). {advice}".strip()) from error

@@ -21,6 +21,8 @@ def test_any_error_becomes_one_of_the_user(error: Exception) -> None:
 def test_what_the_user_or_the_disk_has_said_stays() -> None:
     with pytest.raises(UserError, match=r"^mine$"), refusing("It fails"):
         raise UserError("mine")
+    with pytest.raises(MemoryError), refusing("It fails"):
+        raise MemoryError
     with pytest.raises(OSError, match="full"), refusing("It fails"):
         raise OSError(errno.ENOSPC, "full", "/some/file")
     with pytest.raises(UserError, match=NOT_ONLY_TENSORS), refusing("It fails"):

@@ -232,6 +232,20 @@ def test_adapters_that_do_not_fit_are_refused(base: Path, adapter: Path, tmp_pat
         load_frozen(adapter)
 
 
+def test_an_adapter_without_weights_or_with_those_that_could_run_code_is_refused(adapter: Path) -> None:
+    file = adapter / "adapter_model.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:100])
+    with pytest.raises(UserError, match=r"cannot be (read|put on).*download or save the adapter again"):
+        load_frozen(adapter)
+    file.unlink()
+    with pytest.raises(UserError, match=r"in adapter_model\.safetensors, but there (are none|is no such file)\."):
+        load_frozen(adapter)
+    (adapter / "adapter_model.bin").touch()
+    with pytest.raises(UserError, match=r"but got adapter_model\.bin alone, which is not read"):
+        load_frozen(adapter)
+
+
 def test_a_model_and_an_adapter_in_one_folder_are_refused(base: Path, adapter: Path) -> None:
     (base / "adapter_config.json").write_bytes((adapter / "adapter_config.json").read_bytes())
     with pytest.raises(UserError, match=r"a model or an adapter in .*, but got both"):
