@@ -10,6 +10,7 @@ import torch
 
 from aligners.errors import finite
 from aligners.fitting.alignment import Alignment
+from aligners.fitting.errors import FAR_COLUMNS
 from aligners.fitting.outcomes import few_rows, how_fitted, outcomes
 from aligners.fitting.retrieval import RETRIEVAL_COLUMNS
 from aligners.progress import Progress
@@ -76,7 +77,10 @@ def _loss(trainer: pl.Trainer) -> str:
     return f", loss {torch.stack(losses).nanmean():.3g}" if losses else ""
 
 
-FIGURES = ("fvu", "fvu_unseen", "fvu_inverse", "mse", "relative_error", "cosine", "round_trip", *RETRIEVAL_COLUMNS)
+FIGURES = (
+    *("fvu", "fvu_unseen", *FAR_COLUMNS.values(), "fvu_inverse"),
+    *("mse", "relative_error", "cosine", "round_trip", *RETRIEVAL_COLUMNS),
+)
 
 
 class FitSummary(pl.Callback):

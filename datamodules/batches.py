@@ -86,7 +86,8 @@ class TextBatch(Movable):
         text_numbers: `text` as plain numbers, for which nobody waits for a device, if the batch was made on the CPU.
         unseen: kind of rows -> (N,) bool, text by text: which rows have a type that fitting does not see; of the kinds
             whose types are known.
-        leave_out: whether these rows are to be left out: this is a batch to fit on.
+        far: kind of rows -> (N,) bool, text by text: which rows are far from all others; of the kinds that have any.
+        leave_out: whether the rows of unseen types are to be left out: this is a batch to fit on.
         stored: the states that were read from a store, of each model that need not be run for them.
         answers: where the B texts are the answers to Q questions, the places of each question's answers in the batch,
             (Q, A) int64, -1 where it has fewer. `text` and `labels` are then of questions, (Q,): their numbers, and
@@ -102,6 +103,7 @@ class TextBatch(Movable):
     number: int = 0
     text_numbers: tuple[int, ...] = ()
     unseen: dict[Any, Tensor] = field(default_factory=dict)
+    far: dict[Any, Tensor] = field(default_factory=dict)
     leave_out: bool = False
     stored: dict[Any, StoredRows] = field(default_factory=dict)
     answers: Tensor | None = None

@@ -1,30 +1,24 @@
 """The LightningDataModule that streams all layers of any number of frozen models over the same text."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from aligners.datamodules.batches import TextBatch
+from aligners.datamodules.far_marks import FarMarks
 from aligners.datamodules.frozen_models import with_revisions
 from aligners.datamodules.module import TextModule
-from aligners.datamodules.rows.policies import (
-    PAIRS_TOKENS,
-    RowKind,
-    RowPolicy,
-    Rows,
-    check_rows,
-    policy_of,
-    rows_of_each,
-)
-from aligners.datamodules.rows.reading import Prepared, gather_rows, read_rows
+from aligners.datamodules.rows.far import FarRows
+from aligners.datamodules.rows.policies import PAIRS_TOKENS, RowKind, RowPolicy, Rows, check_rows, policy_of
+from aligners.datamodules.rows.reading import Prepared, gather_rows, read_rows, told_apart
 from aligners.datamodules.rows.sites import parse_layers
 from aligners.datamodules.tokens.splits import Split
-from aligners.errors import UserError
+from aligners.errors import UserError, check_known
 from aligners.models.architectures import Component
 from aligners.models.calling import FiniteCheck
 from aligners.models.model import FrozenModel
@@ -42,12 +36,14 @@ class LayerBatch:
         attention: for each model the weights of its blocks 1, 2, ..., each (B, H_m, T_m, T_m), from the token of the
             third axis to that of the fourth, zero at padding; none for a model that was not asked for; None unless
             they are read.
+        whole: where rows that are far from all others are left out, the same with them, and marked in `rows[0].far`.
     """
 
     texts: TextBatch
     rows: tuple[Rows, ...]
     states: list[Tensor]
     attention: list[list[Tensor]] | None = None
+    whole: "LayerBatch | None" = None
 
     @property
     def text(self) -> Tensor:
@@ -63,6 +59,26 @@ class LayerBatch:
         """
         return self.rows[0].place
 
+    @property
+    def counterpart(self) -> "LayerBatch":
+        """The batch with far rows, if they are left out, or without, if they are kept; itself, if it has none."""
+        far = self.rows[0].far
+        if self.whole is not None:
+            return self.whole
+        if far is None:
+            return self
+        rows = tuple(of_model.without(far) for of_model in self.rows)
+        return LayerBatch(self.texts, rows, _selected(self.states, (~far).nonzero()[:, 0]), self.attention)
+
+
+def _selected(states: Sequence[Tensor], kept: Tensor) -> list[Tensor]:
+    """Some rows of each model, by their numbers; what is one object stays one."""
+    found: dict[int, Tensor] = {}
+    for of_model in states:
+        if id(of_model) not in found:
+            found[id(of_model)] = of_model.index_select(1, kept)
+    return [found[id(of_model)] for of_model in states]
+
 
 @dataclass(eq=False)
 class LayerReader:
@@ -74,6 +90,7 @@ class LayerReader:
         kind: of the rows.
         attention: also read the attention weights of every block.
         component: states of the residual stream, or what the attention or the feed-forward layer of a block adds.
+        leave_out_far: rows that are far from all others are left out; else they are marked.
 
     Raises:
         ValueError: a model does not have a layer.
@@ -84,6 +101,7 @@ class LayerReader:
     kind: RowKind
     attention: bool = False
     component: Component = "residual"
+    leave_out_far: bool = True
 
     def __post_init__(self) -> None:
         for model, wanted in zip(self.models, self.layers, strict=True):
@@ -93,7 +111,8 @@ class LayerReader:
 
     def prepare(self, texts: TextBatch) -> Prepared:
         """Choose the rows of each model, which belongs on the CPU."""
-        return Prepared(texts, rows_of_each(texts, self.kind))
+        rows, whole = told_apart(texts, self.kind, leave_out=self.leave_out_far)
+        return Prepared(texts, rows, whole=[whole])
 
     def read(self, prepared: Prepared, layers: Sequence[Sequence[int]] | None = None) -> LayerBatch:
         """Run the models on the batch's device, if their states do not come from a store, and gather the rows.
@@ -105,6 +124,11 @@ class LayerReader:
         Raises:
             ValueError: the states of an earlier batch were not finite; `check.flush()` looks at the last one.
         """
+        (whole,) = prepared.whole or [None]
+        if whole is not None:
+            every = self.read(replace(prepared, rows=whole.rows, whole=[None]), layers)
+            near = _selected(every.states, whole.kept)
+            return LayerBatch(prepared.texts, prepared.rows, near, every.attention, every)
         results: dict[tuple[int, tuple[int, ...]], tuple[Tensor, list[Tensor]]] = {}
         wanted = [(id(model), tuple(some)) for model, some in zip(self.models, layers or self.layers, strict=True)]
         for m, key in enumerate(wanted):
@@ -173,6 +197,11 @@ class LayerActivations(TextModule):
         attention: also read the attention weights of all blocks.
         component: what is read at a layer: `residual`, the stream between the blocks; `attention` or `mlp`, what that
             sub-layer of block l adds to it. Sub-layers have no layer 0.
+        far_rows: `leave_out`: rows that any of the models, at any layer that is read, sets more than five times as far
+            from the median row as it does half of the rows (ten times for what sub-layers add) are left out. Language
+            models do so with the first token of a text; a few such rows hold nearly all of the variance, and by them
+            all models are alike. `keep`: they count like any other. Values with and without them are reported either
+            way.
         options: of `TextModule` and `FrozenModels`, by their names.
 
     Raises:
@@ -191,8 +220,10 @@ class LayerActivations(TextModule):
         revisions: list[str | None] | None = None,
         attention: bool = False,
         component: Component = "residual",
+        far_rows: FarRows = "leave_out",
         **options: Any,
     ) -> None:
+        check_known(get_args(FarRows), far_rows=far_rows)
         if attention and attn_implementation not in (None, "eager"):
             raise UserError(
                 f"Expected `attn_implementation` 'eager' where `attention` is read, but got {attn_implementation!r}: "
@@ -205,6 +236,7 @@ class LayerActivations(TextModule):
         self.attn_implementation = attn_implementation
         self.models, self.revisions = list(models), revisions
         self.layers, self.rows, self.special_tokens = layers, rows, special_tokens
+        self.far_rows, self.far = far_rows, FarMarks(self)
         self.attention, self.storable, self.component = attention, not attention, component
         check_rows(rows, component, self.packed)
         if attention and self.packed:
@@ -229,16 +261,22 @@ class LayerActivations(TextModule):
     def reader(self) -> LayerReader:
         """The models and their layers, loaded on first use."""
         (kind,) = self.kinds_read
-        return LayerReader(self.frozen, self.wanted_sites(), kind, self.attention, self.component)
+        leave_out = self.far_rows == "leave_out"
+        return LayerReader(self.frozen, self.wanted_sites(), kind, self.attention, self.component, leave_out)
 
     def describe(self) -> dict[str, Any]:
         """Describe texts, models and rows for a report, as plain values."""
         return {
             "models": [model.identity() for model in self.reader.models],
             "layers": self.reader.layers,
-            **{name: getattr(self, name) for name in ("attention", "component", "rows", "special_tokens")},
+            **{name: getattr(self, name) for name in ("attention", "component", "rows", "special_tokens", "far_rows")},
             **super().describe(),
         }
+
+    def keep_far(self) -> None:
+        """Keep far rows from now on, for what needs every row of a text."""
+        self.far_rows = "keep"
+        self.reader.leave_out_far = False
 
     def plan(
         self,
@@ -269,8 +307,10 @@ class LayerActivations(TextModule):
             layers: of each model that come along from a store; default: all wanted ones.
             options: `only` and `batch_size` of `load`.
         """
-        sites = layers or self.wanted_sites()
-        return self.load(split, shuffle=shuffle, alone=self._alone, whole=True, sites=sites, **options)
+        sites, data = layers or self.wanted_sites(), self.split(split)
+        if any(sites):
+            data = data.marked({}, leave_out=False, far=self.far.of(split, self.kinds_read))
+        return self.load(data, shuffle=shuffle, alone=self._alone, whole=True, sites=sites, **options)
 
     def test_dataloader(self) -> list[DataLoader]:
         """The texts of `splits`, with what is planned for each."""

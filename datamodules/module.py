@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from aligners.datamodules.batches import LengthBatches, go_on_after_last_batch, limited
 from aligners.datamodules.frozen_models import FrozenModels
+from aligners.datamodules.rows.far import FarRows
 from aligners.datamodules.rows.policies import RowKind
 from aligners.datamodules.store.reading import StoredLoader
 from aligners.datamodules.store.stores import KeptRows, Stores, check_store
@@ -84,6 +85,7 @@ class TextModule(pl.LightningDataModule):
     component: Component = "residual"
     kinds_read: Sequence[RowKind] = (RowKind("tokens"),)  # kinds of rows, first those that `rows` names
     storable = True  # whether states come from a store, if there is one
+    far_rows: FarRows = "keep"  # rows that are far from all others; subclasses that read rows leave them out
     reader: Any  # of states or layers, loaded on first use; texts of whole models have none
 
     def __init__(

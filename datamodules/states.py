@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from torch.utils.data import DataLoader
 
 from aligners.datamodules.batches import TextBatch
+from aligners.datamodules.far_marks import FarMarks
 from aligners.datamodules.module import WITHOUT_GRADIENTS, TextModule
+from aligners.datamodules.rows.far import FarRows
 from aligners.datamodules.rows.policies import PAIRS_TOKENS, RowKind, RowPolicy, TokenPairs, check_rows, policy_of
 from aligners.datamodules.rows.reading import Link, PairedBatch, PairReader, Plan, Prepared
 from aligners.datamodules.rows.types import RowTypes, SeenTypes, types_of
 from aligners.datamodules.tokens.splits import Split, TokenisedSplits
-from aligners.datamodules.tokens.tokenised import TokenisedTexts
-from aligners.errors import UserError, check_range
+from aligners.datamodules.tokens.tokenised import Marks, TokenisedTexts
+from aligners.errors import UserError, check_known, check_range
 from aligners.models.architectures import Component
 from aligners.models.model import FrozenModel
 
@@ -73,6 +75,11 @@ class States(TextModule):
             on, so that an evaluation can tell a general map from memorised words. A hash of the type's name with
             `text.seed` chooses them; special tokens are never among them. The states of the words around them are still
             fitted on, and depend on them through the context. Rows of whole texts have no types.
+        far_rows: `leave_out`: rows that any of the models, at any site that is read, sets more than five times as far
+            from the median row as it does half of the rows (ten times for what sub-layers add) are left out of
+            fitting and of errors, and injection leaves them as they are. Language models do so with the first token of
+            a text; a few such rows hold nearly all of the variance. `keep`: they count like any other. Errors with and
+            without them are reported either way.
         options: of `TextModule` and `FrozenModels`, by their names: `text`, `batch_size`, `max_length`, `packed`,
             `seed`, `workers`, `store`, `store_dtype`, `store_rows`, `dtype`, `attn_implementation`,
             `trust_remote_code`, `recipe`, `cache`, `devices`, `device_map`.
@@ -93,13 +100,16 @@ class States(TextModule):
         special_tokens: bool = True,
         component: Component = "residual",
         held_out_types: float = 0.1,
+        far_rows: FarRows = "leave_out",
         **options: Any,
     ) -> None:
         check_range(least=0, below=1, held_out_types=held_out_types)
+        check_known(get_args(FarRows), far_rows=far_rows)
         alike = PAIRS_TOKENS if rows == "tokens" else None
         super().__init__(pairing.named, policy_of(rows).types == "words", alike, **options)
         self.pairing, self.chosen, self.hidden = pairing, pairing.options, pairing.hidden
         self.rows, self.special_tokens, self.component = rows, special_tokens, component
+        self.far_rows, self.far = far_rows, FarMarks(self)
         self.held_out_types, self.labels = held_out_types, pairing.options.get("labels")
         self.models, self.numbers = [name for name, _ in pairing.named], list(pairing.pairs)
         self.storable = pairing.token_pairs is None  # attention weights are not kept
@@ -130,8 +140,20 @@ class States(TextModule):
         transform = None if pairing.transform is None else partial(pairing.transform, self)
         kind = RowKind(self.rows, self.special_tokens)
         return PairReader(
-            models, links, kind, self.component, token_pairs=pairs, transform=transform, padded=pairing.padded
+            models,
+            links,
+            kind,
+            self.component,
+            token_pairs=pairs,
+            transform=transform,
+            padded=pairing.padded,
+            leave_out_far=self.far_rows == "leave_out",
         )
+
+    def keep_far(self) -> None:
+        """Keep far rows from now on, for what needs every row of a text."""
+        self.far_rows = "keep"
+        self.reader.leave_out_far = False
 
     def plan(self, plan: Plan) -> None:
         """Choose what an evaluation reads from now on.
@@ -170,7 +192,7 @@ class States(TextModule):
         return {
             "models": {"x": reader.model_x.identity(), "y": reader.model_y.identity()},
             "sites": [list(pair) for pair in reader.sites],
-            **{name: getattr(self, name) for name in ("component", "rows", "special_tokens")},
+            **{name: getattr(self, name) for name in ("component", "rows", "special_tokens", "far_rows")},
             **super().describe(),
             "types": types or f"rows {self.rows!r} have no types, and none are held out",
             "held_out_types": self.held_out_types if types else 0.0,
@@ -223,21 +245,34 @@ class States(TextModule):
         texts = self.texts.fit if split == "fit" else self.texts.test
         return types_of(self.reader.kind, self.split(split), texts, self.frozen_models.tokenizers[0])
 
-    def _marked(self, data: TokenisedTexts, texts: Dataset, *, leave_out: bool) -> TokenisedTexts:
-        """Mark the rows of unseen types in the batches of a split.
+    def without_far(self, split: Split, kind: RowKind) -> TokenisedTexts:
+        """A split whose batches say which of its rows of a kind are far, if far rows are left out."""
+        far = self.far.of(split, [kind])
+        return self.split(split).marked({}, leave_out=False, far=far if self.far_rows == "leave_out" else {})
+
+    def _marked(self, split: Split, texts: Dataset, *, leave_out: bool) -> TokenisedTexts:
+        """Mark the rows of unseen types, and those that are far from all others, in the batches of a split.
 
         Args:
-            data: the split.
+            split: which texts.
             texts: the same as text.
             leave_out: whether the texts are to be fitted on, without such rows.
         """
+        data, kinds = self.split(split), [self.reader.kind] if leave_out else list(self.kinds_read)
         seen = self.seen if self._plan.measured is None or leave_out else self._plan.measured
-        marks = {}
-        for kind in [self.reader.kind] if leave_out else [self.reader.kind, *self._plan.kinds]:
+        marks: dict[RowKind, Marks] = {}
+        for kind in kinds:
             if seen.kind is not None and kind.types == seen.kind:
                 types = cast(RowTypes, types_of(kind, data, texts, self.frozen_models.tokenizers[0]))
                 marks[kind] = types.unseen(seen)
-        return data.marked(marks, leave_out=leave_out)
+        far = self.far.of(split, kinds) if self.storable else {}
+        if not leave_out:
+            return data.marked(marks, leave_out=False, far=far)
+        if self.far_rows == "leave_out":
+            for kind, apart in far.items():
+                flat = apart.flat | marks[kind].flat if kind in marks else apart.flat
+                marks[kind] = Marks(flat, apart.counts)
+        return data.marked(marks, leave_out=True)
 
     # ------------------------------------------------------------------ Lightning's hooks
 
@@ -262,7 +297,7 @@ class States(TextModule):
             options: `only`, `batch_size` and `first_epoch` of `load`.
         """
         texts = cast(TokenisedSplits, self._other).texts.test if split == "other" else getattr(self.texts, split)
-        data = self._marked(self.split(split), texts, leave_out=split == "fit")
+        data = self._marked(split, texts, leave_out=split == "fit")
         if data.leave_out and any(bool(marks.flat.all()) for marks in data.marks.values()):
             raise UserError(
                 f"Expected `held_out_types` to leave rows to fit on, but {self.held_out_types:g} of the types hold out "

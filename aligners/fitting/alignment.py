@@ -15,7 +15,7 @@ from aligners.datamodules.rows.reading import PairedBatch, Plan
 from aligners.datamodules.states import States
 from aligners.errors import UserError, check_known, check_range
 from aligners.fitting.bank import ALIGNMENT, BACKWARD, FORWARD, StoredBank, kind_of, refuse_other_bank
-from aligners.fitting.errors import MapErrors, error_rows
+from aligners.fitting.errors import FAR_COLUMNS, FarErrors, MapErrors, error_rows, far_columns
 from aligners.fitting.fits import AlignerFactory, Fit, check_names, fit_map, seeded
 from aligners.fitting.moments import MomentsSoFar, moments_of_states
 from aligners.fitting.outcomes import few_rows, outcomes
@@ -31,7 +31,10 @@ from aligners.similarity.algebra.moments import Moments
 
 logger = logging.getLogger(__name__)
 
-HELD_OUT = ("mse", "l2", "relative_error", "fvu", "fvu_unseen", "fvu_inverse", "round_trip")
+HELD_OUT = (
+    *("mse", "l2", "relative_error", "fvu", "fvu_unseen", *FAR_COLUMNS.values()),
+    *("fvu_inverse", "round_trip"),
+)
 FITTING = ("mse", "relative_error", "fvu")
 FORMAT = 4  # of what is added to a checkpoint of Lightning
 
@@ -233,6 +236,7 @@ class Alignment(BankTraining):
     def on_validation_epoch_start(self) -> None:
         """Reset the errors of each split: on these texts, and on the fitting texts shown beside them."""
         self._errors: dict[tuple[str, Fit], MapErrors] = {}
+        self._far_errors: dict[tuple[str, Fit], FarErrors] = {}
         self._drawn: dict[str, HeldOutRows] = {}
         if self.trainer.state.fn == "validate":
             for fit in self.fits():
@@ -248,6 +252,23 @@ class Alignment(BankTraining):
             if (split, fit) not in self._errors:
                 self._errors[split, fit] = MapErrors(*self.means(fit)).to(self.device)
             self._errors[split, fit].update(fit.aligner, *fit.orient(x, y), batch.rows.unseen)
+        beside = batch.counterpart
+        if beside is not None:
+            self._measure_beside(split, fits, beside)
+
+    def _measure_beside(self, split: str, fits: Sequence[Fit], batch: PairedBatch) -> None:
+        """Add the errors on the rows that stand beside those that count: with far rows, or without them."""
+        x, y = self.rows_of(batch)
+        for fit in fits:
+            source, target = fit.orient(x, y)
+            if (split, fit) not in self._far_errors:
+                self._far_errors[split, fit] = FarErrors(self.means(fit)[1]).to(self.device)
+            self._far_errors[split, fit].update(fit.aligner(source), target)
+
+    def _figures(self, split: str, fit: Fit) -> dict[str, Tensor]:
+        """All errors of an aligner on a split, (S,) each."""
+        figures, far = self._errors[split, fit].compute(), self._far_errors.get((split, fit))
+        return figures | far_columns(self.stream.far_rows, None if far is None else far.compute(), figures["fvu"])
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Errors of every aligner on one batch; of closed forms, which stay as they are, in a fit's first one alone."""
@@ -269,8 +290,8 @@ class Alignment(BankTraining):
         if self.trainer.sanity_checking:
             return
         before, self.validated_at = self.validated_at, self.global_step
-        for (split, fit), errors in self._errors.items():
-            figures = errors.compute()
+        for split, fit in self._errors:
+            figures = self._figures(split, fit)
             if split == "validation":
                 self.validation_figures[fit] = figures
             known = self._known(fit, before) if self.trainer.state.fn == "fit" else []
@@ -312,7 +333,7 @@ class Alignment(BankTraining):
         """One row of a report for every map and place."""
         self.stream.reader.check.flush()
         self.meta = {**self.stream.describe(), "split": "test", "cautions": few_rows(cast(Moments, self.moments))}
-        computed = {(split, fit): errors.compute() for (split, fit), errors in self._errors.items()}
+        computed = {(split, fit): self._figures(split, fit) for split, fit in self._errors}
         self.rows: list[dict[str, Any]] = []
         for fit in dict.fromkeys(fit for _, fit in computed):
             figures = {

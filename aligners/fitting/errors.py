@@ -64,6 +64,53 @@ def error_rows(
     ]
 
 
+FAR_COLUMNS = {"leave_out": "fvu_with_far", "keep": "fvu_without_far"}  # by `data.far_rows`, what stands beside `fvu`
+
+
+class FarErrors(DoubleMetric):
+    """The FVU of g(X) on the rows that stand beside those that count: with far rows, or without them.
+
+    Its means are those of the very rows, as the mean of the fitting rows is of the others.
+
+    Args:
+        mean_y: (S, d_y) from which squares are taken, so that nothing cancels.
+    """
+
+    full_state_update = False
+    mean_y: Tensor
+    rows: Tensor
+    squares: Tensor
+    sums: Tensor
+
+    def __init__(self, mean_y: Tensor, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        sites = len(mean_y)
+        self.register_buffer("mean_y", mean_y[:, None].double(), persistent=False)
+        self.add_state("rows", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("squares", torch.zeros(2, sites, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("sums", torch.zeros(mean_y.shape, dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, mapped: Tensor, y: Tensor) -> None:
+        """Add mapped rows (S, N, d_y) and what they should be."""
+        away = y.double() - self.mean_y
+        self.rows += y.shape[1]
+        self.squares += torch.stack([squared_errors(mapped, y).sum(-1), away.square().sum((1, 2))])
+        self.sums += away.sum(1)
+
+    def compute(self) -> Tensor:
+        """The FVU, (S,); NaN where there were no rows."""
+        squares, totals = self.squares
+        return squares / (totals - self.sums.square().sum(-1) / self.rows)
+
+
+def far_columns(policy: str, fvu: Tensor | None, like: Tensor) -> dict[str, Tensor]:
+    """The columns of `FAR_COLUMNS`: the one that stands beside `fvu` under a policy; NaN where nothing is known."""
+    columns = {name: torch.full_like(like, torch.nan) for name in FAR_COLUMNS.values()}
+    if fvu is not None:
+        columns[FAR_COLUMNS[policy]] = fvu.to(like)
+    return columns
+
+
 class MapErrors(DoubleMetric):
     """mse, l2, relative error, FVU and cosine of g(X) against Y; round trip and FVU of the inverse.
 

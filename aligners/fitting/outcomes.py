@@ -107,6 +107,27 @@ def no_better_than_the_mean(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f"No better than the mean of the target's states at some site, by its largest FVU: {text}."] if text else []
 
 
+def beside_far_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A sentence on the error of maps with rows far from all others, or without them, beside `fvu`; none if none are.
+
+    Args:
+        rows: rows with method, role and the columns of `aligners.fitting.errors.FAR_COLUMNS`, where these are known.
+    """
+    sentences = []
+    for column, which in {"fvu_with_far": "with", "fvu_without_far": "without"}.items():
+        found: dict[str, list[float]] = {}
+        for row in rows:
+            if row["role"] == "method" and row.get(column) is not None:
+                found.setdefault(row["method"], []).append(row[column])
+        each = []
+        for name, values in found.items():
+            least, most = f"{min(values):.3f}", f"{max(values):.3f}"
+            each.append(f"{name} {least}" if least == most else f"{name} {least} to {most}")
+        if each:
+            sentences.append(f"FVU {which} the rows that are far from all others: {', '.join(each)}.")
+    return sentences
+
+
 def few_rows(*each: Moments) -> list[str]:
     """A caution for all moments of fitting rows that have fewer than ten rows a dimension."""
     cautions = {}

@@ -16,7 +16,15 @@ from aligners.datamodules.text.sources import TextSource
 from aligners.errors import UserError, check_known, check_range, finite
 from aligners.files.room import free_memory, in_words
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.errors import Way, columns_of, parameters_of, squared_distances, squared_errors
+from aligners.fitting.errors import (
+    FAR_COLUMNS,
+    FarErrors,
+    Way,
+    columns_of,
+    parameters_of,
+    squared_distances,
+    squared_errors,
+)
 from aligners.fitting.fits import AlignerFactory, fit_map, seeded
 from aligners.fitting.outcomes import TRAINED_WELL
 from aligners.fitting.training import describe_optimizer
@@ -187,7 +195,11 @@ FREE = "mlp"
 NAMES = ("linear", "inn_paper", "inn_one_way", "inn", FREE, "free_form")
 DEFAULT = ("linear", "inn_one_way", "inn", FREE, "free_form")
 ONE_WAY = ("linear", FREE)  # maps without a way back: another one has to be fitted from Y to X
-MEASURED = ("fvu", "fvu_seen", "fvu_unseen", "fvu_other", "round_trip", "stretch_low", "stretch_median", "stretch_high")
+BESIDE = "beside"  # the held-out rows with far rows, or without
+MEASURED = (
+    *("fvu", *FAR_COLUMNS.values(), "fvu_seen", "fvu_unseen", "fvu_other", "round_trip"),
+    *("stretch_low", "stretch_median", "stretch_high"),
+)
 
 
 def factory(name: str, parameters: int) -> AlignerFactory:
@@ -310,14 +322,19 @@ class BijectionPrice(pl.LightningModule):
 
     def test_step(self, batch: PairedBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Keep the rows of a batch."""
-        batches = self._batches.setdefault(self.stream.splits[dataloader_idx], [])
-        if sum(batch.x.shape[1] for batch in batches) < self.most_rows:
-            batches.append(batch)
+        split = self.stream.splits[dataloader_idx]
+        kept = {split: batch, **({BESIDE: batch.counterpart} if split == "test" else {})}
+        for name, rows in kept.items():
+            batches = self._batches.setdefault(name, [])
+            if rows is not None and sum(batch.x.shape[1] for batch in batches) < self.most_rows:
+                batches.append(rows)
 
     def on_test_epoch_end(self) -> None:
         """Check the states of the last batch as well, and join what was kept."""
         self.stream.reader.check.flush()
-        self.held = {split: PairedRows.of(batches, self.most_rows) for split, batches in self._batches.items()}
+        self.held = {
+            split: PairedRows.of(batches, self.most_rows) for split, batches in self._batches.items() if batches
+        }
         self._batches = {}
 
     # ------------------------------------------------------------------ the fits
@@ -363,6 +380,10 @@ class BijectionPrice(pl.LightningModule):
             moments, held = moments.swap(), {split: rows.turned() for split, rows in held.items()}
         test, means = held["test"], (moments.mean_x, moments.mean_y)
         measured = {name: measure(way, test, held.get("other"), means, self.stretched_rows)}
+        if BESIDE in held:
+            errors = FarErrors(moments.mean_y).to(test.y.device)
+            errors.update(mapped_rows(way, held[BESIDE].x), held[BESIDE].y)
+            measured[name][FAR_COLUMNS[self.stream.far_rows]] = errors.compute()
         if name == FREE:
             measured["floor"] = {"fvu": floor(mapped_rows(way, test.x), test.y, moments.mean_y)}
         trained = TRAINED_WELL if about["steps"] else None

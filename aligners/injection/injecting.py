@@ -219,8 +219,9 @@ class InjectionEvaluation(Evaluation):
     def on_test_start(self) -> None:
         """Run the self-test, and make the panels once the moments of all rows are known."""
         super().on_test_start()
-        lacking = [kind for kind in self.kinds if kind not in self.fitted]
-        moments = {str(kind): moments for kind, moments in self.fitted.items()}
+        known = self._fitted_alike()
+        lacking = [kind for kind in self.kinds if kind not in known]
+        moments = {str(kind): moments for kind, moments in known.items()}
         moments |= self._moments("fit", lacking) if lacking else {}
         validation = self._validation_moments()
         self.meta |= {"methods": {}, "refusals": {}}
@@ -234,6 +235,13 @@ class InjectionEvaluation(Evaluation):
                 if injects or kind == self.stream.reader.kind or kind in self.fitted:
                     self.panels.append(self._panel(route, kind, moments[str(kind)], methods, injects))
         self.panels.to(self.device)
+
+    def _fitted_alike(self) -> dict[RowKind, Moments]:
+        """The moments of checkpoints, without those that have far rows where this run leaves them out, or lack them."""
+        if not self.stream.far.any():
+            return self.fitted
+        other = {stored_kind(bank) for bank in self.stored if bank.data.get("far_rows", "keep") != self.stream.far_rows}
+        return {kind: moments for kind, moments in self.fitted.items() if kind not in other}
 
     def _validation_moments(self) -> Moments | None:
         """Moments on which ridges that no checkpoint holds choose their strength, as in a fit."""
@@ -267,6 +275,7 @@ class InjectionEvaluation(Evaluation):
             others=len(self.stream.split("other")) if self.other_text is not None else 0,
             fitting=self.fitting_errors,
             retrieval=HeldOutRows(*sizes, self.seed, self.device),
+            far_rows=self.stream.far_rows,
         )
 
     def _behaviour(self, route: Route) -> Behaviour:
@@ -292,15 +301,21 @@ class InjectionEvaluation(Evaluation):
         natives = {} if task is None else self.natives(self.answering, task)
         injecting = [panel.route for panel in panels if panel.behaviour is not None]
         masked = task is not None and self.meta["masked_share"] is not None
-        states = read_all(injecting, task) if masked else None
+        far = any(paired.whole is not None for paired in by_kind.values())
+        states = read_all(injecting, cast(TaskBatch, task), targets=far) if masked else None
         for panel in panels:
             paired = by_kind[panel.kind]
-            read = PanelBatch(paired, *((paired.x, paired.y) if panel.route.key == FORWARD else (paired.y, paired.x)))
+            read, beside = _oriented(paired, panel.route), paired.counterpart
             if split != "test":
                 panel.update_squares(split, read, self.each)
                 continue
             if panel.behaviour is not None:
                 read = read._replace(task=task, injected=None if states is None else states.sources(panel.route))
+            if beside is not None:
+                read = read._replace(beside=_oriented(beside, panel.route))
+                if panel.behaviour is not None and self.stream.far_rows == "leave_out":
+                    own = cast(PanelBatch, read.beside).target if states is None else states.targets(panel.route)
+                    read = read._replace(own=own)
             panel.update(read, natives, self.each)
 
     def on_test_epoch_end(self) -> None:
@@ -308,6 +323,11 @@ class InjectionEvaluation(Evaluation):
         self.stream.reader.check.flush()
         super().on_test_epoch_end()
         self.rows = [row | {"direction": DIRECTIONS[row["direction"]]} for row in self.rows]
+
+
+def _oriented(batch: PairedBatch, route: Route) -> PanelBatch:
+    """A batch as a route reads it."""
+    return PanelBatch(batch, *((batch.x, batch.y) if route.key == FORWARD else (batch.y, batch.x)))
 
 
 def check_stored(stored: Sequence[StoredBank], present: dict[str, Any], sites: list[tuple[int, int]]) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from aligners.datamodules.asking import TaskBatch
 from aligners.datamodules.rows.policies import Rows
 from aligners.errors import finite
-from aligners.fitting.errors import squared_distances, squared_errors
+from aligners.fitting.errors import FAR_COLUMNS, FarErrors, far_columns, squared_distances, squared_errors
 from aligners.fitting.retrieval import RETRIEVAL_COLUMNS, HeldOutRows
 from aligners.injection.behaviour import BEHAVIOUR, BEHAVIOUR_COLUMNS, DRAWS, Behaviour, Natives, behaviour_columns
 from aligners.injection.methods import Method
@@ -26,7 +26,7 @@ FVUS = ("fvu", "fvu_seen", "fvu_unseen", "fvu_other")
 FITTING = ("mse_fit", "fvu_fit", "relative_error_fit")
 ERROR_COLUMNS = (
     "mse", "l2", *(f"{name}{end}" for name in FVUS for end in ("", "_low", "_high")),
-    "fvu_inverse", "relative_error", "cosine", "round_trip", *FITTING,
+    *FAR_COLUMNS.values(), "fvu_inverse", "relative_error", "cosine", "round_trip", *FITTING,
 )  # fmt: skip
 Inverse = Callable[[Tensor], Tensor]
 
@@ -129,6 +129,8 @@ class PanelBatch(NamedTuple):
         target: (S, N, d_y) Y's own states there; None: they were not read.
         task: what is asked; None: nothing is injected.
         injected: (S, N', d_x) the source's states on the inputs of `task`, where these are others, as masked ones are.
+        beside: with far rows where they are left out of `batch`, or without where they are kept; None: there are none.
+        own: (S, N', d_y) the target's own states on the inputs of `task`, where far rows are left as they are.
     """
 
     batch: Any
@@ -136,6 +138,8 @@ class PanelBatch(NamedTuple):
     target: Tensor | None
     task: TaskBatch | None = None
     injected: Tensor | None = None
+    beside: "PanelBatch | None" = None
+    own: Tensor | None = None
 
 
 EachMethod = Callable[[Iterable[Method]], Iterator[Method]]
@@ -156,6 +160,7 @@ class Panel(nn.Module):
         others: number of texts of another source.
         fitting: whether the fitting texts are read as well.
         retrieval: draws rows on which maps are scored by retrieval; None: they are not.
+        far_rows: `data.far_rows`, where errors are measured.
     """
 
     mean_source: Tensor | None
@@ -174,9 +179,10 @@ class Panel(nn.Module):
         others: int = 0,
         fitting: bool = False,
         retrieval: HeldOutRows | None = None,
+        far_rows: str = "leave_out",
     ) -> None:
         super().__init__()
-        self.retrieval = retrieval
+        self.retrieval, self.far_rows, self.far_errors = retrieval, far_rows, nn.ModuleList()
         self.route, self.kind, self.behaviour = route, kind, behaviour
         self.methods, self.texts, self.seed = list(methods), texts, seed
         self.owned = nn.ModuleList(method.aligner for method in self.methods if method.aligner)
@@ -218,9 +224,30 @@ class Panel(nn.Module):
                 sums |= text_errors(rows, read.source, read.target, mapped, inverse)
             if self.behaviour is not None and read.task is not None:
                 put = mapped if read.injected is None else method.map(read.injected, read.task)
+                put = put if read.own is None else self._beside_far(put, read)
                 sums |= self.behaviour.injected(read.task, put, natives[self.route.target])
             results.append(sums)
         self.scores.update(text, {name: torch.stack([e[name] for e in results]) for name in self.scores.quantities})
+        if read.beside is not None and totals:
+            self._update_beside(read.beside)
+
+    def _update_beside(self, read: PanelBatch) -> None:
+        """Add the errors on the rows that stand beside those that count."""
+        if not self.far_errors:
+            mean = cast(Tensor, self.mean_target)[:, 0]
+            self.far_errors.extend(FarErrors(mean).to(mean.device) for _ in self.methods)
+        for method, errors in zip(self.methods, self.far_errors, strict=True):
+            cast(FarErrors, errors).update(method.map(read.source, read.batch), cast(Tensor, read.target))
+
+    @staticmethod
+    def _beside_far(mapped: Tensor, read: PanelBatch) -> Tensor:
+        """What is put into the target: mapped rows, and its own states where rows are far."""
+        own, far = cast(Tensor, read.own), cast(PanelBatch, read.beside).batch.rows.far
+        if far is None:
+            return mapped
+        if mapped.shape[1] == own.shape[1]:  # all rows were mapped
+            return own.to(mapped.dtype).where(far[:, None], mapped)
+        return own.to(mapped.dtype).index_copy(1, (~far).nonzero()[:, 0], mapped)
 
     def update_squares(self, split: str, read: PanelBatch, each: EachMethod = iter) -> None:
         """Measure how far every method is off at every site on a batch of another source, or of the fitting texts."""
@@ -297,7 +324,9 @@ class Panel(nn.Module):
         sums = torch.full((1 + math.prod(shape),), torch.nan) if self.fitting is None else self.fitting.compute().cpu()
         squares, total = sums[1:].reshape(shape)
         fitted = squares / (sums[0] * width), squares / total, (squares / total).sqrt()
-        return error_columns(table, other, counted, width, self.seed) | dict(zip(FITTING, fitted, strict=True))
+        columns = error_columns(table, other, counted, width, self.seed) | dict(zip(FITTING, fitted, strict=True))
+        each = [cast(FarErrors, errors).compute().cpu() for errors in self.far_errors]
+        return columns | far_columns(self.far_rows, torch.stack(each) if each else None, columns["fvu"])
 
 
 def _row(name: str, role: str, pair: Sequence[int | None], about: Mapping[str, Any], found: dict[str, Any]) -> Row:

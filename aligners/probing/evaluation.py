@@ -108,6 +108,7 @@ class ProbeExperiment(pl.LightningModule):
         self.tasks = self.tasks or usual_tasks(self._sentences["fit"])
         if data.component != "residual":
             raise UserError(f"Expected `data.component` residual, as layer 0 is a control, but got {data.component!r}.")
+        data.keep_far()  # a probe answers for every word of a sentence
         wide = sum(model.width * len(self._places(m)) for m, model in enumerate(data.reader.models))
         check_room(self._sentences.values(), wide, self.trainer.strategy.root_device)
         data.plan(tuple(SPLITS))

@@ -66,13 +66,16 @@ def write(report: Report, folder: Path) -> list[Path]:
 
 
 def environment(trainer: pl.Trainer) -> Row:
-    """Return the versions, device and number of ranks of a run."""
+    """Return the versions, device and number of ranks of a run, and the cautions that its data module has by now."""
+    data = getattr(trainer, "datamodule", None)
+    cautions = {} if data is None else {"data_cautions": list(data.cautions)}
     device = trainer.strategy.root_device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     return {
         "versions": {"python": platform.python_version(), **{package: version(package) for package in PACKAGES}},
         "device": f"{device.type} ({name})",
         "ranks": trainer.world_size,
+        **cautions,
     }
 
 

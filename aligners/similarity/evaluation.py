@@ -24,7 +24,7 @@ from aligners.similarity.passes.plan import PassCosts, Settings, in_words, plan_
 from aligners.similarity.passes.ranks import alone, collected, from_first, ranks, this_rank
 from aligners.similarity.passes.run import PassRun
 from aligners.similarity.passes.saved import PassFigures, SavedPasses
-from aligners.similarity.passes.sums import Shape, streams_of
+from aligners.similarity.passes.sums import FAR_VALUES, Shape, streams_of
 from aligners.similarity.tables import PairFigures, Row, distance_rows, joined_norms, layer_rows, rows_of
 
 logger = logging.getLogger(__name__)
@@ -155,7 +155,8 @@ class SimilarityEvaluation(pl.LightningModule):
     def _plan(self) -> None:
         """Divide the pairs of models into passes, and say what they take."""
         data, device = self._stream, self.trainer.strategy.root_device
-        streams = streams_of(self.measures, self._fits, self.groups, self.permutations)
+        beside = FAR_VALUES[data.far_rows] if data.far.of("test", data.kinds_read) else None
+        streams = streams_of(self.measures, self._fits, self.groups, self.permutations, beside)
         self._settings = Settings(streams, self.shapes, data.reader, self.seed, self.products, device)
         batches = self._held_out_batches()
         longest = np.sort(batches.lengths)[-int(np.diff(batches.bounds).max()) :]  # texts of the largest batch, at most

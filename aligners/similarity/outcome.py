@@ -10,8 +10,9 @@ from torch import Tensor
 from aligners.similarity.catalogue import ATTENTION, Measure
 from aligners.similarity.controls import jackknife_interval, matching_layers
 from aligners.similarity.passes.plan import Tile
-from aligners.similarity.passes.sums import Matching, TileSums, joined
+from aligners.similarity.passes.sums import FAR_VALUES, Matching, TileSums, joined
 
+OF_STATES = ("standardised", *FAR_VALUES.values())  # streams without attention
 Grids = dict[str, Tensor]  # direction -> (L_x, L_y), or both ends of intervals, (2, L_x, L_y)
 Key = tuple[str, str]  # measure, figure
 
@@ -72,7 +73,7 @@ class TileFigures:
             self.rows[measure.name] = int(observed.of(measure).moments.n)
             self._attempt(measure, "chance", of(measure.chance, observed))
         for name, control in sums.items():
-            if name not in ("value", "fit") and not (name == "standardised" and measure.family in ATTENTION):
+            if name not in ("value", "fit") and not (name in OF_STATES and measure.family in ATTENTION):
                 self._attempt(measure, name, of(measure.compute, control))
         if "fit" in sums and measure.held_out is not None:
             self._attempt(measure, "held_out", of(measure.held_out, sums["fit"], observed))

@@ -11,11 +11,13 @@ from aligners.similarity.catalogue import ATTENTION, Measure
 from aligners.similarity.functional.canonical import MOST_BY_CHANCE
 from aligners.similarity.functional.summaries import angular_distance, localization
 from aligners.similarity.outcome import Grids, TileFigures
+from aligners.similarity.passes.sums import FAR_VALUES
 
 Row = dict[str, Any]
 Values = Mapping[tuple[int, int, str], Grids]  # models and measure -> direction -> (L_x, L_y)
 SIDES = {"both": "", "forward": " of X", "backward": " of Y"}  # whose variance, neurons or heads are explained
-CONTROLS = ("low", "high", "held_out", "null", "null_high", "untrained", "ceiling", "chance")
+FAR = tuple(FAR_VALUES.values())
+CONTROLS = ("low", "high", "held_out", "null", "null_high", "untrained", "ceiling", "chance", *FAR)
 
 
 class PairFigures:
@@ -69,7 +71,7 @@ class PairFigures:
             same: its values within X and within Y.
         """
         interval = self.grids(measure, "interval")
-        grids = {name: self.grids(measure, name) for name in ("held_out", "untrained", "chance")}
+        grids = {name: self.grids(measure, name) for name in ("held_out", "untrained", "chance", *FAR)}
         for end, name in enumerate(("low", "high")):
             grids[name] = {direction: ends[end] for direction, ends in interval.items()}
         keys = dict.fromkeys(key for figures in self._tiles for key in (*figures.grids, *figures.refused))

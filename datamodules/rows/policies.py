@@ -69,6 +69,8 @@ class Rows(Movable):
         row: (P,) which mean the position enters, 0..N-1, or None likewise.
         counts: rows of each text, for which nobody waits for a device, if the rows were chosen on the CPU.
         unseen: (N,) whether fitting does not see the row's type; None where that is not known.
+        far: (N,) whether the row is far from all others; None where none of the batch is.
+        places: (N,) `place` of each row before far ones were left out; None where none were.
     """
 
     index: Tensor
@@ -78,6 +80,8 @@ class Rows(Movable):
     row: Tensor | None = None
     counts: tuple[int, ...] = ()
     unseen: Tensor | None = None
+    far: Tensor | None = None
+    places: Tensor | None = None
 
     def __post_init__(self) -> None:
         if not self.counts and self.owner.device.type == "cpu":
@@ -86,6 +90,8 @@ class Rows(Movable):
     @property
     def place(self) -> Tensor:
         """(N,) number of each row among those of its text, 0, 1, ...: the same however texts are batched."""
+        if self.places is not None:
+            return self.places
         counts = torch.zeros(self.texts, dtype=torch.int64, device=self.owner.device)
         counts.index_add_(0, self.owner, torch.ones_like(self.owner))
         return torch.arange(len(self), device=self.owner.device) - (counts.cumsum(0) - counts)[self.owner]
@@ -97,6 +103,14 @@ class Rows(Movable):
         entering = kept[self.row]
         row = (kept.cumsum(0) - 1)[self.row[entering]]
         return Rows(self.index[entering], self.owner[kept], self.texts, self.share[entering], row)
+
+    def without(self, far: Tensor) -> Rows:
+        """The rows that are not marked in `far` (N,), each with the place and the mark that it had."""
+        rows = self.only(~far)
+        rows.counts = rows.counts or tuple(torch.bincount(rows.owner, minlength=rows.texts).tolist())
+        rows.places = self.place[~far]
+        rows.unseen = None if self.unseen is None else self.unseen[~far]
+        return rows
 
     def gather(self, states: Tensor, out: Tensor) -> None:
         """Write the rows of states (B, T, d) into `out` (N, d)."""

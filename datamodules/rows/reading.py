@@ -82,6 +82,7 @@ class PairedBatch:
         texts: the tokenised batch.
         others: the same texts as rows of other kinds, where some were asked for.
         task: what a head is asked about these texts (a `TaskBatch`), if anything.
+        whole: where rows that are far from all others are left out, the same with them, and marked in `rows.far`.
     """
 
     x: Tensor
@@ -90,11 +91,24 @@ class PairedBatch:
     texts: TextBatch
     others: list["PairedBatch"] = field(default_factory=list)
     task: Any = None
+    whole: "PairedBatch | None" = None
 
     @property
     def text(self) -> Tensor:
         """Id of the text of each row, (N,)."""
         return self.texts.text[self.rows.owner]
+
+    @property
+    def counterpart(self) -> "PairedBatch | None":
+        """The batch with far rows, if they are left out, or without, if they are kept; None if its texts have none."""
+        if self.whole is not None:
+            return self.whole
+        if self.rows.far is None:
+            return self if self.texts.far else None
+        kept = (~self.rows.far).nonzero()[:, 0]
+        x = self.x.index_select(1, kept)
+        y = x if self.y is self.x else self.y.index_select(1, kept)
+        return PairedBatch(x, y, self.rows.without(self.rows.far), self.texts)
 
 
 @dataclass(frozen=True)
@@ -117,6 +131,19 @@ class Plan:
 
 
 @dataclass
+class WholeRows(Movable):
+    """The rows of a batch of which some are left out because they are far from all others.
+
+    Attributes:
+        rows: all of them, of each model.
+        kept: (N,) numbers of those that stay.
+    """
+
+    rows: tuple[Rows, ...]
+    kept: Tensor
+
+
+@dataclass
 class Prepared(Movable):
     """A batch of texts, and what is chosen on the CPU before it goes to the device.
 
@@ -125,12 +152,14 @@ class Prepared(Movable):
         rows: where the rows of each model are; one object for models of equal tokenizers.
         others: likewise for each further kind of rows.
         task: what a head is asked about the texts, if anything.
+        whole: for `rows` and each of `others` the same with rows that are left out for being far; None: there are none.
     """
 
     texts: TextBatch
     rows: tuple[Rows, ...]
     others: list[tuple[Rows, ...]] = field(default_factory=list)
     task: Any = None
+    whole: Sequence[WholeRows | None] = ()
 
 
 class Place(NamedTuple):
@@ -188,6 +217,7 @@ class PairReader:
             a block give them.
         transform: what becomes of a batch after it was read.
         padded: the widths of the links may differ: states of narrower models end in zeros.
+        leave_out_far: rows that are far from all others are left out; else they are marked.
 
     Attributes:
         sites: site pairs (i, j) along the leading axis: state of X at i with state of Y at j.
@@ -204,6 +234,7 @@ class PairReader:
     token_pairs: TokenPairs | None = None
     transform: Callable[[PairedBatch], PairedBatch] | None = None
     padded: bool = False
+    leave_out_far: bool = True
 
     def __post_init__(self) -> None:
         self.sites = [(link.site_x, link.site_y) for link in self.links]
@@ -253,7 +284,8 @@ class PairReader:
     ) -> Prepared:
         """Choose the rows of each model for each kind of rows, which belongs on the CPU.
 
-        Rows of unseen types are left out of a batch to fit on, and marked in any other.
+        Rows of unseen types are left out of a batch to fit on, and marked in any other. Far rows are left out of
+        both, or marked.
 
         Args:
             texts: on the CPU.
@@ -262,25 +294,33 @@ class PairReader:
         """
         if self.token_pairs is not None:
             return Prepared(texts, (self.token_pairs(texts),) * len(self.models))
-        rows, *further = [_told_apart(texts, kind) for kind in (self.kind, *others)]
-        return Prepared(texts, rows, further, None if asking is None else asking(texts))
+        every = [told_apart(texts, kind, leave_out=self.leave_out_far) for kind in (self.kind, *others)]
+        (rows, *further), whole = zip(*every, strict=True)
+        return Prepared(texts, rows, further, None if asking is None else asking(texts), whole)
 
     def read(self, prepared: Prepared) -> PairedBatch:
         """Run the fronts on the batch's device, if their states do not come from a store, and gather the rows."""
         texts, kinds = prepared.texts, (prepared.rows, *prepared.others)
-        by_model = {m: self._rows_of(m, texts, [rows[m] for rows in kinds]) for m in self._read_at}
+        wholes = prepared.whole or [None] * len(kinds)
+        gathered = [rows if whole is None else whole.rows for rows, whole in zip(kinds, wholes, strict=True)]
+        by_model = {m: self._rows_of(m, texts, [rows[m] for rows in gathered]) for m in self._read_at}
         batches = []
-        for number, rows in enumerate(kinds):
+        for number, (rows, whole) in enumerate(zip(kinds, wholes, strict=True)):
             found = {m: _widened(tensors[number], self.widths, self.padded) for m, tensors in by_model.items()}
             x, y = (self._side(found, side) for side in self._columns)
-            batches.append(PairedBatch(x, x if self._columns[0] == self._columns[1] else y, rows[0], texts))
+            y = x if self._columns[0] == self._columns[1] else y
+            batches.append(_without_far(PairedBatch(x, y, gathered[number][0], texts), rows[0], whole))
         batch, *batch.others = batches
         batch.task = prepared.task
         for name, values, side in zip("XY", (batch.x, batch.y), self._columns, strict=True):
             names = [f"site {site} of {name} ({self.models[m].name})" for m, site in side]
             self.check.watch(values, names, "states" if self.token_pairs is None else "attention weights", self._read)
         self._read += 1
-        return batch if self.transform is None else self.transform(batch)
+        if self.transform is None:
+            return batch
+        if batch.whole is not None:
+            batch.whole = self.transform(batch.whole)
+        return self.transform(batch)
 
     def _rows_of(self, m: int, texts: TextBatch, kinds: Sequence[Rows]) -> list[Tensor]:
         """The rows of a model at all sites where it is read, for each kind (S_m, N, d)."""
@@ -305,11 +345,34 @@ def _widened(states: Tensor, widths: tuple[int, int], padded: bool) -> Tensor:
     return torch.nn.functional.pad(states, (0, missing)) if missing else states
 
 
-def _told_apart(texts: TextBatch, kind: RowKind) -> tuple[Rows, ...]:
-    """The rows of each model, those of unseen types left out or marked, where types are known."""
-    rows, unseen = rows_of_each(texts, kind), texts.unseen.get(kind)
-    if unseen is None:
-        return rows
+def _without_far(batch: PairedBatch, rows: Rows, whole: WholeRows | None) -> PairedBatch:
+    """A batch of all rows without the far ones, which keeps it as `whole`."""
+    if whole is None:
+        return batch
+    x = batch.x.index_select(1, whole.kept)
+    y = x if batch.y is batch.x else batch.y.index_select(1, whole.kept)
+    return PairedBatch(x, y, rows, batch.texts, whole=batch)
+
+
+def told_apart(texts: TextBatch, kind: RowKind, *, leave_out: bool) -> tuple[tuple[Rows, ...], WholeRows | None]:
+    """The rows of each model, those of unseen types left out or marked, where types are known.
+
+    Args:
+        texts: on the CPU.
+        kind: of the rows.
+        leave_out: whether rows that are far from all others are left out; else they are marked.
+
+    Returns:
+        The rows, and where far ones are left out of a batch that is not fitted on, those with them.
+    """
+    rows, unseen, far = rows_of_each(texts, kind), texts.unseen.get(kind), texts.far.get(kind)
     if texts.leave_out:
-        return tuple(model_rows.only(~unseen) for model_rows in rows)
-    return replace(rows[0], unseen=unseen), *rows[1:]
+        return rows if unseen is None else tuple(of_model.only(~unseen) for of_model in rows), None
+    if unseen is not None:
+        rows = replace(rows[0], unseen=unseen), *rows[1:]
+    if far is None or not far.any():
+        return rows, None
+    marked = replace(rows[0], far=far), *rows[1:]
+    if not leave_out:
+        return marked, None
+    return tuple(of_model.without(far) for of_model in rows), WholeRows(marked, (~far).nonzero()[:, 0])

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from itertools import chain, groupby, pairwise
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -273,6 +274,7 @@ class TokenisedTexts(Dataset):
         word_counts: (n,) how many each text has; None likewise.
         marks: kind of rows -> which are of unseen types, once that is known; every batch then says so in `unseen`.
         leave_out: whether these are texts to fit on, without the rows that are marked.
+        far: kind of rows -> which are far from all others; every batch then says so in `far`.
         members: numbers of the texts that answer each question, where rows are those of questions; None: of texts.
     """
 
@@ -283,6 +285,7 @@ class TokenisedTexts(Dataset):
         # What models share is laid out, and later padded, once.
         self.tables = list(tokens)
         self.marks: Mapping[RowKind, Marks] = {}
+        self.far: Mapping[RowKind, Marks] = {}
         self.leave_out = False
         self._laid = {i: _Tokens(tokens[i], tokenizers[i]) for i in sorted(set(first))}
         self._models = first
@@ -332,10 +335,12 @@ class TokenisedTexts(Dataset):
         (marks,) = self.marks.values()
         return marks.texts_with_rows().numpy()
 
-    def marked(self, marks: Mapping[RowKind, Marks], *, leave_out: bool) -> TokenisedTexts:
-        """Return the same texts with other `marks` and `leave_out`, without copying them."""
+    def marked(
+        self, marks: Mapping[RowKind, Marks], *, leave_out: bool, far: Mapping[RowKind, Marks] = MappingProxyType({})
+    ) -> TokenisedTexts:
+        """Return the same texts with other `marks`, `leave_out` and `far`, without copying them."""
         same = copy(self)
-        same.marks, same.leave_out = marks, leave_out
+        same.marks, same.leave_out, same.far = marks, leave_out, far
         return same
 
     @cached_property
@@ -366,7 +371,8 @@ class TokenisedTexts(Dataset):
         if self.word_counts is not None:
             about |= {"words": words, "word_count": self.word_counts[index]}
         unseen = {kind: marks.of(index) for kind, marks in self.marks.items()}
-        return TextBatch(inputs, special, self.ids[row], unseen=unseen, **about)
+        far = {kind: marks.of(index) for kind, marks in self.far.items()}
+        return TextBatch(inputs, special, self.ids[row], unseen=unseen, far=far, **about)
 
 
 def _number_common_words(laid: Sequence[_Tokens], counts: Tensor) -> tuple[Tensor, Tensor]:

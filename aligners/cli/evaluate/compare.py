@@ -61,8 +61,10 @@ def compare(
         bank.of_each(lambda aligner: aligner.to(trainer.strategy.root_device))
     labelled, cautions = _labelled(data)
     old, new = data.frozen
+    kind = RowKind(data.rows)
+    fit, test = (data.without_far(split, kind) for split in ("fit", "test"))
     found = Comparison(
-        old, new, data.split("fit"), data.split("test"), data.texts.test, data.reader.sites, RowKind(data.rows),
+        old, new, fit, test, data.texts.test, data.reader.sites, kind,
         labelled, maps, {name: aligner for bank in stored for name, aligner in bank.maps[FORWARD].items()}, costs, most,
         data.batch_size, seed, lambda batches, what: track(batches, what, disable=hidden(trainer)),
     ).run()  # fmt: skip

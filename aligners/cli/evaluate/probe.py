@@ -13,12 +13,14 @@ from aligners.injection.methods import between_two_models
 from aligners.probing.across.evaluation import ProbesAcrossMaps
 from aligners.probing.reading import check_annotated
 
+SKIPPED = ("packed", "far_rows")  # options of a fit: probes answer for every word of a sentence
+
 
 @command(
     "probe_across",
     ProbesAcrossMaps,
     data=pair_states,
-    skip={"stored", "packed"},
+    skip={"stored", *SKIPPED},
     from_files=[ProbesAcrossMaps],
     defaults={"data.batch_size": 128, "data.text.source": "grammar"},
 )
@@ -49,5 +51,5 @@ def probe(run: Run, checkpoints: Sequence[Path] = ()) -> None:
 def _of_words(bank: StoredBank) -> dict[str, Any]:
     """The data options of a checkpoint, but that all words are read, where they stand as tokens if tokens were."""
     rows = bank.data_config["rows"]
-    options = {name: value for name, value in bank.data_config.items() if name != "packed"}
+    options = {name: value for name, value in bank.data_config.items() if name not in SKIPPED}
     return {**options, "rows": rows if policy_of(rows).types == "words" else "words", "held_out_types": 0.0}

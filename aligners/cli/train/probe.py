@@ -11,7 +11,7 @@ from aligners.probing.storing import PROBES
     "probe",
     ProbeExperiment,
     data=LayerActivations,
-    skip={"special_tokens", "attention", "component", "packed"},
+    skip={"special_tokens", "attention", "component", "packed", "far_rows"},
     defaults={
         "data.models": ["embedded-sentences:0"],
         "data.text.source": "grammar",

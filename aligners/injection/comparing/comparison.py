@@ -1,7 +1,7 @@
 """Compares two models on the same texts: their answers, their states site by site, their weights."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -219,10 +219,12 @@ class Comparison:
         if task is not None:
             sums |= {name: per_text_sums(values, task.targets.to(own.device)) for name, values in of_units.items()}
         if costs and task is not None and self.kind == RowKind("tokens") and self.new.task != "masked":
-            sums["costs"] = self._costs(task.to(self.new.device), x, theirs)  # masks would be other states
+            far = batch.far.get(self.kind)  # where NEW keeps its own states
+            kept = None if far is None else (self.readers[1](replace(batch, far={}))[0], (~far).nonzero()[:, 0])
+            sums["costs"] = self._costs(task.to(self.new.device), x, theirs, kept)  # masks would be other states
         return {name: values.double().cpu() for name, values in sums.items()}
 
-    def _costs(self, task: TaskBatch, rows: Tensor, own: Tensor) -> Tensor:
+    def _costs(self, task: TaskBatch, rows: Tensor, own: Tensor, kept: tuple[Tensor, Tensor] | None) -> Tensor:
         """What NEW loses as it goes on from OLD's states, by each map: KL from its own answers, and loss: (2, M, S, B).
 
         NaN at the sites between `COSTLY` evenly spaced ones: every site is half a pass for every map.
@@ -231,12 +233,15 @@ class Comparison:
             task: what it is asked, with its inputs.
             rows: (S, N, d) of OLD.
             own: (U, C) what it answers by itself.
+            kept: its own states of all tokens, (S, N', d), and the numbers of those that others replace; None: all.
         """
         found, native = [], unit_losses(own, task.targets)
         at = torch.linspace(0, len(self.pairs) - 1, min(COSTLY, len(self.pairs))).round().long().tolist()
         for _, mapped in self._mapped(rows):
             for place in at:
                 states = mapped[place].float().to(self.new.device)
+                if kept is not None:
+                    states = kept[0][place].index_copy(0, kept[1].to(states.device), states)
                 logits = stitched_logits(self.new, task.inputs, self.pairs[place][1], task.rows, states)
                 answers = chosen(logits, task.targets, self.new.class_map)
                 loss = (unit_losses(answers, task.targets) - native).double()  # of no meaning without right answers

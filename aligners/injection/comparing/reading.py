@@ -11,7 +11,7 @@ from torch.nn.functional import normalize, pad
 from aligners.datamodules.asking import TaskBatch, task_batch
 from aligners.datamodules.batches import TextBatch
 from aligners.datamodules.rows.policies import RowKind, Rows, rows_of_each
-from aligners.datamodules.rows.reading import gather_rows
+from aligners.datamodules.rows.reading import gather_rows, told_apart
 from aligners.datamodules.tokens.tokenised import same_tokenizer
 from aligners.injection.scoring.tasks import chosen, divergence, unit_answers
 from aligners.models.model import FrozenModel, Inputs
@@ -105,8 +105,9 @@ class Reader:
     layout: Callable[[Run, Inputs], list[Tensor]] = lambda run, inputs: run(inputs)  # as it is
 
     def rows_of(self, batch: TextBatch) -> Rows:
-        """Where the rows of a batch are, on the CPU."""
-        return rows_of_each(batch, self.kind)[self.number]
+        """Where the rows of a batch are, on the CPU, without those that are marked as far from all others."""
+        rows, _ = told_apart(batch, self.kind, leave_out=True)
+        return rows[self.number]
 
     def states(self, inputs: Inputs, sites: Collection[int]) -> dict[int, Tensor]:
         """Site -> (B, T, d), of inputs anywhere."""

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from aligners.datamodules.rows.far import far_rows
 from aligners.errors import UserError, check_known
 from aligners.fitting.fits import fit_map
 from aligners.maps.base import Aligner
@@ -17,7 +18,6 @@ from aligners.similarity.algebra.moments import Moments, merge_moments, moments_
 
 STALE = "identity"
 MAPS = (STALE, "shift", "procrustes", "linear", "ridge", "ridge_identity")
-FAR = 10  # median distances from the median of all rows
 EQUAL_WIDTHS = (STALE, "shift", "ridge_identity")
 
 
@@ -41,10 +41,8 @@ class PairedRows:
 
     @property
     def typical(self) -> "PairedRows":
-        """Those that neither model sets far apart, as language models do with single tokens, the first of all."""
-        away = [(part - part.median(0).values).norm(dim=1) for part in (self.old, self.new)]
-        near = [distance <= FAR * distance.median() for distance in away]
-        return self.at(near[0] & near[1])
+        """Those that neither model sets far from all others, as language models do with the first token of a text."""
+        return self.at(~(far_rows(self.old) | far_rows(self.new)))
 
     @cached_property
     def moments(self) -> Moments:

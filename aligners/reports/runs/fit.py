@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 from statistics import median
 
-from aligners.fitting.outcomes import mark, no_better_than_the_mean, what_did_not_train, worst_of
+from aligners.fitting.outcomes import beside_far_rows, mark, no_better_than_the_mean, what_did_not_train, worst_of
 from aligners.reports.closest import beside, closest, known_lines, share_range, trained, unexplained, with_training
 from aligners.reports.names import aligned, site_name, with_short_names
 from aligners.reports.report import Report, Row, all_known, distinct, grouped, is_known, where
@@ -14,6 +14,7 @@ from aligners.reports.screen import SiteTable
 MOST_PAIRS = 12  # of models with a panel each
 MEASURED = "on the validation texts"
 MEDIANS = ("fvu", "fvu_unseen")
+FAR = {"fvu_with_far": "FVU with the rows far from all others", "fvu_without_far": "FVU without them"}
 UNSEEN = "FVU on their rows of types that were left out of fitting"
 RETRIEVED = "top 1, share of mapped rows whose partner is the nearest of the target's"
 
@@ -26,10 +27,11 @@ def report(meta: Row, rows: Sequence[Row], measured: str = MEASURED) -> Report:
         rows: the rows.
         measured: on what, in words.
     """
-    shown, tables = with_short_names(rows), {"fvu": f"FVU {measured}", "fvu_unseen": UNSEEN, "top1_all": RETRIEVED}
+    shown = with_short_names(rows)
+    tables = {"fvu": f"FVU {measured}", **FAR, "fvu_unseen": UNSEEN, "top1_all": RETRIEVED}
     known = [_table(shown, name, on) for name, on in tables.items() if is_known(shown, name)]
     figures = {"fvu": partial(fvu_figure, _few_panels(shown))} if is_known(shown, "fvu") else {}
-    findings = [*no_better_than_the_mean(rows), *retrieval(shown), *what_did_not_train(shown)]
+    findings = [*beside_far_rows(rows), *no_better_than_the_mean(rows), *retrieval(shown), *what_did_not_train(shown)]
     return Report("summary", meta, rows, figures=figures, screen=known, lead=lead(shown, measured), sentences=findings)
 
 

@@ -8,7 +8,7 @@ from itertools import product
 import numpy as np
 from matplotlib.figure import Figure
 
-from aligners.fitting.outcomes import BOTH_WAYS, TRAINED, is_trained, mark, what_did_not_train
+from aligners.fitting.outcomes import BOTH_WAYS, TRAINED, beside_far_rows, is_trained, mark, what_did_not_train
 from aligners.reports import drawing
 from aligners.reports.names import WORDS, aligned, fixed, score_heading, score_words, site_name, with_short_names
 from aligners.reports.report import Report, Row, by_sites, grouped, is_known, number, site_pairs, where
@@ -102,7 +102,12 @@ def report(meta: Row, rows: Sequence[Row], generation: Sequence[Row] = (), sampl
     about = {"price_of_bijectivity": price_of_bijectivity(rows), "below_chance": below_chance(rows)}
     figures = {name: partial(draw, shown) for name, (column, draw) in FIGURES.items() if is_known(rows, column)}
     written = sentences("generation", rows=with_short_names(generation))
-    findings = [*reading(shown, begun=True).splitlines(), *written, *sentences("left_out", meta=meta)]
+    findings = [
+        *reading(shown, begun=True).splitlines(),
+        *_beside_far(shown),
+        *written,
+        *sentences("left_out", meta=meta),
+    ]
     screen = [*console_tables(shown), *generation_tables(generation, samples)]
     means = [row for row in shown if row["site_x"] is None and row.get("fit")]  # over draws; earlier versions had one
     note = "\n".join(dict.fromkeys(sentences("draws", rows=means)))
@@ -111,6 +116,14 @@ def report(meta: Row, rows: Sequence[Row], generation: Sequence[Row] = (), sampl
     return Report(
         "report", meta | about, rows, tables, figures=figures, screen=screen, note=note, lead=first, sentences=findings
     )
+
+
+def _beside_far(rows: Sequence[Row]) -> list[str]:
+    """What errors are with far rows, or without them, panel by panel."""
+    found = []
+    for panel in panels_of(rows):
+        found += [f"- {panel_title(panel)}: {sentence}" for sentence in beside_far_rows(panel)]
+    return found
 
 
 def console_tables(rows: Sequence[Row]) -> list[SiteTable]:

@@ -52,7 +52,32 @@ def report(
     figures = _figures(shown, alone)
     screen = [_table(_raw(panel)) for panel in _different(shown)] if alone else []
     findings = sentences("similarity", alone=alone, several=several, distances=with_short_names(distances), meta=meta)
+    findings = [*_beside_far(_raw(shown)), *findings]
     return Report("similarity", meta, rows, tables, figures=figures, screen=screen, sentences=findings)
+
+
+def _beside_far(rows: Sequence[Row]) -> list[str]:
+    """What the measures are with rows far from all others, or without them, at matching layers."""
+    sentences_of_far = []
+    for column, which in {"with_far": "With", "without_far": "Without"}.items():
+        each = []
+        for label, line in grouped(rows, "label").items():
+            pairs = matching_layers(*_layers(line))
+            near = [row for row in line if (row["layer_x"], row["layer_y"]) in pairs]
+            known = [row for row in near if row.get(column) is not None and row["value"] is not None]
+            if known:
+                beside, own = _span(known, column), _span(known, "value")
+                each.append(f"{label} {beside} for {own}")
+        if each:
+            said = f"{which} the rows that are far from all others the values at matching layers are"
+            sentences_of_far.append(f"{said} {', '.join(each)}.")
+    return sentences_of_far
+
+
+def _span(rows: Sequence[Row], column: str) -> str:
+    """The least and the largest value of a column."""
+    least, most = (f"{end(row[column] for row in rows):.3f}" for end in (min, max))
+    return least if least == most else f"{least} to {most}"
 
 
 def _figures(rows: Sequence[Row], alone: bool) -> dict[str, Callable[[], Figure]]:

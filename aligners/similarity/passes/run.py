@@ -14,7 +14,7 @@ from aligners.similarity.controls import Draw
 from aligners.similarity.functional.attention import fold, word_pairs
 from aligners.similarity.passes.plan import Pass, Settings, Span, Tile
 from aligners.similarity.passes.ranks import ranks, summed
-from aligners.similarity.passes.sums import BatchRows, Given, SpanSums, Stream, TileSums
+from aligners.similarity.passes.sums import FAR_VALUES, BatchRows, Given, SpanSums, Stream, TileSums
 
 Side = tuple[str, Span]  # by which name a model's rows go, and which of its layers
 
@@ -112,6 +112,9 @@ class PassRun:
             elif name == "untrained":
                 read, layers = self.settings.reader.read_model, self.layers
                 yield name, self._folded(batch, {m: read(twin, batch, m, layers[m]) for m, twin in self.twins.items()})
+            elif name in FAR_VALUES.values():
+                beside = batch.counterpart
+                yield name, self._folded(beside, {m: (beside.states[m], None) for m in self.this.models})
             elif name == "standardised":
                 yield name, rows._replace(of=lambda m, side: (self._scaled(batch.states[m], m), None))
             else:

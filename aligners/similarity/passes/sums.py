@@ -26,6 +26,9 @@ Key = tuple[Family, int, tuple[int, int] | None]  # family, place of the group, 
 Given = Mapping[str, Tensor]
 
 
+FAR_VALUES = {"leave_out": "with_far", "keep": "without_far"}  # by `data.far_rows`, what stands beside the value
+
+
 class Shape(NamedTuple):
     """Sizes of one model: layers whose states are read, their width, blocks whose attention is read, their heads."""
 
@@ -39,7 +42,7 @@ class Stream(NamedTuple):
     """One way to pair the rows of any two models.
 
     Attributes:
-        name: value, null_0, null_1, ..., untrained, standardised or fit.
+        name: value, null_0, null_1, ..., untrained, standardised, fit, with_far or without_far.
         measures: to be computed from it.
         groups: of texts that are told apart, for a jackknife along matching layers; 1: they are not.
         split: the texts that it reads.
@@ -69,24 +72,35 @@ class Stream(NamedTuple):
 
     def covers(self, pair: tuple[int, int]) -> bool:
         """Whether it has this pair of models: a model with itself has no controls."""
-        return self.name == "value" or pair[0] != pair[1]
+        return self.name in ("value", *FAR_VALUES.values()) or pair[0] != pair[1]
 
     def groups_of(self, pair: tuple[int, int]) -> int:
         """Groups that are told apart for this pair."""
         return self.groups if pair[0] != pair[1] else 1
 
 
-def streams_of(measures: Sequence[Measure], controls: bool, groups: int, permutations: int) -> list[Stream]:
-    """All streams of a comparison, those of the fitting texts first."""
+def streams_of(
+    measures: Sequence[Measure], controls: bool, groups: int, permutations: int, beside: str | None = None
+) -> list[Stream]:
+    """All streams of a comparison, those of the fitting texts first.
+
+    Args:
+        measures: to be computed.
+        controls: whether there are controls.
+        groups: of texts that are told apart.
+        permutations: of the null.
+        beside: with_far or without_far, the rows that stand beside those that count; None: there are none.
+    """
     every = tuple(measures)
-    if not controls:
-        return [Stream("value", every)]
     on_states = tuple(measure for measure in measures if measure.family not in ATTENTION)
+    counterpart = [Stream(beside, on_states)] if beside and on_states else []
+    if not controls:
+        return [Stream("value", every), *counterpart]
     fitted = tuple(measure for measure in measures if measure.held_out is not None)
     shares = [(roll + 1) / (permutations + 1) for roll in range(permutations)]
     observed = Stream("fit", fitted, split="fit"), Stream("value", every, groups)
     nulls = (Stream(f"null_{roll}", every, share=share) for roll, share in enumerate(shares))
-    return [*observed, *nulls, Stream("untrained", every), Stream("standardised", on_states)]
+    return [*observed, *nulls, Stream("untrained", every), Stream("standardised", on_states), *counterpart]
 
 
 class BatchRows(NamedTuple):
