@@ -89,10 +89,6 @@ class FarMarks:
 
         return read
 
-    def _device(self) -> torch.device | None:
-        trainer = self.data.trainer
-        return None if trainer is None else trainer.strategy.root_device
-
     def _sample(self, split: Split, kinds: Sequence[RowKind]) -> None:
         """Measure what is far, for the kinds of which that is not known."""
         trainer = self.data.trainer
@@ -103,7 +99,7 @@ class FarMarks:
             if not missing or not self._layers(number):
                 continue
             batches = self._batches(split, number, only=SAMPLE_TEXTS, batch_size=SAMPLE_TEXTS // AT_ONCE)
-            with self.data.frozen_models.running(model, self._device()):
+            with self.data.frozen_models.running(model, self.data.run_device):
                 read, layers = self._reader(number), self._layers(number)
                 found = sample_rows(batches, number, missing, layers, self.data.component, read)
             self._samples |= {(number, kind): sample for kind, sample in found.items()}
@@ -123,7 +119,7 @@ class FarMarks:
             loader = self._batches(split, number, batch_size=AT_ONCE * self.data.batch_size)
             batches = track(loader, f"Looking for far rows of {model.name}", disable=hidden(self.data.trainer))
             numbered = zip(loader.sampler, batches, strict=True)
-            with self.data.frozen_models.running(model, self._device()):
+            with self.data.frozen_models.running(model, self.data.run_device):
                 marks = find_far(numbered, len(texts), number, reaches, self._reader(number))
             for kind, own in marks.items():
                 before = found[kind]

@@ -13,6 +13,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from torch.utils.data import DataLoader
 
 from aligners.datamodules.batches import LengthBatches, go_on_after_last_batch, limited
+from aligners.datamodules.doubts import Doubts
 from aligners.datamodules.frozen_models import FrozenModels
 from aligners.datamodules.rows.far import FarRows
 from aligners.datamodules.rows.policies import RowKind
@@ -117,13 +118,15 @@ class TextModule(pl.LightningDataModule):
         alike = one_tokenizer or (PACKED_ALIKE if packed else None)
         known = None if store is None else KnownModels(store / "models")
         self.frozen_models = FrozenModels(
-            named, alike, lambda: self.texts, max_length, known, self.bases, self.under_heads, **models
+            named, alike, lambda: self.texts_to_learn, max_length, known, self.bases, self.under_heads, **models
         )
         self._words = words
         self._texts: Texts | None = None
+        self._all_texts: Texts | None = None
         self._tokenised: TokenisedSplits | None = None
         self._fitted: dict[str, FittedTexts] = {}
         self.cautions: list[str] = []
+        self.doubts = Doubts(self)
 
     def caution(self, sentence: str) -> None:
         """Log what makes figures on these texts and models doubtful, and put it first in every report.
@@ -178,6 +181,23 @@ class TextModule(pl.LightningDataModule):
             self._texts = _warned(self._whole.without(self.frozen_models.fitted_on()))
         return self._texts
 
+    @property
+    def texts_to_learn(self) -> Texts:
+        """The splits with all fitting texts, whatever `text.max_texts` says: embedded models are trained on them.
+
+        Of a stream, whose end nobody knows, these are the texts that are fitted on.
+        """
+        if self.text.max_texts is None or self.text.streaming:
+            return self.texts
+        if self._all_texts is None:
+            self._all_texts = load_texts(replace(self.text, max_texts=None), self.frozen_models.chat_tokenizers)
+        return self._all_texts
+
+    @property
+    def run_device(self) -> torch.device | None:
+        """The device of the run; None without a Trainer."""
+        return None if self.trainer is None else self.trainer.strategy.root_device
+
     def leave_out(self, fitted: Mapping[str, FittedTexts]) -> None:
         """Drop held-out texts that maps were fitted on, from now on.
 
@@ -231,7 +251,9 @@ class TextModule(pl.LightningDataModule):
 
     def split(self, name: Split) -> TokenisedTexts:
         """A split, tokenised for all models."""
-        return self.tokenised[name]
+        texts = self.tokenised[name]
+        self.doubts.look_at_texts(name, texts)
+        return texts
 
     def bytes_per_token(self, name: Split) -> float:
         """Bytes of UTF-8 per token of a split: see `TokenisedSplits.bytes_per_token`."""
@@ -352,6 +374,7 @@ class TextModule(pl.LightningDataModule):
         self.place_models("cpu" if trainer is None else trainer.strategy.root_device)
         for split in splits:
             self.split(split)
+        self.doubts.look_at_models("validation" if "validation" in splits else "test")
         if stage == "fit":  # of the held-out texts an evaluation may still drop some
             self.complete_store(splits)
 

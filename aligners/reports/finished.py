@@ -52,8 +52,10 @@ def make_report(kind: str, meta: Row, rows: Sequence[Row], **more: Any) -> Repor
     begins = report.lead or lead(
         about.get("lead", kind), meta=meta, rows=with_short_names(rows), tables=report.tables, **options
     )
-    cautions = [*meta.get("data_cautions", ()), *meta.get("cautions", ())]
-    sentences = [*dict.fromkeys(cautions), *report.sentences, *of_texts]
+    first = list(dict.fromkeys(meta.get("data_cautions", ())))  # nothing is to be read without them
+    begins = " ".join([*first, begins])
+    cautions = [caution for caution in dict.fromkeys(meta.get("cautions", ())) if caution not in first]
+    sentences = [*cautions, *report.sentences, *of_texts]
     return replace(report, name=file_name(kind), lead=begins, sentences=sentences, **given)
 
 

@@ -307,7 +307,15 @@ class TokenisedTexts(Dataset):
 
     def first_tokens(self) -> tuple[Tensor, Tensor, Tensor]:
         """All tokens of the first model end to end, (T,), which of them are special, and how many each text has."""
-        laid = self._laid[0]
+        return self.tokens_of(0)
+
+    def first_with(self, model: int) -> int:
+        """The number of the first model that has the very tokens of a model."""
+        return self._models[model]
+
+    def tokens_of(self, model: int) -> tuple[Tensor, Tensor, Tensor]:
+        """As `first_tokens`, of the model with a number."""
+        laid = self._laid[self._models[model]]
         return laid.flat["input_ids"], laid.flat["special_tokens_mask"].bool(), laid.lengths
 
     def lengths_of(self, model: int) -> Tensor:

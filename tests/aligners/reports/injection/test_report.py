@@ -80,8 +80,9 @@ def test_a_map_no_better_than_the_mean_is_not_praised() -> None:
 def test_cautions_are_among_the_findings_of_every_report() -> None:
     of_data = ["Caution: all alike."]
     found = make_report("injection", {"data_cautions": of_data, "cautions": ["Caution: few.", *of_data]}, forward())
-    assert found.sentences[:2] == ["Caution: all alike.", "Caution: few."]
-    assert found.sentences.count("Caution: all alike.") == 1
+    assert found.lead.startswith("Caution: all alike. ")  # before anything else is said
+    assert found.sentences[0] == "Caution: few."
+    assert "Caution: all alike." not in found.sentences
 
 
 def test_a_report_holds_every_row_and_what_is_judged_of_them() -> None:

@@ -1,0 +1,141 @@
+"""What makes figures doubtful whatever the maps: texts unknown to a tokenizer, and models that have not learned them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from aligners.datamodules.asking import Targets, mask_tokens, masked_targets, next_token_targets
+from aligners.datamodules.tokens.splits import Split
+from aligners.datamodules.tokens.tokenised import TokenisedTexts
+from aligners.models.loading.known import SleepingModel
+from aligners.models.model import FrozenModel
+
+if TYPE_CHECKING:
+    from aligners.datamodules.module import TextModule
+
+UNKNOWN, COMMONEST, REPEATED = 0.1, 0.5, 0.1  # shares beyond which texts are doubtful
+READ_TEXTS, AT_ONCE = 64, 4  # by which a language model is compared with frequencies alone, and texts of a batch
+MASKED_SHARE = 0.15
+NAMES = {"fit": "fitting", "validation": "validation", "test": "held-out", "other": "other"}
+
+
+def text_doubts(ids: Tensor, special: Tensor, lengths: Tensor, unknown: int | None) -> list[str]:
+    """What is wrong with texts as tokens, in words; nothing if all is well.
+
+    Args:
+        ids: (T,) tokens of all texts, end to end.
+        special: (T,) which of them are special, such as those that begin a text.
+        lengths: (n,) tokens of each text.
+        unknown: number of the token that stands for all that the tokenizer does not know; None: it has none.
+    """
+    doubts, plain = [], ids[~special].long()
+    if not len(plain):
+        return []
+    share = 0.0 if unknown is None else float((plain == unknown).float().mean())
+    if share > UNKNOWN:
+        doubts.append(f"{share:.0%} of their tokens are unknown to it")
+    counts = plain.bincount()
+    commonest = float(counts.max()) / len(plain)
+    if commonest > COMMONEST:
+        distinct = int((counts > 0).sum())
+        doubts.append(f"{commonest:.0%} of their {len(plain):,} tokens are one and the same, out of {distinct:,}")
+    different = {part.numpy().tobytes() for part in ids.split(lengths.tolist())}
+    repeated = 1 - len(different) / max(len(lengths), 1)
+    if repeated > REPEATED:
+        doubts.append(f"{repeated:.0%} of them are the same tokens as another text")
+    return doubts
+
+
+class Doubts:
+    """Looks at the texts and models of a data module, and cautions about what makes figures doubtful.
+
+    Args:
+        data: the data module.
+    """
+
+    def __init__(self, data: TextModule) -> None:
+        self.data = data
+        self._seen: WeakSet[TokenisedTexts] = WeakSet()
+        self._compared = False
+
+    def look_at_texts(self, split: Split, texts: TokenisedTexts) -> None:
+        """Look at a split as the tokens of each model, once."""
+        if texts in self._seen:
+            return
+        self._seen.add(texts)
+        models = self.data.frozen
+        for number, tokenizer in enumerate(self.data.frozen_models.tokenizers):
+            if texts.first_with(number) != number:
+                continue  # the same tokens as an earlier model's
+            doubts = text_doubts(*texts.tokens_of(number), getattr(tokenizer, "unk_token_id", None))
+            if doubts:
+                name = models[number].name.rstrip("/").rpartition("/")[2]
+                self.data.caution(
+                    f"Caution: the {NAMES.get(split, split)} texts are hardly texts to the tokenizer of {name}: "
+                    f"{'; '.join(doubts)}. On such texts maps and models look far better than they are."
+                )
+
+    def look_at_models(self, split: Split) -> None:
+        """Compare each language model's loss on some texts with that of the frequencies of tokens alone, once.
+
+        Args:
+            split: whose first texts are read.
+        """
+        if self._compared:
+            return
+        self._compared = True
+        texts = self.data.split(split)
+        for number, model in enumerate(self.data.frozen):
+            if self.data.frozen.index(model) != number or model.task not in ("causal", "masked"):
+                continue
+            no_mask = model.task == "masked" and cast(Any, model.tokenizer).mask_token_id is None
+            if isinstance(model, SleepingModel) or no_mask:
+                continue  # a model whose states come from a store is not loaded for this
+            with self.data.frozen_models.running(model, self.data.run_device):
+                own, unigram = self._losses(model, number, texts)
+            if own > unigram:
+                name = model.name.rstrip("/").rpartition("/")[2]
+                self.data.caution(
+                    f"Caution: {name} predicts these texts worse than the frequencies of their tokens alone: its loss "
+                    f"is {own:.2f} nats a token, theirs {unigram:.2f}. It has not learned them, and what holds for its "
+                    "states need not hold for those of a model that has."
+                )
+
+    def _losses(self, model: FrozenModel, number: int, texts: TokenisedTexts) -> tuple[float, float]:
+        """Mean loss of a model, and of the frequencies of all tokens but the one that is asked, in nats a token."""
+        ids, special, _ = texts.tokens_of(number)
+        counted = (ids if model.task == "causal" else ids[~special]).long()
+        vocabulary = int(model.model.config.get_text_config().vocab_size)
+        counts = counted.bincount(minlength=vocabulary).double()
+        own = unigram = 0.0
+        units = 0
+        for inputs, targets in self._asked(model, number, texts):
+            with torch.no_grad():
+                logits = model.logits(inputs).flatten(0, -2)[targets.index].float()
+            own += float(cross_entropy(logits, targets.answer, reduction="sum"))
+            share = counts[targets.answer.cpu()] / (counts.sum() - 1 + vocabulary)  # one added to each, without itself
+            unigram -= float(share.log().sum())
+            units += len(targets)
+        return own / max(units, 1), unigram / max(units, 1)
+
+    def _asked(
+        self, model: FrozenModel, number: int, texts: TokenisedTexts
+    ) -> Iterator[tuple[Mapping[str, Tensor], Targets]]:
+        """Some texts and what is asked about them, on the model's device."""
+        for first in range(0, min(READ_TEXTS, len(texts)), AT_ONCE):
+            batch = texts[list(range(first, min(first + AT_ONCE, READ_TEXTS, len(texts))))]
+            inputs: Any = batch.inputs[number]
+            if model.task == "causal":
+                targets = next_token_targets(inputs)
+            else:
+                tokenizer, special = model.tokenizer, batch.special[number]
+                inputs, answers = mask_tokens(inputs, special, batch.text, tokenizer, MASKED_SHARE, 0, 0)
+                targets = masked_targets(answers)
+            if len(targets):
+                yield {name: part.to(model.device) for name, part in inputs.items()}, targets.to(model.device)
