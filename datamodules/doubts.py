@@ -1,9 +1,9 @@
-"""What makes figures doubtful whatever the maps: texts unknown to a tokenizer, and models that have not learned them."""
+"""What makes figures doubtful whatever the maps: texts unknown to a tokenizer, and models that know none."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 from weakref import WeakSet
 
 import torch
@@ -15,9 +15,6 @@ from aligners.datamodules.tokens.splits import Split
 from aligners.datamodules.tokens.tokenised import TokenisedTexts
 from aligners.models.loading.known import SleepingModel
 from aligners.models.model import FrozenModel
-
-if TYPE_CHECKING:
-    from aligners.datamodules.module import TextModule
 
 UNKNOWN, COMMONEST, REPEATED = 0.1, 0.5, 0.1  # shares beyond which texts are doubtful
 READ_TEXTS, AT_ONCE = 64, 4  # by which a language model is compared with frequencies alone, and texts of a batch
@@ -56,10 +53,10 @@ class Doubts:
     """Looks at the texts and models of a data module, and cautions about what makes figures doubtful.
 
     Args:
-        data: the data module.
+        data: the data module, a `TextModule`.
     """
 
-    def __init__(self, data: TextModule) -> None:
+    def __init__(self, data: Any) -> None:
         self.data = data
         self._seen: WeakSet[TokenisedTexts] = WeakSet()
         self._compared = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,9 +17,6 @@ from aligners.datamodules.tokens.splits import Split
 from aligners.datamodules.tokens.tokenised import Marks, TokenisedTexts
 from aligners.models.model import FrozenModel
 from aligners.progress import hidden, track
-
-if TYPE_CHECKING:
-    from aligners.datamodules.module import TextModule
 
 AT_ONCE = 4  # training batches that are read at a time
 KEPT = {
@@ -35,10 +32,10 @@ class FarMarks:
     among these are taken to have none.
 
     Args:
-        data: the data module.
+        data: the data module, a `TextModule`.
     """
 
-    def __init__(self, data: TextModule) -> None:
+    def __init__(self, data: Any) -> None:
         self.data = data
         self._samples: dict[tuple[int, RowKind], FarSample] = {}
         self._found: WeakKeyDictionary[TokenisedTexts, dict[RowKind, Marks]] = WeakKeyDictionary()
@@ -93,7 +90,8 @@ class FarMarks:
         """Measure what is far, for the kinds of which that is not known."""
         trainer = self.data.trainer
         if trainer is not None:
-            split = "fit" if trainer.state.fn in ("fit", "validate") else self.data.splits[0]
+            stage = getattr(getattr(trainer, "state", None), "fn", "fit")
+            split = "fit" if stage in ("fit", "validate") else self.data.splits[0]
         for number, model in self._models():
             missing = [kind for kind in kinds if (number, kind) not in self._samples]
             if not missing or not self._layers(number):
