@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import datasets
 import torch
@@ -16,12 +16,13 @@ from aligners.api.maps import ArrayMap
 from aligners.datamodules.asking import TaskBatch, check_mask, task_batch
 from aligners.datamodules.batches import TextBatch
 from aligners.datamodules.frozen_models import FrozenModels
+from aligners.datamodules.rows.far import SAMPLE_TEXTS, FarRows, FarSample, Reach
 from aligners.datamodules.rows.policies import PAIRS_TOKENS, RowKind, policy_of, rows_of_each
 from aligners.datamodules.rows.reading import read_rows
 from aligners.datamodules.text.loading import load_texts
 from aligners.datamodules.text.sources import TextSource
 from aligners.datamodules.tokens.tokenised import TokenisedTexts, same_tokenizer, tokenise
-from aligners.errors import UserError, check_range
+from aligners.errors import UserError, check_known, check_range
 from aligners.injection.behaviour import stitched_logits
 from aligners.injection.routes import gives_answers
 from aligners.injection.scoring.tasks import agreement, check_labels, chosen, unit_answers
@@ -90,7 +91,7 @@ def load(model: Model, *, device: str = "cpu", dtype: str = "float32", text: Tex
 @torch.no_grad()
 def states(
     model: Model | list[Model], texts: Sequence[str], site: int | Sequence[int], *, rows: str = "tokens",
-    batch_size: int = 32, max_length: int = 128,
+    batch_size: int = 32, max_length: int = 128, far_rows: FarRows = "keep",
 ) -> Any:  # fmt: skip
     """States of a model at a site, or at several: one row for each real token, word or text, in the texts' order.
 
@@ -106,6 +107,9 @@ def states(
         batch_size: texts that are read together.
         max_length: most tokens of a text, or fewer where a model has fewer positions; what is beyond is cut, and the
             log says of how many texts.
+        far_rows: leave_out: without the rows that one of the models sets far from all others at one of the sites, as
+            language models do with the first token of a text. The log says how many there are, either way: a few of
+            them decide every error and every similarity.
 
     Returns:
         (N, d) float32, or (S, N, d) at several sites, on the model's device; of a list of models a list, row by row of
@@ -121,7 +125,9 @@ def states(
     for frozen in models:
         for place in sites:
             frozen.check_site(place, "site")
+    check_known(get_args(FarRows), far_rows=far_rows)
     parts: list[list[Tensor]] = [[] for _ in models]
+    first: list[Tensor] = []
     for batch in _batches(models, texts, None, batch_size, max_length, words=words):
         if rows == "tokens" and any(inputs is not batch.inputs_x for inputs in batch.inputs):
             raise UserError(f"{PAIRS_TOKENS[0]}, but these models have different tokenizers. {PAIRS_TOKENS[1]}.")
@@ -129,8 +135,44 @@ def states(
         for part, frozen, inputs, places in zip(parts, models, batch.inputs, selected, strict=True):
             placed = {name: value.to(frozen.device) for name, value in inputs.items()}
             part.append(read_rows(frozen, placed, sites, places.to(frozen.device)))
-    read = [torch.cat(part, 1)[0] if isinstance(site, int) else torch.cat(part, 1) for part in parts]
+        first.append(selected[0].place == 0)
+    every = [torch.cat(part, 1) for part in parts]
+    far = _far(models, every, torch.cat(first), sites, far_rows)
+    if far_rows == "leave_out":
+        every = [read[:, ~far.to(read.device)] for read in every]
+    read = [states[0] if isinstance(site, int) else states for states in every]
     return read if isinstance(model, list) else read[0]
+
+
+def _far(
+    models: Sequence[FrozenModel], every: Sequence[Tensor], first: Tensor, sites: Sequence[int], far_rows: FarRows
+) -> Tensor:
+    """Which rows are far from all others for one of the models, (N,) on the CPU, which the log says.
+
+    Args:
+        models: that were read.
+        every: (S, N, d) rows of each.
+        first: (N,) which rows are the first of their texts.
+        sites: where they were read.
+        far_rows: what becomes of far rows.
+    """
+    far, said = torch.zeros(len(first), dtype=torch.bool), dict[str, str]()
+    for model, states in zip(models, every, strict=True):
+        if not len(first):
+            continue
+        sample = FarSample.of(states, first.to(states.device), sites, "residual")
+        if sample.far.any():
+            far |= sample.far.cpu()
+            said[model.name] = sample.words(model.name)
+    if said:
+        become = (
+            "are left out" if far_rows == "leave_out" else "count like any other; `far_rows` 'leave_out' drops them"
+        )
+        where = "; ".join(said.values())
+        logger.warning(
+            "Caution: %d of %d rows are far from all others: %s. They %s.", far.sum(), len(far), where, become
+        )
+    return far
 
 
 @torch.no_grad()
@@ -146,6 +188,7 @@ def inject(
     max_length: int = 128,
     masked_share: float = 0.15,
     seed: int = 0,
+    far_rows: FarRows = "keep",
 ) -> Injected:
     """Put mapped states of X into Y in place of its own, for every token, and see what Y answers.
 
@@ -161,6 +204,8 @@ def inject(
         max_length: see `states`.
         masked_share: of the tokens that a masked language model has to find.
         seed: of the masks.
+        far_rows: leave_out: tokens whose states X or Y sets far from all others, as language models do with the first
+            token of a text, keep Y's own: a map that was fitted without such rows does not know them.
 
     Raises:
         ValueError: Y has no head, or predicts the next token, which X sees already; the tokenizers differ, a site is
@@ -175,6 +220,11 @@ def inject(
     check_mask(target)
     mapped = map.transform if isinstance(map, ArrayMap) else map
     n, sums = 0, dict[str, Any]()
+    check_known(get_args(FarRows), far_rows=far_rows)
+    read, reaches = {"batch_size": batch_size, "max_length": max_length, "far_rows": far_rows}, []
+    for frozen, place in ((source, of_x), (target, of_y)):
+        some = states(frozen, texts[:SAMPLE_TEXTS], [place], **read)  # which says what is far
+        reaches += [(frozen, place, Reach.of(some))] if far_rows == "leave_out" else []
     for batch in _batches([target], texts, labels, batch_size, max_length):
         if not sums:
             target.self_test({name: part[:SELF_TEST].to(target.device) for name, part in batch.inputs_x.items()})
@@ -183,7 +233,7 @@ def inject(
         elif not scored:  # how well they answer is not said
             batch = replace(batch, labels=torch.zeros_like(batch.text))
         task = task_batch(batch, target, masked_share=masked_share, seed=seed).to(target.device)
-        for name, values in _scores(source, target, (of_x, of_y), mapped, task).items():
+        for name, values in _scores(source, target, (of_x, of_y), mapped, task, reaches).items():
             sums[name] = sums.get(name, 0) + values.double().sum()
         n += len(task.targets)
     if not n:
@@ -194,9 +244,13 @@ def inject(
     return Injected(**means, penalty=means["loss"] - means["native_loss"] if scored else None, n=n)
 
 
+Reaches = Sequence[tuple[FrozenModel, int, Reach]]  # what is far for a model at a site
+
+
 def _scores(
-    source: FrozenModel, target: FrozenModel, site: tuple[int, int], mapped: Callable[[Tensor], Tensor], task: TaskBatch
-) -> dict[str, Tensor]:
+    source: FrozenModel, target: FrozenModel, site: tuple[int, int], mapped: Callable[[Tensor], Tensor],
+    task: TaskBatch, reaches: Reaches,
+) -> dict[str, Tensor]:  # fmt: skip
     """What stands for each unit of a batch, a text or a token, in the fields of `Injected`."""
     rows = read_rows(source, task.inputs, [site[0]], task.rows)[0]
     states = mapped(rows.to(source.device)).to(target.device)
@@ -205,6 +259,10 @@ def _scores(
             f"Expected `map` to give rows of shape {(len(rows), target.width)}, those of {target.name}, but got "
             f"{tuple(states.shape)}."
         )
+    for model, at, reach in reaches:
+        far = reach.beyond(read_rows(model, task.inputs, [at], task.rows)).to(states.device)
+        own = read_rows(target, task.inputs, [site[1]], task.rows)[0]
+        states = own.where(far[:, None], states)
     own_logits = chosen(target.logits(task.inputs), task.targets)
     logits = stitched_logits(target, task.inputs, site[1], task.rows, states)
     native, injected = unit_answers(own_logits, task.targets), unit_answers(chosen(logits, task.targets), task.targets)

@@ -207,7 +207,7 @@ def between_two_models(bank: StoredBank) -> StoredBank:
             f"Expected stitching layers between two models, but {bank.path} was trained on {len(models)}. Measure them "
             "with `evaluate.py stitch --checkpoint`."
         )
-    rows = {"rows": "tokens", "special_tokens": True, "held_out_types": 0.0}
+    rows = {"rows": "tokens", "special_tokens": True, "held_out_types": 0.0, "far_rows": "keep"}
     named = {f"model_{side}": name for side, name in zip("xy", config["models"], strict=True)}
     named |= {f"revision_{side}": name for side, name in zip("xy", config["revisions"] or [None] * 2, strict=True)}
     sites = {"sites": ",".join(f"{i}:{j}" for i, j in bank.pairs.get(FORWARD, []))}

@@ -57,7 +57,7 @@ def inject(run: Run, checkpoints: Sequence[Path] = ()) -> None:
         )
     stored = [between_two_models(load_bank(path)) for path in checkpoints]
     if stored:
-        run.use_data_of(stored[0].data_config)
+        run.use_data_of({"far_rows": "keep", **stored[0].data_config})  # which earlier versions kept
     run.start()
     before: list[pl.Callback] = [LambdaCallback(setup=partial(_say_what_is_not_injected, run.options))]
     if all(bank.moments is None for bank in stored):

@@ -63,7 +63,7 @@ def join(run: Run, universe: Path | None = None, against: Sequence[Path] = ()) -
         raise UserError("Expected `universe` to name a file universe.safetensors, but got nothing.")
     check_resumed(run)
     stored, beside = load_universe(universe), [load_bank(path) for path in against]
-    run.use_data_of({**stored.data_config, "models": []})
+    run.use_data_of({"far_rows": "keep", **stored.data_config, "models": []})  # earlier versions kept far rows
     _add_members(run, stored)
     _check_members(run, beside)
     model, data = run.made.model, run.made.data

@@ -5,12 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from aligners.api.models import inject, states
 from aligners.datamodules.layers import LayerActivations
 from aligners.datamodules.pairings import pair_states
 from aligners.datamodules.rows.far import Reach, far_rows
 from aligners.datamodules.states import States
 from tests.sinks import sink_folder
-from tests.world import World
+from tests.world import World, read_texts
 
 
 @pytest.fixture(scope="module")
@@ -95,11 +96,26 @@ def test_layers_leave_the_same_rows_out_of_all_models(sinks: list[str], world: W
     batch = next(iter(data.batches("test")))
     assert batch.whole is not None
     assert len(batch.whole.rows[0]) - len(batch.rows[0]) == len(batch.texts.text)
-    for states, every in zip(batch.states, batch.whole.states, strict=True):
-        assert torch.equal(states, every[:, ~batch.whole.rows[0].far])
+    for near, every in zip(batch.states, batch.whole.states, strict=True):
+        assert torch.equal(near, every[:, ~batch.whole.rows[0].far])
 
 
 def test_a_store_gives_the_same_rows(sinks: list[str], world: World, tmp_path: Path) -> None:
     plain, stored = (states_of(sinks, world, store=store) for store in (None, tmp_path))
     for a, b in zip(plain.paired("fit"), stored.paired("fit"), strict=True):
         assert torch.allclose(a.x, b.x, atol=1e-4)
+
+
+def test_states_and_injection_of_the_python_interface_say_so_too(
+    sinks: list[str], world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    texts = read_texts(world.test)[0]
+    every = states(sinks, texts, 3)
+    assert "25 of" in caplog.text
+    kept = states(sinks, texts, 3, far_rows="leave_out")
+    assert [len(a) - len(b) for a, b in zip(every, kept, strict=True)] == [25, 25]
+    assert max(float(rows.norm(dim=-1).max()) for rows in kept) < 100
+    own = inject(sinks[1], sinks[1], lambda rows: rows, texts, site=2, far_rows="leave_out")
+    assert own.penalty == pytest.approx(0, abs=1e-6)
+    nothing = [inject(*sinks, lambda rows: rows * 0, texts, site=2, far_rows=how).loss for how in ("keep", "leave_out")]
+    assert nothing[0] != nothing[1]  # the first token keeps its own states
