@@ -221,9 +221,10 @@ def inject(
     mapped = map.transform if isinstance(map, ArrayMap) else map
     n, sums = 0, dict[str, Any]()
     check_known(get_args(FarRows), far_rows=far_rows)
-    read, reaches = {"batch_size": batch_size, "max_length": max_length, "far_rows": far_rows}, []
+    read = partial(states, batch_size=batch_size, max_length=max_length, far_rows=far_rows)
+    reaches = []
     for frozen, place in ((source, of_x), (target, of_y)):
-        some = states(frozen, texts[:SAMPLE_TEXTS], [place], **read)  # which says what is far
+        some = read(frozen, texts[:SAMPLE_TEXTS], [place])  # which says what is far
         reaches += [(frozen, place, Reach.of(some))] if far_rows == "leave_out" else []
     for batch in _batches([target], texts, labels, batch_size, max_length):
         if not sums:
