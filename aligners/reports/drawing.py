@@ -34,6 +34,7 @@ ABREAST, PANEL = 4, (3.6, 2.9)  # of figures by site: most panels in a row, and 
 LINEAR_UP_TO = 0.01  # nats: what stitching a model to itself costs at most
 LIGHT_FROM = 0.6  # share of the colour scale above which dark letters are easier to read
 MOST_LINES = 6  # in a panel
+STEP_ASIDE, MOST_ASIDE = 0.02, 0.05  # of the distance between two sites: how far lines are moved to tell bars apart
 LETTERS = 46  # that fit below a panel
 FEWEST_ACROSS = 3  # places that a panel has room for: fewer stay in the middle
 LEGEND_BESIDE = 28  # letters of a legend's longest name, above which it stands below the panels
@@ -231,7 +232,8 @@ def lines_by_site(axis: Axes, lines: Sequence[tuple[str, Look, Cells]], column: 
     """
     for order, (name, look, cells) in enumerate(lines):
         here = [(place, row) for place, row in enumerate(cells) if row is not None]
-        aside = min(0.07, 0.5 / len(lines)) * (order - (len(lines) - 1) / 2)
+        step = min(STEP_ASIDE, 2 * MOST_ASIDE / len(lines))
+        aside = step * (order - (len(lines) - 1) / 2)
         middle, low, high = (
             np.array([scale * number(row.get(column + end)) for _, row in here]) for end in ("", "_low", "_high")
         )
@@ -308,6 +310,13 @@ def shared_out(groups: Iterable[Sequence[Line]]) -> list[list[Line]]:
                 panels.append([])
             panels[-1] += part
     return panels
+
+
+def evenly(lines: Sequence[Line]) -> list[list[Line]]:
+    """Divide lines of one kind among as few panels as can be read, each with about as many."""
+    panels = math.ceil(len(lines) / MOST_LINES)
+    size = math.ceil(len(lines) / max(1, panels))
+    return [list(lines[first : first + size]) for first in range(0, len(lines), size)] if lines else []
 
 
 def label(figure: Figure, across: str, up: str, title: str = "") -> None:

@@ -16,7 +16,7 @@ MEASURED = "on the validation texts"
 MEDIANS = ("fvu", "fvu_unseen")
 FAR = {"fvu_with_far": "FVU with the rows far from all others", "fvu_without_far": "FVU without them"}
 UNSEEN = "FVU on their rows of types that were left out of fitting"
-RETRIEVED = "top 1, share of mapped rows whose partner is the nearest of the target's"
+RETRIEVED = "top 1 of all, share of mapped rows whose partner is the nearest of the target's"
 
 
 def report(meta: Row, rows: Sequence[Row], measured: str = MEASURED) -> Report:

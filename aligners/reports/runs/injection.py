@@ -215,20 +215,24 @@ def _by_site(rows: Sequence[Row], roles: Sequence[str], column: str, up: str, sc
 
 
 def _parts(panel: list[Row], styles: dict[str, drawing.Look]) -> list[drawing.SitePanel]:
-    """Draw a panel's lines in as few panels as can be read: closed forms, trained maps and floors."""
+    """Draw a panel's lines in one that can be read, or else closed forms, trained maps and floors each in their own."""
     methods = grouped(panel, "method")
     lines = {name: (name, style, methods[name]) for name, style in styles.items() if name in methods}
-    kinds = {name: FLOORS if line[0]["role"] == "floor" else CLOSED if style["linestyle"] == "--" else OTHERS
-             for name, style, line in lines.values()}  # fmt: skip
-    shares = drawing.shared_out([name for name in lines if kinds[name] == kind] for kind in KINDS)
     title, pairs = panel_title(panel), site_pairs(panel)
-    if len(shares) == 1:
+    if len(lines) <= drawing.MOST_LINES:
         return [drawing.SitePanel(title, pairs, list(lines.values()))]
     parts = []
-    for share in shares:
-        held = " and ".join(kind for kind in KINDS if kind in [kinds[name] for name in share])
-        parts.append(drawing.SitePanel(f"{title}\n{held}", pairs, [lines[name] for name in share]))
+    for kind in KINDS:
+        names = [name for name, (_, style, line) in lines.items() if _kind(line, style) == kind]
+        for share in drawing.evenly(names):
+            parts.append(drawing.SitePanel(f"{title}\n{kind}", pairs, [lines[name] for name in share]))
     return parts
+
+
+def _kind(line: Sequence[Row], style: drawing.Look) -> str:
+    if line[0]["role"] == "floor":
+        return FLOORS
+    return CLOSED if style["linestyle"] == "--" else OTHERS
 
 
 def _styles(rows: Sequence[Row]) -> dict[str, drawing.Look]:

@@ -258,20 +258,19 @@ def _task(panel: Sequence[Row], sited: Sequence[Row], *, led: bool) -> str:
     elif kept:
         said += f"; mapped by {listed(kept)} they keep it within {margin} of that at every site"
     if moved:
-        said += f"; by site it changes with {listed(moved)}"
+        said += f"; it changes with {listed(moved)}"
     if lost:
         said += f"; {listed(lost)} overflowed at some site"
     return said
 
 
 def _points(line: Sequence[Row], changes: Sequence[float]) -> str:
-    """`by -5.0 to +0.0 points (each ± 2.1)`: over all sites, so that none is picked, beside half a score's interval."""
+    """`by -5.0 to +0.0 points, depending on the site (± 2.1)`: over all sites, so that none is picked, beside half a score's interval."""
     span = value_range([100 * change for change in changes], "+.1f")
     if not all_known(line, "score_low", "score_high"):
         return f"by {span} points"
     half = max(row["score_high"] - row["score_low"] for row in line) / 2
-    each = "each ± " if " to " in span else "± "
-    return f"by {span} points ({each}{100 * half:.1f})"
+    return f"by {span} points{', depending on the site' if ' to ' in span else ''} (± {100 * half:.1f})"
 
 
 def _closeness(panel: Sequence[Row], maps: Sequence[Row], prices: Sequence[Row], *, led: bool) -> list[str]:

@@ -57,7 +57,7 @@ def _names(directions: Sequence[Row]) -> dict[str, str]:
 def _table(rows: Sequence[Row]) -> SiteTable:
     """Means over all directions and sites."""
     known = is_known(rows, "top1_all")  # not in reports of earlier versions
-    columns = ["parameters", "FVU", "unseen", "round trip", "cycle", *(["top 1"] if known else [])]
+    columns = ["parameters", "FVU", "unseen", "round trip", "cycle", *(["top 1 of all"] if known else [])]
     table = SiteTable("Mean over all ordered pairs of models and sites, held-out rows", ["maps"], columns, {})
     for name, line in grouped(rows, "method").items():
         values = [mean(line, column, known=True) for column in FIGURES]

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from aligners.fitting.outcomes import BOTH_WAYS, CLOSED, TRAINED
-from aligners.reports.drawing import FLOORS, METHODS, method_looks
+from aligners.reports.drawing import FLOORS, METHODS, lines_by_site, method_looks
 from aligners.reports.finished import make_report
 from aligners.reports.page.run import write_page
 from aligners.reports.publishing import write
@@ -122,7 +123,8 @@ def test_reading_says_what_the_numbers_say() -> None:
         "second classifies 80.0% of the held-out texts correctly with its own states",
         "50.0% to 60.0% when first's states are put in as they are",
         "mapped by linear, inn and mlp they keep it within 1.5 points",
-        "by site it changes with procrustes by -5.0 to +0.0 points (each ± 5.0) and mlp_wide by -10.0 points (± 5.0)",
+        "it changes with procrustes by -5.0 to +0.0 points, depending on the site (± 5.0)",
+        "and mlp_wide by -10.0 points (± 5.0)",
         "The closest map, mlp_wide, leaves 10.0% of the variance unexplained",
         "where linear leaves 40.0% to 50.0%",
         "inn 1.25 to 1.50 times mlp",
@@ -137,7 +139,7 @@ def test_a_gain_is_not_said_to_be_kept_within_a_margin() -> None:
     rows = [r | {"score": 0.85} if r["method"] == "linear" and r["site_x"] == 2 else r for r in forward()]
     said = reading(rows)
     assert "mapped by inn and mlp they keep it within 1.5 points of that at every site" in said
-    assert "with linear by -1.0 to +5.0 points (each ± 5.0)" in said  # of all sites: none is picked
+    assert "with linear by -1.0 to +5.0 points, depending on the site (± 5.0)" in said  # of all sites: none is picked
 
 
 def test_maps_that_all_gain_are_not_said_to_lose_the_score() -> None:
@@ -209,10 +211,27 @@ def test_no_panel_has_more_lines_than_can_be_told_apart() -> None:
     rows += [row(name, 1, 0.5, 0.7, fit=TRAINED) for name in ("inn", "mlp", "one", "two", "three")]
     figure = fvu_figure([*rows, row("identity", 1, 2.0, 0.5)])
     drawn = [axis.get_legend_handles_labels()[1] for axis in figure.axes]
-    assert [len(names) for names in drawn] == [4, 6]
-    assert [axis.get_title().split("\n")[1] for axis in figure.axes] == ["closed forms", "trained maps and floors"]
+    assert [len(names) for names in drawn] == [4, 5, 1]
+    kinds = ["closed forms", "trained maps", "floors"]
+    assert [axis.get_title().split("\n")[1] for axis in figure.axes] == kinds
+    further = ("ridge", "svcca", "pwcca")  # seven closed forms, of which one stood among the floors
+    rows += [row(name, 1, 0.5, 0.7, fit=CLOSED) for name in further]
+    figure = fvu_figure([*rows, row("identity", 1, 2.0, 0.5)])
+    drawn = [sorted(axis.get_legend_handles_labels()[1]) for axis in figure.axes]
+    assert [len(names) for names in drawn] == [4, 3, 5, 1]
+    assert sorted(drawn[0] + drawn[1]) == sorted(["cca", "linear", "procrustes", "permutation", *further])
+    assert drawn[-1] == ["identity"]
     (together,) = fvu_figure(forward()).axes
     assert together.get_title() == "first → second"
+
+
+@pytest.mark.parametrize("count", [2, 6, 12])
+def test_points_stay_at_their_site(count: int) -> None:
+    axis = Figure().subplots()
+    rows = [{"score": 0.1, "score_low": 0.0, "score_high": 0.2, "training": None} for _ in range(3)]
+    lines_by_site(axis, [(f"map {n}", {}, rows) for n in range(count)], "score")
+    places = [place for line in axis.lines for place in line.get_xdata()]
+    assert max(abs(place - round(place)) for place in places) <= 0.05
 
 
 def test_one_site_is_drawn_in_the_middle_and_many_are_named_sparsely() -> None:
