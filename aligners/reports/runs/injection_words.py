@@ -270,7 +270,8 @@ def _points(line: Sequence[Row], changes: Sequence[float]) -> str:
     if not all_known(line, "score_low", "score_high"):
         return f"by {span} points"
     half = max(row["score_high"] - row["score_low"] for row in line) / 2
-    return f"by {span} points{', depending on the site' if ' to ' in span else ''} (± {100 * half:.1f})"
+    sites = ", depending on the site" if " to " in span else ""
+    return f"by {span} points{sites} (± {100 * half:.1f})"
 
 
 def _closeness(panel: Sequence[Row], maps: Sequence[Row], prices: Sequence[Row], *, led: bool) -> list[str]:
