@@ -59,6 +59,10 @@ class BestPerSite(pl.Callback):
                 "goes on counting. Make a Trainer for each fit; `ckpt_path` goes on from a checkpoint."
             )
 
+    def choosing(self) -> dict[str, Any]:
+        """By what the best step is chosen, as plain values: a run that goes on has to share it."""
+        return {"patience": self.patience, "min_delta": self.min_delta}
+
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Stop a resumed run that had closed all its sites."""
         self._stop_if_closed(trainer)

@@ -15,6 +15,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from aligners.callbacks.best import BestPerSite
 from aligners.callbacks.interruption import Interruption
 from aligners.errors import check_range
+from aligners.files.sealed import check_sealed, seal_archive
 from aligners.files.whole import check_folder, whole_file
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.bank import StoredBank, save_bank, take_sites
@@ -37,6 +38,16 @@ class WholeCheckpoints(TorchCheckpointIO):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         with whole_file(Path(path)) as unfinished:
             torch.save(checkpoint, unfinished)
+            seal_archive(unfinished)
+
+    def load_checkpoint(self, path: Any, *args: Any, **options: Any) -> dict[str, Any]:
+        """Read a checkpoint.
+
+        Raises:
+            ValueError: it is damaged.
+        """
+        check_sealed(Path(path))
+        return super().load_checkpoint(path, *args, **options)
 
 
 class _Save(pl.Callback):

@@ -84,7 +84,14 @@ _MASKED, _RANDOM = 0.8, 0.1  # shares of the chosen tokens; the rest stay as the
 
 
 def mask_tokens(
-    inputs: Mapping[str, Tensor], special: Tensor, text: Tensor, tokenizer: Any, share: float, seed: int, epoch: int
+    inputs: Mapping[str, Tensor],
+    special: Tensor,
+    text: Tensor,
+    tokenizer: Any,
+    share: float,
+    seed: int,
+    epoch: int,
+    vocabulary: int | None = None,
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Mask a batch by BERT's recipe (Devlin et al. 2019, §3.1 and A.1), on the CPU.
 
@@ -100,12 +107,14 @@ def mask_tokens(
         share: in (0, 1]; BERT's is .15.
         seed: zero or positive, as is `epoch`.
         epoch: another epoch chooses other tokens.
+        vocabulary: tokens that the model knows, where they are fewer than the tokenizer has.
 
     Returns:
         The inputs with other `input_ids`, and the answers (B, T) int64: the token where one was chosen, else -100.
     """
     check_range(above=0, most=1, share=share)
     ids = inputs["input_ids"].clone()
+    vocabulary = min(vocabulary or len(tokenizer), len(tokenizer))
     answers = torch.full_like(ids, UNASKED)
     for row, number in enumerate(text.tolist()):
         places = (~special[row]).nonzero()[:, 0].numpy()
@@ -113,7 +122,7 @@ def mask_tokens(
             draw = np.random.default_rng([seed, epoch, number])
             places = draw.permutation(places)[: max(1, round(share * len(places)))]
             answers[row, places] = chosen = ids[row, places]
-            fate, others = draw.random(len(chosen)), draw.integers(len(tokenizer), size=len(chosen))
+            fate, others = draw.random(len(chosen)), draw.integers(vocabulary, size=len(chosen))
             replaced = np.where(fate < _MASKED + _RANDOM, others, chosen)
             ids[row, places] = torch.from_numpy(np.where(fate < _MASKED, tokenizer.mask_token_id, replaced))
     return {**inputs, "input_ids": ids}, answers
@@ -168,7 +177,9 @@ def task_batch(
     if model.task == "causal":
         return TaskBatch(texts, rows, next_token_targets(inputs))
     if model.task == "masked":
-        masked, answers = mask_tokens(inputs, special, texts.text, model.tokenizer, masked_share, seed, epoch)
+        masked, answers = mask_tokens(
+            inputs, special, texts.text, model.tokenizer, masked_share, seed, epoch, model.vocabulary
+        )
         every = (masked,) * len(texts.inputs)
         texts = TextBatch(every, texts.special, texts.text, texts.labels, number=texts.number)
         return TaskBatch(texts, rows, masked_targets(answers))

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from aligners.datamodules.text.labels import check_labelled
 from aligners.datamodules.text.texts import FITTED, FittedTexts, Texts
-from aligners.datamodules.tokens.tokenised import same_tokenizer
+from aligners.datamodules.tokens.tokenised import same_tokenizer, same_tokens
 from aligners.errors import UserError
 from aligners.models.embedded import embedded_model
 from aligners.models.loading.adapters import share_weights
@@ -73,6 +73,7 @@ class FrozenModels:
     device_map: list[DeviceMap | None] | None = None
 
     def __post_init__(self) -> None:
+        self.packed = False  # whether texts are laid end to end, with the token that ends one
         for name in self.devices or ():
             if name is not None:
                 check_device(name, "devices")
@@ -90,23 +91,69 @@ class FrozenModels:
             if places[a] == places[b] and places[a][1] is None:
                 share_weights(loaded[b].model, loaded[a].model)
         models = [loaded[named] for named in self.named]
-        for model in models if self.one_tokenizer else ():
-            first = models[0]
-            if not same_tokenizer(*(cast(PreTrainedTokenizerBase, each.tokenizer) for each in (first, model))):
-                why, instead = cast(tuple[str, str], self.one_tokenizer)
-                raise UserError(f"{why}, but the tokenizers of {first.name} and {model.name} differ. {instead}.")
         return models + (self.under_heads(models[0]) if self.bases else [])
+
+    @cached_property
+    def sharing(self) -> list[FrozenModel]:
+        """All models; those that make the same tokens of all texts share a tokenizer, however each would pad.
+
+        Raises:
+            ValueError: as in `loaded`, or tokenizers differ on a text that must not.
+        """
+        known: list[FrozenModel] = []
+        self._replaced: list[tuple[PreTrainedTokenizerBase, FrozenModel]] = []
+        for model in self.loaded:
+            alike = next((other for other in known if self._same_tokens(other, model)), None)
+            if alike is None:
+                known.append(model)
+            elif model.tokenizer is not alike.tokenizer:
+                self._replaced.append((cast(PreTrainedTokenizerBase, model.tokenizer), model))
+                model.tokenizer = alike.tokenizer
+        others = [model for model in self.loaded if model.tokenizer is not self.loaded[0].tokenizer]
+        if self.one_tokenizer and others:
+            (why, instead), first = self.one_tokenizer, self.loaded[0]
+            raise UserError(
+                f"{why}, but the tokenizers of {first.name} and {others[0].name} differ on these texts. {instead}."
+            )
+        return self.loaded
+
+    def check_tokens(self, texts: Texts) -> None:
+        """Raise if models that share a tokenizer would have other tokens of further texts.
+
+        Raises:
+            ValueError: naming the models.
+        """
+        _ = self.sharing
+        for own, model in self._replaced:
+            shared = cast(PreTrainedTokenizerBase, model.tokenizer)
+            if not same_tokens(own, shared, [texts.fit, texts.validation, texts.test], self.max_length):
+                raise UserError(
+                    f"Expected texts of which {model.name} and the first model have the same tokens, as they have of "
+                    f"the others, but those of {texts.origin['source']!r} differ. Leave them out."
+                )
+
+    def _same_tokens(self, a: FrozenModel, b: FrozenModel) -> bool:
+        """Whether two models get the same tokens of every text."""
+        one, other = (cast(PreTrainedTokenizerBase, model.tokenizer) for model in (a, b))  # loaded with one
+        if same_tokenizer(one, other):
+            return True
+        if self.packed and (one.eos_token_id, one.sep_token_id) != (other.eos_token_id, other.sep_token_id):
+            return False
+        texts = self.texts()
+        return same_tokens(one, other, [texts.fit, texts.validation, texts.test], self.max_length)
 
     @property
     def tokenizers(self) -> list[PreTrainedTokenizerBase]:
         """The tokenizer of each model."""
-        return [cast(PreTrainedTokenizerBase, model.tokenizer) for model in self.loaded]  # loaded with one
+        return [cast(PreTrainedTokenizerBase, model.tokenizer) for model in self.sharing]
 
     def chat_tokenizers(self) -> dict[str, PreTrainedTokenizerBase]:
         """The tokenizers of the models that may have a chat template, by the models' names: not of embedded ones."""
         if any(name.startswith(EMBEDDED) for name, _ in self.named):  # their texts come first
             return {}
-        return {name: tokenizer for (name, _), tokenizer in zip(self.named, self.tokenizers, strict=False)}
+        # Not as they are shared, for which the texts would be read first.
+        models = zip(self.named, self.loaded, strict=False)
+        return {name: cast(PreTrainedTokenizerBase, model.tokenizer) for (name, _), model in models}
 
     @property
     def places(self) -> list[Place]:

@@ -120,6 +120,7 @@ class TextModule(pl.LightningDataModule):
         self.frozen_models = FrozenModels(
             named, alike, lambda: self.texts_to_learn, max_length, known, self.bases, self.under_heads, **models
         )
+        self.frozen_models.packed = packed
         self._words = words
         self._texts: Texts | None = None
         self._all_texts: Texts | None = None
@@ -168,7 +169,7 @@ class TextModule(pl.LightningDataModule):
     @property
     def frozen(self) -> list[FrozenModel]:
         """The frozen models, loaded on first use; one that is named twice is one object."""
-        return self.frozen_models.loaded
+        return self.frozen_models.sharing
 
     @property
     def texts(self) -> Texts:
@@ -221,7 +222,9 @@ class TextModule(pl.LightningDataModule):
         fitted = {**self.frozen_models.fitted_on(embedded=True), **self._fitted}
         texts = load_texts(source, self.frozen_models.chat_tokenizers)
         self._caution_on(texts)
-        return _warned(texts.without(fitted))
+        texts = _warned(texts.without(fitted))
+        self.frozen_models.check_tokens(texts)
+        return texts
 
     def _caution_on(self, texts: Texts) -> None:
         for sentence in texts.origin.get("cautions", ()):
@@ -246,8 +249,8 @@ class TextModule(pl.LightningDataModule):
 
     def tokenise(self, texts: Texts) -> TokenisedSplits:
         """Tokenise texts when they are read."""
-        tokenizers = self.frozen_models.tokenizers
-        return TokenisedSplits(texts, tokenizers, self.max_length, words=self._words, packed=self.packed)
+        tokenizers, options = self.frozen_models.tokenizers, {"words": self._words, "packed": self.packed}
+        return TokenisedSplits(texts, tokenizers, self.max_length, **options, models=self.frozen)
 
     def split(self, name: Split) -> TokenisedTexts:
         """A split, tokenised for all models."""

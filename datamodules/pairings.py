@@ -12,6 +12,7 @@ from aligners.datamodules.states import Links, Pairing, States
 from aligners.datamodules.text.labels import LabelsOption
 from aligners.errors import UserError, check_known, check_range
 from aligners.models.architectures import Component
+from aligners.models.identity import same_model
 from aligners.models.model import FrozenModel
 
 Sites = str | list[str | int]
@@ -205,8 +206,6 @@ def _linked(pairs: Sequence[tuple[int, int]], sites: Sites, begins: str = "") ->
 
 def _check_members(models: Sequence[FrozenModel]) -> None:
     """Raise unless the models of a universe have different weights."""
-    known: dict[str, int] = {}
-    for n, model in enumerate(models):
-        first = known.setdefault(str(model.identity()["fingerprint"]), n)
-        if first != n:
-            raise UserError(f"Expected different `models`: {models[first].name} and {model.name} have equal weights.")
+    for first, model in combinations(models, 2):
+        if same_model(first.identity(), model.identity()):
+            raise UserError(f"Expected different `models`: {first.name} and {model.name} have equal weights.")

@@ -21,7 +21,7 @@ from aligners.datamodules.rows.policies import PAIRS_TOKENS, RowKind, policy_of,
 from aligners.datamodules.rows.reading import read_rows
 from aligners.datamodules.text.loading import load_texts
 from aligners.datamodules.text.sources import TextSource
-from aligners.datamodules.tokens.tokenised import TokenisedTexts, same_tokenizer, tokenise
+from aligners.datamodules.tokens.tokenised import TokenisedTexts, same_tokens, tokenise
 from aligners.errors import UserError, check_known, check_range
 from aligners.injection.behaviour import stitched_logits
 from aligners.injection.routes import gives_answers
@@ -215,7 +215,7 @@ def inject(
     source, target = load(model_x), load(model_y)
     source.check_site(of_x, "site")
     target.check_site(of_y, "site")
-    _check(source, target, labelled=labels is not None)
+    _check(source, target, texts, max_length, labelled=labels is not None)
     scored = labels is not None or target.task != "classification"
     check_mask(target)
     mapped = map.transform if isinstance(map, ArrayMap) else map
@@ -276,7 +276,7 @@ def _scores(
     }
 
 
-def _check(source: FrozenModel, target: FrozenModel, *, labelled: bool) -> None:
+def _check(source: FrozenModel, target: FrozenModel, texts: Sequence[str], longest: int, *, labelled: bool) -> None:
     if target.task is None or target.regression:
         why = "predicts a number" if target.regression else target.no_task
         raise UserError(
@@ -285,10 +285,11 @@ def _check(source: FrozenModel, target: FrozenModel, *, labelled: bool) -> None:
         )
     if labelled and target.task != "classification":
         raise UserError(f"Expected no `labels` for the language model {target.name}: it predicts tokens.")
-    if source.tokenizer is None or target.tokenizer is None or not same_tokenizer(source.tokenizer, target.tokenizer):
+    tokens, _ = tokenised([source, target], texts, None, longest)
+    if not tokens.alike:
         raise UserError(
             f"Expected models of one tokenizer, since every token's state is replaced, but those of {source.name} and "
-            f"{target.name} differ. Compare them by `rows` 'words', with `train.py fit`."
+            f"{target.name} differ on these texts. Compare them by `rows` 'words', with `train.py fit`."
         )
     leak = gives_answers(source, target)
     if leak is not None:
@@ -327,19 +328,22 @@ def tokenised(
         raise UserError(f"Expected `texts` as a list of one or more strings, but got {got}.")
     if labels is not None and len(labels) != len(texts):
         raise UserError(f"Expected one of `labels` for each of {len(texts)} texts, but got {len(labels)}.")
-    tokenizers: list[PreTrainedTokenizerBase] = []  # one object for equal ones
-    for model in models:
-        if model.tokenizer is None:
-            raise UserError(f"Expected a model with its tokenizer, but {model.name} has none. Give (model, tokenizer).")
-        tokenizers.append(next((t for t in tokenizers if same_tokenizer(t, model.tokenizer)), model.tokenizer))
     columns: dict[str, list[Any]] = {"text": list(texts), "id": list(range(len(texts)))}
     columns |= {} if labels is None else {"label": [int(label) for label in labels]}
     length = min(longest, *(model.max_length or longest for model in models))
     split, shown = datasets.Dataset.from_dict(columns), not datasets.utils.are_progress_bars_disabled()
+    tokenizers: list[PreTrainedTokenizerBase] = []  # one object for those that make the same tokens
+    for model in models:
+        if model.tokenizer is None:
+            raise UserError(f"Expected a model with its tokenizer, but {model.name} has none. Give (model, tokenizer).")
+        own = model.tokenizer
+        tokenizers.append(next((known for known in tokenizers if same_tokens(known, own, [split], length)), own))
     datasets.disable_progress_bars()
     try:
         tables = {id(t): tokenise(split, t, length, words=words) for t in tokenizers}
     finally:
         if shown:
             datasets.enable_progress_bars()
-    return TokenisedTexts([tables[id(t)] for t in tokenizers], tokenizers), split
+    tokens = TokenisedTexts([tables[id(t)] for t in tokenizers], tokenizers)
+    tokens.check_vocabulary(models, "given")
+    return tokens, split

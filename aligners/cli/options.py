@@ -15,6 +15,7 @@ from jsonargparse.typing import register_type
 
 from aligners.cli.folders import CONFIG
 from aligners.errors import UserError
+from aligners.files.sealed import check_sealed
 
 # Options, or prefixes of them, that may differ when a run is resumed: they do not change what the result means.
 FREE = tuple(yaml.safe_load(Path(__file__).with_name("free_options.yaml").read_text(encoding="utf-8")))
@@ -128,6 +129,7 @@ def check_goes_on(path: str | None, command: str | None, key: str) -> None:
     wanted = f"Expected `ckpt_path` to be a last.ckpt of `train.py {command}`, but"
     if not Path(path).is_file():
         raise UserError(f"{wanted} there is no such file: {path}.")
+    check_sealed(Path(path))
     try:
         content = torch.load(path, map_location="meta", weights_only=True, mmap=True)
     except Exception as error:  # reading any other file can raise anything

@@ -17,10 +17,12 @@ from aligners.datamodules.model_texts import SPLITS, ModelTexts
 from aligners.datamodules.text.sources import Score
 from aligners.datamodules.text.texts import FittedTexts
 from aligners.errors import UserError, finite
+from aligners.files.sealed import check_sealed, read_sealed_json, sealed_json
 from aligners.files.whole import remove, whole_folder
 from aligners.finetuning.tokens import token_columns, token_task
 from aligners.finetuning.training import FINETUNING, Finetuning, FinetuningRecipe, measured_columns
 from aligners.models.classifiers import KeptLayers, check_count, freeze, shortened
+from aligners.models.identity import Identity, differing, listed_change
 from aligners.models.loading.files import save_model
 
 NONE = "none"
@@ -202,6 +204,7 @@ def _goes_on_from(last: Path, module: Finetuning) -> Path | None:
     if not last.is_file():
         return None
     try:
+        check_sealed(last)
         kept = torch.load(last, map_location="meta", weights_only=True, mmap=True)[FINETUNING]
     except Exception as error:  # reading any other file can raise anything
         raise UserError(f"{last} cannot be read as what an interrupted fine-tuning leaves. Remove it.") from error
@@ -226,8 +229,8 @@ def save_classifier(
     with whole_folder(folder) as unfinished:
         save_model(unfinished, model, tokenizer)
         fitted.save(unfinished)
-        figures = json.dumps(row, indent=1, allow_nan=False, default=str)
-        (unfinished / FINISHED).write_text(figures, encoding="utf-8")
+        plain = json.loads(json.dumps(row, allow_nan=False, default=str))
+        (unfinished / FINISHED).write_text(sealed_json(plain), encoding="utf-8")
 
 
 def finished_row(folder: Path, base_fingerprint: str, about: dict[str, Any] | None = None) -> dict[str, Any] | None:
@@ -247,7 +250,7 @@ def finished_row(folder: Path, base_fingerprint: str, about: dict[str, Any] | No
     if not (folder / FINISHED).is_file():
         raise UserError(f"Expected {folder} to hold a fine-tuned classifier with its {FINISHED}. Move it away.")
     try:
-        row: dict[str, Any] = json.loads((folder / FINISHED).read_text(encoding="utf-8"))
+        row = read_sealed_json((folder / FINISHED).read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{folder / FINISHED} is damaged: {error}. Move {folder} away.") from error
     _refuse_other(f"The classifier in {folder}", row, base_fingerprint, about)
@@ -264,4 +267,12 @@ def _refuse_other(what: str, kept: dict[str, Any], base_fingerprint: str, about:
         )
     stored = kept.get(ABOUT)  # earlier versions wrote none
     if about is not None and stored is not None:
+        then, now = (_named(run["data"]["models"], kept["base"]) for run in (stored, about))
+        if then is not None and now is not None and differing(then, now):
+            raise UserError(f"{what} was fine-tuned from {listed_change(then, now)}. Name a new `--run`.")
         refuse_other_run(stored, about, what)
+
+
+def _named(models: Sequence[Identity], name: str) -> Identity | None:
+    """The model of this name; None: there is none."""
+    return next((model for model in models if model["name"] == name), None)

@@ -17,9 +17,11 @@ import aligners
 from aligners.datamodules.rows.types import SeenTypes
 from aligners.datamodules.text.texts import FittedTexts
 from aligners.errors import UserError
+from aligners.files.sealed import check_sealed, save_sealed
 from aligners.files.shared import is_shared, shared_file
 from aligners.files.whole import whole_file
 from aligners.maps.base import Aligner
+from aligners.models.identity import differing, listed_change
 from aligners.similarity.algebra.moments import Moments
 
 
@@ -91,7 +93,7 @@ Identities = Mapping[str, Mapping[str, Any]] | Sequence[Mapping[str, Any]]  # of
 
 
 def refuse_other_models(stored: Identities, present: Identities, what: str) -> None:
-    """Compare models by their fingerprints: a name may differ, as of a folder that has moved.
+    """Compare models by what decides their states: a name may differ, as of a folder that has moved.
 
     Args:
         stored: identities in a checkpoint, X and Y by name or all in the order of the run.
@@ -103,16 +105,14 @@ def refuse_other_models(stored: Identities, present: Identities, what: str) -> N
     """
     missing = {"name": "nothing", "fingerprint": "none"}
     then, now = (list(models.values()) if isinstance(models, Mapping) else models for models in (stored, present))
-    sided = isinstance(present, Mapping)
-    differing = [
-        f"{'XY'[place] if sided and place < 2 else f'model {place}'} was {a['name']} (fingerprint "
-        f"{a['fingerprint'][:12]}) and is {b['name']} (fingerprint {b['fingerprint'][:12]})"
-        for place, (a, b) in enumerate(zip_longest(then, now, fillvalue=missing))
-        if a["fingerprint"] != b["fingerprint"]
-    ]
-    if differing:
+    sided, others = isinstance(present, Mapping), []
+    for place, (before, after) in enumerate(zip_longest(then, now, fillvalue=missing)):
+        if differing(before, after):
+            side = "XY"[place] if sided and place < 2 else f"model {place}"
+            others.append(f"{side} was {listed_change(before, after)}")
+    if others:
         raise UserError(
-            f"{what} was fitted on other models: {'; '.join(differing)}. Name the same models in the same order. "
+            f"{what} was fitted on other models: {'; '.join(others)}. Name the same models in the same order. "
             "`evaluate.py share` with `--models` makes a copy of a finished run's maps for other models."
         )
 
@@ -236,7 +236,7 @@ def save_bank(bank: StoredBank, path: Path) -> None:
     # Copies: safetensors refuses tensors that share memory, as tied weights do.
     tensors = {name: value.detach().to("cpu", copy=True).contiguous() for name, value in flat(states)}
     with whole_file(path) as unfinished:
-        save_file(tensors, unfinished, {HEADER: json.dumps(described)})
+        save_sealed(save_file, tensors, unfinished, {HEADER: json.dumps(described)})
 
 
 def flat(tree: Mapping[str, Any], folder: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -268,11 +268,12 @@ def load_bank(path: Path | str, *, arrays: bool = False) -> StoredBank:
         arrays: whether it may be a map that `save` of `aligners.api` wrote, which says nothing of models.
 
     Raises:
-        ValueError: the file is not there, cannot be read, is a last.ckpt to go on from, or a map on arrays; or as
-            `shared_file`.
+        ValueError: the file is not there, cannot be read, is damaged, is a last.ckpt to go on from, a map on arrays, or
+            holds a map with NaN or infinity; or as `shared_file`.
     """
     shared, file, path = is_shared(path), shared_file(path), Path(path)
     try:
+        check_sealed(file)
         command = _goes_on_with(file)
         bank = None if command else _read(file)
     except FileNotFoundError:
@@ -293,8 +294,41 @@ def load_bank(path: Path | str, *, arrays: bool = False) -> StoredBank:
             "Python. Read it there, by `aligners.api.ArrayMap.load`."
         )
     bank.path = path
+    refuse_not_finite(bank)
     bank.data_config = for_others(bank.data_config) if shared else bank.data_config
     return bank.freeze()
+
+
+@torch.no_grad()
+def refuse_not_finite(bank: StoredBank) -> None:
+    """Raise if a map has NaN or infinity among its numbers, which it would hand on to every figure.
+
+    Raises:
+        ValueError: naming the map and the site pairs.
+    """
+    for route, maps in bank.maps.items():
+        for name, aligner in maps.items():
+            sound = _finite_sites(aligner)
+            sites = [f"{i}-{j}" for (i, j), fine in zip(bank.pairs[route], sound, strict=False) if not fine]
+            if not bool(sound.all()):
+                where = f" at site pair {', '.join(sites)}" if sites else ""
+                raise UserError(
+                    f"Expected finite numbers in every map of {bank.path}, but {name} ({DIRECTIONS.get(route, route)}) "
+                    f"holds NaN or infinity{where}. Fit it again, or leave it out."
+                )
+
+
+def _finite_sites(aligner: Aligner) -> Tensor:
+    """Whether the parameters of a map, and its answer to zeros, are finite: (S,) bool.
+
+    Not every buffer is: what a closed form says of itself may be NaN where there is nothing to say.
+    """
+    kept = next((value.dtype for value in aligner.state_dict().values() if value.is_floating_point()), None)
+    answer = aligner(torch.zeros(aligner.sites, 1, aligner.d_x, dtype=kept))
+    sound = answer.isfinite().flatten(1).all(1)
+    for name, weight in aligner.named_parameters():
+        sound[aligner.places(name)] &= weight.isfinite().flatten(1).all(1)
+    return sound
 
 
 def for_others(data_config: Mapping[str, Any]) -> dict[str, Any]:

@@ -275,6 +275,7 @@ class BankTraining(KnownLength, ABC):
         self.maps, self.divergence = nn.ModuleDict(), Divergence()
         self.training_record: dict[str, dict[str, Any]] = {}
         self._complete, self.parts = False, 1
+        self._limits: dict[str, Any] = {}  # of a run that goes on with all its steps taken: Lightning's is then lifted
 
     def banks_of(self, route: str) -> dict[str, Aligner]:
         """Name -> bank of a route."""
@@ -305,7 +306,17 @@ class BankTraining(KnownLength, ABC):
         """What a run that goes on from this one has to share, as plain values."""
         options = {name: getattr(self, name) for name in ("schedule", "warmup", "gradient_clip", "seed")}
         options |= {"optimizer": describe_optimizer(self.optimizer_factory), **self.options()}
-        return identity(self.stream, **options) | {"trainer": trainer_identity(self.trainer)}
+        trainer = trainer_identity(self.trainer) | self._limits
+        return identity(self.stream, **options) | {"trainer": trainer, "early_stopping": self._stopping()}
+
+    def _stopping(self) -> dict[str, Any]:
+        """By what the best state of each site is chosen, as callbacks say it."""
+        said: dict[str, Any] = {}
+        for callback in cast(Any, self.trainer).callbacks:
+            describe = getattr(callback, "choosing", None)
+            if describe is not None:
+                said |= describe()
+        return said
 
     def resume(self, checkpoint: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
         """Prepare to go on from a checkpoint. With all of `max_steps` it is validated: Lightning would just return.
@@ -321,6 +332,7 @@ class BankTraining(KnownLength, ABC):
         refuse_other_models(stored["data"]["models"], self.stream.describe()["models"], what)
         if self.trainer.state.fn == "fit":
             refuse_other_run(stored, self.identity(), what)
+        self._limits = {"max_steps": self.trainer.max_steps}
         self._complete = 0 < self.trainer.max_steps <= checkpoint["global_step"]
         if self._complete:
             cast(Any, self.trainer).fit_loop.epoch_loop.max_steps = -1

@@ -83,7 +83,6 @@ class Architecture:
         bare: arguments that build the bare encoder without the modules above the last site, which are never used
             and which a checkpoint without them would leave randomly initialised.
         bare_class: the class that loads the bare encoder.
-        reserved_positions: number of position embeddings that no token uses.
         settings: name of the part of the config that describes the trunk; empty: the config itself.
         without: config settings for which this entry does not hold, and why.
         attention: what a block's attention adds to the stream; None if unknown.
@@ -102,7 +101,6 @@ class Architecture:
     token_types: bool = True
     bare: Mapping[str, Any] = field(default_factory=dict)
     bare_class: Any = AutoModel
-    reserved_positions: int = 0
     settings: str = ""
     without: Mapping[str, str] = field(default_factory=dict)
     attention: SubLayer | None = None

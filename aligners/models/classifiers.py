@@ -128,7 +128,7 @@ def new_classifier(
             config.label2id = {label: number for number, label in enumerate(label_names)}
         options = {**source, **weight_options(dtype, attn_implementation), "config": config, "merge_adapters": True}
         model, unfit = read_weights(str(name), loader, options)
-        tokenizer = read_tokenizer(str(name), source, config)
+        tokenizer = read_tokenizer(str(name), source, model.config)
     _check_body(model, unfit, str(name))
     head = outside(model)
     # What the checkpoint does not provide: the head, and a pooler if it has none.

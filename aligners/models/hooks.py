@@ -66,6 +66,14 @@ def trunk_of(model: PreTrainedModel) -> nn.Module:
     return model.base_model.get_submodule(architecture_of(model.config.model_type).trunk)
 
 
+def reserved_positions(model: PreTrainedModel) -> int:
+    """How many of a model's positions no token has: some number them from one past the padding index of their table."""
+    for name, module in trunk_of(model).named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
+            return 0 if module.padding_idx is None else module.padding_idx + 1
+    return 0
+
+
 def blocks_of(model: PreTrainedModel) -> Blocks:
     """The blocks of a `transformers` model in the order of execution.
 

@@ -5,7 +5,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor
@@ -16,7 +16,8 @@ from aligners.models.architectures import Component, Task, architecture_of, firs
 from aligners.models.calling import Caller, Layout
 from aligners.models.causality import is_causal, ordinary_tokens, rounding
 from aligners.models.classifiers import drawn, outside, with_head
-from aligners.models.hooks import Places, blocks_of, inject, read
+from aligners.models.hooks import Places, blocks_of, inject, read, reserved_positions
+from aligners.models.identity import code_of, implementation_of, preferred_implementation, settings_of
 from aligners.models.loading.placement import check_placement, is_sharded, place_like
 from aligners.models.own_code import code_not_run
 
@@ -46,6 +47,7 @@ class FrozenModel:
     Attributes:
         depth: L, the number of blocks.
         width: d, the width of the states.
+        vocabulary: tokens that it has embeddings for; its tokenizer may know more.
         blocks: the L blocks in the order of execution.
         task: what the head answers: "classification" (B, C); "masked" or "causal", a token for each position
             or for the next, (B, T, V); None: there is no head, or none that is asked: see `unasked`.
@@ -59,6 +61,9 @@ class FrozenModel:
         config: the model's.
         nbytes: bytes of its weights.
         dtype: data type of the weights.
+        attention_used: the implementation of attention, such as `sdpa`.
+        attention_preferred: the one that transformers chooses where nothing is said.
+        code: a hash of the model's own code; None: transformers has it.
         sharded: whether a `device_map` has placed the weights, and keeps them there.
         cautions: why figures of the model are doubtful, each a sentence that begins with "Caution: ".
         quantised: method by which the weights are quantised, or None. Gradients may not pass through quantised weights.
@@ -91,6 +96,7 @@ class FrozenModel:
         self._check_placement()
         self._caller = Caller(model)
         self.width = int(settings.hidden_size)
+        self.vocabulary = len(cast(Any, model.get_input_embeddings()).weight)
         self.heads = int(getattr(settings, "num_attention_heads", None) or 0)
         self._head: Task | None = self._caller.task
         asked = self._head == "classification" and _not_scored(model.config) is None
@@ -98,8 +104,10 @@ class FrozenModel:
         self.regression = self.n_labels == 1
         self.class_map: tuple[tuple[int, ...], ...] | None = None
         positions = getattr(settings, "max_position_embeddings", None) or -1  # XLNet says -1 for no limit
-        self.max_length = None if positions < 0 else int(positions) - self.architecture.reserved_positions
+        self.max_length = None if positions < 0 else int(positions) - reserved_positions(model)
         self.quantised = quantisation(model.config)
+        self.attention_used, self.attention_preferred = implementation_of(model), preferred_implementation(model)
+        self.code = code_of(model)
         if self._caller.reads_last_token and settings.pad_token_id is None:
             raise UserError(
                 f"Expected a `pad_token_id` in the config of {name}, but got none: a {type(model).__name__} reads the "
@@ -184,9 +192,15 @@ class FrozenModel:
                 digest.update(f"{name} {scaling}\n".encode())
         return digest.hexdigest()
 
-    def identity(self) -> dict[str, str | None]:
-        """What a checkpoint records of a model: name, revision, fingerprint."""
-        return {"name": self.name, "revision": self.revision, "fingerprint": self.fingerprint}
+    def identity(self) -> dict[str, Any]:
+        """What a checkpoint records of a model: all that decides what it computes, and what it is called.
+
+        Returns:
+            Its name, revision and fingerprint; `settings` of its config; `attention`, the implementation, which rounds;
+            and `code`, a hash of code of its own, or None.
+        """
+        named = {"name": self.name, "revision": self.revision, "fingerprint": self.fingerprint}
+        return {**named, "settings": settings_of(self.config), "attention": self.attention_used, "code": self.code}
 
     def logits(self, inputs: Inputs) -> Tensor:
         """The whole model: (B, C), or (B, T, V) for a language modelling head.
@@ -222,7 +236,7 @@ class FrozenModel:
         Raises:
             ValueError: if the model was not loaded with eager attention or hands out no weights, or as in `front`.
         """
-        implementation = self.model.base_model.config._attn_implementation
+        implementation = implementation_of(self.model)
         if implementation != "eager":
             raise UserError(
                 f'Expected a model with `attn_implementation` "eager", but got {self.name} with {implementation!r}, '

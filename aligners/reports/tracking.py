@@ -172,7 +172,7 @@ def described(path: Path) -> RunArtifact | None:
         return None
     try:
         with safe_open(path, framework="np") as file:
-            header = {name: json.loads(held) for name, held in file.metadata().items()}
+            header = {name: json.loads(held) for name, held in file.metadata().items() if name in ("bank", "banks")}
     except (OSError, SafetensorError, ValueError, AttributeError):  # of an earlier version, or none of ours
         return None
     if "banks" in header:

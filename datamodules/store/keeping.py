@@ -16,6 +16,7 @@ from torch import Tensor
 from aligners.datamodules.store.shards import DTYPES, Shard
 from aligners.datamodules.store.states import MANIFEST, USED, Manifest, shard_path
 from aligners.errors import UserError
+from aligners.files.sealed import check_sealed, save_sealed
 from aligners.files.whole import remove_unfinished, whole_file
 
 
@@ -132,7 +133,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """
     contiguous = {name: value.contiguous() for name, value in tensors.items()}
     with whole_file(path) as unfinished:
-        save_file(contiguous, unfinished, metadata={"crc32": str(_checksum(contiguous))})
+        save_sealed(save_file, contiguous, unfinished, {"crc32": str(_checksum(contiguous))})
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
@@ -142,6 +143,7 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
         ValueError: they are not those that were written.
     """
     try:
+        check_sealed(path)
         with safe_open(path, "pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
             if (file.metadata() or {}).get("crc32") != str(_checksum(tensors)):

@@ -16,6 +16,7 @@ from aligners.datamodules.rows.policies import RowKind
 from aligners.datamodules.store.shards import DTYPES, Shard, layout_size
 from aligners.datamodules.tokens.tokenised import TokenisedTexts
 from aligners.errors import UserError
+from aligners.files.sealed import read_sealed_json, sealed_json
 from aligners.files.whole import write_text
 from aligners.models.architectures import Component
 from aligners.models.model import FrozenModel
@@ -38,6 +39,8 @@ class StateIdentity:
         stored_as: data type of the stored values: float32, float16 or bfloat16.
         format: of the files.
         rows: which rows are kept, one of each text; empty: every token, of which any rows can be made.
+        attention: implementation of attention, and a hash of the model's own code; empty: the one that transformers
+            prefers, and its code, or those of a version that did not tell them apart.
     """
 
     weights: str
@@ -48,6 +51,7 @@ class StateIdentity:
     stored_as: str
     format: int = FORMAT
     rows: str = ""
+    attention: str = ""
 
     def values(self) -> dict[str, Any]:
         """It as plain values; what is empty is left out, as earlier versions did not know it."""
@@ -101,9 +105,11 @@ class Manifest:
         """
         path = folder / MANIFEST
         try:
-            held = json.loads(path.read_text(encoding="utf-8"))
-            if held["identity"]["format"] != FORMAT:
-                raise ValueError(f"its format is {held['identity']['format']}: another version of aligners wrote it")
+            text = path.read_text(encoding="utf-8")
+            written = json.loads(text)["identity"]["format"]
+            if written != FORMAT:
+                raise ValueError(f"its format is {written}: another version of aligners wrote it")
+            held = read_sealed_json(text)
             held["identity"] = StateIdentity(**held["identity"])
             if held["identity"].name != folder.name:
                 raise ValueError(f"it describes the states of the folder {held['identity'].name}")
@@ -122,7 +128,7 @@ class Manifest:
             str(site): {str(k): shards[k] for k in sorted(shards)} for site, shards in sorted(self.sites.items())
         }  # the same file, whoever wrote which shard first
         plain = {**asdict(self), "identity": self.identity.values(), "sites": ordered}
-        write_text(folder / MANIFEST, json.dumps(plain, indent=1) + "\n")
+        write_text(folder / MANIFEST, sealed_json(plain))
 
 
 def plan_shards(lengths: np.ndarray, row_bytes: int, most: int) -> list[int]:
@@ -197,7 +203,10 @@ class StoredStates:
         computed_in = f"{name_of(model.dtype)}, products {torch.get_float32_matmul_precision()}"
         inputs = self.data.digest(self.place, special=kind is not None and not kind.special_tokens)
         rows = "" if kind is None else str(kind)
-        return StateIdentity(model.fingerprint, config, inputs, component, computed_in, stored_as, rows=rows)
+        own = "" if model.attention_used in (None, model.attention_preferred) else str(model.attention_used)
+        attention = f"{own}{model.code or ''}"
+        decides = model.fingerprint, config, inputs, component, computed_in, stored_as
+        return StateIdentity(*decides, rows=rows, attention=attention)
 
     def _planned(self) -> Manifest:
         # Those of every token: a text is then read in the same batch, whatever rows are kept.

@@ -17,6 +17,7 @@ from safetensors.numpy import save_file
 from aligners.datamodules.text.annotated.sentence import CHOICE
 from aligners.datamodules.text.labels import MISSING, known_labels
 from aligners.errors import UserError
+from aligners.files.sealed import check_sealed, save_sealed
 from aligners.files.tables import table_beside
 from aligners.files.whole import whole_file
 
@@ -74,7 +75,7 @@ class FittedTexts:
     def save(self, folder: Path) -> None:
         """Write them into the folder of a model, whole or not at all."""
         with whole_file(folder / FITTED) as unfinished:
-            save_file({"keys": self.keys}, unfinished, {"origins": json.dumps(self.origins)})
+            save_sealed(save_file, {"keys": self.keys}, unfinished, {"origins": json.dumps(self.origins)})
 
     @classmethod
     def load(cls, folder: Path) -> Self | None:
@@ -87,6 +88,7 @@ class FittedTexts:
         if not path.is_file():
             return None
         try:
+            check_sealed(path)
             with safe_open(path, framework="np") as file:
                 return cls(file.get_tensor("keys"), json.loads(file.metadata()["origins"]))
         except (SafetensorError, KeyError, TypeError, ValueError) as error:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     import datasets
     from transformers import PreTrainedTokenizerBase
 
+    from aligners.models.model import FrozenModel
+
 logger = logging.getLogger(__name__)
 
 
@@ -145,6 +147,7 @@ class TokenisedSplits:
         max_length: longest text in tokens, or the length of all packed sequences.
         words: whether the word of each token is needed.
         packed: whether texts are laid end to end.
+        models: which must know all tokens of the texts.
     """
 
     texts: Texts
@@ -152,6 +155,7 @@ class TokenisedSplits:
     max_length: int
     words: bool = False
     packed: bool = False
+    models: Sequence[FrozenModel] = ()
 
     def __post_init__(self) -> None:
         self._made: dict[Split, TokenisedTexts] = {}
@@ -163,6 +167,7 @@ class TokenisedSplits:
             first = [next(i for i, b in enumerate(self.tokenizers) if same_tokenizer(a, b)) for a in self.tokenizers]
             tables = {i: self._table(name, self.tokenizers[i]) for i in sorted(set(first))}
             data = TokenisedTexts([tables[i] for i in first], self.tokenizers)
+            data.check_vocabulary(self.models, name)
             if data.words is not None and data.words_used != data.words:
                 logger.warning(
                     "%s of %d words of the %s texts are there in full for every model; the others are left out.",

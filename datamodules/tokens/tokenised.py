@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from aligners.datamodules.rows.policies import RowKind
+    from aligners.models.model import FrozenModel
 
 WHITE_SPACE = np.array([code for code in range(0x3001) if chr(code).isspace()], dtype=np.uint32)  # U+3000 is the last
 
@@ -181,6 +182,43 @@ def _tokens(
 def same_tokenizer(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase) -> bool:
     """Whether two tokenizers turn every text into the same inputs."""
     return a is b or describe_tokenizer(a) == describe_tokenizer(b)
+
+
+AT_ONCE = 1000  # texts; of other tokenizers the first have other tokens
+
+
+def same_tokens(
+    a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase, splits: Sequence[datasets.Dataset], max_length: int
+) -> bool:
+    """Whether two tokenizers make the same tokens of these texts, and mask them alike, however they pad.
+
+    Args:
+        a: the one.
+        b: the other.
+        splits: with the columns text and, of pairs, text_pair.
+        max_length: longest text in tokens.
+    """
+    if same_tokenizer(a, b):
+        return True
+    if a.mask_token_id != b.mask_token_id or a.truncation_side != b.truncation_side or a.is_fast != b.is_fast:
+        return False
+    for split in splits:
+        names = [name for name in ("text", "text_pair") if name in split.column_names]
+        for first in range(0, len(split), AT_ONCE):
+            batch = split[first : first + AT_ONCE]
+            parts = [batch[name] for name in names]
+            if _ids_of(a, parts, max_length) != _ids_of(b, parts, max_length):
+                return False
+    return True
+
+
+def _ids_of(tokenizer: PreTrainedTokenizerBase, parts: list[list[str]], max_length: int) -> list[Any]:
+    """Tokens of some texts, which of them are special, and their types, which are 0 where there are none."""
+    cut = {"truncation": True, "max_length": max_length}
+    encoded = tokenizer(*parts, **cut, return_special_tokens_mask=True, return_attention_mask=False)
+    ids = encoded["input_ids"]
+    types = encoded.get("token_type_ids", [[0] * len(one) for one in ids])
+    return [ids, encoded["special_tokens_mask"], types]
 
 
 def describe_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -335,6 +373,36 @@ class TokenisedTexts(Dataset):
             if name in laid.flat:
                 digest.update(name.encode() + laid.flat[name].numpy().tobytes())
         return digest.hexdigest()
+
+    @property
+    def alike(self) -> bool:
+        """Whether the tokens of all models are the same."""
+        return len(self._laid) == 1
+
+    def check_vocabulary(self, models: Sequence[FrozenModel], split: str) -> None:
+        """Raise if a text has a token that a model does not know: its tokenizer may have been given more.
+
+        Args:
+            models: in the order of the tables; bases, which may come after them, are of no concern.
+            split: name of the texts, for the message.
+
+        Raises:
+            ValueError: naming the model, the text and the token.
+        """
+        for place, model in zip(self._models, models, strict=False):
+            laid = self._laid[place]
+            beyond = (laid.flat["input_ids"] >= model.vocabulary).nonzero()
+            if not len(beyond):
+                continue
+            where = int(beyond[0])
+            text = int(torch.searchsorted(laid.starts, where, right=True)) - 1
+            token = int(laid.flat["input_ids"][where])
+            written = model.tokenizer.convert_ids_to_tokens(token) if model.tokenizer is not None else token
+            raise UserError(
+                f"Expected texts of the {model.vocabulary} tokens that {model.name} has embeddings for, but text "
+                f"number {text + 1} of the {split} texts holds {written!r}, number {token}, which only its tokenizer "
+                "knows. Leave such texts out, or save the model's own tokenizer beside it."
+            )
 
     def texts_with_rows(self) -> np.ndarray | None:
         """The numbers of the texts that keep a row, where marked rows are left out; None if all do."""

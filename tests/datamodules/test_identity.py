@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from aligners.callbacks.best import BestPerSite
 from aligners.callbacks.checkpoint import SaveAligners, SaveStitching
 from aligners.datamodules.identity import identity, refuse_other_run
 from aligners.datamodules.text.sources import TextSource
 from aligners.fitting.alignment import Alignment
+from aligners.fitting.bank import load_bank
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP
 from tests.runs import activations, quiet_trainer, state
@@ -25,7 +27,8 @@ MAPS = {"linear": Linear, "mlp": partial(MLP, hidden=[8])}
 def fit(world: World, folder: Path, resume: Path | None = None, *, maps: Any = MAPS, **given: Any) -> Alignment:
     own = ("both_directions", "most_steps", "schedule", "optimizer", "seed")
     options = {"optimizer": partial(torch.optim.AdamW, lr=1e-2)} | {n: given.pop(n) for n in own if n in given}
-    trainer = quiet_trainer(**{"max_epochs": 1} | given.pop("trainer", {}), callbacks=[SaveAligners(folder)])
+    callbacks = [SaveAligners(folder), BestPerSite(**given.pop("best", {}))]
+    trainer = quiet_trainer(**{"max_epochs": 1} | given.pop("trainer", {}), callbacks=callbacks)
     data, module = activations(world, **{"sites": [1, 3]} | given), Alignment(maps, **options)
     trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
     return module
@@ -34,6 +37,12 @@ def fit(world: World, folder: Path, resume: Path | None = None, *, maps: Any = M
 @pytest.fixture(scope="module")
 def last(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     fit(world, folder := tmp_path_factory.mktemp("begun"))
+    return folder / "last.ckpt"
+
+
+@pytest.fixture(scope="module")
+def twice(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    fit(world, folder := tmp_path_factory.mktemp("twice"), trainer={"max_epochs": 2})
     return folder / "last.ckpt"
 
 
@@ -118,3 +127,52 @@ def test_stitching_does_not_go_on_with_other_data_or_options(world: World, tmp_p
     train(world, trainer={"max_steps": 2, "callbacks": [SaveStitching(tmp_path)]}, routes="forward")
     with pytest.raises(ValueError, match=r"`data\.max_length` was 60 and is 50; `model\.gradient_clip` was"):
         train(world, resume=tmp_path / "last.ckpt", routes="forward", max_length=50, gradient_clip=2.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"best": {"patience": 3}}, "`early_stopping.patience` was null and is 3"),
+        ({"best": {"min_delta": 0.1}}, "`early_stopping.min_delta` was 0.0 and is 0.1"),
+        ({"trainer": {"max_epochs": 1}}, "`trainer.max_epochs` was 2 and is 1"),
+        ({"trainer": {"max_steps": 2}}, "`trainer.max_steps` was -1 and is 2"),
+        ({"trainer": {"val_check_interval": 2}}, "`trainer.val_check_interval` was 1.0 and is 2"),
+        (
+            {"attn_implementation": "eager"},
+            r'`data.attn_implementation` was ["sdpa", "sdpa"] and is ["eager", "eager"]',
+        ),
+    ],
+)
+def test_what_changes_the_result_is_refused(
+    twice: Path, world: World, tmp_path: Path, change: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(says)):
+        fit(world, tmp_path, twice, **{"trainer": {"max_epochs": 2}, **change})
+
+
+def test_what_an_earlier_version_did_not_keep_is_not_asked_for(twice: Path, world: World, tmp_path: Path) -> None:
+    held = torch.load(twice, weights_only=True)
+    kept = held["alignment"]
+    del kept["early_stopping"]
+    kept["trainer"] = {name: kept["trainer"][name] for name in ("precision", "limit_train_batches")}
+    for model in kept["data"]["models"].values():
+        for name in ("settings", "attention", "code"):
+            del model[name]
+    torch.save(held, tmp_path / "old.ckpt")
+    other = {"best": {"patience": 3}, "attn_implementation": "eager"}
+    fit(world, tmp_path, tmp_path / "old.ckpt", trainer={"max_epochs": 2, "val_check_interval": 3}, **other)
+
+
+def test_a_model_whose_config_has_changed_is_another(last: Path, world: World, tmp_path: Path) -> None:
+    shutil.copytree(world.model_x, tmp_path / "x")
+    config = (tmp_path / "x" / "config.json").read_text()
+    (tmp_path / "x" / "config.json").write_text(config.replace('"gelu"', '"relu"'))
+    said = r'X was .*, whose weights are the same, but its hidden_act was "gelu" and is "relu"\. Name the same models'
+    with pytest.raises(ValueError, match=said):
+        fit(world, tmp_path / "more", last, model_x=str(tmp_path / "x"))
+    maps = load_bank(last.parent / "aligners.safetensors")
+    data = activations(world, model_x=str(tmp_path / "x"), sites=[1, 3])
+    module = Alignment(MAPS)
+    module.adopt(maps)
+    with pytest.raises(ValueError, match=said):
+        quiet_trainer().validate(module, datamodule=data)

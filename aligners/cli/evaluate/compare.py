@@ -10,6 +10,7 @@ from aligners.datamodules.pairings import pair_states
 from aligners.datamodules.rows.policies import RowKind
 from aligners.datamodules.states import States
 from aligners.errors import UserError, check_known
+from aligners.files.sealed import save_sealed
 from aligners.files.whole import whole_file
 from aligners.fitting.bank import FORWARD, load_bank, refuse_other_bank
 from aligners.injection.comparing.comparison import MAPS, Comparison
@@ -71,7 +72,8 @@ def compare(
     found.meta.update({**data.describe(), "seed": seed, "cautions": cautions})
     if found.vectors:
         with whole_file(run.folder / "directions.safetensors") as unfinished:
-            save_file({f"site_{site}": part.contiguous() for site, part in found.vectors.items()}, unfinished)
+            vectors = {f"site_{site}": part.contiguous() for site, part in found.vectors.items()}
+            save_sealed(save_file, vectors, unfinished, {})
     write_report(found, "comparison", run.folder, trainer)
 
 

@@ -23,6 +23,7 @@ from aligners.fitting.universe.joint import JointMoments, all_pairs, directions,
 from aligners.fitting.universe.types import TypeErrors
 from aligners.fitting.universe.universe import CLOSED_UNIVERSES, NETWORK, Universe
 from aligners.maps.base import Aligner
+from aligners.models.identity import same_model
 from aligners.similarity.algebra.moments import Moments
 from aligners.similarity.moments import MomentsMetric
 
@@ -265,11 +266,11 @@ def between_members(
     Raises:
         ValueError: one is of other models, or lacks a site.
     """
-    fingerprints, banks = [model["fingerprint"] for model in members], []
+    banks = []
     for bank in against:
         there = bank.pairs.get(FORWARD, [])
         models = [bank.data["models"][side] for side in "xy"] if "x" in bank.data["models"] else bank.data["models"]
-        ends = [fingerprints.index(of) for model in models if (of := model["fingerprint"]) in fingerprints]
+        ends = [n for model in models for n, member in enumerate(members) if same_model(model, member)]
         wanted = [(of[ends[0]], of[ends[-1]]) for of in sites]
         if len(ends) != 2 or not set(wanted) <= set(there):
             raise UserError(

@@ -109,7 +109,7 @@ class Comparison:
         check_range(least=0, costs=self.costs)
         check_range(least=1, most=self.most, batch_size=self.batch_size)
         old, new = self.old, self.new
-        self.asked = Asked(old, new, labelled=self.labelled, seed=self.seed)
+        self.asked = Asked(old, new, labelled=self.labelled, seed=self.seed, alike=self.held.alike)
         self.precision = precision.stored_precision(new)
         sites = [list(side) for side in zip(*self.pairs, strict=True)]
         self.readers = [Reader(old, 0, sites[0], self.kind), Reader(new, 1, sites[1], self.kind)]

@@ -12,7 +12,6 @@ from aligners.datamodules.asking import TaskBatch, task_batch
 from aligners.datamodules.batches import TextBatch
 from aligners.datamodules.rows.policies import RowKind, Rows, rows_of_each
 from aligners.datamodules.rows.reading import gather_rows, told_apart
-from aligners.datamodules.tokens.tokenised import same_tokenizer
 from aligners.injection.scoring.tasks import chosen, divergence, unit_answers
 from aligners.models.model import FrozenModel, Inputs
 
@@ -48,6 +47,7 @@ class Asked:
         new: the other.
         labelled: whether the texts have the labels that both classifiers are asked for.
         seed: of masks.
+        alike: whether both get the same tokens of the texts.
 
     Attributes:
         what: "classes", "next tokens", "masked tokens", "similarities of texts" (neither has a head), or None.
@@ -55,10 +55,10 @@ class Asked:
         scored: whether answers have a loss.
     """
 
-    def __init__(self, old: FrozenModel, new: FrozenModel, *, labelled: bool, seed: int) -> None:
+    def __init__(self, old: FrozenModel, new: FrozenModel, *, labelled: bool, seed: int, alike: bool) -> None:
         self.model, self.seed, self.labelled, self.why = old, seed, labelled, ""
         self.what: str | None = "similarities of texts" if old.task is None else KINDS[old.task]
-        if old.tokenizer is None or new.tokenizer is None or not same_tokenizer(old.tokenizer, new.tokenizer):
+        if not alike:
             self.why = "their tokenizers differ, so they answer about different tokens"
         elif old.task != new.task or old.unasked or new.unasked:
             self.why = f"their heads answer different questions: {_answered(old)} and {_answered(new)}"

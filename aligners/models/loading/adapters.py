@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from safetensors import safe_open
@@ -20,6 +20,9 @@ from aligners.models.loading.named import located
 WEIGHTS, OLDER = "adapter_model.safetensors", "adapter_model.bin"
 AGAIN = "If a file of it is missing, damaged or incomplete, download or save the adapter again."
 _HUB = re.compile(r"\w[\w.-]*(/[\w.-]+)*")  # a name on the Hub, perhaps of a folder or file in a repository
+# What families call the embeddings of tokens, and the layer that predicts them.
+EMBEDDINGS = frozenset({"embed_tokens", "wte", "word_embeddings", "embed_in", "embeddings", "tok_embeddings", "shared"})
+OUTPUTS = frozenset({"lm_head", "embed_out", "decoder"})
 _WRAPPED = ".base_layer."  # in the names of weights that peft has put a layer around
 
 
@@ -58,17 +61,31 @@ class Adapter(NamedTuple):
         absent = {f"_raise_exceptions_for_{kind}": False for kind in ("missing_entries", "connection_errors")}
         return cached_file(folder, "tokenizer_config.json", **where, **absent) is not None
 
+    def vocabulary(self) -> int | None:
+        """Tokens that the model has under the adapter, which may bring embeddings of more; None: those of the base."""
+        for key, shape in self._shapes().items():
+            if key.endswith(".weight") and not EMBEDDINGS.isdisjoint(key.split(".")) and len(shape) == 2:
+                return shape[0]
+        return None
+
+    def has_outputs(self) -> bool:
+        """Whether it brings the layer that predicts tokens."""
+        return any(key.endswith(".weight") and not OUTPUTS.isdisjoint(key.split(".")) for key in self._shapes())
+
     def _classes(self) -> int | None:
         """The classes of the head: what the last, and narrowest, of its layers answers with; None: it has no layer."""
+        heads = set(self.heads) - EMBEDDINGS - OUTPUTS
+        outputs = (shape[0] for key, shape in self._shapes().items() if heads & set(key.split(".")) and shape[1:])
+        return min(outputs, default=None)
+
+    def _shapes(self) -> dict[str, list[int]]:
+        """The shape of each of its weights."""
         folder, where = self.where
         with (
             refusing(f"The adapter {self.name!r} cannot be read", AGAIN),
-            safe_open(cached_file(folder, WEIGHTS, **where), framework="pt") as file,
+            safe_open(cached_file(folder, WEIGHTS, **where), framework="pt") as weights,
         ):
-            shapes = {key: file.get_slice(key).get_shape() for key in file.keys()}  # noqa: SIM118  (not a mapping)
-        heads = set(self.heads)
-        outputs = (shape[0] for key, shape in shapes.items() if heads & set(key.split(".")) and shape[1:])
-        return min(outputs, default=None)
+            return {key: weights.get_slice(key).get_shape() for key in weights.keys()}  # noqa: SIM118  (no mapping)
 
 
 def adapter_of(name: str, source: Mapping[str, Any]) -> Adapter | None:
@@ -123,6 +140,12 @@ def _check_weights(name: str, folder: str, where: dict[str, Any]) -> None:
     )
 
 
+def brings_tokens(name: str, source: Mapping[str, Any]) -> bool:
+    """Whether a model of this name is an adapter with embeddings of its own."""
+    adapter = adapter_of(name, source)
+    return adapter is not None and adapter.vocabulary() is not None
+
+
 def put_on(model: PreTrainedModel, adapter: Adapter, merge: bool | None) -> None:
     """Put an adapter on its base, in place.
 
@@ -139,13 +162,25 @@ def put_on(model: PreTrainedModel, adapter: Adapter, merge: bool | None) -> None
     from peft.utils import ModulesToSaveWrapper
 
     (folder, where), name, conversions = adapter.where, adapter.name, getattr(model, "_weight_conversions", None)
+    unfit = set[str]()
     with refusing(f"The adapter {name!r} cannot be put on {adapter.base[0]!r}", AGAIN):
+        resized = _resize(model, adapter)
         info = model.load_adapter(folder, adapter_kwargs=where, ignore_mismatched_sizes=True)
-    over = {key for key in info.unexpected_keys if ".pooler." not in f".{key}"}  # of a bare encoder none is loaded
-    unfit = sorted({*info.missing_keys, *over, *(key for key, *_ in info.mismatched_keys)})
+    outputs: Any = model.get_output_embeddings() if resized else None
+    if outputs is not None and adapter.has_outputs():
+        model.config.tie_word_embeddings = False  # they were kept apart
+    elif outputs is not None and model.config.tie_word_embeddings:
+        outputs.weight = _inner(model.get_input_embeddings()).weight
+    elif outputs is not None:
+        unfit.add("the output embeddings of its new tokens")
+    for key in info.unexpected_keys:
+        # Of a bare encoder no pooler is loaded; and peft writes some modules twice.
+        if ".pooler." not in f".{key}" and not key.endswith((".modules_to_save.weight", ".original_module.weight")):
+            unfit.add(key)
+    unfit |= {*info.missing_keys, *(key for key, *_ in info.mismatched_keys)}
     if unfit:
         raise UserError(
-            f"Expected the adapter {name!r} to fit its base, {adapter.base[0]!r}, but they differ in {unfit[0]} and "
+            f"Expected the adapter {name!r} to fit its base, {adapter.base[0]!r}, but they differ in {min(unfit)} and "
             f"{len(unfit) - 1} other weights. Name the base that it was trained on."
         )
     if merge is None:
@@ -163,6 +198,23 @@ def put_on(model: PreTrainedModel, adapter: Adapter, merge: bool | None) -> None
     if merge:
         del model.requires_grad_(True).peft_config
         vars(model).update(_hf_peft_config_loaded=False, _weight_conversions=conversions)  # by which it is saved
+
+
+def _resize(model: PreTrainedModel, adapter: Adapter) -> bool:
+    """Give a base embeddings of as many tokens as its adapter brings; whether that was necessary."""
+    tokens = adapter.vocabulary()
+    if tokens is None or tokens == len(cast(Any, model.get_input_embeddings()).weight):
+        return False
+    with torch.random.fork_rng(devices=[]):
+        model.resize_token_embeddings(tokens, mean_resizing=False)
+    return True
+
+
+def _inner(part: Any) -> Any:
+    """The layer that an adapter has put something around, or has replaced."""
+    saved = getattr(part, "modules_to_save", None)
+    part = part if saved is None else saved["default"]
+    return getattr(part, "base_layer", part)
 
 
 def share_weights(model: PreTrainedModel, other: PreTrainedModel) -> None:

@@ -14,6 +14,7 @@ from transformers.utils.quantization_config import GgufConfig
 
 from aligners.errors import UserError
 from aligners.files.given import refusing
+from aligners.files.sealed import WEIGHTS, WORDS, check_model, seal_model
 from aligners.models.architectures import register_solu
 from aligners.models.loading.adapters import adapter_of, put_on
 from aligners.models.loading.named import GGUF, located
@@ -129,6 +130,8 @@ def read_weights(name: str, loader: Any, options: dict[str, Any]) -> tuple[PreTr
         model, unfit = read_weights(base, loader, {**options, **under})
         put_on(model, adapter, options.get("merge_adapters"))
         return model, [key for key in unfit if not adapter.brings(key)]
+    if Path(name).is_dir():
+        check_model(Path(name), WEIGHTS)
     place, where = located(name, {key: value for key, value in options.items() if key != "merge_adapters"})
     if "gguf_file" in where:  # by default it depends on the machine whether weights stay packed
         where["quantization_config"] = GgufConfig(dequantize=True)
@@ -149,11 +152,14 @@ def read_tokenizer(name: str, source: dict[str, Any], config: PreTrainedConfig) 
         config: of the model.
 
     Raises:
-        ValueError: there is no tokenizer, it has no vocabulary, or a larger one than the model's.
+        ValueError: there is no tokenizer, or it has no vocabulary. It may know tokens that the model does not: texts
+            that have one are refused as they are read.
     """
     adapter = adapter_of(name, source)
     if adapter is not None and not adapter.has_tokenizer():
         return read_tokenizer(*adapter.base, config)
+    if Path(name).is_dir():
+        check_model(Path(name), WORDS)
     place, where = located(name, source)
     expected = f"Expected a tokenizer beside the model {name!r}, but got"
     advice = "Save one, or pass `tokenizer=False` to work on token ids."
@@ -162,11 +168,9 @@ def read_tokenizer(name: str, source: dict[str, Any], config: PreTrainedConfig) 
     # Without any vocabulary file transformers makes one up out of the special tokens.
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
         raise UserError(f"{expected} one without a vocabulary. {advice}")
-    if len(tokenizer) > config.vocab_size:
-        raise UserError(
-            f"Expected a tokenizer of at most {config.vocab_size} tokens, the vocabulary of {name!r}, "
-            f"but got one of {len(tokenizer)}: it belongs to another model. Save the model's own beside it."
-        )
+    size = config.get_text_config().vocab_size
+    if tokenizer.pad_token_id is not None and tokenizer.pad_token_id >= size:
+        tokenizer.pad_token = None  # the model has no embedding for it: any token does where nothing is looked at
     return tokenizer
 
 
@@ -194,3 +198,4 @@ def save_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokeni
     with quiet():
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+    seal_model(folder)

@@ -13,6 +13,7 @@ from huggingface_hub import snapshot_download
 from transformers import PreTrainedModel
 
 from aligners.errors import UserError
+from aligners.files.sealed import read_sealed_json, sealed_json
 from aligners.files.whole import write_text
 from aligners.models.calling import Caller
 from aligners.models.hooks import blocks_of
@@ -68,7 +69,7 @@ class KnownModels:
     def find(self, place: Path) -> Known | None:
         """What is known of the model that is written down there; None: nothing."""
         try:
-            return Known(**json.loads(place.read_text(encoding="utf-8")))
+            return Known(**read_sealed_json(place.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             return None  # it is read again
 
@@ -82,7 +83,7 @@ class KnownModels:
             place.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(place.parent / ".lock"):
                 known = Known(model.fingerprint, headless, model.causal, model.nbytes)
-                write_text(place, json.dumps(known._asdict()) + "\n")
+                write_text(place, sealed_json(known._asdict()))
         self._new = []
 
 

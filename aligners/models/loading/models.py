@@ -15,6 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from aligners.errors import UserError
 from aligners.models.architectures import Architecture, Task, architecture_of
 from aligners.models.hooks import blocks_of
+from aligners.models.loading.adapters import brings_tokens
 from aligners.models.loading.files import listed, quiet, read_config, read_tokenizer, read_weights, weight_options
 from aligners.models.loading.known import KnownModels, SleepingModel
 from aligners.models.loading.placement import DeviceMap, check_device_map
@@ -88,9 +89,9 @@ def load_frozen(
             in float32 and unquantised.
 
     Raises:
-        ValueError: if there is no such model, its architecture is not registered, a file is damaged or
-            missing, weights are missing or of another shape, the tokenizer is missing or knows more tokens
-            than the model, or the device map splits a block or leaves weights where they are not used.
+        ValueError: if there is no such model, its architecture is not registered, a file is damaged or missing, weights
+            are missing or of another shape, the tokenizer is missing, or the device map splits a block or leaves
+            weights where they are not used.
     """
     source = {"revision": revision, "trust_remote_code": trust_remote_code}
     options = {"trust_remote_code": trust_remote_code, **weight_options(dtype, attn_implementation)}
@@ -108,11 +109,12 @@ def load_frozen(
             config.is_encoder_decoder = False
         read = quiet()(partial(_model, str(name), task, architecture, placed | {"config": config}))
         lasting = device_map is None and quantisation(config) in (None, "torchao")  # the same on every device
+        lasting = lasting and not brings_tokens(str(name), source)  # or its config is not that of the files
         place = known.place(str(name), source, options["dtype"], merge_adapters) if known and lasting else None
         entry = known.find(place) if known is not None and place is not None else None
         # A model's faults are said before its tokenizer's.
         model = read() if entry is None else _skeleton(config, None if entry.headless else task, architecture, options)
-        words = read_tokenizer(str(name), source, config) if tokenizer else None
+        words = read_tokenizer(str(name), source, model.config) if tokenizer else None
     if entry is not None:
         return _told(SleepingModel(model, words, **named, about=entry, read=read)).to(device)
     frozen = _told(FrozenModel(model, words, **named))

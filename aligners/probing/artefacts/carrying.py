@@ -16,6 +16,7 @@ from aligners.datamodules.states import States
 from aligners.datamodules.tokens.splits import Split
 from aligners.datamodules.tokens.tokenised import same_tokenizer
 from aligners.errors import UserError, check_known, check_range
+from aligners.models.identity import deciding, differing, listed_change
 from aligners.models.loading.models import check_precision
 from aligners.probing.artefacts.fate import (
     MOST_ROWS,
@@ -193,7 +194,7 @@ class Carrying(pl.LightningModule):
             fitting, validation = self.paired("fit", on, place), self.paired("validation", on, place)
             forward = forward_map(best.name, fitting, validation)
         model, came = self.new.identity(), {"model": self.old.name, "site": artefact.site, "map": best.name}
-        about = {"model": model["name"], "fingerprint": model["fingerprint"], "carried_from": came}
+        about = {"model": model["name"], **deciding(model), "carried_from": came}
         return artefact.carried(best.back, forward, site=self.stream.reader.sites[place][1], **about)
 
     def _shuffled(self, artefact: Artefact, kind: RowKind, place: int) -> Iterator[Artefact]:
@@ -243,10 +244,11 @@ def check_model(artefact: Artefact, model: Any) -> list[str]:
         ValueError: it was made on other weights.
     """
     told = artefact.about.get("fingerprint")
-    if told not in (None, model.fingerprint):
+    then = {**artefact.about, "name": artefact.about["model"]}
+    if told is not None and differing(then, model.identity()):
         raise UserError(
-            f"Expected `data.model_x` to be the model that {artefact.name} reads, {artefact.about['model']} "
-            f"(fingerprint {told[:12]}), but {model.name} has the fingerprint {model.fingerprint[:12]}."
+            f"Expected `data.model_x` to be the model that {artefact.name} reads, but it was "
+            f"{listed_change(then, model.identity())}."
         )
     if told is None and str(artefact.about["model"]).rstrip("/") != str(model.name).rstrip("/"):
         return [f"{artefact.name} says that it reads {artefact.about['model']}, and was read as one of {model.name}."]

@@ -12,9 +12,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from aligners.errors import UserError, check_known
+from aligners.files.sealed import check_sealed, save_sealed
 from aligners.files.whole import whole_folder
 from aligners.fitting.bank import FORWARD, StoredBank, describe_aligner, load_bank, save_bank, take_places
 from aligners.maps.base import Aligner
+from aligners.models.identity import deciding
 from aligners.probing.artefacts.kinds import KINDS, Artefact, Dictionary, Probe, Stitching
 from aligners.probing.bank import Bank
 from aligners.probing.storing import PROBES, load_banks
@@ -115,7 +117,7 @@ def _maps(stored: StoredBank) -> list[Artefact]:
         for number, (site, other) in enumerate(stored.pairs[FORWARD]):
             own = take_places(bank, [number])
             told = {"kind": "stitching", "name": _named(name, f"{site}-{other}"), "model": source["name"]}
-            place = {"fingerprint": source["fingerprint"], "site": site, "rows": rows}
+            place = {**deciding(source), "site": site, "rows": rows}
             into = {"into": stored.data["models"]["y"]["name"], "into_site": other, "map": describe_aligner(own)}
             found.append(Stitching(dict(own.state_dict()), {**told, **place, **into}))
     return found
@@ -146,7 +148,16 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:
-    return _whole(path, load_file, "safetensors")
+    tensors = _whole(path, _loaded, "safetensors")
+    bad = [name for name, value in tensors.items() if not bool(value.isfinite().all())]
+    if bad:
+        raise UserError(f"Expected finite numbers in {path}, but {bad[0]} holds NaN or infinity. Train it again.")
+    return tensors
+
+
+def _loaded(path: Path) -> dict[str, Tensor]:
+    check_sealed(path)
+    return load_file(path)
 
 
 def write_artefact(artefact: Artefact, folder: Path | str, card: str | None = None) -> None:
@@ -167,7 +178,8 @@ def write_artefact(artefact: Artefact, folder: Path | str, card: str | None = No
     tensors = {name: value.detach().cpu().contiguous() for name, value in artefact.tensors.items()}
     with whole_folder(folder) as unfinished:
         (unfinished / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-        save_file(tensors, unfinished / (WEIGHTS if isinstance(artefact, Dictionary) else TENSORS))
+        weights = unfinished / (WEIGHTS if isinstance(artefact, Dictionary) else TENSORS)
+        save_sealed(save_file, tensors, weights, {})
         if isinstance(artefact, Dictionary):
             (unfinished / CFG).write_text(json.dumps(_cfg(artefact), indent=2) + "\n", encoding="utf-8")
         if artefact.through:

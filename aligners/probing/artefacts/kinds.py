@@ -20,6 +20,7 @@ from aligners.fitting.bank import restored
 from aligners.maps.affine import AffineLayer
 from aligners.maps.base import Aligner
 from aligners.maps.linear import Affine, Identity
+from aligners.models.identity import DECIDING
 from aligners.probing.bank import Arm, Bank, ModelLayer
 from aligners.probing.storing import KINDS as PROBES
 
@@ -133,7 +134,7 @@ class Artefact(ABC):
                 f"Expected `map` to be one map to width {self.width}, which {self.name} reads, but got {back.sites} "
                 f"from {back.d_x} to {back.d_y}. It leads from the new model's states to the old one's."
             )
-        new = {**{key: value for key, value in self.about.items() if key not in ("fingerprint", "score")}, **about}
+        new = {**{key: value for key, value in self.about.items() if key not in (*DECIDING, "score")}, **about}
         parts, moved = affine_parts(back), None
         if parts is not None and not self.through:
             there = partial(pseudo_inverse, back, parts) if forward is None else partial(linearised, forward)

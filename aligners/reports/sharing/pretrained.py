@@ -17,6 +17,7 @@ from aligners.errors import UserError
 from aligners.files.shared import CONFIG, FILE_ENDINGS, FORMAT, LIBRARY, MODEL, fetch, read_config, sha256
 from aligners.files.whole import check_new_folder, whole_folder
 from aligners.fitting.bank import StoredBank, for_others, load_bank, save_bank
+from aligners.models.identity import same_models
 from aligners.models.model import FrozenModel
 from aligners.models.recipes import Recipe
 from aligners.probing.bank import Bank
@@ -206,7 +207,7 @@ class Shared(ModelHubMixin, library_name=LIBRARY, tags=[LIBRARY]):
             ValueError: they are others.
         """
         present = identities(models, self.data)
-        if [model["fingerprint"] for model in present] == [model["fingerprint"] for model in self.models]:
+        if same_models(self.models, present):
             return
         if not other_models:
             raise UserError(

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from torch.serialization import safe_globals
 
-from aligners.datamodules.identity import differences
+from aligners.datamodules.identity import differences, kept_alike
 from aligners.datamodules.store.keeping import load_tensors, save_tensors
 from aligners.errors import UserError
+from aligners.files.sealed import read_sealed_json, sealed_json
 from aligners.files.whole import write_text
 from aligners.similarity.outcome import TileFigures
 from aligners.similarity.passes.plan import Span, Tile
@@ -64,13 +65,14 @@ class SavedPasses:
         """
         plan, now = self._folder / PLAN, json.loads(json.dumps({**about, "memory": limit}, default=str))
         if not plan.exists():
-            write_text(plan, json.dumps(now, indent=1) + "\n")
+            write_text(plan, sealed_json(now))
             return limit
         try:
-            then = json.loads(plan.read_text(encoding="utf-8"))
+            then = read_sealed_json(plan.read_text(encoding="utf-8"))
         except ValueError as error:
             raise UserError(f"{plan} is damaged: it is not what was written. Name a new `run`.") from error
-        changes = differences(then, now if given else {**now, "memory": then.get("memory")}, "")
+        now = kept_alike(then, now if given else {**now, "memory": then.get("memory")})
+        changes = differences(then, now, "")
         if changes:
             raise UserError(
                 f"Expected the comparison whose finished passes are in {self._folder}, but this is another: "

@@ -1,6 +1,5 @@
 """A fine-tuning that is interrupted ends as it would have: the same weights and figures, to the bit."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from safetensors.torch import load_file
 from aligners.callbacks.checkpoint import SaveFinetuning
 from aligners.datamodules.model_texts import ModelTexts, labelled_texts
 from aligners.datamodules.text.sources import TextSource
+from aligners.files.sealed import read_sealed_json
 from aligners.finetuning.jobs import FINISHED, LAST, Job, Variant, train
 from aligners.finetuning.training import FINETUNING, Finetuning, FinetuningRecipe
 from tests.interrupting import strike
@@ -46,7 +46,7 @@ def same(one: Path, other: Path) -> None:
     weights = [load_file(folder / "model.safetensors") for folder in (one, other)]
     for name, value in weights[0].items():
         assert torch.equal(weights[1][name], value), name
-    rows = [json.loads((folder / FINISHED).read_text()) | {"seconds": 0} for folder in (one, other)]
+    rows = [read_sealed_json((folder / FINISHED).read_text()) | {"seconds": 0} for folder in (one, other)]
     assert rows[0] == rows[1]
 
 

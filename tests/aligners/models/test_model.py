@@ -87,6 +87,17 @@ def test_max_length_is_what_the_positions_allow(architecture: str) -> None:
         frozen.logits({"input_ids": torch.full((1, frozen.max_length + 1), 9)})
 
 
+@pytest.mark.parametrize("padding", [0, 1, 3])
+@pytest.mark.parametrize("family", ["roberta", "xlm-roberta", "camembert", "mpnet"])
+def test_positions_begin_after_the_padding_index_whatever_it_is(family: str, padding: int) -> None:
+    frozen = tiny_frozen(family, pad_token_id=padding)
+    first = 1 if family == "mpnet" else padding  # whose table has its own
+    assert frozen.max_length == frozen.config.max_position_embeddings - first - 1
+    assert frozen.front({"input_ids": torch.full((1, frozen.max_length), 9)}, [0])[0].isfinite().all()
+    with pytest.raises((RuntimeError, IndexError)):
+        frozen.front({"input_ids": torch.full((1, frozen.max_length + 1), 9)}, [0])
+
+
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_injecting_what_was_read_changes_nothing_and_gradients_reach_it(frozen: FrozenModel, side: str) -> None:
     inputs = tokenised(side=side)

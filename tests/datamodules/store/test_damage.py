@@ -18,6 +18,7 @@ from aligners.datamodules.states import States
 from aligners.datamodules.store import states, stores
 from aligners.datamodules.store.keeping import kept_in, remove_down_to
 from aligners.datamodules.store.shards import ShardWriter
+from aligners.files.sealed import read_sealed_json
 from tests.runs import activations
 from tests.store_kills import everything
 from tests.world import TEST_TEXTS, World
@@ -73,6 +74,10 @@ def _name(data: States, place: int) -> str:
     return states.StoredStates(Path(), data.frozen[place], data.split("test"), place, "residual", "float32").source
 
 
+def unsealed(text: str) -> str:
+    return json.dumps(read_sealed_json(text))
+
+
 def flipped(held: bytes, place: int) -> bytes:
     return held[:place] + bytes([held[place] ^ 4]) + held[place + 1 :]
 
@@ -106,7 +111,8 @@ def test_a_damaged_shard_is_named_and_written_again_once_removed(
         (lambda text: "[]", "cannot be read"),
         (lambda text: text.replace("bounds", "bonds"), "cannot be read"),
         (lambda text: text.replace('"format": 1', '"format": 7'), "format is 7: another version of aligners wrote"),
-        (lambda text: text.replace('"inputs": "', '"inputs": "f'), "it describes the states of"),
+        (lambda text: text.replace('"inputs": "', '"inputs": "f'), "its bytes are not those that were written"),
+        (lambda text: unsealed(text).replace('"inputs": "', '"inputs": "f'), "it describes the states of"),
     ],
 )
 def test_a_manifest_that_does_not_belong_there_is_refused(
@@ -120,13 +126,18 @@ def test_a_manifest_that_does_not_belong_there_is_refused(
 
 def test_what_differs_in_anything_has_a_store_of_its_own(world: World, store: Path) -> None:
     before = everything(store)
-    for number, options in enumerate(
-        ({"max_length": 5}, {"dtype": "float16"}, {"component": "mlp"}, {"store_dtype": "float16"}), start=1
-    ):
+    others: list[dict[str, Any]] = [
+        {"max_length": 5},
+        {"dtype": "float16"},
+        {"component": "mlp"},
+        {"store_dtype": "float16"},
+        {"attn_implementation": "eager"},
+    ]
+    for number, options in enumerate(others, start=1):
         written(world, store, **options)
         assert len(list(store.glob("*/manifest.json"))) == 1 + number
-    written(world, store, batch_size=3, rows="mean", attn_implementation="eager", seed=4)
-    assert len(list(store.glob("*/manifest.json"))) == 5
+    written(world, store, batch_size=3, rows="mean", attn_implementation="sdpa", seed=4)
+    assert len(list(store.glob("*/manifest.json"))) == 6
     assert before.items() <= everything(store).items()
 
 

@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from aligners.datamodules.rows.types import SeenTypes
 from aligners.datamodules.text.texts import FittedTexts
+from aligners.errors import UserError
 from aligners.fitting.bank import (
     ALIGNMENT,
     STITCHING,
@@ -24,6 +25,7 @@ from aligners.maps.affine import LowRank
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear, Procrustes
 from aligners.similarity.algebra.moments import Moments, moments_of
+from tests.damage import without_checksum
 from tests.pickled import Code
 from tests.runs import related_rows
 
@@ -149,7 +151,9 @@ def test_a_file_that_is_missing_damaged_something_else_or_of_unknown_maps_is_ref
         save_file({"weight": torch.zeros(1)}, path, metadata)
         with pytest.raises(ValueError, match=f"{said} as one: it holds no maps"):
             load_bank(path)
-    path.write_bytes(whole.replace(b"Procrustes", b"Teleporter"))
+    path.write_bytes(whole)
+    without_checksum(path)
+    path.write_bytes(path.read_bytes().replace(b"Procrustes", b"Teleporter"))
     with pytest.raises(ValueError, match=r"'Teleporter'.*Linear.*Import the module"):
         load_bank(path)
 
@@ -160,3 +164,21 @@ def test_building_leaves_the_random_numbers_alone() -> None:
     torch.manual_seed(0)
     build_aligner({"class": "MLP", "sites": 1, "d_x": 3, "d_y": 3, "options": {}})
     assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize(
+    ("route", "name", "said"), [("0_1", "linear", "linear"), ("0_1", "inn", "inn"), ("1_0", "low", "low")]
+)
+def test_a_map_with_nan_or_infinity_is_named_and_not_used(
+    tmp_path: Path, value: float, route: str, name: str, said: str
+) -> None:
+    broken = bank()
+    weight = max(broken.maps[route][name].state_dict().items(), key=lambda item: item[1].numel())[1]
+    weight[1].view(-1)[3] = value
+    save_bank(broken, tmp_path / "aligners.safetensors")
+    site = {"0_1": "2-3", "1_0": "3-2"}[route]
+    with pytest.raises(
+        UserError, match=rf"finite numbers in every map of .*, but {said} \(\w+\) holds .* pair {site}\. "
+    ):
+        load_bank(tmp_path / "aligners.safetensors")

@@ -9,6 +9,7 @@ import torch
 from peft import LoraConfig, PeftConfig, PeftModel, PromptTuningConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import LlamaForCausalLM
 
 from aligners.datamodules.frozen_models import FrozenModels
 from aligners.errors import UserError
@@ -265,3 +266,48 @@ def test_a_classifier_can_be_trained_from_a_merged_adapter(adapter: Path) -> Non
     body = {name: weight for name, weight in model.state_dict().items() if name.startswith("model.")}
     assert all(torch.equal(weight, merged[name]) for name, weight in body.items())
     assert all(weight.requires_grad for weight in model.parameters())
+
+
+WITH_TOKENS: dict[str, dict[str, Any]] = {
+    "both": {"modules_to_save": ["embed_tokens", "lm_head"]},
+    "embeddings": {"modules_to_save": ["embed_tokens"]},
+    "kept beside": {},
+}
+
+
+def with_new_tokens(folder: Path, tied: bool, **options: Any) -> tuple[Path, Tensor]:
+    """Save an adapter on a model that was given two more tokens; and what the model answers to a text with them."""
+    base = tiny_folder(folder / "base", "llama", task="causal", tie_word_embeddings=tied)
+    tokenizer, model = tiny_tokenizer(), LlamaForCausalLM.from_pretrained(base)
+    tokenizer.add_tokens(["new", "other"])
+    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    config = LoraConfig(r=2, **{"target_modules": ["q_proj"], "task_type": "CAUSAL_LM"} | options)
+    put(folder / "lora", base, model, config)
+    tokenizer.save_pretrained(folder / "lora")
+    with torch.no_grad():
+        return folder / "lora", model(**NEW_TOKENS).logits  # peft has put the adapter into the model itself
+
+
+NEW_TOKENS = {"input_ids": torch.tensor([[5, 40, 6, 39, 7]])}
+
+
+@pytest.mark.parametrize("merge", [None, False])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("kept", WITH_TOKENS)
+def test_an_adapter_may_bring_embeddings_of_new_tokens(
+    tmp_path: Path, kept: str, tied: bool, merge: bool | None
+) -> None:
+    folder, expected = with_new_tokens(tmp_path, tied, **WITH_TOKENS[kept])
+    frozen = load_frozen(folder, merge_adapters=merge)
+    assert (frozen.vocabulary, len(frozen.tokenizer)) == (41, 41)
+    torch.testing.assert_close(frozen.logits(NEW_TOKENS), expected, rtol=1e-4, atol=1e-4)
+    frozen.self_test(NEW_TOKENS)
+    assert load_frozen(folder, merge_adapters=merge).fingerprint == frozen.fingerprint
+
+
+def test_new_tokens_whose_output_embeddings_were_not_kept_are_refused(tmp_path: Path) -> None:
+    folder, _ = with_new_tokens(tmp_path, False, target_modules=["q_proj", "embed_tokens"])
+    with pytest.raises(UserError, match="differ in the output embeddings of its new tokens and 0 other weights"):
+        load_frozen(folder)
+    folder, expected = with_new_tokens(tmp_path / "tied", True, target_modules=["q_proj", "embed_tokens"])
+    torch.testing.assert_close(load_frozen(folder).logits(NEW_TOKENS), expected, rtol=1e-4, atol=1e-4)
