@@ -24,6 +24,16 @@ def test_a_page_names_files_that_are_there(page: Path) -> None:
     assert not missing
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_fit_a_page(page: Path) -> None:
+    """At 1,280 pixels a block has room for 75 characters beside its button; recipes and the first pages keep to it."""
+    whole = page.parent.name == "howto" or page.name in ("README.md", "index.md", "installation.md", "questions.md")
+    for block in re.findall(r"^```[^\n]*\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
+        lines = block.splitlines()
+        commands = [line for line in lines if line.startswith(("python ", "aligners ", "pip ")) or line.endswith("\\")]
+        assert [line for line in (lines if whole else commands) if len(line) > 75] == []
+
+
 def test_the_walks_pass_no_file_twice() -> None:
     text = (ROOT / "docs" / "how_it_works.md").read_text()
     walks = [part for part in text.split("\n## ") if part.startswith("From the command to")]

@@ -75,5 +75,6 @@ def _entry_of_api(name: str) -> str:
     home = getattr(api, name).__module__
     if not home.startswith("aligners.api."):
         return f"### {name}\n\nSee [`{home}.{name}`][{home}.{name}].\n"
-    options = "    options:\n      show_root_heading: true\n      heading_level: 3\n"
-    return f"::: {home}.{name}\n{options}"
+    chosen = {"show_root_heading": "true", "show_root_full_path": "false"}
+    options = [f"      {option}: {value}\n" for option, value in chosen.items()]
+    return f"::: {home}.{name}\n    options:\n{''.join(options)}"
