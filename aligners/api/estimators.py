@@ -220,9 +220,18 @@ class ArrayMap:
             ValueError: the file cannot be read, or does not hold one such map.
         """
         from aligners.api import maps
-        from aligners.fitting.bank import BACKWARD, FORWARD, load_bank
+        from aligners.fitting.bank import BACKWARD, FORWARD, is_known, load_bank
 
-        stored, kind = load_bank(path, arrays=True), getattr(cls, "aligner", Aligner)
+        kind = getattr(cls, "aligner", Aligner)
+
+        def wanted(held: str, of_class: str) -> bool:
+            if name is not None:
+                return held == name
+            return kind is Aligner or is_known(of_class)
+
+        stored = load_bank(path, arrays=True, wanted=wanted)
+        if not stored.maps.get(route):
+            stored = load_bank(path, arrays=True)  # to say what there is
         check_known({FORWARD, BACKWARD} & stored.maps.keys(), route=route)
         held = {key: bank for key, bank in stored.maps[route].items() if isinstance(bank, kind)}
         if not held:

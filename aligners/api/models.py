@@ -70,11 +70,18 @@ def load(model: Model, *, device: str = "cpu", dtype: str = "float32", text: Tex
         text: what embedded models are trained on. Default: the Rotten Tomatoes sentences.
 
     Raises:
-        ValueError: there is no such model, or it is given without its tokenizer.
+        ValueError: there is no such model, it is given without its tokenizer, or it is not one of `transformers`.
     """
     if isinstance(model, FrozenModel):
         return model
     if isinstance(model, tuple) and len(model) == 2:
+        if not isinstance(model[0], PreTrainedModel):
+            kind = type(model[0])
+            raise UserError(
+                f"Expected (model, tokenizer) with a model of `transformers`, but got a {kind.__name__} of "
+                f"{kind.__module__.split('.')[0]}: its blocks are other modules. Give the model of `transformers` that "
+                "it was made of, or its name."
+            )
         frozen = FrozenModel(*model, name=getattr(model[0], "name_or_path", "") or type(model[0]).__name__)
         for caution in frozen.cautions:
             logger.warning(caution)
@@ -116,8 +123,9 @@ def states(
         the same token, word or text.
 
     Raises:
-        ValueError: a model has no such site, there are no texts, `rows` is something else, or tokens are asked for of
-            models with different tokenizers.
+        ValueError: a model has no such site, there are no texts, `rows` is something else, a text has no token, or
+            tokens are asked for of models with different tokenizers.
+        RuntimeError: a model gives states that are not finite.
     """
     sites = [site] if isinstance(site, int) else list(site)
     models = [load(one) for one in (model if isinstance(model, list) else [model])]
@@ -135,6 +143,7 @@ def states(
         for part, frozen, inputs, places in zip(parts, models, batch.inputs, selected, strict=True):
             placed = {name: value.to(frozen.device) for name, value in inputs.items()}
             part.append(read_rows(frozen, placed, sites, places.to(frozen.device)))
+            _check_finite(frozen, sites, part[-1])
         first.append(selected[0].place == 0)
     every = [torch.cat(part, 1) for part in parts]
     far = _far(models, every, torch.cat(first), sites, far_rows)
@@ -304,6 +313,16 @@ def _batches(
     check_range(least=1, batch_size=size)
     tokens, _ = tokenised(models, texts, labels, longest, words=words)
     return (tokens[range(first, min(first + size, len(tokens)))] for first in range(0, len(tokens), size))
+
+
+def _check_finite(model: FrozenModel, sites: Sequence[int], rows: Tensor) -> None:
+    """Raise, as `self_test` does, if rows (S, N, d) of a model hold NaN or infinity."""
+    for site, values in zip(sites, rows, strict=True):
+        if not bool(values.isfinite().all()):
+            raise RuntimeError(
+                f"{model.name} gives non-finite states at site {site}: nothing read from it can be trusted. Look at "
+                "its weights, or load it in float32."
+            )
 
 
 def tokenised(

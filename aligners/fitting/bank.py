@@ -36,6 +36,11 @@ def kind_of(aligner: Aligner) -> dict[str, Any]:
     return {"class": type(aligner).__name__, "options": aligner.options()}
 
 
+def is_known(kind: str) -> bool:
+    """Whether there is an aligner class of this name here; one of ours is imported now."""
+    return kind in Aligner.registry or getattr(aligners, kind, None) is not None
+
+
 def build_aligner(description: Mapping[str, Any]) -> Aligner:
     """An aligner as described, not yet fitted.
 
@@ -44,7 +49,7 @@ def build_aligner(description: Mapping[str, Any]) -> Aligner:
     """
     known = Aligner.registry
     name = description["class"]
-    if name not in known and getattr(aligners, name, None) is None:  # which imports one of ours
+    if not is_known(name):
         raise UserError(
             f"The checkpoint holds an aligner of class {name!r}, but only {', '.join(sorted(known))} are known. "
             "Import the module that defines it first."
@@ -260,12 +265,21 @@ def nested(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     return tree
 
 
-def load_bank(path: Path | str, *, arrays: bool = False) -> StoredBank:
+Wanted = Callable[[str, str], bool]  # of a map, by its name and that of its class
+
+
+def every_map(name: str, kind: str) -> bool:
+    """Want all maps of a file."""
+    return True
+
+
+def load_bank(path: Path | str, *, arrays: bool = False, wanted: Wanted = every_map) -> StoredBank:
     """Read the file of a finished run of `train.py fit` or `train.py stitch`. Nothing in it is run.
 
     Args:
         path: the file, a folder of `evaluate.py share`, or the name of one on the Hub.
         arrays: whether it may be a map that `save` of `aligners.api` wrote, which says nothing of models.
+        wanted: which maps are read. Of the others, nothing has to be known here.
 
     Raises:
         ValueError: the file is not there, cannot be read, is damaged, is a last.ckpt to go on from, a map on arrays, or
@@ -275,7 +289,7 @@ def load_bank(path: Path | str, *, arrays: bool = False) -> StoredBank:
     try:
         check_sealed(file)
         command = _goes_on_with(file)
-        bank = None if command else _read(file)
+        bank = None if command else _read(file, wanted)
     except FileNotFoundError:
         raise UserError(f"Expected a checkpoint at {path}, but there is no such file.") from None
     except Exception as error:  # reading any other file can raise anything
@@ -344,7 +358,7 @@ def _goes_on_with(path: Path) -> str | None:
     return "fit" if ALIGNMENT in content else "stitch" if STITCHING in content else None
 
 
-def _read(path: Path) -> StoredBank:
+def _read(path: Path, wanted: Wanted) -> StoredBank:
     with safe_open(path, framework="pt") as file:
         header = (file.metadata() or {}).get(HEADER)
         if header is None:
@@ -354,7 +368,10 @@ def _read(path: Path) -> StoredBank:
     maps: dict[str, dict[str, Aligner]] = {}
     for route, entries in described["maps"].items():
         states = tensors.get("maps", {}).get(route, {})
-        maps[route] = {name: restored(about, states.get(name, {})) for name, about in entries.items()}
+        maps[route] = {}
+        for name, about in entries.items():
+            if wanted(name, about["class"]):
+                maps[route][name] = restored(about, states.get(name, {}))
     plain = {name: described[name] for name in PLAIN}
     plain["pairs"] = {route: [(i, j) for i, j in entries] for route, entries in described["pairs"].items()}
     seen, origins = described["seen"], described["fitted"]

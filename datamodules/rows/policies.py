@@ -185,10 +185,7 @@ def select_rows(mask: Tensor, special: Tensor, policy: RowPolicy, special_tokens
         ValueError: a text has no token that counts.
     """
     counts, every = mask.bool(), torch.arange(len(mask))
-    if policy == "cls":
-        first = counts.int().argmax(1)
-        return Rows(every * mask.shape[1] + first, every, len(mask))
-    if not special_tokens:
+    if not special_tokens and policy != "cls":
         counts = counts & ~special
     lengths = counts.sum(1)
     if not lengths.all():
@@ -196,6 +193,9 @@ def select_rows(mask: Tensor, special: Tensor, policy: RowPolicy, special_tokens
             f"Expected every text to have a token that counts as a row, but text number "
             f"{int((lengths == 0).nonzero()[0])} of the batch has none. Drop empty texts, or count special tokens."
         )
+    if policy == "cls":
+        first = counts.int().argmax(1)
+        return Rows(every * mask.shape[1] + first, every, len(mask))
     index = counts.flatten().nonzero()[:, 0]
     owner = index // mask.shape[1]
     if policy == "last":

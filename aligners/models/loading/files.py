@@ -162,7 +162,7 @@ def read_tokenizer(name: str, source: dict[str, Any], config: PreTrainedConfig) 
         check_model(Path(name), WORDS)
     place, where = located(name, source)
     expected = f"Expected a tokenizer beside the model {name!r}, but got"
-    advice = "Save one, or pass `tokenizer=False` to work on token ids."
+    advice = "Save the one that the model was trained with beside it: `tokenizer.save_pretrained(folder)`."
     with refusing(f"{expected} none that can be read", advice):
         tokenizer = AutoTokenizer.from_pretrained(place, **where)
     # Without any vocabulary file transformers makes one up out of the special tokens.

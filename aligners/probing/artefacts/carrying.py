@@ -88,7 +88,9 @@ class Carrying(pl.LightningModule):
         if doubt:
             self.stream.caution(doubt)
         self.meta = {**self.stream.describe(), "maps": self.maps, "least_kept": self.least_kept, "seed": self.seed}
-        self.meta["cautions"] = [words for artefact in self.artefacts for words in check_model(artefact, self.old)]
+        self.meta["cautions"] = []
+        for artefact in self.artefacts:
+            self.meta["cautions"] += [*artefact.doubts, *check_model(artefact, self.old)]
         self.one_tokenizer = same_tokenizer(*self.stream.frozen_models.tokenizers[:2])
         kinds = [self.stream.reader.kind, *map(self.kind, self.artefacts), *([TOKENS] if self.one_tokenizer else [])]
         self.kinds = list(dict.fromkeys(kinds))

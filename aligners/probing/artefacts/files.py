@@ -1,6 +1,7 @@
 """Artefacts on disk: safetensors and JSON, each in the format that it came in."""
 
 import json
+import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,8 @@ from aligners.models.identity import deciding
 from aligners.probing.artefacts.kinds import KINDS, Artefact, Dictionary, Probe, Stitching
 from aligners.probing.bank import Bank
 from aligners.probing.storing import PROBES, load_banks
+
+logger = logging.getLogger(__name__)
 
 ABOUT, TENSORS, MAP, CARD = "artefact.json", "artefact.safetensors", "map.safetensors", "README.md"
 CFG, WEIGHTS = "cfg.json", "sae_weights.safetensors"  # of SAELens
@@ -58,6 +61,9 @@ def read_artefacts(place: Path | str) -> list[Artefact]:
         raise UserError(
             f"Expected artefacts of different names, each for a folder, but {name!r} is there {times} times."
         )
+    for artefact in found:
+        for sentence in artefact.doubts:
+            logger.warning(sentence)
     return found
 
 

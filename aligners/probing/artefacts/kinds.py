@@ -60,6 +60,11 @@ class Artefact(ABC):
             raise UserError(f"Expected {self.name} to be a whole {self.kind}, but it is damaged.") from error
 
     @property
+    def doubts(self) -> list[str]:
+        """Cautions about what it reads."""
+        return []
+
+    @property
     def name(self) -> str:
         """What it is called."""
         return str(self.about.get("name", f"a {self.kind}"))
@@ -316,6 +321,19 @@ class Dictionary(Artefact):
     def cfg(self) -> Mapping[str, Any]:
         """Its cfg.json."""
         return self.about["cfg"]
+
+    @property
+    def doubts(self) -> list[str]:
+        """Cautions about what it reads: SAELens says how the model was changed on whose states it was trained."""
+        metadata = self.cfg.get("metadata") or {}
+        loading = self.cfg.get("model_from_pretrained_kwargs") or metadata.get("model_from_pretrained_kwargs") or {}
+        if not loading.get("center_writing_weights"):
+            return []
+        return [
+            f"Caution: the dictionary {self.name} was trained on states of a model whose writing weights were centred "
+            "(`center_writing_weights` of its cfg.json), which have mean zero over the features. The states that are "
+            "read here have not: its features are not those that it was trained for."
+        ]
 
     @property
     def plain(self) -> list[Tensor]:

@@ -152,10 +152,29 @@ def test_a_file_of_a_run_is_read(tmp_path: Path) -> None:
     assert Linear.load(path, route="1_0").score(y, x) == pytest.approx(Linear().fit(y, x).score(y, x), abs=1e-6)
     for wrong, said in (
         (lambda: ArrayMap.load(path), "linear, turned"),
+        (lambda: ArrayMap.load(path, "other"), "linear, turned"),
         (lambda: Permutation.load(path), "Linear, Procr"),
     ):
         with pytest.raises(ValueError, match=said):
             wrong()
+
+
+def test_a_map_is_read_beside_one_of_a_class_that_is_not_known_here(tmp_path: Path) -> None:
+    class Foreign(maps.Linear):
+        """Somebody's own."""
+
+    x, y = related_rows(1, 60, 4, 4)
+    bank, own = maps.Linear(1, 4, 4), Foreign(1, 4, 4)
+    for each in (bank, own):
+        each.fit(moments_of(x, y))
+    path = tmp_path / "aligners.safetensors"
+    stored = StoredBank("fit", {"0_1": {"linear": bank, "own": own}}, {"0_1": [(1, 1)]}, {}, {}, moments_of(x, y))
+    save_bank(stored, path)
+    maps.Aligner.registry.pop("Foreign", None)
+    for found in (ArrayMap.load(path, "linear"), Linear.load(path)):
+        np.testing.assert_array_equal(found.at(1).predict(x[0].float()), bank(x.float())[0])
+    with pytest.raises(ValueError, match="class 'Foreign'"):
+        ArrayMap.load(path, "own")
 
 
 def test_what_was_trained_is_forgotten_by_the_next_fit() -> None:

@@ -5,13 +5,14 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from aligners.api import Identity, Linear, inject, load, states
 from aligners.errors import UserError
 from aligners.models.model import FrozenModel
 from tests.datamodules.tokens.splitters import byte_level, splitter_folder
-from tests.tiny import TEXTS
+from tests.tiny import TEXTS, tiny_model, tiny_tokenizer
 from tests.world import World
 
 LABELS = [1, 0, 1, 0, 1]
@@ -99,3 +100,34 @@ def test_what_cannot_be_injected_is_refused(world: World, causal: list[str]) -> 
         inject(world.model_x, world.model_y, same, TEXTS, site=1)
     with pytest.raises(ValueError, match="tokens, mean, cls, words"):
         states(world.model_x, TEXTS, 1, rows="sentences")
+
+
+def wordless(seed: int = 0) -> FrozenModel:
+    """A classifier whose tokenizer puts nothing around a text: an empty one has no token."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="$A", pair="$A $B", special_tokens=[])
+    return load((tiny_model("gpt2", seed=seed), tokenizer))
+
+
+@pytest.mark.parametrize("rows", ["cls", "mean", "last", "tokens"])
+def test_a_text_without_tokens_is_refused(rows: str) -> None:
+    model, says = wordless(), "every text to have a token that counts as a row, but text number 1 of the batch has none"
+    with pytest.raises(ValueError, match=says):
+        states(model, ["film", ""], 1, rows=rows)
+    with pytest.raises(ValueError, match=says):
+        inject(model, model, lambda rows: rows, ["film", ""], site=1)
+
+
+def test_states_that_are_not_finite_are_an_error_as_for_injection() -> None:
+    model = load((tiny_model("bert"), tiny_tokenizer()))
+    model.blocks[1].register_forward_hook(lambda block, args, output: output * float("nan"))
+    assert states(model, TEXTS, [0, 1]).isfinite().all()
+    with pytest.raises(RuntimeError, match="BertForSequenceClassification gives non-finite states at site 2"):
+        states(model, TEXTS, [1, 2])
+    with pytest.raises(RuntimeError, match="BertForSequenceClassification gives non-finite logits"):
+        inject(model, model, lambda rows: rows, TEXTS, site=1)
+
+
+def test_a_model_of_another_library_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"a model of `transformers`, but got a Linear of torch: .* or its name"):
+        load((torch.nn.Linear(2, 2), tiny_tokenizer()))  # type: ignore[arg-type]

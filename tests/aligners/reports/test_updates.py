@@ -78,9 +78,9 @@ def test_tokens_are_quoted_and_figures_of_a_comparison_have_intervals(tmp_path: 
     made = make_report("comparison", meta, **tables)
     assert made.lead == (
         'The model has changed from block 2 on, most on tokens such as "to". There the old states, as they are, leave '
-        "0.02 [0.02, 0.02] of the variance of the new ones. Its answers (next tokens) have changed by more than "
-        "rounding; 98.00% [97.00%, 99.00%] of 5,000 agree. The loss goes from 5.2500 to 5.2515 nats, a change of "
-        "+0.0015 [+0.0010, +0.0020]."
+        "0.02 [0.02, 0.02] of the variance of the new ones. The answers of the new model "
+        "(next tokens) differ from the old one's by more than rounding; 98.00% [97.00%, 99.00%] of 5,000 agree. The "
+        "loss goes from 5.2500 to 5.2515 nats, a change of +0.0015 [+0.0010, +0.0020]."
     )
     assert {"0.04%", "0.012%", "31.0%"} <= cells(made.screen)
     assert "0.0%" not in cells(made.screen)

@@ -131,14 +131,16 @@ def _changed(verdict: Row, rows: Sequence[Row], types: Sequence[Row]) -> str:
 
 
 def _on_answers(function: Sequence[Row], *, same: bool) -> str:
-    """Whether the answers have changed, how many agree, and what that does to the loss."""
+    """Whether the answers differ, how many agree, and what that does to the loss."""
     if not function:
-        return "Its answers are not compared."
+        return "Answers are not compared."
     row = function[0]
-    changed = "are the old ones but for rounding" if same else "have changed by more than rounding"
+    changed = "are the old one's but for rounding" if same else "differ from the old one's by more than rounding"
     agree = "have the same nearest text" if row["what"] == "similarities of texts" else "agree"
     share = f"{fixed(row['agreement'], '.2%')}{interval_of(row, 'agreement', '.2%')}"
-    return f"Its answers ({row['what']}) {changed}; {share} of {row['units']:,} {agree}.{_on_loss(row)}"
+    return (
+        f"The answers of the new model ({row['what']}) {changed}; {share} of {row['units']:,} {agree}.{_on_loss(row)}"
+    )
 
 
 def _on_loss(row: Row) -> str:

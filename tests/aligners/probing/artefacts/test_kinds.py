@@ -189,6 +189,20 @@ def test_what_is_wrong_is_said(wrong: str, tmp_path: Path) -> None:
         read_artefacts(tmp_path)
 
 
+@pytest.mark.parametrize("place", ["beside", "metadata"])
+def test_a_dictionary_of_centred_weights_is_said(place: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    kwargs = {"model_from_pretrained_kwargs": {"center_writing_weights": True}}
+    write_artefact(dictionary("standard"), tmp_path / "one")
+    path = tmp_path / "one" / "cfg.json"
+    cfg = json.loads(path.read_text())
+    changed = {**cfg, **kwargs} if place == "beside" else {**cfg, "metadata": {**cfg["metadata"], **kwargs}}
+    assert read_artefacts(tmp_path)[0].doubts == []
+    path.write_text(json.dumps(changed))
+    (said,) = read_artefacts(tmp_path)[0].doubts
+    assert "my-dictionary-standard-0 was trained on states of a model whose writing weights were centred" in said
+    assert said in caplog.text
+
+
 def test_nothing_is_unpickled(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no folder"):
         read_artefacts(tmp_path / "none")
