@@ -298,10 +298,15 @@ class Alignment(BankTraining):
             for figure, values in figures.items():
                 if not values.isnan().all():
                     self._log(split, fit, figure, values.float(), known)
-        for route, drawn in self._drawn.items():
-            rows = drawn.end()
-            for fit in (fit for fit in self.fits() if fit.route == route):
-                self.validation_figures[fit] |= drawn.columns(fit.aligner(rows))
+        self._retrieve()
+
+    def _retrieve(self) -> None:
+        """Score every map by retrieval, if this is no validation of a fit."""
+        rows = {route: drawn.end() for route, drawn in self._drawn.items()}
+        scored = [fit for fit in self.fits() if fit.route in rows]
+        for fit in track(scored, "Retrieval", disable=not scored or hidden(self._trainer)):
+            columns = self._drawn[fit.route].columns(fit.aligner(rows[fit.route]))
+            self.validation_figures[fit] |= columns
 
     def _known(self, fit: Fit, before: int | None) -> list[int]:
         """Sites that no longer train, whose figures an earlier validation of this fit has logged."""

@@ -29,6 +29,7 @@ from aligners.injection.scoring.scores import ScoredTask, wrong_order
 from aligners.injection.scoring.tasks import matched_by_number
 from aligners.models.loading.models import check_precision
 from aligners.models.model import FrozenModel
+from aligners.progress import hidden
 from aligners.similarity.algebra.moments import Moments
 
 logger = logging.getLogger(__name__)
@@ -119,7 +120,7 @@ class Evaluation(pl.LightningModule):
     def on_test_epoch_end(self) -> None:
         """One row for every method and site, in each panel."""
         panels = cast(Sequence[Panel], self.panels)
-        self.rows = [row for panel in panels for row in panel.rows()]
+        self.rows = [row for panel in panels for row in panel.rows(quiet=hidden(self._trainer))]
         self.doubt_orders({name: answers for panel in panels for name, answers in panel.native_answers.items()})
 
     def doubt_orders(self, native: dict[str, Tensor]) -> None:

@@ -18,6 +18,7 @@ from aligners.injection.methods import Method
 from aligners.injection.routes import Route
 from aligners.injection.scoring.scores import Sums, TextScores, UnitMeans, interval, named, of_unseen, per_text_sums
 from aligners.maps.canonical import reduced_mse
+from aligners.progress import track
 
 ERRORS = [
     "squares", "total", "squares_unseen", "total_unseen", "cosine", "norm", "back", "back_total", "gap", "largest",
@@ -264,8 +265,8 @@ class Panel(nn.Module):
 
     # ------------------------------------------------------------------ after
 
-    def rows(self) -> list[Row]:
-        """One row for every method and site, after those of what needs no site."""
+    def rows(self, quiet: bool = True) -> list[Row]:
+        """One row for every method and site, after those of what needs no site; unless `quiet`, show how far it is."""
         counted, unseen = (count.sum() for count in self.lengths.compute().values())
         whole = {} if self.whole is None else self.whole.compute()
         base = {
@@ -282,9 +283,9 @@ class Panel(nn.Module):
             "seed": self.seed,
             "score_name": None if self.behaviour is None else self.behaviour.asked.score,
         }
-        return [{**base, **row} for row in self._rows(whole, counted)]
+        return [{**base, **row} for row in self._rows(whole, counted, quiet)]
 
-    def _rows(self, whole: dict[str, Tensor], counted: Tensor) -> Iterator[Row]:
+    def _rows(self, whole: dict[str, Tensor], counted: Tensor, quiet: bool) -> Iterator[Row]:
         table, pairs = self.scores.compute(), self.route.pairs
         overflows = torch.zeros(len(self.methods), len(pairs), dtype=torch.bool)
         columns: dict[str, Tensor] = {}
@@ -305,7 +306,8 @@ class Panel(nn.Module):
             columns |= self._errors(table, counted)
             overflows |= (~table["squares"].isfinite() | table["back"].isinf() | table["gap"].isinf()).any(-1)
         drawn = None if self.retrieval is None else self.retrieval.end()
-        for place, method in enumerate(self.methods):
+        methods = list(enumerate(self.methods))
+        for place, method in track(methods, "Retrieval", disable=quiet or drawn is None):
             reduced = reduced_mse(method.aligner, len(pairs))
             retrieved = {}
             if drawn is not None and self.retrieval is not None and method.aligner is not None:

@@ -335,9 +335,11 @@ class Linear(Affine):
     def fit(self, moments: Moments) -> None:
         """Solve from moments, in float64."""
         weight = least_squares(moments, self.ridge)
-        singular = torch.linalg.svdvals(weight)
+        u, singular, vh = torch.linalg.svd(weight, full_matrices=False)
         self.condition.copy_(singular[:, 0] / singular[:, -1])
-        self.set_map(moments, weight, torch.linalg.pinv(weight, rtol=self.inverse_tolerance))
+        kept = singular > self.inverse_tolerance * singular[:, :1]
+        inverted = torch.where(kept, 1 / singular, 0.0)
+        self.set_map(moments, weight, vh.mT * inverted[:, None] @ u.mT)
 
     def findings(self) -> dict[str, Any]:
         """The condition number of W at each site: how far its inverse can be trusted."""

@@ -71,7 +71,7 @@ def test_a_file_gets_lines_and_a_terminal_gets_none(
         monkeypatch.delenv(name, raising=False)
     now = itertools.count(step=7.0)  # seconds pass from one look at the clock to the next
     monkeypatch.setattr("aligners.progress.time", SimpleNamespace(monotonic=lambda: next(now)))
-    train(world, ProgressBar())
+    trainer = train(world, ProgressBar())
     lines = [line for line in capsys.readouterr().out.splitlines() if line]
     assert "Training: 16 steps." in lines
     (*said,) = [line for line in lines if line.startswith("Training: step")]
@@ -82,6 +82,8 @@ def test_a_file_gets_lines_and_a_terminal_gets_none(
         "Solving",
         "Training",
     ]
+    trainer.validate(trainer.lightning_module, datamodule=trainer.datamodule, verbose=False)  # type: ignore[attr-defined]
+    assert "Retrieval: 1 steps." in capsys.readouterr().out.splitlines()
 
 
 def test_an_evaluation_is_shown_once_its_batches_begin(
