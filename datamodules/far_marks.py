@@ -19,6 +19,8 @@ from aligners.models.model import FrozenModel
 from aligners.progress import hidden, track
 
 AT_ONCE = 4  # training batches that are read at a time
+NAMES = {"fit": "fitting", "validation": "validation", "test": "held-out", "other": "other"}
+IN_MEANS = "They are in the means of their texts: leave out special tokens, if these are far, or read words"
 KEPT = {
     "leave_out": "They are left out of fits, errors and measures, and injection leaves Y's own states in their place",
     "keep": "They are kept",
@@ -41,7 +43,7 @@ class FarMarks:
         self._found: WeakKeyDictionary[TokenisedTexts, dict[RowKind, Marks]] = WeakKeyDictionary()
 
     def of(self, split: Split, kinds: Sequence[RowKind]) -> Mapping[RowKind, Marks]:
-        """The far rows of a split, of those of the kinds that have any.
+        """The far rows of a split, of those of the kinds that have any: of tokens or words, never of whole texts.
 
         Args:
             split: which texts.
@@ -49,12 +51,16 @@ class FarMarks:
         """
         texts = self.data.split(split)
         known = self._found.setdefault(texts, {})
-        wanted = [kind for kind in dict.fromkeys(kinds) if kind not in known]
+        typed = [kind for kind in dict.fromkeys(kinds) if kind.types is not None]
+        wanted = [kind for kind in typed if kind not in known]
         if wanted:
             self._sample(split, wanted)
             known |= self._marks(split, texts, wanted)
             self._say(split, known[wanted[0]], wanted[0])
-        return {kind: known[kind] for kind in kinds if known[kind].flat.any()}
+        for kind in kinds:
+            if kind.policy == "mean" and self.data.store is None:  # a store may have nothing but means
+                self.note(split, RowKind("tokens", kind.special_tokens), IN_MEANS, "tokens")
+        return {kind: known[kind] for kind in typed if known[kind].flat.any()}
 
     # ------------------------------------------------------------------ reading
 
@@ -127,9 +133,28 @@ class FarMarks:
 
     # ------------------------------------------------------------------ words
 
+    def note(self, split: Split, kind: RowKind, become: str, what: str = "rows") -> None:
+        """Caution about far rows where nothing leaves them out, by some texts of a split.
+
+        Args:
+            split: which texts.
+            kind: of rows.
+            become: what becomes of far ones, in words.
+            what: the rows are called.
+        """
+        self._sample(split, [kind])
+        every = [sample.far for (_, of), sample in self._samples.items() if of == kind]
+        if every:
+            apart = torch.stack(every).any(0) if len({len(far) for far in every}) == 1 else every[0]
+            self._caution(int(apart.sum()), len(apart), f"{NAMES[split]} {what} that were looked at", kind, become)
+
     def _say(self, split: Split, marks: Marks, kind: RowKind) -> None:
-        """Caution about far rows, of the texts that are read first."""
-        count, rows = int(marks.flat.sum()), len(marks.flat)
+        """Caution about the far rows of a split."""
+        become = f"{KEPT[self.data.far_rows]} (`data.far_rows`)"
+        self._caution(int(marks.flat.sum()), len(marks.flat), f"{NAMES[split]} rows", kind, become)
+
+    def _caution(self, count: int, rows: int, which: str, kind: RowKind, become: str) -> None:
+        """Say how many rows are far, and what they do, once: of the texts that are read first."""
         if not count or any("far from all others" in caution for caution in self.data.cautions):
             return
         each = []
@@ -137,10 +162,9 @@ class FarMarks:
             sample = self._samples.get((number, kind))
             if sample is not None and sample.far.any():
                 each.append(sample.words(model.name.rstrip("/").rpartition("/")[2]))
-        where = {"fit": "fitting", "validation": "validation"}.get(split, "held-out")
         self.data.caution(
-            f"Caution: {count:,} of {rows:,} {where} rows ({count / rows:.1%}) are far from all others: "
-            f"{'; '.join(each)}. {KEPT[self.data.far_rows]} (`data.far_rows`)."
+            f"Caution: {count:,} of {rows:,} {which} ({count / rows:.1%}) are far from all others: "
+            f"{'; '.join(each)}. {become}."
         )
 
     def any(self) -> bool:

@@ -9,9 +9,10 @@ from torch.utils.data import DataLoader
 
 from aligners.datamodules.asking import TaskBatch, check_mask, task_batch
 from aligners.datamodules.batches import TextBatch
+from aligners.datamodules.far_marks import FarMarks
 from aligners.datamodules.frozen_models import with_revisions
 from aligners.datamodules.module import WITHOUT_GRADIENTS, TextModule, splits_of_stage
-from aligners.datamodules.rows.policies import check_component
+from aligners.datamodules.rows.policies import RowKind, check_component
 from aligners.datamodules.rows.sites import route_sites
 from aligners.datamodules.text.annotated.sentence import ANNOTATION, ANSWERS, CHOICE, Sentence
 from aligners.datamodules.text.labels import LabelsOption, check_labelled
@@ -187,6 +188,8 @@ class ModelTexts(TextModule):
         """Load the texts and, where sites are named, the models, with every check that can be made before reading."""
         if self.sites is not None:
             super().setup(stage)
+            become = "They count like any other: every token's state is replaced, and the loss alone is trained on"
+            FarMarks(self).note(splits_of_stage(stage)[0], RowKind("tokens"), become)
             return
         for split in splits_of_stage(stage) if self.asked in ("labels", "choices") else ():
             self.answers(split)

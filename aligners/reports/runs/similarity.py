@@ -117,7 +117,8 @@ def _table(rows: Sequence[Row]) -> SiteTable:
     table = SiteTable(title, ["measure", ""], [], {"": [site_name(pair) for pair in pairs]})
     for measure, measured in grouped(rows, "label").items():
         for column, words in WORDS["similarity"].items():
-            cells = {(r["layer_x"], r["layer_y"]): f"{r[column]:.3f}" for r in measured if r[column] is not None}
+            known = [row for row in measured if row.get(column) is not None]  # reports of earlier versions lack some
+            cells = {(row["layer_x"], row["layer_y"]): f"{row[column]:.3f}" for row in known}
             values = [cells.get(pair, "") for pair in pairs]
             if any(values):
                 table.add_row(measure, words, *values, style="dim" if words else None)

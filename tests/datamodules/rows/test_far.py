@@ -7,6 +7,7 @@ import torch
 
 from aligners.api.models import inject, states
 from aligners.datamodules.layers import LayerActivations
+from aligners.datamodules.model_texts import stitched_texts
 from aligners.datamodules.pairings import pair_states
 from aligners.datamodules.rows.far import Reach, far_rows
 from aligners.datamodules.states import States
@@ -104,6 +105,23 @@ def test_a_store_gives_the_same_rows(sinks: list[str], world: World, tmp_path: P
     plain, stored = (states_of(sinks, world, store=store) for store in (None, tmp_path))
     for a, b in zip(plain.paired("fit"), stored.paired("fit"), strict=True):
         assert torch.allclose(a.x, b.x, atol=1e-4)
+
+
+def test_stitching_says_so_and_keeps_them(sinks: list[str], world: World) -> None:
+    data = stitched_texts(sinks, sites=[2], text=world.text, max_length=32)
+    data.setup("test")
+    (far,) = [caution for caution in data.cautions if "far from all others" in caution]
+    assert "held-out rows that were looked at" in far
+    assert "They count like any other" in far
+
+
+def test_means_have_their_far_tokens_in_them_which_is_said(sinks: list[str], world: World) -> None:
+    data = states_of(sinks, world, rows="mean")
+    batch = next(iter(data.paired("test")))
+    assert len(batch.rows) == len(batch.texts.text)
+    (caution,) = data.cautions
+    assert "tokens that were looked at" in caution
+    assert "They are in the means of their texts" in caution
 
 
 def test_states_and_injection_of_the_python_interface_say_so_too(
