@@ -307,7 +307,7 @@ def _check_classes(name: str, texts: Texts) -> None:
             "numbers, or give your own models."
         )
     labels = torch.tensor(texts.fit["label"][:]) if "label" in texts.fit.column_names else None
-    check_labelled(labels, who, source, "give your own models")
+    check_labelled(labels, who, source, "give your own models", texts.columns_without_labels)
     _ = texts.classes_to_learn
 
 

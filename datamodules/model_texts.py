@@ -159,7 +159,8 @@ class ModelTexts(TextModule):
         Raises:
             ValueError: some texts have none.
         """
-        return check_labelled(self.split(split).labels, f"A classifier that reads {split} texts", self.text.source)
+        who, columns = f"A classifier that reads {split} texts", self.texts.columns_without_labels
+        return check_labelled(self.split(split).labels, who, self.text.source, columns=columns)
 
     @property
     def classes(self) -> int:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from aligners.datamodules.frozen_models import with_revisions
 from aligners.datamodules.rows.policies import TokenPairs
 from aligners.datamodules.rows.reading import Link
-from aligners.datamodules.rows.sites import parse_sites, sites_of_each
+from aligners.datamodules.rows.sites import check_written, parse_sites, sites_of_each
 from aligners.datamodules.states import Links, Pairing, States
 from aligners.datamodules.text.labels import LabelsOption
 from aligners.errors import UserError, check_known, check_range
@@ -117,6 +117,8 @@ def universe_states(
     if twice and revisions is None:
         raise UserError(f"A universe expects different `models`, but got {', '.join(twice)} more than once.")
 
+    check_written(sites, len(models))
+
     def links(depths: Sequence[int], component: Component) -> list[Link]:
         by_model = list(zip(*sites_of_each(sites, depths, component), strict=True))
         for model, own in zip(models, by_model, strict=True):
@@ -193,6 +195,7 @@ def attention_states(
 
 def _linked(pairs: Sequence[tuple[int, int]], sites: Sites, begins: str = "") -> Links:
     """What links pairs of models at these sites, once their depths are known; `begins` names a pair."""
+    check_written(sites, 2)
 
     def links(depths: Sequence[int], component: Component) -> list[Link]:
         return [

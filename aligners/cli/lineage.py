@@ -1,5 +1,6 @@
 """What the runs of a command are logged to, and what W&B is told of what they used and left."""
 
+import logging
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,11 +8,12 @@ from typing import Any
 
 from jsonargparse import Namespace
 from lightning.pytorch.loggers import CSVLogger, Logger, WandbLogger
-from lightning.pytorch.utilities import rank_zero_warn
 
 from aligners.cli.folders import rank
 from aligners.cli.options import flat
 from aligners.reports.tracking import RunArtifact, complete, described, log_inputs, log_outputs, start_run, states
+
+logger = logging.getLogger(__name__)
 
 
 def run_loggers(folder: Path, kind: str, number: str | None = None) -> list[Logger]:
@@ -54,7 +56,7 @@ def tell_wandb(run: Any, folder: Path, options: Namespace, made: Namespace) -> N
         log_inputs(run, [*_files(options), *map(states, getattr(made.get("data"), "stored", []))])
         log_outputs(run, folder, upload=bool(options.get("upload")))
     except Exception as error:  # of W&B's many kinds
-        rank_zero_warn(f"W&B does not know what the run {folder} has used and left: {error}")
+        logger.warning("W&B does not know what the run %s has used and left: %s", folder, error)
 
 
 def _files(options: Namespace) -> Iterator[RunArtifact]:

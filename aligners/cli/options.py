@@ -1,5 +1,7 @@
 """Options that commands share, checks of them, and how those of an earlier run are compared."""
 
+import logging
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,6 +20,7 @@ from aligners.errors import UserError
 from aligners.files.sealed import check_sealed
 
 # Options, or prefixes of them, that may differ when a run is resumed: they do not change what the result means.
+logger = logging.getLogger(__name__)
 FREE = tuple(yaml.safe_load(Path(__file__).with_name("free_options.yaml").read_text(encoding="utf-8")))
 
 
@@ -111,6 +114,43 @@ def check_trains(options: Namespace) -> None:
     for name in ("max_epochs", "max_steps", "limit_train_batches"):
         if options.trainer[name] == 0:
             raise UserError(f"Expected `trainer.{name}` to be at least 1, but got 0: nothing would be trained.")
+
+
+def check_machine(trainer: Namespace) -> None:
+    """Raise if this machine does not have the accelerator; say if processes share its CPU cores.
+
+    Args:
+        trainer: options of the Trainer.
+
+    Raises:
+        ValueError: there is no such accelerator here.
+    """
+    from lightning.pytorch.accelerators import AcceleratorRegistry, CPUAccelerator
+
+    wanted = trainer.accelerator
+    kinds = {"gpu": ["cuda", "mps"]}.get(wanted, [wanted])
+    known = [kind for kind in kinds if kind in AcceleratorRegistry]
+    if known and not any(map(_is_there, known)):
+        raise UserError(
+            f"Expected `trainer.accelerator` to be one that this machine has, but got {wanted!r}, and torch finds none "
+            "here. Give `--trainer.accelerator cpu`, or mend the driver or the installation of torch."
+        )
+    if wanted == "auto" and not any(_is_there(kind) for kind in AcceleratorRegistry if kind != "cpu"):
+        wanted = "cpu"
+    cores = len(os.sched_getaffinity(0))
+    if wanted == "cpu" and str(trainer.devices).isdigit():
+        processes = CPUAccelerator.parse_devices(int(trainer.devices))
+        if processes > cores and "LOCAL_RANK" not in os.environ:
+            logger.warning(
+                "%d processes (`trainer.devices`) share %d CPU cores: that is slower than %d.", processes, cores, cores
+            )
+
+
+def _is_there(accelerator: str) -> bool:
+    """Whether this machine has an accelerator of Lightning's."""
+    from lightning.pytorch.accelerators import AcceleratorRegistry
+
+    return AcceleratorRegistry[accelerator]["accelerator"].is_available()
 
 
 def check_goes_on(path: str | None, command: str | None, key: str) -> None:

@@ -21,7 +21,7 @@ from aligners.callbacks.progress import ProgressBar
 from aligners.cli import folders
 from aligners.cli.endings import goes_on_with
 from aligners.cli.lineage import run_loggers, tell_wandb
-from aligners.cli.options import RunOptions, TrainingOptions, check_begun, check_trains, flat
+from aligners.cli.options import RunOptions, TrainingOptions, check_begun, check_machine, check_trains, flat
 from aligners.cli.parsing import OptionParser
 from aligners.errors import UserError, check_range
 from aligners.reports.publishing import WriteReport, write_report
@@ -273,6 +273,7 @@ class Run:
         Raises:
             ValueError: an option is wrong, another command has claimed the folder, or it cannot be written to.
         """
+        check_machine(self.options.trainer)
         options, trainer = self.options, self.made.trainer
         resumed = options.get("ckpt_path")
         self.claim(begun=begun)  # before W&B starts, which can take half a minute
@@ -332,7 +333,7 @@ class Run:
         bar = [] if self.settings["enable_progress_bar"] is False else [ProgressBar()]
         try:
             return pl.Trainer(**{**self.settings, **changes, "callbacks": [*given, *bar, *callbacks]})
-        except TypeError as error:  # Lightning's words for `devices` of another type
+        except (TypeError, ValueError) as error:  # Lightning's words for another type of `devices`, or no strategy
             raise UserError(f"Lightning's Trainer does not take these options: {error}") from error
 
     def training(self, *callbacks: pl.Callback) -> pl.Trainer:

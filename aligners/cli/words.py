@@ -28,6 +28,7 @@ KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", 
 TYPES: dict[str, list[type]] = {"int": [int], "float": [int, float], "bool": [bool], "null": [NoneType]}
 # Values for argparse, those also that begin as options do: numbers, words with a space, and a dash alone.
 VALUE = re.compile(r"(?!-).*|-\d+|-\d*\.\d+|-(?!-[\w.]+\+?=).* .*|-", re.DOTALL)
+BASE_60 = re.compile(r"(?<![\w:\"'])\d+:[0-5]?\d(?![\w:\"'])")  # not within quotation marks
 FLOAT = re.compile(r"[-+]?[\d._]+([eE][-+]?\d+)?")  # as the parser reads them; YAML has texts for some, such as 1e3
 
 
@@ -84,6 +85,8 @@ def as_parsed(program: str, about: Mapping[str, Any], words: Sequence[str]) -> l
         value = _as_one_value(values, kinds, known, added=option.endswith("+"))
         value = _file(option, value, about) if kinds == ["file"] else value
         _check_kind(option, value, kinds)
+        if name.endswith(".sites"):
+            _check_base_60(option, value)
         if name == "config":
             _check_names(program, _loaded(_options_in(value)), options)
         if kinds == ["list[file]"]:
@@ -187,6 +190,20 @@ def _check_kind(option: str, value: str, kinds: Sequence[str]) -> None:
     if known and value not in choices and not any(type(_loaded(value)) in TYPES[kind] for kind in others):
         wanted = " or ".join([*(KINDS[kind] for kind in others), *choices])
         raise UserError(f"Expected `{option}` to be {wanted}, but got {value!r}.{did_you_mean([value], choices)}")
+
+
+def _check_base_60(option: str, value: str) -> None:
+    """Raise if YAML would read a pair of sites as one number.
+
+    Raises:
+        UserError: it would.
+    """
+    pair = BASE_60.search(value) if value.lstrip().startswith("[") else None
+    if pair:
+        raise UserError(
+            f"Expected `{option}` to be 'all', 'blocks', 'grid', or layers and pairs as one text, but got {value}: "
+            f"within brackets, YAML reads {pair[0]} as a number of base 60. Write {value.strip('[] ')!r}."
+        )
 
 
 def _names_in(value: str, known: Sequence[str]) -> list[str]:

@@ -43,7 +43,9 @@ def reason(error: Exception) -> str:
         return NOT_ONLY_TENSORS
     if "not a valid JSON file" in str(error) and ".gguf" in str(error):
         return "it ends too early"
-    first = next(iter(str(error).strip().splitlines()), "")
+    lines = str(error).strip().splitlines()
+    first = "".join(lines[:2]) if lines and lines[0].endswith(":") else "".join(lines[:1])
+    first = first.replace("\t", " ")
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 

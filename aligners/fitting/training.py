@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from aligners.datamodules.identity import identity, refuse_other_run, trainer_identity
 from aligners.errors import UserError, check_known, check_range
+from aligners.files.given import refusing
 from aligners.fitting.bank import StoredBank, refuse_other_models
 from aligners.fitting.lengths import KnownLength
 from aligners.maps.base import Aligner
@@ -39,6 +40,7 @@ def mean_count(trainer: pl.Trainer, count: int, device: torch.device) -> Tensor 
 
 
 Schedule = Literal["constant", "linear", "cosine", "one_cycle"]
+AVERAGING = (pl.callbacks.StochasticWeightAveraging, pl.callbacks.WeightAveraging)
 REFERENCE_WIDTH = 64
 # Steps over which the rate of trained maps rises at least, if need be beyond the end. The first steps of Adam change
 # every entry by the rate, whatever its gradient says, until the averages know how far to trust it.
@@ -337,11 +339,27 @@ class BankTraining(KnownLength, ABC):
         if self._complete:
             cast(Any, self.trainer).fit_loop.epoch_loop.max_steps = -1
 
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Take back the maps of a checkpoint.
+
+        Raises:
+            ValueError: it has others, or of another shape.
+        """
+        with refusing("The maps of the checkpoint do not fit those of this run", "Resume it with its own command."):
+            return super().load_state_dict(*args, **kwargs)
+
     def configure_callbacks(self) -> list[pl.Callback]:
         """What keeps each site's best parameters, unless the Trainer has such a callback with options of its own."""
         from aligners.callbacks.best import BestPerSite  # which imports this module
 
-        there = any(isinstance(callback, BestPerSite) for callback in cast(Any, self.trainer).callbacks)
+        callbacks = cast(Any, self.trainer).callbacks
+        averages = [type(callback).__name__ for callback in callbacks if isinstance(callback, AVERAGING)]
+        if averages:
+            raise UserError(
+                f"Expected `trainer.callbacks` without averages of weights, but got {averages[0]}: the best state of "
+                "each site is kept, and a run can be resumed from it, which averages are no part of. Leave it out."
+            )
+        there = any(isinstance(callback, BestPerSite) for callback in callbacks)
         return [] if there else [BestPerSite()]
 
     def configure_optimizers(self) -> Any:

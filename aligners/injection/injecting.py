@@ -1,6 +1,5 @@
 """The evaluation of maps: how far g(X's state) is from Y's own, and whether Y still does its task with it in place."""
 
-import logging
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, cast
@@ -31,8 +30,6 @@ from aligners.models.loading.models import check_precision
 from aligners.models.model import FrozenModel
 from aligners.progress import hidden
 from aligners.similarity.algebra.moments import Moments
-
-logger = logging.getLogger(__name__)
 
 TOKENS = RowKind("tokens")  # the rows that injection replaces: all of them
 
@@ -124,7 +121,7 @@ class Evaluation(pl.LightningModule):
         self.doubt_orders({name: answers for panel in panels for name, answers in panel.native_answers.items()})
 
     def doubt_orders(self, native: dict[str, Tensor]) -> None:
-        """Caution, in the log and in the report, about classifiers whose classes seem to be in another order.
+        """Caution in the report, which is printed next, about classifiers whose classes seem to be in another order.
 
         Args:
             native: model -> (n,) what it answers by itself.
@@ -132,9 +129,7 @@ class Evaluation(pl.LightningModule):
         if self.asked is None or self.asked.labels is None or self.asked.regression:
             return
         cautions = [wrong_order(name, answers, self.asked.labels) for name, answers in native.items()]
-        for caution in filter(None, cautions):
-            logger.warning(caution)
-            self.meta["cautions"] = [*self.meta["cautions"], caution]
+        self.meta["cautions"] = [*self.meta["cautions"], *filter(None, cautions)]
 
 
 class InjectionEvaluation(Evaluation):

@@ -227,7 +227,7 @@ def _no_injection(route: Route, data: States, first: Route, why: dict[Route, str
     if target.task is None:
         return f"{target.name} {target.no_task}"
     if target.task == "classification" and (labels is None or not known_labels(labels).any()):
-        return f"the texts of {text!r} have no labels"
+        return f"the texts of {text!r} have no labels{data.texts.columns_without_labels}"
     if not same_tokenizer(*(cast(Any, model.tokenizer) for model in (source, target))):
         return f"the tokenizers of {source.name} and {target.name} differ"
     if (leak := gives_answers(source, target)) is not None:

@@ -1,6 +1,7 @@
 """Runs at W&B: how they begin and go on, what they were made from and leave, and a view of them all."""
 
 import json
+import logging
 import os
 import re
 import secrets
@@ -9,7 +10,6 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lightning.pytorch.utilities import rank_zero_warn
 from safetensors import SafetensorError, safe_open
 
 from aligners.errors import check_extra
@@ -18,6 +18,7 @@ from aligners.files.tables import table_beside
 from aligners.files.whole import write_text
 from aligners.reports.names import file_names
 
+logger = logging.getLogger(__name__)
 PROJECT = "aligners"  # and its view
 NUMBER = "wandb/unfinished.txt"  # in a run's folder, until the run is complete: its number at W&B
 LONGEST_NAME = 128  # of an artifact, in letters
@@ -87,11 +88,11 @@ def start_run(folder: Path, name: str, kind: str, group: str | None = None, numb
         return wandb.init(mode=_mode(), **options)
     except Exception as error:
         if number is not None and "is in use" in str(error):  # the service's own error, which it does not export
-            rank_zero_warn(f"At W&B the run `{number}` cannot go on, as it has not ended. This is a new run.")
+            logger.warning("At W&B the run `%s` cannot go on, as it has not ended. This is a new run.", number)
             return start_run(folder, name, kind, group)
         if not isinstance(error, wandb.errors.CommError | wandb.errors.AuthenticationError):
             raise
-        rank_zero_warn(f"W&B cannot be reached ({error}). This run is logged offline; `wandb sync` uploads it later.")
+        logger.warning("W&B cannot be reached (%s). This run is logged offline; `wandb sync` uploads it later.", error)
         return wandb.init(mode="offline", **options)
 
 
@@ -110,7 +111,7 @@ def _mode() -> Any:
     if logged_in():
         return "online"
     if mode:
-        rank_zero_warn(
+        logger.warning(
             "WANDB_MODE is online, but W&B has no key: run `wandb login`, or set WANDB_API_KEY. This run is logged "
             "offline; `wandb sync` uploads it later."
         )

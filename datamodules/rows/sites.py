@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from aligners.errors import UserError
 from aligners.models.architectures import Component, first_site
 
+DEEPEST = 10**6  # blocks that no model has
+
 
 def parse_sites(
     sites: str | Sequence[str | int], depth_x: int, depth_y: int, component: Component = "residual"
@@ -63,6 +65,20 @@ def sites_of_each(
     if not found or len(set(found)) < len(found):
         raise UserError(f"Expected `sites` to name at least one site and none twice, but got {sites!r}.")
     return found
+
+
+def check_written(sites: str | Sequence[str | int], models: int) -> None:
+    """Raise if no depth of so many models makes these sites right; nothing is loaded for it.
+
+    Args:
+        sites: as for `sites_of_each`, or `grid`.
+        models: how many belong together.
+
+    Raises:
+        ValueError: something else was written, or a site twice.
+    """
+    if sites not in ("all", "blocks", "grid"):
+        sites_of_each(sites, [DEEPEST] * models)
 
 
 def _check_base_60(entries: Sequence[str | int], depths: Sequence[int]) -> None:

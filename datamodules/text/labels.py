@@ -172,7 +172,11 @@ def known_labels(labels: Tensor) -> Tensor:
 
 
 def check_labelled(
-    labels: Tensor | None, who: str, source: str, instead: str = "choose another split with `held_out`"
+    labels: Tensor | None,
+    who: str,
+    source: str,
+    instead: str = "choose another split with `held_out`",
+    columns: str = "",
 ) -> Tensor:
     """Return labels of which none is missing.
 
@@ -181,20 +185,21 @@ def check_labelled(
         who: needs them, for the message: "The task".
         source: where the texts come from, likewise.
         instead: what else a user may do, likewise.
+        columns: `Texts.columns_without_labels`, likewise.
 
     Raises:
         ValueError: some texts have none.
     """
     if labels is None:
         raise UserError(
-            f"{who} needs labels, but the texts of {source!r} have none. Name a `label_column` or another source, or "
-            f"{instead}."
+            f"{who} needs labels, but the texts of {source!r} have none. Name a `label_column`{columns} or another "
+            f"source, or {instead}."
         )
     missing = int((~known_labels(labels)).sum())
     if missing:
         raise UserError(
             f"{who} needs a label for every text, but {missing} of {len(labels)} texts of {source!r} have none (-1, or "
-            f"nothing). Leave these texts out, or {instead}."
+            f"nothing). Leave these texts out, or {instead}. If -1 is a class, number them all from 0 on."
         )
     return labels
 

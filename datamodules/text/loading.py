@@ -159,6 +159,7 @@ def _read(
         filled["chat_template"], renderer = template_of(source.chat_template, tokenizers)
         begun, tables = ([rendered(table, talks, renderer) for table in some] for some in (begun, tables))
     drawn = held_out is None
+    others = [name for name in begun[0].column_names if name not in (*columns, ANNOTATION, CHOICE, ANSWERS)]
     origin: dict[str, Any] = {
         **{name: getattr(source, name) for name in ("source", "subset", "revision")},
         "text_columns": columns,
@@ -168,6 +169,7 @@ def _read(
         **{name: getattr(source, name) for name in ("seed", "validation_share")},
         **({"test_share": source.test_share} if drawn else {}),
         **filled,
+        **({"other_columns": others} if label is None and others else {}),
         **({"cautions": cautions} if cautions else {}),
     }
     if source.streaming:

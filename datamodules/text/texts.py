@@ -201,6 +201,12 @@ class Texts:
             )
         return classes
 
+    @property
+    def columns_without_labels(self) -> str:
+        """Which columns there are beside the texts, in words for an error about missing labels; empty: none."""
+        others = self.origin.get("other_columns", ())
+        return f" (`--data.text.label_column` can name one of {', '.join(others)})" if others else ""
+
     def check_numbers(self) -> None:
         """Check that there is something to predict where labels are taken as numbers.
 

@@ -208,7 +208,7 @@ def mean_cka(hsic: HSIC) -> Tensor:
     """
     unknown = ~hsic.ratios.isfinite()
     for name, refused in (("x", unknown.all(1)), ("y", unknown.all(0))):
-        expected = "batches in each of which a layer's HSIC with itself is positive, as larger ones are,"
+        expected = "batches in each of which a layer's HSIC with itself is positive, as larger ones are"
         refuse_layers(refused, name, expected, "has others in")
     return hsic.ratios / hsic.batches
 

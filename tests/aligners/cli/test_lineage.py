@@ -141,7 +141,9 @@ def test_the_interrupted_run_is_found_where_its_checkpoints_are_kept_elsewhere(t
     assert interrupted_run(str(run / "aligners.safetensors")) is interrupted_run(None) is None
 
 
-def test_a_number_that_is_in_use_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_number_that_is_in_use_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """As where the process that began it was killed, and W&B's service was another's and goes on."""
     real = wandb.init
 
@@ -151,8 +153,8 @@ def test_a_number_that_is_in_use_is_no_error(tmp_path: Path, monkeypatch: pytest
         return real(**options)
 
     monkeypatch.setattr(wandb, "init", init)
-    with pytest.warns(UserWarning, match="the run `one` cannot go on, as it has not ended"):
-        run = start_run(tmp_path, "name", "fit", number="one")
+    run = start_run(tmp_path, "name", "fit", number="one")
+    assert "the run `one` cannot go on, as it has not ended" in caplog.text
     run.finish()
     assert run_numbers(tmp_path) == [run.id]
 

@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 from typing import Any
 
@@ -5,6 +6,7 @@ import pytest
 import torch
 import yaml
 from jsonargparse import Namespace
+from lightning.pytorch.accelerators import AcceleratorRegistry
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.demos.boring_classes import BoringDataModule
 from lightning.pytorch.loggers import CSVLogger
@@ -12,9 +14,10 @@ from lightning.pytorch.loggers import CSVLogger
 from aligners.callbacks.checkpoint import SaveAligners
 from aligners.callbacks.progress import ProgressBar
 from aligners.cli.folders import RANKS_SHARE
-from aligners.cli.options import TrainingOptions
+from aligners.cli.options import TrainingOptions, check_machine
 from aligners.cli.run import Command, Run
 from aligners.cli.table import train
+from aligners.errors import UserError
 
 
 @pytest.fixture(autouse=True)
@@ -130,3 +133,20 @@ def test_a_folder_for_checkpoints_is_tried_before_anything_is_loaded(tmp_path: P
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=r"`checkpoint.folder` to be a folder that can be written to"):
         train(["stitch", "--checkpoint.folder", "file/below", "--trainer.logger", "false"])
+
+
+def test_an_accelerator_that_is_not_there_is_refused_in_plain_words() -> None:
+    for name in ("cuda", "mps", "tpu"):
+        if AcceleratorRegistry[name]["accelerator"].is_available():
+            continue
+        with pytest.raises(UserError, match=f"`trainer.accelerator` .* but got '{name}'.*`--trainer.accelerator cpu`"):
+            check_machine(Namespace(accelerator=name, devices=1))
+
+
+def test_more_processes_than_cores_are_said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    cores = len(os.sched_getaffinity(0))
+    check_machine(Namespace(accelerator="cpu", devices=cores))
+    assert caplog.text == ""
+    check_machine(Namespace(accelerator="cpu", devices=str(cores + 6)))
+    assert f"{cores + 6} processes (`trainer.devices`) share {cores} CPU cores" in caplog.text

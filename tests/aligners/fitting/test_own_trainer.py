@@ -13,6 +13,7 @@ from aligners.callbacks.best import BestPerSite
 from aligners.cli.table import train
 from aligners.datamodules.model_texts import labelled_texts
 from aligners.datamodules.pairings import universe_states
+from aligners.errors import UserError
 from aligners.finetuning.training import Finetuning, FinetuningRecipe
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.bank import load_bank
@@ -169,3 +170,16 @@ def test_own_trainer_fits_a_universe(world: World, tmp_path: Path) -> None:
     trainer.fit(module, datamodule=data)
     assert trainer.global_step == 3
     assert module.training_record
+
+
+def test_averages_of_weights_are_refused_before_training(world: World, tmp_path: Path) -> None:
+    for average in (pl.callbacks.StochasticWeightAveraging(swa_lrs=0.01), pl.callbacks.EMAWeightAveraging()):
+        trainer = own_trainer(tmp_path, callbacks=[average], logger=False)
+        with pytest.raises(UserError, match=f"without averages of weights, but got {type(average).__name__}"):
+            trainer.fit(Alignment({"mlp": MLP}), activations(world))
+
+
+def test_maps_of_other_shapes_in_a_checkpoint_are_refused_by_name(world: World) -> None:
+    module = Alignment({"linear": Linear})
+    with pytest.raises(UserError, match=r"maps of the checkpoint do not fit .*Unexpected key\(s\) .*other\.weight"):
+        module.load_state_dict({"other.weight": torch.zeros(1)})

@@ -13,7 +13,7 @@ import torch
 
 from aligners.datamodules.layers import LayerActivations
 from aligners.datamodules.text import sources
-from aligners.datamodules.text.labels import known_labels, read_labels
+from aligners.datamodules.text.labels import check_labelled, known_labels, read_labels
 from aligners.datamodules.text.loading import load_texts, split_of, split_shares, text_key
 from aligners.datamodules.text.sources import TextSource
 from aligners.datamodules.text.texts import Texts, words_on
@@ -329,6 +329,16 @@ def test_cautions_on_texts_stand_at_the_head_of_reports(tmp_path: Path) -> None:
     (caution,) = data.cautions
     assert caution.startswith(f"Caution: 30 of 90 rows of {path!r} have the label -1 in column 'label'")
     assert "the first is row 0 (counting from 0)" in caution
+
+
+def test_missing_labels_are_said_with_the_columns_that_there_are(tmp_path: Path) -> None:
+    path = write(tmp_path / "films.csv", text=sentences(60), verdict=[0, 1] * 30, year=[1990] * 60)
+    texts = load_texts(TextSource(path))
+    hint = " (`--data.text.label_column` can name one of verdict, year)"
+    assert texts.columns_without_labels == hint
+    with pytest.raises(UserError, match=r"Name a `label_column` \(`--data\.text\.label_column` .* verdict, year\)"):
+        check_labelled(None, "The task", path, columns=texts.columns_without_labels)
+    assert load_texts(TextSource(path, label_column="verdict")).columns_without_labels == ""
 
 
 @pytest.mark.parametrize("streaming", [False, True])
