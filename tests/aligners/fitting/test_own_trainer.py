@@ -165,7 +165,7 @@ def test_own_trainer_fits_a_universe(world: World, tmp_path: Path) -> None:
     third = str(tiny_folder(tmp_path / "third", seed=2))
     module = UniverseAlignment(partial(INN, couplings=2, hidden=4), most_steps=3)
     models = [world.model_x, world.model_y, third]
-    data = universe_states(models, sites=[1], text=world.text, held_out_types=0.0, batch_size=16)
+    data = universe_states(models, sites=[1], text=world.text, held_out_types=0.0, max_length=64)
     trainer = own_trainer(tmp_path, logger=False)
     trainer.fit(module, datamodule=data)
     assert trainer.global_step == 3
