@@ -265,7 +265,7 @@ def _task(panel: Sequence[Row], sited: Sequence[Row], *, led: bool) -> str:
 
 
 def _points(line: Sequence[Row], changes: Sequence[float]) -> str:
-    """`by -5.0 to +0.0 points, depending on the site (± 2.1)`: over all sites, so that none is picked, beside half a score's interval."""
+    """`by -5.0 to +0.0 points, depending on the site (± 2.1)`: no site is picked, and ± is half a score's interval."""
     span = value_range([100 * change for change in changes], "+.1f")
     if not all_known(line, "score_low", "score_high"):
         return f"by {span} points"
