@@ -3,7 +3,8 @@
 import time
 import tomllib
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from posixpath import normpath
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -12,7 +13,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from website import families, invariances, modules, options, tutorials
-from website.drawings import with_drawings
+from website.drawings import with_drawings, with_figures
 
 __all__ = ["on_config", "on_files", "on_page_markdown"]
 
@@ -45,12 +46,18 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Draw what the page shows as SVG, and log the progress every ten pages."""
+    """Draw what the page shows as SVG, box its figures, and log the progress every ten pages."""
     pages = files.documentation_pages()
     number = pages.index(page.file) + 1
     if number % 10 == 0 or number == len(pages):
         LOG.info(f"Page {number} of {len(pages)}: {page.file.src_uri}, {time.monotonic() - BEGUN:.0f} s")
-    return with_drawings(markdown, (Path(config.docs_dir) / page.file.src_uri).parent)
+    place = PurePosixPath(page.file.src_uri).parent
+
+    def image(path: str) -> bytes:
+        """Of the files of docs/, and of those that are generated."""
+        return files.src_uris[normpath(str(place / path))].content_bytes
+
+    return with_figures(with_drawings(markdown, Path(config.docs_dir) / place), image)
 
 
 def _filled(entry: Any) -> Any:

@@ -16,7 +16,7 @@ from aligners.reports.study.registry import CONTENTS
 from aligners.similarity.catalogue import catalogue
 from tests.processes import ROOT
 from website import coverage, families, glossary, invariances, modules, options
-from website.drawings import with_drawings
+from website.drawings import with_drawings, with_figures
 
 DOCS = ROOT / "docs"
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
@@ -170,3 +170,20 @@ def test_a_drawing_stays_within_its_frame(drawing: Path) -> None:
         for name in ("x", "y", "x2", "y2", "cx", "cy"):
             assert 0 <= float(part.attrib.get(name, 0)) <= (width if "x" in name else height)
     assert len(DRAWINGS) == 9
+
+
+def test_every_figure_of_the_site_can_be_read_on_a_phone() -> None:
+    """As on the page of a report: in a box that scrolls, not shrunk to the width of the screen."""
+    shown = 0
+    for page in WRITTEN:
+        text = page.read_text(encoding="utf-8")
+        boxed = with_figures(text, lambda path, folder=page.parent: (folder / path).read_bytes())
+        figures = re.findall(r"^!\[.+\]\(.+\.png\)", text, re.MULTILINE)
+        assert boxed.count('<div class="figure"') == len(figures) == text.count(".png)")
+        shown += len(figures)
+    assert shown > 10
+    text = "![Penalty](figures/demo_penalty.png)"
+    index = with_figures(text, lambda path: (DOCS / path).read_bytes())
+    assert '.png){ width="1196" height="481" style="--least: 657px" }' in index
+    style = (DOCS / "assets" / "extra.css").read_text(encoding="utf-8")
+    assert "min-width: var(--least)" in style

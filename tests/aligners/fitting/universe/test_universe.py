@@ -193,6 +193,7 @@ def test_the_report_has_its_figures_and_compares_what_is_trained(found: Found, t
     assert {path.name for path in tmp_path.iterdir()} == {
         "universe.json", "universe.csv", "directions.csv", "directions.png", "universe_site_1.png",
         "universe_site_3.png", "shared.csv", "shared.png", "curve.csv", "types.csv",
+        "universe.md",
     }  # fmt: skip
     assert "; other maps of the same models: " in report.lead
     rows = [r | {"training": "diverged at step 3"} if r["method"] == "universe" else r for r in evaluation.rows]
