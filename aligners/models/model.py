@@ -129,7 +129,7 @@ class FrozenModel:
             return _not_scored(self.config)
         if self._head == "causal" and not self.causal:
             return (
-                "predicts the next token, but sees it already: when the last token of a text changes, the states "
+                "predicts the next token and sees it already: when the last token of a text changes, the states "
                 "before it move"
             )
         return None
