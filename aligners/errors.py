@@ -2,10 +2,14 @@
 
 import math
 import operator
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 from importlib.util import find_spec
 from typing import Any, SupportsFloat
+
+# Control characters but tabs and line ends, and those that turn the direction of what follows.
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 class UserError(ValueError):
@@ -69,6 +73,27 @@ def check_known(known: Iterable[str], **given: str | Iterable[str] | None) -> No
         if unknown:
             got = f"{', '.join(unknown)}.{did_you_mean(unknown, known)}"
             raise UserError(f"Expected `{name}` out of {', '.join(known) or 'none'}, but got {got}")
+
+
+def check_file_names(**names: str) -> None:
+    """Raise if a name could not be that of a file or a folder.
+
+    Args:
+        names: what the name is of -> the name.
+
+    Raises:
+        UserError: it is empty, leads to another folder, or has letters that nobody sees.
+    """
+    for what, name in names.items():
+        if not name.strip(". ") or not name.isprintable() or not {"/", "\\"}.isdisjoint(name):
+            raise UserError(
+                f"Expected `{what}` to be a name as of a file, without slashes or control characters, but got {name!r}."
+            )
+
+
+def visible(text: str) -> str:
+    r"""A text to print, whose control characters do nothing: they are shown as `\x1b` is here."""
+    return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def did_you_mean(unknown: Iterable[str], known: Iterable[str]) -> str:

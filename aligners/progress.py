@@ -11,8 +11,10 @@ import rich
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from aligners.errors import visible
+
 EVERY = 30.0  # seconds between two lines
-COLUMNS = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+COLUMNS = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
 T = TypeVar("T")
 
 
@@ -72,12 +74,17 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
 
-    def _say(self, line: str) -> None:
+    def _say(self, words: str) -> None:
         """Write a line to the file that the output goes to, or to the log beside a terminal, if there is one."""
         if self._bar is None:
-            print(line, flush=True)
+            tell(words)
         elif hasattr(sys.stdout, "log"):
-            sys.stdout.log(f"{line}\n")
+            sys.stdout.log(f"{visible(words)}\n")
+
+
+def tell(*lines: str) -> None:
+    """Print lines at once; what names in them would do to a terminal is shown instead."""
+    print(visible("\n".join(lines)), flush=True)
 
 
 def hidden(trainer: Any) -> bool:

@@ -18,6 +18,9 @@ FREE = (
     *("workers", "cache", "devices", "device_map", "attn_implementation", "trust_remote_code", "merge_adapters"),
     *("recipe", "model_x", "model_y", "models", "bases", "revision_x", "revision_y", "revisions", "sites"),
 )
+# Options that are never taken from a file that a run left, which may be somebody else's: where states and models are
+# written, and whether a model's own code is run.
+NOT_OF_FILES = ("trust_remote_code", "cache", "store")
 PARTS = ("data", "data_config", "options", "trainer", "early_stopping")
 LIMITS = ("max_epochs", "max_steps")  # a run may go on for longer
 # of a Trainer, beside its limits: which texts are read, how steps are taken, and when maps are compared

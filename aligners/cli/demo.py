@@ -9,6 +9,7 @@ from aligners.cli import table
 from aligners.cli.endings import early_endings
 from aligners.cli.log import log_to
 from aligners.files.tables import table_beside
+from aligners.progress import tell
 
 STEPS = table_beside(__file__, "demo.yaml")
 IMPORTS = 7.0  # seconds that the imports take where a step takes its `seconds`
@@ -21,8 +22,8 @@ def run_demo(folder: Path, kind: str = "quick") -> None:
         folder: new, for all.
         kind: which steps: `quick` or `full`.
     """
-    print("Maps the hidden states of one small language model to those of another, which then runs on them.")
-    print(f"Results, and a log of what is printed here: {folder}", flush=True)
+    tell("Maps the hidden states of one small language model to those of another, which then runs on them.")
+    tell(f"Results, and a log of what is printed here: {folder}")
     begun, done, steps, reports = time.monotonic(), IMPORTS, STEPS[kind], []
     table.import_first()
     from aligners.cli.cells.running import end_run
@@ -31,7 +32,7 @@ def run_demo(folder: Path, kind: str = "quick") -> None:
 
     for number, step in enumerate(steps, 1):
         left = time_left(sum(step["seconds"] for step in steps[number - 1 :]), done, time.monotonic() - begun)
-        print(f"\nStep {number} of {len(steps)}: {step['about']}. About {left} left in all.", flush=True)
+        tell(f"\nStep {number} of {len(steps)}: {step['about']}. About {left} left in all.")
         run = folder / step["run"]
         script, *words = (word.format(folder=folder) for word in step["command"].split())
         try:
@@ -42,10 +43,10 @@ def run_demo(folder: Path, kind: str = "quick") -> None:
         if script == "evaluate":
             reports.append(json.loads((run / "report.json").read_text(encoding="utf-8"))["rows"])
         if (picture := run / "penalty.png").is_file():
-            print(f"\nThe picture: {picture}", flush=True)
+            tell(f"\nThe picture: {picture}")
             open_where_there_is_a_desktop(picture)
-    print("\n".join(["", *(demo_words(*reports) if kind == "full" else demo_words(reports[-1]))]))
-    print(f"Full report, with intervals: {folder / 'report' / 'report.html'}")
+    tell("\n".join(["", *(demo_words(*reports) if kind == "full" else demo_words(reports[-1]))]))
+    tell(f"Full report, with intervals: {folder / 'report' / 'report.html'}")
 
 
 def time_left(planned: float, done: float, taken: float) -> str:

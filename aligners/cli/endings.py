@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from aligners.errors import UserError
+from aligners.errors import UserError, visible
 
 MENDABLE, INTERRUPTED, TERMINATED = 2, 130, 143  # exit statuses: jsonargparse's for wrong options, and those of shells
 ENDING = (signal.SIGTERM, signal.SIGHUP)
@@ -137,9 +137,9 @@ def _end(message: str, status: int, parent: int) -> NoReturn:
     if _rank() == 0:
         _stop_further_ranks()
         further = _resuming or ([] if status == MENDABLE else ["There is nothing to resume."])
-        print(message, *further, sep="\n", file=sys.stderr)
+        print(visible(message), *further, sep="\n", file=sys.stderr)
     elif not _ends(parent) and status == MENDABLE:
-        print(f"On rank {_rank()}: {message}", file=sys.stderr)
+        print(visible(f"On rank {_rank()}: {message}"), file=sys.stderr)
     sys.exit(status)
 
 

@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from aligners.cli.log import RUN_LOG, end_log, log_to
 from aligners.errors import UserError
 from aligners.files.shared import FILE_ENDINGS
-from aligners.files.whole import lock, refusing_folder, remove_unfinished, write_text
+from aligners.files.whole import let_write, lock, refusing_folder, remove_unfinished, write_text
 
 CONFIG = "config.yaml"
 OWNER = "run.txt"  # in a folder of checkpoints: of which run they are
@@ -73,6 +73,7 @@ def claim(folder: Path, options: str, *, begun: bool = False) -> None:
         ValueError: another command has claimed the folder, or it cannot be written to.
     """
     config = folder / CONFIG
+    let_write(folder)
     with refusing_folder(folder, "run"):
         if not begun:
             try:
@@ -101,6 +102,7 @@ def claim_checkpoints(folder: Path, run: Path, resumed: Path | None = None) -> N
         ValueError: the checkpoints of another run are there, another command is at work there, or it cannot be
             written to.
     """
+    let_write(folder)
     with refusing_folder(folder, "checkpoint.folder"):
         folder.mkdir(parents=True, exist_ok=True)
         owner = folder / OWNER

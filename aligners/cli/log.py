@@ -6,6 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
+from aligners.files.whole import open_own
+
 RUN_LOG = "run.log"  # in the folder of every run
 # Not for a log: colours, what moves a bar, and the frames of bars.
 ON_SCREEN = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r|.*━.*\n?")
@@ -46,11 +48,14 @@ def log_to(path: Path) -> None:
     """From now on, write what this process prints to a file as well, after what is there.
 
     A log of the same name, of an earlier run, ends.
+
+    Raises:
+        OSError: it cannot be written, or is a link to another file.
     """
     watch_streams()
     path.parent.mkdir(parents=True, exist_ok=True)
     end_log(path.name)
-    _logs[path.name] = path.open("a", encoding="utf-8", buffering=1)
+    _logs[path.name] = open_own(path, "a")
 
 
 def end_log(name: str) -> None:

@@ -16,6 +16,7 @@ from jsonargparse import Namespace
 from jsonargparse.typing import register_type
 
 from aligners.cli.folders import CONFIG
+from aligners.cli.trusted import check_may_import, let_name
 from aligners.errors import UserError
 from aligners.files.sealed import check_sealed
 
@@ -30,12 +31,14 @@ class Imported(str):
     A file is imported once in a process, under its own name without `.py`.
 
     Raises:
-        ValueError: there is no such file or module, or another module has the file's name.
+        ValueError: the command line does not name it, there is no such file or module, or another module has the
+            file's name.
         RuntimeError: the module raised an error, which is this one's cause.
     """
 
     def __new__(cls, name: str) -> Self:
         """Import it."""
+        check_may_import(name)
         if name.endswith(".py"):
             _check_file(Path(name))
         try:
@@ -48,6 +51,7 @@ class Imported(str):
                 f"Expected `imports` to name Python files or modules, but there is no module {name!r}. Write a file as "
                 f"{name}.py, with its folder."
             ) from error
+        let_name(sys.modules[Path(name).stem if name.endswith(".py") else name])
         return super().__new__(cls, name)
 
 
@@ -83,7 +87,7 @@ class RunOptions:
 
     Args:
         imports: Python files or modules with maps, measures or model families of your own, imported before they are
-            named: give them first. They are run: name only what you trust.
+            named: give them first, on the command line. They are run: name only what you trust.
         upload: Upload the maps, layers or probes that the run leaves, as artifacts of its W&B run. By default W&B gets
             only their names, sizes, checksums and places.
     """

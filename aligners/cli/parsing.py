@@ -1,14 +1,17 @@
 """The parser of a command's options, and its errors in plain words: what was expected, where, and what came."""
 
 import re
-from collections.abc import Collection
+import sys
+from collections.abc import Collection, Sequence
 from functools import reduce
 from operator import or_
 from types import UnionType
 from typing import Any, NoReturn, Union, get_args, get_origin
 
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentParser, Namespace
 
+from aligners.cli.options import flat
+from aligners.cli.trusted import DENIED, check_classes, check_typed, let_import, let_name_maps, refuse_class
 from aligners.cli.words import KINDS, known_options, unknown_option
 from aligners.errors import UserError, did_you_mean
 
@@ -36,6 +39,32 @@ class OptionParser(ArgumentParser):
                 action._typehint = reduce(or_, others, int | float)
         return added
 
+    def parse_args(self, args: Sequence[str] | None = None, *given: Any, **options: Any) -> Namespace:  # type: ignore[override]
+        """Parse a command line. What it names may be imported; what a file of options names may not.
+
+        Raises:
+            UserError: an option is wrong, or is to run code that the command line does not name.
+        """
+        words = sys.argv[1:] if args is None else list(args)
+        let_import(words)
+        let_name_maps()
+        parsed = super().parse_args(words, *given, **options)
+        check_typed(flat(parsed.as_dict()), words)
+        check_classes(parsed)
+        return parsed
+
+    def parse_object(self, *given: Any, **options: Any) -> Namespace:
+        """Parse values, such as those of a study's cell.
+
+        Raises:
+            UserError: an option is wrong, or names a class that it may not name.
+        """
+        let_name_maps()
+        parsed = super().parse_object(*given, **options)
+        if not getattr(self, "_inner_parser", False):
+            check_classes(parsed)
+        return parsed
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise.
 
@@ -59,6 +88,8 @@ def in_plain_words(message: str, program: str, options: Collection[str]) -> str:
     keys = re.findall(r'Parser key "([^"]+)"', message)
     if "Expected `" in message:  # ours, from a check of a value
         return message[message.find("Expected `") :]
+    if denied := DENIED.search(message):
+        return str(refuse_class(f"`--{keys[0]}`" if keys else "options", denied[1]))
     if unknown := UNKNOWN.match(message):
         in_file = f"--{'.'.join(filter(None, unknown.groups()))}"
         return str(unknown_option(program, unknown[2] if message.startswith("unrecognized") else in_file, options))

@@ -23,7 +23,10 @@ from aligners.cli.endings import goes_on_with
 from aligners.cli.lineage import run_loggers, tell_wandb
 from aligners.cli.options import RunOptions, TrainingOptions, check_begun, check_machine, check_trains, flat
 from aligners.cli.parsing import OptionParser
+from aligners.datamodules.identity import NOT_OF_FILES
 from aligners.errors import UserError, check_range
+from aligners.files.whole import confined, let_write
+from aligners.progress import tell
 from aligners.reports.publishing import WriteReport, write_report
 from aligners.reports.tracking import new_number, unfinished
 
@@ -172,7 +175,7 @@ def run_command(command: Command, program: str, words: Sequence[str]) -> None:
     try:
         run = Run(command, parser, parser.parse_args(words), words)
         names = list(signature(command.work).parameters)[1:]
-        with goes_on_with(run.begun_again_by, "To begin again"), goes_on_with(run.resumed_by):
+        with confined(), goes_on_with(run.begun_again_by, "To begin again"), goes_on_with(run.resumed_by):
             command.work(run, **{name: run.options[name] for name in names})
         for tell in _at_the_end:
             tell()
@@ -224,7 +227,7 @@ class Run:
         return kind(*given, **options_of(kind, self.made))
 
     def use_data_of(self, config: Mapping[str, Any]) -> None:
-        """Parse the command line again, with a checkpoint's data options as defaults.
+        """Parse the command line again, with a checkpoint's data options as defaults, but for `NOT_OF_FILES`.
 
         Args:
             config: the checkpoint's data options.
@@ -232,8 +235,8 @@ class Run:
         Raises:
             ValueError: the checkpoint has options that this version does not know.
         """
-        # The first affects nothing but speed; a file that somebody else wrote must not allow foreign code to run.
-        defaults = {name: value for name, value in config.items() if name not in ("batch_size", "trust_remote_code")}
+        left_out = ("batch_size", *NOT_OF_FILES)  # the first affects nothing but speed
+        defaults = {name: value for name, value in config.items() if name not in left_out}
         try:
             self.parser.set_defaults({f"data.{name}": value for name, value in flat(defaults).items()})
         except KeyError as error:
@@ -242,6 +245,9 @@ class Run:
                 f"{error.args[0]}. Update the package to read it."
             ) from error
         self.options = self.parser.parse_args(self.words)
+        store = config.get("store")
+        if store and not self.options.data.get("store") and folders.rank() == 0:
+            tell(f"The states of the fit are kept in {store}: `--data.store {store}` reads them.")
 
     def check_begun(self) -> None:
         """Raise unless the folder that `--run` names was begun with these options.
@@ -261,6 +267,7 @@ class Run:
             ValueError: another command has claimed the folder, or it cannot be written to.
         """
         self.folder = folders.new_run_folder(self.options.run, self.command.kind or "", begun=begun)
+        let_write(self.folder)
         if folders.rank() == 0:
             folders.claim(self.folder, self.parser.dump(self.options), begun=begun)
 

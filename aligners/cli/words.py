@@ -91,7 +91,7 @@ def as_parsed(program: str, about: Mapping[str, Any], words: Sequence[str]) -> l
             _check_names(program, _loaded(_options_in(value)), options)
         if kinds == ["list[file]"]:
             _check_there(option, _loaded(value))
-        foreign = foreign or name == "imports" or (name == "config" and "imports" in _options_in(value))
+        foreign = foreign or name == "imports"
         if known and not foreign and not exists(value):
             check_known(known, **{option: _names_in(value, known)})
         parsed.append(f"{option}={value}")

@@ -81,9 +81,12 @@ def read_config(folder: Path) -> dict[str, Any]:
     """What a shared folder says of itself, once its weights are those that it was written with.
 
     Raises:
-        ValueError: it is no shared folder, is of a later version, or its weights are damaged.
+        ValueError: it is no shared folder, is of a later version, its weights are damaged, or a file of it is a link
+            that leads out of it.
     """
     wanted = f"Expected {folder} to be a folder that `evaluate.py share` wrote, but"
+    for name in (CONFIG, MODEL):
+        own_file(folder, name)
     runs = [name for name in RUN_FILES if (folder / name).is_file()]
     if runs:
         raise UserError(f"{wanted} it is that of a run. Name its file {folder / runs[0]}.")
@@ -102,6 +105,29 @@ def read_config(folder: Path) -> dict[str, Any]:
     if sha256(folder / MODEL) != config.get("sha256"):
         raise UserError(f"{wanted} its {MODEL} is damaged: it is not the file that {CONFIG} describes. Fetch it again.")
     return config
+
+
+def own_file(folder: Path, name: str) -> Path | None:
+    """A file of a folder that may be somebody else's, to read or to publish; None if it is not there.
+
+    Args:
+        folder: on this machine; in the Hub's cache, files are links to others of the same repository.
+        name: of the file, which may stand in a folder below.
+
+    Raises:
+        ValueError: it is a link that leads out of the folder: what it leads to is not the folder's to publish.
+    """
+    path = folder / name
+    if not path.is_file():
+        return None
+    whole = folder.resolve()
+    places = [whole, whole.parents[1] / "blobs"] if whole.parent.name == "snapshots" else [whole]
+    if not any(path.resolve().is_relative_to(place) for place in places):
+        raise UserError(
+            f"Expected the files of {folder} to be in it, but {path} leads to {path.resolve()}. Put the file itself "
+            "there, or remove the link."
+        )
+    return path
 
 
 def sha256(path: Path) -> str:

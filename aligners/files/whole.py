@@ -9,10 +9,58 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from typing import Literal, TextIO
 
 from aligners.errors import UserError
 
 UNFINISHED = ".unfinished"
+_below: list[Path] | None = None  # folders in which a command may write; None: no command runs, and nothing is checked
+
+
+@contextmanager
+def confined() -> Iterator[None]:
+    """Within it, files are written only in the folders that `let_write` names, wherever their own names may lead."""
+    global _below
+    before, _below = _below, []
+    try:
+        yield
+    finally:
+        _below = before
+
+
+def let_write(folder: Path) -> None:
+    """Let the command that runs write in a folder."""
+    place = folder.resolve()
+    if _below is not None and not any(place.is_relative_to(other) for other in _below):
+        _below.append(place)
+
+
+def _check_place(path: Path) -> None:
+    """Raise if a command would write outside its folders.
+
+    Raises:
+        ValueError: it would.
+    """
+    place = path.parent.resolve() / path.name
+    if _below is None or any(place.is_relative_to(folder) for folder in _below):
+        return
+    folders = ", ".join(map(str, _below)) or "no folder at all"
+    raise UserError(
+        f"Expected to write in {folders}, but a name, or a link, leads to {place}. Nothing was written there: look at "
+        "the names in the files that this command has read."
+    )
+
+
+def open_own(path: Path, mode: Literal["a", "w"]) -> TextIO:
+    """Open a text file to write to, which is no link to another.
+
+    Raises:
+        OSError: it cannot be opened, or is a link.
+    """
+    _check_place(path)
+    add = os.O_APPEND if mode == "a" else os.O_TRUNC
+    file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_NOFOLLOW | add, 0o666)
+    return open(file, mode, encoding="utf-8", buffering=1)
 
 
 def whole_file(path: Path) -> AbstractContextManager[Path]:
@@ -43,10 +91,12 @@ def _taking_place(path: Path, make: Callable[[Path], object]) -> Iterator[Path]:
     Everybody whom the umask lets may read it, whoever wrote it: safetensors leaves files to their owner alone.
     """
     unfinished = path.with_name(f".{path.name}{UNFINISHED}")
+    _check_place(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         remove(unfinished)  # left by a process that was killed
         make(unfinished)
+        let_write(unfinished)
         mode = unfinished.stat().st_mode & 0o666
         yield unfinished
         for part in [*unfinished.rglob("*"), unfinished]:
@@ -76,8 +126,11 @@ def lock(path: Path) -> int | None:
 
     Returns:
         The number of the open file, which is locked until it is closed.
+
+    Raises:
+        OSError: it cannot be opened, or is a link.
     """
-    file = os.open(path, os.O_CREAT | os.O_RDWR, 0o666)
+    file = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o666)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -97,7 +150,7 @@ def remove(path: Path) -> None:
 
 
 def check_folder(folder: Path, argument: str) -> None:
-    """Make a folder, and try to write a file there.
+    """Make a folder, try to write a file there, and let the command that runs do so.
 
     Raises:
         ValueError: it cannot be done; names `argument`.
@@ -105,11 +158,11 @@ def check_folder(folder: Path, argument: str) -> None:
     with refusing_folder(folder, argument):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder):
-            pass
+            let_write(folder)
 
 
 def check_new_folder(folder: Path, argument: str) -> None:
-    """Raise unless a folder is new or empty, and can be made.
+    """Raise unless a folder is new or empty, and can be made; let the command that runs write it.
 
     Raises:
         ValueError: it is not; names `argument`.
@@ -118,6 +171,7 @@ def check_new_folder(folder: Path, argument: str) -> None:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UserError(f"Expected `{argument}` to be a new or empty folder, but {folder} holds files.")
         folder.parent.mkdir(parents=True, exist_ok=True)
+        let_write(folder)
 
 
 @contextmanager

@@ -14,9 +14,9 @@ from aligners.datamodules.module import stream_of
 from aligners.datamodules.rows.reading import PairedBatch, Plan
 from aligners.datamodules.states import States
 from aligners.errors import UserError, check_known, check_range
-from aligners.fitting.bank import ALIGNMENT, BACKWARD, FORWARD, StoredBank, kind_of, refuse_other_bank
+from aligners.fitting.bank import ALIGNMENT, BACKWARD, FORWARD, StoredBank, check_names, kind_of, refuse_other_bank
 from aligners.fitting.errors import FAR_COLUMNS, FarErrors, MapErrors, error_rows, far_columns
-from aligners.fitting.fits import AlignerFactory, Fit, check_names, fit_map, seeded
+from aligners.fitting.fits import AlignerFactory, Fit, fit_map, seeded
 from aligners.fitting.moments import MomentsSoFar, moments_of_states
 from aligners.fitting.outcomes import few_rows, outcomes
 from aligners.fitting.retrieval import HeldOutRows

@@ -1,8 +1,9 @@
 """The file of a finished run: its maps, what describes them, and the moments of the rows that they were fitted on."""
 
 import json
+import re
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, Literal, Self
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 import aligners
 from aligners.datamodules.rows.types import SeenTypes
@@ -23,6 +24,20 @@ from aligners.files.whole import whole_file
 from aligners.maps.base import Aligner
 from aligners.models.identity import differing, listed_change
 from aligners.similarity.algebra.moments import Moments
+
+
+def check_names(names: Iterable[str], argument: str) -> None:
+    """Refuse names under which a module cannot hold aligners.
+
+    Raises:
+        ValueError: naming `argument` and them.
+    """
+    bad = [name for name in names if not name.replace("_", "").isalnum() or hasattr(nn.ModuleDict, name)]
+    if bad:
+        raise UserError(
+            f"Expected the names in `{argument}` to be letters, digits and underscores, and not a name that PyTorch "
+            f"keeps for itself, but got {', '.join(bad)}."
+        )
 
 
 def describe_aligner(aligner: Aligner) -> dict[str, Any]:
@@ -213,6 +228,7 @@ def refuse_other_bank(
 
 FORWARD, BACKWARD = "0_1", "1_0"  # the routes between the two models of a fit
 DIRECTIONS = {FORWARD: "forward", BACKWARD: "backward"}  # as reports and messages call them
+ROUTE = re.compile(r"\d+_\d+")
 HEADER = "bank"  # the one entry of the file's metadata, as JSON
 PLAIN = ("command", "pairs", "data", "data_config", "training", "curves", "loss")  # attributes that JSON can hold
 ALIGNMENT, STITCHING = "alignment", "stitching"  # what each module adds to the checkpoint that a run goes on from
@@ -358,6 +374,21 @@ def _goes_on_with(path: Path) -> str | None:
     return "fit" if ALIGNMENT in content else "stitch" if STITCHING in content else None
 
 
+def _check_names_in(described: Mapping[str, Any]) -> None:
+    """Check the names of routes, maps and sites in a file as those are that somebody types.
+
+    Raises:
+        ValueError: one of them could not be typed.
+    """
+    for route, entries in described["maps"].items():
+        if not ROUTE.fullmatch(route):
+            raise UserError(f"it holds a route {route!r} between models that are no numbers")
+        check_names(entries, "aligners")
+    for route, pairs in described["pairs"].items():
+        if not ROUTE.fullmatch(route) or not all(type(site) is int for pair in pairs for site in pair):
+            raise UserError(f"its site pairs of {route!r} are no numbers")
+
+
 def _read(path: Path, wanted: Wanted) -> StoredBank:
     with safe_open(path, framework="pt") as file:
         header = (file.metadata() or {}).get(HEADER)
@@ -365,6 +396,7 @@ def _read(path: Path, wanted: Wanted) -> StoredBank:
             raise UserError("it holds no maps")
         tensors = nested({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
     described = json.loads(header)
+    _check_names_in(described)
     maps: dict[str, dict[str, Aligner]] = {}
     for route, entries in described["maps"].items():
         states = tensors.get("maps", {}).get(route, {})

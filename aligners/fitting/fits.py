@@ -1,10 +1,9 @@
 """The maps of a run: how they are built and fitted from moments, and the direction in which each maps."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 from aligners.errors import UserError
 from aligners.fitting.bank import FORWARD
@@ -34,20 +33,6 @@ class Fit(NamedTuple):
     def moments(self, *each: Moments | None) -> list[Any]:
         """Moments of pairs (x, y) as those of (source, target) of this fit."""
         return [moments if moments is None or self.route == FORWARD else moments.swap() for moments in each]
-
-
-def check_names(names: Iterable[str], argument: str) -> None:
-    """Refuse names under which a module cannot hold aligners.
-
-    Raises:
-        ValueError: naming `argument` and them.
-    """
-    bad = [name for name in names if not name.replace("_", "").isalnum() or hasattr(nn.ModuleDict, name)]
-    if bad:
-        raise UserError(
-            f"Expected the names in `{argument}` to be letters, digits and underscores, and not a name that PyTorch "
-            f"keeps for itself, but got {', '.join(bad)}."
-        )
 
 
 def seeded(factory: AlignerFactory, seed: int, sites: int, d_x: int, d_y: int) -> Aligner:

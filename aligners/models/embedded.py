@@ -24,7 +24,7 @@ from aligners.errors import UserError
 from aligners.files.whole import check_folder, whole_folder
 from aligners.models.loading.files import quiet, save_model
 from aligners.models.recipes import AnyRecipe, Plan, Recipe
-from aligners.progress import track
+from aligners.progress import tell, track
 
 SHIPPED = Path(__file__).with_name("shipped")  # models that come with the package, in folders named like the cache's
 
@@ -89,7 +89,7 @@ def embedded_model(
             else:
                 if progress:
                     size = f"{recipe.folder}, {recipe.layers} blocks, {recipe.width} wide, {recipe.length(texts)}"
-                    print(f"Training the embedded model of seed {seed} ({size}), once: it is kept.", flush=True)
+                    tell(f"Training the embedded model of seed {seed} ({size}), once: it is kept.")
                 with alone(seed):
                     plan = recipe.plan(seed, texts, labels, tokenizer)
                     train(plan, recipe, f"Training seed {seed}" if progress else None)

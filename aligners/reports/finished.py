@@ -14,6 +14,7 @@ from jinja2 import UndefinedError
 from aligners.datamodules.text.texts import words_on
 from aligners.errors import UserError
 from aligners.files.given import read_json, read_yaml, refusing
+from aligners.files.shared import own_file
 from aligners.files.tables import table_beside
 from aligners.reports.names import with_short_names
 from aligners.reports.page.run import CONFIG
@@ -87,7 +88,8 @@ class FinishedRun(NamedTuple):
     @property
     def figures(self) -> list[Path]:
         """The images of the report's figures that are there."""
-        return [path for name in self.report.figures if (path := self.folder / f"{name}.png").is_file()]
+        paths = [own_file(self.folder, f"{name}.png") for name in self.report.figures]
+        return [path for path in paths if path is not None]
 
 
 def kinds_in(folder: Path) -> list[str]:
@@ -99,16 +101,18 @@ def finished_run(folder: Path) -> FinishedRun:
     """Read the report of a run's folder.
 
     Raises:
-        ValueError: it is no folder of a finished run: says what it is, or what it lacks.
+        ValueError: it is no folder of a finished run: says what it is, or what it lacks; or a file of it is a link
+            that leads out of it.
     """
     kinds = kinds_in(folder)
     if not kinds:
         raise UserError(f"Expected `run` to be the folder of a finished run, but {folder} {_what_it_is(folder)}")
-    place = folder / f"{file_name(kinds[0])}.json"
+    name = f"{file_name(kinds[0])}.json"
+    place = own_file(folder, name) or folder / name
     content = _read(place)
-    config = folder / CONFIG
-    options = read_yaml(config, "the options of a run", EDITED) if config.is_file() else {}
-    written = config.read_text(encoding="utf-8") if config.is_file() else ""
+    config = own_file(folder, CONFIG)
+    options = read_yaml(config, "the options of a run", EDITED) if config is not None else {}
+    written = config.read_text(encoding="utf-8") if config is not None else ""
     with refusing_report(place):
         report = _report(kinds[0], content, options)
         said = [sentence for sentence in content["findings"] if sentence != report.lead]

@@ -50,7 +50,11 @@ def with_short_names(rows: Sequence[Row]) -> list[Row]:
 def names_in_full(rows: Sequence[Row]) -> str:
     """Return lines, to stand below a Markdown table, that explain short names; empty if no name was shortened."""
     names = short_names(models_in(rows))
-    lines = [f"- {short}: `{name}`\n" for name, short in names.items() if short != name]
+    lines = []
+    for name, short in names.items():
+        if short != name:
+            quote = "``" if "`" in name else "`"
+            lines.append(f"- {short}: {quote}{name}{quote}\n")
     return "\n" + "".join(lines) if lines else ""
 
 
@@ -153,12 +157,6 @@ def four_digits(value: object) -> str:
     if value is None or value != value:
         return ""
     return plain_number(value, 4) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
-
-
-def markdown_table(headings: Iterable[str], rows: Iterable[Sequence[str]], rule: str) -> list[str]:
-    """The lines of a table: headings, the rule below them, rows."""
-    lines = ["| " + " | ".join(cells) + " |" for cells in (headings, *rows)]
-    return [lines[0], rule, *lines[1:]]
 
 
 def value_range(values: Sequence[float], form: str) -> str:

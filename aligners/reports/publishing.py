@@ -2,7 +2,6 @@
 
 import json
 import platform
-from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,9 @@ from rich.console import Console
 
 from aligners.files.whole import write_text
 from aligners.fitting.outcomes import MARK
+from aligners.reports.escaping import csv_text, in_markdown, markdown_table
 from aligners.reports.finished import make_report
-from aligners.reports.names import four_digits, markdown_table, names_in_full, site_name, with_short_names
+from aligners.reports.names import four_digits, names_in_full, site_name, with_short_names
 from aligners.reports.page.run import save_figure, write_page
 from aligners.reports.report import Report, Row
 from aligners.reports.screen import SiteTable, say, screen
@@ -90,32 +90,26 @@ def _log(report: Report, folder: Path, logger: WandbLogger) -> Path:
     return Path(logger.experiment.dir).parent
 
 
-def csv_text(rows: Sequence[Row]) -> str:
-    """Write rows with the same keys as CSV."""
-    import pandas as pd
-
-    return str(pd.DataFrame(rows, dtype=object).to_csv(index=False, lineterminator="\r\n"))
-
-
 def _markdown(report: Report) -> str:
     """Write the table to four digits or, of kinds without columns, those of the screen; sentences, full names."""
     plain = (sentence.replace(MARK, f"\\{MARK}", sentence.startswith(MARK)) for sentence in report.findings)
-    findings = "".join(f"- {sentence}\n" for sentence in plain)
+    findings = "".join(f"- {in_markdown(sentence)}\n" for sentence in plain)
+    full = in_markdown(names_in_full(report.rows))
     if not report.columns:
         tables = "".join(f"\n{_of_screen(table)}" for table in report.screen)
-        return f"# {report.title or report.name}\n\n{findings}{tables}{names_in_full(report.rows)}"
+        return f"# {in_markdown(report.title or report.name)}\n\n{findings}{tables}{full}"
     shown = map(_one_site, with_short_names(report.rows))
     rows = [[four_digits(row.get(key)) for key in report.columns] for row in shown]
     lines = markdown_table(report.columns.values(), rows, "|" + "---|" * len(report.columns))
-    return "\n".join(lines) + "\n" + (f"\n{findings}" if findings else "") + names_in_full(report.rows)
+    return "\n".join(lines) + "\n" + (f"\n{findings}" if findings else "") + full
 
 
 def _of_screen(table: SiteTable) -> str:
     """A table of the screen as Markdown, below its title."""
     headings = [" ".join(filter(None, (column.group, column.texts[0]))) for column in table.columns]
     rows = zip(*(column.cells for column in table.columns), strict=True)
-    cells = [[text.replace("|", "\\|").replace("\n", " ") for text in row] for row in rows]
-    return "\n".join([f"## {table.title}", "", *markdown_table(headings, cells, "|" + "---|" * len(headings))]) + "\n"
+    lines = markdown_table(headings, list(rows), "|" + "---|" * len(headings))
+    return "\n".join([f"## {in_markdown(table.title)}", "", *lines]) + "\n"
 
 
 def _one_site(row: Row) -> Row:

@@ -12,6 +12,8 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions
 from rich.text import Text
 
+from aligners.errors import visible
+
 ROLE_STYLES = {"ceiling": "green", "floor": "dim"}  # of a row on screen
 GAP = "  "  # between columns
 WhenToOpen = Literal["auto", "true", "false"]
@@ -46,7 +48,7 @@ class SiteTable:
     def __init__(
         self, title: str, names: Sequence[str], columns: Sequence[str], sites: Mapping[str, Iterable[str]]
     ) -> None:
-        self.title, self.names = title, len(names)
+        self.title, self.names = visible(title), len(names)
         self.columns = [Column("", [name], right=False) for name in names]
         self.columns += [Column(group, [heading]) for group, _, heading in (name.rpartition("\n") for name in columns)]
         self.columns += [Column(group, [site]) for group, below in sites.items() for site in below]
@@ -60,7 +62,7 @@ class SiteTable:
             style: of the whole row, as rich names it.
         """
         for column, text in zip(self.columns, [*cells, *[""] * (len(self.columns) - len(cells))], strict=True):
-            column.texts.append(text)
+            column.texts.append(visible(text))
         self.styles.append(style or "")
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
@@ -118,7 +120,8 @@ def screen() -> Console:
 
 def say(console: Console, line: str, style: str | None = None) -> None:
     """Print a line of text: folded on a terminal, whole in a file or a pipe."""
-    console.print(line, style=style, highlight=False, soft_wrap=not console.is_terminal)
+    soft_wrap = not console.is_terminal
+    console.print(visible(line), style=style, highlight=False, markup=False, emoji=False, soft_wrap=soft_wrap)
 
 
 def open_where_there_is_a_desktop(path: Path, wanted: WhenToOpen = "auto") -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from aligners.datamodules.identity import NOT_OF_FILES
 from aligners.errors import UserError
 from aligners.files.tables import table_beside
 from aligners.models.recipes import EMBEDDED
@@ -318,8 +319,9 @@ class _Expansion:
         options: Options = {"data": {}}
         for data in () if task is None else (self.study.data, self.study.tasks.get(task, {})):
             known = {name: value for name, value in data.items() if self._has(kind, name)}
-            given = {name: value for name, value in known.items() if not (after and self._has(after.kind, name))}
-            options = merged(options, {"data": given})
+            for name, value in known.items():
+                if after is None or name in NOT_OF_FILES or not self._has(after.kind, name):
+                    options = merged(options, {"data": {name: value}})
         if self.study.store is not None and self._has(kind, "store"):
             options["data"]["store"] = f"{FOLDER}/store" if self.study.store == "own" else self.study.store
         if self.commands.accepts(kind, "trainer.enable_progress_bar"):

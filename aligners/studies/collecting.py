@@ -10,7 +10,8 @@ import pandas as pd
 import pyarrow as pa
 from pyarrow import parquet as pq
 
-from aligners.files.whole import whole_file
+from aligners.files.whole import let_write, whole_file
+from aligners.reports.escaping import csv_frame
 from aligners.studies.cells import KINDS
 from aligners.studies.folder import StudyFolder
 from aligners.studies.spec import Models
@@ -52,6 +53,7 @@ def collect(folder: StudyFolder) -> dict[str, Path]:
         The Parquet file of each table.
     """
     place, groups, by_name = folder.path / TABLES, Models(**folder.study["models"]), dict[str, _Table]()
+    let_write(folder.path)
     place.mkdir(exist_ok=True)
     with TemporaryDirectory(prefix=".parts-", dir=place) as parts:
         for number in folder.cells:
@@ -124,7 +126,7 @@ class _Table:
                 several = []
                 for file in files[group : group + GROUP]:
                     part = pq.read_table(file).to_pandas().reindex(columns=[*kinds]).astype(kinds)
-                    part.to_csv(text, index=False, header=file == files[0])
+                    csv_frame(part).to_csv(text, index=False, header=file == files[0])
                     several.append(pa.Table.from_pandas(part, schema, preserve_index=False))
                 writer.write_table(pa.concat_tables(several).combine_chunks())
         return parquet

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 import yaml
 
 from aligners.datamodules.identity import differences
-from aligners.errors import UserError
+from aligners.errors import UserError, check_file_names
 from aligners.files.given import read_yaml, refusing
 from aligners.files.whole import check_folder, lock, remove_unfinished, write_text
 from aligners.studies.cells import FOLDER, KINDS, Cell
@@ -85,7 +85,9 @@ class StudyFolder:
             plan = json.loads(file.read_text(encoding="utf-8"))
             if not isinstance(plan, dict | list) or not all(isinstance(number, str) for number in plan):
                 raise TypeError("it holds something else")
-            return plan
+        for number in plan:
+            check_file_names(**{f"{PLAN} of {self.path}": number})
+        return plan
 
     def cell(self, number: str) -> Path:
         """The folder of a cell."""
@@ -189,6 +191,7 @@ class StudyFolder:
         Raises:
             ValueError: finished cells would be set aside, and `changed` is not set; or the folder is of another study.
         """
+        self._refuse_links()
         now = json.loads(json.dumps(asdict(study)))
         changes = self._changes(now, cells, changed) if (self.path / STUDY).is_file() else []
         for file in sorted((self.path / "cells").glob(f"*/{LOCK}")):
@@ -197,14 +200,30 @@ class StudyFolder:
                     remove_unfinished(file.parent)  # what killed workers have left half-written
         for cell in cells:
             place = self.path / cell.folder
-            if not (place / CELL).is_file():
+            text = json.dumps(asdict(cell), indent=1)
+            if not (place / CELL).is_file() or (place / CELL).read_text(encoding="utf-8") != text:
                 place.mkdir(parents=True, exist_ok=True)
-                write_text(place / CELL, json.dumps(asdict(cell), indent=1))
+                write_text(place / CELL, text)  # also where somebody has changed it
         seconds = {cell.id: round((planned or {}).get(cell.id, 0.0), 2) for cell in cells}
         write_text(self.path / PLAN, json.dumps(seconds, indent=0))
         write_text(self.path / STUDY, yaml.safe_dump(now, sort_keys=False, allow_unicode=True))
         self.__dict__.pop("study", None)
         return changes
+
+    def _refuse_links(self) -> None:
+        """Raise if a cell's folder, or something that it goes on from, is a link.
+
+        Raises:
+            ValueError: it is: what it leads to would be written over, or removed.
+        """
+        cells = self.path / "cells"
+        for pattern in ("*", "*/*", "*/*/*"):
+            for path in cells.glob(pattern):
+                if path.is_symlink():
+                    raise UserError(
+                        f"Expected {self.path} to hold its own files, but {path} is a link to {path.resolve()}. Put "
+                        "the file itself there, or remove the link."
+                    )
 
     def _changes(self, now: dict[str, Any], cells: Sequence[Cell], changed: bool) -> list[str]:
         """Say what differs from the study as it was begun, and which cells that touches."""

@@ -23,8 +23,9 @@ import yaml
 from aligners.cli.endings import INTERRUPTED, MENDABLE, TERMINATED, ended_by_signals
 from aligners.cli.folders import RANKS_SHARE, goes_on_from, release
 from aligners.cli.table import run_script
+from aligners.cli.trusted import NOBODY, Trust
 from aligners.errors import UserError
-from aligners.files.whole import remove, write_text
+from aligners.files.whole import open_own, remove, write_text
 from aligners.similarity.passes.saved import PASSES
 from aligners.studies.cells import KINDS
 from aligners.studies.executors import THREADS, Unfinished, let_jobs_import
@@ -36,13 +37,14 @@ END_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
 GOES_ON = ("run/last.ckpt", f"run/{PASSES}", "run/part-*", "before")  # what a cell that was interrupted goes on from
 
 
-def run_cells(study: str, numbers: Sequence[str], devices: int = 1) -> dict[str, str]:
+def run_cells(study: str, numbers: Sequence[str], devices: int = 1, trust: Trust = NOBODY) -> dict[str, str]:
     """Run cells one after another, each once those that it needs are done; one that fails stops no other.
 
     Args:
         study: the study's folder.
         numbers: the cells' ids.
         devices: of each; see `run_cell`.
+        trust: likewise.
 
     Returns:
         How each has ended: see `run_cell`; `waiting` if what it needs was not done.
@@ -57,14 +59,14 @@ def run_cells(study: str, numbers: Sequence[str], devices: int = 1) -> dict[str,
                 needs = folder.described(number)["needs"]
                 end: str | None = folder.ended(number)  # before this job was queued again
                 if end is None and all(folder.ended(need) == "done" for need in needs):
-                    end, further = run_cell(study, number, devices), True
+                    end, further = run_cell(study, number, devices, trust), True
                 ends[number] = end or "waiting"
     except SystemExit as stopped:
         raise (Unfinished(stopped.code) if further else stopped) from stopped
     return ends
 
 
-def run_cell(study: str, number: str, devices: int = 1) -> str:
+def run_cell(study: str, number: str, devices: int = 1, trust: Trust = NOBODY) -> str:
     """Run a cell, unless it is done or another process has it.
 
     Its result is written whole, at the end; its traceback, if it fails. What it prints goes to its log.
@@ -73,6 +75,7 @@ def run_cell(study: str, number: str, devices: int = 1) -> str:
         study: the study's folder.
         number: the cell's id.
         devices: of the cell: as many processes compute, where its command can be divided and the result is the same.
+        trust: whose code may run, besides this package's.
 
     Returns:
         `done`, `failed`, or `busy`.
@@ -90,7 +93,7 @@ def run_cell(study: str, number: str, devices: int = 1) -> str:
         before = folder.reached(number)
         try:
             with ended_by_signals(), _logged(place / LOG):
-                result = _run(folder, cell, place, devices)
+                result = _run(folder, cell, place, devices, trust)
         except Exception as error:
             write_text(place / ERROR, traceback.format_exc())
             if isinstance(error, UserError):
@@ -112,9 +115,9 @@ def run_cell(study: str, number: str, devices: int = 1) -> str:
         return "done"
 
 
-def _run(folder: StudyFolder, cell: dict[str, Any], place: Path, devices: int) -> dict[str, Any]:
+def _run(folder: StudyFolder, cell: dict[str, Any], place: Path, devices: int, trust: Trust) -> dict[str, Any]:
     kind, run = KINDS[cell["kind"]], place / "run"
-    words = [kind.command, *_words(cell, place), "--run", str(run)]
+    words = [kind.command, *trust.words(cell["options"]), *_words(cell, place), "--run", str(run)]
     os.environ["WANDB_RUN_GROUP"] = folder.study["name"]
     began = time.perf_counter()
     try:
@@ -210,7 +213,7 @@ def _states(place: Path) -> list[Path]:
 @contextmanager
 def _logged(path: Path) -> Iterator[None]:
     """Within it, all that the process prints goes to a file."""
-    with path.open("w", encoding="utf-8") as file, ExitStack() as stack:
+    with open_own(path, "w") as file, ExitStack() as stack:
         for number, redirect in ((1, redirect_stdout), (2, redirect_stderr)):
             saved = os.dup(number)
             stack.callback(os.close, saved)

@@ -5,7 +5,8 @@ from pathlib import Path
 from aligners.cli.run import Run, command
 from aligners.errors import UserError
 from aligners.files.shared import is_hub_name
-from aligners.files.whole import check_new_folder
+from aligners.files.whole import check_new_folder, let_write
+from aligners.progress import tell
 from aligners.reports.finished import finished_run, refusing_report
 from aligners.reports.page.run import PAGE, write_page
 from aligners.reports.publishing import show as show_report
@@ -27,12 +28,13 @@ def show(_: Run, run: Path, open: WhenToOpen = "auto") -> None:
     """
     finished = finished_run(run)
     page = run / PAGE
+    let_write(run)
     with refusing_report(run):
         show_report(finished.report)
         if not page.is_file():
             write_page(finished.report, run)
     opened = open_where_there_is_a_desktop(page, open)
-    print(f"\n{'Opened' if opened else 'Report'}: {page}")
+    tell(f"\n{'Opened' if opened else 'Report'}: {page}")
 
 
 @command(usage="RUN FOLDER [options]")
@@ -76,7 +78,7 @@ def share(
     if models is not None:
         shared.use_with(models, str(run), other_models=True)
     shared.save_pretrained(folder)
-    print(f"Saved {folder}: its card is {folder / 'README.md'}")
+    tell(f"Saved {folder}: its card is {folder / 'README.md'}")
     if push is not None:
         try:
             place = shared.push_to_hub(push, private=private)
@@ -85,4 +87,4 @@ def share(
                 f"{folder} is written, but it cannot be uploaded as {push}: {error}. `hf auth login` "
                 f"logs in; `hf upload {push} {folder}` uploads the folder."
             ) from error
-        print(f"Uploaded: {place}")
+        tell(f"Uploaded: {place}")

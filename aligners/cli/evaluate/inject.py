@@ -20,6 +20,7 @@ from aligners.injection.generation.continuing import Continuing, continue_texts
 from aligners.injection.injecting import InjectionEvaluation
 from aligners.injection.methods import CLOSED_FORMS, ClosedForms, between_two_models
 from aligners.injection.routes import InjectedTask, paired_routes
+from aligners.progress import tell
 
 
 def _check(made: Namespace) -> None:
@@ -76,7 +77,7 @@ def _say_what_is_not_injected(options: Namespace, trainer: pl.Trainer, module: p
     for route, why in task.not_injected.items():
         writing.check(data.split("test"), route, why)
         if why is not None:
-            rank_zero_only(print)(f"Nothing will be injected {DIRECTIONS[route.key]}, only errors are measured: {why}.")
+            rank_zero_only(tell)(f"Nothing will be injected {DIRECTIONS[route.key]}, only errors are measured: {why}.")
 
 
 def _fit_closed_forms(run: Run, *callbacks: pl.Callback) -> StoredBank:
@@ -89,5 +90,5 @@ def _fit_closed_forms(run: Run, *callbacks: pl.Callback) -> StoredBank:
     bank = replace(module.stored().freeze(), path=run.folder / "aligners.safetensors")
     if trainer.is_global_zero:
         save_bank(bank, bank.path)
-        print(f"Saved {bank.path}")
+        tell(f"Saved {bank.path}")
     return bank if run.options.closed_form else replace(bank, maps={})  # floors alone need its moments

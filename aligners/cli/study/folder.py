@@ -6,6 +6,7 @@ from pathlib import Path
 
 from aligners.cli.run import Run, command
 from aligners.files.given import refusing
+from aligners.progress import tell
 from aligners.reports.screen import SiteTable, screen
 from aligners.reports.study.report import report as write_report
 from aligners.studies import collecting
@@ -31,7 +32,7 @@ def status(_: Run, folder: Path) -> None:
     study = StudyFolder(folder)
     screen().print(status_table(study))
     for line in (*time_left(study), *failures(study)):
-        print(line)
+        tell(line)
 
 
 @for_folder()
@@ -47,7 +48,7 @@ def collect(_: Run, folder: Path) -> None:
     with refusing(f"The results in {folder} cannot be collected", EDITED):
         paths = collecting.collect(study).values()
     for path in paths:
-        print(path)
+        tell(str(path))
 
 
 @for_folder()

@@ -2,22 +2,24 @@
 
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 import yaml
-from jsonargparse import Namespace
 
 from aligners.cli.cells.costs import Costs, choose_banks, formulas, plan_study
 from aligners.cli.cells.options import CellOptions, check_cells, model_sizes, not_injected, with_kept_rows
 from aligners.cli.cells.running import run_cells
 from aligners.cli.endings import goes_on_with
+from aligners.cli.options import Imported, flat
 from aligners.cli.run import Run, command, options_of
 from aligners.cli.study.folder import collect_and_report, failures, for_folder, status_table
+from aligners.cli.trusted import check_typed, trust_of, typed_again
 from aligners.errors import check_known, check_range
+from aligners.progress import tell
 from aligners.reports.screen import screen
 from aligners.reports.study.registry import CONTENTS
 from aligners.studies.cells import expand
@@ -41,10 +43,12 @@ class Running:
         minutes_a_job: Cells run one after another in a job, as many as are expected to take so many minutes in all; 0:
             each is a job of its own. Default: 10 with slurm and ray, whose jobs start anew, 0 with processes.
         executor_options: Of submitit's AutoExecutor (timeout_min, slurm_partition, gpus_per_node, cluster: local), or
-            of a task of Ray (address, num_cpus, num_gpus).
+            of a task of Ray (address, num_cpus, num_gpus); on the command line alone, as some of them run commands.
         cell_devices: GPUs of a cell, or processes where there is no GPU: fits, injections and comparisons are divided
             among them. Jobs reserve as many GPUs, unless `executor_options` say how many.
         rate: FLOP a second of one worker, for the plan's times. Default: measured on this machine, in about a second.
+        imports: Python files or modules with maps, measures or model families of your own, which every cell imports.
+            They are run: name only what you trust.
     """
 
     executor: str = "processes"
@@ -53,6 +57,7 @@ class Running:
     executor_options: dict[str, Any] = field(default_factory=dict)
     cell_devices: int = 1
     rate: float | None = None
+    imports: list[Imported] = field(default_factory=list)
 
 
 @command(
@@ -84,7 +89,7 @@ def run(run: Run, folder: Path | None = None, plan: bool = False, changed: bool 
     place = folder or Path("runs") / study.name
     if options.get("rehearse"):
         _rehearse(written, plain, place / notes.REHEARSAL)
-    _plan_and_run(study, place, options, plan=plan, changed=changed)
+    _plan_and_run(study, place, run, plan=plan, changed=changed)
 
 
 def _rehearse(options: dict[str, Any], study: dict[str, Any], folder: Path) -> NoReturn:
@@ -102,8 +107,8 @@ def _rehearse(options: dict[str, Any], study: dict[str, Any], folder: Path) -> N
 
     expand(read_study(study), CellOptions())  # with every option as it is written
     file = prepare(options, study, folder)
-    print(f"A rehearsal, in {folder}.", flush=True)
-    words = ["run", str(file), "--folder", str(folder)]
+    tell(f"A rehearsal, in {folder}.")
+    words = ["run", str(file), "--folder", str(folder), *typed_again(flat(options))]
     program = [sys.argv[0]] if sys.argv[0].endswith(".py") else [sys.argv[0], "study"]
     os.execve(sys.executable, [sys.executable, *program, *words], {**os.environ, **environment(folder)})
 
@@ -118,18 +123,20 @@ def retry(run: Run, folder: Path) -> None:
         run: of the command.
         folder: Folder of the study, such as runs/NAME.
     """
-    _plan_and_run(read_study(StudyFolder(folder).study), folder, run.options, again=True)
+    plain = StudyFolder(folder).study
+    check_typed(flat(plain), run.words)
+    _plan_and_run(read_study(plain), folder, run, again=True)
 
 
 def _plan_and_run(
-    study: Study, path: Path, options: Namespace, *, plan: bool = False, changed: bool = False, again: bool = False
+    study: Study, path: Path, run: Run, *, plan: bool = False, changed: bool = False, again: bool = False
 ) -> None:
     """Plan and run a study.
 
     Args:
         study: the study.
         path: its folder.
-        options: those of `Running`.
+        run: of the command, with the options of `Running`.
         plan: whether to end after the plan.
         changed: whether results of an earlier version of the study may be set aside.
         again: whether cells that failed are run again.
@@ -138,6 +145,7 @@ def _plan_and_run(
         ValueError: an option is out of its range, or `report` names an unknown table or figure.
     """
     check_known(CONTENTS, report=study.report)
+    options = run.options
     devices: int = options.cell_devices
     check_range(least=1, cell_devices=devices, workers=options.workers or None)
     visible = visible_gpus(torch.cuda.device_count()) if options.executor == "processes" else []
@@ -150,23 +158,24 @@ def _plan_and_run(
     study, banks = choose_banks(study, commands, sizes)
     cells = with_kept_rows(expand(study, commands), commands)
     for line in not_injected(cells, sizes):
-        print(line)
+        tell(line)
     planned = plan_study(Costs(study, commands, sizes), cells, options.rate, workers)
     screen().print(planned.table())
-    print(*planned.words(), *banks, *(["", formulas()] if plan else []), sep="\n", flush=True)
+    tell(*planned.words(), *banks, *(["", formulas()] if plan else []))
     if plan:
         return
     folder = StudyFolder(path)
     with folder.only_one():
         times = planned.each(stored=study.store is not None)
         for line in folder.begin(study, cells, changed=changed, planned=times):
-            print(line)
+            tell(line)
         minutes = options.minutes_a_job
         minutes = MINUTES_A_JOB[options.executor != "processes"] if minutes is None else minutes
-        run_all = partial(run_cells, devices=devices)
-        schedule = Schedule(folder, cells, run_all, partial(print, flush=True), times, minutes)
+        trust = trust_of({**flat(asdict(study)), "imports": options.imports})
+        run_all = partial(run_cells, devices=devices, trust=trust)
+        schedule = Schedule(folder, cells, run_all, tell, times, minutes)
         schedule.forget()
-        print(f"\n{len(cells) - len(schedule.todo)} of {len(cells)} cells are done, in {folder.path}.", flush=True)
+        tell(f"\n{len(cells) - len(schedule.todo)} of {len(cells)} cells are done, in {folder.path}.")
         if schedule.todo:
             with goes_on_with(lambda: {}):
                 executor_options = dict(options.executor_options)
@@ -188,6 +197,6 @@ def _end(folder: StudyFolder) -> None:
     again = [f"`study.py retry {folder.path}` runs them once more."] if failed else []
     report = [f"Report: {written}"] if written.is_file() else []
     for line in (*failed, *again, *notes.words(folder.path), *report):
-        print(line)
+        tell(line)
     if failed:
         sys.exit(FAILED)

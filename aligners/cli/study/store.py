@@ -9,7 +9,7 @@ from aligners.datamodules.store.keeping import StoreEntry, damages, kept_in, rem
 from aligners.datamodules.store.keeping import remove as remove_store
 from aligners.errors import UserError, check_known, check_range
 from aligners.files.room import in_words
-from aligners.progress import track
+from aligners.progress import tell, track
 from aligners.reports.screen import SiteTable, say, screen
 
 
@@ -29,14 +29,14 @@ def store(run: Run, *, folder: Path, remove: Sequence[str] = (), keep: float | N
     _remove_named(folder, remove)
     if keep is not None:
         for entry in remove_down_to(folder, keep * 1e9):
-            print(f"Removed {entry.folder} ({in_words(entry.size)}).")
+            tell(f"Removed {entry.folder} ({in_words(entry.size)}).")
     stores = kept_in(folder)
     _list(folder, stores)
     if run.options.get("verify"):
         faults = [fault for entry in track(stores, "Verifying") for fault in damages(entry)]
         if faults:
             raise UserError("\n".join(faults))
-        print("Everything is as it was written.")
+        tell("Everything is as it was written.")
 
 
 def _remove_named(folder: Path, names: Sequence[str]) -> None:
@@ -45,7 +45,7 @@ def _remove_named(folder: Path, names: Sequence[str]) -> None:
     for name in names:
         if not remove_store(known[name]):
             raise UserError(f"{known[name].folder} is being written. Wait until that has ended, and remove it then.")
-        print(f"Removed {known[name].folder} ({in_words(known[name].size)}).")
+        tell(f"Removed {known[name].folder} ({in_words(known[name].size)}).")
 
 
 def _list(folder: Path, stores: Sequence[StoreEntry]) -> None:

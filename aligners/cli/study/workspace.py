@@ -2,6 +2,7 @@
 
 from aligners.cli.run import Run, command
 from aligners.errors import UserError
+from aligners.progress import tell
 from aligners.reports.tracking import CURVES, PROJECT, logged_in
 from aligners.reports.tracking import workspace as view_of
 
@@ -22,4 +23,4 @@ def workspace(_: Run, entity: str, project: str = PROJECT) -> None:
     if not logged_in():
         raise UserError("Expected a login at W&B, but there is no key. Run `wandb login`, or set WANDB_API_KEY.")
     view.save()
-    print(f"Saved the view {view.name!r} with {', '.join(CURVES)}, figures and tables: {view.url}")
+    tell(f"Saved the view {view.name!r} with {', '.join(CURVES)}, figures and tables: {view.url}")

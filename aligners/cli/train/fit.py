@@ -20,6 +20,7 @@ from aligners.fitting.alignment import Alignment
 from aligners.fitting.bank import ALIGNMENT, StoredBank, load_bank
 from aligners.fitting.parts import bytes_a_site, check_part, find_part, join_parts, pairs_within, sites_at_once
 from aligners.fitting.recovering import target_states
+from aligners.progress import tell
 
 # Makes a command that fits maps of the function that does its work.
 fits = partial(trains, module=Alignment, data=pair_states, saving=SaveAligners, num_sanity_val_steps=0)
@@ -130,12 +131,12 @@ def _fit_in_parts(run: Run, at_once: int) -> StoredBank:
     sites = [f"{i}:{j}" for i, j in run.made.data.reader.sites]
     parts = [",".join(sites[first : first + at_once]) for first in range(0, len(sites), at_once)]
     folder = Path(run.options.ckpt_path or run.folder)
-    print(f"{len(sites)} site pairs are trained {at_once} at a time, in {len(parts)} parts, in {folder}.", flush=True)
+    tell(f"{len(sites)} site pairs are trained {at_once} at a time, in {len(parts)} parts, in {folder}.")
     files = []
     for number, part in enumerate(parts, start=1):
         place, done, last = find_part(folder, number)
         if done is None:
-            print(f"\nPart {number} of {len(parts)}: {part}", flush=True)
+            tell(f"\nPart {number} of {len(parts)}: {part}")
             done = _fit_part(run, part, place, last)
             if not done.is_file():
                 raise UserError(

@@ -16,6 +16,7 @@ from aligners.fitting.universe.evaluation import UniverseEvaluation, between_mem
 from aligners.fitting.universe.files import load_universe, sites_of, universes_of, without_member
 from aligners.fitting.universe.fitting import Joining, UniverseAlignment
 from aligners.fitting.universe.universe import NETWORK
+from aligners.progress import tell
 
 
 @fits("universe", data=universe_states, module=UniverseAlignment)
@@ -95,7 +96,7 @@ def leave(_: Run, universe: Path, model: str, folder: Path) -> None:
     left = without_member(load_universe(universe), model)
     folder.mkdir(exist_ok=True)
     save_bank(left, folder / UniverseAlignment.final)
-    print(f"Saved {folder / UniverseAlignment.final}")
+    tell(f"Saved {folder / UniverseAlignment.final}")
 
 
 def _check_members(run: Run, against: Sequence[StoredBank]) -> None:

@@ -9,6 +9,7 @@ from aligners.datamodules.layers import LayerActivations
 from aligners.errors import UserError
 from aligners.files.whole import whole_folder
 from aligners.models.loading.files import save_model
+from aligners.progress import tell
 
 
 @command(
@@ -33,4 +34,4 @@ def untrained(run: Run, seed: int = 0) -> None:
     twin = frozen.untrained(seed)
     with whole_folder(run.folder / "model") as unfinished:
         save_model(unfinished, twin.model, cast(PreTrainedTokenizerBase, twin.tokenizer))
-    print(f"Saved {run.folder / 'model'}")
+    tell(f"Saved {run.folder / 'model'}")

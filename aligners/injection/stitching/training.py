@@ -20,8 +20,8 @@ from aligners.datamodules.model_texts import ModelTexts
 from aligners.datamodules.module import stream_of
 from aligners.datamodules.text.texts import FittedTexts
 from aligners.errors import UserError, check_range
-from aligners.fitting.bank import STITCHING, StoredBank, describe_aligner, load_bank
-from aligners.fitting.fits import AlignerFactory, check_names, fit_map, seeded
+from aligners.fitting.bank import STITCHING, StoredBank, check_names, describe_aligner, load_bank
+from aligners.fitting.fits import AlignerFactory, fit_map, seeded
 from aligners.fitting.moments import read_moments
 from aligners.fitting.training import BankTraining, Schedule, clip_per_site, mean_count, mean_over_ranks
 from aligners.injection.behaviour import bank_answers, mapped_rows, own_answers, own_logits, pair_logits, read_all

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from aligners.errors import UserError
 from aligners.files.sealed import read_sealed_json, sealed_json
-from aligners.files.whole import write_text
+from aligners.files.whole import let_write, write_text
 from aligners.models.calling import Caller
 from aligners.models.hooks import blocks_of
 from aligners.models.loading.adapters import adapter_of
@@ -81,6 +81,7 @@ class KnownModels:
         """Write down the models that were noted."""
         for place, model, headless in self._new:
             place.parent.mkdir(parents=True, exist_ok=True)
+            let_write(place.parent)
             with FileLock(place.parent / ".lock"):
                 known = Known(model.fingerprint, headless, model.causal, model.nbytes)
                 write_text(place, sealed_json(known._asdict()))

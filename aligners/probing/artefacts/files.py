@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from aligners.errors import UserError, check_known
+from aligners.errors import UserError, check_file_names, check_known
 from aligners.files.sealed import check_sealed, save_sealed
 from aligners.files.whole import whole_folder
 from aligners.fitting.bank import FORWARD, StoredBank, describe_aligner, load_bank, save_bank, take_places
@@ -72,6 +72,7 @@ def _of_folder(folder: Path) -> list[Artefact]:
         about = _json(folder / ABOUT)
         check_known(KINDS, kind=str(about.get("kind")))
         about.setdefault("name", folder.name)
+        check_file_names(name=str(about["name"]))
         _check_model(about, folder / ABOUT)
         maps = load_bank(folder / MAP, arrays=True).maps[FORWARD] if (folder / MAP).exists() else {}
         if KINDS[about["kind"]] is Dictionary:

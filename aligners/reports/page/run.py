@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from PIL import Image
 
+from aligners.files.shared import own_file
 from aligners.files.whole import whole_file, write_text
 from aligners.fitting.outcomes import MARK
 from aligners.reports.drawing import shown_lines
@@ -41,7 +43,7 @@ def write_page(report: Report, folder: Path) -> Path:
     Returns:
         The page.
     """
-    config = folder / CONFIG
+    config = own_file(folder, CONFIG)
     shown = {
         "title": _title(report),
         "about": _about(report, folder.name),
@@ -50,7 +52,7 @@ def write_page(report: Report, folder: Path) -> Path:
         "tables": page_tables(report),
         "models": models_of(report.meta),
         "versions": versions_of(report.meta),
-        "config": config.read_text(encoding="utf-8") if config.is_file() else "",
+        "config": config.read_text(encoding="utf-8") if config is not None else "",
         "meta": json.dumps(report.meta, indent=1, ensure_ascii=False),
     }
     write_text(folder / PAGE, rendered("run.html.j2", **{**vars(report), **shown}))
@@ -110,8 +112,8 @@ def _figures(report: Report, folder: Path) -> list[Row]:
     """Each image that is there, inlined as long as the page does not become too large; the first for phones, too."""
     figures, room = list[Row](), MOST_BYTES
     for name, draw in report.figures.items():
-        path = folder / f"{name}.png"
-        if not path.is_file():
+        path = own_file(folder, f"{name}.png")
+        if path is None:
             continue
         image = path.read_bytes()
         title = path.stem.replace("_", " ").replace("fvu", "FVU")
@@ -122,6 +124,7 @@ def _figures(report: Report, folder: Path) -> list[Row]:
                 figures[-1] |= {"png": base64.b64encode(image).decode(), "width": opened.width, "height": opened.height}
             if len(figures) <= MOST_NARROW and (narrow := stacked(draw())):
                 written = io.BytesIO()
+                _without_formulas(narrow)
                 narrow.savefig(written, dpi=110, format="png")
                 figures[-1]["narrow"] = base64.b64encode(written.getvalue()).decode()
                 room -= len(written.getvalue())
@@ -257,9 +260,17 @@ def stacked(figure: Figure) -> Figure | None:
 
 def save_figure(figure: Figure, path: Path) -> None:
     """Write a figure as PNG, whole or not at all, with its description."""
+    _without_formulas(figure)
     with whole_file(path) as unfinished:
         dpi = min(130.0, MOST_PIXELS / max(figure.get_size_inches()))
         figure.savefig(unfinished, dpi=dpi, format="png", metadata={ENTRY: _described(figure)})
+
+
+def _without_formulas(figure: Figure) -> None:
+    """Draw names as they are: a `$` in one begins no formula. Labels of ticks that hold some are empty yet."""
+    for text in figure.findobj(Text):
+        if isinstance(text, Text) and text.get_text():
+            text.set_parse_math(False)
 
 
 def alt_text(image: bytes) -> str:

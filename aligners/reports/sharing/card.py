@@ -13,6 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from aligners.files.shared import LIBRARY
 from aligners.files.tables import table_beside
 from aligners.fitting.outcomes import MARK, what_did_not_train
+from aligners.reports.escaping import in_markdown
 from aligners.reports.finished import FinishedRun
 from aligners.reports.names import four_digits, held_out_name, short_names, site_name, with_short_names
 from aligners.reports.page.run import alt_text, cell_of
@@ -41,7 +42,9 @@ def card_text(
         run: with the report that its numbers come from; None: the card says that there are none.
         license: as the Hub names it; None: the card names none.
     """
-    environment = Environment(loader=FileSystemLoader(HERE), undefined=StrictUndefined, trim_blocks=True)
+    environment = Environment(
+        loader=FileSystemLoader(HERE), undefined=StrictUndefined, trim_blocks=True, finalize=_in_markdown
+    )
     environment.filters |= {"form": format, "held_out_name": held_out_name, "on_hub": _on_hub}
     names = [str(model["name"]) for model in about["models"]]
     words = {
@@ -69,6 +72,10 @@ def card_text(
 def with_notice(card: str, notice: str) -> str:
     """A card with a notice below its title."""
     return re.sub(r"^(# .*\n)", lambda found: f"{found[1]}\n> **{notice}**\n", card, count=1, flags=re.MULTILINE)
+
+
+def _in_markdown(value: Any) -> Any:
+    return in_markdown(value) if isinstance(value, str) else value
 
 
 def _package() -> dict[str, str | None]:

@@ -14,7 +14,7 @@ from huggingface_hub import ModelCard, ModelHubMixin
 from aligners.datamodules.layers import LayerActivations
 from aligners.datamodules.text.sources import TextSource
 from aligners.errors import UserError
-from aligners.files.shared import CONFIG, FILE_ENDINGS, FORMAT, LIBRARY, MODEL, fetch, read_config, sha256
+from aligners.files.shared import CONFIG, FILE_ENDINGS, FORMAT, LIBRARY, MODEL, fetch, own_file, read_config, sha256
 from aligners.files.whole import check_new_folder, whole_folder
 from aligners.fitting.bank import StoredBank, for_others, load_bank, save_bank
 from aligners.models.identity import same_models
@@ -187,10 +187,14 @@ class Shared(ModelHubMixin, library_name=LIBRARY, tags=[LIBRARY]):
             )
         shared = cls.read_weights(folder, config)
         shared.fitted_on_models = list(config.get("fitted_on_models") or [])
-        if (folder / CARD).is_file():
-            shared.card = (folder / CARD).read_text(encoding="utf-8")
-        for path in filter(Path.is_file, [folder / REPORT, *sorted((folder / FIGURES).glob("*.png"))]):
-            shared.files[path.relative_to(folder).as_posix()] = path.read_bytes()
+        card = own_file(folder, CARD)
+        if card is not None:
+            shared.card = card.read_text(encoding="utf-8")
+        figures = sorted(path.name for path in (folder / FIGURES).glob("*.png"))
+        for name in [REPORT, *(f"{FIGURES}/{figure}" for figure in figures)]:
+            path = own_file(folder, name)
+            if path is not None:
+                shared.files[name] = path.read_bytes()
         if models is not None:
             shared.use_with(models, str(pretrained_model_name_or_path), other_models=other_models)
         return shared

@@ -17,9 +17,9 @@ import pandas as pd
 from aligners.errors import UserError
 from aligners.files.tables import table_beside
 from aligners.files.whole import write_text
-from aligners.reports.names import fixed, markdown_table
+from aligners.reports.escaping import csv_text, in_markdown, markdown_table
+from aligners.reports.names import fixed
 from aligners.reports.page.run import Cell, models_of, save_figure, versions_of
-from aligners.reports.publishing import csv_text
 from aligners.reports.report import Row
 from aligners.reports.study import drawing
 from aligners.reports.study.contents import Column, Table
@@ -93,10 +93,10 @@ def plain_rows(table: Table) -> list[list[str]]:
 
 def markdown(table: Table) -> str:
     """Write a table with its title, caption, findings and notes as Markdown."""
-    rows = [[cell.replace("|", "\\|") for cell in row] for row in plain_rows(table)]
-    notes = [f"- {note}" for note in (*table.findings, *table.notes)]
-    lines = markdown_table([column.heading for column in table.columns], rows, "| --- " * len(table.columns) + "|")
-    return "\n".join([f"## {table.title}", "", table.caption, "", *lines, "", *notes, ""])
+    notes = [f"- {in_markdown(note)}" for note in (*table.findings, *table.notes)]
+    headings, rule = [column.heading for column in table.columns], "| --- " * len(table.columns) + "|"
+    lines = markdown_table(headings, plain_rows(table), rule)
+    return "\n".join([f"## {in_markdown(table.title)}", "", in_markdown(table.caption), "", *lines, "", *notes, ""])
 
 
 def latex(table: Table) -> str:
@@ -204,7 +204,7 @@ def report(
     paragraphs = ("\n- ".join([f"## {item.title}\n", *item.findings]) + "\n" for item in contents.findings())
     texts = {
         "report.html": page(study["name"], contents, about, images, palette, first),
-        "findings.md": "\n".join(paragraphs),
+        "findings.md": in_markdown("\n".join(paragraphs)),
         "missing.json": json.dumps(contents.missing, indent=1),
         **{f"figures/{figure.name}.csv": csv_text(figure.values) for figure in contents.figures if figure.values},
         **{f"tables/{table.name}.{end}": form(table) for table in contents.tables for end, form in FORMATS.items()},

@@ -10,7 +10,7 @@ import yaml
 from aligners.datamodules.text.files import ENDINGS
 from aligners.datamodules.text.sources import KNOWN, SOURCES
 from aligners.errors import UserError
-from aligners.files.whole import remove, write_text
+from aligners.files.whole import let_write, remove, write_text
 from aligners.models.recipes import EMBEDDED
 from aligners.studies.rehearsals import stand_ins
 from aligners.studies.rehearsals.cuts import cut, layers_named, texts_of
@@ -41,6 +41,7 @@ def prepare(options: Mapping[str, Any], study: Mapping[str, Any], folder: Path) 
     if folder.exists() and any(folder.iterdir()) and not (folder / NOTES).is_file():
         raise UserError(f"Expected {folder} to be free for a rehearsal, but it holds something else. Move it away.")
     remove(folder)
+    let_write(folder)
     plain, cuts = cut(dict(study), ABOUT)
     stood_in = [*_models(plain, folder / STAND_INS), *_texts(plain, folder / STAND_INS)]
     plain["name"] = f"{plain['name']}-{REHEARSAL}"

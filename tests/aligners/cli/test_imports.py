@@ -41,11 +41,12 @@ def test_a_map_of_a_users_file_is_fitted_and_injected(world: World) -> None:
     assert "scale" in Path("c/report.json").read_text()
 
 
-def test_a_measure_of_a_users_file_from_a_config(world: World) -> None:
+def test_a_measure_of_a_users_file_that_a_config_names_too(world: World) -> None:
     Path("my_measure.py").write_text(example("# a measure"))
     Path("own.yaml").write_text("imports: [my_measure.py]\nmeasures: [cka, covariance]\n")
     models = options(data__models=[world.model_x, world.model_y])
-    evaluate(["similarity", "--config", "own.yaml", *models, *text_of(world), "--run", "d"])
+    words = ["similarity", "--imports", "my_measure.py", "--config", "own.yaml", *models, *text_of(world)]
+    evaluate([*words, "--run", "d"])
     assert "covariance" in Path("d/similarity.json").read_text()
 
 

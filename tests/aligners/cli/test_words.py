@@ -109,7 +109,7 @@ for words in {lines}:
         train(words)
     except UserError as error:
         print(error)
-own = ["-c=imports: [mine.py]", "--model.aligners", "Mine"]
+own = ["--imports", "mine.py", "--model.aligners", "Mine"]
 print(as_parsed("fit", known_options()["commands"]["train fit"], own))
 assert not {HEAVY} & set(sys.modules)
 """

@@ -16,7 +16,17 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from aligners.files.whole import lock, remove_unfinished, whole_file, whole_folder, write_text
+from aligners.errors import UserError
+from aligners.files.whole import (
+    confined,
+    let_write,
+    lock,
+    open_own,
+    remove_unfinished,
+    whole_file,
+    whole_folder,
+    write_text,
+)
 
 KILLED = """
 import os, signal, sys
@@ -126,3 +136,40 @@ def test_left_overs_can_be_removed(tmp_path: Path) -> None:
     (tmp_path / "kept").write_text("whole")
     remove_unfinished(tmp_path)
     assert [os.path.relpath(path, tmp_path) for path in sorted(tmp_path.rglob("*"))] == ["below", "kept"]
+
+
+@pytest.mark.parametrize("name", ["../out", "x/../../out", "inside/../../out", "/tmp/out-of-a-run", "link/out"])
+def test_a_command_writes_in_its_folders_alone(name: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "inside").mkdir(parents=True)
+    (run / "link").symlink_to(tmp_path)
+    with confined():
+        let_write(run)
+        write_text(run / "inside" / "file", "text")
+        with whole_folder(run / "folder") as unfinished:
+            write_text(unfinished / "file", "text")
+        for write in (write_text, lambda path, text: open_own(path, "w").write(text)):
+            with pytest.raises(UserError, match=f"Expected to write in {run}, but a name, or a link, leads to"):
+                write(run / name, "text")
+    assert names(tmp_path) == ["run"]
+    assert not Path("/tmp/out-of-a-run").exists()
+    write_text(tmp_path / "free", "text")  # no command runs
+
+
+def test_nothing_is_written_where_no_folder_is_named(tmp_path: Path) -> None:
+    with confined(), pytest.raises(UserError, match="in no folder at all"):
+        write_text(tmp_path / "file", "text")
+
+
+def test_logs_and_locks_are_no_links(tmp_path: Path) -> None:
+    write_text(tmp_path / "mine", "mine")
+    (tmp_path / "link").symlink_to(tmp_path / "mine")
+    for write in (lambda path: open_own(path, "a"), lambda path: open_own(path, "w"), lock):
+        with pytest.raises(OSError, match="symbolic links"):
+            write(tmp_path / "link")
+    assert (tmp_path / "mine").read_text() == "mine"
+    with open_own(tmp_path / "log", "a") as log:
+        log.write("a")
+    with open_own(tmp_path / "log", "a") as log:
+        log.write("b")
+    assert (tmp_path / "log").read_text() == "ab"

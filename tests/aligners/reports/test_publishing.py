@@ -88,7 +88,7 @@ def test_a_folder_holds_all_that_a_report_has(folder: Path) -> None:
     lines += [
         "",
         "- Two maps. FVU is `low`.",
-        "- It `holds` at 0.5. Not <there>.",
+        "- It `holds` at 0.5. Not \\<there>.",
         "",
         "- seed-0: `runs/deep/seed-0`",
         "",

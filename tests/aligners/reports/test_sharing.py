@@ -318,3 +318,43 @@ def test_a_shared_folder_is_shared_again_for_others(shared: Path, world: World, 
     config = json.loads((tmp_path / "two" / "config.json").read_text())
     assert [model["name"] for model in config["fitted_on_models"]] == ["x", "y"]
     assert (tmp_path / "two" / "figures" / "fvu.png").is_file()
+
+
+@pytest.mark.parametrize(
+    "name", ["README.md", "report.json", "figures/penalty.png", "config.json", "model.safetensors"]
+)
+def test_links_out_of_a_shared_folder_are_not_followed(shared: Path, tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "theirs"
+    shutil.copytree(shared, folder)
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).unlink(missing_ok=True)
+    secret = tmp_path / "secret"
+    secret.write_text("mine alone")
+    (folder / name).symlink_to(secret)
+    with pytest.raises(UserError, match=f"{name} leads to {secret}"):
+        evaluate(["share", str(folder), str(tmp_path / "again")])
+    assert not (tmp_path / "again").exists()
+
+
+def test_links_of_a_run_are_not_published(run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "theirs"
+    shutil.copytree(run, folder)
+    image = next(folder.glob("*.png"))
+    image.unlink()
+    image.symlink_to(next(run.glob("*.png")))
+    with pytest.raises(UserError, match="leads to"):
+        evaluate(["share", str(folder), str(tmp_path / "again")])
+    with pytest.raises(UserError, match="leads to"):
+        finished_run(folder).figures  # noqa: B018
+
+
+def test_files_of_the_hubs_cache_are_links_within_it(shared: Path, tmp_path: Path) -> None:
+    repository = tmp_path / "models--a--b"
+    snapshot = repository / "snapshots" / "c0"
+    shutil.copytree(shared, snapshot)
+    (repository / "blobs").mkdir()
+    for path in [path for path in snapshot.rglob("*") if path.is_file()]:
+        blob = repository / "blobs" / sha256(path)
+        path.rename(blob)
+        path.symlink_to(blob)
+    assert SharedMaps.from_pretrained(snapshot).card == (shared / "README.md").read_text()

@@ -198,3 +198,23 @@ def test_an_incomplete_or_edited_folder_is_refused_with_the_file(
     said = {None: "study.yaml", b'{"kind": 3}': "kind/cell.json"}.get(content, name) if name == "plan.json" else name
     with pytest.raises(UserError, match=rf"{said}.*({'' if content is None else 'study.py run'})"):
         study(["collect" if name == "result.json" else "status", str(tmp_path)])
+
+
+def test_somebodys_cells_are_written_as_the_study_has_them_and_links_are_refused(tmp_path: Path) -> None:
+    folder, cells = begun(tmp_path)
+    place = folder.cell(cells[0].id) / "cell.json"
+    before = place.read_text()
+    place.write_text(before.replace('"options": {', '"options": {"checkpoint": {"folder": "/elsewhere"},', 1))
+    again(folder)
+    assert place.read_text() == before
+    (tmp_path / "mine").mkdir()
+    (folder.cell(cells[0].id) / "run").symlink_to(tmp_path / "mine")
+    with pytest.raises(UserError, match="to hold its own files, but"):
+        again(folder)
+
+
+def test_ids_of_cells_lead_nowhere_else(tmp_path: Path) -> None:
+    folder, _ = begun(tmp_path)
+    (tmp_path / "plan.json").write_text('{"../../elsewhere": 1.0}')
+    with pytest.raises(UserError, match="to be a name as of a file"):
+        _ = folder.cells

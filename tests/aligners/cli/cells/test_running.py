@@ -126,7 +126,7 @@ def test_a_job_whose_time_is_over_goes_on_with_the_cell_at_which_it_was(
     ran, stop_at = list[str](), {numbers[2]}
     (folder.cell(numbers[3]) / ERROR).write_text("it has failed")
 
-    def run_cell(study: str, number: str, devices: int) -> str:
+    def run_cell(study: str, number: str, devices: int, *_: Any) -> str:
         ran.append(number)
         if number in stop_at:
             signal.raise_signal(signal.SIGTERM)
@@ -148,7 +148,7 @@ def test_a_job_whose_time_is_over_goes_on_with_the_cell_at_which_it_was(
 def test_what_a_job_could_not_do_holds_up_only_what_needs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, cells = begun(tmp_path)
     fits, injects = ([cell.id for cell in cells if cell.kind == kind] for kind in ("fit", "inject"))
-    monkeypatch.setattr(running, "run_cell", lambda s, n, _: "failed" if n == fits[0] else finish(s, n))
+    monkeypatch.setattr(running, "run_cell", lambda s, n, *_: "failed" if n == fits[0] else finish(s, n))
     ends = running.run_cells(str(tmp_path), [*fits, *injects])
     (waiting,) = (number for number, end in ends.items() if end == "waiting")
     assert StudyFolder(tmp_path).described(waiting)["needs"] == [fits[0]]

@@ -1,11 +1,14 @@
+import json
 import math
 import pickle
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from aligners.datamodules.rows.types import SeenTypes
@@ -182,3 +185,37 @@ def test_a_map_with_nan_or_infinity_is_named_and_not_used(
         UserError, match=rf"finite numbers in every map of .*, but {said} \(\w+\) holds .* pair {site}\. "
     ):
         load_bank(tmp_path / "aligners.safetensors")
+
+
+def with_header(path: Path, **changes: Any) -> Path:
+    """A copy of a bank's file whose header says something else, as somebody could write it."""
+    with safe_open(path, "pt") as file:
+        header = json.loads(file.metadata()["bank"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    other = path.with_name("other.safetensors")
+    save_file(tensors, other, {"bank": json.dumps(header | changes)})
+    return other
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"maps": {"0_1": {"x/../../../pwned": {}}}},
+        {"maps": {"0_1": {"a\x1b[2J": {}}}},
+        {"maps": {"0_1": {"forward": {}}}},
+        {"maps": {"../up": {"linear": {}}}},
+        {"pairs": {"0_1": [["../a", "b"]]}},
+        {"pairs": {"/etc": [[1, 1]]}},
+        {"maps": {"0_1": {"linear": {"class": "os.system", "sites": 1, "d_x": 2, "d_y": 2, "options": {}}}}},
+        {"maps": {"0_1": {"linear": {"class": "api", "sites": 1, "d_x": 2, "d_y": 2, "options": {}}}}},
+        {"maps": {"0_1": {"linear": {"class": "__path__", "sites": 1, "d_x": 2, "d_y": 2, "options": {}}}}},
+    ],
+    ids=repr,
+)
+def test_names_in_a_file_are_checked_as_typed_ones_are(tmp_path: Path, changes: dict[str, Any]) -> None:
+    data = {"models": MODELS, "component": "residual"}
+    maps = {"0_1": {"linear": Linear(1, 3, 3)}}
+    save_bank(StoredBank("fit", maps, {"0_1": [(1, 1)]}, data, {}), tmp_path / "bank.safetensors")
+    load_bank(tmp_path / "bank.safetensors")
+    with pytest.raises(UserError, match="cannot be read as one"):
+        load_bank(with_header(tmp_path / "bank.safetensors", **changes))

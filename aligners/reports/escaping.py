@@ -1,0 +1,65 @@
+"""Text from models, files and options as each kind of output takes it: what looks like its syntax is plain text there.
+
+HTML is escaped by Jinja, LaTeX by `aligners.reports.study.report`, what is printed by `aligners.errors.visible`.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pandas as pd
+
+from aligners.errors import visible
+from aligners.reports.report import Row
+
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how cells begin that a spreadsheet computes
+IN_MARKDOWN = re.compile(r"<|(?<=\])(?=\()")  # how HTML begins, and the middle of a link
+
+
+def csv_text(rows: Sequence[Row]) -> str:
+    """Write rows with the same keys as CSV."""
+    return str(csv_frame(pd.DataFrame(rows, dtype=object)).to_csv(index=False, lineterminator="\r\n"))
+
+
+def csv_frame(frame: pd.DataFrame) -> pd.DataFrame:
+    """A table as CSV may hold it: no cell and no heading is a formula."""
+    plain = frame.rename(columns=csv_cell)
+    for place, kind in enumerate(plain.dtypes):
+        if not pd.api.types.is_numeric_dtype(kind):
+            name = plain.columns[place]
+            plain[name] = plain[name].map(csv_cell)
+    return plain
+
+
+def csv_cell(value: Any) -> Any:
+    """A value as a cell of CSV: a text that a spreadsheet would compute begins with an apostrophe."""
+    if not isinstance(value, str):
+        return value
+    shown = visible(value)
+    return f"'{shown}" if value.startswith(FORMULA) and not _is_number(value) else shown
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def in_markdown(text: str) -> str:
+    """A text for Markdown, in which it is no link, no image and no HTML; its code and its emphasis stay."""
+    return IN_MARKDOWN.sub(r"\\\g<0>", visible(text))
+
+
+def in_cell(text: str) -> str:
+    """A text for a cell of a Markdown table, in one line."""
+    return in_markdown(" ".join(text.split())).replace("|", "\\|")
+
+
+def markdown_table(headings: Iterable[str], rows: Iterable[Sequence[str]], rule: str) -> list[str]:
+    """The lines of a table in Markdown: headings, the rule below them, rows."""
+    lines = []
+    for cells in (headings, *rows):
+        lines.append("| " + " | ".join(map(in_cell, cells)) + " |")
+    return [lines[0], rule, *lines[1:]]
