@@ -21,6 +21,7 @@ from aligners.fitting.alignment import Alignment
 from aligners.fitting.bank import StoredBank, save_bank, take_sites
 from aligners.fitting.training import BankTraining
 from aligners.fitting.universe.files import pair_banks
+from aligners.progress import tell
 from aligners.reports.names import file_names
 
 STEPS_BETWEEN_ASKING = 20
@@ -248,10 +249,10 @@ def save_maps(bank: StoredBank, data: Any, path: Path) -> None:
         pairs = [(i, j, take_sites(bank, places), of, config) for (i, j), (places, of, config) in described]
     if not pairs or bank.command == "universe":
         save_bank(bank, path)
-        print(f"Saved {path}")
+        tell(f"Saved {path}")
     names = file_names(data.models) if pairs else {}
     for i, j, pair, of, config in pairs:
         file = path.parent / "pairs" / f"{names[data.models[i]]}--{names[data.models[j]]}" / Alignment.final
         save_bank(replace(pair, data=of, data_config=config), file)
     if pairs:
-        print(f"Saved {len(pairs)} files {path.parent / 'pairs'}/*/{Alignment.final}")
+        tell(f"Saved {len(pairs)} files {path.parent / 'pairs'}/*/{Alignment.final}")

@@ -56,7 +56,7 @@ def let_import(words: Sequence[str]) -> None:
         words: of the command line, after the command.
     """
     for value in _values("imports", words):
-        given = yaml.safe_load(value)
+        given = _loaded(value)
         names = given if isinstance(given, list) else [given]
         _modules.update(map(str, names))
 
@@ -151,37 +151,36 @@ def check_typed(options: Mapping[str, Any], words: Sequence[str]) -> None:
         UserError: it does.
     """
     for name, value in options.items():
-        parts = name.split(".")
-        option = next((part for part in RISKY if part in parts), None)
-        if option is None or not value:
+        if not value or set(RISKY).isdisjoint(name.split(".")):
             continue
-        typed = name[: name.index(option)] + option
-        if not is_typed(typed, words):
+        if value not in _typed(name, words):
             raise UserError(
-                f"Expected `{typed}` on the command line alone, as it can run the code of others, but a file of "
-                f"options sets it. If you trust that code, add `--{typed} {str(value).lower()}`."
+                f"Expected `{name}` on the command line alone, as it can run the code of others, but a file of options "
+                f"sets it. If you trust that code, add `--{name} {str(value).lower()}`."
             )
 
 
-def is_typed(option: str, words: Sequence[str]) -> bool:
-    """Whether a command line sets an option, by its dotted name: itself, a part of it, or in what it gives a whole.
+def _typed(option: str, words: Sequence[str]) -> Iterator[Any]:
+    """The values that a command line gives an option, itself or as a part of what it gives a whole.
 
     Args:
-        option: its name.
-        words: of the command line; a file that they name counts for nothing.
+        option: its dotted name.
+        words: of the command line; a file that they name gives nothing.
     """
-    last = option.rpartition(".")[2]
-    for place, word in enumerate(words):
-        name, equals, value = word.partition("=")
-        given = name.removeprefix("--").removesuffix("+")
-        if not name.startswith("--"):
-            continue
-        if given == option or given.startswith(f"{option}."):
-            return True
-        after = words[place + 1] if place + 1 < len(words) else ""
-        if option.startswith(f"{given}.") and last in (value if equals else after):
-            return True
-    return False
+    parts = option.split(".")
+    for first in range(1, len(parts) + 1):
+        for value in _values(".".join(parts[:first]), words):
+            given = _loaded(value)
+            for part in parts[first:]:
+                given = given.get(part) if isinstance(given, dict) else None
+            yield given
+
+
+def _loaded(value: str) -> Any:
+    try:
+        return yaml.safe_load(value)
+    except yaml.YAMLError:
+        return value
 
 
 class Trust(NamedTuple):

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import yaml
 
 from aligners.cli.table import evaluate, study, train
-from aligners.cli.trusted import BASES, is_typed
+from aligners.cli.trusted import BASES, check_typed
 from aligners.errors import UserError
 from aligners.maps.base import Aligner
 from aligners.studies.folder import PLAN, STUDY
@@ -211,10 +212,21 @@ def test_cells_of_a_study_take_the_maps_of_a_file_that_its_command_line_names(
         (["--data.trust_remote_code", "true"], True),
         (["--data", "{trust_remote_code: true}"], True),
         (["--data={trust_remote_code: true}"], True),
+        (["--data.trust_remote_code=false"], False),
+        (["--data", "{trust_remote_code: null}"], False),
         (["--data", "trust.yaml"], False),
         (["--config", "{data: {trust_remote_code: true}}"], False),
         (["trust_remote_code"], False),
     ],
 )
 def test_what_counts_as_typed(words: list[str], typed: bool) -> None:
-    assert is_typed("data.trust_remote_code", words) is typed
+    with nullcontext() if typed else pytest.raises(UserError, match="on the command line alone"):
+        check_typed({"data.trust_remote_code": True, "data.rows": "words"}, words)
+
+
+def test_one_typed_option_of_an_executor_does_not_let_a_file_add_others() -> None:
+    words = ["--executor_options.timeout_min=5"]
+    check_typed({"executor_options.timeout_min": 5}, words)
+    check_typed({"executor_options.timeout_min": 5}, ["--executor_options", "{timeout_min: 5}"])
+    with pytest.raises(UserError, match=r"`executor_options.local_setup` on the command line alone"):
+        check_typed({"executor_options.timeout_min": 5, "executor_options.local_setup": ["touch touched"]}, words)
