@@ -73,6 +73,7 @@ class FrozenModels:
     device_map: list[DeviceMap | None] | None = None
 
     def __post_init__(self) -> None:
+        self._replaced: list[tuple[PreTrainedTokenizerBase, FrozenModel]] = []
         self.packed = False  # whether texts are laid end to end, with the token that ends one
         for name in self.devices or ():
             if name is not None:
@@ -101,15 +102,14 @@ class FrozenModels:
             ValueError: as in `loaded`, or tokenizers differ on a text that must not.
         """
         known: list[FrozenModel] = []
-        self._replaced: list[tuple[PreTrainedTokenizerBase, FrozenModel]] = []
         for model in self.loaded:
             alike = next((other for other in known if self._same_tokens(other, model)), None)
             if alike is None:
                 known.append(model)
-            elif model.tokenizer is not alike.tokenizer:
+            elif not same_tokenizer(*(cast(PreTrainedTokenizerBase, one.tokenizer) for one in (model, alike))):
                 self._replaced.append((cast(PreTrainedTokenizerBase, model.tokenizer), model))
                 model.tokenizer = alike.tokenizer
-        others = [model for model in self.loaded if model.tokenizer is not self.loaded[0].tokenizer]
+        others = [model for model in known[1:] if self.one_tokenizer]
         if self.one_tokenizer and others:
             (why, instead), first = self.one_tokenizer, self.loaded[0]
             raise UserError(
@@ -151,9 +151,10 @@ class FrozenModels:
         """The tokenizers of the models that may have a chat template, by the models' names: not of embedded ones."""
         if any(name.startswith(EMBEDDED) for name, _ in self.named):  # their texts come first
             return {}
-        # Not as they are shared, for which the texts would be read first.
+        # Their own, which may have a template: they are shared once the texts are there.
+        own = {model: tokenizer for tokenizer, model in self._replaced}
         models = zip(self.named, self.loaded, strict=False)
-        return {name: cast(PreTrainedTokenizerBase, model.tokenizer) for (name, _), model in models}
+        return {name: own.get(model, cast(PreTrainedTokenizerBase, model.tokenizer)) for (name, _), model in models}
 
     @property
     def places(self) -> list[Place]:

@@ -192,7 +192,7 @@ def test_revisions_folders_and_files_of_a_repository_are_read(hub: Path) -> None
         frozen = load_frozen(name, revision=revision, known=known)
         frozen.self_test(tokenised())
         saved = {"name": name, "revision": revision, "fingerprint": tiny_frozen(seed=seed).fingerprint}
-        assert frozen.identity() == saved
+        assert {key: frozen.identity()[key] for key in saved} == saved
         known.save()
         assert isinstance(load_frozen(name, revision=revision, known=known), SleepingModel)
     assert load_frozen("owner/name/tiny.gguf").task == "causal"

@@ -253,7 +253,7 @@ def test_another_comparison_is_refused_by_name(
         ({"max_length": 6}, "`data.max_length` was 60 and is 6"),
         ({"share": 0.5}, "`share` was 0.9 and is 0.5"),
         ({"memory": 7e-9}, "`memory` was 9 and is 7"),
-        ({"models": [other, models[1]]}, "`data.models` was .*fingerprint"),
+        ({"models": [other, models[1]]}, r"`data\.models\.1\.fingerprint` was "),
     ):
         options = {"models": models[:2], **RESUMED, **changes}
         with pytest.raises(ValueError, match=f"{folder}, but this is another: .*{says}.*new `run`"):
