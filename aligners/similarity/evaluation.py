@@ -20,7 +20,7 @@ from aligners.progress import hidden, track
 from aligners.similarity.catalogue import ATTENTION, DEFAULT, Measure, catalogue
 from aligners.similarity.functional.summaries import nuclear_norm
 from aligners.similarity.outcome import TileFigures
-from aligners.similarity.passes.plan import PassCosts, Settings, in_words, plan_passes
+from aligners.similarity.passes.plan import Pass, PassCosts, Settings, in_words, plan_passes
 from aligners.similarity.passes.ranks import alone, collected, from_first, ranks, this_rank
 from aligners.similarity.passes.run import PassRun
 from aligners.similarity.passes.saved import PassFigures, SavedPasses
@@ -153,21 +153,18 @@ class SimilarityEvaluation(pl.LightningModule):
         return cast(LengthBatches, self._stream.loader("test", layers=nothing).sampler)
 
     def _plan(self) -> None:
-        """Divide the pairs of models into passes, and say what they take."""
+        """Divide the pairs of models into passes, and say what they take.
+
+        What does not fit is refused before anything is read, and so before it is known whether rows are far.
+        """
         data, device = self._stream, self.trainer.strategy.root_device
-        beside = FAR_VALUES[data.far_rows] if data.far.of("test", data.kinds_read) else None
-        streams = streams_of(self.measures, self._fits, self.groups, self.permutations, beside)
-        self._settings = Settings(streams, self.shapes, data.reader, self.seed, self.products, device)
-        batches = self._held_out_batches()
-        longest = np.sort(batches.lengths)[-int(np.diff(batches.bounds).max()) :]  # texts of the largest batch, at most
-        sizes = int(longest.sum()), len(longest) * int(longest.max()) ** 2
-        # Weights count besides those on the CPU, which are always there: on a GPU, and of untrained twins.
-        copies = int(device.type != "cpu") + int(self._fits)
-        costs = PassCosts(self._settings, *sizes, [copies * model.nbytes for model in self.models])
         here = self.trainer.num_devices if device.type == "cpu" else 1  # processes that share this memory
         own = free_memory(device) // (2 * here) if self.memory is None else int(self.memory * 1e9)
-        limit = self._begun(min(collected(own)))
-        self.passes = plan_passes([shape.layers for shape in self.shapes], self.pairs, costs.of, costs.fixed, limit)
+        limit = min(collected(own))
+        self._divided(limit, None)
+        beside = FAR_VALUES[data.far_rows] if data.far.of("test", data.kinds_read) else None
+        limit = self._begun(limit)
+        self.passes = self._divided(limit, beside)
         self._choose_passes()
         splits: tuple[Split, ...] = ("fit", "test") if self._fits else ("test",)
         layers = [self._settings.numbers(self.passes[number]) for number in self._mine for _ in splits]
@@ -177,6 +174,19 @@ class SimilarityEvaluation(pl.LightningModule):
             besides = "besides its models" if device.type == "cpu" else "with its models"
             memory = f"{self.announced / 1e9:.3g} GB {besides}, of {limit / 1e9:.3g} GB (`memory`)"
             logger.warning("This comparison takes up to %s, in %s.", memory, in_words(self.passes, self.names))
+
+    def _divided(self, limit: int, beside: str | None) -> list[Pass]:
+        """The passes within a limit of memory; `beside` as for `streams_of`."""
+        device = self.trainer.strategy.root_device
+        streams = streams_of(self.measures, self._fits, self.groups, self.permutations, beside)
+        self._settings = Settings(streams, self.shapes, self._stream.reader, self.seed, self.products, device)
+        batches = self._held_out_batches()
+        longest = np.sort(batches.lengths)[-int(np.diff(batches.bounds).max()) :]  # texts of the largest batch, at most
+        sizes = int(longest.sum()), len(longest) * int(longest.max()) ** 2
+        # Weights count besides those on the CPU, which are always there: on a GPU, and of untrained twins.
+        copies = int(device.type != "cpu") + int(self._fits)
+        costs = PassCosts(self._settings, *sizes, [copies * model.nbytes for model in self.models])
+        return plan_passes([shape.layers for shape in self.shapes], self.pairs, costs.of, costs.fixed, limit)
 
     def _begun(self, limit: int) -> int:
         """The limit of the run that is gone on with, if passes are kept; else the one given.
