@@ -28,7 +28,7 @@ from aligners.datamodules.store.states import DTYPES, USED, StoredStates, name_o
 from aligners.datamodules.tokens.tokenised import TokenisedTexts
 from aligners.errors import UserError, check_known
 from aligners.files.room import free_disk, in_words
-from aligners.files.whole import check_folder, whole_file
+from aligners.files.whole import check_folder, let_write, whole_file
 from aligners.models.architectures import Component
 from aligners.models.model import FrozenModel
 from aligners.progress import hidden
@@ -196,6 +196,7 @@ class Stores:
             OSError: something cannot be written.
         """
         models, trainer = reader.frozen_models, reader.trainer
+        let_write(self.folder)  # moments are kept there even where no states are missing
         read = [self._open(reader, data, sites) for data in splits]
         every = [stored for split in read for stored in split]
         self._read |= dict.fromkeys(states for states, _ in every)
