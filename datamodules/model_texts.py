@@ -189,15 +189,25 @@ class ModelTexts(TextModule):
         """Load the texts and, where sites are named, the models, with every check that can be made before reading."""
         if self.sites is not None:
             super().setup(stage)
-            become = "They count like any other: every token's state is replaced, and the loss alone is trained on"
-            FarMarks(self).note(splits_of_stage(stage)[0], RowKind("tokens"), become)
             return
         for split in splits_of_stage(stage) if self.asked in ("labels", "choices") else ():
             self.answers(split)
 
     def train_dataloader(self) -> DataLoader:
         """The fitting texts, in an order that follows from `order` and the epoch."""
+        self._note_far("fit")
         return self.resumable(self.loader("fit", shuffle=True))
+
+    def test_dataloader(self) -> list[DataLoader]:
+        """The texts of `splits`."""
+        self._note_far(self.splits[0])
+        return super().test_dataloader()
+
+    def _note_far(self, split: Split) -> None:
+        """Caution about far rows where sites are named. This reads some texts, and so comes after every check."""
+        if self.sites is not None:
+            become = "They count like any other: every token's state is replaced, and the loss alone is trained on"
+            FarMarks(self).note(split, RowKind("tokens"), become)
 
     def val_dataloader(self) -> DataLoader:
         """The validation texts."""

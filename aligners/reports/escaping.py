@@ -3,14 +3,17 @@
 HTML is escaped by Jinja, LaTeX by `aligners.reports.study.report`, what is printed by `aligners.errors.visible`.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from aligners.errors import visible
 from aligners.reports.report import Row
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how cells begin that a spreadsheet computes
 IN_MARKDOWN = re.compile(r"<|(?<=\])(?=\()")  # how HTML begins, and the middle of a link
@@ -18,14 +21,18 @@ IN_MARKDOWN = re.compile(r"<|(?<=\])(?=\()")  # how HTML begins, and the middle 
 
 def csv_text(rows: Sequence[Row]) -> str:
     """Write rows with the same keys as CSV."""
+    import pandas as pd
+
     return str(csv_frame(pd.DataFrame(rows, dtype=object)).to_csv(index=False, lineterminator="\r\n"))
 
 
 def csv_frame(frame: pd.DataFrame) -> pd.DataFrame:
     """A table as CSV may hold it: no cell and no heading is a formula."""
+    from pandas.api.types import is_numeric_dtype
+
     plain = frame.rename(columns=csv_cell)
     for place, kind in enumerate(plain.dtypes):
-        if not pd.api.types.is_numeric_dtype(kind):
+        if not is_numeric_dtype(kind):
             name = plain.columns[place]
             plain[name] = plain[name].map(csv_cell)
     return plain

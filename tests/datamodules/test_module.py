@@ -23,13 +23,13 @@ COMMON = (
     "text batch_size max_length seed dtype attn_implementation trust_remote_code merge_adapters recipe cache workers"
 )
 OF_PAIRS = "model_x model_y sites revision_x revision_y special_tokens packed"
-OF_STATES = "rows special_tokens component held_out_types packed"
+OF_STATES = "rows special_tokens component held_out_types packed far_rows"
 KEPT = {  # in checkpoints, whatever becomes of the code
     pair_states: f"{OF_PAIRS} {OF_STATES} labels",
-    attention_states: f"{OF_PAIRS} share queries",
+    attention_states: f"{OF_PAIRS} share queries far_rows",
     pairs_states: f"models pairs sites revisions {OF_STATES}",
     universe_states: f"models sites revisions {OF_STATES}",
-    LayerActivations: "models layers rows special_tokens packed revisions attention component",
+    LayerActivations: "models layers rows special_tokens packed revisions attention component far_rows",
     stitched_texts: "models sites packed masked_share revisions labels component",
     labelled_texts: "models bases revisions labels",
 }

@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 ABOUT, TENSORS, MAP, CARD = "artefact.json", "artefact.safetensors", "map.safetensors", "README.md"
 CFG, WEIGHTS = "cfg.json", "sae_weights.safetensors"  # of SAELens
 STITCHED = ("stitching.safetensors", "aligners.safetensors")
+CONDITION = "condition"  # number of a linear map: infinite where it has no inverse
 PICKLED = (".pkl", ".pickle", ".pt", ".pth", ".bin", ".joblib", ".npz", ".npy", ".ckpt")
 HOOK = re.compile(r"blocks\.(\d+)\.hook_resid_(pre|post)")
 
@@ -156,9 +157,9 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _tensors(path: Path) -> dict[str, Tensor]:
     tensors = _whole(path, _loaded, "safetensors")
-    bad = [name for name, value in tensors.items() if not bool(value.isfinite().all())]
-    if bad:
-        raise UserError(f"Expected finite numbers in {path}, but {bad[0]} holds NaN or infinity. Train it again.")
+    for name, value in tensors.items():
+        if name.rpartition(".")[2] != CONDITION and not bool(value.isfinite().all()):
+            raise UserError(f"Expected finite numbers in {path}, but {name} holds NaN or infinity. Train it again.")
     return tensors
 
 

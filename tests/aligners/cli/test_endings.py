@@ -238,6 +238,6 @@ def test_ctrl_c_prints_the_command_that_resumes_a_fit(world: World, tmp_path: Pa
     assert script == str(ROOT / "train.py")
     assert typed == [*words, "--run", "my run-2", "--ckpt_path", "my run/last.ckpt"]
     steps = torch.load(tmp_path / "my run" / "last.ckpt", weights_only=True)["global_step"]
-    ended = Started(tmp_path, "train", *typed, "--trainer.max_epochs=-1", f"--trainer.max_steps={steps + 1}")
+    ended = Started(tmp_path, "train", *typed, "--trainer.max_time=00:00:00:01")
     assert ended.end() == 0, ended.said()
-    assert torch.load(tmp_path / "my run-2" / "last.ckpt", weights_only=True)["global_step"] == steps + 1
+    assert torch.load(tmp_path / "my run-2" / "last.ckpt", weights_only=True)["global_step"] > steps

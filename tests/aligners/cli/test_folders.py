@@ -1,6 +1,7 @@
 """One command at a time has a run's folder."""
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -178,14 +179,15 @@ def test_the_options_are_kept_before_wandb_starts(monkeypatch: pytest.MonkeyPatc
 
 
 def test_wandb_without_a_key_says_how_to_log_in_and_goes_on_offline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     wandb.setup()  # which keeps what it finds in the environment for all later runs of this process
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "nothing"))
-    with pytest.warns(UserWarning, match=r"no key: run `wandb login`.*logged offline"):
+    with caplog.at_level("WARNING"):
         _, logger = lineage.run_loggers(tmp_path / "run", "fit")
+    assert re.search(r"no key: run `wandb login`.*logged offline", caplog.text)
     assert logger.experiment.settings._offline
     wandb.finish()
 

@@ -195,7 +195,8 @@ def test_bases_are_classes_of_this_package_of_torch_and_of_lightning() -> None:
 def test_cells_of_a_study_take_the_maps_of_a_file_that_its_command_line_names(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "my_map", raising=False)
+    monkeypatch.setitem(sys.modules, "my_map", None)
+    del sys.modules["my_map"]
     Path("my_map.py").write_text(example("# a map"))
     content = study_of(world) | {
         "fit": {"options": {"model": {"aligners": {"scale": "Scale"}}, "data": {"sites": [1]}}}

@@ -411,7 +411,7 @@ def test_without_a_head_or_labels_the_errors_are_the_same(
 def test_models_of_different_tokenizers_have_errors_only(world: World, tmp_path: Path) -> None:
     other = tiny_folder(tmp_path / "other", seed=1)
     tokenizer = tiny_tokenizer()
-    tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()  # as the texts are already
+    tokenizer.backend_tokenizer.normalizer = normalizers.Replace("i", "o")  # other tokens of the same words
     tokenizer.save_pretrained(other)
     stored = fit(world, tmp_path, {"linear": Linear}, rows="words", model_y=str(other), sites=[2])
     found = evaluate(world, [stored], rows="words", model_y=str(other), sites=[2])

@@ -32,7 +32,7 @@ def test_a_result_is_read_by_lines(tmp_path: Path, write: Callable[[Any], str]) 
     assert list(folder.rows("a")) == rows
     cut = file.read_text()
     file.write_text(cut[: cut.index("123")])
-    with pytest.raises(json.JSONDecodeError):
+    with pytest.raises(ValueError, match=r"Expected .*result\.json to be the result of a cell.*JSONDecodeError"):
         list(folder.rows("a"))
 
 

@@ -110,6 +110,7 @@ def test_a_store_gives_the_same_rows(sinks: list[str], world: World, tmp_path: P
 def test_stitching_says_so_and_keeps_them(sinks: list[str], world: World) -> None:
     data = stitched_texts(sinks, sites=[2], text=world.text, max_length=32)
     data.setup("test")
+    data.test_dataloader()
     (far,) = [caution for caution in data.cautions if "far from all others" in caution]
     assert "held-out rows that were looked at" in far
     assert "They count like any other" in far

@@ -66,7 +66,10 @@ def test_the_command_measures_and_writes(world: World, causal: list[str], tmp_pa
     ]
     assert written[0]["agreement"] == 1
     assert all(row["alpha"] > 0 for row in written[1:])
-    assert report["findings"][0].startswith("Steering 1 by mine-")
+    assert report["findings"][0].startswith(
+        "Caution: 1 predicts these texts worse than the frequencies of their tokens"
+    )
+    assert "Steering 1 by mine-" in report["findings"][0]
     assert (tmp_path / "run" / "steering.png").is_file()
 
 
