@@ -1,7 +1,7 @@
 """Which options of training suit the INN at every width, in short and long runs, for tokens and sentence vectors?
 
     python -m benchmarks.inn_defaults read FOLDER --pair minilm --models X Y --sites 3 3 --kind tokens
-    python -m benchmarks.inn_defaults train FOLDER --pair minilm --kind tokens --steps 60 450 --variants now linear
+    python -m benchmarks.inn_defaults train FOLDER --pair minilm --kind tokens --steps 60 450 --variants default linear
     python -m benchmarks.inn_defaults table FOLDER
 
 `read` keeps the paired rows of two models in FOLDER, once, under a name of the pair. `train` trains variants of the
@@ -11,8 +11,9 @@ is there is not run again. `table` prints a Markdown table of these lines, and w
 FVU is measured on held-out texts. "start" is the untrained map. The penalty is that of injecting every token of
 held-out texts into Y, in nats a token of a language model, and a text of a classifier.
 
-Variants: `now`, the default before this table; `mlp` and `linear`; `plain`, couplings on alternating halves from the
-identity, under AdamW at 1e-3 throughout; and those of `VARIANTS`.
+Variants: `default`, as `train.py fit` trains it; `earlier`, the default before this table; `linear` and `mlp`; `plain`,
+couplings on alternating halves from the identity, under AdamW at 1e-3 throughout; and those of `VARIANTS`, which were
+tried beside.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -35,8 +36,9 @@ from aligners.api.models import inject, load
 from aligners.datamodules.pairings import pair_states
 from aligners.datamodules.text.sources import TextSource
 from aligners.datamodules.tokens.splits import Split
+from aligners.fitting.alignment import Alignment
 from aligners.fitting.errors import MapErrors
-from aligners.fitting.training import LEAST_RISE, REFERENCE_WIDTH, Divergence, clip_per_site, schedule_factor
+from aligners.fitting.training import LEAST_RISE, REFERENCE_WIDTH, Divergence, Schedule, clip_per_site, schedule_factor
 from aligners.maps.base import Aligner
 from aligners.maps.inn import INN
 from aligners.maps.invertible import JUDGED, TriangularPair, thinned
@@ -67,7 +69,7 @@ class Variant:
         rise: fewest steps over which the rate rises.
         rows: whether the rate is in proportion to the rows of a step, if they are fewer than 256; "root": to the root.
         schedule: the course of the rate.
-        average: whether the weights are averaged over the second half of the steps.
+        average: of the weights: over the second half of the steps, or of all, those of step t times t².
         muon: whether triangular matrices take orthogonal steps.
         beta: of Adam's second moments.
     """
@@ -81,35 +83,43 @@ class Variant:
     full: float = 1.0
     rise: int = LEAST_RISE
     rows: str = "share"
-    schedule: str = "one_cycle"
-    average: bool = False
+    schedule: Schedule = "one_cycle"
+    average: Literal["none", "half", "quadratic"] = "none"
     muon: bool = False
     beta: float = 0.999
 
 
-NOW = Variant()
+EARLIER = Variant()
 VARIANTS = {
-    "now": NOW,
-    "rate_third": replace(NOW, rate=3e-3),
-    "pairs_third": replace(NOW, pairs=0.3),
-    "pairs_tenth": replace(NOW, pairs=0.1),
-    "last_third": replace(NOW, last=0.3),
-    "residual": replace(NOW, residual=True),
-    "residual_half": replace(NOW, residual=True, full=0.5),
-    "residual_rise_20": replace(NOW, residual=True, rise=20),
-    "residual_half_rise_300": replace(NOW, residual=True, full=0.5, rise=300),
-    "rise_300": replace(NOW, rise=300),
-    "residual_double": replace(NOW, residual=True, rate=2e-2),
-    "rise_20": replace(NOW, rise=20),
-    "rows_root": replace(NOW, rows="root"),
-    "cosine": replace(NOW, schedule="cosine"),
-    "linear_fall": replace(NOW, schedule="linear"),
-    "averaged": replace(NOW, schedule="constant", average=True),
-    "four_wide": replace(NOW, couplings=4, hidden=3.5),
-    "muon": replace(NOW, muon=True),
-    "beta_99": replace(NOW, beta=0.99),
+    "earlier": EARLIER,
+    "rate_third": replace(EARLIER, rate=3e-3),
+    "pairs_third": replace(EARLIER, pairs=0.3),
+    "pairs_tenth": replace(EARLIER, pairs=0.1),
+    "last_third": replace(EARLIER, last=0.3),
+    "residual": replace(EARLIER, residual=True),
+    "residual_half": replace(EARLIER, residual=True, full=0.5),
+    "residual_rise_20": replace(EARLIER, residual=True, rise=20),
+    "residual_half_rise_300": replace(EARLIER, residual=True, full=0.5, rise=300),
+    "rise_300": replace(EARLIER, rise=300),
+    "residual_double": replace(EARLIER, residual=True, rate=2e-2),
+    "rise_20": replace(EARLIER, rise=20),
+    "rows_root": replace(EARLIER, rows="root"),
+    "cosine": replace(EARLIER, schedule="cosine"),
+    "linear_fall": replace(EARLIER, schedule="linear"),
+    "averaged": replace(EARLIER, schedule="constant", average="half"),
+    "residual_averaged": replace(EARLIER, residual=True, schedule="constant", average="half"),
+    "residual_half_averaged": replace(EARLIER, residual=True, full=0.5, schedule="constant", average="half"),
+    "residual_half_rise_200": replace(EARLIER, residual=True, full=0.5, rise=200),
+    "residual_half_muon": replace(EARLIER, residual=True, full=0.5, muon=True),
+    "constant_quadratic": replace(EARLIER, residual=True, full=0.5, schedule="constant", average="quadratic"),
+    "linear_quadratic": replace(EARLIER, residual=True, full=0.5, schedule="linear", average="quadratic"),
+    "trapezoid": replace(EARLIER, residual=True, full=0.5, schedule="trapezoid"),
+    "cosine_quadratic": replace(EARLIER, residual=True, full=0.5, schedule="cosine", average="quadratic"),
+    "one_cycle_quadratic": replace(EARLIER, residual=True, full=0.5, average="quadratic"),
+    "four_wide": replace(EARLIER, couplings=4, hidden=3.5),
+    "muon": replace(EARLIER, muon=True),
+    "beta_99": replace(EARLIER, beta=0.99),
 }
-OTHERS = ("linear", "mlp", "plain")
 
 
 @dataclass
@@ -174,7 +184,7 @@ def place_of(options: argparse.Namespace) -> Path:
 def rates_of(aligner: Aligner, variant: Variant, moments: Moments) -> Iterator[tuple[nn.Parameter, float]]:
     """Each parameter and its full learning rate."""
     factor = 1.0
-    if variant.residual:
+    if variant.residual and isinstance(aligner, INN):
         factor = min(1.0, start_residual(aligner, moments) / variant.full) ** 0.5
     for name, parameter in aligner.named_parameters():
         rate = variant.rate * min(1.0, REFERENCE_WIDTH / aligner.fan_in(name, parameter))
@@ -244,10 +254,9 @@ def train(aligner: Aligner, rows: Rows, variant: Variant, moments: Moments, step
     share = min(1.0, a_step / FULL_RATE_ROWS) if aligner.bijective else 1.0
     if variant.rows == "root":
         share = share**0.5
-    warmup = 0.15 if variant.schedule != "cosine" else 0.02
-    course = schedule_factor(variant.schedule, steps, warmup, variant.rise)  # type: ignore[arg-type]
+    course = schedule_factor(variant.schedule, steps, 0.15, variant.rise)
     divergence, draw = Divergence(), torch.Generator().manual_seed(seed)
-    sums: list[Tensor] = []
+    means: list[Tensor] = []
     full = [[group["lr"] for group in optimizer.param_groups] for optimizer in optimizers]
     for step in range(1, steps + 1):
         for optimizer, rates in zip(optimizers, full, strict=True):
@@ -260,14 +269,30 @@ def train(aligner: Aligner, rows: Rows, variant: Variant, moments: Moments, step
         clip_per_site(aligner, 1.0, partial(divergence.watch, "map", loss, step=step))
         for optimizer in optimizers:
             optimizer.step()
-        if variant.average and step > steps // 2:
-            weights = [parameter.detach() for parameter in aligner.parameters()]
-            sums = [a + b for a, b in zip(sums, weights, strict=True)] if sums else [w.clone() for w in weights]
-    if sums:
+        if variant.average != "none":
+            add_to(means, aligner, share_of(variant.average, step, steps))
+    if means:
         with torch.no_grad():
-            for parameter, total in zip(aligner.parameters(), sums, strict=True):
-                parameter.copy_(total / (steps - steps // 2))
+            for parameter, mean in zip(aligner.parameters(), means, strict=True):
+                parameter.copy_(mean)
     return int(divergence.step["map"])
+
+
+def share_of(average: str, step: int, steps: int) -> float:
+    """The share of a step's weights in the average of all up to it."""
+    if average == "half":
+        return 1 / max(1, step - steps // 2)
+    return 3 / (step + 2)
+
+
+@torch.no_grad()
+def add_to(means: list[Tensor], aligner: Aligner, share: float) -> None:
+    """Move averages of weights towards those of a step."""
+    weights = [parameter.detach() for parameter in aligner.parameters()]
+    if not means:
+        means += [weight.clone() for weight in weights]
+    for mean, weight in zip(means, weights, strict=True):
+        mean.lerp_(weight, share)
 
 
 def measured(aligner: Aligner, rows: Rows, moments: Moments, *, injected: bool) -> dict[str, float]:
@@ -292,12 +317,14 @@ def measured(aligner: Aligner, rows: Rows, moments: Moments, *, injected: bool) 
 def made(name: str, width: int) -> tuple[Aligner, Variant]:
     """A map of a variant, and how it is trained."""
     if name == "linear":
-        return Linear(1, width, width), NOW
-    if name == "mlp":
-        return MLP(1, width, width), NOW
+        return Linear(1, width, width), EARLIER
+    if name in ("mlp", "mlp_earlier"):
+        return MLP(1, width, width), EARLIER
+    if name == "default":
+        return INN(1, width, width), EARLIER
     if name == "plain":
         # the rate is that of every parameter, whatever its width
-        return INN(1, width, width, mixing="none"), replace(NOW, rate=1e-3)
+        return INN(1, width, width, mixing="none"), replace(EARLIER, rate=1e-3)
     variant = VARIANTS[name]
     return INN(1, width, width, couplings=variant.couplings, hidden=round(variant.hidden * width)), variant
 
@@ -342,6 +369,9 @@ def one_run(
     diverged = 0
     if name == "plain":
         train_plainly(aligner, rows, steps, ROWS_A_STEP[options.kind], seed)
+    elif name in ("default", "mlp"):
+        taken = Alignment().train_on_rows(aligner, rows.x, rows.y, steps, ROWS_A_STEP[options.kind], seed)
+        diverged = int(taken)
     elif name != "linear":
         diverged = train(aligner, rows, variant, moments, steps, ROWS_A_STEP[options.kind], seed)
     seconds = (time.process_time() - began) / steps
@@ -404,7 +434,7 @@ def main() -> None:
     arguments.add_argument("--most", type=int, default=40_000, help="rows to fit on; a fifth of it to judge by")
     arguments.add_argument("--steps", type=int, nargs="*", default=[60, 450])
     arguments.add_argument("--seeds", type=int, nargs="*", default=[0, 1])
-    arguments.add_argument("--variants", nargs="*", default=["linear", "mlp", "plain", "now"])
+    arguments.add_argument("--variants", nargs="*", default=["linear", "mlp", "plain", "default"])
     arguments.add_argument("--inject", action="store_true", help="measure the penalty, too")
     arguments.add_argument("--json", type=Path)
     options = arguments.parse_args()

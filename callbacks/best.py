@@ -11,6 +11,7 @@ from torch import Tensor
 from aligners.errors import UserError, check_range
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.bank import DIRECTIONS
+from aligners.fitting.steps import LAST
 from aligners.fitting.training import BankTraining
 from aligners.maps.base import Aligner
 
@@ -120,9 +121,10 @@ class BestPerSite(pl.Callback):
             of_each = sites[bank.places(name)]
             value[of_each] = self._kept[key][name][of_each]
         for name, parameter in bank.named_parameters():
-            for moment in trainer.optimizers[0].state.get(parameter, {}).values():
+            of_each = sites[bank.places(name)]
+            for kind, moment in trainer.optimizers[0].state.get(parameter, {}).items():
                 if moment.shape == parameter.shape:
-                    moment[sites[bank.places(name)]] = 0
+                    moment[of_each] = parameter[of_each] if kind == LAST else 0
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Restore each site's best parameters, even if nothing was left to train."""

@@ -60,7 +60,9 @@ class Alignment(BankTraining):
         optimizer: one optimiser for all trained aligners. Its learning rate is for matrices of up to 64 inputs; wider
             matrices get proportionally less, so the rate need not change with the width. With fewer than
             256 rows a step, as of `mean` rows, that of invertible networks is in proportion to their number.
-        schedule: how the learning rate changes over the training steps: constant, linear, cosine or one_cycle.
+        schedule: how the learning rate changes over the training steps: constant, linear, cosine, one_cycle or
+            trapezoid.
+        averaging: whether maps are the average of the weights of all steps, in which later ones count more.
         rows: number of paired rows to train on, independent of the number of texts and of the batch size; training
             takes as many steps as that needs. If set, `trainer.max_epochs`, which counts training alone, and
             `trainer.max_steps` take precedence.
@@ -81,7 +83,8 @@ class Alignment(BankTraining):
         aligners: dict[str, AlignerFactory] | None = None,
         both_directions: bool = False,
         optimizer: OptimizerCallable = lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.0, fused=True),
-        schedule: Schedule = "one_cycle",
+        schedule: Schedule = "trapezoid",
+        averaging: bool = True,
         rows: int = 1_500_000,
         most_steps: int = 2000,
         warmup: float = 0.15,
@@ -89,7 +92,7 @@ class Alignment(BankTraining):
         products: Products = "float32",
         seed: int = 0,
     ) -> None:
-        super().__init__(optimizer, schedule, warmup, gradient_clip, seed)
+        super().__init__(optimizer, schedule, warmup, gradient_clip, seed, averaging)
         self.factories = dict(aligners) if aligners else dict(DEFAULT_ALIGNERS)
         check_names(self.factories, "aligners")
         check_range(least=1, rows=rows, most_steps=most_steps)
@@ -212,6 +215,14 @@ class Alignment(BankTraining):
 
     def _take_step(self, x: Tensor, y: Tensor, last: bool) -> None:
         cast(Any, self.optimizers()).zero_grad(set_to_none=True)
+        with self.site_steps.step():
+            losses = self._step_along(x, y, last)
+        if last and self.logs_now:
+            for fit, loss in losses.items():
+                self._log("step", fit, "loss", loss.where(self.divergence.step[fit.key] == 0, torch.nan))
+
+    def _step_along(self, x: Tensor, y: Tensor, last: bool) -> dict[Fit, Tensor]:
+        """Take a step of the optimiser, and return the losses (S,) of all ranks."""
         count = x.shape[1]
         # averaged over ranks, the gradient is then that of all rows
         share = torch.full((), float(count), device=self.device) / mean_count(self.trainer, count, self.device)
@@ -223,9 +234,7 @@ class Alignment(BankTraining):
             watch = partial(self.divergence.watch, fit.key, loss, step=self.global_step + 1)
             clip_per_site(fit.aligner, self.gradient_clip, watch)
         self.step(last)
-        if last and self.logs_now:
-            for fit, loss in zip(losses, every, strict=True):
-                self._log("step", fit, "loss", loss.where(self.divergence.step[fit.key] == 0, torch.nan))
+        return dict(zip(losses, every, strict=True))
 
     def on_train_epoch_end(self) -> None:
         """Check the states of the last batch as well."""
@@ -380,7 +389,7 @@ class Alignment(BankTraining):
         """The aligners, the number of rows and steps, and how a step is taken."""
         aligners = {fit.key: kind_of(fit.aligner) for fit in self.fits()}
         steps = {"rows": self.rows_to_train, "most_steps": self.most_steps, "least_rise": LEAST_RISE}
-        return {"aligners": aligners, **steps, "products": self.products}
+        return {"aligners": aligners, **steps, "products": self.products, "averaging": self.averaging}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take the moments back.

@@ -20,6 +20,7 @@ from aligners.errors import UserError, check_known, check_range
 from aligners.files.given import refusing
 from aligners.fitting.bank import StoredBank, refuse_other_models
 from aligners.fitting.lengths import KnownLength
+from aligners.fitting.steps import SiteSteps
 from aligners.maps.base import Aligner
 from aligners.maps.solving import Products, products_in
 
@@ -39,7 +40,7 @@ def mean_count(trainer: pl.Trainer, count: int, device: torch.device) -> Tensor 
     return mean_over_ranks(trainer, torch.full((), float(count), device=device))
 
 
-Schedule = Literal["constant", "linear", "cosine", "one_cycle"]
+Schedule = Literal["constant", "linear", "cosine", "one_cycle", "trapezoid"]
 AVERAGING = (pl.callbacks.StochasticWeightAveraging, pl.callbacks.WeightAveraging)
 REFERENCE_WIDTH = 64
 # Steps over which the rate of trained maps rises at least, if need be beyond the end. The first steps of Adam change
@@ -95,8 +96,9 @@ def schedule_factor(schedule: Schedule, steps: int, warmup: float, least_rise: i
     """Return the factor of the learning rate as a function of the step.
 
     Args:
-        schedule: after a linear warm-up, `constant` stays, `linear` and `cosine` fall to zero; `one_cycle` rises
-            and falls along a cosine (Smith and Topin 2017), its momentum left alone.
+        schedule: after a linear warm-up, `constant` stays, `linear` and `cosine` fall to zero, and `trapezoid` stays
+            for the first half of all steps, then falls linearly to zero; `one_cycle` rises and falls along a cosine
+            (Smith and Topin 2017), its momentum left alone.
         steps: all training steps.
         warmup: share of them over which the factor rises to 1; 0: it does not rise.
         least_rise: number of steps over which the factor rises at least. A run that is too short for that takes the
@@ -108,7 +110,9 @@ def schedule_factor(schedule: Schedule, steps: int, warmup: float, least_rise: i
 
     def factor(step: int) -> float:
         done = min(1.0, max(0.0, step - rising) / max(1.0, steps - rising))
-        fall = {"constant": 1.0, "linear": 1 - done}.get(schedule, (1 + math.cos(math.pi * done)) / 2)
+        late = min(1.0, 2 - 2 * min(step, steps) / steps)
+        falls = {"constant": 1.0, "linear": 1 - done, "trapezoid": late}
+        fall = falls.get(schedule, (1 + math.cos(math.pi * done)) / 2)
         risen = (step + 1) / (slowly + 1)
         if step >= slowly:
             return fall
@@ -251,6 +255,7 @@ class BankTraining(KnownLength, ABC):
         warmup: share of the steps over which it rises.
         gradient_clip: largest gradient norm of a site of a bank; 0 turns clipping off.
         seed: of the initial weights.
+        averaging: whether maps are the average of the weights of all steps: see `SiteSteps`.
 
     Attributes:
         stream: the data module.
@@ -260,6 +265,7 @@ class BankTraining(KnownLength, ABC):
         training_record: route.name -> how training went, site by site; written by `BestPerSite`.
         training_steps: of the whole run, once training has begun.
         parts: of a batch, each of which gets a step of the optimiser, likewise.
+        site_steps: how steps are taken, likewise.
     """
 
     automatic_optimization = False
@@ -268,12 +274,18 @@ class BankTraining(KnownLength, ABC):
     products: Products = "float32"
 
     def __init__(
-        self, optimizer: OptimizerCallable, schedule: Schedule, warmup: float, gradient_clip: float, seed: int
+        self,
+        optimizer: OptimizerCallable,
+        schedule: Schedule,
+        warmup: float,
+        gradient_clip: float,
+        seed: int,
+        averaging: bool = False,
     ) -> None:
         super().__init__()
         check_range(least=0, below=1, warmup=warmup)
         self.optimizer_factory, self.schedule, self.warmup = optimizer, schedule, warmup
-        self.gradient_clip, self.seed = gradient_clip, seed
+        self.gradient_clip, self.seed, self.averaging = gradient_clip, seed, averaging
         self.maps, self.divergence = nn.ModuleDict(), Divergence()
         self.training_record: dict[str, dict[str, Any]] = {}
         self._complete, self.parts = False, 1
@@ -384,6 +396,7 @@ class BankTraining(KnownLength, ABC):
         optimizer = self.trainer.optimizers[0]
         course = schedule_factor(self.schedule, steps * self.parts, self.warmup, 0 if rows is None else LEAST_RISE)
         self._rate = learning_rates(optimizer, course, rows, self.global_step * self.parts)
+        self.site_steps = SiteSteps(optimizer, self.banks().values(), averaged=self.averaging)
 
     def parts_of(self, rows: float | None) -> int:
         """Into how many parts a batch of about so many rows is cut, with a step along the gradient of each."""
@@ -431,15 +444,17 @@ class BankTraining(KnownLength, ABC):
         parts = self.parts_of(a_step)
         course = schedule_factor(self.schedule, steps * parts, self.warmup, LEAST_RISE)
         rate, divergence = learning_rates(optimizer, course, a_step), Divergence()
+        site_steps = SiteSteps(optimizer, [aligner], averaged=self.averaging)
         draw = torch.Generator().manual_seed(seed)
         for step in range(1, steps * parts + 1):
             chosen = torch.randint(x.shape[1], (a_step // parts,), generator=draw).to(x.device)
             optimizer.zero_grad(set_to_none=True)
-            with products_in(self.products):
-                loss = aligner.loss(x[:, chosen], y[:, chosen])
-                loss.sum().backward()
-            clip_per_site(aligner, self.gradient_clip, partial(divergence.watch, "map", loss, step=step))
-            optimizer.step()
+            with site_steps.step():
+                with products_in(self.products):
+                    loss = aligner.loss(x[:, chosen], y[:, chosen])
+                    loss.sum().backward()
+                clip_per_site(aligner, self.gradient_clip, partial(divergence.watch, "map", loss, step=step))
+                optimizer.step()
             rate.step()
         return divergence.step["map"]
 

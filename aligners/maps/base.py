@@ -94,6 +94,14 @@ class Aligner(nn.Module, ABC):
         """
         return parameter.shape[-2] if parameter.ndim > 2 else 1
 
+    def rate_share(self, name: str) -> Tensor | None:
+        """The share of the learning rate at which each site of a parameter is trained, (S,); None: the full rate.
+
+        Args:
+            name: the parameter's name in this module.
+        """
+        return None
+
     def places(self, name: str) -> Sequence[int] | slice:
         """The places of the bank that stand along the leading axis of a parameter or buffer, by its name."""
         return slice(None)

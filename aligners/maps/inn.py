@@ -14,6 +14,7 @@ from aligners.maps.invertible import (
     AffineCoupling,
     ShuffledHadamard,
     Start,
+    StartingMap,
     TriangularPair,
     calm_space,
     invertible_start,
@@ -22,6 +23,8 @@ from aligners.maps.solving import batch_inverse, batch_log_det, batch_solve
 from aligners.similarity.algebra.moments import Moments
 
 Mixing = Literal["none", "rotation", "linear"]
+
+MUCH_LEFT = 0.25  # FVU of a start, from which all weights have the full rate
 
 
 class INN(Aligner):
@@ -68,6 +71,7 @@ class INN(Aligner):
     pairs: Sequence[TriangularPair]
     matrices: nn.Parameter | None
     started: Tensor
+    step_share: Tensor
     first: Tensor
     first_inverse: Tensor
     last: Tensor
@@ -107,6 +111,7 @@ class INN(Aligner):
         halves = [(self.widths[k % 2], self.widths[1 - k % 2]) for k in range(couplings)]
         self.couplings = _modules(AffineCoupling(sites, *widths, hidden, depth) for widths in halves)
         self.register_buffer("started", torch.zeros(sites, dtype=torch.long))
+        self.register_buffer("step_share", torch.ones(sites))
         matrices = _telescope(couplings, d_x).repeat(sites, 1, 1, 1) if mixing == "linear" else None
         self.matrices = None if matrices is None else nn.Parameter(matrices)
         rotated = mixing == "rotation"
@@ -153,7 +158,9 @@ class INN(Aligner):
         self.scaling.fit(moments)
         if self.mixing == "none":
             return
-        self._start(moments, *invertible_start(moments, self.start, self.both_ways))
+        start = invertible_start(moments, self.start, self.both_ways)
+        self.step_share.copy_((start.error / MUCH_LEFT).clamp(0, 1).sqrt())
+        self._start(moments, start)
 
     @torch.no_grad()
     def start_at(self, moments: Moments, start: Tensor) -> None:
@@ -166,9 +173,12 @@ class INN(Aligner):
         self.scaling.fit(moments)
         start = start * deviation(moments.xx, moments.n) / deviation(moments.yy, moments.n)
         taken = torch.full((self.sites,), START_NAMES.index("linear"), device=start.device)
-        self._start(moments, start, batch_inverse(start), taken)
+        unknown = torch.ones_like(self.step_share)
+        self.step_share.copy_(unknown)
+        self._start(moments, StartingMap(start, batch_inverse(start), taken, unknown))
 
-    def _start(self, moments: Moments, start: Tensor, inverse: Tensor, taken: Tensor) -> None:
+    def _start(self, moments: Moments, given: StartingMap) -> None:
+        start, inverse, taken = given.weight, given.inverse, given.taken
         self.started.copy_(taken)
         if self.matrices is None:
             rigid = torch.isin(taken, torch.tensor([START_NAMES.index(name) for name in RIGID], device=taken.device))
@@ -183,6 +193,16 @@ class INN(Aligner):
             first = first @ matrix
         # the draws' product is the identity, unless an earlier fit moved it
         self.matrices[:, -1] = self.matrices[:, -1].double() @ batch_solve(first, start)
+
+    def rate_share(self, name: str) -> Tensor | None:
+        """Where the start leaves little, the root of what it leaves, for all that is zero or the identity at first.
+
+        The noise of Adam's steps adds an error in proportion to the rate's square, whatever there is to learn. So at a
+        site whose start has an FVU R below `MUCH_LEFT` the rate of triangular matrices and of the couplings' last
+        layers is √(R / `MUCH_LEFT`) times the others'.
+        """
+        moved = name.startswith("pairs.") or ".conditioner.last." in name
+        return self.step_share if moved and self.mixing == "rotation" else None
 
     def start_names(self) -> Sequence[str]:
         """The start that was chosen at each site."""
@@ -199,7 +219,8 @@ class INN(Aligner):
         return self._turned(matrix.mT).mT
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Networks of earlier versions know no matrix A."""
+        """Networks of earlier versions know no matrix A, and train at the full rate."""
+        state_dict.setdefault(prefix + "step_share", torch.ones(self.sites))
         if self.rotations:
             for name in ("first", "first_inverse"):
                 state_dict.setdefault(prefix + name, torch.eye(self.d_x).repeat(self.sites, 1, 1))

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import reduce
 from itertools import pairwise
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -225,8 +225,24 @@ NO_VARIANCE = 1e-12
 JUDGED = 0.5
 
 
-def invertible_start(moments: Moments, start: Start, both_ways: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Find each site's starting map, between centred states divided by their model's root mean variance.
+class StartingMap(NamedTuple):
+    """Where a bijection starts, between centred states divided by their model's root mean variance.
+
+    Attributes:
+        weight: M, (S, d, d).
+        inverse: M⁻¹, (S, d, d).
+        taken: the place in `START_NAMES` of what was taken, (S,).
+        error: its FVU on rows that it was not solved on, or the mean of both ways', (S,).
+    """
+
+    weight: Tensor
+    inverse: Tensor
+    taken: Tensor
+    error: Tensor
+
+
+def invertible_start(moments: Moments, start: Start, both_ways: bool) -> StartingMap:
+    """Find each site's starting map.
 
     `best` takes, site by site, the candidate with the least error on rows that it was not solved on: its FVU, plus that
     of its inverse under `both_ways`, where each is solved on one half of the rows and judged on the other. What is
@@ -236,21 +252,18 @@ def invertible_start(moments: Moments, start: Start, both_ways: bool) -> tuple[T
         moments: moments of the fitting rows; the widths are equal.
         start: the map.
         both_ways: whether the error of the inverse counts.
-
-    Returns:
-        M (S, d, d), M⁻¹ (S, d, d), and the place in `START_NAMES` of what was taken (S,).
     """
     moments = _scaled(moments)
     names = START_NAMES if start == "best" else (start,)
     maps = torch.stack([_MAPS[name](moments) for name in names])
     inverses = batch_inverse(maps)
-    chosen = torch.zeros(maps.shape[1], dtype=torch.long, device=maps.device)
-    if start == "best":
-        solved, judged = thinned(moments, JUDGED)
-        chosen = torch.stack([_error(_MAPS[name](solved), judged, both_ways) for name in names]).argmin(0)
+    solved, judged = thinned(moments, JUDGED)
+    errors = torch.stack([_error(_MAPS[name](solved), judged, both_ways) for name in names])
+    chosen = errors.argmin(0)
     sites = torch.arange(maps.shape[1], device=maps.device)
     known = torch.tensor([START_NAMES.index(name) for name in names], device=maps.device)
-    return maps[chosen, sites], inverses[chosen, sites], known[chosen]
+    ways = 2 if both_ways else 1
+    return StartingMap(maps[chosen, sites], inverses[chosen, sites], known[chosen], errors[chosen, sites] / ways)
 
 
 def calm_space(moments: Moments, start: Tensor, rigid: Tensor) -> tuple[Tensor, Tensor]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 WORDS: dict[str, str] = table_beside(__file__, "words.yaml")
 FITTED = "fitted_on/texts.safetensors"  # in the folder of a model; not beside its weights, which some readers glob
+BLOCK = 1024  # texts that are hashed at a time
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,10 @@ def words_on(described: Mapping[str, Any], *topics: str) -> list[str]:
 
 
 def _texts(table: Dataset) -> Iterator[tuple[str, ...]]:
-    return zip(*(table[name][:] for name in ("text", "text_pair") if name in table.column_names), strict=True)
+    """Each text with its pair, read in blocks: a whole column of strings would take as much memory as the texts."""
+    names = [name for name in ("text", "text_pair") if name in table.column_names]
+    for block in table.select_columns(names).iter(BLOCK):
+        yield from zip(*(block[name] for name in names), strict=True)
 
 
 def _every_key(table: Dataset) -> Iterator[int]:

@@ -75,7 +75,7 @@ OTHER_TRAINING = {"seed": 1, "most_steps": 3, "optimizer": torch.optim.SGD, "sch
                 r"`model\.seed` was 0 and is 1",
                 r"`model\.most_steps` was 2000 and is 3",
                 r'`model\.optimizer\.class` was "AdamW" and is "SGD"',
-                r'`model\.schedule` was "one_cycle" and is "linear"',
+                r'`model\.schedule` was "trapezoid" and is "linear"',
                 r"`model\.aligners\.1_0\.linear` was null",
                 r"`model\.aligners\.0_1\.mlp\.options\.hidden` was \[8\] and is \[4\]",
                 r"`trainer\.limit_train_batches` was 1\.0 and is 3",

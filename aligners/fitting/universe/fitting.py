@@ -17,6 +17,7 @@ from aligners.fitting.alignment import Alignment
 from aligners.fitting.bank import FORWARD, StoredBank, build_aligner, join_banks, kind_of, refuse_other_models
 from aligners.fitting.fits import AlignerFactory, Fit, seeded
 from aligners.fitting.parts import join_records
+from aligners.fitting.training import Schedule
 from aligners.fitting.universe.joint import JointMoments, paired_rows
 from aligners.fitting.universe.shared import SharedPart
 from aligners.fitting.universe.universe import CLOSED_UNIVERSES, NETWORK, RIVALS, Universe, fit_network
@@ -46,6 +47,8 @@ class UniverseAlignment(Alignment):
             it is below a model's width, the rest of its coordinates is its own: see `SharedPart`.
         optimizer: as in `Alignment`. Matrices between couplings learn at a quarter of its rate. Without weight decay
             inverses steepen in long runs, and single rows of unseen types are thrown far off.
+        schedule: as in `Alignment`, with another default.
+        averaging: likewise.
         options: of `Alignment`, by their names; gradients are clipped for each map.
 
     Raises:
@@ -61,11 +64,14 @@ class UniverseAlignment(Alignment):
         shared: int | None = None,
         contrastive: float = 0.02,
         optimizer: OptimizerCallable = lambda p: torch.optim.AdamW(p, lr=2e-2, weight_decay=0.1, fused=True),
+        schedule: Schedule = "one_cycle",
+        averaging: bool = False,
         **options: Any,
     ) -> None:
         check_range(least=1, shared=shared)
         check_range(least=0, contrastive=contrastive)
-        super().__init__(aligners={NETWORK: network or _default}, both_directions=False, optimizer=optimizer, **options)
+        course: dict[str, Any] = {"optimizer": optimizer, "schedule": schedule, "averaging": averaging}
+        super().__init__(aligners={NETWORK: network or _default}, both_directions=False, **course, **options)
         check_known(CLOSED_UNIVERSES, closed_form=closed_form)
         self.closed_form, self.shared, self.contrastive = list(closed_form), shared, contrastive
 

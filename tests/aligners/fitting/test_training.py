@@ -32,10 +32,10 @@ def test_the_rate_rises_to_one_and_then_keeps_its_course(schedule: Schedule, war
     assert all(a < b for a, b in pairwise(course[: risen + 1]))
     assert course[risen] == 1
     assert all(0 < value <= 1 for value in course[:steps])  # no step is wasted
-    if schedule == "constant":
-        assert course[risen:] == [1] * (steps + 1 - risen)
-    else:
-        assert all(a > b for a, b in pairwise(course[risen:]))
+    falls = {"constant": steps, "trapezoid": steps // 2}.get(schedule, risen)  # from which step on
+    assert course[risen:falls] == [1] * (falls - risen)
+    if falls < steps:
+        assert all(a > b for a, b in pairwise(course[falls:]))
         assert course[steps] == pytest.approx(0)
         assert factor(10 * steps) == pytest.approx(0)
 
@@ -44,6 +44,7 @@ def test_courses_are_those_of_their_names() -> None:
     assert schedule_factor("linear", 100, 0.0)(25) == pytest.approx(0.75)
     assert schedule_factor("cosine", 100, 0.0)(25) == pytest.approx((1 + math.cos(math.pi / 4)) / 2)
     assert schedule_factor("linear", 100, 0.49)(24) == pytest.approx(0.5)
+    assert schedule_factor("trapezoid", 100, 0.2)(75) == pytest.approx(0.5)
     assert schedule_factor("one_cycle", 100, 0.49)(24) == pytest.approx(0.5)
     assert schedule_factor("one_cycle", 100, 0.49)(11) < schedule_factor("linear", 100, 0.49)(11)
 
