@@ -54,7 +54,12 @@ class Doubts:
 
     Args:
         data: the data module, a `TextModule`.
+
+    Attributes:
+        compared_on: the split on whose first texts models are compared with frequencies; None before its setup.
     """
+
+    compared_on: Split | None = None
 
     def __init__(self, data: Any) -> None:
         self.data = data
@@ -78,16 +83,12 @@ class Doubts:
                     f"{'; '.join(doubts)}. On such texts maps and models look far better than they are."
                 )
 
-    def look_at_models(self, split: Split) -> None:
-        """Compare each language model's loss on some texts with that of the frequencies of tokens alone, once.
-
-        Args:
-            split: whose first texts are read.
-        """
-        if self._compared:
+    def look_at_models(self) -> None:
+        """Compare each language model's loss on some texts with that of the frequencies of tokens alone, once."""
+        if self._compared or self.compared_on is None:
             return
         self._compared = True
-        texts = self.data.split(split)
+        texts = self.data.split(self.compared_on)
         for number, model in enumerate(self.data.frozen):
             if self.data.frozen.index(model) != number or model.task not in ("causal", "masked"):
                 continue

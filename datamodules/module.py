@@ -310,6 +310,7 @@ class TextModule(pl.LightningDataModule):
             alone: whether this rank loads all batches.
             order: `shuffle`, `whole` and `first_epoch` of `LengthBatches`.
         """
+        self.doubts.look_at_models()  # which reads texts, and so comes after every check of a module's setup
         data, trainer = self.split(data) if isinstance(data, str) else data, self.trainer
         chosen = data.texts_with_rows()
         chosen = None if chosen is None else chosen[:only]
@@ -377,7 +378,7 @@ class TextModule(pl.LightningDataModule):
         self.place_models("cpu" if trainer is None else trainer.strategy.root_device)
         for split in splits:
             self.split(split)
-        self.doubts.look_at_models("validation" if "validation" in splits else "test")
+        self.doubts.compared_on = "validation" if "validation" in splits else "test"
         if stage == "fit":  # of the held-out texts an evaluation may still drop some
             self.complete_store(splits)
 

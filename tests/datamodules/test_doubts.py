@@ -50,6 +50,8 @@ def test_a_language_model_worse_than_frequencies_is_cautioned_about(world: World
     models = [str(tiny_folder(tmp_path / "random", "gpt2", task="causal"))]
     data = LayerActivations(models, text=world.text, max_length=32)
     data.setup("test")
+    assert not data.cautions  # nothing has been read yet
+    data.loader("test")
     (caution,) = data.cautions
     assert caution.startswith("Caution: random predicts these texts worse than the frequencies of their tokens alone")
 

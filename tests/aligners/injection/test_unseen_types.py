@@ -110,7 +110,7 @@ def test_another_source_is_measured_without_the_texts_that_maps_were_fitted_on(
 
 
 def test_validation_watches_unseen_types_beside_the_criterion(world: World) -> None:
-    module = Alignment({"linear": Linear, "mlp": MLP})
+    module = Alignment({"linear": Linear, "mlp": partial(MLP, skip=False)})
     data = activations(world, sites=SITES, held_out_types=SHARE)
     quiet_trainer(max_epochs=1).fit(module, datamodule=data)
     logged = module.trainer.callback_metrics

@@ -10,7 +10,6 @@ from torch import Tensor
 from aligners.callbacks.best import BestPerSite
 from aligners.callbacks.checkpoint import SaveAligners
 from aligners.datamodules.asking import TaskBatch
-from aligners.datamodules.doubts import Doubts
 from aligners.datamodules.model_texts import ModelTexts
 from aligners.datamodules.text.sources import TextSource
 from aligners.datamodules.text.texts import hash_texts
@@ -245,7 +244,6 @@ def test_runs_that_cannot_be_are_refused_before_a_model_runs(
     for name in ("front", "tail", "logits"):
         monkeypatch.setattr(FrozenModel, name, run)
     monkeypatch.setattr(FrozenModel, "causal", property(lambda model: model.architecture.causal))  # reads no text
-    monkeypatch.setattr(Doubts, "look_at_models", lambda *_: None)  # which reads 64 texts
     for given, says in (
         ({"text": TextSource(world.fit, held_out=two_in_three)}, r"labels 0\.\.1.*have labels 0\.\.2"),
         ({"models": [world.model_x, causal[1]], "routes": "forward"}, "`allow_mixed` to true"),
