@@ -22,7 +22,7 @@ from aligners.cli.run import Command
 from aligners.cli.table import COMMANDS, find, quiet
 from aligners.cli.words import CONFIGS, KNOWN
 from aligners.datamodules.rows.policies import POLICIES
-from aligners.fitting.price import NAMES
+from aligners.fitting.bijection.price import NAMES
 from aligners.fitting.universe.universe import CLOSED_UNIVERSES
 from aligners.injection.comparing import comparison as compared
 from aligners.injection.methods import CLOSED_FORMS

@@ -2,7 +2,7 @@
 
 from aligners.cli.run import Run, command
 from aligners.datamodules.pairings import pair_states
-from aligners.fitting.price import BijectionPrice
+from aligners.fitting.bijection.price import BijectionPrice
 
 
 @command("bijection", BijectionPrice, data=pair_states, defaults={"data.batch_size": 64, "data.sites": "1"})

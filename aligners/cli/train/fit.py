@@ -18,8 +18,8 @@ from aligners.errors import UserError, check_range
 from aligners.files.room import free_memory
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.bank import ALIGNMENT, StoredBank, load_bank
+from aligners.fitting.bijection.recovering import target_states
 from aligners.fitting.parts import bytes_a_site, check_part, find_part, join_parts, pairs_within, sites_at_once
-from aligners.fitting.recovering import target_states
 from aligners.progress import tell
 
 # Makes a command that fits maps of the function that does its work.

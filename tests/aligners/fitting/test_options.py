@@ -12,8 +12,8 @@ from aligners.errors import UserError, check_known, check_range
 from aligners.finetuning.jobs import Variant, parse_variants
 from aligners.finetuning.training import FinetuningRecipe
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.price import BijectionPrice
-from aligners.fitting.recovering import target_states
+from aligners.fitting.bijection.price import BijectionPrice
+from aligners.fitting.bijection.recovering import target_states
 from aligners.fitting.universe.fitting import UniverseAlignment
 from aligners.injection.injecting import InjectionEvaluation
 from aligners.injection.stitching.training import LossWeights, Stitching

@@ -13,7 +13,7 @@ from aligners.cli.table import evaluate
 from aligners.datamodules.states import States
 from aligners.datamodules.text.sources import TextSource
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.price import NAMES, BijectionPrice, factory, floor, gelbrich, parameters_of, stretches
+from aligners.fitting.bijection.price import NAMES, BijectionPrice, factory, floor, gelbrich, parameters_of, stretches
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP
 from aligners.reports.finished import make_report

@@ -8,7 +8,7 @@ import torch
 from aligners.datamodules.states import States
 from aligners.datamodules.text.sources import TextSource
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.recovering import random_inns, target_states
+from aligners.fitting.bijection.recovering import random_inns, target_states
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear
 from aligners.reports.finished import make_report

@@ -78,7 +78,7 @@ def target_states(
 
     Args:
         model: X, as in `pair_states`.
-        strengths: of the non-linearity; 0 is none. See `aligners.fitting.recovering`.
+        strengths: of the non-linearity; 0 is none. See `aligners.fitting.bijection.recovering`.
         targets: number of random networks of each strength.
         target_seed: of the first of them; the others follow.
         couplings: of each network.

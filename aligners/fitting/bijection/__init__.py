@@ -1,0 +1,1 @@
+"""What a bijection costs, and maps that are recovered where one is known."""
