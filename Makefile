@@ -2,11 +2,12 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PYTEST := HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 RUN := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 export TOKENIZERS_PARALLELISM := false
 unexport PYTHONDONTWRITEBYTECODE  # or every process would compile all modules anew
 
-.PHONY: help demo demo-full test check bench tutorials docs clean clean-runs
+.PHONY: help demo demo-full test test-slow check bench tutorials docs clean clean-runs
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -18,8 +19,11 @@ demo: .venv/demo ## map one small language model to another on real text, and le
 demo-full: .venv/demo ## the same with eight maps, trained for longer; then two classifiers, trained on first use
 	@$(BIN)/python -m aligners.cli.demo full $(RUN)
 
-test: .venv/dev ## run the tests
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+test: .venv/dev ## run the tests, but for those that take long
+	$(PYTEST) -m "not slow"
+
+test-slow: .venv/dev ## run the tests that take long: of several processes, whole studies and runs that are killed
+	$(PYTEST) -m slow
 
 check: .venv/dev ## ruff and mypy
 	$(BIN)/ruff check .

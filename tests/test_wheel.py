@@ -77,6 +77,7 @@ def test_it_brings_everything_that_is_no_test(installed: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_project_may_have_packages_of_the_same_names(installed: Path, tmp_path: Path) -> None:
     """Lightning's users have `datamodules` and `callbacks` of their own, which must win where they are imported."""
     for name in ROOTS[1:]:
@@ -108,6 +109,7 @@ def nothing_else(installed: Path) -> Iterator[None]:
             assert Path(sys.modules["aligners"].__file__ or "").is_relative_to(installed)
 
 
+@pytest.mark.slow
 def test_it_runs_from_an_empty_folder(installed: Path, world: World, tmp_path: Path) -> None:
     """Four commands, one after the other in one process."""
     few = ["--trainer.max_epochs", "1", "--trainer.limit_train_batches", "2", "--trainer.enable_progress_bar", "false"]

@@ -33,6 +33,7 @@ for sys.argv in json.loads(sys.argv[1]):
 """
 
 
+@pytest.mark.slow
 def test_the_package_loads_torch_and_scripts_run_from_anywhere_with_no_more(tmp_path: Path) -> None:
     small = "--width 64 --layers 2 --batch 2 --tokens 8 --rounds 1 --threads 1 --device cpu --json forward.json"
     few = "--seeds 1 --threads 1 --json cases.json --figure cases.png --bias-figure bias.png"

@@ -76,6 +76,7 @@ def check(status: int, found: dict[str, Any]) -> None:
     assert compared > 40
 
 
+@pytest.mark.slow
 def test_all_parts_run_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, found = run(tmp_path)
     check(status, found)
@@ -85,6 +86,7 @@ def test_all_parts_run_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert found["machine"]["packages"]["transformers"] == found["machine"]["transformers"]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*pin_memory.*")
 def test_all_parts_run_on_what_passes_for_a_gpu(tmp_path: Path, asked: list[tuple[Any, ...]]) -> None:
     status, found = run(tmp_path)

@@ -174,6 +174,7 @@ def test_it_is_saved_at_the_end_and_not_after_every_epoch_unless_told_so(
     assert (tmp_path / "aligners.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_seldom_validates_a_few_texts_resumes_too(world: World, tmp_path: Path) -> None:
     """As the fits of large studies do: every so many steps, whatever the epoch, on the first texts of a split."""
     seldom = {"val_check_interval": 4, "check_val_every_n_epoch": None, "limit_val_batches": 1}

@@ -69,6 +69,7 @@ def found(
     return [alone, *two_ranks(partial(main, folder=folder, world=world, models=models), folder, meet=False)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", RUNS)
 def test_two_processes_train_and_measure_what_one_does(found: list[dict[str, Any]], kind: str) -> None:
     """After training that agrees to 1e-5; with layers that are the same, to 1e-6: native and identity."""

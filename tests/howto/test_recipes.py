@@ -112,6 +112,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("howto")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_does_what_it_says(recipe: str, folder: Path, undrawn: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)

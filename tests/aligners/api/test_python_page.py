@@ -2,10 +2,13 @@
 
 import doctest
 
+import pytest
+
 from aligners.api import load
 from tests.processes import ROOT
 
 
+@pytest.mark.slow
 def test_the_examples() -> None:
     for seed in range(2):  # who calls for them first is told that they are made
         load(f"embedded-gpt:{seed}:layers=2,width=32,steps=40,batch=2")

@@ -210,6 +210,7 @@ def failing_beside_another_rank() -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 def test_the_ranks_that_lightning_has_started_end_with_the_first(world: World, tmp_path: Path) -> None:
     (tmp_path / "ranks.py").write_text(RANKS)
     words = [*fit_options(world), *TWO_RANKS]
@@ -221,6 +222,7 @@ def test_the_ranks_that_lightning_has_started_end_with_the_first(world: World, t
     assert not {"Traceback", "late"} & set(done.said().split())
 
 
+@pytest.mark.slow
 def test_ctrl_c_prints_the_command_that_resumes_a_fit(world: World, tmp_path: Path) -> None:
     words = [*fit_options(world, trainer__max_epochs=100000), "--model.aligners={mlp: MLP}"]
     words.append("--checkpoint.every_n_epochs=1")

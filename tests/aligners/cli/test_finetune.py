@@ -51,6 +51,7 @@ def report(run: Path) -> dict[str, Any]:
     return json.loads((run / "finetuning.json").read_text())
 
 
+@pytest.mark.slow
 def test_every_seed_and_variant_ends_as_a_model_and_a_row(done: Path, world: World) -> None:
     found = report(done)
     assert found["meta"]["models"][0]["name"] == world.model_x
@@ -99,6 +100,7 @@ def test_an_interrupted_run_goes_on_with_what_is_missing(
         assert a | {"seconds": 0} == b | {"seconds": 0}  # also those that were trained again
 
 
+@pytest.mark.slow
 def test_two_ranks_tune_a_model_with_weights_that_nothing_uses_as_one_does(world: World, tmp_path: Path) -> None:
     still = {"dropout": 0.0, "summary_last_dropout": 0.0}  # ranks would drop different things
     base = str(tiny_folder(tmp_path / "xlnet", "xlnet", layers=2, **still))

@@ -44,6 +44,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.slow
 def test_maps_and_states_lead_from_run_to_run_and_stay_where_they_are(world: World, tmp_path: Path) -> None:
     fit(world, "fit", "--data.store=store")
     made, kept = {each.name: each for each in own_artifacts("fit")}, load_bank("fit/aligners.safetensors")
@@ -113,6 +114,7 @@ def test_what_is_no_file_of_ours_is_no_artifact(world: World, tmp_path: Path) ->
         assert described(path) is None  # the first are a model's own weights
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_as_the_same_run_at_wandb(world: World, tmp_path: Path) -> None:
     mlp = "--model.aligners={mlp: {class_path: MLP, init_args: {hidden: [8]}}}"
     words = ["fit", *of_the_world(world), mlp]

@@ -11,6 +11,7 @@ from tests.processes import ROOT
 from tests.world import World
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cells_here")
 def test_a_study_of_probes_before_and_after_fine_tuning(world: World, tmp_path: Path) -> None:
     """Every cell run for real: fine-tuned to tell tenses, probed on the same sentences, compared in the report."""

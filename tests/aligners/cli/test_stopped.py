@@ -97,6 +97,7 @@ def struck_in_third(step: str) -> AbstractContextManager[None]:
     return strike(getattr(import_module(module), owner), method, 3, signal.SIGTERM, most=4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", STOPPED)
 def test_sigterm_ends_it_within_a_step(command: str, given: dict[str, list[str]], tmp_path: Path) -> None:
     step, words = STOPPED[command]

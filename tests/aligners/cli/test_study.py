@@ -17,6 +17,7 @@ from tests.world import World
 pytestmark = pytest.mark.usefixtures("cells_here")
 
 
+@pytest.mark.slow
 def test_a_study_of_sentence_vectors_keeps_one_row_a_text_and_finds_the_same(world: World, tmp_path: Path) -> None:
     work = {"similarity": {"options": {"measures": ["cka"]}}, "report": ["ren_table_4"]}
     work["fit"] = {"options": {"model": {"aligners": {"procrustes": "Procrustes"}}, "data": {"sites": [1, 2]}}}
@@ -35,6 +36,7 @@ def test_a_study_of_sentence_vectors_keeps_one_row_a_text_and_finds_the_same(wor
         pd.testing.assert_frame_equal(found[numbers], expected[numbers], rtol=off, atol=off)
 
 
+@pytest.mark.slow
 def test_several_pairs_in_a_bank(world: World, tmp_path: Path) -> None:
 
     third = str(tiny_folder(tmp_path / "third", seed=2))
@@ -51,6 +53,7 @@ def test_several_pairs_in_a_bank(world: World, tmp_path: Path) -> None:
     assert len(pd.read_parquet(folder / "tables" / "fit.parquet")) == 2
 
 
+@pytest.mark.slow
 def test_cells_that_fail_are_shown_and_tried_again_and_interrupted_ones_go_on(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

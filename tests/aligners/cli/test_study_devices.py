@@ -10,6 +10,7 @@ from tests.aligners.cli.small_study import study_file
 from tests.world import World
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cells_here")
 def test_two_processes_for_a_cell_make_what_one_makes(world: World, tmp_path: Path) -> None:
     maps = {"linear": "Linear", "mlp": {"class_path": "MLP", "init_args": {"hidden": [8]}}}

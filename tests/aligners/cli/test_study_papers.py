@@ -23,6 +23,7 @@ pytestmark = pytest.mark.usefixtures("cells_here")
 MULTIBERTS = ["google/multiberts-seed_0", "google/multiberts-seed_1"]
 
 
+@pytest.mark.slow
 def test_the_papers_study_on_tiny_models(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -115,6 +116,7 @@ def nli(path: Path, texts: list[str], label: str, classes: Sequence[str], **colu
     return str(path)
 
 
+@pytest.mark.slow
 def test_browns_study_on_tiny_models(tmp_path: Path) -> None:
     """Brown et al.'s own file, with other models and texts: heads of three classes on texts of three and of two."""
     config = yaml.safe_load((CONFIGS / "study" / "brown.yaml").read_text())
@@ -197,6 +199,7 @@ def test_browns_scaling_family_on_tiny_models(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_merchants_study_on_tiny_models(world: World, tmp_path: Path) -> None:
     """Their own file with its three tasks, RSA on the texts of each and on others; other models, texts and probes."""
     from tests.aligners.finetuning.test_tokens import asked, write_questions, write_trees

@@ -53,6 +53,7 @@ def results(folder: Path) -> dict[str, Any]:
     return {number: (rows[number], weights.get(number)) for number in this.cells}
 
 
+@pytest.mark.slow
 def test_a_study_whose_worker_is_killed_and_that_is_stopped_goes_on_from_its_checkpoint(
     world: World, tmp_path: Path
 ) -> None:
@@ -79,6 +80,7 @@ def test_a_study_whose_worker_is_killed_and_that_is_stopped_goes_on_from_its_che
     assert results(folder) == results(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_fit_in_parts_that_is_killed_goes_on_within_its_part(world: World, tmp_path: Path) -> None:
     """In parts of as many sites as before, however much memory is free then."""
     model = {"model": {"aligners": MAPS}, "data": {"sites": "1,2:3"}}
@@ -104,6 +106,7 @@ def test_a_fit_in_parts_that_is_killed_goes_on_within_its_part(world: World, tmp
     assert results(folder) == results(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_jobs_outlive_a_study_that_is_killed_and_the_next_one_waits_for_them(
     world: World,
     tmp_path: Path,
@@ -140,6 +143,7 @@ def test_jobs_outlive_a_study_that_is_killed_and_the_next_one_waits_for_them(
     assert len(cells_here.calls) == 1  # nobody else has begun the other
 
 
+@pytest.mark.slow
 def test_a_job_of_several_cells_whose_time_is_over_is_queued_again_and_ends_with_the_bits_of_cells_on_their_own(
     world: World, tmp_path: Path, cells_here: Inline
 ) -> None:
@@ -171,6 +175,7 @@ def test_a_job_of_several_cells_whose_time_is_over_is_queued_again_and_ends_with
     assert again > first  # not from the start
 
 
+@pytest.mark.slow
 def test_a_comparison_that_is_stopped_between_its_passes_goes_on_with_the_next(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

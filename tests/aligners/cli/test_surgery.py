@@ -88,6 +88,7 @@ def options(world: World) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_two_ranks_measure_what_one_does(options: list[str], tmp_path: Path) -> None:
     main([*options, *QUIET, "--run", str(tmp_path / "one")])
     printed(tmp_path, "evaluate", *options, *QUIET, "--run", str(tmp_path / "two"), ranks=2)

@@ -192,6 +192,7 @@ def test_bases_are_classes_of_this_package_of_torch_and_of_lightning() -> None:
     assert {base.__module__.split(".")[0] for base in BASES} == {"aligners", "torch", "lightning"}
 
 
+@pytest.mark.slow
 def test_cells_of_a_study_take_the_maps_of_a_file_that_its_command_line_names(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

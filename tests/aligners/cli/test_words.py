@@ -216,6 +216,7 @@ def test_lists_and_maps_may_be_bare_words(
     assert " ".join(understood(command, shlex.split(typed))) == parsed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["train fit", "train stitch", "train untrained", "evaluate probe", "study run"])
 def test_a_file_of_options_is_refused_at_once_where_the_parser_refuses_it(command: str) -> None:
     refused = []

@@ -107,6 +107,7 @@ def test_every_rank_has_whole_questions(world: World, hub: dict[str, Any], world
     assert sorted(seen) == list(enumerate(data.answers("fit").tolist()))
 
 
+@pytest.mark.slow
 def test_a_model_learns_to_choose_and_is_truncated(world: World, hub: dict[str, Any], tmp_path: Path) -> None:
     data = data_of(world.model_x)
     row = tune(data, tmp_path, max_epochs=6)

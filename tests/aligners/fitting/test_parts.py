@@ -27,6 +27,7 @@ def options(world: World, run: Path) -> list[str]:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_parts_give_what_the_bank_gives_and_go_on_where_they_were(world: World, tmp_path: Path) -> None:
     train(options(world, tmp_path / "whole"))
     train([*options(world, tmp_path / "parts"), "--sites_at_once", "1"])

@@ -376,6 +376,7 @@ def _row(states: Tensor, kind: str) -> Tensor:
     return states.mean(0, keepdim=True) if kind == "mean" else states[1:-1]
 
 
+@pytest.mark.slow
 def test_without_a_head_or_labels_the_errors_are_the_same(
     world: World, stored: StoredBank, both: InjectionEvaluation, tmp_path: Path
 ) -> None:

@@ -51,6 +51,7 @@ def test_floors_are_of_the_rows_that_are_injected(world: World, means: StoredBan
                     assert a["fvu"] > 1.5
 
 
+@pytest.mark.slow
 def test_a_closed_form_that_few_rows_do_not_determine_costs_its_own_rows(
     world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

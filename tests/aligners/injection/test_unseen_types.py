@@ -77,6 +77,7 @@ def test_unseen_is_what_none_of_several_checkpoints_has_seen(world: World, store
     assert row["fvu_seen"] == pytest.approx(row["fvu"])
 
 
+@pytest.mark.slow
 def test_where_types_are_not_known_nothing_is_said_of_them(world: World, stored: StoredBank, tmp_path: Path) -> None:
     means, words = (fit(world, tmp_path / rows, {"linear": Linear}, rows=rows) for rows in ("mean", "words"))
     for checkpoints in ([means], [words], [stored, words]):

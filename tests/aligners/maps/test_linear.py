@@ -78,6 +78,7 @@ SCALES = [("one", 3e3), ("one", 1e5), ("all", 1e5)]
 ROWS = [(32, 16), (32, 64), (32, 1600), (256, 128), (256, 512)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("d", "n", "kind", "scale"),
     [*((d, n, kind, scale) for d, n in ROWS for kind, scale in SCALES), (256, 12_800, "all", 1e5)],

@@ -32,6 +32,7 @@ def texts() -> Texts:
     return load_texts(TextSource(MANIFEST["text"]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_shipped_model_is_loaded_in_full_precision_and_predicts_as_well_as_recorded(
     seed: int, texts: Texts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -52,6 +53,7 @@ def test_a_shipped_model_is_loaded_in_full_precision_and_predicts_as_well_as_rec
     assert losses["shipped"] == pytest.approx(losses["trained"], rel=1e-4)  # rounding costs nothing
 
 
+@pytest.mark.slow
 def test_training_begins_again_as_recorded(texts: Texts) -> None:
     expected = MANIFEST["seeds"]["0"]["training_loss"]
     assert SHIP["first_losses"](0, list(texts.fit["text"])) == pytest.approx(expected, rel=1e-3)

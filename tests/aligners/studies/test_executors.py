@@ -127,6 +127,7 @@ def test_a_cell_of_several_gpus_gets_them_and_its_job_reserves_them(
         make_executor("slurm", 2, [], tmp_path, {"gpus_per_node": 1}, 2)
 
 
+@pytest.mark.slow
 def test_a_job_whose_time_is_over_runs_again_if_it_got_further(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     submitit = pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
     monkeypatch.setattr(submitit.Job, "_results_timeout_s", 0.5)  # for which it waits for a dead job's result
@@ -152,6 +153,7 @@ def test_a_worker_that_is_lost_while_all_are_ended_disturbs_nobody() -> None:
     assert len(ended) == 2
 
 
+@pytest.mark.slow
 def test_a_job_of_submitit_is_lost_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     submitit = pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
     monkeypatch.setattr(submitit.Job, "_results_timeout_s", 0.5)  # for which it waits for a dead job's result
@@ -162,6 +164,7 @@ def test_a_job_of_submitit_is_lost_alone(tmp_path: Path, monkeypatch: pytest.Mon
     executor.shutdown()
 
 
+@pytest.mark.slow
 def test_a_job_of_submitit_is_cancelled_politely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     submitit = pytest.importorskip("submitit", reason="the extra `slurm` is not installed")
     monkeypatch.setattr(submitit.Job, "_results_timeout_s", 0.5)
@@ -181,6 +184,7 @@ def test_a_job_of_submitit_is_cancelled_politely(tmp_path: Path, monkeypatch: py
     pytest.fail("No job was interrupted before it was killed.")
 
 
+@pytest.mark.slow
 def test_cells_of_a_study_on_ray(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray", reason="the extra `cluster` is not installed")
     from ray.cluster_utils import Cluster

@@ -211,6 +211,7 @@ def test_models_of_equal_weights_share_a_store(world: World, tmp_path: Path) -> 
 # ---------------------------------------------------------------------- a whole fit
 
 
+@pytest.mark.slow
 def test_a_fit_gives_the_same_with_a_store_and_resumes_in_an_epoch(world: World, tmp_path: Path) -> None:
     fitted = partial(fit, world, batch_size=29, trainer={"max_epochs": 2})
     plain, store, begun = fitted(tmp_path / "plain"), tmp_path / "store", tmp_path / "begun" / "last.ckpt"

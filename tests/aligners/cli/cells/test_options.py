@@ -320,6 +320,7 @@ NUMBERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
 def test_every_study_is_expanded_and_planned_without_a_network(config: Path) -> None:
     spec = yaml.safe_load(config.read_text())

@@ -33,6 +33,7 @@ def found(world: World, models: list[str], tmp_path_factory: pytest.TempPathFact
     return measured(world, models, tmp_path_factory.mktemp("universe"), PAIR, sites=SITES)
 
 
+@pytest.mark.slow
 def test_every_map_is_between_the_sites_of_its_models(found: Found) -> None:
     module, evaluation, folder = found
     reader = module.stream.reader
@@ -52,6 +53,7 @@ def test_every_map_is_between_the_sites_of_its_models(found: Found) -> None:
     torch.testing.assert_close(batch.x[2, :, :8], own[batch.rows.index])  # the second model's first place is its site 2
 
 
+@pytest.mark.slow
 def test_files_of_pairs_have_their_models_sites_and_can_be_injected(found: Found, world: World, tmp_path: Path) -> None:
     _, evaluation, folder = found
     bank = load_bank(folder / PAIR)
@@ -73,6 +75,7 @@ def test_files_of_pairs_have_their_models_sites_and_can_be_injected(found: Found
     assert all(0 <= row["accuracy"] <= 1 for row in injected)
 
 
+@pytest.mark.slow
 def test_a_newcomer_has_sites_of_its_own(found: Found, models: list[str], tmp_path: Path) -> None:
     three, fourth = found[2] / "universe.safetensors", str(tiny_folder(tmp_path / "new", seed=3, layers=5))
     none = r"the newcomer's site for each of the members' \[\(1, 2, 2\), \(3, 1, 1\)\], but got "

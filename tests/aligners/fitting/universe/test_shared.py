@@ -44,6 +44,7 @@ def found(world: World, models: list[str], tmp_path_factory: pytest.TempPathFact
     return measured(world, models, tmp_path_factory.mktemp("universe"), PAIR, shared=6)
 
 
+@pytest.mark.slow
 def test_states_of_narrower_models_end_in_zeros(found: Found) -> None:
     module, _, _ = found
     x = held_out(module.stream)
@@ -103,6 +104,7 @@ def test_files_of_pairs_are_those_of_a_fit(found: Found) -> None:
     assert by_place[0] == pytest.approx({place: by_place[1][place] for place in by_place[0]}, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_model_of_another_width_joins(found: Found, tmp_path: Path) -> None:
     four = found[2] / "universe.safetensors"
     fifth = str(tiny_folder(tmp_path / "w20", seed=20, width=20))
@@ -164,6 +166,7 @@ def test_a_member_leaves_and_the_others_stay_as_they_are(found: Found, models: l
         without_member(two, names[2])
 
 
+@pytest.mark.slow
 def test_a_member_leaves_by_a_command_and_comes_back(found: Found, models: list[str], tmp_path: Path) -> None:
     four, smaller = found[2] / "universe.safetensors", tmp_path / "in a new" / "folder"
     train(["leave", str(four), models[1], str(smaller)])

@@ -92,6 +92,7 @@ def held_out(data: States) -> Tensor:
     return torch.cat([batch.x for batch in data.batches("test")], 1).unflatten(0, (len(data.models), 2))
 
 
+@pytest.mark.slow
 def test_every_ordered_pair_and_site_has_the_error_of_its_map(found: Found) -> None:
     module, evaluation, folder = found
     x = held_out(module.stream)
@@ -383,6 +384,7 @@ def trained(rank: int, world: World, models: list[str]) -> dict[str, Tensor]:
         return {**figures, **{f"{name} of x": space.embed(x) for name, space in module.universes().items()}}
 
 
+@pytest.mark.slow
 def test_two_ranks_fit_what_one_does(world: World, models: list[str], tmp_path: Path) -> None:
     alone = trained(-1, world, models)
     for both in two_ranks(partial(trained, world=world, models=models), tmp_path, meet=False):
@@ -420,6 +422,7 @@ def joining(stored: Path, *newcomers: str) -> list[str]:
     return ["join", "--universe", str(stored), "--data.models", json.dumps(newcomers)]
 
 
+@pytest.mark.slow
 def test_a_fourth_model_joins_and_the_members_stay_as_they_are(found: Found, models: list[str], tmp_path: Path) -> None:
     three, fourth = found[2] / "universe.safetensors", str(tiny_folder(tmp_path / "m3", seed=3))
     train([*joining(three, fourth), "--run", str(tmp_path / "four"), *QUICK])

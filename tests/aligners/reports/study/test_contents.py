@@ -39,6 +39,7 @@ def row(table: Any, **where: object) -> Any:
     return found
 
 
+@pytest.mark.slow
 def test_everything_is_made_but_what_the_rows_do_not_hold(report: ReportContents, made: dict[str, Any]) -> None:
     attention = {"ren_figure_4", "ren_figure_6_attention", "wu_figure_4", "wu_figure_6"}
     across = {"wu_figure_5", "wu_figure_7", "wu_figure_7_printed", "merchant_figure_2", "merchant_figure_5"}

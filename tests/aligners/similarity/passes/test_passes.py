@@ -195,6 +195,7 @@ def on_a_rank(rank: int, world: World, models: list[str], kept: Path) -> Any:
     return (tables(shared), shared.refusals, measured.call_count), tables(own), passes, read
 
 
+@pytest.mark.slow
 def test_two_ranks_share_the_tiles_of_passes_or_have_passes_of_their_own(
     world: World, models: list[str], tmp_path: Path
 ) -> None:
