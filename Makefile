@@ -36,7 +36,6 @@ bench: .venv/benchmarks ## run every benchmark and print its ratios
 		echo; echo "$$script"; $(BIN)/python $$script || exit 1; \
 	done
 
-.PHONY: help demo demo-full test check bench tutorials docs clean clean-runs
 tutorials: .venv/docs ## run the tutorials whose code has changed, and keep their outputs for the site
 	$(BIN)/python -m website.tutorials
 

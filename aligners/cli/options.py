@@ -19,9 +19,10 @@ from aligners.cli.folders import CONFIG
 from aligners.cli.trusted import check_may_import, let_name
 from aligners.errors import UserError
 from aligners.files.sealed import check_sealed
+from aligners.studies.executors import cpu_cores
 
-# Options, or prefixes of them, that may differ when a run is resumed: they do not change what the result means.
 logger = logging.getLogger(__name__)
+# Options, or prefixes of them, that may differ when a run is resumed: they do not change what the result means.
 FREE = tuple(yaml.safe_load(Path(__file__).with_name("free_options.yaml").read_text(encoding="utf-8")))
 
 
@@ -141,7 +142,7 @@ def check_machine(trainer: Namespace) -> None:
         )
     if wanted == "auto" and not any(_is_there(kind) for kind in AcceleratorRegistry if kind != "cpu"):
         wanted = "cpu"
-    cores = len(os.sched_getaffinity(0))
+    cores = cpu_cores()
     if wanted == "cpu" and str(trainer.devices).isdigit():
         processes = CPUAccelerator.parse_devices(int(trainer.devices))
         if processes > cores and "LOCAL_RANK" not in os.environ:

@@ -57,7 +57,7 @@ class Blocks(Places):
         except AttributeError as error:
             raise UserError(
                 f"Expected a sub-layer at `path` {layer.path!r} of every block, but not every {type(self[0]).__name__} "
-                "has one there. Correct the family's entry in aligners/models/architectures.py."
+                "has one there. Correct the family's entry in aligners/models/architectures.yaml."
             ) from error
 
 
@@ -87,7 +87,7 @@ def blocks_of(model: PreTrainedModel) -> Blocks:
         raise UserError(
             f"Expected a list of blocks at {architecture.blocks!r} of a {type(model).__name__}, but got a "
             f"{type(listed).__name__}. Correct the entry of {model.config.model_type!r} in "
-            "aligners/models/architectures.py."
+            "aligners/models/architectures.yaml."
         )
     return Blocks(listed, int(model.config.num_hidden_layers) if architecture.shared else len(listed))
 

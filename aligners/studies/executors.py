@@ -23,6 +23,13 @@ OFTEN = 10**6  # so many times may a job's time be over, as long as it gets furt
 CODE = str(Path(__file__).resolve().parents[2])
 
 
+def cpu_cores() -> int:
+    """How many CPU cores this process may use; on macOS, which does not say, those of the machine."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 class Unfinished(SystemExit):
     """A function was stopped and has got further: another call of it goes on from there."""
 
@@ -68,7 +75,7 @@ class Processes(Executor):
     def _pool(self, place: int) -> ProcessPoolExecutor:
         if place not in self._pools:
             gpu = self.gpus[place % len(self.gpus)] if self.gpus else None
-            threads = max(1, len(os.sched_getaffinity(0)) // self.workers)
+            threads = max(1, cpu_cores() // self.workers)
             threads = min(threads, int(os.environ.get(THREADS) or threads))  # the user may have asked for fewer
             spawn = multiprocessing.get_context("spawn")
             pool = ProcessPoolExecutor(1, spawn, _begin_worker, (gpu, threads))

@@ -1,6 +1,5 @@
 """What a study will cost, from sizes of models and texts, formulas and a stated rate; how long the rest takes."""
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -21,6 +20,7 @@ from aligners.models.recipes import EMBEDDED, Recipe, embedded_recipe
 from aligners.reports.screen import SiteTable
 from aligners.similarity.passes.work import SINGULAR
 from aligners.studies.cells import Cell
+from aligners.studies.executors import cpu_cores
 from aligners.studies.spec import Assumed
 
 
@@ -335,7 +335,7 @@ def measured_rates(width: int, tokens: int, workers: int, device: str) -> tuple[
         block = nn.TransformerEncoderLayer(width, 8, 4 * width, dropout=0.0, batch_first=True).to(device)
         states = torch.randn(TEXTS, tokens, width, device=device)
         matrix = torch.randn(2 * [min(WIDEST_SOLVED, width)], device=device, dtype=torch.float64)
-    threads = min(max(1, len(os.sched_getaffinity(0)) // workers), torch.get_num_threads())
+    threads = min(max(1, cpu_cores() // workers), torch.get_num_threads())
     names = {"step": _pass_and_step, "block": block, "states": states, "svd": _solved, "matrix": matrix}
     step, svd = (
         Timer(statement, globals=names, num_threads=threads).blocked_autorange(min_run_time=MEASURING).mean

@@ -27,7 +27,7 @@ class ShardWriter:
     """A shard that is being written, its texts in any order.
 
     Args:
-        file: open to be written to; the disk sets the space aside at once.
+        file: open to be written to; the disk sets the space aside at once, but for macOS.
         lengths: rows of each text, (n,).
         width: d.
         stored_as: data type of the rows.
@@ -43,7 +43,11 @@ class ShardWriter:
         first, row = len(self._header) + 8 * len(lengths), width * DTYPES[stored_as].itemsize
         self._starts = first + (np.cumsum(lengths, dtype=np.int64) - lengths) * row
         self._file = file
-        os.posix_fallocate(file.fileno(), 0, first + int(lengths.sum()) * row)
+        size = first + int(lengths.sum()) * row
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, size)
+        else:  # macOS has no such call: there, a full disk is noticed only as rows are written
+            file.truncate(size)
 
     def write(self, text: int, rows: np.ndarray) -> None:
         """Write the rows of a text, given as bytes.

@@ -28,7 +28,7 @@ from aligners.errors import UserError
 from aligners.files.whole import open_own, remove, write_text
 from aligners.similarity.passes.saved import PASSES
 from aligners.studies.cells import KINDS
-from aligners.studies.executors import THREADS, Unfinished, let_jobs_import
+from aligners.studies.executors import THREADS, Unfinished, cpu_cores, let_jobs_import
 from aligners.studies.folder import ERROR, LOG, OPTIONS, RESULT, StudyFolder, as_lines, locked
 
 PACKAGES = ("torch", "lightning", "transformers", "numpy")
@@ -153,7 +153,7 @@ def _run_on_devices(script: str, words: Sequence[str], devices: int, log: Path) 
         SystemExit: it was stopped or killed.
     """
     let_jobs_import()
-    threads = int(os.environ.get(THREADS) or len(os.sched_getaffinity(0)))
+    threads = int(os.environ.get(THREADS) or cpu_cores())
     # Under its own name in a job of SLURM, Lightning would expect SLURM to start the further processes.
     environment = {**os.environ, THREADS: str(max(1, threads // devices)), "SLURM_JOB_NAME": "bash"}
     command = [sys.executable, "-m", "aligners", script, *words, "--trainer.devices", str(devices)]

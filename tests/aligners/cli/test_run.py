@@ -1,4 +1,3 @@
-import os
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from aligners.cli.options import TrainingOptions, check_machine
 from aligners.cli.run import Command, Run
 from aligners.cli.table import train
 from aligners.errors import UserError
+from aligners.studies.executors import cpu_cores
 
 
 @pytest.fixture(autouse=True)
@@ -145,7 +145,7 @@ def test_an_accelerator_that_is_not_there_is_refused_in_plain_words() -> None:
 
 def test_more_processes_than_cores_are_said(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOCAL_RANK", raising=False)
-    cores = len(os.sched_getaffinity(0))
+    cores = cpu_cores()
     check_machine(Namespace(accelerator="cpu", devices=cores))
     assert caplog.text == ""
     check_machine(Namespace(accelerator="cpu", devices=str(cores + 6)))

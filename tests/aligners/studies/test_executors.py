@@ -18,7 +18,7 @@ import pytest
 from aligners.cli.endings import ended_by_signals
 from aligners.errors import UserError
 from aligners.studies import executors
-from aligners.studies.executors import Processes, Unfinished, make_executor
+from aligners.studies.executors import Processes, Unfinished, cpu_cores, make_executor
 from tests.processes import ROOT
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def test_a_killed_process_costs_its_own_cell_and_all_end_at_once_where_they_are_
     assert new != os.getpid()
     pipe.write_text("still here")
     assert other.result() == "still here"
-    assert executor.submit(threads).result() == str(max(1, len(os.sched_getaffinity(0)) // 2))
+    assert executor.submit(threads).result() == str(max(1, cpu_cores() // 2))
     waiting = executor.submit(wait_for, str(pipe))
     executor.shutdown(cancel_futures=True)
     with pytest.raises((BrokenExecutor, CancelledError)):  # cancelled, if it had not begun yet
@@ -238,6 +238,18 @@ def test_a_package_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: p
             UserError, match=rf"{name!r} needs the package {package}.*pip install 'aligners\[{extra}\]'"
         ):
             make_executor(name, 1, [], tmp_path, {})
+
+
+def test_cores_are_counted_where_the_system_does_not_say_which_of_them_are_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3, 5}, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 12)
+    assert cpu_cores() == 2
+    monkeypatch.delattr(os, "sched_getaffinity")  # as on macOS
+    assert cpu_cores() == 12
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert cpu_cores() == 1
 
 
 def test_jobs_find_the_packages_in_the_folder_they_are_given() -> None:

@@ -191,6 +191,14 @@ def test_a_full_disk_stops_under_the_files_name_and_the_rest_is_written_later(
     assert everything(tmp_path / "other") == expected
 
 
+def test_a_system_that_cannot_set_space_aside_writes_the_same(
+    world: World, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "posix_fallocate")  # as on macOS
+    written(world, tmp_path / "other")
+    assert everything(tmp_path / "other") == everything(store)
+
+
 def test_states_that_are_not_finite_or_beyond_float16_are_not_kept(world: World, tmp_path: Path) -> None:
     data = activations(world, sites=[1, 2], store=tmp_path)
     data.frozen[1].blocks[1].output.dense.weight[3, 3] = torch.inf  # type: ignore[union-attr, index]
