@@ -389,7 +389,8 @@ class Alignment(BankTraining):
         """The aligners, the number of rows and steps, and how a step is taken."""
         aligners = {fit.key: kind_of(fit.aligner) for fit in self.fits()}
         steps = {"rows": self.rows_to_train, "most_steps": self.most_steps, "least_rise": LEAST_RISE}
-        return {"aligners": aligners, **steps, "products": self.products, "averaging": self.averaging}
+        averaging = {"averaging": True} if self.averaging else {}  # earlier versions had none, and can be gone on from
+        return {"aligners": aligners, **steps, "products": self.products, **averaging}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take the moments back.
