@@ -1,4 +1,8 @@
-"""What all benchmarks share: arguments, interleaved timing, figures with their bars, a JSON file."""
+"""What all benchmarks share: arguments, interleaved timing, figures with their bars, a JSON file.
+
+`python -m benchmarks.harness FILE.json COMMAND` prints the figures of such a file as the Markdown that is committed in
+`benchmarks/results/`; COMMAND is the one that wrote the file.
+"""
 
 import argparse
 import json
@@ -8,11 +12,12 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
 
-__all__ = ["Figures", "interleaved", "machine", "parser", "parser_with_sizes", "ratio", "write_whole"]
+__all__ = ["Figures", "interleaved", "machine", "markdown", "parser", "parser_with_sizes", "ratio", "write_whole"]
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
@@ -111,6 +116,27 @@ def write_whole(path: Path, content: Mapping[str, object]) -> None:
     unfinished.replace(path)
 
 
+def markdown(title: str, command: str, record: Mapping[str, Any]) -> str:
+    """The figures of a JSON file as Markdown: a line that says how they were made, and a table with their bars.
+
+    Args:
+        title: of the page.
+        command: that wrote the file.
+        record: the content of the file, from `Figures.write` or `benchmarks.on_gpu`.
+    """
+    about = ", ".join(f"{name} {value}" for name, value in record["machine"].items())
+    lines = [f"# {title}", "", f"Command: `{command}`. Machine: {about}."]
+    parts = record.get("parts") or {"": record}
+    for name, part in parts.items():
+        if name:
+            lines += ["", f"## {name}"]
+        lines += ["", "| | value | bar |", "|---|---|---|"]
+        for figure, found in part.get("figures", {}).items():
+            bar = "" if found["bar"] is None else f"{found['sense']} {found['bar']:g}"
+            lines.append(f"| {figure} | {found['value']:.5g} | {bar} |")
+    return "\n".join(lines) + "\n"
+
+
 def machine(device: str) -> dict[str, str | int]:
     """The machine and the versions with which figures were taken."""
     on_gpu = torch.device(device).type == "cuda"
@@ -137,3 +163,16 @@ def _processor() -> str:
 def _synchronise(device: str) -> None:
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def _main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("file", type=Path, help="what --json wrote")
+    arguments.add_argument("command", help="that wrote it")
+    given = arguments.parse_args()
+    record = json.loads(given.file.read_text(encoding="utf-8"))
+    print(markdown(given.file.stem, given.command, record), end="")
+
+
+if __name__ == "__main__":
+    _main()

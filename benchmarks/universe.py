@@ -1,6 +1,6 @@
 """A universe against pairwise fits of equal size, steps and rows: FVU and injection of every direction, CPU seconds.
 
-    python -m benchmarks.universe --steps 300 --json benchmarks/results/universe.json
+    python -m benchmarks.universe --steps 300 --json universe.json
 
 CPU seconds are those of the process (`time.process_time`): reading moments and taking steps, without validation. The
 pairs are fitted together, each model read once a batch; `--apart` also times a run for each, one after the other.

@@ -1,6 +1,6 @@
 """One space for real models of unequal widths and tokenizers, against the direct map of every pair; and newcomers.
 
-    python -m benchmarks.universe_real REAL --rows mean --json benchmarks/results/universe-real-mean.json
+    python -m benchmarks.universe_real REAL --rows mean --json mean.json
 
 REAL is a folder of `benchmarks.real.models`. States of SST-2 sentences after block 6 are read once, in memory. Direct
 maps are ridge regressions of every ordered pair, their strength chosen on validation rows: plain, and what a user would

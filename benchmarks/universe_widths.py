@@ -1,6 +1,6 @@
 """Does a universe train at every width? Random BERTs of several widths and seeds, the defaults of `train.py universe`.
 
-    python -m benchmarks.universe_widths --json benchmarks/results/universe_widths.json
+    python -m benchmarks.universe_widths --json universe_widths.json
 
 Rows are those of `benchmarks.widths`: BERTs of random weights, 2 blocks, read on the embedded sentences at block 2, a
 tenth of the texts held out. FVU is the mean over all directions, at the start and after the last step.

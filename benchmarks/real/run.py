@@ -2,7 +2,7 @@
 
     python -m benchmarks.real.models FOLDER       # once: makes the models and data sets
     python -m benchmarks.real.run FOLDER [NAME ...]
-    python -m benchmarks.real.run FOLDER --json benchmarks/results/real-cpu-intel-xeon-2-cores.json
+    python -m benchmarks.real.run FOLDER --json real.json
 
 Each command runs as a process of its own in FOLDER and leaves its run in FOLDER/runs/NAME. One that has finished is not
 run again; one that was interrupted is run anew, and a study goes on. The last form collects what is there: for each

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from benchmarks import random_classifier, similarity, stitching
-from benchmarks.harness import Figures, interleaved, ratio
+from benchmarks.harness import Figures, interleaved, markdown, ratio
 from benchmarks.known_cases import CASES, MEASURES, averaged
 
 SCRIPTS = Path(__file__).parents[2] / "benchmarks"
@@ -78,6 +78,21 @@ def test_figures_say_whether_a_bar_is_met(capsys: pytest.CaptureFixture[str], tm
     assert written["figures"]["cost"] == {"value": 1.2, "bar": 1.15, "sense": "<="}
     assert written["machine"]["device"] == "cpu"
     assert [path.name for path in (tmp_path / "results").iterdir()] == ["figures.json"]
+
+
+def test_what_is_committed_is_a_table_of_the_figures() -> None:
+    figures = {
+        "cost": {"value": 1.23456789, "bar": 1.15, "sense": "<="},
+        "rows": {"value": 400, "bar": None, "sense": "<="},
+    }
+    about = {"device": "cpu", "cores": 2}
+    page = markdown("store", "python benchmarks/store.py", {"machine": about, "figures": figures}).splitlines()
+    assert page[:3] == ["# store", "", "Command: `python benchmarks/store.py`. Machine: device cpu, cores 2."]
+    assert page[-2:] == ["| cost | 1.2346 | <= 1.15 |", "| rows | 400 |  |"]
+    parts = {"bank": {"status": "done", "figures": figures}, "ranks": {"status": "begun, and cut off"}}
+    page = markdown("on_gpu", "python -m benchmarks.on_gpu", {"machine": about, "parts": parts}).splitlines()
+    assert [line for line in page if line.startswith("##")] == ["## bank", "## ranks"]
+    assert page.count("| cost | 1.2346 | <= 1.15 |") == 1
 
 
 # ---------------------------------------------------------------------- known cases
