@@ -1,4 +1,4 @@
-"""Errors that a user can mend, checks of numbers and names that raise them, and numbers that JSON can hold."""
+"""Errors that a user can fix, checks of numbers and names that raise them, and numbers that JSON can hold."""
 
 import math
 import operator
@@ -13,7 +13,7 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 class UserError(ValueError):
-    """An error that other options, data or files mend; commands show its message without a traceback."""
+    """An error that the user can fix; commands show its message without a traceback."""
 
 
 def check_range(

@@ -223,9 +223,9 @@ class LengthBatches(DistributedSampler):
 def go_on_after_last_batch(fit_loop: Any, batches: int) -> tuple[int, int]:
     """Set the counters of a restored fit loop to what they were at the end of its last whole batch.
 
-    How many batches were processed says it all. Lightning's other counters do not: a batch that was cut off stays
-    among those that began, of all epochs together (Lightning 2.6 takes it back in the current epoch only), and a
-    validation that is due every so many batches then comes one too soon.
+    Only the number of processed batches can be relied on. Lightning's counter of batches that began in all epochs
+    still includes one that was cut off (Lightning 2.6 corrects the current epoch only), and a validation that is due
+    every so many batches would then come one batch too soon.
 
     Args:
         fit_loop: of the Trainer, after it was restored and before it runs.

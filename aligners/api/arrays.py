@@ -137,6 +137,6 @@ def _tensor(given: Array, name: str) -> Tensor:
 
 def _from_numpy(values: np.ndarray) -> Tensor:
     if values.dtype.kind not in "biuOf" or values.dtype.itemsize > 8:
-        raise TypeError(f"{values.dtype} is none of float16, float32, float64 and whole numbers")
+        raise TypeError(f"{values.dtype} is not float16, float32, float64 or a type of whole numbers")
     like = values.dtype.newbyteorder("=") if values.dtype.kind == "f" else np.float64
     return torch.from_numpy(np.require(values.astype(like, copy=False), like, ["C", "W"]))

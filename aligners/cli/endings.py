@@ -84,13 +84,13 @@ def _typed_with(changed: Mapping[str, object]) -> str:
 
 @contextmanager
 def early_endings(*, traceback: bool = False, again: str | None = None) -> Iterator[None]:
-    """End the process with a message and an exit status on Ctrl-C, SIGTERM, and errors that the user can mend.
+    """End the process with a message and an exit status on Ctrl-C, SIGTERM, and errors that the user can fix.
 
     All other errors are our own fault and keep their traceback. Of several ranks, only the first reports. Any other
     waits to see whether the first ends too, and reports only an error of its own.
 
     Args:
-        traceback: whether errors that the user can mend show their traceback, too.
+        traceback: whether errors that the user can fix show their traceback, too.
         again: what the user can do after a signal. Default: what `goes_on_with` gives.
     """
     _resuming[:] = [again] if again else []
@@ -120,7 +120,7 @@ def early_endings(*, traceback: bool = False, again: str | None = None) -> Itera
 def what_to_mend(error: Exception) -> str | None:
     """Return what to tell the user about an error, or None if it is our own fault.
 
-    The user can mend options and data that our code rejects, Trainer options that Lightning rejects, and files that
+    The user can fix options and data that our code rejects, Trainer options that Lightning rejects, and files that
     cannot be read or written.
     """
     if isinstance(error, UserError) or type(error).__name__ == "MisconfigurationException":

@@ -138,7 +138,7 @@ def check_machine(trainer: Namespace) -> None:
     if known and not any(map(_is_there, known)):
         raise UserError(
             f"Expected `trainer.accelerator` to be one that this machine has, but got {wanted!r}, and torch finds none "
-            "here. Give `--trainer.accelerator cpu`, or mend the driver or the installation of torch."
+            "here. Give `--trainer.accelerator cpu`, or repair the driver or the installation of torch."
         )
     if wanted == "auto" and not any(_is_there(kind) for kind in AcceleratorRegistry if kind != "cpu"):
         wanted = "cpu"

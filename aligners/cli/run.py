@@ -101,7 +101,7 @@ class Command:
             parser.add_class_arguments(_class_of(self.data), "data", skip=skip, sub_configs=True)
             parser.add_class_arguments(pl.Trainer, "trainer", instantiate=False, sub_configs=True)
             parser.set_defaults({"trainer.enable_checkpointing": False})
-        traceback = "Show the traceback of every error, also of those that other options would avoid."
+        traceback = "Show the traceback of every error, also of those that you can fix."
         for name, help_line in {**self.flags, "traceback": traceback}.items():
             parser.add_argument(f"--{name}", action="store_true", default=SUPPRESS, help=help_line)
         parser.set_defaults(dict(self.defaults))

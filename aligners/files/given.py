@@ -18,7 +18,7 @@ def refusing(what: str, advice: str = "") -> Iterator[None]:
     """Say what is wrong with a file, whatever its content raises within this context.
 
     Readers of other packages, and our code for files of our own, raise almost anything for a file that is damaged or
-    was edited. An error that the user can mend, one of the disk, and one of memory stay as they are.
+    was edited. Errors that the user can fix, and those of the disk and of memory, stay as they are.
 
     Args:
         what: which file is it and what fails: the beginning of a sentence.

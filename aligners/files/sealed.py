@@ -40,7 +40,7 @@ def save_sealed(save: Save, tensors: Mapping[str, Any], path: Path, metadata: Ma
         ordered = {**header, "__metadata__": dict(sorted(header["__metadata__"].items()))}
         written = json.dumps(ordered, ensure_ascii=False, separators=(",", ":")).encode().ljust(size)
         if len(written) != size:
-            raise RuntimeError(f"The header of {path} takes {len(written)} bytes in order, and {size} as written.")
+            raise RuntimeError(f"The header of {path} has {size} bytes, but {len(written)} once it is sorted.")
         file.seek(8)
         file.write(written)
     _enter(path)

@@ -64,7 +64,7 @@ def open_own(path: Path, mode: Literal["a", "w"]) -> TextIO:
 
 
 def whole_file(path: Path) -> AbstractContextManager[Path]:
-    """A file to write to, which takes the place of `path` once it is complete and on the disk.
+    """A temporary file to write to, renamed to `path` once it is complete and on the disk.
 
     It lies beside `path`, so that the last step is a rename within one filesystem: whatever happens, `path` holds
     either what it held before or everything. What a process that was killed has left is written over.
@@ -76,7 +76,7 @@ def whole_file(path: Path) -> AbstractContextManager[Path]:
 
 
 def whole_folder(folder: Path) -> AbstractContextManager[Path]:
-    """A folder to write to, which becomes `folder` once everything in it is complete and on the disk.
+    """A temporary folder to write to, renamed to `folder` once everything in it is complete and on the disk.
 
     Raises:
         OSError: something cannot be written, or `folder` holds files already.
@@ -86,7 +86,7 @@ def whole_folder(folder: Path) -> AbstractContextManager[Path]:
 
 @contextmanager
 def _taking_place(path: Path, make: Callable[[Path], object]) -> Iterator[Path]:
-    """What is written to a file or folder that `make` makes takes the place of `path`; after an error, it is removed.
+    """Make a temporary file or folder, and rename it to `path` once it is written; after an error, remove it.
 
     Everybody whom the umask lets may read it, whoever wrote it: safetensors leaves files to their owner alone.
     """

@@ -207,7 +207,7 @@ def _goes_on_from(last: Path, module: Finetuning) -> Path | None:
         check_sealed(last)
         kept = torch.load(last, map_location="meta", weights_only=True, mmap=True)[FINETUNING]
     except Exception as error:  # reading any other file can raise anything
-        raise UserError(f"{last} cannot be read as what an interrupted fine-tuning leaves. Remove it.") from error
+        raise UserError(f"{last} is not a checkpoint of a fine-tuning, or is damaged. Remove it.") from error
     if kept["name"] != module.name:
         return None
     _refuse_other(f"What is kept in {last}", kept["about"], module.about["base_fingerprint"], module.about[ABOUT])

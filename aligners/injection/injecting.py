@@ -249,7 +249,7 @@ class InjectionEvaluation(Evaluation):
         return Moments(*(part.to(device) for part in self._moments("validation", [kind])[str(kind)]))
 
     def _moments(self, split: Split, kinds: Sequence[RowKind]) -> dict[str, Moments]:
-        """The moments of some of the kinds of rows that are read, on the texts of a split."""
+        """Moments of some kinds of rows, on the texts of a split."""
 
         def rows_of(batch: PairedBatch) -> dict[str, tuple[Tensor, Tensor]]:
             pairs = zip(self.kinds, (batch, *batch.others), strict=True)

@@ -390,7 +390,7 @@ class FrozenModel:
         return states
 
     def _places(self, component: Component) -> Places:
-        """Where the sites of a component are."""
+        """The modules at which a component is read and injected."""
         if component == "residual":
             return self.blocks
         return self.blocks.sub_layers(self.architecture.sub_layer(component, self.model.config))

@@ -13,7 +13,7 @@ LEAST_NATS = 0.0005  # less reads as 0.000, and is said to be less than 0.001 na
 
 
 def known_lines(rows: Sequence[Row], column: str) -> dict[str, list[Row]]:
-    """The methods of rows that have a finite value of a column in all of theirs, trained or not, with their rows."""
+    """The methods whose rows all have a finite value in a column, trained or not, with these rows."""
     found = {}
     for name, line in grouped(rows, "method").items():
         if math.isfinite(mean(line, column)):

@@ -129,7 +129,7 @@ def refusing_report(place: Path) -> AbstractContextManager[None]:
 
 
 def _what_it_is(folder: Path) -> str:
-    """Say what a folder without a report is, and what to do."""
+    """Say what a folder without a report holds instead, and what to do."""
     if not folder.is_dir():
         return "is not a folder."
     if (folder / "study.yaml").is_file():

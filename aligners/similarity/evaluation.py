@@ -148,14 +148,14 @@ class SimilarityEvaluation(pl.LightningModule):
             )
 
     def _held_out_batches(self) -> LengthBatches:
-        """The batches of held-out texts, of which no states are wanted yet: a store would write those it lacks."""
+        """The batches of held-out texts. No states are asked for yet: a store would write those that it lacks."""
         nothing: list[list[int]] = [[] for _ in self.models]
         return cast(LengthBatches, self._stream.loader("test", layers=nothing).sampler)
 
     def _plan(self) -> None:
         """Divide the pairs of models into passes, and say what they take.
 
-        What does not fit is refused before anything is read, and so before it is known whether rows are far.
+        It raises if a pass does not fit, before anything is read: which rows are far is not known yet.
         """
         data, device = self._stream, self.trainer.strategy.root_device
         here = self.trainer.num_devices if device.type == "cpu" else 1  # processes that share this memory

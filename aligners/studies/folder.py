@@ -94,11 +94,11 @@ class StudyFolder:
         return self.path / "cells" / number
 
     def described(self, number: str) -> dict[str, Any]:
-        """What a cell is, as plain values, with this folder in the names of files."""
+        """Describe a cell by plain values, with this folder in the names of files."""
         file = self.cell(number) / CELL
         if not file.is_file():
-            raise UserError(f"Expected {file} to say what a cell of the study is, but it is not there. {BEGIN_AGAIN}")
-        with refusing(f"Expected {file} to say what a cell of the study is, but it cannot be read", BEGIN_AGAIN):
+            raise UserError(f"Expected {file} to describe a cell of the study, but it is not there. {BEGIN_AGAIN}")
+        with refusing(f"Expected {file} to describe a cell of the study, but it cannot be read", BEGIN_AGAIN):
             text = file.read_text(encoding="utf-8")
             here = json.dumps(str(self.path.resolve()))[1:-1]
             return asdict(Cell(**json.loads(text.replace(FOLDER, here))))
@@ -244,7 +244,7 @@ class StudyFolder:
         if lost and not changed:
             raise UserError(
                 f"{' '.join(lines)} To go on with the study as it is now, and leave these results out of its tables, "
-                "give `--changed true`; or mend the study file, or name another `--folder`."
+                "give `--changed true`; or correct the study file, or name another `--folder`."
             )
         return lines
 

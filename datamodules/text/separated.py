@@ -139,7 +139,7 @@ class _Found:
         first_short: the first of them.
         long: the first row with more.
         all_longer: whether all rows have one more, as R writes them: the first one then numbers the rows.
-        repeated: the line in which the names come again.
+        repeated: the line that repeats the names.
         several: the first row that takes several lines.
         swallowed: the first row with a value whose inner lines look like rows of their own.
     """

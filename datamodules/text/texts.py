@@ -240,7 +240,7 @@ class Texts:
         return float(known.double().mean() if regression else known.bincount().argmax())
 
     def fitted(self, *splits: str) -> FittedTexts:
-        """Return what is kept of some splits beside whatever is fitted on them."""
+        """Return the record of some splits that is saved with whatever is fitted on them."""
         keys = ("source", "subset", "revision", "split", "seed", "validation_share", "test_share")
         origin = {name: self.origin[name] for name in keys if name in self.origin}
         return FittedTexts.of({**origin, "splits": list(splits)}, *(getattr(self, split) for split in splits))

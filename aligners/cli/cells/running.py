@@ -206,7 +206,7 @@ def end_run(folder: Path) -> None:
 
 
 def _states(place: Path) -> list[Path]:
-    """What only an unfinished run needs."""
+    """The files and folders that only an unfinished run needs."""
     return [path for name in GOES_ON for path in place.glob(name)]
 
 

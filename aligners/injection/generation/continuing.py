@@ -1,4 +1,4 @@
-"""Text that a language model writes while states at a site are added to or replaced, and how held-out texts go on."""
+"""Text that a language model generates while states at a site are steered or replaced."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -247,7 +247,7 @@ def continuations(prompts: Tensor, options: Continuing, seed: int, ways: Iterabl
 
 @torch.no_grad()
 def figures(model: FrozenModel, prompts: Tensor, own: Tensor, found: Tensor, seed: int) -> Row:
-    """How alike a model's own continuations others are, and how likely the model finds them.
+    """Compare continuations with a model's own, and measure how likely the model finds them.
 
     Args:
         model: as it is.

@@ -119,8 +119,8 @@ class Steering:
             above = reading is not None and one.site > reading.site
             if len(one.vector) != model.width or above:
                 raise UserError(
-                    f"Expected directions of width {model.width}, that of {model.name}, at no later site than what is "
-                    f"read, but {one.name} has width {len(one.vector)} and site {one.site}."
+                    f"Expected directions of width {model.width}, that of {model.name}, at no later site than the "
+                    f"reading, but {one.name} has width {len(one.vector)} and site {one.site}."
                 )
         self.units: dict[int, float] = {}
 

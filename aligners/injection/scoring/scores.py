@@ -296,7 +296,7 @@ _FUNCTIONS: dict[Score, Callable[[Tensor, Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class ScoredTask:
-    """The task of the models that answer.
+    """The task shared by the scored models.
 
     Attributes:
         task: classes (or numbers), masked tokens, or next tokens.

@@ -59,11 +59,11 @@ def match_heads(
 
     Args:
         data: the texts, their models, and `labels`.
-        asked: models that answer; `tasks.check_labels` has passed them.
-        read: models that answer if they can; they need not know the task.
+        asked: the scored models; `tasks.check_labels` has passed them.
+        read: further models, scored if they can be; they need not know the task.
 
     Returns:
-        For each model that answers, the name of every class of the texts and what its head calls it; empty where
+        For each scored model, the name of every class of the texts and what its head calls it; empty where
         numbers are predicted.
 
     Raises:

@@ -113,7 +113,7 @@ def compared(x: Task, y: Task, held: PairedWords, methods: Sequence[Method], see
 
 
 def columns(score: Tensor, own: Tensor, floor: Tensor, beaten: bool) -> Row:
-    """A score, what it lacks to Y's own, and the share of what Y's own has above the floor that is kept.
+    """A score, its distance from Y's own, and how much of Y's own gain over the floor it keeps, as a share.
 
     Where equal states have no score, as there is no rank correlation with a constant, the floor is 0. Where Y's own
     does not beat the baseline and the floor, there is nothing of which a share could be kept.

@@ -50,7 +50,7 @@ def midranks(values: Tensor, weights: Tensor) -> Tensor:
 
 
 def rank_correlation(x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-    """Spearman's, (R,), where rows count as often as `weights` (R, N) say; NaN of a constant."""
+    """Spearman's correlation, (R,), of rows weighted by `weights` (R, N); NaN if one side is constant."""
     a, b = midranks(x, weights), midranks(y, weights)
     total = weights.sum(1, keepdim=True)
     a, b = (ranks - (weights * ranks).sum(1, keepdim=True) / total for ranks in (a, b))

@@ -54,7 +54,7 @@ class SeriesLook(NamedTuple):
 class Palette:
     """Gives each meaning a look of its own: stages always the same, everything else in the order of the report.
 
-    Where there are more meanings than colours, colours come again with another marker and dash.
+    Where there are more meanings than colours, colours repeat, with another marker and dash.
 
     Args:
         figures: of the whole report.

@@ -168,7 +168,7 @@ class CrossSums(NamedTuple):
         """Express these sums about other shifts, in their own memory.
 
         Args:
-            x: the sums within X, which are moved after these.
+            x: the sums within X, about the old shift; they are to be moved after this call.
             y: within Y, likewise.
             to_x: the new shift of X, (L_x, d_x).
             to_y: of Y, (L_y, d_y).

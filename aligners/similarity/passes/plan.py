@@ -142,8 +142,8 @@ class Needs(NamedTuple):
     """Bytes that a tile takes.
 
     Attributes:
-        shared: what tiles have in common if they have the same key: the model, what is kept of its layers.
-        own: what the tile keeps for itself.
+        shared: bytes that tiles with the same key share: of the model, and of what is kept of its layers.
+        own: bytes that the tile shares with no other.
         work: what it takes for a while to compute its measures.
     """
 
@@ -270,7 +270,7 @@ class PassCosts:
         return self._rows * BATCH * DOUBLE * max(shape.layers * shape.width for shape in self._settings.shapes)
 
     def of(self, tile: Tile) -> Needs:
-        """What a tile takes: of each model and of its layers, between them, and while measures are computed."""
+        """Bytes that a tile takes: for models, for layers, for their products, and while measures are computed."""
         x, y = (self._settings.shapes[span.model]._replace(layers=span.size) for span in (tile.x, tile.y))
         shared: dict[Hashable, int] = {model: self._of_model(model) for model in tile.pair}
         crosses = heads = 0

@@ -114,7 +114,7 @@ def test_what_is_kept_of_something_else_is_left_alone_or_refused(world: World, w
     with pytest.raises(ValueError, match=r"`trainer\.devices` to make 2 processes.*but got 1"):
         tune(world, tmp_path)
     (tmp_path / LAST).write_bytes(b"damaged")
-    with pytest.raises(ValueError, match=r"last\.ckpt cannot be read as what an interrupted fine-tuning leaves"):
+    with pytest.raises(ValueError, match=r"last\.ckpt is not a checkpoint of a fine-tuning"):
         tune(world, tmp_path)
     (tmp_path / LAST).write_bytes(last)
     tune(world, tmp_path, seed=4)  # another classifier of the run begins anew

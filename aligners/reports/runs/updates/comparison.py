@@ -73,7 +73,7 @@ def lead(meta: Row, rows: Sequence[Row], function: Sequence[Row], types: Sequenc
         meta: with the verdict.
         rows: of the report, as are the others.
         function: of the answers, if they are compared.
-        types: of tokens that have the most of what differs.
+        types: of tokens, those with the largest share of the difference.
     """
     kind, map_ = meta["verdict"]["kind"], meta["verdict"]["map"]
     if kind == "rounding":

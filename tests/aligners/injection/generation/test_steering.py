@@ -182,7 +182,7 @@ def test_words_are_tokens_inside_a_text(model: FrozenModel) -> None:
         ({"alphas": (0, -1)}, "`alphas` with a positive number"),
         ({"directions": [Direction("a", 4, torch.ones(16))]}, "Expected `site` between 0 and 3, but got 4"),
         ({"directions": [Direction("a", 2, torch.ones(15))]}, "a has width 15"),
-        ({"reading": SimpleNamespace(site=1, answers=torch.abs)}, "at no later site than what is read"),
+        ({"reading": SimpleNamespace(site=1, answers=torch.abs)}, "at no later site than the reading"),
     ],
 )
 def test_bad_input_is_refused(model: FrozenModel, changes: dict[str, Any], said: str) -> None:
