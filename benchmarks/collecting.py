@@ -22,12 +22,12 @@ import yaml
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
 from aligners.cli.cells.options import CellOptions
-from aligners.cli.words import CONFIGS
 from aligners.studies.cells import expand
 from aligners.studies.folder import MORE, RESULT, StudyFolder
 from aligners.studies.spec import read_study
 from benchmarks.harness import Figures, parser
 
+ROOT = Path(__file__).resolve().parents[1]
 LAYERS, PAIRS, MODELS = 13, 300, 25
 MEASURES = ("cka", "unbiased_cka", "r2", "cca", "r2_cca", "svcca", "r2_svcca", "pwcca")
 EMPTY = dict.fromkeys(("low", "high", "held_out", "null", "null_high", "untrained", "ceiling", "chance"))
@@ -52,7 +52,7 @@ def write_result(file: TextIO, models: list[str], draw: random.Random) -> int:
 
 def make_study(folder: Path, cells: int) -> int:
     """Begin a study whose first comparisons are done; the rows that they have found."""
-    spec = yaml.safe_load((CONFIGS / "study" / "ren.yaml").read_text(encoding="utf-8"))
+    spec = yaml.safe_load((ROOT / "papers" / "ren2023" / "study.yaml").read_text(encoding="utf-8"))
     study = replace(read_study(spec), data={"rows": "mean"}, fit=None, inject=None, attention=None, recover=None)
     study_folder, draw, rows = StudyFolder(folder), random.Random(0), 0
     planned = expand(study, CellOptions())

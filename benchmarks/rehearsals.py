@@ -1,10 +1,10 @@
-"""Rehearse every study that comes with the package: its cells, its tables and figures, and the time.
+"""Rehearse the studies of the package and of the papers: their cells, their tables and figures, and the time.
 
     python -m benchmarks.rehearsals [NAME ...] [--folder FOLDER] [--json FILE] [-- OPTION ...]
 
-Each study runs as `study.py run NAME --rehearse`. What is counted: cells by state, tables and figures that were made,
-those that website/coverage.yaml names for the study and that were not, and seconds, of the clock and of all processes.
-The exit status is 1 if a cell has failed or one of those is missing.
+Each study, NAME in its file, runs as `study.py run FILE --rehearse`. What is counted: cells by state, tables and
+figures that were made, those that website/coverage.yaml names for the study and that were not, and seconds, of the
+clock and of all processes. The exit status is 1 if a cell has failed or one of those is missing.
 """
 
 import argparse
@@ -23,10 +23,15 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # runs from a bare checkout
 
+from aligners.reports.study.registry import PRINTED, TABLES  # noqa: E402
 from aligners.studies.folder import StudyFolder  # noqa: E402
 from aligners.studies.rehearsals.notes import NOTES, REHEARSAL  # noqa: E402
 
-STUDIES = ROOT / "aligners" / "configs" / "study"
+FILES = {
+    yaml.safe_load(file.read_text(encoding="utf-8"))["name"]: file
+    for file in sorted([*ROOT.glob("aligners/configs/study/*.yaml"), *ROOT.glob("papers/*/*.yaml")])
+    if file.name not in (TABLES, PRINTED)
+}  # of studies, by their names
 
 
 def main(words: list[str]) -> int:
@@ -39,7 +44,7 @@ def main(words: list[str]) -> int:
     given = arguments.parse_args(own)
     entries = json.loads(given.json.read_text()) if given.json and given.json.is_file() else {}
     failed = False
-    for name in given.names or sorted(file.stem for file in STUDIES.glob("*.yaml")):
+    for name in given.names or sorted(FILES):
         entries[name] = entry = rehearsed(name, given.folder, options)
         print(name, json.dumps(entry), flush=True)
         failed = failed or bool(entry["status"] or entry["missing"])
@@ -60,7 +65,15 @@ def rehearsed(name: str, folder: Path, options: list[str]) -> dict[str, Any]:
         What came of it, as plain values.
     """
     before, began = _processor_seconds(), time.monotonic()
-    command = [sys.executable, str(ROOT / "study.py"), "run", name, "--rehearse", "--folder", str(folder / name)]
+    command = [
+        sys.executable,
+        str(ROOT / "study.py"),
+        "run",
+        str(FILES[name]),
+        "--rehearse",
+        "--folder",
+        str(folder / name),
+    ]
     done = subprocess.run([*command, *options], capture_output=True, text=True)
     study = folder / name / REHEARSAL
     (folder / f"{name}.txt").write_text(done.stdout + done.stderr)
@@ -88,7 +101,7 @@ def wanted(name: str) -> set[str]:
     return {
         item
         for row in rows
-        if str(row.get("run", "")).split()[:4] == ["python", "study.py", "run", name]
+        if str(row.get("run", "")).split()[:4] == ["python", "study.py", "run", str(FILES[name].relative_to(ROOT))]
         for item in row.get("report", [])
     }
 

@@ -47,7 +47,7 @@ STUDY: dict[str, Any] = {
     "fit": {"options": {"model": {"aligners": MAPS}, "data": {"sites": "blocks"}, **OFTEN}},
     "inject": {"options": {"closed_form": []}},
     "similarity": {"across_stages": True, "options": {"measures": ["cka", "svcca", "rsa"], "controls": True}},
-    "report": ["ren_table_2", "ren_table_4"],
+    "report": ["similarity", "errors"],
 }
 STEPS = {"finetune": 60, "fit": 120}  # rather than a rehearsal's, so that jobs live long enough to be killed
 RUN = "import submitit; submitit.Job._results_timeout_s = 0.5; from aligners.cli.table import study; study()"

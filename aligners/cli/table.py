@@ -29,7 +29,13 @@ if TYPE_CHECKING:
 COMMANDS: dict[str, dict[str, list[str]]] = table_beside(__file__, "commands.yaml")
 
 
-def run_script(script: str, args: Sequence[str] | None = None, program: str | None = None, skip: int = 1) -> None:
+def run_script(
+    script: str,
+    args: Sequence[str] | None = None,
+    program: str | None = None,
+    skip: int = 1,
+    modules: Sequence[str] = (),
+) -> None:
     """Run the command of a script that the first word names.
 
     Args:
@@ -38,12 +44,13 @@ def run_script(script: str, args: Sequence[str] | None = None, program: str | No
             and an exit status where the user can mend the error.
         program: what the user typed before the words. Default: the script's file.
         skip: how many words of the process that was.
+        modules: that are imported before a command runs, such as what registers tables of studies.
     """
     program = program or f"{script}.py"
     if args is not None:
-        return _run(script, list(args), program)
+        return _run(script, list(args), program, modules)
     with early_endings(traceback="--traceback" in sys.argv):
-        _run(script, sys.argv[skip:], program)
+        _run(script, sys.argv[skip:], program, modules)
 
 
 train, evaluate, study = (partial(run_script, script) for script in COMMANDS)
@@ -65,7 +72,7 @@ def find(script: str, name: str) -> Command:
     return getattr(import_module(f"aligners.cli.{script}.{COMMANDS[script][name][0]}"), name)
 
 
-def _run(script: str, words: list[str], program: str) -> None:
+def _run(script: str, words: list[str], program: str, modules: Sequence[str]) -> None:
     # Batches differ in shape, and oneDNN keeps what it has compiled for each of the last 1,024: memory without end.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
     name = words[0] if words else None
@@ -80,10 +87,10 @@ def _run(script: str, words: list[str], program: str) -> None:
         print(f"{_usage(program, script)}\n\n{error}", file=sys.stderr)
         sys.exit(2)
     else:
-        _run_command(script, name, f"{program} {name}", words[1:])
+        _run_command(script, name, f"{program} {name}", words[1:], modules)
 
 
-def _run_command(script: str, name: str, program: str, words: list[str]) -> None:
+def _run_command(script: str, name: str, program: str, words: list[str], modules: Sequence[str]) -> None:
     about = known_options()["commands"].get(f"{script} {name}")  # of a command of one's own: None
     asked = not {"-h", "--help"}.isdisjoint(words)
     if about and asked and "all" not in words:
@@ -98,6 +105,8 @@ def _run_command(script: str, name: str, program: str, words: list[str]) -> None
     import_first()
     from aligners.cli.run import run_command
 
+    for module in modules:
+        import_module(module)
     run_command(find(script, name), program, words)
 
 

@@ -102,7 +102,7 @@ def smaller_study(text: str) -> str:
     if "fit" in content:
         content["fit"]["options"]["trainer"] = {**SHORT, "logger": False}
         content["inject"]["options"]["trainer"] = {"logger": False}
-    content["report"] = ["ren_table_2"]  # of all others there are tests enough
+    content["report"] = ["similarity"]  # of all others there are tests enough
     return yaml.safe_dump(content)
 
 

@@ -1,9 +1,11 @@
 """The commands for a study's folder: how far it is, its results as tables, and its report."""
 
 from collections import Counter
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from aligners.cli.options import Imported
 from aligners.cli.run import Run, command
 from aligners.files.given import refusing
 from aligners.progress import tell
@@ -51,7 +53,18 @@ def collect(_: Run, folder: Path) -> None:
         tell(str(path))
 
 
-@for_folder()
+@dataclass
+class Reporting:
+    """What a report is made of.
+
+    Args:
+        imports: Python files or modules that register tables and figures. They are run: name only what you trust.
+    """
+
+    imports: list[Imported] = field(default_factory=list)
+
+
+@for_folder(None, Reporting)
 def report(_: Run, folder: Path) -> None:
     """Collect the results of a study's cells, and make its tables and figures.
 

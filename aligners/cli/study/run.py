@@ -18,10 +18,10 @@ from aligners.cli.options import Imported, flat
 from aligners.cli.run import Run, command, options_of
 from aligners.cli.study.folder import collect_and_report, failures, for_folder, status_table
 from aligners.cli.trusted import check_typed, trust_of, typed_again
-from aligners.errors import check_known, check_range
+from aligners.errors import check_range
 from aligners.progress import tell
 from aligners.reports.screen import screen
-from aligners.reports.study.registry import CONTENTS
+from aligners.reports.study.registry import check_report
 from aligners.studies.cells import expand
 from aligners.studies.executors import in_groups, make_executor, visible_gpus
 from aligners.studies.folder import StudyFolder
@@ -47,8 +47,8 @@ class Running:
         cell_devices: GPUs of a cell, or processes where there is no GPU: fits, injections and comparisons are divided
             among them. Jobs reserve as many GPUs, unless `executor_options` say how many.
         rate: FLOP a second of one worker, for the plan's times. Default: measured on this machine, in about a second.
-        imports: Python files or modules with maps, measures or model families of your own, which every cell imports.
-            They are run: name only what you trust.
+        imports: Python files or modules with maps, measures, model families or tables of your own, which every cell
+            imports. They are run: name only what you trust.
     """
 
     executor: str = "processes"
@@ -144,7 +144,7 @@ def _plan_and_run(
     Raises:
         ValueError: an option is out of its range, or `report` names an unknown table or figure.
     """
-    check_known(CONTENTS, report=study.report)
+    check_report(study.report)
     options = run.options
     devices: int = options.cell_devices
     check_range(least=1, cell_devices=devices, workers=options.workers or None)

@@ -1,27 +1,101 @@
-"""Every table and figure of a study's report by name."""
+"""Every table and figure of a study's report by name, and how a module of anybody's adds its own."""
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from operator import attrgetter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
-from aligners.errors import check_known
-from aligners.reports.study import updates
+import yaml
+
+from aligners.errors import UserError, check_known, did_you_mean
+from aligners.reports.study import blocks, maps, updates
 from aligners.reports.study.contents import Content, Figure, Table
+from aligners.reports.study.described import DESCRIBED, NUMBERS
 from aligners.reports.study.frames import Frames, Missing
-from aligners.reports.study.papers import brown, merchant, phang, ren, wu
-from aligners.reports.study.papers.shared import DESCRIBED
 
-PAPERS = {"brown": brown, "merchant": merchant, "phang": phang, "ren": ren, "updates": updates, "wu": wu}
-
+TABLES, PRINTED = "tables.yaml", "numbers.yaml"  # beside a module that registers its own
+HINT = "Those of a paper, or of your own, need the file that registers them, as `--imports FILE.py`."
 
 # Name -> the function that makes a table or a figure of what was collected, or raises `Missing`.
-CONTENTS: dict[str, Callable[[Frames], Table | Figure]] = {
-    name: partial(getattr(PAPERS[paper], function), name=name, **about.get("with", {}))
-    for name, about in DESCRIBED.items()
-    for paper, _, function in [about.get("from", "").partition(".")]
-    if function
-}
+CONTENTS: dict[str, Callable[[Frames], Table | Figure]] = {}
+_functions: dict[str, Callable[..., Table | Figure]] = {}  # name -> what makes it, given also the name and `with`
+
+
+def register(module: str) -> None:
+    """Add the tables and figures that `tables.yaml` beside a module describes; `numbers.yaml` has printed numbers.
+
+    An entry's function, `from`, is the module's. An entry `like` another one has that one's function and fields, as
+    far as it does not state its own, and stands in its place in a report. An entry with neither is a description that
+    a function asks for. What is registered twice is as it was the last time.
+
+    Args:
+        module: its `__name__`.
+
+    Raises:
+        ValueError: an entry is like one that there is not.
+        AttributeError: the module lacks a function.
+    """
+    home = sys.modules[module]
+    tables = Path(str(home.__file__)).with_name(TABLES)
+    printed = tables.with_name(PRINTED)
+    if printed.is_file():
+        NUMBERS.update(_read(printed))
+    _add(_read(tables), home)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
+    return content
+
+
+def _add(entries: Mapping[str, dict[str, Any]], home: Any) -> None:
+    """Add entries.
+
+    Args:
+        entries: name -> fields.
+        home: what has their functions.
+    """
+    for name, own in entries.items():
+        fields = own
+        if "like" in own:
+            check_known(CONTENTS, like=own["like"])
+            fields = DESCRIBED[own["like"]] | own
+            _functions[name] = _functions[own["like"]]
+        if "from" in own:
+            _functions[name] = attrgetter(own["from"])(home)
+        DESCRIBED[name] = fields
+        if name in _functions:
+            CONTENTS[name] = partial(_functions[name], name=name, **fields.get("with", {}))
+
+
+_add(_read(Path(__file__).with_name(TABLES)), SimpleNamespace(blocks=blocks, maps=maps, updates=updates))
+_OWN = tuple(CONTENTS)
+
+
+def check_report(names: Sequence[str] | None) -> None:
+    """Raise if a study's report is to have what there is not.
+
+    Args:
+        names: of tables and figures; None for all.
+
+    Raises:
+        ValueError: a name is unknown.
+    """
+    try:
+        check_known(CONTENTS, report=names)
+    except UserError as error:
+        raise UserError(f"{error} {HINT}") from None
+
+
+def usual() -> list[str]:
+    """The names of a report that names nothing: what was registered, then our own that nothing stands in place of."""
+    replaced = {fields.get("like") for fields in DESCRIBED.values()}
+    added = [name for name in CONTENTS if name not in _OWN]
+    return added + [name for name in _OWN if name not in replaced]
 
 
 class ReportContents(NamedTuple):
@@ -48,18 +122,17 @@ class ReportContents(NamedTuple):
 
 
 def make(frames: Frames, names: Sequence[str] | None = None) -> ReportContents:
-    """Make tables and figures.
+    """Make tables and figures. One that nobody has registered is missing.
 
     Args:
         frames: of the study.
         names: which; default: all that can be made.
-
-    Raises:
-        ValueError: a name is unknown.
     """
-    check_known(CONTENTS, report=names)
     items, missing = list[Table | Figure](), dict[str, str]()
-    for name in names or CONTENTS:
+    for name in names or usual():
+        if name not in CONTENTS:
+            missing[name] = f"there is no table and no figure of this name.{did_you_mean([name], CONTENTS)} {HINT}"
+            continue
         try:
             items.append(CONTENTS[name](frames))
         except Missing as reason:

@@ -191,7 +191,7 @@ def report(
         The page.
 
     Raises:
-        ValueError: `report` names what there is not, or nothing was collected.
+        ValueError: nothing was collected.
     """
     if not any(len(frame) for frame in frames.values()):
         raise UserError(f"Expected collected rows of {folder}, but there are none: no cell has finished.")

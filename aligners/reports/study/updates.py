@@ -4,8 +4,8 @@ import pandas as pd
 
 from aligners.reports.report import Row
 from aligners.reports.study.contents import Table
+from aligners.reports.study.described import table
 from aligners.reports.study.frames import Frames, Missing, by
-from aligners.reports.study.papers.shared import table
 
 PAIR = ("task", "model_x", "model_y")
 VERDICTS = {"leave as it is": "left", "carry": "to_carry", "do not use": "not_used"}

@@ -29,7 +29,7 @@ def study_file(world: World, folder: Path, **changes: Any) -> str:
         "data": {"max_length": 60, "batch_size": 18},
         "fit": {"options": {"model": {"aligners": MAPS}, "trainer": {"max_epochs": 1}, "data": {"sites": [1]}}},
         "inject": {"options": {"closed_form": [], "fitting_errors": True}},
-        "report": ["ren_table_4"],  # of figures there are tests enough
+        "report": ["errors"],  # of figures there are tests enough
         "rate": 1e12,  # which would take a second to measure
         **changes,
     }

@@ -27,7 +27,7 @@ def test_a_study_of_probes_before_and_after_fine_tuning(world: World, tmp_path: 
     config["similarity"]["options"]["measures"] = ["rsa"]
     config |= {"report": ["merchant_table_1", "merchant_layers", "merchant_figure_1"], "rate": 1e12}
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(config))
-    study(["run", "study.yaml"])
+    study(["run", "study.yaml", "--imports", str(ROOT / "papers" / "merchant2020" / "merchant.py")])
     folder = tmp_path / "runs" / "embedded_probes"
     found = pd.read_parquet(folder / "tables" / "probing.parquet")
     assert set(zip(found["stage"], found["probed"], strict=True)) == {

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("cells_here")
 
 @pytest.mark.slow
 def test_a_study_of_sentence_vectors_keeps_one_row_a_text_and_finds_the_same(world: World, tmp_path: Path) -> None:
-    work = {"similarity": {"options": {"measures": ["cka"]}}, "report": ["ren_table_4"]}
+    work = {"similarity": {"options": {"measures": ["cka"]}}, "report": ["errors"]}
     work["fit"] = {"options": {"model": {"aligners": {"procrustes": "Procrustes"}}, "data": {"sites": [1, 2]}}}
     data = {"max_length": 60, "batch_size": 18, "rows": "mean"}
     for folder, rows in (("texts", {}), ("tokens", {"store_rows": "tokens"})):
@@ -109,7 +109,7 @@ def test_wrong_files_and_options(world: World, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=said):
             study(["run", wrong])
     for changes, words, said in (
-        ({"report": ["ren_tabel_4"]}, [], r"got ren_tabel_4\. Did you mean ren_table_4"),
+        ({"report": ["erors"]}, [], r"got erors\. Did you mean errors\?.* `--imports FILE\.py`"),
         ({"similarity": {"options": {"data": {"layers": [9]}}}}, [], "`layers` names 9"),
         ({}, ["--workers", "-1"], "`workers` to be at least 1"),
     ):

@@ -9,17 +9,19 @@ import pandas as pd
 import pytest
 import yaml
 
+import papers  # noqa: F401  (registers their tables)
 from aligners.cli.table import study
-from aligners.cli.words import CONFIGS
 from aligners.reports.study.frames import Frames
 from aligners.reports.study.registry import make
 from aligners.studies.collecting import tables
 from aligners.studies.folder import StudyFolder
 from tests.aligners.cli.small_study import kinds, rehearse_here
+from tests.processes import ROOT
 from tests.tiny import tiny_folder
 from tests.world import World, sentences
 
 pytestmark = pytest.mark.usefixtures("cells_here")
+PAPERS = ROOT / "papers"
 MULTIBERTS = ["google/multiberts-seed_0", "google/multiberts-seed_1"]
 
 
@@ -28,7 +30,7 @@ def test_the_papers_study_on_tiny_models(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A rehearsal of Ren et al.'s own file, with cells of every stage, and fewer models, tasks and sites."""
-    config = yaml.safe_load((CONFIGS / "study" / "ren_small.yaml").read_text())
+    config = yaml.safe_load((PAPERS / "ren2023" / "small.yaml").read_text())
     config["models"] |= {"seeds": 2, "groups": {"one": [MULTIBERTS[0]], "two": [MULTIBERTS[1]]}}
     config["tasks"] = {"t": {"text": {"source": "sst2"}}}
     config["pairs"] = {"random": 1}
@@ -119,7 +121,7 @@ def nli(path: Path, texts: list[str], label: str, classes: Sequence[str], **colu
 @pytest.mark.slow
 def test_browns_study_on_tiny_models(tmp_path: Path) -> None:
     """Brown et al.'s own file, with other models and texts: heads of three classes on texts of three and of two."""
-    config = yaml.safe_load((CONFIGS / "study" / "brown.yaml").read_text())
+    config = yaml.safe_load((PAPERS / "brown2023" / "study.yaml").read_text())
     models = [str(tiny_folder(tmp_path / f"m{seed}", seed=seed, n_labels=3)) for seed in range(3)]
     config["models"] |= {
         "names": models,
@@ -173,7 +175,7 @@ def test_browns_study_on_tiny_models(tmp_path: Path) -> None:
 
 def test_browns_scaling_family_on_tiny_models(tmp_path: Path) -> None:
     """Brown et al.'s own file: causal models of different depth and width on packed text."""
-    config = yaml.safe_load((CONFIGS / "study" / "brown_scaling.yaml").read_text())
+    config = yaml.safe_load((PAPERS / "brown2023" / "scaling.yaml").read_text())
     sizes = {"pythia-1b-deduped": (16, 3), "pythia-2.8b-deduped": (32, 2)}
     config["models"]["names"] = [
         str(tiny_folder(tmp_path / name, "gpt_neox", task="causal", width=width, layers=layers))
@@ -204,7 +206,7 @@ def test_merchants_study_on_tiny_models(world: World, tmp_path: Path) -> None:
     """Their own file with its three tasks, RSA on the texts of each and on others; other models, texts and probes."""
     from tests.aligners.finetuning.test_tokens import asked, write_questions, write_trees
 
-    config = yaml.safe_load((CONFIGS / "study" / "merchant.yaml").read_text())
+    config = yaml.safe_load((PAPERS / "merchant2020" / "study.yaml").read_text())
     files = {
         name: tmp_path / name for name in ("fit.conllu", "test.conllu", "train.json", "dev.json", "ner_train.jsonl")
     }

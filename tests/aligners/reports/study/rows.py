@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+import papers  # noqa: F401  (registers their tables)
 from aligners.reports.study.frames import Frames
 from aligners.reports.study.registry import make
 

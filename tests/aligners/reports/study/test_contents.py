@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import yaml
 
 from aligners.reports.study.contents import HeatPanel, LinePanel
+from aligners.reports.study.described import NUMBERS
 from aligners.reports.study.frames import Frames
-from aligners.reports.study.papers.phang import two_clusters
-from aligners.reports.study.registry import CONTENTS, ReportContents, make
+from aligners.reports.study.registry import CONTENTS, ReportContents, make, usual
+from papers.phang2021.phang import two_clusters
 from tests.aligners.reports.study import rows as given
 from tests.aligners.reports.study.rows import Collected, items
 from tests.processes import ROOT
@@ -45,14 +45,14 @@ def test_everything_is_made_but_what_the_rows_do_not_hold(report: ReportContents
     across = {"wu_figure_5", "wu_figure_7", "wu_figure_7_printed", "merchant_figure_2", "merchant_figure_5"}
     brown = {"brown_hans", "brown_figure_7", "brown_table_1"}  # no rows on HANS, no models of several sizes
     assert set(report.missing) == attention | across | brown | {"updates"}
-    assert set(made) == set(CONTENTS) - set(report.missing)
+    assert set(made) == set(usual()) - set(report.missing)
     missing = "the study has no errors of maps between attention weights (kind `attention`)"
     assert report.missing["ren_figure_4"] == missing
 
 
 def test_what_cannot_be_made_says_why(frames: Collected) -> None:
     missing = make(Frames({})).missing
-    assert set(missing) == set(CONTENTS)
+    assert set(missing) == set(usual())
     assert missing["ren_table_3"] == "the study has no rows of kind `recover`"
     not_compared = pd.DataFrame(row for row in given.across_tasks() if row["stage"] is not None)
     not_tuned = frames["probing"][frames["probing"]["stage"] == "pretrained"]
@@ -84,7 +84,7 @@ def test_alignment_is_the_mean_over_blocks_and_pairs_beside_the_papers_number(
     assert (found["mse"].mean, found["mse_fit"].mean) == (pytest.approx(mse), pytest.approx(0.8 * mse))
     assert found["mse_reduced"] is None
     assert linear["mse_reduced"].mean == pytest.approx(0.5 * linear["mse"].mean)
-    assert any("what the paper reports of it" in note for note in table.notes)
+    assert any("what Ren et al. report of it" in note for note in table.notes)
     assert (found["pairs"], found["models"], found["paper_test"].mean) == (28, 8, 0.0523)
     assert row(table, stage="fine-tuned", method="identity")["paper_test"] is None
 
@@ -240,8 +240,7 @@ def test_accuracies_of_papers_stand_beside_accuracies() -> None:
 
 
 def test_every_number_of_a_paper_has_its_metric() -> None:
-    tables = yaml.safe_load((ROOT / "aligners/reports/study/papers/numbers.yaml").read_text())
-    metrics = {name: table.get("metric") for name, table in tables.items() if "values" in table}
+    metrics = {name: table["metric"] for name, table in NUMBERS.items() if "values" in table}
     assert set(metrics.values()) == {"accuracy", "dimensions", "f1", "mse", "texts"}
     assert metrics["ren_table_5"] == metrics["wu_table_1"] == "accuracy"
 

@@ -16,6 +16,8 @@ from aligners.reports.drawing import short
 from aligners.reports.study import drawing
 from aligners.reports.study.contents import Column, Figure, HeatPanel, Table
 from aligners.reports.study.drawing import Palette
+from aligners.reports.study.frames import Frames
+from aligners.reports.study.registry import make
 from aligners.reports.study.report import latex, markdown, plain_cell, provenance, report
 from aligners.reports.study.statistics import RANGE_OF_PAIRS, Estimate
 from tests.aligners.reports.study.rows import MODELS, Collected, collected, items
@@ -143,12 +145,13 @@ def test_the_report_is_one_run_of_the_studys_group(study: Path) -> None:
     assert b"study report" in logged
 
 
-def test_nothing_collected_and_unknown_names_are_refused(tmp_path: Path, frames: Collected) -> None:
+def test_nothing_collected_is_refused_and_unknown_names_are_missing(tmp_path: Path, frames: Collected) -> None:
     with pytest.raises(ValueError, match="no cell has finished"):
         report(tmp_path, {"inject": pd.DataFrame()}, {"name": "empty", "report": None}, [], {})
-    with pytest.raises(ValueError, match="ren_table_9"):
-        report(tmp_path, frames, {"name": "wrong", "report": ["ren_table_9"]}, [], {})
     assert list(tmp_path.iterdir()) == []
+    made = make(Frames(frames), ["ren_table_9", "ren_table_4"])  # `study.py run` refuses them before any cell
+    assert [table.name for table in made.tables] == ["ren_table_4"]
+    assert re.search(r"no figure of this name\. Did you mean ren_table_\d", made.missing["ren_table_9"])
 
 
 # ---------------------------------------------------------------------- formats

@@ -10,8 +10,10 @@ from scipy.spatial.distance import squareform
 
 from aligners.reports.report import Row
 from aligners.reports.study.contents import Figure, HeatPanel, Series, Table, heat_panel, model_lines
+from aligners.reports.study.described import figure, table
 from aligners.reports.study.frames import Frames, by, kind_words, place_words
-from aligners.reports.study.papers.shared import figure, models_in, present, similarities, table, without_copy
+from aligners.reports.study.registry import register
+from aligners.reports.study.shared import models_in, present, similarities, without_copy
 
 PLACE = ("task", "base")
 LEAST_LAYERS = 4  # of a map in which clusters mean something
@@ -183,3 +185,6 @@ def _part(layers: list[int]) -> str:
     """`0–2`, or `0, 2, 3` where they are not neighbours."""
     run = len(layers) > 1 and layers[-1] - layers[0] == len(layers) - 1
     return f"{layers[0]}–{layers[-1]}" if run else ", ".join(map(str, layers))
+
+
+register(__name__)

@@ -7,9 +7,10 @@ import torch
 
 from aligners.injection.scoring.pair_intervals import over_pairs
 from aligners.reports.report import Row
+from aligners.reports.study import described, shared
 from aligners.reports.study.contents import Figure, Meaning, Table, box_panel, line_panels
 from aligners.reports.study.frames import Frames, Missing, by, place_words
-from aligners.reports.study.papers import shared
+from aligners.reports.study.registry import register
 from aligners.reports.study.statistics import bases_of, group_test, over_models, pair_means
 from aligners.similarity.functional.summaries import angular_distance
 
@@ -27,7 +28,7 @@ def cka_by_layer(frames: Frames, name: str) -> Figure:
     means = ((place, over_models(part, "value", _kinds(part, groups))) for place, part in lines)
     values = [{**place, **mean._asdict()} for place, mean in means if mean]
     panels = line_panels(values, PLACE, "groups", "layer", _look)
-    return shared.figure(name, panels, values, measure=measure)
+    return described.figure(name, panels, values, measure=measure)
 
 
 def stitching_by_layer(frames: Frames, name: str, column: str) -> Figure:
@@ -50,7 +51,7 @@ def stitching_by_layer(frames: Frames, name: str, column: str) -> Figure:
     names = {column: "mean", f"{column}_low": "low", f"{column}_high": "high"}
     drawn = pd.DataFrame(values).astype({"site_x": int}).rename(columns=names).to_dict("records")
     panels = line_panels(drawn, ["task", "stage", "method"], "group", "site_x", _look)
-    return shared.figure(name, panels, values, column=column, untrained=shared.untrained_said(frame))
+    return described.figure(name, panels, values, column=column, untrained=shared.untrained_said(frame))
 
 
 def accuracies(frames: Frames, name: str) -> Table:
@@ -59,7 +60,7 @@ def accuracies(frames: Frames, name: str) -> Table:
     frame = frame[frame["method"] == NATIVE].drop_duplicates(["task", "stage", "model_y"])
     alone = frame.assign(model_x=frame["model_y"], base_x=frame.get("base_y"))
     rows = [{**place, **shared.estimates(part, ["accuracy"])} for place, part in by(alone, "task", "stage", "group_y")]
-    return shared.table(name, rows)
+    return described.table(name, rows)
 
 
 def sizes(frames: Frames, name: str) -> Table:
@@ -75,9 +76,9 @@ def sizes(frames: Frames, name: str) -> Table:
     rows = []
     for model, row in frame.iterrows():
         known = {column: int(size) for column, size in row.items() if not pd.isna(size)}
-        printed = {f"paper_{column}": shared.paper_value(name, column, model=str(model)) for column in columns[-2:]}
+        printed = {f"paper_{column}": described.paper_value(name, column, model=str(model)) for column in columns[-2:]}
         rows.append({"model": model, **known, **printed})
-    return shared.table(name, rows)
+    return described.table(name, rows)
 
 
 def _look(groups: str) -> tuple[str, Meaning]:
@@ -92,13 +93,13 @@ def angles(frames: Frames, name: str) -> Figure:
         box_panel(place_words(*place.values()), part, "groups", "groups", list(dict.fromkeys(part["groups"])), _look)
         for place, part in by(distances.assign(value=distances["distance"]), *PLACE)
     ]
-    return shared.figure(name, panels, distances.to_dict("records"), tests=_angles(frames)[1])
+    return described.figure(name, panels, distances.to_dict("records"), tests=_angles(frames)[1])
 
 
 def angles_table(frames: Frames, name: str) -> Table:
     """Angular distances within and between groups, and whether the groups differ (Figure 8 and eq. 2)."""
     rows, tests = _angles(frames)
-    return shared.table(name, rows, tests=tests)
+    return described.table(name, rows, tests=tests)
 
 
 def _angles(frames: Frames) -> tuple[list[Row], list[Row]]:
@@ -150,3 +151,6 @@ def _kinds(line: pd.DataFrame, groups: dict[str, str]) -> dict[str, str] | None:
     """Model -> group, in the order of the rows; None unless every model has one."""
     models = list(dict.fromkeys([*line["model_x"], *line["model_y"]]))
     return {model: groups[model] for model in models} if set(models) <= set(groups) else None
+
+
+register(__name__)

@@ -7,8 +7,10 @@ import pandas as pd
 from aligners.errors import finite
 from aligners.reports.report import Row
 from aligners.reports.study.contents import Figure, Table, look_of_stage, model_lines
+from aligners.reports.study.described import figure, paper_value, plain, table
 from aligners.reports.study.frames import Frames, Missing, by
-from aligners.reports.study.papers.shared import figure, of_one_base, paper_value, plain, present, table, without_copy
+from aligners.reports.study.registry import register
+from aligners.reports.study.shared import of_one_base, present, without_copy
 from aligners.reports.study.statistics import Estimate
 
 BASE, TUNED = "pretrained", "finetuned"
@@ -157,3 +159,6 @@ def _changed(rows: Sequence[Row]) -> list[tuple[Row, pd.DataFrame]]:
     """Rows whose change is known, by task and by what is probed."""
     known = pd.DataFrame(rows).dropna(subset=["change"]).astype({"change": float})
     return by(known, "task", "probed")
+
+
+register(__name__)

@@ -1,121 +1,17 @@
-"""What the tables and figures of all papers share: their descriptions, the papers' numbers, rows and panels."""
+"""Rows that tables and figures choose, and cells that they make of them."""
 
-import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import pandas as pd
-from jinja2 import Environment, StrictUndefined
 
-from aligners.files.tables import table_beside
 from aligners.fitting.outcomes import MARK, is_trained
-from aligners.reports.names import listed
 from aligners.reports.report import Row
-from aligners.reports.study.contents import Column, Figure, Panel, Table
-from aligners.reports.study.frames import LEAST_SITE, Frames, Missing, by, counted, kind_words, place_words, stage_words
-from aligners.reports.study.statistics import COPY, Estimate, over_models
+from aligners.reports.study.frames import LEAST_SITE, Frames, Missing, by
+from aligners.reports.study.statistics import COPY, over_models
 from aligners.similarity.controls import matching_layers
 
 Rows = TypeVar("Rows", pd.DataFrame, list[Any])
-# of each table and figure, in the order of reports
-DESCRIBED: dict[str, dict[str, Any]] = table_beside(__file__, "papers.yaml")
-NUMBERS: dict[str, dict[str, Any]] = table_beside(__file__, "numbers.yaml")  # the papers'
-TEMPLATES = Environment(undefined=StrictUndefined)
-TEMPLATES.globals |= {"place_words": place_words, "kind_words": kind_words, "counted": counted}
-TEMPLATES.filters |= {"form": format, "listed": listed}
-
-
-def table(name: str, rows: Sequence[Row], **words: Any) -> Table:
-    """Make a table as it is described, with the columns that have a value in some row, and stages in words.
-
-    Args:
-        name: of its description.
-        rows: column's key -> cell.
-        words: what the description's templates ask for, besides `rows` and `known`, the keys of the columns.
-    """
-    shown = [{**row, "stage": stage_words(row["stage"])} if "stage" in row else row for row in rows]
-    known = {key for row in shown for key, cell in row.items() if cell is not None}
-    texts = _texts(name, {**words, "known": known, "rows": rows}, rows)
-    about = {key: [heading] if isinstance(heading, str) else heading for key, heading in texts.pop("columns").items()}
-    columns = [Column(key, *heading) for key, heading in about.items() if key in known]
-    return Table(name=name, columns=columns, rows=shown, **texts)
-
-
-def figure(name: str, panels: Sequence[Panel], values: Sequence[Row] = (), **words: Any) -> Figure:
-    """Make a figure as it is described.
-
-    Args:
-        name: of its description.
-        panels: all of one kind.
-        values: the values as rows of a table.
-        words: what the description's templates ask for.
-    """
-    return Figure(name=name, panels=panels, values=values, **_texts(name, words, values))
-
-
-def paper_value(table: str, quantity: str, present: Collection[str] = (), **where: str | None) -> Estimate | None:
-    """Return the paper's number for the same thing, or None if it has none.
-
-    Args:
-        table: of the paper, such as `ren_table_4`.
-        quantity: `test`, `score`, ...
-        present: the methods that the study has; of several that are the same thing, the closest gets the number.
-        where: `task`, `method`, `variant`, ...; names of tasks agree if they differ in case and punctuation only.
-    """
-    same = (entry.get(quantity) for entry in NUMBERS[table]["values"]
-            if all(_agrees(entry[key], value, present) for key, value in where.items()))  # fmt: skip
-    printed = next(same, None)
-    return None if printed is None else Estimate(*printed) if isinstance(printed, list) else Estimate(printed)
-
-
-def printed_metric(table: str, frame: pd.DataFrame) -> list[str]:
-    """The metric of the paper's numbers, if rows have it beside another score; none if it is their score.
-
-    Args:
-        table: of the paper.
-        frame: rows with `score_name` and a column for each metric.
-    """
-    metric = str(NUMBERS[table]["metric"])
-    return [metric] if (frame.get("score_name", pd.Series()).dropna() != metric).any() else []
-
-
-def plain(name: str) -> str:
-    """A name in lower case, letters and digits only: SST-2 and sst2 are one task."""
-    return re.sub(r"[^a-z0-9]", "", name.lower())
-
-
-def _agrees(printed: str | list[str], ours: str | None, present: Collection[str]) -> bool:
-    if isinstance(printed, list):
-        return ours == next((name for name in printed if name in present), "")
-    return ours is not None and plain(printed) == plain(ours)
-
-
-def _texts(name: str, words: dict[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
-    """The fields of a description that are fields of tables and figures, filled in.
-
-    There is a note if intervals are over pretrained models, or over the fine-tunings of one, and not over models.
-    """
-    numbers, every = NUMBERS.get(words.get("paper", name)), DESCRIBED["words"]
-    note = f"Paper: {numbers['source']}: {numbers['setting']}." if numbers else ""
-    fields = {key: value for key, value in DESCRIBED[name].items() if key not in ("from", "with")}
-    words = {**every, "paper_note": note, **words}
-    lines = [line for text in _filled(fields.pop("findings", []), words) for line in text.splitlines()]
-    words["findings"] = [sentence for line in lines if (sentence := " ".join(line.split()))]
-    texts = {"notes": [], **_filled(fields, words), "findings": words["findings"]}
-    intervals = {cell.interval for row in rows for cell in row.values() if isinstance(cell, Estimate)}
-    intervals |= {str(row.get("interval")) for row in rows}
-    texts["notes"] += [said for interval, said in every["units"].items() if interval in intervals]
-    return texts
-
-
-def _filled(field: Any, words: dict[str, Any]) -> Any:
-    """Render every template in a field; texts of a list that say nothing are left out."""
-    if isinstance(field, dict):
-        return {key: _filled(value, words) for key, value in field.items()}
-    if isinstance(field, list):
-        return [text for part in field if (text := _filled(part, words)) != ""]
-    return TEMPLATES.from_string(field).render(words) if isinstance(field, str) else field
-
 
 # ---------------------------------------------------------------------- rows that are chosen
 

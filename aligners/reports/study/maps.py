@@ -1,92 +1,59 @@
-"""Ren et al. 2023: similarity, recovery of a random network, alignment, injection; errors and complexity by layer."""
+"""Maps and similarities of models: tables and figures that any study with such cells has."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import pandas as pd
 
 from aligners.fitting.outcomes import MARK
 from aligners.reports.names import site_name
 from aligners.reports.report import Row, grouped
-from aligners.reports.study.contents import Figure, Table, box_panel, heat_panel, line_panels, look_of_stage
+from aligners.reports.study import described, shared
+from aligners.reports.study.contents import Figure, Table, box_panel
 from aligners.reports.study.frames import STATES, Frames, by, kind_words, place_words, stage_words
-from aligners.reports.study.papers import shared
 from aligners.reports.study.statistics import bases_of, holm, over_models, pair_means, sign_test
 
-PAPERS_INDICES = {"r2", "cca", "r2_cca", "svcca", "r2_svcca", "pwcca"}
 SHOWN = (("inn", "inn_paper"), ("linear",), ("mlp", "mlp_paper"))  # the first of each that there is
 REFERENCES = ("inn", "inn_paper", "linear")  # the first that there is is what other maps are tested against
 WORDS = {"mse": "mean squared error", "fvu": "FVU", "relative_error": "relative error"}
-DIRECTIONS = {"forward": "X to f(X)", "backward": "f(X) to X"}
 POOLED = "accuracy_source_pooler"
 BOXES = ["stage", "layer", "model_x", "model_y", "value"]
 
 
-# ---------------------------------------------------------------------- tables
-
-
-def sizes(frames: Frames, name: str) -> Table:
-    """Table 1: how many texts of each task there are for fine-tuning, on which it is watched, and held out."""
-    counts = {"n_fit": "fit", "n_validation": "validation", "n_texts": "test"}
-    rows = []
-    for place, part in by(frames.of("finetune", *counts), "task"):
-        paper = {split: shared.paper_value(name, split, **place) for split in ("train", "test")}
-        printed = {f"paper_{split}": value and int(value.mean) for split, value in paper.items()}
-        rows.append({**place, **{key: int(part[column].max()) for column, key in counts.items()}, **printed})
-    return shared.table(name, rows)
-
-
 def similarity(frames: Frames, name: str) -> Table:
-    """Table 2's indices and the other measures, of untrained, pretrained and fine-tuned models."""
+    """Every measure of untrained, pretrained and fine-tuned models."""
     frame = shared.matching(shared.between_models(shared.of_one_stage(shared.similarities(frames))))
     quantities = ("value", "held_out", "null", "untrained")
     rows = [place | shared.estimates(part, quantities) for place, part in by(frame, "task", "stage", "measure")]
     rows += shared.not_computed(frames)
-    return shared.table(name, rows, papers_indices=PAPERS_INDICES & set(frame["measure"]))
-
-
-def recovery(frames: Frames, name: str) -> Table:
-    """Table 3: how exactly each map recovers a random invertible network of real states."""
-    frame = frames.of("recover", "mse").assign(model_y=lambda rows: rows["model_x"])
-    quantities = ("mse", "mse_printed", "mse_fit", "mse_reduced", "relative_error", "fvu")
-    rows = []
-    for place, part in by(frame, "strength", "direction", "method"):
-        row = _map_row(name, frame, quantities, place, part, paper="mse")
-        row["direction"] = DIRECTIONS.get(place["direction"])
-        if place["direction"] == "forward" and "backward" in set(frame["direction"]):
-            row["paper"] = None  # the paper's is the way back
-        rows.append(row)
-    closest = closest_maps(rows, "strength", "direction")
-    return shared.table(name, rows, closest=closest, **shared.about_maps(frame))
+    return described.table(name, rows, measures=set(frame["measure"]))
 
 
 def alignment(frames: Frames, name: str) -> Table:
-    """Table 4: errors of every map, on fitting and on held-out rows."""
+    """Errors of every map, on fitting and on held-out rows."""
     errors = shared.between_models(frames.errors())
     shown = ("mse", "mse_printed", "mse_fit", "mse_fit_printed", "mse_reduced", "relative_error", "fvu_fit", "fvu")
     quantities = (*shown, "fvu_inverse")
-    row = partial(_map_row, name, errors, quantities, paper_train="train", paper_test="test")
+    row = partial(map_row, name, errors, quantities, paper_train="train", paper_test="test")
     errors = shared.blocks(errors)
     rows = [row(place, part) for place, part in by(errors, "task", "stage", "rows", "method")]
     closest = closest_maps(rows, "task", "stage", "rows")
-    return shared.table(name, rows, closest=closest, **shared.about_maps(errors))
+    return described.table(name, rows, closest=closest, **shared.about_maps(errors))
 
 
-def _map_row(
+def map_row(
     name: str, frame: pd.DataFrame, quantities: Sequence[str], place: Row, own: pd.DataFrame, **printed: str
 ) -> Row:
-    """A map's place and role, means of quantities, and the paper's numbers: column -> what the paper calls it."""
+    """A map's place and role, means of quantities, and printed numbers: column -> what they call it."""
     where = {key: place[key] for key in ("task", "method") if key in place}
     methods = frame["method"].unique()
-    numbers = {column: shared.paper_value(name, what, methods, **where) for column, what in printed.items()}
+    numbers = {column: described.paper_value(name, what, methods, **where) for column, what in printed.items()}
     place = place | {"role": own["role"].iloc[0]}
     return {**place, **shared.map_cells(place["method"], own), **shared.estimates(own, quantities), **numbers}
 
 
 def alignment_tests(frames: Frames, name: str) -> Table:
-    """Test of every map of Table 4 against the invertible network, or the linear map where there is none."""
+    """Test of every map against the invertible network, or the linear map where there is none."""
     errors = shared.blocks(shared.between_models(frames.errors()))
     errors = errors.assign(mse=errors["mse"].where(shared.trained(errors)))  # a pair without a value is not tested
     rows = []
@@ -99,39 +66,36 @@ def alignment_tests(frames: Frames, name: str) -> Table:
     shared.present(rows, "no two maps were measured on pairs of at least three models")
     for row, p in zip(rows, holm([row["p"] for row in rows]), strict=True):
         row |= {"holm": p, "named": f"{row['method']} ({place_words(row['task'], row['stage'])})"}
-    return shared.table(name, rows, tests=len(rows))
+    return described.table(name, rows, tests=len(rows))
 
 
 def injection(frames: Frames, name: str) -> Table:
-    """Table 5: the task's score after injection, between all ceilings and floors."""
+    """The task's score after injection, between all ceilings and floors."""
     frame = shared.between_models(frames.of("inject", "score"))
     injected = frame[frame["score"].notna() | (frame["overflow"].astype(bool) & frame["n_units"].notna())]
     if POOLED in injected:  # of the paper's trained linear map, where ours is solved
         theirs = injected.get(f"{POOLED}_printed", injected[POOLED]).fillna(injected[POOLED])
         injected = injected.assign(accuracy_printed=theirs)
-    rows, metric = [], shared.printed_metric(name, injected)
+    rows, metric = [], described.printed_metric(name, injected)
     quantities = ("score", "score_printed", *metric, "accuracy_printed", "agreement", "penalty")
     for place, part in by(injected, "task", "stage", "method"):
         last, everywhere = part[shared.is_last(part)], over_models(shared.blocks(part), "score")
-        row = _map_row(name, frame, (), place, part, paper="score")
+        row = map_row(name, frame, (), place, part, paper="score")
         rows.append({**row, **shared.estimates(last, quantities), "everywhere": everywhere})
-    return shared.table(name, rows, kept=kept_scores(rows), **shared.about_maps(frame))
-
-
-# ---------------------------------------------------------------------- figures
+    return described.table(name, rows, kept=kept_scores(rows), **shared.about_maps(frame))
 
 
 def errors_by_layer(
-    frames: Frames, name: str, column: str, component: str = STATES, paper: str = "ren_figure_2"
+    frames: Frames, name: str, column: str, component: str = STATES, paper: str | None = None
 ) -> Figure:
-    """Figures 2, 4, 5 and 7: errors at each layer, a box over pairs of models, before and after fine-tuning.
+    """Errors at each layer, a box over pairs of models, before and after fine-tuning.
 
     Args:
         frames: of the study.
         name: of the figure.
         column: the error.
         component: what was mapped.
-        paper: entry of the papers' numbers.
+        paper: entry of the printed numbers; default: that of the figure.
     """
     errors = shared.blocks(shared.between_models(frames.errors(component)))
     sited = errors[errors["site_x"].notna()].astype({"site_x": int, "site_y": int})
@@ -152,9 +116,9 @@ def errors_by_layer(
     shared.present(panels, "no map was fitted between models at the same site")
     drawn = {row["method"].rstrip(MARK) for row in values}
     methods = dict.fromkeys(errors.loc[errors["role"] == "method", "method"])
-    return shared.figure(
+    return described.figure(
         name, panels, values,
-        what=WORDS[column], trend=_trend(values), paper=paper, pairs=len(pair_means(errors, column)),
+        what=WORDS[column], trend=_trend(values), paper=paper or name, pairs=len(pair_means(errors, column)),
         stages=" and ".join(stage_words(at["stage"]) for at, _ in by(errors, "stage") if at["stage"]),
         left_out=", ".join(method for method in methods if method not in drawn),
         **shared.about_maps(errors),
@@ -175,50 +139,6 @@ def shown_methods(frame: pd.DataFrame, column: str, most: int = len(SHOWN)) -> l
     sound = maps[shared.trained(maps).groupby(maps["method"]).transform("all")]
     closest = sound.groupby("method", sort=False)[column].mean().nsmallest(1).index
     return list(dict.fromkeys([*(shown or there[:1]), *closest]))
-
-
-def layer_maps(frames: Frames, name: str, *, within: bool, component: str = STATES, column: str = "fvu") -> Figure:
-    """Figures 3, 6 and 8: learned error from every layer to every layer, within a model or between models.
-
-    Args:
-        frames: of the study.
-        name: of the figure.
-        within: whether each model is mapped to itself.
-        component: what was mapped.
-        column: the error.
-    """
-    errors, whom = frames.errors(component), "within a model" if within else "between models"
-    errors = errors[((errors["model_x"] == errors["model_y"]) == within) & errors["site_x"].notna()]
-    lacking = f"no map was fitted from one layer to another {whom}: `data.sites` names such pairs, as 1:2"
-    shared.present(errors[errors["site_x"] != errors["site_y"]], lacking)
-    errors = errors.astype({"site_x": int, "site_y": int})
-    panels, values = [], list[Row]()
-    for place, part in by(errors, "task", "stage", "rows"):
-        for method in shown_methods(part, column, 2):
-            line = part[part["method"] == method]
-            means = line.groupby(["site_x", "site_y"])[column].mean()
-            marked = shared.map_cells(method, line)["method"]
-            title = place_words(place["task"], place["stage"], kind_words(place["rows"]), marked)
-            panels.append(heat_panel(title, means, "layer of X", "layer of Y"))
-            values += [{"panel": title, "layer_x": x, "layer_y": y, column: value} for (x, y), value in means.items()]
-    about: Row = {"models": shared.models_in(errors), **shared.about_maps(errors)}
-    made = shared.figure(name, panels, values, within=within, whom=whom, what=WORDS[column], **about)
-    return made if made.limits else replace(made, limits=(float(np.nanmax([row[column] for row in values])), 0.0))
-
-
-def nuclear_norms(frames: Frames, name: str) -> Figure:
-    """B.2: the nuclear norm of each layer's rows, as its complexity."""
-    frame = frames.of("similarity_layers", "nuclear_norm")
-    frame = frame.assign(model_x=frame["model"], model_y=frame["model"])
-    norms = ((place, over_models(part, "nuclear_norm")) for place, part in by(frame, "task", "stage", "layer"))
-    means = [{**place, "nuclear_norm": norm.mean, **norm._asdict()} for place, norm in norms if norm]
-    panels = line_panels(means, ["task"], "stage", "layer", partial(look_of_stage, of_none="all models"))
-    values = [{key: row[key] for key in ("task", "stage", "layer", "nuclear_norm")} for row in means]
-    depths = frame.groupby("model")["layer"].max().nunique()
-    return shared.figure(name, panels, values, models=frame["model"].nunique(), depths=depths)
-
-
-# ---------------------------------------------------------------------- findings
 
 
 def _trend(values: Sequence[Row]) -> Row | None:

@@ -1,0 +1,89 @@
+"""Ren et al. 2023: recovery of a random network, errors from layer to layer, sizes of data, complexity by layer.
+
+The other tables of the paper are those that every study has, with the paper's numbers beside ours: see tables.yaml.
+"""
+
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from aligners.reports.report import Row
+from aligners.reports.study import described, shared
+from aligners.reports.study.contents import Figure, Table, heat_panel, line_panels, look_of_stage
+from aligners.reports.study.frames import STATES, Frames, by, kind_words, place_words
+from aligners.reports.study.maps import WORDS, closest_maps, map_row, shown_methods
+from aligners.reports.study.registry import register
+from aligners.reports.study.statistics import over_models
+
+DIRECTIONS = {"forward": "X to f(X)", "backward": "f(X) to X"}
+
+
+def sizes(frames: Frames, name: str) -> Table:
+    """Table 1: how many texts of each task there are for fine-tuning, on which it is watched, and held out."""
+    counts = {"n_fit": "fit", "n_validation": "validation", "n_texts": "test"}
+    rows = []
+    for place, part in by(frames.of("finetune", *counts), "task"):
+        paper = {split: described.paper_value(name, split, **place) for split in ("train", "test")}
+        printed = {f"paper_{split}": value and int(value.mean) for split, value in paper.items()}
+        rows.append({**place, **{key: int(part[column].max()) for column, key in counts.items()}, **printed})
+    return described.table(name, rows)
+
+
+def recovery(frames: Frames, name: str) -> Table:
+    """Table 3: how exactly each map recovers a random invertible network of real states."""
+    frame = frames.of("recover", "mse").assign(model_y=lambda rows: rows["model_x"])
+    quantities = ("mse", "mse_printed", "mse_fit", "mse_reduced", "relative_error", "fvu")
+    rows = []
+    for place, part in by(frame, "strength", "direction", "method"):
+        row = map_row(name, frame, quantities, place, part, paper="mse")
+        row["direction"] = DIRECTIONS.get(place["direction"])
+        if place["direction"] == "forward" and "backward" in set(frame["direction"]):
+            row["paper"] = None  # the paper's is the way back
+        rows.append(row)
+    closest = closest_maps(rows, "strength", "direction")
+    return described.table(name, rows, closest=closest, **shared.about_maps(frame))
+
+
+def layer_maps(frames: Frames, name: str, *, within: bool, component: str = STATES, column: str = "fvu") -> Figure:
+    """Figures 3, 6 and 8: learned error from every layer to every layer, within a model or between models.
+
+    Args:
+        frames: of the study.
+        name: of the figure.
+        within: whether each model is mapped to itself.
+        component: what was mapped.
+        column: the error.
+    """
+    errors, whom = frames.errors(component), "within a model" if within else "between models"
+    errors = errors[((errors["model_x"] == errors["model_y"]) == within) & errors["site_x"].notna()]
+    lacking = f"no map was fitted from one layer to another {whom}: `data.sites` names such pairs, as 1:2"
+    shared.present(errors[errors["site_x"] != errors["site_y"]], lacking)
+    errors = errors.astype({"site_x": int, "site_y": int})
+    panels, values = [], list[Row]()
+    for place, part in by(errors, "task", "stage", "rows"):
+        for method in shown_methods(part, column, 2):
+            line = part[part["method"] == method]
+            means = line.groupby(["site_x", "site_y"])[column].mean()
+            marked = shared.map_cells(method, line)["method"]
+            title = place_words(place["task"], place["stage"], kind_words(place["rows"]), marked)
+            panels.append(heat_panel(title, means, "layer of X", "layer of Y"))
+            values += [{"panel": title, "layer_x": x, "layer_y": y, column: value} for (x, y), value in means.items()]
+    about: Row = {"models": shared.models_in(errors), **shared.about_maps(errors)}
+    made = described.figure(name, panels, values, within=within, whom=whom, what=WORDS[column], **about)
+    return made if made.limits else replace(made, limits=(float(np.nanmax([row[column] for row in values])), 0.0))
+
+
+def nuclear_norms(frames: Frames, name: str) -> Figure:
+    """B.2: the nuclear norm of each layer's rows, as its complexity."""
+    frame = frames.of("similarity_layers", "nuclear_norm")
+    frame = frame.assign(model_x=frame["model"], model_y=frame["model"])
+    norms = ((place, over_models(part, "nuclear_norm")) for place, part in by(frame, "task", "stage", "layer"))
+    means = [{**place, "nuclear_norm": norm.mean, **norm._asdict()} for place, norm in norms if norm]
+    panels = line_panels(means, ["task"], "stage", "layer", partial(look_of_stage, of_none="all models"))
+    values = [{key: row[key] for key in ("task", "stage", "layer", "nuclear_norm")} for row in means]
+    depths = frame.groupby("model")["layer"].max().nunique()
+    return described.figure(name, panels, values, models=frame["model"].nunique(), depths=depths)
+
+
+register(__name__)

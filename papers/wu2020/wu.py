@@ -1,0 +1,155 @@
+"""Wu et al. 2020: untrained models, localization, fine-tuned models beside their bases, freezing."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import pandas as pd
+
+from aligners.reports.report import Row
+from aligners.reports.study import described, shared
+from aligners.reports.study.blocks import A, B, block_map, block_panel, block_values, entries_of, of_stages
+from aligners.reports.study.contents import Figure, Meaning, Table, model_lines
+from aligners.reports.study.frames import STAGES, Frames, by, place_words, stage_words
+from aligners.reports.study.registry import register
+
+BASES = re.compile(r"(?:^|/)(bert|xlnet)-base(?:-|$)")  # the paper's two models, and no RoBERTa
+MOST_LINES = 8  # models with a line each; of more, groups have one
+STANDARDISED = "svcca_standardised"
+LOCALIZED = ("neuronsim", "svcca", STANDARDISED)
+
+
+def untrained_map(frames: Frames, name: str) -> Figure:
+    """Figure 2: trained models beside untrained ones, by CKA.
+
+    Untrained are the models of stage `random`, or the untrained twins among the controls.
+    """
+    frame = of_stages(frames, ["cka"], STAGES)
+    if "random" in set(frame["stage_x"]):
+        return block_map(frames, name, ["cka"], ("random", "pretrained"))
+    frames.of("similarity", "untrained")
+    panels = []
+    for place, part in by(shared.of_one_stage(frame), "task", "stage"):
+        for column, label in (("value", stage_words(place["stage"]) or "trained"), ("untrained", "untrained twins")):
+            title = place_words(place["task"], label)
+            panels.append(block_panel(part.assign(value=part[column]), title, frames.groups))
+    return replace(described.figure(f"{name}_twins", panels), name=name)
+
+
+def tuned_map(frames: Frames, name: str, measure: str) -> Figure:
+    """Figures 5 and 6: every layer of a model and of its fine-tunings against every other, a panel for each model.
+
+    Raises:
+        Missing: no model was compared with its own fine-tunings.
+    """
+    panels, values = [], list[Row]()
+    for place, part in by(_of_one_base(frames, [measure]), "task", "base"):
+        panels.append(block_panel(part, place_words(place["base"], f"texts of {place['task']}"), {}))
+        about = {"texts": place["task"], "model": place["base"], "measure": measure}
+        values += [{**about, **row} for row in block_values(part)]
+    return described.figure(name, panels, values, measure=measure)
+
+
+def localization(frames: Frames, name: str, *, printed: bool = False) -> Figure:
+    """Figure 3: localization by layer, a line for each model, or for each family of many.
+
+    Args:
+        frames: of the study.
+        name: of the figure.
+        printed: as the notebooks released with the paper have it; see `_localizations`.
+    """
+    frame = shared.of_one_stage(of_stages(frames, LOCALIZED, STAGES))
+    scores, groups = _localizations(frame, ["task", "stage"], printed), frames.groups
+    models = scores.groupby(["task", "stage"], dropna=False)["model"].transform("nunique")
+    families = scores["model"].map(lambda model: groups.get(model, model))
+    lines = scores.assign(line=scores["model"].where(models <= MOST_LINES, families))
+    _, panels = model_lines(lines, ["task", "stage"], "line", "layer", "localization", partial(_look, groups))
+    return described.figure(name, panels, scores.to_dict("records"), measures=set(frame["measure"]), whose="all models")
+
+
+def tuned_localization(frames: Frames, name: str, *, printed: bool = False) -> Figure:
+    """Figure 7: localization by layer of a model and of each of its fine-tunings, a panel for each model.
+
+    Args:
+        frames: of the study.
+        name: of the figure.
+        printed: as in `localization`.
+
+    Raises:
+        Missing: no model was compared with its own fine-tunings.
+    """
+    frame = _of_one_base(frames, LOCALIZED)
+    scores = _localizations(frame, ["task", "base"], printed)
+    _, panels = model_lines(scores, ["base", "task"], "model", "layer", "localization", partial(_look, {}))
+    whose = "the model (base) and of its fine-tunings"
+    return described.figure(name, panels, scores.to_dict("records"), measures=set(frame["measure"]), whose=whose)
+
+
+def freezing(frames: Frames, name: str) -> Table:
+    """Table 1: the score after fine-tuning with the top or bottom layers frozen."""
+    frame = frames.of("finetune", "score", "variant")
+    frozen, metric = set(frame["variant"]) != {"none"}, described.printed_metric(name, frame)
+    rows = []
+    for place, part in by(frame, "base", "variant", "task"):
+        scores, family = 100 * part["score"].dropna(), BASES.search(str(place["base"]).lower())
+        same = {"model": family and family[1], "variant": place["variant"]}
+        printed = described.paper_value(name, described.plain(place["task"] or ""), **same)
+        cells = {"score": scores.mean(), "sd": scores.std() if len(scores) > 1 else None, "seeds": len(scores)}
+        cells |= {column: 100 * part[column].mean() for column in metric}
+        frozen_layers = {"variant": place["variant"] if frozen else None}
+        rows.append({**place, **frozen_layers, **cells, "paper": printed and printed.mean})
+    return described.table(name, rows, frozen=frozen)
+
+
+def _of_one_base(frames: Frames, measures: Sequence[str]) -> pd.DataFrame:
+    """Rows of two models of one base, each named after what it was fine-tuned on, with the column `base`."""
+    frame = shared.of_one_base(frames, measures)
+    lacking = f"no {measures[0]} between a model and its fine-tunings: `similarity.across_stages` compares them"
+    shared.present(frame[frame["stage_x"] != frame["stage_y"]], lacking)
+    named = {}
+    for side in "xy":
+        number = frame[f"model_{side}"].str.extract("(#.*)", expand=False).fillna("")  # of a further fine-tuning
+        tuned = frame[f"tuned_{side}"].fillna("fine-tuned").astype(str) + number
+        named[f"model_{side}"] = tuned.where(frame[f"stage_{side}"] == "finetuned", "base")
+    return frame.assign(**named, stage_x=None, stage_y=None)
+
+
+def _localizations(frame: pd.DataFrame, places: Sequence[str], printed: bool) -> pd.DataFrame:
+    """Model, layer and score of each layer, over all layers that both measures compared it with.
+
+    Ours is what §5.1 says: the mean similarity of the layer *to* all others, by `neuronsim` less by `svcca`. The
+    released notebooks (`analysis-14`, `analysis-fine-4`) take the similarity of all others *to the layer*, z-score both
+    means over all layers of all models, and have SVCCA of standardised features.
+
+    Args:
+        frame: similarities.
+        places: columns that tell comparisons apart.
+        printed: as in the notebooks.
+
+    Raises:
+        Missing: no pair of models has both measures.
+    """
+    parts = []
+    for place, part in by(frame, *places):
+        subspace = STANDARDISED if printed and STANDARDISED in set(part["measure"]) else "svcca"
+        neurons, subspaces = (entries_of(part[part["measure"] == name]) for name in ("neuronsim", subspace))
+        both = neurons.merge(subspaces, on=[*A, *B], suffixes=("", "_svcca"))
+        other = (both["model_a"] != both["model_b"]) | (both["layer_a"] != both["layer_b"])
+        layer = ["model_b", "layer_b"] if printed else ["model_a", "layer_a"]
+        values = both[["value", "value_svcca"]].where(other)
+        means = values.groupby([both[name] for name in layer], sort=False).mean().dropna()
+        means = (means - means.mean()) / means.std() if printed else means
+        scores = (means["value"] - means["value_svcca"]).rename_axis(["model", "layer"]).rename("localization")
+        parts.append(scores.reset_index().assign(**place))
+    lacking = "localization needs both `neuronsim` and `svcca` of the same pairs of models"
+    return shared.present(pd.concat(parts, ignore_index=True), lacking)
+
+
+def _look(groups: Mapping[str, str], name: str) -> tuple[str, Meaning]:
+    """Name and meaning of the line of a model, which has the colour of its family, or of a family."""
+    family = name if name in groups.values() else groups.get(name)
+    return name, ("model", name) if family is None else ("group", family)
+
+
+register(__name__)
