@@ -1,12 +1,14 @@
 """Tables and figures as `tables.yaml` describes them, and the numbers that somebody printed beside ours."""
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import pandas as pd
 from jinja2 import Environment, StrictUndefined
 
+from aligners.errors import UserError, check_known
 from aligners.files.tables import table_beside
 from aligners.reports.names import listed
 from aligners.reports.report import Row
@@ -17,8 +19,7 @@ from aligners.reports.study.statistics import Estimate
 DESCRIBED: dict[str, dict[str, Any]] = {}  # of each table and figure; `aligners.reports.study.registry` fills it
 NUMBERS: dict[str, dict[str, Any]] = {}  # name of a table or figure -> `metric`, `source`, `setting`, and `values`
 WORDS: dict[str, Any] = table_beside(__file__, "words.yaml")  # that any description may use
-KEYS = ("from", "like", "with")  # of a description, that are no fields of tables and figures
-NO_NUMBERS: dict[str, Any] = {"values": ()}
+MADE = {"from", "like", "with"}  # fields of a description that say how it is made; the others are its texts
 TEMPLATES = Environment(undefined=StrictUndefined)
 TEMPLATES.globals |= {"place_words": place_words, "kind_words": kind_words, "counted": counted}
 TEMPLATES.filters |= {"form": format, "listed": listed}
@@ -61,13 +62,19 @@ def paper_value(table: str, quantity: str, present: Collection[str] = (), **wher
         present: the methods that the study has; of several that are the same thing, the closest gets the number.
         where: `task`, `method`, `variant`, ...; names of tasks agree if they differ in case and punctuation only.
     """
-    for entry in NUMBERS.get(table, NO_NUMBERS)["values"]:
-        if all(_agrees(entry[key], value, present) for key, value in where.items()):
+    for entry in NUMBERS.get(table, {}).get("values", ()):
+        if _is_of(entry, where, present):
             printed = entry.get(quantity)
             if printed is None:
                 return None
             return Estimate(*printed) if isinstance(printed, list) else Estimate(printed)
     return None
+
+
+def _is_of(entry: Mapping[str, Any], where: Mapping[str, str | None], present: Collection[str]) -> bool:
+    """Whether printed numbers are of a place; what they do not state may be anything."""
+    stated = [key for key in where if key in entry]
+    return all(_agrees(entry[key], where[key], present) for key in stated)
 
 
 def printed_metric(table: str, frame: pd.DataFrame) -> list[str]:
@@ -77,7 +84,7 @@ def printed_metric(table: str, frame: pd.DataFrame) -> list[str]:
         table: name of a table.
         frame: rows with `score_name` and a column for each metric.
     """
-    metric = NUMBERS.get(table, NO_NUMBERS).get("metric")
+    metric = NUMBERS.get(table, {}).get("metric")
     other = frame.get("score_name", pd.Series()).dropna() != metric
     return [metric] if metric and other.any() else []
 
@@ -93,6 +100,40 @@ def _agrees(printed: str | list[str], ours: str | None, present: Collection[str]
     return ours is not None and plain(printed) == plain(ours)
 
 
+def check_described(name: str, own: Mapping[str, Any]) -> None:
+    """Raise if a description has a field that no table and no figure has, or lacks what it needs.
+
+    Args:
+        name: of the table or figure.
+        own: its fields, those included of what it is like.
+
+    Raises:
+        ValueError: it has, or does.
+    """
+    known = {field.name for kind in (Table, Figure) for field in fields(kind)}
+    check_known(sorted(known | MADE), **{name: own})
+    lacking = {"title", "caption"} - set(own)
+    if lacking:
+        raise UserError(
+            f"Expected `{name}` to have {' and '.join(sorted(lacking))}, but it has {', '.join(own)} alone."
+        )
+
+
+def check_numbers(printed: Mapping[str, Any]) -> None:
+    """Raise if printed numbers do not say where they are from.
+
+    Args:
+        printed: name of a table or figure -> its numbers.
+
+    Raises:
+        ValueError: some do not.
+    """
+    for name, about in printed.items():
+        for key in ("source", "setting"):
+            if key not in about:
+                raise UserError(f"Expected the numbers of `{name}` to have `{key}`, which stands below the table.")
+
+
 def _texts(name: str, words: dict[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
     """The fields of a description that are fields of tables and figures, filled in.
 
@@ -100,11 +141,11 @@ def _texts(name: str, words: dict[str, Any], rows: Sequence[Row]) -> dict[str, A
     """
     numbers = NUMBERS.get(words.get("paper", name))
     note = f"Paper: {numbers['source']}: {numbers['setting']}." if numbers else ""
-    fields = {key: value for key, value in DESCRIBED[name].items() if key not in KEYS}
+    own = {key: value for key, value in DESCRIBED[name].items() if key not in MADE}
     words = {**WORDS, "paper_note": note, **words}
-    lines = [line for text in _filled(fields.pop("findings", []), words) for line in text.splitlines()]
+    lines = [line for text in _filled(own.pop("findings", []), words) for line in text.splitlines()]
     words["findings"] = [sentence for line in lines if (sentence := " ".join(line.split()))]
-    texts = {"notes": [], **_filled(fields, words), "findings": words["findings"]}
+    texts = {"notes": [], **_filled(own, words), "findings": words["findings"]}
     intervals = {cell.interval for row in rows for cell in row.values() if isinstance(cell, Estimate)}
     intervals |= {str(row.get("interval")) for row in rows}
     texts["notes"] += [said for interval, said in WORDS["units"].items() if interval in intervals]

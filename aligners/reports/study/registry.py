@@ -14,7 +14,7 @@ import yaml
 from aligners.errors import UserError, check_known, did_you_mean
 from aligners.reports.study import blocks, maps, updates
 from aligners.reports.study.contents import Content, Figure, Table
-from aligners.reports.study.described import DESCRIBED, NUMBERS
+from aligners.reports.study.described import DESCRIBED, NUMBERS, check_described, check_numbers
 from aligners.reports.study.frames import Frames, Missing
 
 TABLES, PRINTED = "tables.yaml", "numbers.yaml"  # beside a module that registers its own
@@ -36,14 +36,16 @@ def register(module: str) -> None:
         module: its `__name__`.
 
     Raises:
-        ValueError: an entry is like one that there is not.
+        ValueError: an entry is like one that there is not, has an unknown field, or lacks one.
         AttributeError: the module lacks a function.
     """
     home = sys.modules[module]
     tables = Path(str(home.__file__)).with_name(TABLES)
     printed = tables.with_name(PRINTED)
     if printed.is_file():
-        NUMBERS.update(_read(printed))
+        numbers = _read(printed)
+        check_numbers(numbers)
+        NUMBERS.update(numbers)
     _add(_read(tables), home)
 
 
@@ -67,6 +69,7 @@ def _add(entries: Mapping[str, dict[str, Any]], home: Any) -> None:
             _functions[name] = _functions[own["like"]]
         if "from" in own:
             _functions[name] = attrgetter(own["from"])(home)
+        check_described(name, fields)
         DESCRIBED[name] = fields
         if name in _functions:
             CONTENTS[name] = partial(_functions[name], name=name, **fields.get("with", {}))

@@ -81,11 +81,25 @@ def test_a_study_file_cannot_name_a_file_of_tables(world: World, tmp_path: Path)
         study(["run", study_file(world, tmp_path, imports=["silent.py"])])
 
 
-def test_a_table_is_like_one_that_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "tables.yaml").write_text("my_errors: {like: erors}")
-    (tmp_path / "mine.py").write_text("from aligners.reports.study.registry import register\nregister(__name__)\n")
+@pytest.mark.parametrize(
+    ("tables", "numbers", "said"),
+    [
+        ("my_errors: {like: erors}", "{}", r"got 'erors'\. Did you mean errors"),
+        ("my_errors: {like: errors, titel: Mine}", "{}", r"`my_errors` out of .*got titel\. Did you mean title"),
+        ("my_errors: {from: errors, title: Mine}", "{}", "`my_errors` to have caption"),
+        ("my_errors: {like: errors}", "my_errors: {source: me}", "`my_errors` to have `setting`"),
+    ],
+)
+def test_mistakes_are_said_before_anything_runs(
+    tables: str, numbers: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tables.yaml").write_text(tables)
+    (tmp_path / "numbers.yaml").write_text(numbers)
+    (tmp_path / "mine.py").write_text(
+        "from aligners.reports.study.registry import register\nerrors = print\nregister(__name__)\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(UserError, match="Did you mean errors"):
+    with pytest.raises(UserError, match=said):
         __import__("mine")
 
 
