@@ -10,7 +10,7 @@ import numpy as np
 
 from aligners.reports.report import Row
 from aligners.reports.study import described, shared
-from aligners.reports.study.contents import Figure, Table, heat_panel, line_panels, look_of_stage
+from aligners.reports.study.contents import Figure, Panel, Table, heat_panel, line_panels, look_of_stage
 from aligners.reports.study.frames import STATES, Frames, by, kind_words, place_words
 from aligners.reports.study.maps import WORDS, closest_maps, map_row, shown_methods
 from aligners.reports.study.registry import register
@@ -24,21 +24,27 @@ def sizes(frames: Frames, name: str) -> Table:
     counts = {"n_fit": "fit", "n_validation": "validation", "n_texts": "test"}
     rows = []
     for place, part in by(frames.of("finetune", *counts), "task"):
-        paper = {split: described.paper_value(name, split, **place) for split in ("train", "test")}
-        printed = {f"paper_{split}": value and int(value.mean) for split, value in paper.items()}
-        rows.append({**place, **{key: int(part[column].max()) for column, key in counts.items()}, **printed})
+        row = dict(place)
+        for column, key in counts.items():
+            row[key] = int(part[column].max())
+        for split in ("train", "test"):
+            printed = described.paper_value(name, split, **place)
+            row[f"paper_{split}"] = printed and int(printed.mean)
+        rows.append(row)
     return described.table(name, rows)
 
 
 def recovery(frames: Frames, name: str) -> Table:
     """Table 3: how exactly each map recovers a random invertible network of real states."""
-    frame = frames.of("recover", "mse").assign(model_y=lambda rows: rows["model_x"])
+    frame = frames.of("recover", "mse")
+    frame = frame.assign(model_y=frame["model_x"])
+    both_ways = "backward" in set(frame["direction"])
     quantities = ("mse", "mse_printed", "mse_fit", "mse_reduced", "relative_error", "fvu")
     rows = []
     for place, part in by(frame, "strength", "direction", "method"):
         row = map_row(name, frame, quantities, place, part, paper="mse")
         row["direction"] = DIRECTIONS.get(place["direction"])
-        if place["direction"] == "forward" and "backward" in set(frame["direction"]):
+        if both_ways and place["direction"] == "forward":
             row["paper"] = None  # the paper's is the way back
         rows.append(row)
     closest = closest_maps(rows, "strength", "direction")
@@ -55,12 +61,14 @@ def layer_maps(frames: Frames, name: str, *, within: bool, component: str = STAT
         component: what was mapped.
         column: the error.
     """
-    errors, whom = frames.errors(component), "within a model" if within else "between models"
-    errors = errors[((errors["model_x"] == errors["model_y"]) == within) & errors["site_x"].notna()]
+    whom = "within a model" if within else "between models"
+    errors = frames.errors(component)
+    same = errors["model_x"] == errors["model_y"]
+    errors = errors[(same == within) & errors["site_x"].notna()]
     lacking = f"no map was fitted from one layer to another {whom}: `data.sites` names such pairs, as 1:2"
     shared.present(errors[errors["site_x"] != errors["site_y"]], lacking)
     errors = errors.astype({"site_x": int, "site_y": int})
-    panels, values = [], list[Row]()
+    panels, values = list[Panel](), list[Row]()
     for place, part in by(errors, "task", "stage", "rows"):
         for method in shown_methods(part, column, 2):
             line = part[part["method"] == method]
@@ -68,20 +76,27 @@ def layer_maps(frames: Frames, name: str, *, within: bool, component: str = STAT
             marked = shared.map_cells(method, line)["method"]
             title = place_words(place["task"], place["stage"], kind_words(place["rows"]), marked)
             panels.append(heat_panel(title, means, "layer of X", "layer of Y"))
-            values += [{"panel": title, "layer_x": x, "layer_y": y, column: value} for (x, y), value in means.items()]
-    about: Row = {"models": shared.models_in(errors), **shared.about_maps(errors)}
-    made = described.figure(name, panels, values, within=within, whom=whom, what=WORDS[column], **about)
-    return made if made.limits else replace(made, limits=(float(np.nanmax([row[column] for row in values])), 0.0))
+            for (x, y), value in means.items():
+                values.append({"panel": title, "layer_x": x, "layer_y": y, column: value})
+    about: Row = {"within": within, "whom": whom, "what": WORDS[column], "models": shared.models_in(errors)}
+    made = described.figure(name, panels, values, **about, **shared.about_maps(errors))
+    if made.limits:
+        return made
+    largest = float(np.nanmax([row[column] for row in values]))
+    return replace(made, limits=(largest, 0.0))
 
 
 def nuclear_norms(frames: Frames, name: str) -> Figure:
     """B.2: the nuclear norm of each layer's rows, as its complexity."""
     frame = frames.of("similarity_layers", "nuclear_norm")
     frame = frame.assign(model_x=frame["model"], model_y=frame["model"])
-    norms = ((place, over_models(part, "nuclear_norm")) for place, part in by(frame, "task", "stage", "layer"))
-    means = [{**place, "nuclear_norm": norm.mean, **norm._asdict()} for place, norm in norms if norm]
+    means, values = list[Row](), list[Row]()
+    for place, part in by(frame, "task", "stage", "layer"):
+        norm = over_models(part, "nuclear_norm")
+        if norm:
+            means.append({**place, **norm._asdict()})
+            values.append({**place, "nuclear_norm": norm.mean})
     panels = line_panels(means, ["task"], "stage", "layer", partial(look_of_stage, of_none="all models"))
-    values = [{key: row[key] for key in ("task", "stage", "layer", "nuclear_norm")} for row in means]
     depths = frame.groupby("model")["layer"].max().nunique()
     return described.figure(name, panels, values, models=frame["model"].nunique(), depths=depths)
 

@@ -9,7 +9,7 @@ from aligners.fitting.outcomes import MARK
 from aligners.reports.names import site_name
 from aligners.reports.report import Row, grouped
 from aligners.reports.study import described, shared
-from aligners.reports.study.contents import Figure, Table, box_panel
+from aligners.reports.study.contents import Figure, Panel, Table, box_panel
 from aligners.reports.study.frames import STATES, Frames, by, kind_words, place_words, stage_words
 from aligners.reports.study.statistics import bases_of, holm, over_models, pair_means, sign_test
 
@@ -22,9 +22,12 @@ BOXES = ["stage", "layer", "model_x", "model_y", "value"]
 
 def similarity(frames: Frames, name: str) -> Table:
     """Every measure of untrained, pretrained and fine-tuned models."""
-    frame = shared.matching(shared.between_models(shared.of_one_stage(shared.similarities(frames))))
+    frame = shared.of_one_stage(shared.similarities(frames))
+    frame = shared.matching(shared.between_models(frame))
     quantities = ("value", "held_out", "null", "untrained")
-    rows = [place | shared.estimates(part, quantities) for place, part in by(frame, "task", "stage", "measure")]
+    rows = []
+    for place, part in by(frame, "task", "stage", "measure"):
+        rows.append(place | shared.estimates(part, quantities))
     rows += shared.not_computed(frames)
     return described.table(name, rows, measures=set(frame["measure"]))
 
@@ -45,43 +48,65 @@ def map_row(
     name: str, frame: pd.DataFrame, quantities: Sequence[str], place: Row, own: pd.DataFrame, **printed: str
 ) -> Row:
     """A map's place and role, means of quantities, and printed numbers: column -> what they call it."""
-    where = {key: place[key] for key in ("task", "method") if key in place}
+    row = {**place, "role": own["role"].iloc[0]}
+    row |= shared.map_cells(place["method"], own)
+    row |= shared.estimates(own, quantities)
     methods = frame["method"].unique()
-    numbers = {column: described.paper_value(name, what, methods, **where) for column, what in printed.items()}
-    place = place | {"role": own["role"].iloc[0]}
-    return {**place, **shared.map_cells(place["method"], own), **shared.estimates(own, quantities), **numbers}
+    where = {key: place[key] for key in ("task", "method") if key in place}
+    for column, what in printed.items():
+        row[column] = described.paper_value(name, what, methods, **where)
+    return row
 
 
 def alignment_tests(frames: Frames, name: str) -> Table:
     """Test of every map against the invertible network, or the linear map where there is none."""
     errors = shared.blocks(shared.between_models(frames.errors()))
     errors = errors.assign(mse=errors["mse"].where(shared.trained(errors)))  # a pair without a value is not tested
-    rows = []
+    rows = list[Row]()
     for place, group in by(errors[errors["role"] == "method"], "task", "stage", "rows"):
-        means = {at["method"]: pair_means(part, "mse") for at, part in by(group, "method") if part["mse"].any()}
-        reference = next((method for method in REFERENCES if method in means), None)
-        for method in means if reference else ():
-            if method != reference and (test := sign_test(means[method] - means[reference], bases_of(group))):
-                rows.append({**place, "method": f"{method} − {reference}", **test._asdict()})
+        rows += [{**place, **test} for test in _tests(group)]
     shared.present(rows, "no two maps were measured on pairs of at least three models")
-    for row, p in zip(rows, holm([row["p"] for row in rows]), strict=True):
-        row |= {"holm": p, "named": f"{row['method']} ({place_words(row['task'], row['stage'])})"}
+    adjusted = holm([row["p"] for row in rows])
+    for row, p in zip(rows, adjusted, strict=True):
+        where = place_words(row["task"], row["stage"])
+        row |= {"holm": p, "named": f"{row['method']} ({where})"}
     return described.table(name, rows, tests=len(rows))
+
+
+def _tests(group: pd.DataFrame) -> list[Row]:
+    """The tests of the maps at one place, each named `method − reference`."""
+    means = {}
+    for at, part in by(group, "method"):
+        if part["mse"].any():
+            means[at["method"]] = pair_means(part, "mse")
+    reference = next((method for method in REFERENCES if method in means), None)
+    tests = list[Row]()
+    if reference is None:
+        return tests
+    bases = bases_of(group)
+    for method in means:
+        test = sign_test(means[method] - means[reference], bases) if method != reference else None
+        if test:
+            tests.append({"method": f"{method} − {reference}", **test._asdict()})
+    return tests
 
 
 def injection(frames: Frames, name: str) -> Table:
     """The task's score after injection, between all ceilings and floors."""
     frame = shared.between_models(frames.of("inject", "score"))
-    injected = frame[frame["score"].notna() | (frame["overflow"].astype(bool) & frame["n_units"].notna())]
+    lost = frame["overflow"].astype(bool) & frame["n_units"].notna()
+    injected = frame[frame["score"].notna() | lost]
     if POOLED in injected:  # of the paper's trained linear map, where ours is solved
         theirs = injected.get(f"{POOLED}_printed", injected[POOLED]).fillna(injected[POOLED])
         injected = injected.assign(accuracy_printed=theirs)
-    rows, metric = [], described.printed_metric(name, injected)
+    metric = described.printed_metric(name, injected)
     quantities = ("score", "score_printed", *metric, "accuracy_printed", "agreement", "penalty")
+    rows = []
     for place, part in by(injected, "task", "stage", "method"):
-        last, everywhere = part[shared.is_last(part)], over_models(shared.blocks(part), "score")
         row = map_row(name, frame, (), place, part, paper="score")
-        rows.append({**row, **shared.estimates(last, quantities), "everywhere": everywhere})
+        row |= shared.estimates(part[shared.is_last(part)], quantities)
+        row["everywhere"] = over_models(shared.blocks(part), "score")
+        rows.append(row)
     return described.table(name, rows, kept=kept_scores(rows), **shared.about_maps(frame))
 
 
@@ -100,29 +125,36 @@ def errors_by_layer(
     errors = shared.blocks(shared.between_models(frames.errors(component)))
     sited = errors[errors["site_x"].notna()].astype({"site_x": int, "site_y": int})
     sited["layer"] = [site_name(pair) for pair in zip(sited["site_x"], sited["site_y"], strict=True)]
-    panels, values = [], list[Row]()
+    panels, values = list[Panel](), list[Row]()
     for place, group in by(sited, "task", "rows"):
         for method in shown_methods(group, column):
-            line, boxes = group[group["method"] == method], list[Row]()
+            line = group[group["method"] == method]
             cells = shared.map_cells(method, line)
-            for at, part in by(line, "stage", "layer"):
-                pairs = pair_means(part, column).dropna()
-                boxes += [{**at, "model_x": x, "model_y": y, "value": value} for (x, y), value in pairs.items()]
-                if mean := over_models(part, column):
-                    values.append({**place, **cells, **at, **mean._asdict()})
+            boxes, means = _boxes(line, column)
             title = place_words(place["task"], kind_words(place["rows"]), cells["method"])
-            frame, layers = pd.DataFrame(boxes, columns=BOXES), list(dict.fromkeys(line["layer"]))
-            panels.append(box_panel(title, frame, "stage", "layer", layers))
+            layers = list(dict.fromkeys(line["layer"]))
+            panels.append(box_panel(title, boxes, "stage", "layer", layers))
+            values += [{**place, **cells, **mean} for mean in means]
     shared.present(panels, "no map was fitted between models at the same site")
+    about: Row = {"what": WORDS[column], "trend": _trend(values), "paper": paper or name}
+    about["pairs"] = len(pair_means(errors, column))
+    about["stages"] = " and ".join(stage_words(at["stage"]) for at, _ in by(errors, "stage") if at["stage"])
     drawn = {row["method"].rstrip(MARK) for row in values}
     methods = dict.fromkeys(errors.loc[errors["role"] == "method", "method"])
-    return described.figure(
-        name, panels, values,
-        what=WORDS[column], trend=_trend(values), paper=paper or name, pairs=len(pair_means(errors, column)),
-        stages=" and ".join(stage_words(at["stage"]) for at, _ in by(errors, "stage") if at["stage"]),
-        left_out=", ".join(method for method in methods if method not in drawn),
-        **shared.about_maps(errors),
-    )  # fmt: skip
+    about["left_out"] = ", ".join(method for method in methods if method not in drawn)
+    return described.figure(name, panels, values, **about, **shared.about_maps(errors))
+
+
+def _boxes(line: pd.DataFrame, column: str) -> tuple[pd.DataFrame, list[Row]]:
+    """The error of each pair of models at each stage and layer, and the means over pairs."""
+    boxes, means = list[Row](), list[Row]()
+    for at, part in by(line, "stage", "layer"):
+        for (x, y), value in pair_means(part, column).dropna().items():
+            boxes.append({**at, "model_x": x, "model_y": y, "value": value})
+        mean = over_models(part, column)
+        if mean:
+            means.append({**at, **mean._asdict()})
+    return pd.DataFrame(boxes, columns=BOXES), means
 
 
 def shown_methods(frame: pd.DataFrame, column: str, most: int = len(SHOWN)) -> list[str]:
@@ -135,10 +167,15 @@ def shown_methods(frame: pd.DataFrame, column: str, most: int = len(SHOWN)) -> l
     """
     maps = frame[frame["role"] == "method"]
     there = list(dict.fromkeys(maps["method"]))
-    shown = [next(name for name in names if name in there) for names in SHOWN if set(names) & set(there)][:most]
-    sound = maps[shared.trained(maps).groupby(maps["method"]).transform("all")]
-    closest = sound.groupby("method", sort=False)[column].mean().nsmallest(1).index
-    return list(dict.fromkeys([*(shown or there[:1]), *closest]))
+    shown = []
+    for names in SHOWN:
+        known = [name for name in names if name in there]
+        shown += known[:1]
+    shown = shown[:most] or there[:1]
+    everywhere = shared.trained(maps).groupby(maps["method"]).transform("all")
+    means = maps[everywhere].groupby("method", sort=False)[column].mean()
+    closest = means.nsmallest(1).index
+    return list(dict.fromkeys([*shown, *closest]))
 
 
 def _trend(values: Sequence[Row]) -> Row | None:
@@ -147,18 +184,27 @@ def _trend(values: Sequence[Row]) -> Row | None:
     if not known:
         return None
     place, of_map = by(pd.DataFrame(known), "task", "rows", "method")[0]
-    lines = [(at["stage"], *line.iloc[[0, -1]].to_dict("records")) for at, line in by(of_map, "stage")]
+    lines = []
+    for at, line in by(of_map, "stage"):
+        first, last = line.iloc[[0, -1]].to_dict("records")
+        lines.append((at["stage"], first, last))
     return {**place, "lines": lines}
 
 
 def closest_maps(rows: Sequence[Row], *keys: str) -> list[Row]:
     """At each place the closest map of those that are trained, and the mse of `linear` if that is another."""
-    maps = [row | row["mse"]._asdict() for row in rows if row["compared"] and row["mse"] and row.get("role") != "floor"]
-    winners = []
-    for place, here in by(pd.DataFrame(maps), *keys) if maps else ():
+    maps = []
+    for row in rows:
+        if row["compared"] and row["mse"] and row.get("role") != "floor":
+            maps.append(row | row["mse"]._asdict())
+    winners = list[Row]()
+    if not maps:
+        return winners
+    for place, here in by(pd.DataFrame(maps), *keys):
         closest = here.loc[here["mean"].idxmin()]
-        linear = here.loc[(here["method"] == "linear") & (closest["method"] != "linear"), "mean"]
-        winners.append({**closest, **place, "linear": None if linear.empty else linear.iloc[0]})
+        linear = here.loc[here["method"] == "linear", "mean"]
+        other = closest["method"] != "linear" and len(linear) > 0
+        winners.append({**closest, **place, "linear": linear.iloc[0] if other else None})
     return winners
 
 
@@ -166,8 +212,9 @@ def kept_scores(rows: Sequence[Row]) -> list[Row]:
     """For each task the trained map that keeps the most of Y's score, beside Y itself and X without a map."""
     best_maps = []
     for (task, stage), here in grouped(rows, "task", "stage").items():
-        means = {row["method"]: 100 * row["score"].mean for row in here if row["score"]}
-        maps = [row["method"] for row in here if row["role"] == "method" and row["compared"] and row["score"]]
+        scored = [row for row in here if row["score"]]
+        means = {row["method"]: 100 * row["score"].mean for row in scored}
+        maps = [row["method"] for row in scored if row["role"] == "method" and row["compared"]]
         if maps and "native_y" in means:
             best = max(maps, key=means.__getitem__)
             scores = {"native": means["native_y"], "score": means[best], "bare": means.get("identity")}
