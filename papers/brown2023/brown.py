@@ -23,10 +23,13 @@ NATIVE = "native"
 
 def cka_by_layer(frames: Frames, name: str) -> Figure:
     """Figure 2 right: CKA at each layer, within and between groups of models."""
-    (frame, measure), groups = _cka(frames, CKAS), frames.groups
-    lines = by(frame.rename(columns={"layer_x": "layer"}), *PLACE, "groups", "layer")
-    means = ((place, over_models(part, "value", _kinds(part, groups))) for place, part in lines)
-    values = [{**place, **mean._asdict()} for place, mean in means if mean]
+    frame, measure = _cka(frames, CKAS)
+    frame = frame.rename(columns={"layer_x": "layer"})
+    values = list[Row]()
+    for place, part in by(frame, *PLACE, "groups", "layer"):
+        mean = over_models(part, "value", _kinds(part, frames.groups))
+        if mean:
+            values.append({**place, **mean._asdict()})
     panels = line_panels(values, PLACE, "groups", "layer", _look)
     return described.figure(name, panels, values, measure=measure)
 
@@ -42,15 +45,18 @@ def stitching_by_layer(frames: Frames, name: str, column: str) -> Figure:
     frame = frames.of("stitching", column)
     same = frame["site_x"].notna() & (frame["site_x"] == frame["site_y"])
     frame = shared.present(frame[same], "nothing was stitched from a site to the same site")
-    values, quantities = list[Row](), list(dict.fromkeys(("penalty", "score_penalty", column)))
+    quantities = list(dict.fromkeys(("penalty", "score_penalty", column)))
+    values = list[Row]()
     for place, part in by(frame, "task", "stage", "method"):
-        kinds = _kinds(part, frames.groups) or {}
-        members = {group: [model for model in kinds if kinds[model] == group] for group in kinds.values()}
-        means = over_pairs(part.to_dict("records"), members or None, quantities=quantities, bases=bases_of(part))
-        values += [{"task": place["task"], "stage": place["stage"], **row} for row in means]
+        members: dict[str, list[str]] = {}
+        for model, group in (_kinds(part, frames.groups) or {}).items():
+            members.setdefault(group, []).append(model)
+        rows, bases = part.to_dict("records"), bases_of(part)
+        for row in over_pairs(rows, members or None, quantities=quantities, bases=bases):
+            values.append({"task": place["task"], "stage": place["stage"], **row})
     names = {column: "mean", f"{column}_low": "low", f"{column}_high": "high"}
-    drawn = pd.DataFrame(values).astype({"site_x": int}).rename(columns=names).to_dict("records")
-    panels = line_panels(drawn, ["task", "stage", "method"], "group", "site_x", _look)
+    drawn = pd.DataFrame(values).astype({"site_x": int}).rename(columns=names)
+    panels = line_panels(drawn.to_dict("records"), ["task", "stage", "method"], "group", "site_x", _look)
     return described.figure(name, panels, values, column=column, untrained=shared.untrained_said(frame))
 
 
@@ -59,7 +65,9 @@ def accuracies(frames: Frames, name: str) -> Table:
     frame = frames.of("stitching", "accuracy")
     frame = frame[frame["method"] == NATIVE].drop_duplicates(["task", "stage", "model_y"])
     alone = frame.assign(model_x=frame["model_y"], base_x=frame.get("base_y"))
-    rows = [{**place, **shared.estimates(part, ["accuracy"])} for place, part in by(alone, "task", "stage", "group_y")]
+    rows = []
+    for place, part in by(alone, "task", "stage", "group_y"):
+        rows.append({**place, **shared.estimates(part, ["accuracy"])})
     return described.table(name, rows)
 
 
@@ -74,10 +82,13 @@ def sizes(frames: Frames, name: str) -> Table:
     if len(frame.drop_duplicates()) == 1:
         raise Missing("all models are of one size")
     rows = []
-    for model, row in frame.iterrows():
-        known = {column: int(size) for column, size in row.items() if not pd.isna(size)}
-        printed = {f"paper_{column}": described.paper_value(name, column, model=str(model)) for column in columns[-2:]}
-        rows.append({"model": model, **known, **printed})
+    for model, own in frame.iterrows():
+        row: Row = {"model": model}
+        for column, size in own.dropna().items():
+            row[str(column)] = int(size)
+        for column in ("head_width", "rotary_width"):
+            row[f"paper_{column}"] = described.paper_value(name, column, model=str(model))
+        rows.append(row)
     return described.table(name, rows)
 
 
@@ -89,10 +100,10 @@ def _look(groups: str) -> tuple[str, Meaning]:
 def angles(frames: Frames, name: str) -> Figure:
     """Figure 8: angular distances between whole models, a box for each pair of groups."""
     distances = _distances(frames)
-    panels = [
-        box_panel(place_words(*place.values()), part, "groups", "groups", list(dict.fromkeys(part["groups"])), _look)
-        for place, part in by(distances.assign(value=distances["distance"]), *PLACE)
-    ]
+    panels = []
+    for place, part in by(distances.assign(value=distances["distance"]), *PLACE):
+        groups = list(dict.fromkeys(part["groups"]))
+        panels.append(box_panel(place_words(*place.values()), part, "groups", "groups", groups, _look))
     return described.figure(name, panels, distances.to_dict("records"), tests=_angles(frames)[1])
 
 
@@ -106,10 +117,12 @@ def _angles(frames: Frames) -> tuple[list[Row], list[Row]]:
     """Rows of the table of angular distances, and the tests of each task and stage."""
     rows, tests = list[Row](), list[Row]()
     for place, part in by(_distances(frames), *PLACE):
-        grouped = bool(part["grouped"].all())
-        test = group_test(pair_means(part, "distance"), frames.groups, bases_of(part)) if grouped else None
-        tested = {"difference": test.difference, "p": test.p, "least": test.least} if test else {}
-        tests += [{**place, **test._asdict()}] if test else []
+        tested: Row = {}
+        if part["grouped"].all():
+            test = group_test(pair_means(part, "distance"), frames.groups, bases_of(part))
+            if test:
+                tests.append({**place, **test._asdict()})
+                tested = {"difference": test.difference, "p": test.p, "least": test.least}
         for pair, line in by(part, "groups"):
             means = shared.estimates(line, ["distance"], _kinds(line, frames.groups))
             rows.append({**place, **pair, **means, **tested})
@@ -121,14 +134,17 @@ def _cka(frames: Frames, measures: Sequence[str]) -> tuple[pd.DataFrame, str]:
 
     With the columns `groups` and `definition`, the measure, which is missing where it is the only one.
     """
-    frame = shared.similarities(frames, measures)
-    measure = next(name for name in measures if name in set(frame["measure"]))
+    there = set(shared.similarities(frames, measures)["measure"])
+    measure = next(name for name in measures if name in there)
     frame = shared.similarities(frames, (measure, PRINTED))
     frame = frame[frame["layer_x"] == frame["layer_y"]]
-    frame = frame.assign(definition=frame["measure"] if frame["measure"].nunique() > 1 else None)
+    several = frame["measure"].nunique() > 1
+    frame = frame.assign(definition=frame["measure"] if several else None)
     frame = shared.between_models(shared.of_one_stage(frame))
-    ends = zip(frame["group_x"], frame["group_y"], strict=True)
-    pairs = [ALL if pd.isna(x) or pd.isna(y) else " and ".join(sorted((str(x), str(y)))) for x, y in ends]
+    pairs = []
+    for x, y in zip(frame["group_x"], frame["group_y"], strict=True):
+        known = not (pd.isna(x) or pd.isna(y))
+        pairs.append(" and ".join(sorted((str(x), str(y)))) if known else ALL)
     return frame.assign(groups=pairs), measure
 
 

@@ -89,16 +89,21 @@ def tuned_localization(frames: Frames, name: str, *, printed: bool = False) -> F
 def freezing(frames: Frames, name: str) -> Table:
     """Table 1: the score after fine-tuning with the top or bottom layers frozen."""
     frame = frames.of("finetune", "score", "variant")
-    frozen, metric = set(frame["variant"]) != {"none"}, described.printed_metric(name, frame)
+    frozen = set(frame["variant"]) != {"none"}
+    metric = described.printed_metric(name, frame)
     rows = []
     for place, part in by(frame, "base", "variant", "task"):
-        scores, family = 100 * part["score"].dropna(), BASES.search(str(place["base"]).lower())
+        scores = 100 * part["score"].dropna()
+        row: Row = {**place, "variant": place["variant"] if frozen else None}
+        row |= {"score": scores.mean(), "seeds": len(scores)}
+        row["sd"] = scores.std() if len(scores) > 1 else None
+        for column in metric:
+            row[column] = 100 * part[column].mean()
+        family = BASES.search(str(place["base"]).lower())
         same = {"model": family and family[1], "variant": place["variant"]}
         printed = described.paper_value(name, described.plain(place["task"] or ""), **same)
-        cells = {"score": scores.mean(), "sd": scores.std() if len(scores) > 1 else None, "seeds": len(scores)}
-        cells |= {column: 100 * part[column].mean() for column in metric}
-        frozen_layers = {"variant": place["variant"] if frozen else None}
-        rows.append({**place, **frozen_layers, **cells, "paper": printed and printed.mean})
+        row["paper"] = printed and printed.mean
+        rows.append(row)
     return described.table(name, rows, frozen=frozen)
 
 

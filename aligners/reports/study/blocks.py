@@ -29,37 +29,51 @@ def block_map(frames: Frames, name: str, measures: Sequence[str], stages: Sequen
         Missing: none of the measures is there, or no two models were compared.
     """
     frame = of_stages(frames, measures, stages)
-    if stages == STAGES and len(shared.of_one_stage(frame)) < len(frame):
+    if stages == STAGES and _are_crossed(frame):
         frame = of_stages(frames, measures, TUNING)  # untrained ones beside trained ones are asked for by name
     panels, values = [], list[Row]()
     for place, group in by(frame, "task", "measure"):
-        crossed = len(shared.of_one_stage(group)) < len(group)  # stages were compared with each other
-        for part in [group] if crossed else [part for _, part in by(group, "stage_x")]:
-            stages_of = {stage for side in "xy" for stage in part[f"stage_{side}"].dropna()}
-            title = place_words(place["measure"], place["task"], *(stages_of if len(stages_of) == 1 else []))
+        parts = [group] if _are_crossed(group) else [part for _, part in by(group, "stage_x")]
+        for part in parts:
+            stages_of = {*part["stage_x"].dropna(), *part["stage_y"].dropna()}
+            stage = stages_of.pop() if len(stages_of) == 1 else None
+            title = place_words(place["measure"], place["task"], stage)
             panels.append(block_panel(part, title, frames.groups))
             values += [{**place, **row} for row in block_values(part)]
-    families, measured = (", ".join(dict.fromkeys(names)) for names in (frames.groups.values(), frame["measure"]))
-    about = {"models": shared.models_in(frame), "most_models": MOST_MODELS, "families": families, "measured": measured}
+    about: Row = {"models": shared.models_in(frame), "most_models": MOST_MODELS}
+    about["families"] = ", ".join(dict.fromkeys(frames.groups.values()))
+    about["measured"] = ", ".join(dict.fromkeys(frame["measure"]))
     return described.figure(name, panels, values, alike=_families(values, frames.groups), **about)
+
+
+def _are_crossed(frame: pd.DataFrame) -> bool:
+    """Whether models of different stages were compared."""
+    return len(shared.of_one_stage(frame)) < len(frame)
 
 
 def of_stages(frames: Frames, measures: Sequence[str], stages: Sequence[str]) -> pd.DataFrame:
     """Similarities of models that are both of some stages, or of none; by measure, in the order that is asked for."""
     frame = shared.similarities(frames, measures)
-    frame = frame[(frame[["stage_x", "stage_y"]].isin(stages) | frame[["stage_x", "stage_y"]].isna()).all(axis=1)]
+    ends = frame[["stage_x", "stage_y"]]
+    chosen = ends.isin(stages) | ends.isna()
+    frame = frame[chosen.all(axis=1)]
     shared.present(frame, f"the study has no similarity of {' or '.join(map(stage_words, stages))} models")
-    return frame.sort_values("measure", key=lambda names: names.map(list(measures).index), kind="stable")
+    order = list(measures).index
+    return frame.sort_values("measure", key=lambda names: names.map(order), kind="stable")
 
 
 def _families(values: Sequence[Row], groups: dict[str, str]) -> list[Row]:
     """The mean of each measure within and between families, where there are both."""
     frame = pd.DataFrame(values)
-    families = [frame[f"model_{side}"].map(groups) for side in "ab"]
+    a, b = frame["model_a"].map(groups), frame["model_b"].map(groups)
     other = (frame["model_a"] != frame["model_b"]) & (frame["stage_a"] == frame["stage_b"])
-    pairs = frame.assign(alike=families[0] == families[1])[other & families[0].notna() & families[1].notna()]
-    means = [(place, part.groupby("alike")["value"].mean().dropna()) for place, part in by(pairs, "measure")]
-    return [{**place, "within": mean[True], "between": mean[False]} for place, mean in means if len(mean) == 2]
+    pairs = frame.assign(alike=a == b)[other & a.notna() & b.notna()]
+    alike = []
+    for place, part in by(pairs, "measure"):
+        mean = part.groupby("alike")["value"].mean().dropna()
+        if len(mean) == 2:
+            alike.append({**place, "within": mean[True], "between": mean[False]})
+    return alike
 
 
 def entries_of(frame: pd.DataFrame) -> pd.DataFrame:
