@@ -93,7 +93,7 @@ class SurgeryEvaluation(Evaluation, KnownLength):
         check_precision(self.trainer)
         data = self.stream
         if data.bases and not self.heads:
-            raise UserError("Expected no `bases` where no heads are trained, but got some. Leave `bases` out.")
+            raise UserError("Expected no `bases`, as no heads are trained, but got some. Leave `bases` out.")
         self.models: list[FrozenModel] = [m.to(self.trainer.strategy.root_device) for m in data.frozen]
         self.is_base = [place >= len(data.models) for place in range(len(self.models))]
         for model in self.models:

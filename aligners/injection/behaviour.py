@@ -27,7 +27,7 @@ def mapped_rows(layer: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
 def stitched_logits(
     target: FrozenModel, inputs: Inputs, site: int, rows: Rows, mapped: Tensor, component: Component = "residual"
 ) -> Tensor:
-    """What the target answers when its real tokens have these states at a site.
+    """The target's answers when its real tokens have these states at a site.
 
     Args:
         target: the frozen model; no block up to `site` is run.
@@ -35,7 +35,7 @@ def stitched_logits(
         site: m.
         rows: where the states belong.
         mapped: (N, d) states. Gradients flow to them. Padding gets zeros, which nothing sees.
-        component: what the states are. Of a sub-layer nothing but its own output is left out of the run.
+        component: what the states are. For a sub-layer, only its own output is replaced; all else runs.
     """
     blank = mapped.new_zeros(*inputs["input_ids"].shape, target.width)
     return target.tail(inputs, site, rows.scatter(mapped, blank), component)

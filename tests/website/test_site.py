@@ -184,6 +184,6 @@ def test_every_figure_of_the_site_can_be_read_on_a_phone() -> None:
     assert shown > 10
     text = "![Penalty](figures/demo_penalty.png)"
     index = with_figures(text, lambda path: (DOCS / path).read_bytes())
-    assert '.png){ width="1196" height="481" style="--least: 657px" }' in index
+    assert '.png){ width="1664" height="481" style="--least: 915px" }' in index
     style = (DOCS / "assets" / "extra.css").read_text(encoding="utf-8")
     assert "min-width: var(--least)" in style

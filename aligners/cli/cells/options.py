@@ -1,4 +1,4 @@
-"""What the commands say of a study's cells, before any of them runs: their options, refusals, what will not be done."""
+"""Checks of a study's cells by their commands before any runs: options, refusals, and what will be left out."""
 
 import json
 from collections import Counter
@@ -191,7 +191,7 @@ def check_cells(cells: Sequence[Cell], options: CellOptions, sizes: Mapping[str,
 
 
 def not_injected(cells: Sequence[Cell], sizes: Mapping[str, Size]) -> list[str]:
-    """Say of which cells the injection is left out, as a model has no head; their errors are measured."""
+    """Say which cells inject nothing because a model has no head; their errors are measured."""
     headless = Counter(
         model.name
         for cell in cells

@@ -89,7 +89,7 @@ class KnownModels:
 
 
 def _files_of(name: str, source: Mapping[str, Any]) -> list[Path]:
-    """The files of a model, and of an adapter's base; of one on the Hub those of its revision, as far as downloaded.
+    """The files of a model and of an adapter's base; for one on the Hub, the downloaded files of its revision.
 
     Returns:
         None at all where any of them has no weights.

@@ -138,7 +138,7 @@ def test_models_of_different_depth_have_no_mean(world: World, tmp_path: Path) ->
 
 
 def test_bases_without_heads_and_more_classes_than_a_head_knows_are_refused(world: World, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no `bases` where no heads are trained"):
+    with pytest.raises(ValueError, match="no `bases`, as no heads are trained"):
         evaluated(labelled(world, bases=world.model_x), heads=False)
     text = TextSource(write_texts(tmp_path / "three.csv", sentences(80), [0, 1, 2, 1] * 20))
     with pytest.raises(ValueError, match=r"Expected labels 0..1, as the head of .* has"):
