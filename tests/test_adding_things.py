@@ -33,9 +33,9 @@ from tests.world import TEST_TEXTS, World
 PAGE = (ROOT / "docs" / "adding_things.md").read_text(encoding="utf-8")
 
 
-def example(beginning: str) -> str:
-    """The only example of the page that begins so."""
-    (found,) = (code for code in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if code.startswith(beginning))
+def example(beginning: str, page: str = PAGE) -> str:
+    """The only example of a page that begins so."""
+    (found,) = (code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if code.startswith(beginning))
     return found
 
 

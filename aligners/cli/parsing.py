@@ -12,7 +12,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from aligners.cli.options import flat
 from aligners.cli.trusted import DENIED, check_classes, check_typed, let_import, let_name_maps, refuse_class
-from aligners.cli.words import KINDS, known_options, unknown_option
+from aligners.cli.words import KINDS, unknown_option
 from aligners.errors import UserError, did_you_mean
 
 TYPES = {**KINDS, "str": "a text", "dict": "names and values such as {a: b}", "NoneType": ""}
@@ -103,7 +103,9 @@ def in_plain_words(message: str, program: str, options: Collection[str]) -> str:
     types = [literal.replace("'", "") or TYPES.get(kind, LIST) for kind, literal in TYPE.findall(message)]
     name = re.search(r"Expected a dot import path string: (\S+)", message)
     if name and not set(types) & set(KINDS.values()):
-        known = known_options()["names"].get(keys[0], ["the full paths of classes"])
+        from aligners.cli.described import known_names  # which needs this module
+
+        known = known_names().get(keys[0], ["the full paths of classes"])
         return f"Expected {place} out of {', '.join(known)}, but got {name[1]}.{did_you_mean([name[1]], known)}"
     got = VALUE.findall(message) or [message.splitlines()[-1].strip()]
     if any(types):

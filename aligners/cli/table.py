@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from importlib.metadata import version
 from types import SimpleNamespace
@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from aligners import __version__
 from aligners.cli.endings import early_endings
+from aligners.cli.known import keep, kept
 from aligners.cli.log import watch_streams
-from aligners.cli.words import as_parsed, help_of, known_options
+from aligners.cli.words import as_parsed, help_of
 from aligners.errors import did_you_mean
 from aligners.files.tables import table_beside
 
@@ -72,6 +73,25 @@ def find(script: str, name: str) -> Command:
     return getattr(import_module(f"aligners.cli.{script}.{COMMANDS[script][name][0]}"), name)
 
 
+@cache
+def known_options(script: str, name: str) -> dict[str, Any]:
+    """What a command's parser says: as it was kept, or else asked for now, which takes as long as all imports.
+
+    Returns: see `aligners.cli.described.describe`.
+    """
+    command = f"{script} {name}"
+    about = kept(command)
+    if about is None:
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            print(f"Reading the options of `{command}` (once after each change) ...", file=sys.stderr, flush=True)
+        import_first()
+        from aligners.cli.described import describe
+
+        about = describe(find(script, name), script, name)
+        keep(command, about)
+    return about
+
+
 def _run(script: str, words: list[str], program: str, modules: Sequence[str]) -> None:
     # Batches differ in shape, and oneDNN keeps what it has compiled for each of the last 1,024: memory without end.
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
@@ -91,14 +111,14 @@ def _run(script: str, words: list[str], program: str, modules: Sequence[str]) ->
 
 
 def _run_command(script: str, name: str, program: str, words: list[str], modules: Sequence[str]) -> None:
-    about = known_options()["commands"].get(f"{script} {name}")  # of a command of one's own: None
+    about = known_options(script, name)
     asked = not {"-h", "--help"}.isdisjoint(words)
-    if about and asked and "all" not in words:
+    if asked and "all" not in words:
         print(help_of(program, about))
         return
     if (script, name) == ("study", "run") and words and not words[0].startswith("-"):
         words = ["--config", *words]
-    words = ["--help"] if asked else as_parsed(program, about, words) if about else words
+    words = ["--help"] if asked else as_parsed(program, about, words)
     watch_streams()
     if not asked:
         _say_that_it_begins(about)
@@ -110,12 +130,11 @@ def _run_command(script: str, name: str, program: str, words: list[str], modules
     run_command(find(script, name), program, words)
 
 
-def _say_that_it_begins(about: Mapping[str, Any] | None) -> None:
+def _say_that_it_begins(about: Mapping[str, Any]) -> None:
     """Say at once what takes the next seconds, unless an earlier command of this process has imported it already."""
     if "lightning" in sys.modules or os.environ.get("LOCAL_RANK", "0") != "0":
         return
-    options = {} if about is None else about["options"]
-    reads = any(name.startswith("data.") for name in options)
+    reads = any(name.startswith("data.") for name in about["options"])
     print("Loading models ..." if reads else "Loading ...", file=sys.stderr, flush=True)
 
 

@@ -1,7 +1,7 @@
 """The words of a command line: help on one screen, and errors that need no import of torch.
 
-known_options.json, which `python -m website.known_options` writes from the parsers, has the options of every
-command. What is refused here, the parser or the command would refuse too; everything else is left to them.
+aligners.cli.known keeps what the parser of a command says. What is refused here, the parser or the command would refuse
+too; everything else is left to them.
 """
 
 import json
@@ -10,7 +10,6 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Collection, Mapping, Sequence
-from functools import cache
 from itertools import takewhile
 from os.path import exists, isfile
 from pathlib import Path
@@ -20,7 +19,6 @@ from typing import Any
 from aligners.errors import UserError, check_known, did_you_mean
 from aligners.files.shared import is_shared, shared_file
 
-KNOWN = Path(__file__).with_name("known_options.json")
 CONFIGS = Path(__file__).parents[1] / "configs"  # the YAML files that the package brings
 # Kinds of values in words, and as YAML reads them. One that begins with = is a choice; of all others nothing is checked
 # here.
@@ -32,18 +30,12 @@ BASE_60 = re.compile(r"(?<![\w:\"'])\d+:[0-5]?\d(?![\w:\"'])")  # not within quo
 FLOAT = re.compile(r"[-+]?[\d._]+([eE][-+]?\d+)?")  # as the parser reads them; YAML has texts for some, such as 1e3
 
 
-@cache
-def known_options() -> dict[str, Any]:
-    """The commands with their options, and the names of maps, measures and so on, as known_options.json has them."""
-    return json.loads(KNOWN.read_text(encoding="utf-8"))
-
-
 def help_of(program: str, about: Mapping[str, Any]) -> str:
     """The help of a command, on one screen: what it does, an example, and the options that people use.
 
     Args:
         program: what the user typed up to the command.
-        about: the command's entry in known_options.json.
+        about: the command, as `aligners.cli.described.describe` describes it.
     """
     width = min(100, shutil.get_terminal_size().columns)
     typed = f"python {program}" if ".py " in program else program
@@ -56,15 +48,16 @@ def as_parsed(program: str, about: Mapping[str, Any], words: Sequence[str]) -> l
 
     Args:
         program: what the user typed up to the command.
-        about: the command's entry in known_options.json.
+        about: the command, as `aligners.cli.described.describe` describes it.
         words: after the command.
 
     Raises:
         UserError: an option is unknown, also in a file of options, or its value is of the wrong kind; or a file, a
             map, a measure or the like is unknown.
     """
-    options, names, parsed, rest = about["options"], known_options()["names"], list[str](), list(words)
-    foreign = "aligners.maps.base" in sys.modules  # modules of the user's own may have defined maps and measures
+    options, names, parsed, rest = about["options"], about["names"], list[str](), list(words)
+    # Modules of the user's own may define maps and measures, or have defined some.
+    foreign = "aligners.maps.base" in sys.modules or any(re.match(r"--imports\b", word) for word in words)
     while rest:
         word = rest.pop(0)
         word = "--config" if word == "-c" else re.sub("^-c=?", "--config=", word)
@@ -91,7 +84,6 @@ def as_parsed(program: str, about: Mapping[str, Any], words: Sequence[str]) -> l
             _check_names(program, _loaded(_options_in(value)), options)
         if kinds == ["list[file]"]:
             _check_there(option, _loaded(value))
-        foreign = foreign or name == "imports"
         if known and not foreign and not exists(value):
             check_known(known, **{option: _names_in(value, known)})
         parsed.append(f"{option}={value}")

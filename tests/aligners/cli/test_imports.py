@@ -9,8 +9,10 @@ import pytest
 from aligners.cli.endings import what_to_mend
 from aligners.cli.evaluate.similarity import similarity
 from aligners.cli.table import evaluate, train
+from aligners.datamodules.rows.policies import POLICIES
 from aligners.errors import UserError
 from aligners.maps.base import Aligner
+from tests.processes import ROOT
 from tests.shell import options
 from tests.test_adding_things import example
 from tests.world import World
@@ -18,7 +20,7 @@ from tests.world import World
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("my_map", "my_measure", "broken"):
+    for name in ("my_map", "my_measure", "my_rows", "broken"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.chdir(tmp_path)
     gc.collect()  # classes of other tests, which have the same names
@@ -39,6 +41,26 @@ def test_a_map_of_a_users_file_is_fitted_and_injected(world: World) -> None:
         evaluate([*stored, "--run", "b"])
     evaluate([*stored, "--imports+", "my_map.py", "--run", "c"])
     assert "scale" in Path("c/report.json").read_text()
+
+
+def test_a_map_of_contributing_is_fitted(world: World) -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    Path("my_map.py").write_text(example("# aligners/maps/shift.py", page))
+    models = options(data__model_x=world.model_x, data__model_y=world.model_x)
+    words = ["--imports", "my_map.py", "--model.aligners", "{shift: Shift}", "--run", "e"]
+    train(["fit", *words, *models, *text_of(world)])
+    assert Path("e/aligners.safetensors").is_file()
+
+
+def test_a_row_policy_of_a_users_file(world: World) -> None:
+    Path("my_rows.py").write_text(example("# a row policy"))
+    models = options(data__model_x=world.model_x, data__model_y=world.model_y)
+    words = ["--imports", "my_rows.py", "--data.rows", "middle", "--model.aligners", "linear"]
+    try:
+        train(["fit", *words, *models, *text_of(world), "--run", "f"])
+    finally:
+        POLICIES.pop("middle", None)
+    assert "rows: middle" in Path("f/config.yaml").read_text()
 
 
 def test_a_measure_of_a_users_file_that_a_config_names_too(world: World) -> None:

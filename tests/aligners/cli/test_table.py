@@ -15,6 +15,7 @@ from tests.processes import HANGS, ROOT
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """What the command `fit` gets: the name of its parser and the words."""
     got: list[object] = []
+    table.known_options("train", "fit")  # of the command itself
     command = Command(lambda run: got.append((run.parser.prog, run.words)), "fit")
     monkeypatch.setattr(fit, "fit", command)
     return got
@@ -66,6 +67,9 @@ assert not {"torch", "lightning", "wandb", "matplotlib"} & set(sys.modules)
 
 
 def test_every_command_says_that_it_begins_before_anything_is_imported() -> None:
+    for script, commands in table.COMMANDS.items():
+        for name in commands:
+            table.known_options(script, name)
     code = """
 import sys
 from aligners.cli import table
@@ -77,7 +81,7 @@ def imports():
 table.import_first = imports
 for script, commands in table.COMMANDS.items():
     for name in commands:
-        about = table.known_options()["commands"][f"{script} {name}"]
+        about = table.known_options(script, name)
         try:
             getattr(table, script)([name, *["x"] * about["positional"]])
         except InterruptedError:

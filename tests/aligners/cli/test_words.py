@@ -4,23 +4,22 @@ import re
 import shlex
 import subprocess
 import sys
-from copy import deepcopy
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
+from aligners.cli import known
+from aligners.cli.described import describe, example_of
 from aligners.cli.parsing import OptionParser
-from aligners.cli.table import COMMANDS, find, train
-from aligners.cli.words import CONFIGS, as_parsed, help_of, known_options
+from aligners.cli.table import COMMANDS, find, known_options, train
+from aligners.cli.words import CONFIGS, as_parsed, help_of
 from aligners.errors import UserError
 from benchmarks.real.run import TABLE, words_of
 from tests.aligners.cli.test_stopped import STOPPED
 from tests.processes import ROOT
-from website.known_options import example_of, known
 
-EVERY = list(known_options()["commands"])
+EVERY = [f"{script} {name}" for script, names in COMMANDS.items() for name in names]
 parser_of = cache(lambda command: find(*command.split()).parser())
 SHOWN = re.compile(
     r"(?:python )?(train|evaluate|study)\.py ((?:\\\n|[^\n`])+)|aligners (train|evaluate|study) ([^\n`]+)"
@@ -29,7 +28,7 @@ HEAVY = {"torch", "lightning", "transformers", "jsonargparse", "wandb", "matplot
 
 
 def understood(command: str, words: list[str]) -> list[str]:
-    return as_parsed(command.replace(" ", ".py "), known_options()["commands"][command], words)
+    return as_parsed(command.replace(" ", ".py "), known_options(*command.split()), words)
 
 
 def written_commands() -> list[tuple[str, list[str]]]:
@@ -47,14 +46,46 @@ def written_commands() -> list[tuple[str, list[str]]]:
     return lines
 
 
-def test_what_is_known_is_what_the_parsers_say() -> None:
-    """`python -m website.known_options` renews it. The Trainer's options differ between versions of Lightning."""
-    now, then = known(), deepcopy(known_options())
-    if f"lightning=={version('lightning')}\n" not in (ROOT / "constraints.txt").read_text():
-        for about in [*now["commands"].values(), *then["commands"].values()]:
-            about["options"] = {name: kind for name, kind in about["options"].items() if name[:8] != "trainer."}
-    assert now == then
-    assert set(EVERY) == {f"{script} {name}" for script, names in COMMANDS.items() for name in names}
+@pytest.fixture
+def cache_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the cache, in which nothing is kept yet."""
+    monkeypatch.setenv("ALIGNERS_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_what_is_kept_is_what_the_parser_says(cache_here: Path) -> None:
+    about = describe(find("train", "fit"), "train", "fit")
+    assert known.kept("train fit") is None
+    known.keep("train fit", about)
+    assert known.kept("train fit") == about
+    assert known.kept("train probe") is None
+
+
+@pytest.mark.parametrize("content", [b"", b"[1]", b"{", b"\xff", b'{"of": 1}', b"[" * 100_000])
+def test_what_is_broken_is_as_if_it_were_not_there(content: bytes, cache_here: Path) -> None:
+    known.keep("train fit", dict.fromkeys(known.PARTS, ""))
+    (file,) = cache_here.rglob("*.json")
+    file.write_bytes(content)
+    assert known.kept("train fit") is None
+
+
+def test_what_cannot_be_kept_is_done_without(cache_here: Path) -> None:
+    cache_here.write_text("a file, not a folder")
+    known.keep("train fit", dict.fromkeys(known.PARTS, ""))
+    assert known.kept("train fit") is None
+
+
+def test_an_edit_of_a_source_or_table_is_noticed(
+    cache_here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "package"
+    (package / "cli").mkdir(parents=True)
+    monkeypatch.setattr(known, "PACKAGE", package)
+    for name in ("a.py", "cli/b.yaml"):
+        known.keep("train fit", dict.fromkeys(known.PARTS, ""))
+        assert known.kept("train fit") is not None
+        (package / name).write_text("x")
+        assert known.kept("train fit") is None
 
 
 def there(word: str, folder: Path) -> str:
@@ -73,7 +104,7 @@ def test_command_lines_that_people_read_are_understood(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", EVERY)
 def test_an_example_is_what_the_command_takes(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    about, (script, name) = known_options()["commands"][command], command.split()
+    about, (script, name) = known_options(*command.split()), command.split()
     words = [there(word, tmp_path) for word in shlex.split(example_of(find(script, name)))]
     assert words
     monkeypatch.setenv("COLUMNS", "80")
@@ -85,6 +116,8 @@ def test_an_example_is_what_the_command_takes(command: str, tmp_path: Path, monk
 
 
 def test_help_and_errors_import_nothing(tmp_path: Path) -> None:
+    for name in ("fit", "universe"):
+        known_options("train", name)
     lines = [
         ["fit", "--help"],
         ["--version"],
@@ -101,16 +134,16 @@ def test_help_and_errors_import_nothing(tmp_path: Path) -> None:
     ]
     code = f"""
 import sys
-from aligners.cli.table import train
-from aligners.cli.words import as_parsed, known_options
+from aligners.cli.table import known_options, train
+from aligners.cli.words import as_parsed
 from aligners.errors import UserError
 for words in {lines}:
     try:
         train(words)
     except UserError as error:
         print(error)
-own = ["--imports", "mine.py", "--model.aligners", "Mine"]
-print(as_parsed("fit", known_options()["commands"]["train fit"], own))
+own = ["--data.rows", "mine", "--model.aligners", "Mine", "--imports=mine.py"]  # in any order
+print(as_parsed("fit", known_options("train", "fit"), own))
 assert not {HEAVY} & set(sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -129,6 +162,7 @@ assert not {HEAVY} & set(sys.modules)
         "Expected `--against` to name files, but there is no README.mb. Did you mean README.md?",
         "there is no aligners.safetensors.",
         '--model.aligners={"mine": "Mine"}',
+        "--data.rows=mine",
     ):
         assert said in done.stdout
 

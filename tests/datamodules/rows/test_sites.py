@@ -2,11 +2,12 @@
 
 import pytest
 
-from aligners.cli.words import as_parsed, known_options
+from aligners.cli.table import known_options
+from aligners.cli.words import as_parsed
 from aligners.datamodules.pairings import pair_states, universe_states
 from aligners.errors import UserError
 
-FIT = known_options()["commands"]["train fit"]
+FIT = known_options("train", "fit")
 
 
 @pytest.mark.parametrize("sites", ["1:b", "1:2:3", "[1:2]", "", "1,1", "every"])

@@ -1,27 +1,22 @@
-"""Writes aligners/cli/known_options.json, of which `aligners.cli.words` makes help and the first check of options.
+"""Describes a command's options as its parser has them: `aligners.cli.words` makes help and checks of words of that.
 
 What `--help` shows of a command is its docstring with an example, the options of its own function, and those of
 often.yaml.
-
-`python -m website.known_options` renews it. A test compares it with the parsers.
 """
 
-import json
 import re
 from argparse import SUPPRESS
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from inspect import isclass, signature
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-import yaml
-
 from aligners import maps
 from aligners.cli.run import Command
-from aligners.cli.table import COMMANDS, find, quiet
-from aligners.cli.words import CONFIGS, KNOWN
+from aligners.cli.words import CONFIGS
 from aligners.datamodules.rows.policies import POLICIES
+from aligners.files.tables import table_beside
 from aligners.fitting.bijection.price import NAMES
 from aligners.fitting.universe.universe import CLOSED_UNIVERSES
 from aligners.injection.comparing import comparison as compared
@@ -32,39 +27,52 @@ from aligners.probing.artefacts import maps as carried
 from aligners.similarity.catalogue import catalogue
 
 MODELS = {"models", *(f"data.{name}" for name in ("model", "model_x", "model_y", "models", "bases"))}
-OFTEN: dict[str, str] = yaml.safe_load(Path(__file__).with_name("often.yaml").read_text(encoding="utf-8"))
+OFTEN: dict[str, str] = table_beside(__file__, "often.yaml")
 
 
-def known() -> dict[str, Any]:
-    """What known_options.json should hold."""
-    classes = [name for name in maps.__all__ if issubclass(getattr(maps, name), Aligner) and name != "Aligner"]
-    names: dict[str, Iterable[str]] = {
-        "closed_form": CLOSED_FORMS,
-        "data.rows": POLICIES,
-        "maps": dict.fromkeys([*NAMES, *compared.MAPS, *carried.MAPS]),  # each command refuses those of the others
-        "measures": [*catalogue(0.99), "all"],
-        "model.aligners": classes,
-        "model.closed_form": CLOSED_UNIVERSES,
-        "model.layers": classes,
-    }
-    commands = {f"{script} {name}": _about(script, name) for script, each in COMMANDS.items() for name in each}
-    kinds = [kind.rstrip(":") for kind in EMBEDDED]
-    of_models = sorted({option for about in commands.values() for option in about["options"]} & MODELS)
-    names |= dict.fromkeys(of_models, kinds)
-    return {"names": {option: list(each) for option, each in names.items()}, "commands": commands}
+def describe(command: Command, script: str, name: str) -> dict[str, Any]:
+    """Describe a command.
 
+    Args:
+        command: the command.
+        script: that has it.
+        name: of the command.
 
-def _about(script: str, name: str) -> dict[str, Any]:
-    command = find(script, name)
+    Returns: `help`: its lines, each with the indent of what does not fit; `positional`: how many words it takes without
+        an option's name; `configs`: name -> path of the files of options that come along; `options`: name -> the kinds
+        of its values; `names`: option -> the names that it takes.
+    """
     parser = command.parser()
-    options = {_name(action): action for action in parser._actions if action.option_strings and _name(action) != "help"}
+    options = {}
+    for action in parser._actions:
+        if action.option_strings and _name(action) != "help":
+            options[_name(action)] = action
     folder = CONFIGS / (name if (CONFIGS / name).is_dir() else script)
     configs = sorted(folder.glob("*.yaml")) if "config" in options else []
+    names = known_names()
+    kinds_of_models = [kind.rstrip(":") for kind in EMBEDDED]
+    for option in sorted(MODELS & options.keys()):
+        names[option] = kinds_of_models
     return {
         "help": _help(command, parser, options),
         "positional": sum(not action.option_strings for action in parser._actions),
         "configs": {path.stem: f"{folder.name}/{path.name}" for path in configs},
-        "options": {name: _kind(action) for name, action in options.items()},
+        "options": {option: _kind(action) for option, action in options.items()},
+        "names": names,
+    }
+
+
+def known_names() -> dict[str, list[str]]:
+    """The names of maps, measures and so on that options take."""
+    classes = [name for name in maps.__all__ if issubclass(getattr(maps, name), Aligner) and name != "Aligner"]
+    return {
+        "closed_form": list(CLOSED_FORMS),
+        "data.rows": list(POLICIES),
+        "maps": list(dict.fromkeys([*NAMES, *compared.MAPS, *carried.MAPS])),  # each command refuses those of others
+        "measures": [*catalogue(0.99), "all"],
+        "model.aligners": classes,
+        "model.closed_form": list(CLOSED_UNIVERSES),
+        "model.layers": classes,
     }
 
 
@@ -76,18 +84,21 @@ def _help(command: Command, parser: Any, options: dict[str, Any]) -> list[list[A
     shown = {a.dest: _sentence(a) for a in positional} | {f"--{name}": _sentence(options[name]) for name in names}
     files = "A file of options, yours or the package's: --config NAME. " if "config" in options else ""
     about = [" ".join(part.split()) for part in parser.description.split("\n\n")]
-    plain = [f"usage: PROGRAM {command.usage}", *(line for part in about for line in ("", part)), "", "example:"]
+    plain = [f"usage: PROGRAM {command.usage}", *(line for part in about for line in ("", part)), ""]
+    example = example_of(command)
+    shown_example = [[0, "example:"], [4, f"  PROGRAM {example}"], [0, ""]] if example else []
     return [
         *([0, line] for line in plain),
-        *([4, f"  PROGRAM {example_of(command)}"], [0, ""]),
+        *shown_example,
         *([26, f"  {option:<23} {sentence}"] for option, sentence in shown.items()),
         *([0, ""], [0, f"{files}All options: PROGRAM --help all"]),
     ]
 
 
 def example_of(command: Command) -> str:
-    """The words of the example in a command's docstring."""
-    return re.findall(r"\n\n *Example: `(.*?)`", command.work.__doc__ or "")[0]
+    """The words of the example in a command's docstring; none: an empty text."""
+    found = re.search(r"\n\n *Example: `(.*?)`", command.work.__doc__ or "")
+    return found[1] if found else ""
 
 
 def _name(action: Any) -> str:
@@ -136,8 +147,3 @@ def _kinds(hint: Any) -> list[str]:
     if hint in (int, float, bool, NoneType):
         return ["null" if hint is NoneType else hint.__name__]
     return ["str"] if isclass(hint) and issubclass(hint, (str, Path)) else ["any"]
-
-
-if __name__ == "__main__":
-    quiet()
-    KNOWN.write_text(json.dumps(known(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
