@@ -103,7 +103,7 @@ def in_plain_words(message: str, program: str, options: Collection[str]) -> str:
     types = [literal.replace("'", "") or TYPES.get(kind, LIST) for kind, literal in TYPE.findall(message)]
     name = re.search(r"Expected a dot import path string: (\S+)", message)
     if name and not set(types) & set(KINDS.values()):
-        from aligners.cli.described import known_names  # which needs this module
+        from aligners.cli.known.described import known_names  # which needs this module
 
         known = known_names().get(keys[0], ["the full paths of classes"])
         return f"Expected {place} out of {', '.join(known)}, but got {name[1]}.{did_you_mean([name[1]], known)}"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from aligners import __version__
 from aligners.cli.endings import early_endings
-from aligners.cli.known import keep, kept
+from aligners.cli.known.kept import keep, kept
 from aligners.cli.log import watch_streams
 from aligners.cli.words import as_parsed, help_of
 from aligners.errors import did_you_mean
@@ -77,7 +77,7 @@ def find(script: str, name: str) -> Command:
 def known_options(script: str, name: str) -> dict[str, Any]:
     """What a command's parser says: as it was kept, or else asked for now, which takes as long as all imports.
 
-    Returns: see `aligners.cli.described.describe`.
+    Returns: see `aligners.cli.known.described.describe`.
     """
     command = f"{script} {name}"
     about = kept(command)
@@ -85,7 +85,7 @@ def known_options(script: str, name: str) -> dict[str, Any]:
         if os.environ.get("LOCAL_RANK", "0") == "0":
             print(f"Reading the options of `{command}` (once after each change) ...", file=sys.stderr, flush=True)
         import_first()
-        from aligners.cli.described import describe
+        from aligners.cli.known.described import describe
 
         about = describe(find(script, name), script, name)
         keep(command, about)

@@ -35,7 +35,7 @@ def help_of(program: str, about: Mapping[str, Any]) -> str:
 
     Args:
         program: what the user typed up to the command.
-        about: the command, as `aligners.cli.described.describe` describes it.
+        about: the command, as `aligners.cli.known.described.describe` describes it.
     """
     width = min(100, shutil.get_terminal_size().columns)
     typed = f"python {program}" if ".py " in program else program
@@ -48,7 +48,7 @@ def as_parsed(program: str, about: Mapping[str, Any], words: Sequence[str]) -> l
 
     Args:
         program: what the user typed up to the command.
-        about: the command, as `aligners.cli.described.describe` describes it.
+        about: the command, as `aligners.cli.known.described.describe` describes it.
         words: after the command.
 
     Raises:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from aligners.cli import known
-from aligners.cli.described import describe, example_of
+from aligners.cli.known import kept as known
+from aligners.cli.known.described import describe, example_of
 from aligners.cli.parsing import OptionParser
 from aligners.cli.table import COMMANDS, find, known_options, train
 from aligners.cli.words import CONFIGS, as_parsed, help_of

@@ -17,7 +17,7 @@ from typing import Any
 from aligners.errors import UserError
 from aligners.files.whole import write_text
 
-PACKAGE = Path(__file__).parents[1]
+PACKAGE = Path(__file__).parents[2]
 PACKAGES = ("aligners", "jsonargparse", "lightning", "torch", "transformers")  # on which options and names depend
 PARTS = {"help", "positional", "configs", "options", "names"}
 
@@ -28,7 +28,7 @@ def kept(command: str) -> dict[str, Any] | None:
     Args:
         command: script and name, such as `train fit`.
 
-    Returns: what `aligners.cli.described.describe` has made; None if there is none that can be read, or it is of
+    Returns: what `aligners.cli.known.described.describe` has made; None if there is none that can be read, or it is of
         other sources or packages.
     """
     try:
