@@ -416,8 +416,9 @@ def grouped(lines: list[dict[str, Any]]) -> dict[tuple[Any, ...], list[dict[str,
 
 
 def spread(values: list[float]) -> str:
-    """The figures of all seeds, without the zero before the point."""
-    return ", ".join("" if math.isnan(value) else f"{value:.4f}".replace("0.", ".", 1) for value in values)
+    """The figures of all seeds that have one, without the zero before the point."""
+    known = [value for value in values if not math.isnan(value)]
+    return ", ".join(f"{value:.4f}".replace("0.", ".", 1) for value in known)
 
 
 def main() -> None:

@@ -100,6 +100,9 @@ def in_plain_words(message: str, program: str, options: Collection[str]) -> str:
     place = f"`--{keys[0]}`" if keys[-1] == keys[0] else f"`{keys[-1]}` of `--{keys[0]}`"
     if unknown := re.search(r"Option '([^']+)' is not accepted", message):
         return f"Expected an argument that {place} has, but got {unknown[1]}. `{program} --{keys[0]}.help` lists them."
+    if several := re.search(r"Multiple subclasses with name (\S+)\. .*: (.*)\.", message):
+        called, paths = several.groups()
+        return f"Expected {place} to give the full path of a class, as several are called {called}: {paths}."
     types = [literal.replace("'", "") or TYPES.get(kind, LIST) for kind, literal in TYPE.findall(message)]
     name = re.search(r"Expected a dot import path string: (\S+)", message)
     if name and not set(types) & set(KINDS.values()):

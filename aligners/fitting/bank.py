@@ -43,12 +43,12 @@ def check_names(names: Iterable[str], argument: str) -> None:
 def describe_aligner(aligner: Aligner) -> dict[str, Any]:
     """Class, sizes and options of an aligner as plain values: `build_aligner` makes an equal one."""
     size = {"sites": aligner.sites, "d_x": aligner.d_x, "d_y": aligner.d_y}
-    return {"class": type(aligner).__name__, **size, "options": aligner.options()}
+    return {"class": aligner.kind, **size, "options": aligner.options()}
 
 
 def kind_of(aligner: Aligner) -> dict[str, Any]:
     """Class and options of an aligner of any size, as plain values."""
-    return {"class": type(aligner).__name__, "options": aligner.options()}
+    return {"class": aligner.kind, "options": aligner.options()}
 
 
 def is_known(kind: str) -> bool:

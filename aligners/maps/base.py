@@ -36,8 +36,10 @@ class Aligner(nn.Module, ABC):
         needs_equal_width: the map exists only for d_x = d_y.
         both_ways: trained as a map from X to Y and, through its inverse, from Y to X.
         rows_needed: the fewest fitting rows that determine `fit`.
-        registry: every aligner class by its name, which is how a checkpoint refers to it, but for those that are
-            defined with `registered=False`: they are no bank of independent maps.
+        registry: every aligner class by its `kind`, but for those that are defined with `registered=False`: they are no
+            bank of independent maps.
+        kind: the name by which a checkpoint refers to the class: that of the class, or its full path where another
+            class has that name already.
     """
 
     registry: ClassVar[dict[str, type["Aligner"]]] = {}
@@ -47,11 +49,16 @@ class Aligner(nn.Module, ABC):
     needs_equal_width: bool = False
     both_ways: bool = False
     rows_needed: int = 2
+    kind: ClassVar[str]
 
     def __init_subclass__(cls, registered: bool = True, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if registered:
-            Aligner.registry[cls.__name__] = cls
+        cls.kind = cls.__name__
+        if not registered:
+            return
+        if _is_taken(cls):
+            cls.kind = f"{cls.__module__}.{cls.__qualname__}"
+        Aligner.registry[cls.kind] = cls
 
     def __init__(self, sites: int, d_x: int, d_y: int) -> None:
         super().__init__()
@@ -117,6 +124,17 @@ class Aligner(nn.Module, ABC):
         """
         given = [param.name for param in signature(type(self)).parameters.values() if param.kind is param.KEYWORD_ONLY]
         return {name: getattr(self, name) for name in given if hasattr(self, name)}
+
+
+def _is_taken(cls: type[Aligner]) -> bool:
+    """Whether a class that is not ours has the name of one of ours, or of somebody else's."""
+    if cls.__module__.startswith("aligners."):
+        return False
+    import aligners.maps  # which imports this module
+
+    known = Aligner.registry.get(cls.__name__)
+    of_another = known is not None and known.__module__ != cls.__module__
+    return of_another or cls.__name__ in aligners.maps.__all__
 
 
 class BankLinear(nn.Module):

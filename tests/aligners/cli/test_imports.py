@@ -1,6 +1,7 @@
 """`--imports`: maps and measures from a file of the user's own."""
 
 import gc
+import json
 import sys
 from pathlib import Path
 
@@ -11,8 +12,9 @@ from aligners.cli.evaluate.similarity import similarity
 from aligners.cli.table import evaluate, train
 from aligners.datamodules.rows.policies import POLICIES
 from aligners.errors import UserError
+from aligners.fitting.bank import load_bank
 from aligners.maps.base import Aligner
-from tests.processes import ROOT
+from tests.processes import ROOT, Started
 from tests.shell import options
 from tests.test_adding_things import example
 from tests.world import World
@@ -41,6 +43,37 @@ def test_a_map_of_a_users_file_is_fitted_and_injected(world: World) -> None:
         evaluate([*stored, "--run", "b"])
     evaluate([*stored, "--imports+", "my_map.py", "--run", "c"])
     assert "scale" in Path("c/report.json").read_text()
+
+
+LINEAR = '''
+from aligners.maps import Linear as Ours
+
+
+class Linear(Ours):
+    """Ours, twice as large."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+'''
+
+
+def test_a_map_may_have_the_name_of_one_of_ours(world: World, tmp_path: Path) -> None:
+    Path("my_map.py").write_text(LINEAR)
+    models = options(data__model_x=world.model_x, data__model_y=world.model_y)
+    words = ["fit", "--imports", "my_map.py", *models, *text_of(world), "--run", "g"]
+    unclear = Started(tmp_path, "train", *words, "--model.aligners", "{mine: Linear}")
+    both = Started(tmp_path, "train", *words, "--model.aligners", "{mine: my_map.Linear, ours: aligners.Linear}")
+    assert unclear.end() == 2
+    assert "give the full path of a class, as several are called Linear: " in unclear.said()
+    assert both.end() == 0, both.said()
+    with pytest.raises(UserError, match=r"class 'my_map\.Linear'.*Import the module"):  # not taken for ours
+        load_bank(tmp_path / "g/aligners.safetensors")
+    stored = ["inject", "--checkpoints+", "g/aligners.safetensors", "--closed_form", "[]", "--run", "h"]
+    injected = Started(tmp_path, "evaluate", *stored, "--imports", "my_map.py")
+    assert injected.end() == 0, injected.said()
+    rows = json.loads((tmp_path / "h/report.json").read_text())["rows"]
+    fvu = {row["method"]: row["fvu"] for row in rows if row["method"] in ("mine", "ours")}
+    assert fvu["mine"] > fvu["ours"]
 
 
 def test_a_map_of_contributing_is_fitted(world: World) -> None:
