@@ -111,13 +111,14 @@ def beside_far_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """A sentence on the error of maps with rows far from all others, or without them, beside `fvu`; none if none are.
 
     Args:
-        rows: rows with method, role and the columns of `aligners.fitting.errors.FAR_COLUMNS`, where these are known.
+        rows: rows with method, role if they have several, and the columns of `aligners.fitting.errors.FAR_COLUMNS`,
+            where these are known.
     """
     sentences = []
     for column, which in {"fvu_with_far": "with", "fvu_without_far": "without"}.items():
         found: dict[str, list[float]] = {}
         for row in rows:
-            if row["role"] == "method" and row.get(column) is not None:
+            if row.get("role", "method") == "method" and row.get(column) is not None:
                 found.setdefault(row["method"], []).append(row[column])
         each = []
         for name, values in found.items():

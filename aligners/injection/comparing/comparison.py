@@ -14,7 +14,7 @@ from aligners.datamodules.rows.policies import PAIRS_TOKENS, RowKind
 from aligners.datamodules.rows.types import types_of
 from aligners.datamodules.tokens.tokenised import TokenisedTexts
 from aligners.errors import UserError, check_known, check_range
-from aligners.fitting.errors import squared_distances, squared_errors
+from aligners.fitting.errors import FarErrors, squared_distances, squared_errors
 from aligners.injection.behaviour import stitched_logits
 from aligners.injection.comparing import precision
 from aligners.injection.comparing.reading import Asked, Reader, answer_sums, divergences, in_two, padded
@@ -164,6 +164,7 @@ class Comparison:
         moments = metric.compute()
         self.means = moments.mean_x[:, None], moments.mean_y[:, None]
         self.fitted, self.refused = self._fit(moments)
+        self.far_errors: dict[str, FarErrors] = {}
         for number, places in enumerate(self.track(self._batches(self.held), "Comparing")):
             parts.append(self.measure(self.held[places], costs=number * self.batch_size < self.costs))
         return self._found({name: torch.cat([part[name] for part in parts if name in part], -1) for name in parts[0]})
@@ -205,6 +206,7 @@ class Comparison:
         y = y.to(x.device).double()
         of_rows = {"total": squared_distances(y, self.means[1]), "total of old": squared_distances(x, self.means[0])}
         of_rows |= {name: squared_errors(mapped, y) for name, mapped in self._mapped(x)}
+        self._with_far(batch)
         of_units, sums = {} if task is None else answer_sums(self.asked, task, own, theirs), Sums()
         if task is None and own is not None:  # of models without a head, compared at the end with those of all texts
             sums = {"old": own.T, "new": theirs.T}
@@ -223,6 +225,16 @@ class Comparison:
             kept = None if far is None else (self.readers[1](replace(batch, far={}))[0], (~far).nonzero()[:, 0])
             sums["costs"] = self._costs(task.to(self.new.device), x, theirs, kept)  # masks would be other states
         return {name: values.double().cpu() for name, values in sums.items()}
+
+    def _with_far(self, batch: TextBatch) -> None:
+        """Add the errors on all rows, where some are left out as far from all others."""
+        if batch.far.get(self.kind) is None:
+            return
+        x, y = self._both(replace(batch, far={}))
+        for name, mapped in self._mapped(x):
+            if name not in self.far_errors:
+                self.far_errors[name] = FarErrors(self.means[1][:, 0]).to(y.device)
+            self.far_errors[name].update(mapped, y.double())
 
     def _costs(self, task: TaskBatch, rows: Tensor, own: Tensor, kept: tuple[Tensor, Tensor] | None) -> Tensor:
         """What NEW loses as it goes on from OLD's states, by each map: KL from its own answers, and loss: (2, M, S, B).
@@ -260,6 +272,10 @@ class Comparison:
         floors = {name: strict if name in (AS_IS, "permutation") else loose for name in (*self.fitted, *self.further)}
         names = {"model_x": self.old.name, "model_y": self.new.name}
         rows = site_rows(sums, floors, [{**names, "site_x": i, "site_y": j} for i, j in self.pairs], self.seed)
+        with_far = {name: errors.compute().tolist() for name, errors in self.far_errors.items()}
+        for number, row in enumerate(rows):
+            if row["method"] in with_far:
+                row["fvu_with_far"] = with_far[row["method"]][number % len(self.pairs)]
         function = function_of(sums, self.asked, self.loose, self.seed)
         weights = precision.weight_changes(self.old, self.new, self.precision)
         changed = [row["weight"] for row in weights if row["changed"]]

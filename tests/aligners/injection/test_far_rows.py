@@ -1,5 +1,6 @@
 """With far rows, errors, similarity and injection are those of the other rows, and both are said."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,12 +8,14 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
+from aligners.cli.table import evaluate
 from aligners.datamodules.layers import LayerActivations
 from aligners.datamodules.pairings import pair_states
 from aligners.fitting.alignment import Alignment
 from aligners.injection.injecting import InjectionEvaluation
 from aligners.maps.linear import Linear
 from aligners.similarity.evaluation import SimilarityEvaluation
+from tests.shell import options
 from tests.sinks import sink_folder
 from tests.world import World
 
@@ -93,3 +96,21 @@ def test_similarity_tells_models_apart_that_share_a_sink(sinks: list[str], world
     assert found["leave_out"]["value"] < 0.6
     assert found["leave_out"]["with_far"] == pytest.approx(found["keep"]["value"], rel=1e-6)
     assert found["keep"]["without_far"] == pytest.approx(found["leave_out"]["value"], rel=1e-6)
+
+
+def test_a_comparison_has_its_figures_with_far_rows_beside(sinks: list[str], world: World, tmp_path: Path) -> None:
+    rows = {}
+    for far_rows in ("leave_out", "keep"):
+        words = options(data__model_x=sinks[0], data__model_y=sinks[1], data__text__source=world.fit)
+        words += options(data__text__held_out=world.test, data__max_length=32, data__far_rows=far_rows)
+        words += options(trainer__accelerator="cpu", trainer__logger=False)
+        evaluate(["compare", *words, "--run", str(tmp_path / far_rows)])
+        found = json.loads((tmp_path / far_rows / "comparison.json").read_text())["rows"]
+        rows[far_rows] = {(row["method"], row["site_y"]): row for row in found}
+    assert "FVU with the rows that are far from all others" in (tmp_path / "leave_out/comparison.md").read_text()
+    for place, row in rows["keep"].items():
+        beside = rows["leave_out"][place]
+        assert "fvu_with_far" not in row
+        if place[0] == "identity":  # the same map in both
+            assert beside["fvu_with_far"] != pytest.approx(beside["fvu"], rel=0.1)
+            assert beside["fvu_with_far"] == pytest.approx(row["fvu"], rel=0.05)  # about another mean

@@ -5,6 +5,7 @@ from functools import partial
 
 from matplotlib.figure import Figure
 
+from aligners.fitting.outcomes import beside_far_rows
 from aligners.reports.drawing import dress, method_looks, name_sites, panels
 from aligners.reports.names import (
     WORDS,
@@ -58,6 +59,7 @@ def report(
     on_what = [table for name in ON_WHAT for table in _on_what(name, tables[name])]
     screen = [_sites(shown), *map(_answers, function), *([_weights(blocks)] if blocks else []), *on_what]
     found = sentences("comparison", meta=meta, rows=shown, function=function, blocks=blocks)
+    found = [*beside_far_rows(shown), *found]
     figures = {"comparison": partial(_figure, shown)}
     first = lead(meta, shown, function, types)
     return Report("comparison", meta, rows, tables, figures=figures, screen=screen, lead=first, sentences=found)
