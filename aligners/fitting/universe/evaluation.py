@@ -13,7 +13,7 @@ from aligners.datamodules.rows.reading import PairedBatch, Place, Plan
 from aligners.datamodules.states import States
 from aligners.errors import UserError
 from aligners.fitting.bank import BACKWARD, FORWARD, StoredBank, take_sites
-from aligners.fitting.errors import MapErrors, Way, error_rows
+from aligners.fitting.errors import FAR_COLUMNS, FarErrors, MapErrors, Way, error_rows
 from aligners.fitting.moments import moments_of_states
 from aligners.fitting.outcomes import outcomes, worst_of
 from aligners.fitting.retrieval import RETRIEVAL_COLUMNS, HeldOutRows
@@ -70,7 +70,7 @@ class UniverseEvaluation(pl.LightningModule):
         """Begin with no rows."""
         self.stream = stream_of(self.trainer, States)
         self.stream.plan(Plan(measured=self.stored.seen))
-        self.errors = nn.ModuleDict()
+        self.errors, self.far_errors = nn.ModuleDict(), nn.ModuleDict()
         width, shared = self.spaces[NETWORK].d_x, self.spaces[NETWORK].d_y
         places = len(all_pairs(self.models)) * len(self.sites)
         self.embedded = MomentsMetric(places, shared, shared).to(self.device)
@@ -123,6 +123,25 @@ class UniverseEvaluation(pl.LightningModule):
                     self.by_type.update(left.unflatten(0, (self.models, -1)).mean(0), batch.text, batch.rows.place)
         for key, _, ends, way in self._pair_ways():
             self._add(key, way, batch, ends=ends)
+        if batch.counterpart is not None:
+            self._add_beside(batch.counterpart)
+
+    def _add_beside(self, batch: PairedBatch) -> None:
+        """Add the errors on the rows that stand beside those that count: with far rows, or without them."""
+        for name, universe in self.spaces.items():
+            embedded = universe.embed(batch.x)
+            for shift in range(1, self.models):
+                mapped = universe.predicted(embedded, shift)
+                self._far_errors(f"{name}/{shift}", self.means.flatten(0, 1)).update(mapped, batch.x)
+        by_model = batch.x.unflatten(0, (self.models, -1))
+        for key, _, (i, j), way in self._pair_ways():
+            x, y = by_model[i, ..., : self.widths[i]], by_model[j, ..., : self.widths[j]]
+            self._far_errors(key, self.means[j, :, : self.widths[j]]).update(way(x), y)
+
+    def _far_errors(self, key: str, mean: Tensor) -> FarErrors:
+        if key not in self.far_errors:
+            self.far_errors[key] = FarErrors(mean).to(self.device)
+        return cast(FarErrors, self.far_errors[key])
 
     def _trips(self, name: str, universe: Universe, batch: PairedBatch, x: Tensor, embedded: Tensor) -> None:
         """Into the space and back, and from a model over two others back to it."""
@@ -240,6 +259,9 @@ class UniverseEvaluation(pl.LightningModule):
             ]
             errors = self._figures(key)
             figures: dict[str, Any] = {figure: errors[figure] for figure in FIGURES}
+            if key in self.far_errors:
+                beside = cast(FarErrors, self.far_errors[key]).compute()
+                figures[FAR_COLUMNS[self.stream.far_rows]] = beside
             figures |= {column: self.retrieved[key][column] for column in RETRIEVAL_COLUMNS}
             for column, trip in (("round_trip", f"{method}/trip"), ("cycle", f"{method}/cycle")):
                 figures[column] = self._figures(trip)["round_trip"] if trip in self.errors else [None] * len(ends)

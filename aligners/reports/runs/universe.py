@@ -7,7 +7,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from aligners.fitting.outcomes import mark, what_did_not_train, worst_of
+from aligners.fitting.outcomes import beside_far_rows, mark, what_did_not_train, worst_of
 from aligners.fitting.universe.universe import CLOSED_UNIVERSES, NETWORK
 from aligners.reports.drawing import COLOURS, Look, heat_maps, label, log_scale, panels, short
 from aligners.reports.names import aligned, short_names, with_short_names
@@ -44,6 +44,7 @@ def report(meta: Row, rows: Sequence[Row], directions: Sequence[Row] = (), **tab
         figures["shared"] = partial(_shared, shared, curve)
     about = {"directions": directions, "names": _names(directions), "shared": shared, "types": types}
     findings = sentences("universe", **about, left_out=meta.get("left_out", {}), refits=_refits(shown))
+    findings = [*beside_far_rows(shown), *findings]
     findings += retrieval(shown) + what_did_not_train(shown)
     kept = {name: table for name, table in {"directions": directions, **tables}.items() if table}
     return Report("universe", meta, rows, kept, figures=figures, screen=[_table(shown)], sentences=findings)

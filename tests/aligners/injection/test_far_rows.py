@@ -8,7 +8,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
-from aligners.cli.table import evaluate
+from aligners.cli.table import evaluate, train
 from aligners.datamodules.layers import LayerActivations
 from aligners.datamodules.pairings import pair_states
 from aligners.fitting.alignment import Alignment
@@ -114,3 +114,20 @@ def test_a_comparison_has_its_figures_with_far_rows_beside(sinks: list[str], wor
         if place[0] == "identity":  # the same map in both
             assert beside["fvu_with_far"] != pytest.approx(beside["fvu"], rel=0.1)
             assert beside["fvu_with_far"] == pytest.approx(row["fvu"], rel=0.05)  # about another mean
+
+
+def test_a_universe_has_its_figures_with_far_rows_beside(world: World, tmp_path: Path) -> None:
+    models = [str(sink_folder(tmp_path / f"sink{seed}", seed=seed)) for seed in range(3)]
+    text = options(data__text__source=world.fit, data__text__held_out=world.test, data__max_length=32)
+    words = [*text, *options(data__sites=[1], trainer__accelerator="cpu", trainer__logger=False)]
+    train(["universe", *words, *options(data__models=models, trainer__max_steps=1), "--run", str(tmp_path / "all")])
+    rows = json.loads((tmp_path / "all/universe.json").read_text())["rows"]
+    of_pair = {row["method"]: row for row in rows if (row["model_x"], row["model_y"]) == (models[0], models[1])}
+    pair = tmp_path / "all/pairs/sink0--sink1/aligners.safetensors"
+    evaluate(["inject", *options(checkpoints=[str(pair)], closed_form=[]), "--run", str(tmp_path / "pair")])
+    found = json.loads((tmp_path / "pair/report.json").read_text())["rows"]
+    methods = {row["method"]: row for row in found if row["model_x"] == models[0] and row["role"] == "method"}
+    for name in ("universe", "gcca"):  # the same maps, measured by another command
+        assert of_pair[name]["fvu_with_far"] == pytest.approx(methods[name]["fvu_with_far"], rel=1e-4)
+        assert of_pair[name]["fvu"] == pytest.approx(methods[name]["fvu"], rel=1e-4)
+    assert "FVU with the rows that are far from all others" in (tmp_path / "all/universe.md").read_text()
