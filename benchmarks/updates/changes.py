@@ -1,6 +1,6 @@
 """How often `evaluate.py compare` is wrong: pairs in which nothing has changed, and models of which one block has.
 
-    python -m benchmarks.updates.changes /work/real --half judged --json FILE
+    python -m benchmarks.updates.changes REAL --half judged --json FILE
 
 The folder has `models` and `data` as `benchmarks/real/models.py` makes them. Unchanged pairs are a model and itself:
 reloaded, run in other batches, with another attention or in float64; stored in bfloat16, float16 or int8; with states
