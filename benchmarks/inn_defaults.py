@@ -38,7 +38,7 @@ from aligners.datamodules.text.sources import TextSource
 from aligners.datamodules.tokens.splits import Split
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.errors import MapErrors
-from aligners.fitting.training import LEAST_RISE, REFERENCE_WIDTH, Divergence, Schedule, clip_per_site, schedule_factor
+from aligners.fitting.steps import LEAST_RISE, REFERENCE_WIDTH, Divergence, Schedule, clip_per_site, schedule_factor
 from aligners.maps.base import Aligner
 from aligners.maps.inn import INN
 from aligners.maps.invertible import JUDGED, TriangularPair, thinned

@@ -67,7 +67,7 @@ def whole_file(path: Path) -> AbstractContextManager[Path]:
     """A temporary file to write to, renamed to `path` once it is complete and on the disk.
 
     It lies beside `path`, so that the last step is a rename within one filesystem: whatever happens, `path` holds
-    either what it held before or everything. What a process that was killed has left is written over.
+    either what it held before or everything. What a killed process has left is overwritten.
 
     Raises:
         OSError: the file cannot be written; `path` is as it was.

@@ -18,7 +18,8 @@ from aligners.datamodules.tokens.splits import Split
 from aligners.errors import UserError, check_range
 from aligners.finetuning.tokens import COUNTS, TokenTask
 from aligners.fitting.lengths import KnownLength
-from aligners.fitting.training import Schedule, mean_count, mean_over_ranks, schedule_factor
+from aligners.fitting.steps import Schedule, schedule_factor
+from aligners.fitting.training import mean_count, mean_over_ranks
 from aligners.injection.scoring.scores import TextScores, UnitMeans, interval, named, resampled_scores, with_interval
 from aligners.injection.scoring.tasks import unit_answers, unit_losses
 from aligners.models.calling import Caller, FiniteCheck

@@ -20,7 +20,8 @@ from aligners.fitting.fits import AlignerFactory, Fit, fit_map, seeded
 from aligners.fitting.moments import MomentsSoFar, moments_of_states
 from aligners.fitting.outcomes import few_rows, outcomes
 from aligners.fitting.retrieval import HeldOutRows
-from aligners.fitting.training import LEAST_RISE, BankTraining, Schedule, clip_per_site, mean_count, mean_over_ranks
+from aligners.fitting.steps import LEAST_RISE, Schedule, clip_per_site
+from aligners.fitting.training import BankTraining, mean_count, mean_over_ranks
 from aligners.maps.canonical import reduced_mse
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear, Procrustes, Ridge

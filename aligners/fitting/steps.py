@@ -1,16 +1,197 @@
-"""Steps of an optimiser for banks of maps: at rates of each site's own, and averaged."""
+"""Gradient steps of banks: at which rates, with which clipping, averaged, and what stops a site that diverges."""
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any, Literal, get_args
 
 import torch
+from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 
+from aligners.errors import check_known
 from aligners.maps.base import Aligner
 
 # Keys of an optimiser's state, of a parameter and of a group. A checkpoint has both with the optimiser.
 LAST = "last_weights"
 COUNT = "averaged_steps"
+
+Schedule = Literal["constant", "linear", "cosine", "one_cycle", "trapezoid"]
+REFERENCE_WIDTH = 64
+# Steps over which the rate of trained maps rises at least, if need be beyond the end. The first steps of Adam change
+# every entry by the rate, whatever its gradient says, until the averages know how far to trust it.
+LEAST_RISE = 100
+FULL_RATE_ROWS = 256  # rows a step from which invertible networks have the full rate
+
+
+def make_optimizer(factory: OptimizerCallable, aligners: Iterable[Aligner]) -> torch.optim.Optimizer | None:
+    """Make one optimiser for all aligners, whose step changes a matrix equally at any width.
+
+    A step of Adam changes every entry by about the learning rate, whatever the gradient. Summed over n inputs that
+    moves an output n times as far, while the entries themselves are of size 1/√n: one rate that suits width 64 makes
+    width 768 diverge. So the rate of a matrix with n inputs is divided by n / 64; biases, and matrices with 64 inputs
+    or fewer, keep the full rate. The step of SGD follows the gradient, and its rate is left alone.
+
+    Reference: Yang et al. 2022, "Tensor Programs V", arXiv 2203.03466, Table 3: under Adam the rate of hidden weights
+    goes with 1/fan-in, under SGD it does not.
+
+    Args:
+        factory: makes the optimiser of parameter groups, all with the full rate.
+        aligners: what is trained.
+
+    Returns:
+        None where nothing has parameters.
+    """
+    groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
+    for aligner in aligners:
+        for name, parameter in aligner.named_parameters():
+            if parameter.requires_grad:
+                share = min(1.0, REFERENCE_WIDTH / aligner.fan_in(name, parameter))
+                groups.setdefault((share, aligner.bijective), []).append(parameter)
+    if not groups:
+        return None
+    optimizer = factory([{"params": parameters} for parameters in groups.values()])
+    for (share, bijective), group in zip(groups, optimizer.param_groups, strict=True):
+        if not isinstance(optimizer, torch.optim.SGD):
+            group["lr"] *= share
+            group["by_rows"] = bijective
+        group["initial_lr"] = group["lr"]
+    return optimizer
+
+
+def describe_optimizer(factory: OptimizerCallable) -> dict[str, Any]:
+    """Return an optimiser's class and options as plain values, without those that only affect how it computes."""
+    instance = factory([nn.Parameter(torch.zeros(1))])
+    speed = ("foreach", "fused", "capturable", "differentiable")
+    return {"class": type(instance).__name__, **{name: v for name, v in instance.defaults.items() if name not in speed}}
+
+
+def schedule_factor(schedule: Schedule, steps: int, warmup: float, least_rise: int = 0) -> Callable[[int], float]:
+    """Return the factor of the learning rate as a function of the step.
+
+    Args:
+        schedule: after a linear warm-up, `constant` stays, `linear` and `cosine` fall to zero, and `trapezoid` stays
+            for the first half of all steps, then falls linearly to zero; `one_cycle` rises and falls along a cosine
+            (Smith and Topin 2017), its momentum left alone.
+        steps: all training steps.
+        warmup: share of them over which the factor rises to 1; 0: it does not rise.
+        least_rise: number of steps over which the factor rises at least. A run that is too short for that takes the
+            smaller of rise and fall, and does not reach 1.
+    """
+    check_known(get_args(Schedule), schedule=schedule)
+    rising = warmup * steps
+    slowly = max(rising, least_rise if warmup else 0)
+
+    def factor(step: int) -> float:
+        done = min(1.0, max(0.0, step - rising) / max(1.0, steps - rising))
+        late = min(1.0, 2 - 2 * min(step, steps) / steps)
+        falls = {"constant": 1.0, "linear": 1 - done, "trapezoid": late}
+        fall = falls.get(schedule, (1 + math.cos(math.pi * done)) / 2)
+        risen = (step + 1) / (slowly + 1)
+        if step >= slowly:
+            return fall
+        return min(fall, (1 - math.cos(math.pi * risen)) / 2 if schedule == "one_cycle" else risen)
+
+    return factor
+
+
+def learning_rates(
+    optimizer: torch.optim.Optimizer, course: Callable[[int], float], rows: float | None, done: int = 0
+) -> LambdaLR:
+    """The learning rates along a `schedule_factor`, which follow from the steps done: no checkpoint needs to hold them.
+
+    Adam's step has its full size even where the gradient is noise, as more of it is the fewer rows a step has. With
+    fewer than `FULL_RATE_ROWS` the rate of bijective maps is in proportion to them; the step of SGD follows the
+    gradient.
+
+    Args:
+        optimizer: whose rates.
+        course: the factor by step.
+        rows: of a step; None: the rate does not depend on them.
+        done: steps that were taken.
+    """
+    share = 1.0 if rows is None else min(1.0, rows / FULL_RATE_ROWS)
+    courses = {True: lambda step: share * course(step), False: course}
+    return LambdaLR(optimizer, [courses[group.get("by_rows", False)] for group in optimizer.param_groups], done - 1)
+
+
+@torch.no_grad()
+def clip_per_site(bank: Aligner, largest: float, alive: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+    """Scale each site's gradient, over all parameters of a bank together, down to norm `largest`.
+
+    Args:
+        bank: whose parameters have gradients.
+        largest: the norm; 0 turns clipping off.
+        alive: says from the norms (S,) which sites train, (S,) bool; the gradients of all others are set to zero.
+
+    Returns:
+        (S,) the norms before.
+    """
+    given = [(p.grad, bank.places(name)) for name, p in bank.named_parameters() if p.grad is not None]
+    norms = given[0][0].new_zeros(bank.sites)
+    for g, at in given:
+        norms[at] += g.flatten(1).square().sum(1)
+    norms = norms.sqrt()
+    factor = (largest / (norms + 1e-12)).clamp(max=1) if largest else torch.ones_like(norms)
+    kept = torch.ones_like(norms, dtype=torch.bool) if alive is None else alive(norms)
+    for g, at in given:
+        each = -1, *[1] * (g.ndim - 1)
+        g.copy_(torch.where(kept[at].view(each), g * factor[at].view(each), 0))
+    return norms
+
+
+# A loss this many times that of the first step does not come back.
+FACTOR = 10.0
+# In units of FVU: below this a site is no worse than the mean, wherever it started.
+HARMLESS = 2.0
+
+
+class Divergence:
+    """Which sites of some banks have diverged, and when.
+
+    A site diverges where its loss or its gradient is not finite, or its loss exceeds both ten times that of its first
+    step and 2 (a map that answers the mean has 1, or 2 both ways). From then on its gradient is zero; nothing
+    else is done to it here. Every rank has to see the same losses and gradients.
+
+    Attributes:
+        step: bank -> (S,) the step, counted from 1, at which a site diverged; 0 while it has not.
+    """
+
+    def __init__(self) -> None:
+        self.step: dict[str, Tensor] = {}
+        self._first: dict[str, Tensor] = {}
+
+    def watch(self, bank: str, loss: Tensor, norms: Tensor, step: int) -> Tensor:
+        """Check the losses and gradients of a step.
+
+        Args:
+            bank: its name.
+            loss: (S,) of all ranks.
+            norms: (S,) of the gradients.
+            step: number of the step, from 1.
+
+        Returns:
+            (S,) True where a site goes on training.
+        """
+        loss = loss.detach()
+        if bank not in self.step:
+            self.step[bank] = torch.zeros_like(loss, dtype=torch.long)
+            self._first[bank] = loss.nan_to_num(0.0, 0.0)
+        known, limit = self.step[bank], (FACTOR * self._first[bank]).clamp(min=HARMLESS)
+        bad = ~(loss <= limit) | ~norms.isfinite()
+        self.step[bank] = torch.where(bad & (known == 0), step, known)
+        return self.step[bank] == 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state that a resumed run needs."""
+        return {"step": self.step, "first": self._first}
+
+    def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
+        """Restore the state from a checkpoint."""
+        self.step, self._first = (
+            {bank: value.to(device) for bank, value in state[name].items()} for name in ("step", "first")
+        )
 
 
 class SiteSteps:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import aligners.fitting.universe.universe  # which registers the maps through a space before any test begins
 from aligners.fitting.bank import build_aligner, describe_aligner
-from aligners.fitting.training import clip_per_site
+from aligners.fitting.steps import clip_per_site
 from aligners.maps.base import Aligner
 from aligners.maps.mlp import FreeForm
 from aligners.similarity.algebra.moments import moments_of

@@ -27,7 +27,7 @@ from aligners.fitting.errors import (
 )
 from aligners.fitting.fits import AlignerFactory, fit_map, seeded
 from aligners.fitting.outcomes import TRAINED_WELL
-from aligners.fitting.training import describe_optimizer
+from aligners.fitting.steps import describe_optimizer
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP, FreeForm

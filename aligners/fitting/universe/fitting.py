@@ -17,7 +17,7 @@ from aligners.fitting.alignment import Alignment
 from aligners.fitting.bank import FORWARD, StoredBank, build_aligner, join_banks, kind_of, refuse_other_models
 from aligners.fitting.fits import AlignerFactory, Fit, seeded
 from aligners.fitting.parts import join_records
-from aligners.fitting.training import Schedule
+from aligners.fitting.steps import Schedule
 from aligners.fitting.universe.joint import JointMoments, paired_rows
 from aligners.fitting.universe.shared import SharedPart
 from aligners.fitting.universe.universe import CLOSED_UNIVERSES, NETWORK, RIVALS, Universe, fit_network

@@ -206,7 +206,10 @@ class Comparison:
         y = y.to(x.device).double()
         of_rows = {"total": squared_distances(y, self.means[1]), "total of old": squared_distances(x, self.means[0])}
         of_rows |= {name: squared_errors(mapped, y) for name, mapped in self._mapped(x)}
-        self._with_far(batch)
+        far = batch.far.get(self.kind)
+        every = None if far is None else self._both(replace(batch, far={}))
+        if every is not None:
+            self._add_far_errors(*every)
         of_units, sums = {} if task is None else answer_sums(self.asked, task, own, theirs), Sums()
         if task is None and own is not None:  # of models without a head, compared at the end with those of all texts
             sums = {"old": own.T, "new": theirs.T}
@@ -221,16 +224,14 @@ class Comparison:
         if task is not None:
             sums |= {name: per_text_sums(values, task.targets.to(own.device)) for name, values in of_units.items()}
         if costs and task is not None and self.kind == RowKind("tokens") and self.new.task != "masked":
-            far = batch.far.get(self.kind)  # where NEW keeps its own states
-            kept = None if far is None else (self.readers[1](replace(batch, far={}))[0], (~far).nonzero()[:, 0])
+            kept = None  # where rows are far, NEW keeps its own states
+            if far is not None and every is not None:
+                kept = every[1].to(self.new.device), (~far).nonzero()[:, 0]
             sums["costs"] = self._costs(task.to(self.new.device), x, theirs, kept)  # masks would be other states
         return {name: values.double().cpu() for name, values in sums.items()}
 
-    def _with_far(self, batch: TextBatch) -> None:
+    def _add_far_errors(self, x: Tensor, y: Tensor) -> None:
         """Add the errors on all rows, where some are left out as far from all others."""
-        if batch.far.get(self.kind) is None:
-            return
-        x, y = self._both(replace(batch, far={}))
         for name, mapped in self._mapped(x):
             if name not in self.far_errors:
                 self.far_errors[name] = FarErrors(self.means[1][:, 0]).to(y.device)

@@ -23,7 +23,8 @@ from aligners.errors import UserError, check_range
 from aligners.fitting.bank import STITCHING, StoredBank, check_names, describe_aligner, load_bank
 from aligners.fitting.fits import AlignerFactory, fit_map, seeded
 from aligners.fitting.moments import read_moments
-from aligners.fitting.training import BankTraining, Schedule, clip_per_site, mean_count, mean_over_ranks
+from aligners.fitting.steps import Schedule, clip_per_site
+from aligners.fitting.training import BankTraining, mean_count, mean_over_ranks
 from aligners.injection.behaviour import bank_answers, mapped_rows, own_answers, own_logits, pair_logits, read_all
 from aligners.injection.methods import fitted_layers
 from aligners.injection.routes import Route, Routes, build_routes, check_routes

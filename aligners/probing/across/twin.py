@@ -35,7 +35,7 @@ class SwappedPart(NamedTuple):
 
 
 def parts_of(read: Mapping[str, Tensor], states: Tensor, draws: int, seed: int) -> list[SwappedPart]:
-    """What is swapped: what probes read, as many random and principal dimensions, and everything.
+    """The parts that are swapped: subspaces that probes read, equally many random and principal dimensions, and all.
 
     Args:
         read: name of a task -> subspaces (S, d, k).

@@ -19,7 +19,7 @@ from aligners.datamodules.states import States
 from aligners.datamodules.text.sources import TextSource
 from aligners.fitting.bank import FORWARD, load_bank
 from aligners.fitting.fits import seeded
-from aligners.fitting.training import make_optimizer
+from aligners.fitting.steps import make_optimizer
 from aligners.fitting.universe.evaluation import UniverseEvaluation
 from aligners.fitting.universe.files import load_universe, universes_of
 from aligners.fitting.universe.fitting import UniverseAlignment

@@ -9,14 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from aligners.fitting.training import (
-    Divergence,
-    Schedule,
-    clip_per_site,
-    learning_rates,
-    make_optimizer,
-    schedule_factor,
-)
+from aligners.fitting.steps import Divergence, Schedule, clip_per_site, learning_rates, make_optimizer, schedule_factor
 from aligners.maps.inn import INN
 from aligners.maps.linear import Identity, Linear
 from aligners.maps.mlp import MLP
