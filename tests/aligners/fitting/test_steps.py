@@ -1,12 +1,14 @@
 """Steps at rates of each site's own, and the average of the weights of all steps."""
 
 import copy
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from aligners.callbacks.best import BestPerSite
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.errors import MapErrors
 from aligners.fitting.steps import LAST, SiteSteps
@@ -89,6 +91,26 @@ def test_a_checkpoint_of_the_optimiser_holds_the_last_weights() -> None:
     for gradient in second:
         take(resumed, again, gradient)
     assert torch.equal(again.weight, weights.weight)
+
+
+def test_a_site_that_is_set_back_stays_at_its_best() -> None:
+    weights = Weights()
+    steps = SiteSteps(torch.optim.AdamW(weights.parameters(), lr=0.1, weight_decay=0.0), [weights], averaged=True)
+    kept = BestPerSite()
+    for number, gradient in enumerate(gradients(12)):
+        if number == 3:
+            kept._kept["map"] = copy.deepcopy(weights.state_dict())
+        take(steps, weights, gradient)
+    best, first_site = kept._kept["map"]["weight"][0], torch.tensor([True, False])
+    others = weights.weight[1].detach().clone()
+    trainer: Any = SimpleNamespace(optimizers=[steps.optimizer])
+    kept._set_back("map", weights, first_site, trainer)
+    assert torch.equal(weights.weight[1], others)
+    for gradient in gradients(20):
+        gradient[0] = 0  # as of a site that has diverged
+        take(steps, weights, gradient)
+    torch.testing.assert_close(weights.weight[0].detach(), best)
+    assert not torch.equal(weights.weight[1], others)
 
 
 def test_a_step_that_fails_leaves_the_average() -> None:
