@@ -33,18 +33,21 @@ _HOMES = {
     "Alignment": "aligners.fitting.alignment",
     "BestPerSite": "aligners.callbacks.best",
     "InjectionEvaluation": "aligners.injection.injecting",
-    "Stitching": "aligners.injection.stitching.training",
+    "Stitching": "aligners.injection.stitching.stitching_training",
     "StitchingEvaluation": "aligners.injection.stitching.measuring",
     "TextSource": "aligners.datamodules.text.sources",
     "WriteReport": "aligners.reports.publishing",
-    "load_bank": "aligners.fitting.bank",
+    "load_bank": "aligners.fitting.saved_bank",
     "pair_states": "aligners.datamodules.pairings",
-    "save_bank": "aligners.fitting.bank",
+    "save_bank": "aligners.fitting.saved_bank",
     "stitched_texts": "aligners.datamodules.model_texts",
-    "SharedPart": "aligners.fitting.universe.shared",
+    "SharedPart": "aligners.fitting.universe.shared_part",
     "ThroughSpace": "aligners.fitting.universe.through",
     "TwoLinear": "aligners.fitting.universe.through",
-    **dict.fromkeys(("SharedMaps", "SharedProbes", "SharedStitching", "SharedUniverse"), "aligners.reports.sharing"),
+    **dict.fromkeys(
+        ("SharedMaps", "SharedProbes", "SharedStitching", "SharedUniverse"),
+        "aligners.reports.sharing",
+    ),
 }
 
 

@@ -42,7 +42,9 @@ def check_range(
     limits = [(holds, word, limit) for holds, word, limit in known if limit is not None]
     for name, value in given.items():
         values = list(value) if isinstance(value, Iterable) else [value]
-        if not values or not all(v is None or holds(v, limit) for v in values for holds, _, limit in limits):
+        if not values or not all(
+            v is None or holds(v, limit) for v in values for holds, _, limit in limits
+        ):
             expected = " and ".join(f"{word} {limit}" for _, word, limit in limits)
             raise UserError(f"Expected `{name}` to be {expected}, but got {value}.")
 
@@ -68,8 +70,12 @@ def check_known(known: Iterable[str], **given: str | Iterable[str] | None) -> No
     for name, value in given.items():
         if isinstance(value, str) and value not in known:
             like = did_you_mean([value], known)
-            raise UserError(f"Expected `{name}` to be one of {', '.join(known)}, but got {value!r}.{like}")
-        unknown = [] if isinstance(value, str) else [entry for entry in value or () if entry not in known]
+            raise UserError(
+                f"Expected `{name}` to be one of {', '.join(known)}, but got {value!r}.{like}"
+            )
+        unknown = (
+            [] if isinstance(value, str) else [entry for entry in value or () if entry not in known]
+        )
         if unknown:
             got = f"{', '.join(unknown)}.{did_you_mean(unknown, known)}"
             raise UserError(f"Expected `{name}` out of {', '.join(known) or 'none'}, but got {got}")
@@ -99,7 +105,9 @@ def visible(text: str) -> str:
 def did_you_mean(unknown: Iterable[str], known: Iterable[str]) -> str:
     """A question that follows an error: the known names that are most like unknown ones; empty if none is."""
     cases = {str(name).lower(): str(name) for name in known}
-    like = [cases[close] for name in unknown for close in get_close_matches(str(name).lower(), cases, 2)]
+    like = [
+        cases[close] for name in unknown for close in get_close_matches(str(name).lower(), cases, 2)
+    ]
     return f" Did you mean {' or '.join(dict.fromkeys(like))}?" if like else ""
 
 

@@ -14,7 +14,12 @@ from rich.progress import Progress as Bar
 from aligners.errors import visible
 
 EVERY = 30.0  # seconds between two lines
-COLUMNS = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+COLUMNS = (
+    TextColumn("{task.description}", markup=False),
+    BarColumn(),
+    MofNCompleteColumn(),
+    TimeRemainingColumn(),
+)
 T = TypeVar("T")
 
 
@@ -32,7 +37,11 @@ class Progress:
         self._began = self._said = self._now = time.monotonic()
         console = rich.get_console()
         moves = console.is_terminal or console.is_jupyter  # where the output goes
-        self._bar = Bar(*COLUMNS[: None if what else -1], console=console, transient=True) if moves else None
+        self._bar = (
+            Bar(*COLUMNS[: None if what else -1], console=console, transient=True)
+            if moves
+            else None
+        )
         if self._bar is not None:
             self._bar.add_task(what, total=total if math.isfinite(total) else None, completed=begin)
             self._bar.start()
@@ -48,7 +57,12 @@ class Progress:
         self.show(self.done + 1, lambda: self._line(words()))
 
     def show(
-        self, done: int, line: Callable[[], str], *, beside: Callable[[], str] | None = None, at_once: bool = False
+        self,
+        done: int,
+        line: Callable[[], str],
+        *,
+        beside: Callable[[], str] | None = None,
+        at_once: bool = False,
     ) -> None:
         """Show that so many steps are done, and say a line if the last one is old enough.
 
@@ -92,7 +106,9 @@ def hidden(trainer: Any) -> bool:
     return trainer is None or not trainer.is_global_zero or trainer.progress_bar_callback is None
 
 
-def track(each: Iterable[T], what: str, total: float | None = None, *, disable: bool = False) -> Iterator[T]:
+def track(
+    each: Iterable[T], what: str, total: float | None = None, *, disable: bool = False
+) -> Iterator[T]:
     """Yield each, and show how far it is; see `Progress`."""
     shown = None if disable else Progress(what, length_hint(each) if total is None else total)
     try:

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare
 
 from aligners.datamodules.batches import LengthBatches, TextBatch
 from aligners.datamodules.rows.policies import RowKind
-from aligners.datamodules.rows.reading import Link, PairReader
+from aligners.datamodules.rows.read_rows import Link, PairReader
 from aligners.models import FrozenModel
 from benchmarks.harness import Figures, interleaved, parser, ratio
 from benchmarks.stitched_forward import build
@@ -58,7 +58,9 @@ def main() -> None:
     torch.set_num_threads(options.threads)
 
     models = [build(options.width, options.layers, seed, options.device) for seed in (0, 1)]
-    reader = PairReader(models, [Link(0, 1, site, site) for site in range(options.layers + 1)], RowKind("tokens"))
+    reader = PairReader(
+        models, [Link(0, 1, site, site) for site in range(options.layers + 1)], RowKind("tokens")
+    )
     every = texts(options.batch * options.batches, 128)
     order = LengthBatches([len(text) for text in every], options.batch, shuffle=True)
     groups = [[every[i] for i in rows] for rows in order]
@@ -86,9 +88,15 @@ def main() -> None:
             padded(models, batch, mask)
 
     ours = torch.cat([reader.read(parts).x for parts in prepared], 1)
-    theirs = torch.cat([padded(models, batch, mask)[0] for batch, mask in zip(wide, masks, strict=True)], 1)
-    if ours.shape != theirs.shape or not torch.allclose(ours.double().sum(1), theirs.double().sum(1), atol=1e-2):
-        raise RuntimeError("Reading and padding to one length give different rows: their times mean nothing.")
+    theirs = torch.cat(
+        [padded(models, batch, mask)[0] for batch, mask in zip(wide, masks, strict=True)], 1
+    )
+    if ours.shape != theirs.shape or not torch.allclose(
+        ours.double().sum(1), theirs.double().sum(1), atol=1e-2
+    ):
+        raise RuntimeError(
+            "Reading and padding to one length give different rows: their times mean nothing."
+        )
 
     seconds = interleaved(
         {"reading": read, "bare forwards": bare, "padded to 128": one_length},
@@ -97,9 +105,21 @@ def main() -> None:
     )
     figures = Figures(options.device)
     figures.add_times(seconds)
-    figures.add("paired rows per second and site", ours.shape[1] / statistics.median(seconds["reading"]))
-    figures.add("rows/s, reading / bare forwards", ratio(seconds, "bare forwards", "reading"), bar=0.90, sense=">=")
-    figures.add("rows/s, reading / padded to 128", ratio(seconds, "padded to 128", "reading"), bar=2.0, sense=">=")
+    figures.add(
+        "paired rows per second and site", ours.shape[1] / statistics.median(seconds["reading"])
+    )
+    figures.add(
+        "rows/s, reading / bare forwards",
+        ratio(seconds, "bare forwards", "reading"),
+        bar=0.90,
+        sense=">=",
+    )
+    figures.add(
+        "rows/s, reading / padded to 128",
+        ratio(seconds, "padded to 128", "reading"),
+        bar=2.0,
+        sense=">=",
+    )
     figures.write(options.json)
 
 

@@ -32,7 +32,11 @@ def rows(model: FrozenModel, sentences: list[str], batch: int, side: str) -> lis
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     for start in range(0, len(sentences), batch):
         inputs = tokenizer(
-            sentences[start : start + batch], padding=True, padding_side=side, return_tensors="pt", truncation=True
+            sentences[start : start + batch],
+            padding=True,
+            padding_side=side,
+            return_tensors="pt",
+            truncation=True,
         )
         given = {name: inputs[name] for name in ("input_ids", "attention_mask")}
         with torch.no_grad():
@@ -44,7 +48,9 @@ def rows(model: FrozenModel, sentences: list[str], batch: int, side: str) -> lis
 def main() -> None:
     """Run the benchmark."""
     arguments = parser(__doc__)
-    arguments.add_argument("models", nargs="*", default=["embedded:0", "embedded-gpt:0"], help="names or folders")
+    arguments.add_argument(
+        "models", nargs="*", default=["embedded:0", "embedded-gpt:0"], help="names or folders"
+    )
     arguments.add_argument("--source", default="rotten_tomatoes")
     arguments.add_argument("--texts", type=int, default=64)
     arguments.add_argument("--batch", type=int, default=32)
@@ -59,21 +65,33 @@ def main() -> None:
             for kind in kinds if dtype == "bfloat16" else kinds[:2]:
                 named, load = [(name, None)], partial(load_texts, texts)
                 try:
-                    loading = FrozenModels(named, None, load, max_length=2, dtype=dtype, attn_implementation=kind)
+                    loading = FrozenModels(
+                        named, None, load, max_length=2, dtype=dtype, attn_implementation=kind
+                    )
                     model = loading.loaded[0].to(options.device)
-                except UserError as error:  # a family that transformers has no such implementation for
+                except (
+                    UserError
+                ) as error:  # a family that transformers has no such implementation for
                     print(f"{Path(name).name}, {kind}: {str(error)[:160]} ...")
                     continue
-                for side, batch in (("alone", 1), ("right", options.batch), ("left", options.batch)):
+                for side, batch in (
+                    ("alone", 1),
+                    ("right", options.batch),
+                    ("left", options.batch),
+                ):
                     found = rows(model, sentences, batch, "right" if side == "alone" else side)
                     if not reference:
                         reference = found
                         continue
                     moved = [(a - b, b.std()) for a, b in zip(found, reference, strict=True)]
                     what = f"{Path(name).name}, {kind}, {dtype}, {'alone' if batch == 1 else f'padded on the {side}'}"
-                    figures.add(f"{what}: largest", max(float(each.abs().max() / scale) for each, scale in moved))
                     figures.add(
-                        f"{what}: mean", max(float(each.square().mean().sqrt() / scale) for each, scale in moved)
+                        f"{what}: largest",
+                        max(float(each.abs().max() / scale) for each, scale in moved),
+                    )
+                    figures.add(
+                        f"{what}: mean",
+                        max(float(each.square().mean().sqrt() / scale) for each, scale in moved),
                     )
     figures.write(options.json)
 

@@ -17,20 +17,37 @@ from typing import Any
 import torch
 import transformers
 
-__all__ = ["Figures", "interleaved", "machine", "markdown", "parser", "parser_with_sizes", "ratio", "write_whole"]
+__all__ = [
+    "Figures",
+    "interleaved",
+    "machine",
+    "markdown",
+    "parser",
+    "parser_with_sizes",
+    "ratio",
+    "write_whole",
+]
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
     """The arguments every benchmark takes: `--json`, `--device`, `--threads`, `--rounds`."""
-    arguments = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    arguments = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
     arguments.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     arguments.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    arguments.add_argument("--threads", type=int, default=torch.get_num_threads(), help="CPU threads of torch")
-    arguments.add_argument("--rounds", type=int, default=15, help="times that each alternative is timed")
+    arguments.add_argument(
+        "--threads", type=int, default=torch.get_num_threads(), help="CPU threads of torch"
+    )
+    arguments.add_argument(
+        "--rounds", type=int, default=15, help="times that each alternative is timed"
+    )
     return arguments
 
 
-def parser_with_sizes(description: str | None, *, layers: int, batch: int, tokens: int = 64) -> argparse.ArgumentParser:
+def parser_with_sizes(
+    description: str | None, *, layers: int, batch: int, tokens: int = 64
+) -> argparse.ArgumentParser:
     """Those of `parser`, and the sizes of random models and of a batch, with these defaults."""
     arguments = parser(description)
     for name, size in {"width": 256, "layers": layers, "batch": batch, "tokens": tokens}.items():
@@ -166,7 +183,9 @@ def _synchronise(device: str) -> None:
 
 
 def _main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     arguments.add_argument("file", type=Path, help="what --json wrote")
     arguments.add_argument("command", help="that wrote it")
     given = arguments.parse_args()

@@ -39,9 +39,9 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
+from aligners.datamodules.paired_activations import States
 from aligners.datamodules.pairings import pair_states
-from aligners.datamodules.rows.reading import PairedBatch, Prepared
-from aligners.datamodules.states import States
+from aligners.datamodules.rows.read_rows import PairedBatch, Prepared
 from aligners.datamodules.text.sources import TextSource
 from aligners.fitting.alignment import Alignment
 from aligners.injection.injecting import InjectionEvaluation
@@ -58,12 +58,18 @@ from benchmarks.parts import bare_trainer
 
 EMBEDDED = ["embedded-gpt:0", "embedded-gpt:1"]
 AFTER = ("ln_f", "norm", "pooler")  # what stands between the last block and the head
-WEIGHTS = "Random and trained weights of one size mean the same operations, and so about the same time."
+WEIGHTS = (
+    "Random and trained weights of one size mean the same operations, and so about the same time."
+)
 WAYS = ("evaluate.py inject", "bare", "plain hooks")
 BAR = 2.0
 MAPS: dict[str, Any] = {
     **{"permutation": Permutation, "procrustes": Procrustes, "cca": CCA, "linear": Linear},
-    **{"mlp_paper": partial(MLP, skip=False), "mlp": MLP, "inn_paper": partial(INN, mixing="none", both_ways=False)},
+    **{
+        "mlp_paper": partial(MLP, skip=False),
+        "mlp": MLP,
+        "inn_paper": partial(INN, mixing="none", both_ways=False),
+    },
     "inn": INN,
 }
 
@@ -139,12 +145,18 @@ def material(options: Namespace, folder: Path) -> Material:
     bare_trainer(options.device, **quick).fit(fit, datamodule=data)
     evaluation = InjectionEvaluation([fit.stored()], closed_form=())
     try:
-        bare_trainer(options.device, callbacks=[Stop()]).test(evaluation, datamodule=data, verbose=False)
+        bare_trainer(options.device, callbacks=[Stop()]).test(
+            evaluation, datamodule=data, verbose=False
+        )
     except Ready:
         evaluation.to(options.device)
-    batches = [data.on_before_batch_transfer(batch, 0).to(options.device) for batch in data.loader("test")]
+    batches = [
+        data.on_before_batch_transfer(batch, 0).to(options.device) for batch in data.loader("test")
+    ]
     sites = [site for _, site in cast(Panel, evaluation.panels[0]).route.pairs]
-    return Material(evaluation, data, batches, [own_states(data.frozen[1], batch, sites) for batch in batches])
+    return Material(
+        evaluation, data, batches, [own_states(data.frozen[1], batch, sites) for batch in batches]
+    )
 
 
 def own_states(target: FrozenModel, batch: Prepared, sites: Sequence[int]) -> Own:
@@ -190,7 +202,9 @@ def bare(given: Material) -> None:
 
 def plain_hooks(given: Material) -> Tensor:
     """Loss and right answers of every method at every site, (methods, S, 2), summed over the tokens."""
-    sums = torch.zeros(len(given.panel.methods), len(given.panel.route.pairs), 2, dtype=torch.float64)
+    sums = torch.zeros(
+        len(given.panel.methods), len(given.panel.route.pairs), 2, dtype=torch.float64
+    )
     for batch in given.batches:
         read = given.data.on_after_batch_transfer(batch, 0)
         for place, method in enumerate(given.panel.methods):
@@ -228,7 +242,9 @@ def check(given: Material) -> None:
     """Raise unless the command finds what plain hooks find, and the bare tails are Y's."""
     inject(given)
     names, table = given.panel.scores.quantities, given.panel.scores.table
-    found = torch.stack([table[names.index(name)].sum(-1) for name in ("loss", "correct")], -1).cpu()
+    found = torch.stack(
+        [table[names.index(name)].sum(-1) for name in ("loss", "correct")], -1
+    ).cpu()
     torch.testing.assert_close(found, plain_hooks(given), rtol=1e-5, atol=1e-5)
     inputs, own = given.batches[0].texts.inputs[1], given.own[0]
     expected = given.target.logits(inputs)
@@ -240,7 +256,9 @@ def check(given: Material) -> None:
 
 def ways(given: Material) -> dict[str, Callable[[], object]]:
     """What is compared, by its name."""
-    return dict(zip(WAYS, (partial(way, given) for way in (inject, bare, plain_hooks)), strict=True))
+    return dict(
+        zip(WAYS, (partial(way, given) for way in (inject, bare, plain_hooks)), strict=True)
+    )
 
 
 def peak(run: Callable[[], object], device: str) -> float:
@@ -264,12 +282,18 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.set_defaults(rounds=5)
     models = arguments.add_mutually_exclusive_group()
-    models.add_argument("--models", nargs=2, default=EMBEDDED, metavar=("X", "Y"), help="names or folders")
+    models.add_argument(
+        "--models", nargs=2, default=EMBEDDED, metavar=("X", "Y"), help="names or folders"
+    )
     models.add_argument("--width", type=int, help="GPTs of random weights of this width")
     arguments.add_argument("--sites", default="blocks", help="as in evaluate.py inject")
     arguments.add_argument("--texts", type=int, default=256, help="held-out texts")
-    arguments.add_argument("--batch", type=int, default=128, help="texts in a batch, as the command has it")
-    arguments.add_argument("--memory-of", choices=WAYS, help="print the peak memory of this way, and nothing else")
+    arguments.add_argument(
+        "--batch", type=int, default=128, help="texts in a batch, as the command has it"
+    )
+    arguments.add_argument(
+        "--memory-of", choices=WAYS, help="print the peak memory of this way, and nothing else"
+    )
     options = arguments.parse_args()
     torch.set_num_threads(options.threads)
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -278,7 +302,9 @@ def main() -> None:
     print(WEIGHTS, flush=True)
     if options.models == EMBEDDED and not options.width and not options.memory_of:
         sizes = ("texts", "batch", "threads", "device")
-        memory(figures, [part for name in sizes for part in (f"--{name}", str(getattr(options, name)))])
+        memory(
+            figures, [part for name in sizes for part in (f"--{name}", str(getattr(options, name)))]
+        )
     with tempfile.TemporaryDirectory() as folder:
         given = material(options, Path(folder))
     with torch.inference_mode():
@@ -286,8 +312,12 @@ def main() -> None:
             print(peak(ways(given)[options.memory_of], options.device))
             return
         check(given)
-        clock = time.process_time if options.device == "cpu" else time.perf_counter  # whatever else the machine does
-        seconds = interleaved(ways(given), rounds=options.rounds, device=options.device, warmup=1, clock=clock)
+        clock = (
+            time.process_time if options.device == "cpu" else time.perf_counter
+        )  # whatever else the machine does
+        seconds = interleaved(
+            ways(given), rounds=options.rounds, device=options.device, warmup=1, clock=clock
+        )
     figures.add("width", given.target.width)
     figures.add("blocks", given.target.depth)
     figures.add("texts", sum(len(batch.texts.text) for batch in given.batches))
@@ -296,7 +326,9 @@ def main() -> None:
     figures.add("sites", len(given.panel.route.pairs))
     figures.add_times(seconds)
     figures.add("evaluate.py inject / bare", ratio(seconds, *WAYS[:2]), bar=BAR)
-    figures.add("evaluate.py inject / bare, best rounds", min(seconds[WAYS[0]]) / min(seconds[WAYS[1]]))
+    figures.add(
+        "evaluate.py inject / bare, best rounds", min(seconds[WAYS[0]]) / min(seconds[WAYS[1]])
+    )
     figures.add("evaluate.py inject / plain hooks", ratio(seconds, WAYS[0], WAYS[2]))
     figures.write(options.json)
 

@@ -118,7 +118,9 @@ def matrix_products(sites: int, rows: int, width: int, device: str) -> Callable[
         for first, last in weights:
             torch.bmm(x, first, out=hidden)
             torch.bmm(hidden, last, out=out)
-        for k, ((first, last), (for_first, for_last)) in enumerate(zip(weights, gradients, strict=True)):
+        for k, ((first, last), (for_first, for_last)) in enumerate(
+            zip(weights, gradients, strict=True)
+        ):
             torch.bmm(hidden.mT, out, out=for_last)
             torch.bmm(out, last.mT, out=hidden)
             torch.bmm(x.mT, hidden, out=for_first)
@@ -149,7 +151,9 @@ def one_network(figures: Figures, rows: int, width: int, rounds: int, device: st
     else:
         print("zuko is not installed: left out")
     if find_spec("FrEIA"):
-        one, two = (freia_flow(width, device, block) for block in ("AllInOneBlock", "GLOWCouplingBlock"))
+        one, two = (
+            freia_flow(width, device, block) for block in ("AllInOneBlock", "GLOWCouplingBlock")
+        )
         steps["FrEIA AllInOneBlock"] = lambda: freia_step(one, x[0], y[0])
         steps["FrEIA GLOWCouplingBlock"] = lambda: freia_step(two, x[0], y[0])
     else:
@@ -158,10 +162,16 @@ def one_network(figures: Figures, rows: int, width: int, rounds: int, device: st
     figures.add_times(seconds)
     for name in steps:
         if name != "INN":
-            figures.add(f"INN / {name}", ratio(seconds, "INN", name), bar=1.3 if name == "matrix products" else 1.0)
+            figures.add(
+                f"INN / {name}",
+                ratio(seconds, "INN", name),
+                bar=1.3 if name == "matrix products" else 1.0,
+            )
 
 
-def bank_against_loop(figures: Figures, sites: int, rows: int, width: int, rounds: int, device: str) -> None:
+def bank_against_loop(
+    figures: Figures, sites: int, rows: int, width: int, rounds: int, device: str
+) -> None:
     """A bank against a loop over its members, and against its own products."""
     x, y = torch.randn(2, sites, rows, width, device=device)
     bank, members = plain(sites, width, device), [plain(1, width, device) for _ in range(sites)]
@@ -172,7 +182,12 @@ def bank_against_loop(figures: Figures, sites: int, rows: int, width: int, round
 
     side = 8192 if torch.device(device).type == "cuda" else 1024
     a, b, product = torch.randn(3, side, side, device=device)
-    names = [f"bank of {sites}", f"loop over {sites}", "the bank's matrix products", "large product"]
+    names = [
+        f"bank of {sites}",
+        f"loop over {sites}",
+        "the bank's matrix products",
+        "large product",
+    ]
     runs: list[Callable[[], object]] = [
         lambda: inn_step(bank, x, y),
         loop,
@@ -182,7 +197,12 @@ def bank_against_loop(figures: Figures, sites: int, rows: int, width: int, round
     seconds = interleaved(dict(zip(names, runs, strict=True)), rounds=rounds, device=device)
     figures.add_times(seconds)
     on_gpu = torch.device(device).type == "cuda"
-    figures.add(f"loop / bank of {sites}", ratio(seconds, names[1], names[0]), bar=8.0 if on_gpu else 1.5, sense=">=")
+    figures.add(
+        f"loop / bank of {sites}",
+        ratio(seconds, names[1], names[0]),
+        bar=8.0 if on_gpu else 1.5,
+        sense=">=",
+    )
     figures.add("bank / its matrix products", ratio(seconds, names[0], names[2]))
     work = flops(sites, rows, width) / (2.0 * side**3)
     figures.add("bank, share of the matrix rate", work * ratio(seconds, names[3], names[0]))
@@ -193,9 +213,19 @@ def products_of(aligner: INN, rows: int, device: str) -> Callable[[], None]:
 
     Rotations and the fixed matrix are left out.
     """
-    weights = [weight.detach() for weight in aligner.parameters() if weight.ndim == 3 and weight.shape[1] > 1]
-    weights += [weight for weight in weights if weight.shape[1] == weight.shape[2] == aligner.d_x]  # pairs have two
-    inputs = {width: torch.randn(aligner.sites, rows, width, device=device) for w in weights for width in w.shape[1:]}
+    weights = [
+        weight.detach()
+        for weight in aligner.parameters()
+        if weight.ndim == 3 and weight.shape[1] > 1
+    ]
+    weights += [
+        weight for weight in weights if weight.shape[1] == weight.shape[2] == aligner.d_x
+    ]  # pairs have two
+    inputs = {
+        width: torch.randn(aligner.sites, rows, width, device=device)
+        for w in weights
+        for width in w.shape[1:]
+    }
 
     def run() -> None:
         for _ in range(2):  # directions
@@ -218,7 +248,9 @@ def both_ways(figures: Figures, rows: int, width: int, rounds: int, device: str)
         aligner.loss(x, y).sum().backward()
 
     names = "default INN, a step both ways", "its matrix products"
-    seconds = interleaved({names[0]: step, names[1]: products_of(aligner, rows, device)}, rounds=rounds, device=device)
+    seconds = interleaved(
+        {names[0]: step, names[1]: products_of(aligner, rows, device)}, rounds=rounds, device=device
+    )
     figures.add_times(seconds)
     figures.add("default INN, a step / its matrix products", ratio(seconds, *names), bar=1.5)
 
@@ -237,7 +269,9 @@ def main() -> None:
     figures = Figures(options.device)
     one_network(figures, options.rows, options.width, options.rounds, options.device)
     bank_width = options.bank_width or (768 if torch.device(options.device).type == "cuda" else 256)
-    bank_against_loop(figures, options.bank, options.bank_rows, bank_width, options.rounds, options.device)
+    bank_against_loop(
+        figures, options.bank, options.bank_rows, bank_width, options.rounds, options.device
+    )
     both_ways(figures, options.rows, options.width, options.rounds, options.device)
     figures.write(options.json)
 

@@ -32,13 +32,20 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
-from aligners.api.models import inject, load
+from aligners.api.model_states import inject, load
 from aligners.datamodules.pairings import pair_states
 from aligners.datamodules.text.sources import TextSource
 from aligners.datamodules.tokens.splits import Split
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.errors import MapErrors
-from aligners.fitting.steps import LEAST_RISE, REFERENCE_WIDTH, Divergence, Schedule, clip_per_site, schedule_factor
+from aligners.fitting.map_errors import MapErrors
+from aligners.fitting.steps import (
+    LEAST_RISE,
+    REFERENCE_WIDTH,
+    Divergence,
+    Schedule,
+    clip_per_site,
+    schedule_factor,
+)
 from aligners.maps.base import Aligner
 from aligners.maps.inn import INN
 from aligners.maps.invertible import JUDGED, TriangularPair, thinned
@@ -108,13 +115,21 @@ VARIANTS = {
     "linear_fall": replace(EARLIER, schedule="linear"),
     "averaged": replace(EARLIER, schedule="constant", average="half"),
     "residual_averaged": replace(EARLIER, residual=True, schedule="constant", average="half"),
-    "residual_half_averaged": replace(EARLIER, residual=True, full=0.5, schedule="constant", average="half"),
+    "residual_half_averaged": replace(
+        EARLIER, residual=True, full=0.5, schedule="constant", average="half"
+    ),
     "residual_half_rise_200": replace(EARLIER, residual=True, full=0.5, rise=200),
     "residual_half_muon": replace(EARLIER, residual=True, full=0.5, muon=True),
-    "constant_quadratic": replace(EARLIER, residual=True, full=0.5, schedule="constant", average="quadratic"),
-    "linear_quadratic": replace(EARLIER, residual=True, full=0.5, schedule="linear", average="quadratic"),
+    "constant_quadratic": replace(
+        EARLIER, residual=True, full=0.5, schedule="constant", average="quadratic"
+    ),
+    "linear_quadratic": replace(
+        EARLIER, residual=True, full=0.5, schedule="linear", average="quadratic"
+    ),
     "trapezoid": replace(EARLIER, residual=True, full=0.5, schedule="trapezoid"),
-    "cosine_quadratic": replace(EARLIER, residual=True, full=0.5, schedule="cosine", average="quadratic"),
+    "cosine_quadratic": replace(
+        EARLIER, residual=True, full=0.5, schedule="cosine", average="quadratic"
+    ),
     "one_cycle_quadratic": replace(EARLIER, residual=True, full=0.5, average="quadratic"),
     "four_wide": replace(EARLIER, couplings=4, hidden=3.5),
     "muon": replace(EARLIER, muon=True),
@@ -181,7 +196,9 @@ def place_of(options: argparse.Namespace) -> Path:
     return Path(options.folder) / f"{options.pair}-{options.kind}.pt"
 
 
-def rates_of(aligner: Aligner, variant: Variant, moments: Moments) -> Iterator[tuple[nn.Parameter, float]]:
+def rates_of(
+    aligner: Aligner, variant: Variant, moments: Moments
+) -> Iterator[tuple[nn.Parameter, float]]:
     """Each parameter and its full learning rate."""
     factor = 1.0
     if variant.residual and isinstance(aligner, INN):
@@ -233,22 +250,36 @@ def orthogonal(matrix: Tensor) -> Tensor:
     return x
 
 
-def optimizers_of(aligner: Aligner, variant: Variant, moments: Moments) -> list[torch.optim.Optimizer]:
+def optimizers_of(
+    aligner: Aligner, variant: Variant, moments: Moments
+) -> list[torch.optim.Optimizer]:
     """AdamW, and Muon for triangular matrices if asked for."""
     adam: list[dict[str, Any]] = []
     muon: list[dict[str, Any]] = []
-    triangular = {id(pair.entries) for pair in aligner.modules() if isinstance(pair, TriangularPair)}
+    triangular = {
+        id(pair.entries) for pair in aligner.modules() if isinstance(pair, TriangularPair)
+    }
     for parameter, rate in rates_of(aligner, variant, moments):
         group = {"params": [parameter], "lr": rate}
         by_muon = variant.muon and id(parameter) in triangular
         (muon if by_muon else adam).append(group)
-    found: list[torch.optim.Optimizer] = [torch.optim.AdamW(adam, weight_decay=0.0, betas=(0.9, variant.beta))]
+    found: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW(adam, weight_decay=0.0, betas=(0.9, variant.beta))
+    ]
     if muon:
         found.append(Muon(muon))
     return found
 
 
-def train(aligner: Aligner, rows: Rows, variant: Variant, moments: Moments, steps: int, a_step: int, seed: int) -> int:
+def train(
+    aligner: Aligner,
+    rows: Rows,
+    variant: Variant,
+    moments: Moments,
+    steps: int,
+    a_step: int,
+    seed: int,
+) -> int:
     """Train a map as `Alignment` does, under the options of a variant; returns the step at which it diverged, or 0."""
     optimizers = optimizers_of(aligner, variant, moments)
     share = min(1.0, a_step / FULL_RATE_ROWS) if aligner.bijective else 1.0
@@ -326,12 +357,17 @@ def made(name: str, width: int) -> tuple[Aligner, Variant]:
         # the rate is that of every parameter, whatever its width
         return INN(1, width, width, mixing="none"), replace(EARLIER, rate=1e-3)
     variant = VARIANTS[name]
-    return INN(1, width, width, couplings=variant.couplings, hidden=round(variant.hidden * width)), variant
+    return INN(
+        1, width, width, couplings=variant.couplings, hidden=round(variant.hidden * width)
+    ), variant
 
 
 def train_plainly(aligner: Aligner, rows: Rows, steps: int, a_step: int, seed: int) -> None:
     """AdamW at 1e-3 throughout."""
-    optimizer, draw = torch.optim.AdamW(aligner.parameters(), lr=1e-3), torch.Generator().manual_seed(seed)
+    optimizer, draw = (
+        torch.optim.AdamW(aligner.parameters(), lr=1e-3),
+        torch.Generator().manual_seed(seed),
+    )
     for _ in range(steps):
         chosen = torch.randint(rows.x.shape[1], (a_step,), generator=draw)
         optimizer.zero_grad()
@@ -348,7 +384,13 @@ def run(options: argparse.Namespace) -> None:
     for steps in options.steps:
         for seed in options.seeds:
             for name in options.variants:
-                about = {"pair": options.pair, "kind": options.kind, "steps": steps, "seed": seed, "variant": name}
+                about = {
+                    "pair": options.pair,
+                    "kind": options.kind,
+                    "steps": steps,
+                    "seed": seed,
+                    "variant": name,
+                }
                 if json.dumps(about) in known or (name == "linear" and seed != options.seeds[0]):
                     continue
                 figures = one_run(name, rows, moments, steps, seed, options)
@@ -370,7 +412,9 @@ def one_run(
     if name == "plain":
         train_plainly(aligner, rows, steps, ROWS_A_STEP[options.kind], seed)
     elif name in ("default", "mlp"):
-        taken = Alignment().train_on_rows(aligner, rows.x, rows.y, steps, ROWS_A_STEP[options.kind], seed)
+        taken = Alignment().train_on_rows(
+            aligner, rows.x, rows.y, steps, ROWS_A_STEP[options.kind], seed
+        )
         diverged = int(taken)
     elif name != "linear":
         diverged = train(aligner, rows, variant, moments, steps, ROWS_A_STEP[options.kind], seed)
@@ -391,19 +435,27 @@ def table(options: argparse.Namespace) -> None:
     """Print a table: both ways' FVU of each variant over that of the start, and the other figures."""
     lines = lines_of(options.folder / "runs.jsonl")
     if options.json:
-        write_whole(options.json, {"machine": machine("cpu"), "runs": [compact(line) for line in lines]})
+        write_whole(
+            options.json, {"machine": machine("cpu"), "runs": [compact(line) for line in lines]}
+        )
     print("| pair | rows | steps | map | start | FVU | back | unseen | penalty |")
     print("|---|---|---|---|---|---|---|---|---|")
     for key, group in grouped(lines).items():
         cells = [spread([line["start_fvu"] for line in group])]
-        cells += [spread([line.get(name, math.nan) for line in group]) for name in ("fvu", "back", "unseen", "penalty")]
+        cells += [
+            spread([line.get(name, math.nan) for line in group])
+            for name in ("fvu", "back", "unseen", "penalty")
+        ]
         print("| " + " | ".join([*map(str, key), *cells]) + " |")
 
 
 def compact(line: dict[str, Any]) -> dict[str, Any]:
     """A line with four digits of each figure."""
     figures = {key: float(f"{value:.4g}") for key, value in line.items() if key != "run"}
-    return {**line["run"], **{key: None if math.isnan(value) else value for key, value in figures.items()}}
+    return {
+        **line["run"],
+        **{key: None if math.isnan(value) else value for key, value in figures.items()},
+    }
 
 
 def grouped(lines: list[dict[str, Any]]) -> dict[tuple[Any, ...], list[dict[str, Any]]]:
@@ -411,7 +463,9 @@ def grouped(lines: list[dict[str, Any]]) -> dict[tuple[Any, ...], list[dict[str,
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for line in lines:
         about = line["run"]
-        groups.setdefault(tuple(about[name] for name in ("pair", "kind", "steps", "variant")), []).append(line)
+        groups.setdefault(
+            tuple(about[name] for name in ("pair", "kind", "steps", "variant")), []
+        ).append(line)
     return dict(sorted(groups.items(), key=lambda item: item[0][:3]))
 
 
@@ -423,7 +477,9 @@ def spread(values: list[float]) -> str:
 
 def main() -> None:
     """Run the benchmark."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     arguments.add_argument("what", choices=["read", "train", "table"])
     arguments.add_argument("folder", type=Path)
     arguments.add_argument("--pair", default="gpts", help="name of the pair of models")
@@ -432,7 +488,9 @@ def main() -> None:
     arguments.add_argument("--sites", type=int, nargs=2, default=[2, 2], help="of X and of Y")
     arguments.add_argument("--source", default="rotten_tomatoes")
     arguments.add_argument("--texts", type=int, default=300, help="held-out texts at most")
-    arguments.add_argument("--most", type=int, default=40_000, help="rows to fit on; a fifth of it to judge by")
+    arguments.add_argument(
+        "--most", type=int, default=40_000, help="rows to fit on; a fifth of it to judge by"
+    )
     arguments.add_argument("--steps", type=int, nargs="*", default=[60, 450])
     arguments.add_argument("--seeds", type=int, nargs="*", default=[0, 1])
     arguments.add_argument("--variants", nargs="*", default=["linear", "mlp", "plain", "default"])

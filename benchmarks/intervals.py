@@ -47,7 +47,9 @@ def measured(x: Tensor, y: Tensor) -> Tensor:
     return torch.stack([measure(moments)[0, 0] for measure in MEASURES.values()])
 
 
-def bootstrap(x: Tensor, y: Tensor, units: list[Tensor], resamples: int, generator: torch.Generator) -> Interval:
+def bootstrap(
+    x: Tensor, y: Tensor, units: list[Tensor], resamples: int, generator: torch.Generator
+) -> Interval:
     """Percentiles over resamples of the units (texts, or groups of them), drawn with replacement."""
     drawn = torch.randint(len(units), (resamples, len(units)), generator=generator)
     chosen = [torch.cat([units[i] for i in row]) for row in drawn.tolist()]
@@ -59,7 +61,9 @@ def bootstrap(x: Tensor, y: Tensor, units: list[Tensor], resamples: int, generat
 def jackknife(x: Tensor, y: Tensor, units: list[Tensor]) -> Interval:
     """What the reports show."""
     rest = [torch.cat(units[:g] + units[g + 1 :]) for g in range(len(units))]
-    return jackknife_interval(measured(x, y), torch.stack([measured(x[texts], y[texts]) for texts in rest]))
+    return jackknife_interval(
+        measured(x, y), torch.stack([measured(x[texts], y[texts]) for texts in rest])
+    )
 
 
 def main() -> None:
@@ -83,7 +87,9 @@ def main() -> None:
             "bootstrap over texts": bootstrap(x, y, texts, options.resamples, generator),
         }
         for kind, (low, high) in intervals.items():
-            held[kind] = held.get(kind, torch.zeros(len(MEASURES))) + ((low <= truth) & (truth <= high))
+            held[kind] = held.get(kind, torch.zeros(len(MEASURES))) + (
+                (low <= truth) & (truth <= high)
+            )
     figures = Figures(options.device)
     for place, name in enumerate(MEASURES):
         for kind, count in held.items():

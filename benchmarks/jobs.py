@@ -49,8 +49,19 @@ def jobs(figures: Figures, rounds: int, models: int) -> None:
                 "--folder",
                 folder,
             ]
-            command = [sys.executable, str(ROOT / "study.py"), *words, "--minutes_a_job", str(minutes)]
-            subprocess.run(command, env=os.environ | {"WANDB_MODE": "disabled"}, check=True, capture_output=True)
+            command = [
+                sys.executable,
+                str(ROOT / "study.py"),
+                *words,
+                "--minutes_a_job",
+                str(minutes),
+            ]
+            subprocess.run(
+                command,
+                env=os.environ | {"WANDB_MODE": "disabled"},
+                check=True,
+                capture_output=True,
+            )
 
     alternatives = {"a cell a job": lambda: run(0), "all cells in a job": lambda: run(600)}
     seconds = interleaved(alternatives, rounds=rounds, device="cpu", warmup=0, clock=of_children)
@@ -66,7 +77,10 @@ def texts(figures: Figures) -> None:
     from aligners.datamodules.text.sources import TextSource
 
     with tempfile.TemporaryDirectory() as folder:
-        os.environ |= {"ALIGNERS_CACHE": f"{folder}/cache", "HF_DATASETS_CACHE": f"{folder}/datasets"}
+        os.environ |= {
+            "ALIGNERS_CACHE": f"{folder}/cache",
+            "HF_DATASETS_CACHE": f"{folder}/datasets",
+        }
         from datasets import Dataset
 
         drawn = random.Random(0)
@@ -76,7 +90,9 @@ def texts(figures: Figures) -> None:
             Dataset.from_dict({**columns, "label": [n % 3 for n in range(rows)]}).to_parquet(
                 f"{folder}/{split}.parquet"
             )
-        source = TextSource(folder, held_out="validation", text_columns=["premise", "hypothesis"], max_texts=1600)
+        source = TextSource(
+            folder, held_out="validation", text_columns=["premise", "hypothesis"], max_texts=1600
+        )
         for name, seed in (("opened and drawn", 1), ("drawn", 0), ("kept", 0)):
             begun = time.process_time()
             load_texts(replace(source, seed=seed))

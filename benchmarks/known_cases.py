@@ -32,7 +32,9 @@ WIDTH, ROWS = 32, 1000
 BIAS_WIDTH, BIAS_ROWS = 64, (32, 48, 64, 72, 96, 128, 192, 256, 512, 1024, 2048, 4096)
 
 Pair = tuple[Tensor, Tensor]
-Table = dict[str, dict[str, float | None]]  # measure -> case -> mean value, None where it is refused
+Table = dict[
+    str, dict[str, float | None]
+]  # measure -> case -> mean value, None where it is refused
 
 
 def draw(rows: int, width: int, generator: torch.Generator) -> Tensor:
@@ -46,7 +48,9 @@ def _unrelated(generator: torch.Generator, rows: int = ROWS, width: int = WIDTH)
     return draw(rows, width, generator), draw(rows, width, generator)
 
 
-def _mapped(change: Callable[[Tensor, torch.Generator], Tensor]) -> Callable[[torch.Generator], Pair]:
+def _mapped(
+    change: Callable[[Tensor, torch.Generator], Tensor],
+) -> Callable[[torch.Generator], Pair]:
     """X and what a change makes of it."""
 
     def pair(generator: torch.Generator) -> Pair:
@@ -103,9 +107,13 @@ CASES: dict[str, dict[str, Callable[[torch.Generator], Pair]]] = {
         "rotated": _mapped(lambda x, generator: x @ _rotation(WIDTH, generator)),
         "scaled": _mapped(lambda x, _: 10 * x),
         "mean moved": _mapped(lambda x, _: x + 10 * x.std(0)),
-        "neurons permuted": _mapped(lambda x, generator: x[:, torch.randperm(WIDTH, generator=generator)]),
+        "neurons permuted": _mapped(
+            lambda x, generator: x[:, torch.randperm(WIDTH, generator=generator)]
+        ),
         "features rescaled": _mapped(
-            lambda x, generator: x * 10 ** (4 * torch.rand(WIDTH, generator=generator, dtype=torch.float64) - 2)
+            lambda x, generator: (
+                x * 10 ** (4 * torch.rand(WIDTH, generator=generator, dtype=torch.float64) - 2)
+            )
         ),
         "invertible map": _mapped(lambda x, generator: x @ _normal(WIDTH, WIDTH, generator)),
     },
@@ -137,11 +145,15 @@ MEASURES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 def _cca_held_out(x: Tensor, y: Tensor) -> Tensor:
     """Fitted on the first half of the rows, measured on the second."""
-    fitted, held_out = (grid_moments(a, b) for a, b in zip(x.chunk(2, 1), y.chunk(2, 1), strict=True))
+    fitted, held_out = (
+        grid_moments(a, b) for a, b in zip(x.chunk(2, 1), y.chunk(2, 1), strict=True)
+    )
     return cca_held_out(fitted, held_out)
 
 
-def _on_first_half(measure: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+def _on_first_half(
+    measure: Callable[[Tensor, Tensor], Tensor],
+) -> Callable[[Tensor, Tensor], Tensor]:
     return lambda x, y: measure(x.chunk(2, 1)[0], y.chunk(2, 1)[0])
 
 
@@ -180,14 +192,25 @@ def known_cases_figure(table: Table, groups: Mapping[str, Sequence[str]]) -> Fig
     """The table as a heat map: measures down, cases across, values in the cells."""
     cases = [case for group in groups.values() for case in group]
     with mpl.rc_context({"font.size": 9}):
-        figure = Figure(figsize=(0.68 * len(cases) + 1.2, 0.36 * len(table) + 1.4), layout="constrained")
+        figure = Figure(
+            figsize=(0.68 * len(cases) + 1.2, 0.36 * len(table) + 1.4), layout="constrained"
+        )
         axis = figure.subplots()
     values = [[_shade(table[measure][case]) for case in cases] for measure in table]
-    axis.imshow(values, vmin=0, vmax=1, cmap=mpl.colormaps["Blues"].with_extremes(bad="0.92"), aspect="auto")
+    axis.imshow(
+        values, vmin=0, vmax=1, cmap=mpl.colormaps["Blues"].with_extremes(bad="0.92"), aspect="auto"
+    )
     for i, measure in enumerate(table):
         for j, case in enumerate(cases):
             dark = _shade(table[measure][case]) > 0.6
-            axis.text(j, i, _written(table[measure][case]), ha="center", va="center", color="w" if dark else "k")
+            axis.text(
+                j,
+                i,
+                _written(table[measure][case]),
+                ha="center",
+                va="center",
+                color="w" if dark else "k",
+            )
     axis.set_xticks(range(len(cases)), [case.replace(" ", "\n", 1) for case in cases])
     axis.set_yticks(range(len(table)), list(table))
     axis.tick_params(length=0, labeltop=True, labelbottom=False)
@@ -206,13 +229,22 @@ def known_cases_figure(table: Table, groups: Mapping[str, Sequence[str]]) -> Fig
 def bias_figure(table: Table) -> Figure:
     """Measures of independent rows against the number of rows."""
     # Okabe and Ito's colours, which colour-blind readers can tell apart.
-    colours = dict(zip(CURVES, ("#D55E00", "#E69F00", "#0072B2", "#56B4E9", "#000000"), strict=True))
+    colours = dict(
+        zip(CURVES, ("#D55E00", "#E69F00", "#0072B2", "#56B4E9", "#000000"), strict=True)
+    )
     with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
         figure = Figure(figsize=(7, 3.4), layout="constrained")
         axis = figure.subplots()
     for (name, line), marker in zip(table.items(), "osD^x", strict=True):
         there = {int(rows): value for rows, value in line.items() if value is not None}
-        axis.plot(list(there), list(there.values()), color=colours[name], marker=marker, markersize=4, label=name)
+        axis.plot(
+            list(there),
+            list(there.values()),
+            color=colours[name],
+            marker=marker,
+            markersize=4,
+            label=name,
+        )
     axis.axhline(0, color="0.8", linewidth=0.8, zorder=0)
     axis.axvline(BIAS_WIDTH, color="0.8", linewidth=0.8, zorder=0)
     axis.text(BIAS_WIDTH, 1.02, " rows = width", va="bottom", color="0.4")
@@ -248,16 +280,26 @@ def _show(table: Table) -> None:
 
 def main() -> None:
     """Print the tables, and write what was asked for."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    arguments = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
     arguments.add_argument("--json", type=Path, metavar="FILE", help="write the values there too")
-    arguments.add_argument("--figure", type=Path, metavar="FILE", help="draw the known cases there (PNG)")
-    arguments.add_argument("--bias-figure", type=Path, metavar="FILE", help="draw the independent rows there (PNG)")
+    arguments.add_argument(
+        "--figure", type=Path, metavar="FILE", help="draw the known cases there (PNG)"
+    )
+    arguments.add_argument(
+        "--bias-figure", type=Path, metavar="FILE", help="draw the independent rows there (PNG)"
+    )
     arguments.add_argument("--seeds", type=int, default=10, help="draws that are averaged")
-    arguments.add_argument("--threads", type=int, default=torch.get_num_threads(), help="CPU threads of torch")
+    arguments.add_argument(
+        "--threads", type=int, default=torch.get_num_threads(), help="CPU threads of torch"
+    )
     options = arguments.parse_args()
     torch.set_num_threads(options.threads)
     seeds: int = options.seeds
-    known, refused = averaged(MEASURES, {name: pair for group in CASES.values() for name, pair in group.items()}, seeds)
+    known, refused = averaged(
+        MEASURES, {name: pair for group in CASES.values() for name, pair in group.items()}, seeds
+    )
     _show(known)
     more = {str(n): partial(_unrelated, rows=2 * n, width=BIAS_WIDTH) for n in BIAS_ROWS}
     bias, refused_bias = averaged(CURVES, more, seeds)

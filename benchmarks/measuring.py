@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare
 
 from aligners.datamodules.layers import LayerActivations
 from aligners.similarity.catalogue import DEFAULT, catalogue
-from aligners.similarity.evaluation import SimilarityEvaluation
+from aligners.similarity.similarity_evaluation import SimilarityEvaluation
 from benchmarks.harness import Figures, interleaved, parser, ratio
 from benchmarks.parts import bare_trainer
 

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 __all__ = ["bare_trainer", "bert_config", "llama_config"]
 
 
-def bert_config(vocabulary: int, layers: int, width: int, *, head: int = 64, factor: int = 4) -> BertConfig:
+def bert_config(
+    vocabulary: int, layers: int, width: int, *, head: int = 64, factor: int = 4
+) -> BertConfig:
     """A BERT of this size.
 
     Args:
@@ -50,5 +52,7 @@ def bare_trainer(device: str = "cpu", **changes: Any) -> pl.Trainer:
     """A Trainer on one device, without a logger, checkpoints or anything on the screen."""
     import lightning.pytorch as pl  # not every machine that runs benchmarks has it
 
-    silent = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    silent = dict.fromkeys(
+        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+    )
     return pl.Trainer(**{"accelerator": device, "devices": 1, **silent, **changes})

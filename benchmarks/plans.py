@@ -17,13 +17,13 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
+from aligners.cli.cells.cell_options import CellOptions, model_sizes
 from aligners.cli.cells.costs import Costs, choose_banks, plan_study
-from aligners.cli.cells.options import CellOptions, model_sizes
 from aligners.cli.cells.running import run_cell
 from aligners.studies.cells import expand
-from aligners.studies.folder import StudyFolder
-from aligners.studies.plan import measured_rates
 from aligners.studies.spec import read_study
+from aligners.studies.study_folder import StudyFolder
+from aligners.studies.study_plan import measured_rates
 from benchmarks.harness import Figures, parser
 
 STUDIES = Path(__file__).resolve().parents[1] / "aligners" / "configs" / "study"
@@ -34,14 +34,21 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.set_defaults(threads=1, device="cpu")
     arguments.add_argument("study", help="name of a study, or the path of a study file")
-    arguments.add_argument("--models", nargs="*", help="models in place of the study's: folders, or names on the Hub")
     arguments.add_argument(
-        "--changes", type=json.loads, default={}, help="keys that replace those of the study file, as JSON"
+        "--models", nargs="*", help="models in place of the study's: folders, or names on the Hub"
+    )
+    arguments.add_argument(
+        "--changes",
+        type=json.loads,
+        default={},
+        help="keys that replace those of the study file, as JSON",
     )
     options = arguments.parse_args()
     torch.set_num_threads(options.threads)
     named = STUDIES / f"{options.study}.yaml"
-    spec = yaml.safe_load((named if named.is_file() else Path(options.study)).read_text(encoding="utf-8"))
+    spec = yaml.safe_load(
+        (named if named.is_file() else Path(options.study)).read_text(encoding="utf-8")
+    )
     models = {"models": {"names": options.models}} if options.models else {}
     study, commands = read_study(spec | models | options.changes), CellOptions()
     sizes = model_sizes(study, assume=False)
@@ -69,7 +76,10 @@ def main() -> None:
                 for k, how in enumerate((plan, by_clock)):
                     taken[name][k] += ended[k] - began[k]
                     planned[name][k] += how.alone(cost)
-            print(f"{cell.said()}: {ended[0] - began[0]:.1f} s of {plan.alone(cost):.1f} s planned", flush=True)
+            print(
+                f"{cell.said()}: {ended[0] - began[0]:.1f} s of {plan.alone(cost):.1f} s planned",
+                flush=True,
+            )
     for name, (seconds, clock) in taken.items():
         expected, expected_clock = planned[name]
         figures.add(f"{name}: taken, seconds", seconds)

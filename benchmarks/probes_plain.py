@@ -31,16 +31,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare
 from aligners.datamodules.layers import LayerActivations
 from aligners.datamodules.text.sources import TextSource
 from aligners.datamodules.tokens.splits import Split
-from aligners.probing.bank import Words
 from aligners.probing.codes import portion_ends
-from aligners.probing.evaluation import ProbeExperiment
+from aligners.probing.probe_bank import Words
+from aligners.probing.probing_evaluation import ProbeExperiment
 from benchmarks.harness import Figures, parser
 
 RANK, BATCH, RATE, PATIENCE, MOST = 64, 24, 1e-3, 5, 100
 SIZE = 128  # of the projection and the hidden layer, the default of `train.py probe`
 TASKS = ("pos", "distance", "depth")
 Loss = Callable[[Any, Sequence["Sentence"]], Tensor]
-Splits = tuple[list["Sentence"], list["Sentence"], list["Sentence"]]  # fitting, validation, held-out
+Splits = tuple[
+    list["Sentence"], list["Sentence"], list["Sentence"]
+]  # fitting, validation, held-out
 
 
 class Sentence(NamedTuple):
@@ -94,7 +96,10 @@ class Structural(nn.Module):
 
     def __init__(self, width: int, depth: bool) -> None:
         super().__init__()
-        self.b, self.depth = nn.Parameter(torch.empty(width, min(RANK, width)).uniform_(-0.05, 0.05)), depth
+        self.b, self.depth = (
+            nn.Parameter(torch.empty(width, min(RANK, width)).uniform_(-0.05, 0.05)),
+            depth,
+        )
 
     def forward(self, states: Tensor) -> Tensor:
         """(n, d) -> (n, n), or (n,)."""
@@ -110,19 +115,28 @@ def edge_loss(probe: nn.Module, batch: Sequence[Sentence]) -> Tensor:
 
 def tree_loss(probe: Structural, batch: Sequence[Sentence]) -> Tensor:
     """Mean over sentences of the mean absolute error."""
-    each = [(probe(s.states) - (s.distances[s.root] if probe.depth else s.distances)).abs().mean() for s in batch]
+    each = [
+        (probe(s.states) - (s.distances[s.root] if probe.depth else s.distances)).abs().mean()
+        for s in batch
+    ]
     return torch.stack(each).mean()
 
 
-def train(probe: nn.Module, loss_of: Loss, fit: list[Sentence], dev: list[Sentence], seed: int) -> None:
+def train(
+    probe: nn.Module, loss_of: Loss, fit: list[Sentence], dev: list[Sentence], seed: int
+) -> None:
     """Adam, the rate halved on a plateau, stopped on dev."""
     draw = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.Adam(probe.parameters(), RATE)
-    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
+        optimizer, factor=0.5, patience=0, threshold=0
+    )
     best, kept, waited = math.inf, copy.deepcopy(probe.state_dict()), 0
     for _ in range(MOST):
         order = torch.randperm(len(fit), generator=draw).tolist()
-        for _ in range(max(1, 500 // len(fit))):  # few sentences are read several times between two looks
+        for _ in range(
+            max(1, 500 // len(fit))
+        ):  # few sentences are read several times between two looks
             for first in range(0, len(fit), BATCH):
                 optimizer.zero_grad()
                 loss_of(probe, [fit[b] for b in order[first : first + BATCH]]).backward()
@@ -170,7 +184,9 @@ def of_depths(given: Sequence[np.ndarray], held: Sequence[Sentence]) -> dict[str
         if 5 <= len(own) <= 50:
             spearman[len(own)].append(correlation(own, s.distances[s.root].numpy()))
         if len(own) > 1:
-            roots.append(np.where(s.punctuation & ~s.punctuation.all(), np.inf, own).argmin() == s.root)
+            roots.append(
+                np.where(s.punctuation & ~s.punctuation.all(), np.inf, own).argmin() == s.root
+            )
     return {"depth Spearman": 100 * mean_of_means(spearman), "roots": 100 * float(np.mean(roots))}
 
 
@@ -184,7 +200,11 @@ def mean_of_means(by_length: dict[int, list[float]]) -> float:
     return float(np.mean([np.mean(own) for own in by_length.values()]))
 
 
-SCORES: dict[str, Callable[..., dict[str, float]]] = {"pos": accuracy, "distance": of_distances, "depth": of_depths}
+SCORES: dict[str, Callable[..., dict[str, float]]] = {
+    "pos": accuracy,
+    "distance": of_distances,
+    "depth": of_depths,
+}
 
 
 def asked(task: str, probe: nn.Module, held: Sequence[Sentence]) -> dict[str, float]:
@@ -208,7 +228,9 @@ def plain(task: str, splits: Splits, tags: int, seed: int) -> dict[str, float]:
     return asked(task, probe, held)
 
 
-def plain_code(fit: list[Sentence], dev: list[Sentence], tags: int, seed: int, portions: Sequence[float]) -> float:
+def plain_code(
+    fit: list[Sentence], dev: list[Sentence], tags: int, seed: int, portions: Sequence[float]
+) -> float:
     """Bits of the online code of all tags, sentence by sentence in the order that our code sends them in."""
     order = torch.randperm(len(fit), generator=torch.Generator().manual_seed(seed)).tolist()
     ends = portion_ends(len(fit), portions)
@@ -236,21 +258,30 @@ def trivial(held: list[Sentence], fit: list[Sentence]) -> dict[str, float]:
 
 def ours(experiment: ProbeExperiment, layer: int) -> dict[str, float]:
     """The same scores, as the report has them."""
-    rows = {row["task"]: row for row in experiment.rows if row["source"] == "model" and row["site"] == layer}
+    rows = {
+        row["task"]: row
+        for row in experiment.rows
+        if row["source"] == "model" and row["site"] == layer
+    }
     distance, depth = rows["distance"], rows["depth"]
     found = {
         "UPOS accuracy": rows["pos"]["accuracy"], "distance Spearman": distance["score"], "UUAS": distance["uuas"],
         "depth Spearman": depth["score"], "roots": depth["root_accuracy"],
     }  # fmt: skip
     codes = {row["site"]: row["bits"] for row in experiment.report_tables.get("codelengths", ())}
-    return {**{name: 100 * value for name, value in found.items()}, **({"code, bits": codes[layer]} if codes else {})}
+    return {
+        **{name: 100 * value for name, value in found.items()},
+        **({"code, bits": codes[layer]} if codes else {}),
+    }
 
 
 def compared(experiment: ProbeExperiment, place: int) -> Iterator[tuple[str, float, float, float]]:
     """Score by score: ours, the mean of the plain probes over seeds, and the trivial baseline's."""
     tags: dict[str, int] = {}
     words: dict[Split, Words] = {split: own for (_, split), own in experiment.words.items()}
-    fit, dev, held = (sentences_of(words[split], place, tags) for split in ("fit", "validation", "test"))
+    fit, dev, held = (
+        sentences_of(words[split], place, tags) for split in ("fit", "validation", "test")
+    )
     by_seed: dict[str, list[float]] = defaultdict(list)
     for seed in range(experiment.seeds):
         for task in TASKS:
@@ -258,7 +289,10 @@ def compared(experiment: ProbeExperiment, place: int) -> Iterator[tuple[str, flo
                 by_seed[name].append(value)
         if experiment.portions:
             by_seed["code, bits"].append(plain_code(fit, dev, len(tags), seed, experiment.portions))
-    least = {**trivial(held, fit), "code, bits": sum(len(s.tags) for s in fit) * math.log2(len(tags))}
+    least = {
+        **trivial(held, fit),
+        "code, bits": sum(len(s.tags) for s in fit) * math.log2(len(tags)),
+    }
     own = ours(experiment, words["fit"].places[place].layer)
     for name, values in by_seed.items():
         yield name, own[name], float(np.mean(values)), least[name]
@@ -268,11 +302,17 @@ def main() -> None:
     """Run the benchmark."""
     arguments = parser(__doc__)
     arguments.add_argument("--models", nargs="+", default=["embedded-sentences:0"])
-    arguments.add_argument("--layer", type=int, help="that is probed; default: half of the blocks, rounded up")
-    arguments.add_argument("--train", default="grammar", help="CoNLL-U; a share of it are the validation sentences")
+    arguments.add_argument(
+        "--layer", type=int, help="that is probed; default: half of the blocks, rounded up"
+    )
+    arguments.add_argument(
+        "--train", default="grammar", help="CoNLL-U; a share of it are the validation sentences"
+    )
     arguments.add_argument("--held_out", help="CoNLL-U; default: a share of `--train`")
     arguments.add_argument("--sentences", type=int, default=3000, help="fitting sentences at most")
-    arguments.add_argument("--held_sentences", type=int, default=1000, help="validation and held-out ones at most")
+    arguments.add_argument(
+        "--held_sentences", type=int, default=1000, help="validation and held-out ones at most"
+    )
     arguments.add_argument("--seeds", type=int, default=2)
     options = arguments.parse_args()
     torch.set_num_threads(options.threads)
@@ -284,10 +324,18 @@ def main() -> None:
         layers: Any = "all" if options.layer is None else [options.layer]
         data = LayerActivations([model], layers=layers, **made)
         if options.layer is None:
-            data = LayerActivations([model], layers=[math.ceil(data.reader.models[0].depth / 2)], **made)
-        experiment = ProbeExperiment(list(TASKS), mix=False, controls=False, seeds=options.seeds, drawn=0)
+            data = LayerActivations(
+                [model], layers=[math.ceil(data.reader.models[0].depth / 2)], **made
+            )
+        experiment = ProbeExperiment(
+            list(TASKS), mix=False, controls=False, seeds=options.seeds, drawn=0
+        )
         trainer = pl.Trainer(
-            accelerator="cpu", logger=False, enable_checkpointing=False, inference_mode=False, enable_progress_bar=False
+            accelerator="cpu",
+            logger=False,
+            enable_checkpointing=False,
+            inference_mode=False,
+            enable_progress_bar=False,
         )
         trainer.test(experiment, datamodule=data, verbose=False)
         experiment.train_probes()

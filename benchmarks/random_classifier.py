@@ -21,11 +21,11 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
+from aligners.datamodules.paired_activations import States
 from aligners.datamodules.pairings import pair_states
-from aligners.datamodules.states import States
 from aligners.datamodules.text.sources import TextSource
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.bank import StoredBank
+from aligners.fitting.saved_bank import StoredBank
 from aligners.injection.behaviour import DRAWS
 from aligners.injection.injecting import InjectionEvaluation
 from aligners.injection.panels import Panel
@@ -39,7 +39,9 @@ NUMBERS = (1, 5, 10, 20, 50)  # of heads in a group
 NEAR = 5.0  # points
 
 
-def evaluated(options: Namespace, data: States, stored: StoredBank, seed: int, heads: int) -> InjectionEvaluation:
+def evaluated(
+    options: Namespace, data: States, stored: StoredBank, seed: int, heads: int
+) -> InjectionEvaluation:
     """What the evaluation finds in both directions with so many heads."""
     DRAWS[FLOOR] = heads
     evaluation = InjectionEvaluation([stored], closed_form=(), both_directions=True, seed=seed)
@@ -53,7 +55,9 @@ def accuracies(evaluation: InjectionEvaluation) -> dict[str, Tensor]:
     for panel in cast(Sequence[Panel], evaluation.panels):
         heads = [place for place, name in enumerate(panel.answers) if name == FLOOR]
         table = cast(TextScores, panel.whole).compute()
-        found[panel.route.target.name] = 100 * (table["correct"] / table["units"])[heads, 0].mean(-1)
+        found[panel.route.target.name] = 100 * (table["correct"] / table["units"])[heads, 0].mean(
+            -1
+        )
     return found
 
 
@@ -75,21 +79,30 @@ def add(figures: Figures, name: str, heads: Tensor, ceiling: float) -> None:
 def main() -> None:
     """Run the benchmark."""
     arguments = parser(__doc__)
-    arguments.add_argument("models", nargs="*", default=["embedded:0", "embedded:1"], help="names or folders")
+    arguments.add_argument(
+        "models", nargs="*", default=["embedded:0", "embedded:1"], help="names or folders"
+    )
     arguments.add_argument("--texts", type=int, default=256, help="held-out texts")
     arguments.add_argument("--heads", type=int, default=1000, help="heads in all")
     options = arguments.parse_args()
     torch.set_num_threads(options.threads)
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore")
-    text, usual, figures = TextSource(max_held_out=options.texts), DRAWS[FLOOR], Figures(options.device)
+    text, usual, figures = (
+        TextSource(max_held_out=options.texts),
+        DRAWS[FLOOR],
+        Figures(options.device),
+    )
     x, y = options.models
     last = ":".join(str(model.depth) for model in pair_states(x, y).frozen)
     data = pair_states(x, y, text=text, sites=last, batch_size=128)
     fit = Alignment({"procrustes": Procrustes})
     quick = {"max_epochs": 1, "limit_train_batches": 4, "limit_val_batches": 0}
     bare_trainer(options.device, **quick).fit(fit, datamodule=data)
-    names = {model.name: f"width {model.width}, {side}" for side, model in zip("XY", data.frozen, strict=True)}
+    names = {
+        model.name: f"width {model.width}, {side}"
+        for side, model in zip("XY", data.frozen, strict=True)
+    }
     figures.add("texts", len(data.split("test")))
     seconds = []
     for seed, heads in ((0, usual), (1, usual), (0, options.heads)):
@@ -102,8 +115,15 @@ def main() -> None:
                     name = f"{names[row['model_y']]}: reported with seed {seed}, accuracy{end}"
                     figures.add(name, 100 * row[f"accuracy{end}"])
     figures.add(f"CPU seconds, all with {usual} heads", min(seconds[:2]))
-    figures.add(f"CPU seconds, {usual} heads", usual * (seconds[2] - min(seconds[:2])) / (options.heads - usual))
-    ceilings = {row["model_y"]: 100 * row["accuracy"] for row in evaluation.rows if row["method"] == "native_y"}
+    figures.add(
+        f"CPU seconds, {usual} heads",
+        usual * (seconds[2] - min(seconds[:2])) / (options.heads - usual),
+    )
+    ceilings = {
+        row["model_y"]: 100 * row["accuracy"]
+        for row in evaluation.rows
+        if row["method"] == "native_y"
+    }
     for model, found in accuracies(evaluation).items():
         add(figures, names[model], found, ceilings[model])
     figures.write(options.json)

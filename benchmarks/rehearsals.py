@@ -24,8 +24,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # runs from a bare checkout
 
 from aligners.reports.study.registry import PRINTED, TABLES  # noqa: E402
-from aligners.studies.folder import StudyFolder  # noqa: E402
 from aligners.studies.rehearsals.notes import NOTES, REHEARSAL  # noqa: E402
+from aligners.studies.study_folder import StudyFolder  # noqa: E402
 
 FILES = {
     yaml.safe_load(file.read_text(encoding="utf-8"))["name"]: file
@@ -36,11 +36,19 @@ FILES = {
 
 def main(words: list[str]) -> int:
     """Rehearse studies, and write what came of each as soon as it is done."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     arguments.add_argument("names", nargs="*", help="studies; default: all")
-    arguments.add_argument("--folder", type=Path, default=Path("runs"), help="in which the rehearsals are written")
+    arguments.add_argument(
+        "--folder", type=Path, default=Path("runs"), help="in which the rehearsals are written"
+    )
     arguments.add_argument("--json", type=Path, help="file that gets an entry for each study")
-    own, options = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
+    own, options = (
+        (words[: words.index("--")], words[words.index("--") + 1 :])
+        if "--" in words
+        else (words, [])
+    )
     given = arguments.parse_args(own)
     entries = json.loads(given.json.read_text()) if given.json and given.json.is_file() else {}
     failed = False
@@ -85,23 +93,41 @@ def rehearsed(name: str, folder: Path, options: list[str]) -> dict[str, Any]:
     report = study / "report"
     if (study / "plan.json").is_file():
         cells = StudyFolder(study)
-        states = Counter((cells.described(number)["kind"], cells.state(number)) for number in cells.cells)
-        entry["cells"] = {f"{kind} {state}": count for (kind, state), count in sorted(states.items())}
+        states = Counter(
+            (cells.described(number)["kind"], cells.state(number)) for number in cells.cells
+        )
+        entry["cells"] = {
+            f"{kind} {state}": count for (kind, state), count in sorted(states.items())
+        }
     made = sorted(
-        file.stem for kind, end in (("tables", "md"), ("figures", "png")) for file in (report / kind).glob(f"*.{end}")
+        file.stem
+        for kind, end in (("tables", "md"), ("figures", "png"))
+        for file in (report / kind).glob(f"*.{end}")
     )
-    notes = json.loads((study / NOTES).read_text()) if (study / NOTES).is_file() else {"stood_in": []}
+    notes = (
+        json.loads((study / NOTES).read_text()) if (study / NOTES).is_file() else {"stood_in": []}
+    )
     stood_in = Counter(line["what"].removeprefix("the ") for line in notes["stood_in"])
-    return {**entry, "made": made, "missing": sorted(wanted(name) - {*made}), "stood_in": dict(stood_in)}
+    return {
+        **entry,
+        "made": made,
+        "missing": sorted(wanted(name) - {*made}),
+        "stood_in": dict(stood_in),
+    }
 
 
 def wanted(name: str) -> set[str]:
     """The tables and figures that the coverage of the papers names for a study."""
-    rows = [row for rows in yaml.safe_load((ROOT / "website" / "coverage.yaml").read_text()).values() for row in rows]
+    rows = [
+        row
+        for rows in yaml.safe_load((ROOT / "website" / "coverage.yaml").read_text()).values()
+        for row in rows
+    ]
     return {
         item
         for row in rows
-        if str(row.get("run", "")).split()[:4] == ["python", "study.py", "run", str(FILES[name].relative_to(ROOT))]
+        if str(row.get("run", "")).split()[:4]
+        == ["python", "study.py", "run", str(FILES[name].relative_to(ROOT))]
         for item in row.get("report", [])
     }
 

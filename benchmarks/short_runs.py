@@ -20,7 +20,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
-from aligners.api.models import load, states
+from aligners.api.model_states import load, states
 from aligners.datamodules.text.loading import load_texts
 from aligners.datamodules.text.sources import TextSource
 from aligners.maps.base import Aligner
@@ -58,7 +58,10 @@ def train_plainly(rows: Rows, steps: int, a_step: int, seed: int) -> Course:
     torch.manual_seed(seed)
     aligner = INN(1, width, width, mixing="none").to(rows.x.device)
     aligner.fit(moments)
-    start, optimizer = held_out(aligner, rows, moments), torch.optim.AdamW(aligner.parameters(), lr=1e-3)
+    start, optimizer = (
+        held_out(aligner, rows, moments),
+        torch.optim.AdamW(aligner.parameters(), lr=1e-3),
+    )
     for _ in range(steps):
         chosen = torch.randint(rows.x.shape[1], (a_step,))
         optimizer.zero_grad()
@@ -71,13 +74,20 @@ def main() -> None:
     """Run the benchmark."""
     arguments = parser(__doc__)
     arguments.add_argument(
-        "models", nargs="*", default=["embedded:0", "embedded:1"], help="names or folders of X and Y"
+        "models",
+        nargs="*",
+        default=["embedded:0", "embedded:1"],
+        help="names or folders of X and Y",
     )
     arguments.add_argument("--sites", type=int, nargs=2, default=[2, 2], help="site of X and of Y")
     arguments.add_argument("--source", default="rotten_tomatoes")
     arguments.add_argument("--texts", type=int, default=1_500)
-    arguments.add_argument("--kind", default="tokens", help="which rows: tokens, mean, cls or words")
-    arguments.add_argument("--most", type=int, default=50_000, help="rows to fit on; a fifth of it to judge by")
+    arguments.add_argument(
+        "--kind", default="tokens", help="which rows: tokens, mean, cls or words"
+    )
+    arguments.add_argument(
+        "--most", type=int, default=50_000, help="rows to fit on; a fifth of it to judge by"
+    )
     arguments.add_argument("--kept", type=Path, help="file that keeps the rows, or has them")
     arguments.add_argument("--maps", nargs="*", default=["inn"], choices=[*MAPS, "plain"])
     arguments.add_argument("--steps", type=int, nargs="*", default=[6, 40, 150, 1000])
@@ -87,7 +97,10 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     rows, figures = rows_of(options), Figures(options.device)
     width, moments = rows.x.shape[-1], moments_of(rows.x, rows.y)
-    closed: dict[str, Aligner] = {"linear": Linear(1, width, width), "procrustes": Procrustes(1, width, width)}
+    closed: dict[str, Aligner] = {
+        "linear": Linear(1, width, width),
+        "procrustes": Procrustes(1, width, width),
+    }
     for name, aligner in closed.items():
         aligner.to(options.device).fit(moments)
         figures.add(f"width {width}: {name}, FVU", held_out(aligner, rows, moments)[0])
@@ -99,7 +112,9 @@ def main() -> None:
         figures.add(f"{name}: end, FVU", course.end[0])
         if kind != "mlp":
             figures.add(f"{name}: end, FVU of the inverse", course.end[1])
-            figures.add(f"{name}: end / start, both ways", sum(course.end) / sum(course.start), bar=1.0)
+            figures.add(
+                f"{name}: end / start, both ways", sum(course.end) / sum(course.start), bar=1.0
+            )
         figures.add(f"{name}: diverged at step", course.diverged, bar=0)
         figures.write(options.json)
 

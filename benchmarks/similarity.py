@@ -101,7 +101,9 @@ class Batches:
 
     def update(self, x: Tensor, y: Tensor) -> None:
         """Add a batch, (L_x, N, d_x) and (L_y, N, d_y)."""
-        self.sums = HSIC(*(one + more for one, more in zip(self.sums, unbiased_hsic(x, y), strict=True)))
+        self.sums = HSIC(
+            *(one + more for one, more in zip(self.sums, unbiased_hsic(x, y), strict=True))
+        )
 
 
 def by_batches(x: Recorded, y: Recorded, loader: DataLoader, device: str) -> Tensor:
@@ -118,7 +120,7 @@ def _difference(a: Tensor, b: Tensor) -> float:
 
 def gram_products(x: Tensor, y: Tensor) -> Callable[[], None]:
     """All Gram matrices in full, and the product of all pairs: x (L_x, N, d_x), y (L_y, N, d_y)."""
-    k, l = (torch.empty(len(rows), rows.shape[1], rows.shape[1], device=rows.device) for rows in (x, y))  # noqa: E741
+    k, l = (torch.empty(len(z), z.shape[1], z.shape[1], device=z.device) for z in (x, y))  # noqa: E741
 
     def run() -> None:
         torch.bmm(x, x.mT, out=k)
@@ -132,7 +134,9 @@ def own_products(x: Tensor, y: Tensor) -> Callable[[], None]:
     """The products that `unbiased_hsic` takes of one batch, and nothing between them."""
     blocks = upper_blocks(x.shape[1])
     size = blocks[0][0].stop
-    pairs = [torch.rand(len(rows), size * size, device=x.device, dtype=torch.float64) for rows in (x, y)]
+    pairs = [
+        torch.rand(len(rows), size * size, device=x.device, dtype=torch.float64) for rows in (x, y)
+    ]
 
     def run() -> None:
         for i, j in blocks:
@@ -143,11 +147,16 @@ def own_products(x: Tensor, y: Tensor) -> Callable[[], None]:
     return run
 
 
-def minibatch(figures: Figures, layers: int, width: int, batch: int, rounds: int, device: str) -> None:
+def minibatch(
+    figures: Figures, layers: int, width: int, batch: int, rounds: int, device: str
+) -> None:
     """Ours against `torch_cka` and the floor."""
     x, y = related(layers, 2 * batch, width, device)
     models = Recorded(x), Recorded(y)
-    whole, first = (DataLoader(TensorDataset(torch.arange(rows)), batch_size=batch) for rows in (2 * batch, batch))
+    whole, first = (
+        DataLoader(TensorDataset(torch.arange(rows)), batch_size=batch)
+        for rows in (2 * batch, batch)
+    )
     batches, a, b = Batches(layers, device), x[:, :batch].contiguous(), y[:, :batch].contiguous()
     runs: dict[str, Callable[[], object]] = {
         "minibatch CKA": lambda: by_batches(*models, first, device),
@@ -157,22 +166,37 @@ def minibatch(figures: Figures, layers: int, width: int, batch: int, rounds: int
     }
     exact = minibatch_cka(x.double(), y.double(), batch)
     figures.add(
-        "minibatch CKA, difference from float64", _difference(by_batches(*models, whole, device), exact), bar=1e-5
+        "minibatch CKA, difference from float64",
+        _difference(by_batches(*models, whole, device), exact),
+        bar=1e-5,
     )
     if find_spec("torch_cka"):
         figures.add(
-            "torch_cka, difference from float64", _difference(by_torch_cka(*models, whole, device), exact), bar=1e-5
+            "torch_cka, difference from float64",
+            _difference(by_torch_cka(*models, whole, device), exact),
+            bar=1e-5,
         )
         far, exact = (Recorded(x[:2] + 5), Recorded(y[:2] + 5)), exact[:2, :2]
-        figures.add("minibatch CKA, the same at a mean of 5", _difference(by_batches(*far, whole, device), exact))
-        figures.add("torch_cka, the same at a mean of 5", _difference(by_torch_cka(*far, whole, device), exact))
+        figures.add(
+            "minibatch CKA, the same at a mean of 5",
+            _difference(by_batches(*far, whole, device), exact),
+        )
+        figures.add(
+            "torch_cka, the same at a mean of 5",
+            _difference(by_torch_cka(*far, whole, device), exact),
+        )
         runs["torch_cka"] = lambda: by_torch_cka(*models, first, device)
     else:
         print("torch_cka is not installed: left out")
     seconds = interleaved(runs, rounds=rounds, device=device, warmup=1)
     figures.add_times(seconds)
     if "torch_cka" in seconds:
-        figures.add("torch_cka / minibatch CKA", ratio(seconds, "torch_cka", "minibatch CKA"), bar=10, sense=">=")
+        figures.add(
+            "torch_cka / minibatch CKA",
+            ratio(seconds, "torch_cka", "minibatch CKA"),
+            bar=10,
+            sense=">=",
+        )
     update = "minibatch CKA, update"
     figures.add(f"{update} / matrix products", ratio(seconds, update, "matrix products"), bar=1.3)
     figures.add(f"{update} / own products", ratio(seconds, update, "own products"))
@@ -202,13 +226,21 @@ class Layer:
         return u[:, : int((carried < SHARE).sum()) + 1]
 
     def _svd(self, scaled: bool) -> tuple[Tensor, Tensor]:
-        u, s, _ = torch.linalg.svd(self.rows / self.lengths if scaled else self.rows, full_matrices=False)
+        u, s, _ = torch.linalg.svd(
+            self.rows / self.lengths if scaled else self.rows, full_matrices=False
+        )
         return u, s
 
 
 def pair_by_pair(x: Layer, y: Layer) -> dict[str, float]:
     """The measures of one pair, each by itself, as the papers' code computes them."""
-    return {"cka": _cka(x, y), **_svcca(x, y), **_pwcca(x, y), **_neuronsim(x, y), **_mixedsim(x, y)}
+    return {
+        "cka": _cka(x, y),
+        **_svcca(x, y),
+        **_pwcca(x, y),
+        **_neuronsim(x, y),
+        **_mixedsim(x, y),
+    }
 
 
 def _cka(x: Layer, y: Layer) -> float:
@@ -233,7 +265,10 @@ def _pwcca(x: Layer, y: Layer) -> dict[str, float]:
 
 def _neuronsim(x: Layer, y: Layer) -> dict[str, float]:
     correlation = (x.rows.T @ y.rows / torch.outer(x.lengths, y.lengths)).abs()
-    return {"neuronsim": float(correlation.amax(1).mean()), "neuronsim back": float(correlation.amax(0).mean())}
+    return {
+        "neuronsim": float(correlation.amax(1).mean()),
+        "neuronsim back": float(correlation.amax(0).mean()),
+    }
 
 
 def _mixedsim(x: Layer, y: Layer) -> dict[str, float]:
@@ -290,12 +325,18 @@ def pairs(figures: Figures, layers: int, width: int, rows: int, rounds: int, dev
     seconds = interleaved(runs, rounds=rounds, device=device, warmup=0, clock=clock)
     of_layers, of_pairs, of_one = (seconds[name] for name in list(runs)[2:])
     seconds["pair by pair, scaled"] = [
-        svds * layers / timed + values * (layers / timed) ** 2 for svds, values in zip(of_layers, of_pairs, strict=True)
+        svds * layers / timed + values * (layers / timed) ** 2
+        for svds, values in zip(of_layers, of_pairs, strict=True)
     ]
     seconds["pair by pair, nothing kept, scaled"] = [value * layers**2 for value in of_one]
     figures.add_times(seconds)
     kept_scaled, anew_scaled = "pair by pair, scaled", "pair by pair, nothing kept, scaled"
-    figures.add(f"{kept_scaled} / from moments", ratio(seconds, kept_scaled, "from moments"), bar=5, sense=">=")
+    figures.add(
+        f"{kept_scaled} / from moments",
+        ratio(seconds, kept_scaled, "from moments"),
+        bar=5,
+        sense=">=",
+    )
     single = "from moments, float32 products"
     figures.add(f"{kept_scaled} / {single}", ratio(seconds, kept_scaled, single), bar=5, sense=">=")
     figures.add(f"{anew_scaled} / from moments", ratio(seconds, anew_scaled, "from moments"))
@@ -319,17 +360,43 @@ def memory(figures: Figures, layers: int, width: int, rows: int, threads: int) -
     peaks = []
     for streamed in (rows, 10 * rows):
         command = [sys.executable, __file__, "--stream", str(streamed)]
-        sizes = ["--layers", str(layers), "--width", str(width), "--threads", str(threads), "--device", "cpu"]
-        peaks.append(float(subprocess.run([*command, *sizes], check=True, capture_output=True, text=True).stdout))
+        sizes = [
+            "--layers",
+            str(layers),
+            "--width",
+            str(width),
+            "--threads",
+            str(threads),
+            "--device",
+            "cpu",
+        ]
+        peaks.append(
+            float(
+                subprocess.run(
+                    [*command, *sizes], check=True, capture_output=True, text=True
+                ).stdout
+            )
+        )
         figures.add(f"peak memory of {streamed} rows, MB", peaks[-1])
     figures.add("peak memory, ten times the rows / the rows", peaks[1] / peaks[0], bar=1.05)
 
 
-def rates(figures: Figures, layers: int, width: int, batch: int, rounds: int, device: str, side: int = 8192) -> None:
+def rates(
+    figures: Figures,
+    layers: int,
+    width: int,
+    batch: int,
+    rounds: int,
+    device: str,
+    side: int = 8192,
+) -> None:
     """Minibatch CKA and moments as shares of what the machine's matrix products, of this side, reach."""
     x, y = (rows.bfloat16() for rows in related(layers, batch, width, device))
     cka, moments = Batches(layers, device), GridSums.zeros(layers, width, layers, width, device)
-    large = {dtype: torch.randn(2, side, side, device=device, dtype=dtype) for dtype in (torch.float32, torch.float64)}
+    large = {
+        dtype: torch.randn(2, side, side, device=device, dtype=dtype)
+        for dtype in (torch.float32, torch.float64)
+    }
     runs: dict[str, Callable[[], object]] = {
         "minibatch CKA of bfloat16": lambda: cka.update(x, y),
         "moments of bfloat16": lambda: moments.add_(x, y),
@@ -340,8 +407,14 @@ def rates(figures: Figures, layers: int, width: int, batch: int, rounds: int, de
     figures.add_times(seconds)
     grams = sum((i.stop - i.start) * (j.stop - j.start) for i, j in upper_blocks(batch))
     flops = {
-        "minibatch CKA of bfloat16": (2.0 * grams * 2 * layers * width, f"{side} x {side} in float32"),
-        "moments of bfloat16": (2.0 * batch * width**2 * (layers**2 + 2 * layers), f"{side} x {side} in float64"),
+        "minibatch CKA of bfloat16": (
+            2.0 * grams * 2 * layers * width,
+            f"{side} x {side} in float32",
+        ),
+        "moments of bfloat16": (
+            2.0 * batch * width**2 * (layers**2 + 2 * layers),
+            f"{side} x {side} in float64",
+        ),
     }
     for name, (work, reference) in flops.items():
         share = work / (2.0 * side**3) / ratio(seconds, name, reference)
@@ -351,12 +424,20 @@ def rates(figures: Figures, layers: int, width: int, batch: int, rounds: int, de
 def main() -> None:
     """Run the benchmark."""
     arguments = parser(__doc__)
-    arguments.add_argument("--parts", nargs="+", default=["memory", "minibatch", "pairs"], help="and rates, on a GPU")
-    arguments.add_argument("--layers", type=int, help="12 for minibatch, 13 for pairs and rates, 6 for memory")
-    arguments.add_argument("--width", type=int, help="768 for minibatch and rates, 256 for pairs, 128 for memory")
+    arguments.add_argument(
+        "--parts", nargs="+", default=["memory", "minibatch", "pairs"], help="and rates, on a GPU"
+    )
+    arguments.add_argument(
+        "--layers", type=int, help="12 for minibatch, 13 for pairs and rates, 6 for memory"
+    )
+    arguments.add_argument(
+        "--width", type=int, help="768 for minibatch and rates, 256 for pairs, 128 for memory"
+    )
     arguments.add_argument("--batch", type=int, default=1024)
     arguments.add_argument("--rows", type=int, default=20_000)
-    arguments.add_argument("--stream", type=int, metavar="ROWS", help="stream rows and print the peak memory")
+    arguments.add_argument(
+        "--stream", type=int, metavar="ROWS", help="stream rows and print the peak memory"
+    )
     arguments.set_defaults(rounds=3)
     options = arguments.parse_args()
     torch.set_num_threads(options.threads)
@@ -368,7 +449,9 @@ def main() -> None:
         return options.layers or layers, options.width or width
 
     figures = Figures(options.device)
-    if "memory" in options.parts:  # first: a new process begins with the peak of the one that started it
+    if (
+        "memory" in options.parts
+    ):  # first: a new process begins with the peak of the one that started it
         memory(figures, *size(6, 128), options.rows, options.threads)
     if "minibatch" in options.parts:
         minibatch(figures, *size(12, 768), options.batch, options.rounds, options.device)

@@ -22,11 +22,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare
 from aligners.datamodules.layers import LayerActivations
 from aligners.models.tokenizers import word_pieces
 from aligners.similarity.catalogue import DEFAULT
-from aligners.similarity.evaluation import SimilarityEvaluation
+from aligners.similarity.similarity_evaluation import SimilarityEvaluation
 from benchmarks.harness import Figures, parser
 from benchmarks.parts import bare_trainer, bert_config
 
-SETTINGS: dict[str, tuple[int, int, int, bool, bool]] = {  # models, width, blocks, all measures, controls
+SETTINGS: dict[
+    str, tuple[int, int, int, bool, bool]
+] = {  # models, width, blocks, all measures, controls
     "2 models of 64 x 4": (2, 64, 4, False, False),
     "2 models of 64 x 4, controls": (2, 64, 4, False, True),
     "4 models of 64 x 4, all measures, controls": (4, 64, 4, True, True),
@@ -35,7 +37,11 @@ SETTINGS: dict[str, tuple[int, int, int, bool, bool]] = {  # models, width, bloc
     "2 models of 384 x 12, controls": (2, 384, 12, False, True),
     "4 models of 384 x 12": (4, 384, 12, False, False),
 }
-QUICK = ["2 models of 64 x 4", "2 models of 64 x 4, controls", "2 models of 384 x 12"]  # others take ten minutes
+QUICK = [
+    "2 models of 64 x 4",
+    "2 models of 64 x 4, controls",
+    "2 models of 384 x 12",
+]  # others take ten minutes
 BATCHES = 40  # enough rows to fill every sample
 
 
@@ -61,7 +67,9 @@ def compare(folder: Path, count: int, width: int, blocks: int, every: bool, cont
         torch.manual_seed(number)
         BertModel(config).save_pretrained(folder / str(number))
         tokenizer.save_pretrained(folder / str(number))
-    data = LayerActivations([str(folder / str(number)) for number in range(count)], attention=every, batch_size=32)
+    data = LayerActivations(
+        [str(folder / str(number)) for number in range(count)], attention=every, batch_size=32
+    )
     module = Watched("all" if every else list(DEFAULT), controls=controls)
     bare_trainer(limit_test_batches=BATCHES).test(module, datamodule=data, verbose=False)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -71,8 +79,12 @@ def compare(folder: Path, count: int, width: int, blocks: int, every: bool, cont
 def main() -> None:
     """Run the benchmark."""
     arguments = parser(__doc__)
-    arguments.add_argument("--settings", nargs="+", choices=list(SETTINGS), default=QUICK, metavar="SETTING")
-    arguments.add_argument("--inside", type=Path, metavar="FOLDER", help="run one setting in this process")
+    arguments.add_argument(
+        "--settings", nargs="+", choices=list(SETTINGS), default=QUICK, metavar="SETTING"
+    )
+    arguments.add_argument(
+        "--inside", type=Path, metavar="FOLDER", help="run one setting in this process"
+    )
     options = arguments.parse_args()
     torch.set_num_threads(options.threads)
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -83,8 +95,17 @@ def main() -> None:
     figures = Figures("cpu")
     for name in options.settings:
         with tempfile.TemporaryDirectory() as folder:
-            command = [sys.executable, __file__, "--inside", folder, "--threads", str(options.threads)]
-            done = subprocess.run([*command, "--settings", name], check=True, stdout=subprocess.PIPE, text=True)
+            command = [
+                sys.executable,
+                __file__,
+                "--inside",
+                folder,
+                "--threads",
+                str(options.threads),
+            ]
+            done = subprocess.run(
+                [*command, "--settings", name], check=True, stdout=subprocess.PIPE, text=True
+            )
         found = json.loads(done.stdout.splitlines()[-1])
         figures.add(f"{name}: announced, MB", found["announced"] / 1e6)
         figures.add(f"{name}: used, MB", found["used"] / 1e6)

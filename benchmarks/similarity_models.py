@@ -87,7 +87,9 @@ class RandomLayers(LayerActivations):
         """Batches of equal size, by their numbers."""
         lengths = [PER_TEXT] * self.texts_read
         return DataLoader(
-            Numbers(), sampler=LengthBatches(lengths, PER_BATCH, shuffle=False, whole=True), batch_size=None
+            Numbers(),
+            sampler=LengthBatches(lengths, PER_BATCH, shuffle=False, whole=True),
+            batch_size=None,
         )
 
     def test_dataloader(self) -> list[DataLoader]:
@@ -107,11 +109,18 @@ class RandomLayers(LayerActivations):
         wanted = self._planned[dataloader_idx] or self.reader.layers
         common = _drawn(1_000_000 + batch)
         states = [
-            common[layers] + _drawn(1000 * m + batch)[layers] if layers else torch.empty(0, common.shape[1], WIDTH)
+            common[layers] + _drawn(1000 * m + batch)[layers]
+            if layers
+            else torch.empty(0, common.shape[1], WIDTH)
             for m, layers in enumerate(map(list, wanted))
         ]
         rows = torch.arange(common.shape[1])
-        return RandomBatch(SimpleNamespace(number=batch), states, PER_BATCH * batch + rows // PER_TEXT, rows % PER_TEXT)
+        return RandomBatch(
+            SimpleNamespace(number=batch),
+            states,
+            PER_BATCH * batch + rows // PER_TEXT,
+            rows % PER_TEXT,
+        )
 
 
 def _drawn(seed: int) -> Tensor:
@@ -140,7 +149,9 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--memory", type=float, default=4, help="the limit, GB")
     arguments.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
-    arguments.add_argument("--models", type=int, nargs="+", help="numbers of models; default: those of the case")
+    arguments.add_argument(
+        "--models", type=int, nargs="+", help="numbers of models; default: those of the case"
+    )
     arguments.add_argument("--rows", type=int, help="number of rows; default: those of the case")
     arguments.add_argument("--inside", action="store_true", help="run one case in this process")
     options = arguments.parse_args()
@@ -155,7 +166,15 @@ def main() -> None:
     for case in options.cases:
         used: list[float] = []
         for models in options.models or CASES[case][2]:
-            command = [sys.executable, __file__, "--inside", "--cases", case, "--models", str(models)]
+            command = [
+                sys.executable,
+                __file__,
+                "--inside",
+                "--cases",
+                case,
+                "--models",
+                str(models),
+            ]
             sizes = ["--memory", str(options.memory), "--threads", str(options.threads)]
             sizes += [] if options.rows is None else ["--rows", str(options.rows)]
             done = subprocess.run([*command, *sizes], check=True, stdout=subprocess.PIPE, text=True)

@@ -25,14 +25,25 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare
 
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")  # as the commands do
 
-from aligners.cli.run import Run
+from aligners.cli.command import Run
 from aligners.cli.train.fit import fit
 from benchmarks.harness import Figures, parser
 
 OPTIONS = """--data.model_x embedded-gpt:0 --data.model_y embedded-gpt:1 --data.sites blocks --data.batch_size 10
 --model.rows 1000000000000 --model.most_steps 1000000000 --model.schedule constant --checkpoint.every_n_minutes 1
 --trainer.enable_progress_bar false --early_stopping.patience null"""
-MALLINFO = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+MALLINFO = (
+    "arena",
+    "ordblks",
+    "smblks",
+    "hblks",
+    "hblkhd",
+    "usmblks",
+    "fsmblks",
+    "uordblks",
+    "fordblks",
+    "keepcost",
+)
 
 
 class Watch(pl.Callback):
@@ -111,7 +122,13 @@ def main() -> None:
     watch, made = Watch(), fit.parser()
     limit = f"00:{options.minutes // 60:02d}:{options.minutes % 60:02d}:00"
     with tempfile.TemporaryDirectory() as folder:
-        words = [*OPTIONS.split(), "--trainer.accelerator", options.device, "--trainer.max_time", limit]
+        words = [
+            *OPTIONS.split(),
+            "--trainer.accelerator",
+            options.device,
+            "--trainer.max_time",
+            limit,
+        ]
         run = Run(fit, made, made.parse_args([*words, "--run", f"{folder}/soak"]))
         run.start()
         run.fit(run.training(watch))
@@ -129,7 +146,11 @@ def main() -> None:
             place = round(part * (len(values) - 1) / 12)
             figures.add(f"{name}, minute {minutes[place]:.0f}", float(values[place]))
     for name, (values, bar) in courses.items():
-        figures.add(f"{name.partition(',')[0]}, growth in an hour", slope(minutes[late], values[late]), bar=bar)
+        figures.add(
+            f"{name.partition(',')[0]}, growth in an hour",
+            slope(minutes[late], values[late]),
+            bar=bar,
+        )
     figures.write(options.json)
 
 

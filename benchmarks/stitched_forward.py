@@ -17,12 +17,14 @@ from benchmarks.parts import bert_config
 def build(width: int, layers: int, seed: int, device: str) -> FrozenModel:
     """A random BERT classifier of the usual proportions."""
     torch.manual_seed(seed)
-    return FrozenModel(BertForSequenceClassification(bert_config(4096, layers, width)), name=f"bert-{width}-{seed}").to(
-        device
-    )
+    return FrozenModel(
+        BertForSequenceClassification(bert_config(4096, layers, width)), name=f"bert-{width}-{seed}"
+    ).to(device)
 
 
-def with_plain_hooks(x: FrozenModel, y: FrozenModel, inputs: dict[str, Tensor], site: int) -> Tensor:
+def with_plain_hooks(
+    x: FrozenModel, y: FrozenModel, inputs: dict[str, Tensor], site: int
+) -> Tensor:
     """Stitching as hooks alone do it: both models run in full. Returns the logits."""
     read: list[Tensor] = []
 
@@ -32,7 +34,10 @@ def with_plain_hooks(x: FrozenModel, y: FrozenModel, inputs: dict[str, Tensor], 
     def replace(block: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
         return read[0]
 
-    handles = [x.blocks[site - 1].register_forward_hook(keep), y.blocks[site - 1].register_forward_hook(replace)]
+    handles = [
+        x.blocks[site - 1].register_forward_hook(keep),
+        y.blocks[site - 1].register_forward_hook(replace),
+    ]
     try:
         x.model(**inputs)
         return y.model(**inputs).logits
@@ -61,7 +66,9 @@ def main() -> None:
 
     with torch.inference_mode():
         if not torch.equal(stitched(), with_plain_hooks(x, y, inputs, site)):
-            raise RuntimeError("The stitched forward and plain hooks disagree: their times mean nothing.")
+            raise RuntimeError(
+                "The stitched forward and plain hooks disagree: their times mean nothing."
+            )
         seconds = interleaved(
             {
                 "full forward": lambda: y.model(**inputs),
@@ -73,7 +80,9 @@ def main() -> None:
         )
     figures = Figures(options.device)
     figures.add_times(seconds)
-    figures.add("head + tail / full forward", ratio(seconds, "head + tail", "full forward"), bar=1.15)
+    figures.add(
+        "head + tail / full forward", ratio(seconds, "head + tail", "full forward"), bar=1.15
+    )
     figures.add("plain hooks / full forward", ratio(seconds, "plain hooks", "full forward"))
     figures.write(options.json)
 

@@ -28,8 +28,8 @@ from aligners.datamodules.batches import TextBatch
 from aligners.datamodules.rows.policies import select_rows
 from aligners.injection.behaviour import mapped_rows, read_all, stitched_logits
 from aligners.injection.routes import Route
-from aligners.injection.scoring.tasks import chosen, unit_losses
-from aligners.injection.stitching.training import bank_gradients
+from aligners.injection.scoring.task_scores import chosen, unit_losses
+from aligners.injection.stitching.stitching_training import bank_gradients
 from aligners.maps.affine import AffineLayer
 from aligners.models import FrozenModel
 from benchmarks.harness import Figures, interleaved, parser_with_sizes, ratio
@@ -43,10 +43,15 @@ def texts(batch: int, tokens: int, device: str) -> TaskBatch:
     draw = torch.Generator().manual_seed(0)
     lengths = torch.linspace(tokens // 2, tokens, batch).round()
     mask = (torch.arange(tokens) < lengths[:, None]).long()
-    inputs = {"input_ids": torch.randint(5, 4096, mask.shape, generator=draw), "attention_mask": mask}
+    inputs = {
+        "input_ids": torch.randint(5, 4096, mask.shape, generator=draw),
+        "attention_mask": mask,
+    }
     special, labels = ~mask.bool(), torch.arange(batch) % 2
     every = TextBatch((inputs,), (special,), torch.arange(batch), labels)
-    return TaskBatch(every, select_rows(mask, special, "tokens"), classification_targets(labels)).to(device)
+    return TaskBatch(
+        every, select_rows(mask, special, "tokens"), classification_targets(labels)
+    ).to(device)
 
 
 def material(options: Namespace) -> tuple[FrozenModel, FrozenModel, TaskBatch]:
@@ -66,7 +71,7 @@ def layers_for(route: Route) -> AffineLayer:
 
 
 def stitched_step(route: Route, layer: AffineLayer, batch: TaskBatch) -> None:
-    """One step as `aligners.injection.stitching.training` takes it, up to the optimiser: gradients of every loss."""
+    """One step as `stitching_training` takes it, up to the optimiser: gradients of every loss."""
 
     def loss(pair: int, rows: Tensor) -> Tensor:
         logits = stitched_logits(route.target, batch.inputs, route.pairs[pair][1], batch.rows, rows)
@@ -118,25 +123,43 @@ def largest_difference(found: list[Tensor], expected: list[Tensor]) -> float:
     )
 
 
-def one_step(x: FrozenModel, y: FrozenModel, batch: TaskBatch) -> dict[str, tuple[AffineLayer, Callable[[], None]]]:
+def one_step(
+    x: FrozenModel, y: FrozenModel, batch: TaskBatch
+) -> dict[str, tuple[AffineLayer, Callable[[], None]]]:
     """A step at the middle site each way, and its layers; those are equal."""
     route = Route("0_1", x, y, ((x.depth // 2, y.depth // 2),))
     layers = layers_for(route), layers_for(route)
-    steps = partial(stitched_step, route, layers[0], batch), partial(plain_step, route, layers[1], batch)
+    steps = (
+        partial(stitched_step, route, layers[0], batch),
+        partial(plain_step, route, layers[1], batch),
+    )
     return dict(zip(WAYS, zip(layers, steps, strict=True), strict=True))
 
 
-def step(figures: Figures, x: FrozenModel, y: FrozenModel, batch: TaskBatch, rounds: int, device: str) -> None:
+def step(
+    figures: Figures, x: FrozenModel, y: FrozenModel, batch: TaskBatch, rounds: int, device: str
+) -> None:
     """A step at the middle site both ways: time and gradients."""
     ways = one_step(x, y, batch)
     found, expected = (gradients_of(*ways[name]) for name in WAYS)
-    figures.add("gradients, largest relative difference", largest_difference(found, expected), bar=1e-5)
-    seconds = interleaved({name: run for name, (_, run) in ways.items()}, rounds=rounds, device=device)
+    figures.add(
+        "gradients, largest relative difference", largest_difference(found, expected), bar=1e-5
+    )
+    seconds = interleaved(
+        {name: run for name, (_, run) in ways.items()}, rounds=rounds, device=device
+    )
     figures.add_times(seconds)
-    figures.add("plain hooks / stitched, one step", ratio(seconds, "plain hooks", "stitched"), bar=1.5, sense=">=")
+    figures.add(
+        "plain hooks / stitched, one step",
+        ratio(seconds, "plain hooks", "stitched"),
+        bar=1.5,
+        sense=">=",
+    )
 
 
-def bank(figures: Figures, x: FrozenModel, y: FrozenModel, batch: TaskBatch, rounds: int, device: str) -> None:
+def bank(
+    figures: Figures, x: FrozenModel, y: FrozenModel, batch: TaskBatch, rounds: int, device: str
+) -> None:
     """All sites in one run against one after another: time and gradients."""
     pairs = tuple((site, site) for site in range(1, min(x.depth, y.depth) + 1))
     together = Route("0_1", x, y, pairs)
@@ -157,11 +180,20 @@ def bank(figures: Figures, x: FrozenModel, y: FrozenModel, batch: TaskBatch, rou
         for same in zip(*(own.parameters() for own in layers), strict=True)
     ]
     found = gradients_of(layer, lambda: stitched_step(together, layer, batch))
-    figures.add("gradients of a bank, largest relative difference", largest_difference(found, expected), bar=1e-5)
-    runs = {"bank": lambda: stitched_step(together, layer, batch), "one after another": one_after_another}
+    figures.add(
+        "gradients of a bank, largest relative difference",
+        largest_difference(found, expected),
+        bar=1e-5,
+    )
+    runs = {
+        "bank": lambda: stitched_step(together, layer, batch),
+        "one after another": one_after_another,
+    }
     seconds = interleaved(runs, rounds=max(1, rounds // 3), device=device, warmup=1)
     figures.add_times(seconds)
-    figures.add("one after another / bank", ratio(seconds, "one after another", "bank"), bar=1.3, sense=">=")
+    figures.add(
+        "one after another / bank", ratio(seconds, "one after another", "bank"), bar=1.3, sense=">="
+    )
 
 
 def peak(run: Callable[[], None], device: str) -> float:
@@ -178,15 +210,21 @@ def memory(figures: Figures, sizes: list[str]) -> None:
     peaks = {}
     for name in WAYS:
         command = [sys.executable, __file__, "--memory-of", name, *sizes]
-        peaks[name] = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        peaks[name] = float(
+            subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        )
         figures.add(f"peak memory, {name}, MB", peaks[name])
-    figures.add("peak memory, stitched / plain hooks", peaks["stitched"] / peaks["plain hooks"], bar=1.0)
+    figures.add(
+        "peak memory, stitched / plain hooks", peaks["stitched"] / peaks["plain hooks"], bar=1.0
+    )
 
 
 def main() -> None:
     """Run the benchmark."""
     arguments = parser_with_sizes(__doc__, layers=12, batch=16)
-    arguments.add_argument("--memory-of", choices=WAYS, help="print the peak memory of this way, and nothing else")
+    arguments.add_argument(
+        "--memory-of", choices=WAYS, help="print the peak memory of this way, and nothing else"
+    )
     options = arguments.parse_args()
     torch.set_num_threads(options.threads)
     if options.memory_of:

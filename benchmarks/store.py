@@ -29,9 +29,9 @@ from transformers import BertModel, PreTrainedTokenizerBase
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
+from aligners.datamodules.paired_activations import States
 from aligners.datamodules.pairings import pair_states
-from aligners.datamodules.states import States
-from aligners.datamodules.store import reading
+from aligners.datamodules.store import read_ahead
 from aligners.datamodules.text.loading import load_texts
 from aligners.datamodules.text.sources import TextSource
 from aligners.models.tokenizers import word_pieces
@@ -39,11 +39,13 @@ from benchmarks.harness import Figures, parser, ratio
 from benchmarks.parts import bert_config
 
 IO = Path("/proc/self/io")
-BUFFER = reading.PIECE
+BUFFER = read_ahead.PIECE
 SMALL = 2_048  # rows: a few batches, as where many models are read with little memory
 
 
-def model_folder(folder: Path, tokenizer: PreTrainedTokenizerBase, seed: int, layers: int, width: int) -> str:
+def model_folder(
+    folder: Path, tokenizer: PreTrainedTokenizerBase, seed: int, layers: int, width: int
+) -> str:
     """A BERT of random weights."""
     torch.manual_seed(seed)
     BertModel(bert_config(len(tokenizer), layers, width)).save_pretrained(folder)
@@ -105,7 +107,9 @@ class Used(NamedTuple):
     @classmethod
     def now(cls) -> Self:
         """Since the process began."""
-        asked = next(int(line.split()[1]) for line in IO.read_text().splitlines() if line.startswith("rchar"))
+        asked = next(
+            int(line.split()[1]) for line in IO.read_text().splitlines() if line.startswith("rchar")
+        )
         faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         return cls(time.perf_counter(), time.process_time(), faults, asked)
 
@@ -129,25 +133,30 @@ def cold(folder: Path, work: Callable[[], object]) -> Callable[[], Used]:
 
 def rounding(exact: States, rounded: States) -> float:
     """Share of the variance of X's states that is lost by rounding, at the site that loses most, on 100 texts."""
-    x, y = (torch.cat([batch.x.double() for batch in data.paired("fit", only=100)], 1) for data in (exact, rounded))
+    x, y = (
+        torch.cat([batch.x.double() for batch in data.paired("fit", only=100)], 1)
+        for data in (exact, rounded)
+    )
     lost = (x - y).square().sum((1, 2)) / (x - x.mean(1, keepdim=True)).square().sum((1, 2))
     return float(lost.max())
 
 
 def in_small_windows(data: States, rows: int) -> None:
     """As `loading`, looking so many rows ahead."""
-    before, reading.ROWS = reading.ROWS, rows
+    before, read_ahead.ROWS = read_ahead.ROWS, rows
     try:
         loading(data)
     finally:
-        reading.ROWS = before
+        read_ahead.ROWS = before
 
 
 def measure(options: argparse.Namespace, folder: Path) -> Figures:
     """Write the stores, read them, and run the models, in turns."""
     source = TextSource(max_texts=options.texts)
     tokenizer = word_pieces(list(load_texts(source).fit["text"]), 1_536, 128)
-    pair = [model_folder(folder / str(n), tokenizer, n, options.layers, options.width) for n in (0, 1)]
+    pair = [
+        model_folder(folder / str(n), tokenizer, n, options.layers, options.width) for n in (0, 1)
+    ]
 
     def module(**given: Any) -> States:
         own = {"text": source, "batch_size": options.batch, "held_out_types": 0.0}
@@ -162,12 +171,16 @@ def measure(options: argparse.Namespace, folder: Path) -> Figures:
         place = folder / dtype
         data = stored[dtype] = module(store=place, store_dtype=dtype)
         figures.add(f"writing {dtype}, seconds", used_by(partial(data.loader, "fit")).seconds)
-        figures.add(f"first epoch of {dtype}, checked, seconds", cold(place, partial(epoch, data))().seconds)
+        figures.add(
+            f"first epoch of {dtype}, checked, seconds", cold(place, partial(epoch, data))().seconds
+        )
         sizes[dtype] = sum(path.stat().st_size for path in shards(place))
         memory = bytearray(sizes[dtype])
         work[f"epoch, {dtype}"] = cold(place, partial(epoch, data))
         work[f"loading, {dtype}"] = cold(place, partial(loading, data))
-        work[f"loading in small windows, {dtype}"] = cold(place, partial(in_small_windows, data, SMALL))
+        work[f"loading in small windows, {dtype}"] = cold(
+            place, partial(in_small_windows, data, SMALL)
+        )
         work[f"pread, {dtype}"] = cold(place, partial(plainly, place, memory))
     models = [used_by(partial(epoch, plain))]
     used = in_turns(work, options.rounds)
@@ -175,9 +188,13 @@ def measure(options: argparse.Namespace, folder: Path) -> Figures:
     figures.add("variance lost by rounding to bfloat16", rounding(*stored.values()))
     figures.add("rows of an epoch", int(plain.split("fit").lengths_of(0).sum()))
     seconds = {name: [each.seconds for each in rounds] for name, rounds in used.items()}
-    figures.add_times({"models, before and after all else": [each.seconds for each in models], **seconds})
+    figures.add_times(
+        {"models, before and after all else": [each.seconds for each in models], **seconds}
+    )
     for dtype, bar in (("float32", 5.0), ("bfloat16", 10.0)):
-        slower = statistics.mean(each.seconds for each in models) / statistics.median(seconds[f"epoch, {dtype}"])
+        slower = statistics.mean(each.seconds for each in models) / statistics.median(
+            seconds[f"epoch, {dtype}"]
+        )
         figures.add(f"models / epoch of {dtype}", slower, bar=bar, sense=">=")
         add_rates(figures, dtype, seconds, sizes[dtype])
         add_counters(figures, dtype, used, sizes[dtype] / 1e9)
@@ -198,14 +215,18 @@ def in_turns(work: Mapping[str, Callable[[], Used]], rounds: int) -> dict[str, l
 def add_rates(figures: Figures, dtype: str, seconds: Mapping[str, list[float]], size: int) -> None:
     """Bytes a second against those of plain reading, and the bar."""
     figures.add(f"size of {dtype}, GB", size / 1e9)
-    figures.add(f"pread of {dtype}, GB/s", size / 1e9 / statistics.median(seconds[f"pread, {dtype}"]))
+    figures.add(
+        f"pread of {dtype}, GB/s", size / 1e9 / statistics.median(seconds[f"pread, {dtype}"])
+    )
     read = ratio(seconds, f"pread, {dtype}", f"loading, {dtype}")
     figures.add(f"rate of loading / pread, {dtype}", read, bar=0.8, sense=">=")
     read = ratio(seconds, f"pread, {dtype}", f"loading in small windows, {dtype}")
     figures.add(f"rate of loading in small windows / pread, {dtype}", read)
 
 
-def add_counters(figures: Figures, dtype: str, used: Mapping[str, list[Used]], gigabytes: float) -> None:
+def add_counters(
+    figures: Figures, dtype: str, used: Mapping[str, list[Used]], gigabytes: float
+) -> None:
     """What does not depend on other processes, for each GB of the files."""
     for name in ("pread", "loading", "loading in small windows"):
         rounds = used[f"{name}, {dtype}"]
@@ -224,7 +245,9 @@ def main() -> None:
     arguments.set_defaults(rounds=7)
     for name, size in {"width": 768, "layers": 12, "texts": 600, "batch": 32}.items():
         arguments.add_argument(f"--{name}", type=int, default=size)
-    arguments.add_argument("--folder", type=Path, help="where the store is written; default: a temporary folder")
+    arguments.add_argument(
+        "--folder", type=Path, help="where the store is written; default: a temporary folder"
+    )
     options = arguments.parse_args()
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:

@@ -34,7 +34,11 @@ sys.path.insert(0, str(ROOT))  # runs from a bare checkout
 from aligners.studies.rehearsals.rehearsal import environment, prepare  # noqa: E402
 from aligners.studies.spec import read_study  # noqa: E402
 
-MAPS = {"linear": "Linear", "mlp_paper": {"class_path": "MLP", "init_args": {"skip": False}}, "inn": "INN"}
+MAPS = {
+    "linear": "Linear",
+    "mlp_paper": {"class_path": "MLP", "init_args": {"skip": False}},
+    "inn": "INN",
+}
 OFTEN = {"checkpoint": {"every_n_minutes": 0.001}}
 STUDY: dict[str, Any] = {
     "name": "killed",
@@ -46,47 +50,79 @@ STUDY: dict[str, Any] = {
     "finetune": {"options": {"data": {"batch_size": 4}, **OFTEN}},
     "fit": {"options": {"model": {"aligners": MAPS}, "data": {"sites": "blocks"}, **OFTEN}},
     "inject": {"options": {"closed_form": []}},
-    "similarity": {"across_stages": True, "options": {"measures": ["cka", "svcca", "rsa"], "controls": True}},
+    "similarity": {
+        "across_stages": True,
+        "options": {"measures": ["cka", "svcca", "rsa"], "controls": True},
+    },
     "report": ["similarity", "errors"],
 }
-STEPS = {"finetune": 60, "fit": 120}  # rather than a rehearsal's, so that jobs live long enough to be killed
+STEPS = {
+    "finetune": 60,
+    "fit": 120,
+}  # rather than a rehearsal's, so that jobs live long enough to be killed
 RUN = "import submitit; submitit.Job._results_timeout_s = 0.5; from aligners.cli.table import study; study()"
-JOBS = {"slurm": b"submitit.core._submit", "ray": b"ray::_in_worker"}  # in the command lines of jobs
+JOBS = {
+    "slurm": b"submitit.core._submit",
+    "ray": b"ray::_in_worker",
+}  # in the command lines of jobs
 NOTICE = {"slurm": signal.SIGUSR2, "ray": signal.SIGTERM}
 TIMES = ["seconds"]  # columns of tables that no two runs share
-LIFE = 3.0, 12.0  # seconds of processor time that a job has at least and at most; its imports take the first of them
+LIFE = (
+    3.0,
+    12.0,
+)  # seconds of processor time that a job has at least and at most; its imports take the first of them
 GRACE = 8.0  # seconds between a notice and the kill
 
 
 def main() -> None:
     """Run the study undisturbed, then disturbed until all kills are spent, and compare."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     arguments.add_argument("--kills", type=int, default=20)
     arguments.add_argument("--wall_times", type=int, default=20)
     arguments.add_argument("--executor", choices=JOBS, default="slurm")
-    arguments.add_argument("--minutes", type=float, default=60.0, help="after which it begins in no further folder")
+    arguments.add_argument(
+        "--minutes", type=float, default=60.0, help="after which it begins in no further folder"
+    )
     arguments.add_argument("--seed", type=int, default=0)
     arguments.add_argument("--folder", type=Path, default=Path("runs/killed"))
     arguments.add_argument("--json", type=Path, help="file that gets an entry for the executor")
     given = arguments.parse_args()
     begun, given.folder = time.monotonic(), given.folder.resolve()
     counts = given.folder / f"{given.executor}.json"
-    entry: dict[str, Any] = dict.fromkeys(("runs", "retries", "kills", "wall_times"), 0) | {"different": []}
+    entry: dict[str, Any] = dict.fromkeys(("runs", "retries", "kills", "wall_times"), 0) | {
+        "different": []
+    }
     if counts.is_file():
         entry = json.loads(counts.read_text())
     draw = random.Random(given.seed + entry["runs"])
-    left = Counter({what: max(0, getattr(given, what) - entry[what]) for what in ("kills", "wall_times")})
+    left = Counter(
+        {what: max(0, getattr(given, what) - entry[what]) for what in ("kills", "wall_times")}
+    )
     file, base = _prepared(given.folder / "rehearsal")
-    of_executors: dict[str, dict[str, Any]] = {"slurm": {"cluster": "local", "timeout_min": 30}, "ray": {"num_cpus": 1}}
+    of_executors: dict[str, dict[str, Any]] = {
+        "slurm": {"cluster": "local", "timeout_min": 30},
+        "ray": {"num_cpus": 1},
+    }
     where = of_executors[given.executor]
     if given.executor == "ray":
         os.environ.update(base)  # which the nodes inherit
         where["address"] = _two_nodes()
     if not (whole := _tables(given.folder / "whole")):
-        _study(base, ["run", str(file), "--folder", str(given.folder / "whole"), "--workers", "2"]).wait()
+        _study(
+            base, ["run", str(file), "--folder", str(given.folder / "whole"), "--workers", "2"]
+        ).wait()
         whole = _tables(given.folder / "whole")
     assert whole, "the undisturbed run has made no tables"
-    options = ["--executor", given.executor, "--executor_options", json.dumps(where), "--workers", "2"]
+    options = [
+        "--executor",
+        given.executor,
+        "--executor_options",
+        json.dumps(where),
+        "--workers",
+        "2",
+    ]
     while left.total() and time.monotonic() - begun < 60 * given.minutes:
         folder = given.folder / f"{given.executor}-{entry['runs'] + 1}"
         words = ["run", str(file), "--folder", str(folder), *options]
@@ -94,8 +130,15 @@ def main() -> None:
             entry["retries"] += 1
             words = ["retry", str(folder), *options]
         tables = _tables(folder)
-        different = [f"{folder.name}/{name}" for name in {*whole, *tables} if whole.get(name) != tables.get(name)]
-        entry["runs"], entry["different"] = entry["runs"] + 1, sorted({*entry["different"], *different})
+        different = [
+            f"{folder.name}/{name}"
+            for name in {*whole, *tables}
+            if whole.get(name) != tables.get(name)
+        ]
+        entry["runs"], entry["different"] = (
+            entry["runs"] + 1,
+            sorted({*entry["different"], *different}),
+        )
         counts.write_text(json.dumps(entry))
         print(entry, flush=True)
     if given.json:
@@ -110,8 +153,12 @@ def _prepared(folder: Path) -> tuple[Path, dict[str, str]]:
     from dataclasses import asdict
 
     file = folder.parent / "study.yaml"
-    if not file.is_file():  # a tokenizer that learns from the same texts again is not always the same
-        content = yaml.safe_load(prepare({"rate": 1e12}, asdict(read_study(STUDY)), folder).read_text())
+    if (
+        not file.is_file()
+    ):  # a tokenizer that learns from the same texts again is not always the same
+        content = yaml.safe_load(
+            prepare({"rate": 1e12}, asdict(read_study(STUDY)), folder).read_text()
+        )
         for kind, steps in STEPS.items():
             content[kind]["options"]["trainer"] = {"max_steps": steps, "max_epochs": -1}
         file.write_text(yaml.safe_dump(content, sort_keys=False))
@@ -125,7 +172,12 @@ def _two_nodes() -> str:
     os.environ |= {"RAY_TMPDIR": place, "RAY_worker_niceness": "0"}
     from ray.cluster_utils import Cluster
 
-    head = {"num_cpus": 1, "include_dashboard": False, "include_log_monitor": False, "temp_dir": f"{place}/ray"}
+    head = {
+        "num_cpus": 1,
+        "include_dashboard": False,
+        "include_log_monitor": False,
+        "temp_dir": f"{place}/ray",
+    }
     cluster = Cluster(initialize_head=True, head_node_args=head)
     cluster.add_node(num_cpus=1)
     cluster.wait_for_nodes()
@@ -134,7 +186,9 @@ def _two_nodes() -> str:
 
 def _study(added: dict[str, str], words: list[str]) -> subprocess.Popen[bytes]:
     """Begin a command of `study.py`."""
-    return subprocess.Popen([sys.executable, "-c", RUN, *words], env={**os.environ, **added}, cwd=ROOT)
+    return subprocess.Popen(
+        [sys.executable, "-c", RUN, *words], env={**os.environ, **added}, cwd=ROOT
+    )
 
 
 def _disturbed(
@@ -151,7 +205,10 @@ def _disturbed(
     while study.poll() is None:
         time.sleep(0.2)
         jobs = _jobs(executor)
-        lives = {job: lives[job] if job in lives else used + draw.uniform(*LIFE) for job, used in jobs.items()}
+        lives = {
+            job: lives[job] if job in lives else used + draw.uniform(*LIFE)
+            for job, used in jobs.items()
+        }
         doomed = {job: at for job, at in doomed.items() if job in jobs}
         for job, used in jobs.items():
             if job in doomed:
@@ -194,7 +251,10 @@ def _send(process: int, number: signal.Signals) -> bool:
 
 def _tables(folder: Path) -> dict[str, bytes]:
     """Every file of the collected tables, without the times that they name, and of the report's."""
-    tables = {str(file.relative_to(folder)): file.read_bytes() for file in (folder / "report" / "tables").glob("*")}
+    tables = {
+        str(file.relative_to(folder)): file.read_bytes()
+        for file in (folder / "report" / "tables").glob("*")
+    }
     for file in (folder / "tables").glob("*"):
         table = pd.read_parquet(file) if file.suffix == ".parquet" else pd.read_csv(file, dtype=str)
         tables[file.name] = table.drop(columns=TIMES, errors="ignore").to_csv().encode()

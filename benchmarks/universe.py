@@ -25,13 +25,13 @@ from aligners.callbacks.checkpoint import SaveAligners
 from aligners.cli.table import quiet
 from aligners.datamodules.module import TextModule
 from aligners.datamodules.pairings import pair_states, pairs_states, universe_states
-from aligners.files.whole import whole_file
+from aligners.files.atomic import whole_file
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.bank import load_bank
-from aligners.fitting.universe.evaluation import UniverseEvaluation
-from aligners.fitting.universe.files import load_universe
+from aligners.fitting.saved_bank import load_bank
 from aligners.fitting.universe.fitting import UniverseAlignment
 from aligners.fitting.universe.universe import NETWORK
+from aligners.fitting.universe.universe_evaluation import UniverseEvaluation
+from aligners.fitting.universe.universe_files import load_universe
 from aligners.injection.injecting import InjectionEvaluation
 from aligners.injection.scoring.pair_intervals import over_pairs
 from aligners.maps.inn import INN
@@ -60,7 +60,11 @@ def main() -> None:
         trainer.test(evaluation, datamodule=universe_states(options.models, **given), verbose=False)
         found["means"] = _means(evaluation.rows)
         _write({**found, "directions": evaluation.report_tables["directions"]}, options.json)
-        injected = [row for file in _files(folder)[: options.injected] for row in _injected(file, folder, given)]
+        injected = [
+            row
+            for file in _files(folder)[: options.injected]
+            for row in _injected(file, folder, given)
+        ]
     if injected:
         found["injection"] = _compared(injected)
     print(json.dumps(found, indent=1, default=str))
@@ -74,12 +78,18 @@ def _fitted(options: argparse.Namespace, folder: Path, given: dict[str, Any]) ->
         for split in ("fit", "validation"):
             universe_states(models, **given).loader(split)  # writes their states
     alignment = partial(Alignment, {"inn": INN}, seed=options.seed)
-    found = {"pairs": _seconds(alignment(), pairs_states(models, **given), SaveAligners(folder), options)}
+    found = {
+        "pairs": _seconds(alignment(), pairs_states(models, **given), SaveAligners(folder), options)
+    }
     network: dict[str, Any] = (
-        {"network": partial(INN, couplings=options.couplings, start="procrustes")} if options.couplings else {}
+        {"network": partial(INN, couplings=options.couplings, start="procrustes")}
+        if options.couplings
+        else {}
     )
     universe = UniverseAlignment(seed=options.seed, contrastive=options.contrastive, **network)
-    found["universe"] = _seconds(universe, universe_states(models, **given), SaveAligners(folder / "universe"), options)
+    found["universe"] = _seconds(
+        universe, universe_states(models, **given), SaveAligners(folder / "universe"), options
+    )
     if options.apart:
         found["apart"] = sum(
             _seconds(alignment(), pair_states(x, y, **given), SaveAligners(folder / x / y), options)
@@ -99,28 +109,49 @@ def _write(found: dict[str, Any], path: Path | None) -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--models", nargs="+", default=[f"embedded:{seed}" for seed in range(5)])
     parser.add_argument("--sites", default="1,4")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batch_size", type=int, default=16, help="Texts a step.")
-    parser.add_argument("--moments", type=int, default=100, help="Batches a pass: of moments, and of an epoch.")
+    parser.add_argument(
+        "--moments", type=int, default=100, help="Batches a pass: of moments, and of an epoch."
+    )
     parser.add_argument("--held_out", type=int, default=20, help="Batches to measure on.")
-    parser.add_argument("--injected", type=int, default=None, help="Pairs to inject between. Default: all.")
-    parser.add_argument("--store", action="store_true", help="Read states from a store, written before both fits.")
+    parser.add_argument(
+        "--injected", type=int, default=None, help="Pairs to inject between. Default: all."
+    )
+    parser.add_argument(
+        "--store", action="store_true", help="Read states from a store, written before both fits."
+    )
     parser.add_argument("--apart", action="store_true", help="Also time a run for every pair.")
-    parser.add_argument("--couplings", type=int, default=None, help="Of each model's INN. Default: the universe's, 4.")
-    parser.add_argument("--contrastive", type=float, default=0.02, help="Weight of the universe's contrastive loss.")
+    parser.add_argument(
+        "--couplings",
+        type=int,
+        default=None,
+        help="Of each model's INN. Default: the universe's, 4.",
+    )
+    parser.add_argument(
+        "--contrastive", type=float, default=0.02, help="Weight of the universe's contrastive loss."
+    )
     parser.add_argument("--seed", type=int, default=0, help="Of the maps.")
     parser.add_argument("--json", type=Path, default=None)
     return parser.parse_args()
 
 
-def _seconds(module: Alignment, data: TextModule, saving: SaveAligners, options: argparse.Namespace) -> float:
+def _seconds(
+    module: Alignment, data: TextModule, saving: SaveAligners, options: argparse.Namespace
+) -> float:
     """CPU seconds of a fit, which finds no moments of another's beside the store."""
     if data.store:
         shutil.rmtree(data.store / "moments", ignore_errors=True)
-    limits = {"max_steps": options.steps, "limit_train_batches": options.moments, "limit_val_batches": 0}
+    limits = {
+        "max_steps": options.steps,
+        "limit_train_batches": options.moments,
+        "limit_val_batches": 0,
+    }
     trainer = bare_trainer(use_distributed_sampler=False, callbacks=[saving], **limits)
     data.prepare_data()
     before = time.process_time()
@@ -148,7 +179,10 @@ def _compared(rows: list[dict[str, Any]]) -> dict[str, Any]:
     figures = [name for name in FIGURES if all(row[name] is not None for row in rows)]
     pairs = {_place(row): row for row in rows if row["method"] == "inn"}
     own = [(row, pairs[_place(row)]) for row in rows if row["method"] == NETWORK]
-    within = {name: sum(b[f"{name}_low"] <= a[name] <= b[f"{name}_high"] for a, b in own) for name in figures}
+    within = {
+        name: sum(b[f"{name}_low"] <= a[name] <= b[f"{name}_high"] for a, b in own)
+        for name in figures
+    }
     return {"means": over_pairs(rows, quantities=figures), "within": within, "of": len(own)}
 
 

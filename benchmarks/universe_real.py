@@ -44,9 +44,15 @@ def main() -> None:
     arguments.add_argument("--texts", type=int, default=None, help="of SST-2's 6,920")
     arguments.add_argument("--shared", type=int, nargs="*", default=[64, 192, 384])
     arguments.add_argument("--steps", type=int, nargs="*", default=[100])
-    arguments.add_argument("--contrastive", type=float, nargs="*", default=[0.02], help="as `--model.contrastive`")
-    arguments.add_argument("--newcomers", nargs="*", default=[], help="these models join the others, and nothing else")
-    arguments.add_argument("--join", action="store_true", help="by networks, as `train.py join` does, not by ridges")
+    arguments.add_argument(
+        "--contrastive", type=float, nargs="*", default=[0.02], help="as `--model.contrastive`"
+    )
+    arguments.add_argument(
+        "--newcomers", nargs="*", default=[], help="these models join the others, and nothing else"
+    )
+    arguments.add_argument(
+        "--join", action="store_true", help="by networks, as `train.py join` does, not by ridges"
+    )
     arguments.add_argument("--seeds", type=int, nargs="*", default=[0])
     options = arguments.parse_args()
     quiet()
@@ -70,7 +76,9 @@ def main() -> None:
         space.fit(moments)
         add_space(figures, f"{options.rows}: {name}", space, splits, widths, found)
         figures.write(options.json)
-    for shared, seed, steps, weight in product(options.shared, options.seeds, options.steps, options.contrastive):
+    for shared, seed, steps, weight in product(
+        options.shared, options.seeds, options.steps, options.contrastive
+    ):
         module = UniverseAlignment(shared=shared, seed=seed, contrastive=weight)
         space = trained(module, splits["fit"], moments, widths, steps)
         name = f"{options.rows}: {NETWORK}, {shared} shared, {steps} steps, contrastive {weight:g}, seed {seed}"
@@ -98,8 +106,13 @@ def states_of(options: Any) -> tuple[Splits, Splits, list[int]]:
     for name in ("fit", "validation", "test"):
         with torch.no_grad():
             parts = [(batch.x, batch.text) for batch in data.batches(name)]
-        states, numbers = torch.cat([x for x, _ in parts], 1), torch.cat([text for _, text in parts])
-        order = torch.randperm(len(numbers), generator=torch.Generator().manual_seed(0))  # batches are by length
+        states, numbers = (
+            torch.cat([x for x, _ in parts], 1),
+            torch.cat([text for _, text in parts]),
+        )
+        order = torch.randperm(
+            len(numbers), generator=torch.Generator().manual_seed(0)
+        )  # batches are by length
         splits[name], texts[name] = states[:, order], numbers[order]
     return splits, texts, [model.width for model in data.frozen]
 
@@ -116,7 +129,9 @@ def _ridge(splits: Splits, i: int, j: int, widths: list[int]) -> Ridge:
 
 
 @torch.no_grad()
-def scores(splits: Splits, ends: tuple[int, int], bank: Any, widths: list[int]) -> tuple[float, float]:
+def scores(
+    splits: Splits, ends: tuple[int, int], bank: Any, widths: list[int]
+) -> tuple[float, float]:
     """FVU and top 1 of a map between two models on held-out rows."""
     j = ends[1]
     x, y = (splits["test"][m, :, : widths[m]] for m in ends)
@@ -126,21 +141,35 @@ def scores(splits: Splits, ends: tuple[int, int], bank: Any, widths: list[int]) 
     return float(fvu), retrieval(mapped[:QUERIES], y[:QUERIES]).top1
 
 
-def report(figures: Figures, name: str, found: dict[Any, tuple[float, float]], direct: dict[Any, Any]) -> None:
+def report(
+    figures: Figures, name: str, found: dict[Any, tuple[float, float]], direct: dict[Any, Any]
+) -> None:
     """Means over all ordered pairs, and the worst of them beside its direct map."""
     fvu, top1 = (sum(values) / len(values) for values in zip(*found.values(), strict=True))
     figures.add(f"{name}, FVU", fvu)
     figures.add(f"{name}, top 1", top1)
     worst = min(found[ends][1] / direct[ends][1] for ends in found)
-    figures.add(f"{name}, least top 1 of a direction, of the direct map's", worst, bar=0.98, sense=">=")
+    figures.add(
+        f"{name}, least top 1 of a direction, of the direct map's", worst, bar=0.98, sense=">="
+    )
 
 
 @torch.no_grad()
 def add_space(
-    figures: Figures, name: str, space: Universe, splits: Splits, widths: list[int], direct: dict[Any, Any]
+    figures: Figures,
+    name: str,
+    space: Universe,
+    splits: Splits,
+    widths: list[int],
+    direct: dict[Any, Any],
 ) -> None:
     """All figures of a space."""
-    report(figures, name, {ends: scores(splits, ends, space.map(*ends), widths) for ends in direct}, direct)
+    report(
+        figures,
+        name,
+        {ends: scores(splits, ends, space.map(*ends), widths) for ends in direct},
+        direct,
+    )
     embedded = space.embed(splits["test"])
     off = []
     for i, over, j in permutations(range(len(widths)), 3):
@@ -151,12 +180,19 @@ def add_space(
     figures.add(f"{name}, chains of three, largest distance", max(off), bar=1e-4)
     held = space.predicted(embedded, 0) - splits["test"]
     total = splits["test"] - splits["fit"].mean(1, keepdim=True)
-    for i, share in enumerate((1 - held.square().sum((1, 2)) / total.square().sum((1, 2))).tolist()):
+    for i, share in enumerate(
+        (1 - held.square().sum((1, 2)) / total.square().sum((1, 2))).tolist()
+    ):
         figures.add(f"{name}, share of the variance held, width {widths[i]}", share)
-    figures.add(f"{name}, numbers in its file", sum(value.numel() for value in space.maps.state_dict().values()))
+    figures.add(
+        f"{name}, numbers in its file",
+        sum(value.numel() for value in space.maps.state_dict().values()),
+    )
 
 
-def trained(module: UniverseAlignment, states: Tensor, moments: Any, widths: list[int], steps: int) -> Universe:
+def trained(
+    module: UniverseAlignment, states: Tensor, moments: Any, widths: list[int], steps: int
+) -> Universe:
     """A universe trained on rows in memory."""
     space = module.universe(len(widths), widths)
     space.fit(moments)
@@ -167,7 +203,13 @@ def trained(module: UniverseAlignment, states: Tensor, moments: Any, widths: lis
 
 
 def joins(
-    figures: Figures, name: str, splits: Splits, texts: Splits, widths: list[int], newcomer: int, steps: int | None
+    figures: Figures,
+    name: str,
+    splits: Splits,
+    texts: Splits,
+    widths: list[int],
+    newcomer: int,
+    steps: int | None,
 ) -> None:
     """R² of a newcomer to the space of the others at each number of texts: of ridges to gcpa, or of networks."""
     others = [m for m in range(len(widths)) if m != newcomer]
@@ -182,7 +224,9 @@ def joins(
         space.fit(moments)
     x = {split: states[newcomer, :, : widths[newcomer]] for split, states in splits.items()}
     with torch.no_grad():
-        targets = {split: space.embed(states) for split, states in parts.items()}  # what each member says of a text
+        targets = {
+            split: space.embed(states) for split, states in parts.items()
+        }  # what each member says of a text
     found = {}
     there_are = len(texts["fit"].unique())
     for number in (*(n for n in TEXTS if n < there_are), there_are):
@@ -205,7 +249,9 @@ def joins(
     for number, value in found.items():
         figures.add(f"{name}, {number} texts, R²", value)
         bar = 0.95 if number == 500 else None
-        figures.add(f"{name}, {number} texts, of that on all", value / found[there_are], bar=bar, sense=">=")
+        figures.add(
+            f"{name}, {number} texts, of that on all", value / found[there_are], bar=bar, sense=">="
+        )
 
 
 def _network(space: Universe, width: int, x: Tensor, y: Tensor, steps: int) -> tuple[Any, Any]:

@@ -31,8 +31,16 @@ def main() -> None:
     figures = Figures(options.device)
     for width in options.widths:
         for seed in options.seeds:
-            states = states_of_random_models(width, seed, options.models, options.texts).to(options.device)
-            train(figures, f"{options.models} BERTs of width {width}, seed {seed}", states, options.steps, options.rows)
+            states = states_of_random_models(width, seed, options.models, options.texts).to(
+                options.device
+            )
+            train(
+                figures,
+                f"{options.models} BERTs of width {width}, seed {seed}",
+                states,
+                options.steps,
+                options.rows,
+            )
             figures.write(options.json)
 
 

@@ -24,12 +24,12 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.errors import MapErrors
+from aligners.fitting.map_errors import MapErrors
 from aligners.maps.base import Aligner
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear
+from aligners.maps.matrices import Products
 from aligners.maps.mlp import MLP
-from aligners.maps.solving import Products
 from aligners.similarity.algebra.moments import Moments, moments_of
 from benchmarks.harness import Figures, parser
 from benchmarks.parts import bert_config
@@ -60,11 +60,16 @@ def synthetic(width: int, seed: int, rows: int = 20_000, held_out: int = 4_000) 
     basis_x, basis_y = torch.linalg.qr(normal(2, width, width)).Q
     weight = normal(width, width)
     weight /= (spread[:, None] * weight).norm(dim=0)
-    mixing, phase = normal(width, width) / width**0.5, 2 * torch.pi * torch.rand(width, generator=draw)
+    mixing, phase = (
+        normal(width, width) / width**0.5,
+        2 * torch.pi * torch.rand(width, generator=draw),
+    )
     latent = normal(rows + held_out, width) * spread
     truth = latent + 2**0.5 * (torch.sin(latent @ weight + phase) @ mixing) * spread
     y = truth + NOISE**0.5 * normal(rows + held_out, width) * spread
-    x, y, truth = ((part @ basis)[None] for part, basis in ((latent, basis_x), (y, basis_y), (truth, basis_y)))
+    x, y, truth = (
+        (part @ basis)[None] for part, basis in ((latent, basis_x), (y, basis_y), (truth, basis_y))
+    )
     return Rows(x[:, :rows], y[:, :rows], x[:, rows:], y[:, rows:], truth[:, rows:])
 
 
@@ -91,7 +96,9 @@ def states_of_random_models(width: int, seed: int, models: int, texts: int = 1_5
         torch.manual_seed(models * seed + which)
         model = BertModel(config).eval()
         for first in range(0, len(sentences), 64):
-            batch = tokenizer(sentences[first : first + 64], padding=True, truncation=True, return_tensors="pt")
+            batch = tokenizer(
+                sentences[first : first + 64], padding=True, truncation=True, return_tensors="pt"
+            )
             with torch.no_grad():
                 found = model(**batch).last_hidden_state
             states[which].append(found[batch["attention_mask"].bool()])
@@ -117,7 +124,12 @@ def held_out(aligner: Aligner, rows: Rows, moments: Moments) -> tuple[float, flo
 
 
 def train(
-    factory: Callable[[int, int, int], Aligner], rows: Rows, steps: int, a_step: int, seed: int, products: Products
+    factory: Callable[[int, int, int], Aligner],
+    rows: Rows,
+    steps: int,
+    a_step: int,
+    seed: int,
+    products: Products,
 ) -> Course:
     """Train one map as `Alignment` does."""
     moments = moments_of(rows.x, rows.y)
@@ -126,12 +138,16 @@ def train(
     aligner.fit(moments)
     start = held_out(aligner, rows, moments)
     began = time.perf_counter()
-    diverged = Alignment(products=products).train_on_rows(aligner, rows.x, rows.y, steps, a_step, seed)
+    diverged = Alignment(products=products).train_on_rows(
+        aligner, rows.x, rows.y, steps, a_step, seed
+    )
     seconds = (time.perf_counter() - began) / steps
     return Course(start, held_out(aligner, rows, moments), int(diverged), seconds)
 
 
-def measure(figures: Figures, name: str, rows: Rows, steps: int, options: argparse.Namespace, seed: int) -> None:
+def measure(
+    figures: Figures, name: str, rows: Rows, steps: int, options: argparse.Namespace, seed: int
+) -> None:
     """All maps on one pair of states."""
     rows = Rows(*(None if part is None else part.to(options.device) for part in rows))  # type: ignore[arg-type]
     moments = moments_of(rows.x, rows.y)
@@ -141,7 +157,9 @@ def measure(figures: Figures, name: str, rows: Rows, steps: int, options: argpar
     figures.add(f"{name}: linear, FVU", base)
     if rows.truth is not None:
         total = (rows.held_y - moments.mean_y[:, None].float()).square().sum()
-        figures.add(f"{name}: oracle, FVU", float((rows.truth - rows.held_y).square().sum() / total))
+        figures.add(
+            f"{name}: oracle, FVU", float((rows.truth - rows.held_y).square().sum() / total)
+        )
     for kind in options.maps:
         found = train(MAPS[kind], rows, steps, options.rows, seed, options.products)
         figures.add(f"{name}: {kind}, start, FVU", found.start[0])
@@ -158,20 +176,28 @@ def main() -> None:
     """Run the benchmark."""
     arguments = parser(__doc__)
     arguments.add_argument("--widths", type=int, nargs="*", default=[64, 256, 384, 768, 1024, 2048])
-    arguments.add_argument("--models", type=int, nargs="*", default=[64, 384, 768], help="widths of random BERTs")
+    arguments.add_argument(
+        "--models", type=int, nargs="*", default=[64, 384, 768], help="widths of random BERTs"
+    )
     arguments.add_argument("--seeds", type=int, nargs="*", default=[0, 1])
     arguments.add_argument("--maps", nargs="*", default=list(MAPS), choices=list(MAPS))
-    arguments.add_argument("--products", default="float32", choices=get_args(Products), help="of the networks' layers")
+    arguments.add_argument(
+        "--products", default="float32", choices=get_args(Products), help="of the networks' layers"
+    )
     arguments.add_argument("--rows", type=int, default=256, help="rows a step")
     arguments.add_argument("--steps", type=int, default=1000, help="up to width 512")
-    arguments.add_argument("--wide_steps", type=int, default=200, help="above it, where a step on a CPU takes seconds")
+    arguments.add_argument(
+        "--wide_steps", type=int, default=200, help="above it, where a step on a CPU takes seconds"
+    )
     options = arguments.parse_args()
     torch.set_num_threads(options.threads)
     figures = Figures(options.device)
     for seed in options.seeds:
         for width in options.widths:
             steps = options.steps if width <= 512 else options.wide_steps
-            measure(figures, f"d = {width}, seed {seed}", synthetic(width, seed), steps, options, seed)
+            measure(
+                figures, f"d = {width}, seed {seed}", synthetic(width, seed), steps, options, seed
+            )
             figures.write(options.json)
         for width in options.models:
             name = f"BERTs of width {width}, seed {seed}"

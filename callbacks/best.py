@@ -10,9 +10,9 @@ from torch import Tensor
 
 from aligners.errors import UserError, check_range
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.bank import DIRECTIONS
+from aligners.fitting.bank_training import BankTraining
+from aligners.fitting.saved_bank import DIRECTIONS
 from aligners.fitting.steps import LAST
-from aligners.fitting.training import BankTraining
 from aligners.maps.base import Aligner
 
 EXACT = 1e-6  # FVU, added over the directions that count, of what differs by the rounding of float32 alone
@@ -70,7 +70,11 @@ class BestPerSite(pl.Callback):
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep what improved, reset what diverged, and stop the run once every site is closed."""
-        if trainer.state.fn != "fit" or not isinstance(pl_module, BankTraining) or self._seen == trainer.global_step:
+        if (
+            trainer.state.fn != "fit"
+            or not isinstance(pl_module, BankTraining)
+            or self._seen == trainer.global_step
+        ):
             return
         if trainer.sanity_checking:  # of some texts alone
             return
@@ -79,7 +83,9 @@ class BestPerSite(pl.Callback):
         for key, criterion in pl_module.criteria().items():
             self._begin(key, banks[key], criterion)
             known = self._diverged[key]
-            self._diverged[key] = pl_module.divergence.step.get(key, known).clone()  # from now on these are closed
+            self._diverged[key] = pl_module.divergence.step.get(
+                key, known
+            ).clone()  # from now on these are closed
             new = (self._diverged[key] > 0) & (known == 0)
             self._compare(key, banks[key], criterion, trainer.global_step)
             if isinstance(pl_module, Alignment) and bool(new.any()):
@@ -137,7 +143,9 @@ class BestPerSite(pl.Callback):
                 pl_module.training_record[key] = {
                     "best_step": self._step[key].tolist(),
                     "diverged_step": self._diverged[key].tolist(),
-                    "exact": (self._best[key] < (EXACT if isinstance(pl_module, Alignment) else 0)).tolist(),
+                    "exact": (
+                        self._best[key] < (EXACT if isinstance(pl_module, Alignment) else 0)
+                    ).tolist(),
                     "start": list(bank.start_names()),
                     "steps": trainer.global_step,
                 }
@@ -161,7 +169,11 @@ def _warn_of_divergence(module: Alignment, key: str, sites: Tensor, best: Tensor
         for s, site in enumerate(module.site_names())
         if bool(sites[s])
     ]
-    _warn(module, key, f"diverged at site pair {', '.join(places)}. It is frozen there; training goes on elsewhere.")
+    _warn(
+        module,
+        key,
+        f"diverged at site pair {', '.join(places)}. It is frozen there; training goes on elsewhere.",
+    )
 
 
 def _warn_of_untrained(module: Alignment) -> None:

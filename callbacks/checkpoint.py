@@ -13,14 +13,14 @@ from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from aligners.callbacks.best import BestPerSite
-from aligners.callbacks.interruption import Interruption
+from aligners.callbacks.signals import Interruption
 from aligners.errors import check_range
+from aligners.files.atomic import check_folder, whole_file
 from aligners.files.sealed import check_sealed, seal_archive
-from aligners.files.whole import check_folder, whole_file
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.bank import StoredBank, save_bank, take_sites
-from aligners.fitting.training import BankTraining
-from aligners.fitting.universe.files import pair_banks
+from aligners.fitting.bank_training import BankTraining
+from aligners.fitting.saved_bank import StoredBank, save_bank, take_sites
+from aligners.fitting.universe.universe_files import pair_banks
 from aligners.progress import tell
 from aligners.reports.names import file_names
 
@@ -30,7 +30,9 @@ STEPS_BETWEEN_ASKING = 20
 class WholeCheckpoints(TorchCheckpointIO):
     """Writes Lightning's checkpoints whole or not at all, on any filesystem, and never in silence."""
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None
+    ) -> None:
         """Write a checkpoint.
 
         Raises:
@@ -105,7 +107,9 @@ class _Save(pl.Callback):
         if trainer.world_size == 1:
             self._save_if_due(trainer)
 
-    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
         """Keep what a run that is stopped has reached; after any other error, what was saved before it stays."""
         if isinstance(exception, (KeyboardInterrupt, SIGTERMException)) and not self._complete:
             self._save(trainer, announce=True)
@@ -126,7 +130,9 @@ class _Save(pl.Callback):
     def _save_if_due(self, trainer: pl.Trainer) -> None:
         due = time.monotonic() - self._saved_at >= 60 * self.every_n_minutes
         if trainer.world_size > 1:
-            if trainer.global_step % STEPS_BETWEEN_ASKING:  # ranks that ask each other wait for their devices
+            if (
+                trainer.global_step % STEPS_BETWEEN_ASKING
+            ):  # ranks that ask each other wait for their devices
                 return
             due = trainer.strategy.broadcast(due)
         if due:
@@ -150,7 +156,7 @@ class SaveAligners(_Save):
     """Writes `last.ckpt` as maps are fitted, and at the end `aligners.safetensors`, or what `save_maps` says.
 
     `last.ckpt` is a checkpoint of Lightning, to go on from (`train.py fit --ckpt_path`). `aligners.safetensors` holds
-    the best parameters of every site, the moments, and what describes them: see `aligners.fitting.bank`.
+    the best parameters of every site, the moments, and what describes them: see `aligners.fitting.saved_bank`.
 
     Args:
         folder: where to write; default: beside the run's other files.
@@ -173,7 +179,10 @@ class SaveAligners(_Save):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Renew `last.ckpt` after so many epochs."""
-        if self.every_n_epochs is not None and (trainer.current_epoch + 1) % self.every_n_epochs == 0:
+        if (
+            self.every_n_epochs is not None
+            and (trainer.current_epoch + 1) % self.every_n_epochs == 0
+        ):
             self._save(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -213,7 +222,7 @@ class SaveStitching(_Save):
     """Writes `last.ckpt` as stitching layers are trained, and `stitching.safetensors` when the run is complete.
 
     `last.ckpt` is a checkpoint of Lightning, to go on from (`train.py stitch --ckpt_path`). `stitching.safetensors`
-    holds the best parameters of every site and what describes them: see `aligners.fitting.bank`.
+    holds the best parameters of every site and what describes them: see `aligners.fitting.saved_bank`.
 
     Args:
         folder: where to write; default: beside the run's other files.
@@ -246,13 +255,21 @@ def save_maps(bank: StoredBank, data: Any, path: Path) -> None:
         pairs = [(i, j, pair, *data.described_pair(i, j)) for i, j, pair in pair_banks(bank)]
     elif bank.command == "fit" and isinstance(bank.data["models"], list):
         described = zip(data.numbers, data.described_pairs(), strict=True)
-        pairs = [(i, j, take_sites(bank, places), of, config) for (i, j), (places, of, config) in described]
+        pairs = [
+            (i, j, take_sites(bank, places), of, config)
+            for (i, j), (places, of, config) in described
+        ]
     if not pairs or bank.command == "universe":
         save_bank(bank, path)
         tell(f"Saved {path}")
     names = file_names(data.models) if pairs else {}
     for i, j, pair, of, config in pairs:
-        file = path.parent / "pairs" / f"{names[data.models[i]]}--{names[data.models[j]]}" / Alignment.final
+        file = (
+            path.parent
+            / "pairs"
+            / f"{names[data.models[i]]}--{names[data.models[j]]}"
+            / Alignment.final
+        )
         save_bank(replace(pair, data=of, data_config=config), file)
     if pairs:
         tell(f"Saved {len(pairs)} files {path.parent / 'pairs'}/*/{Alignment.final}")

@@ -13,7 +13,9 @@ from aligners.datamodules.rows.policies import Rows, select_rows
 from aligners.errors import UserError, check_range
 from aligners.models.model import FrozenModel
 
-UNASKED = -100  # in the place of an answer where nothing is asked, as PyTorch's cross-entropy has it
+UNASKED = (
+    -100
+)  # in the place of an answer where nothing is asked, as PyTorch's cross-entropy has it
 
 
 @dataclass
@@ -38,7 +40,9 @@ class Targets(Movable):
 
     def split(self, size: int) -> Iterator["Targets"]:
         """The same in parts of so many units; the last may have fewer, and of no unit there is one empty part."""
-        parts = zip(self.index.split(size), self.answer.split(size), self.owner.split(size), strict=True)
+        parts = zip(
+            self.index.split(size), self.answer.split(size), self.owner.split(size), strict=True
+        )
         return (Targets(*part, texts=self.texts) for part in parts)
 
 
@@ -57,7 +61,9 @@ def among_answers(logits: Tensor, answers: Tensor | None) -> Tensor:
     """
     if answers is None:
         return logits
-    return logits.float()[..., 0][..., answers].masked_fill(answers < 0, torch.finfo(torch.float32).min)
+    return logits.float()[..., 0][..., answers].masked_fill(
+        answers < 0, torch.finfo(torch.float32).min
+    )
 
 
 def next_token_targets(inputs: Mapping[str, Tensor]) -> Targets:
@@ -77,7 +83,9 @@ def next_token_targets(inputs: Mapping[str, Tensor]) -> Targets:
 def masked_targets(answers: Tensor) -> Targets:
     """One unit for each position that is asked: answers (B, T), -100 where nothing is."""
     owner, position = (answers != UNASKED).nonzero(as_tuple=True)
-    return Targets(owner * answers.shape[1] + position, answers[owner, position], owner, len(answers))
+    return Targets(
+        owner * answers.shape[1] + position, answers[owner, position], owner, len(answers)
+    )
 
 
 _MASKED, _RANDOM = 0.8, 0.1  # shares of the chosen tokens; the rest stay as they are
@@ -124,7 +132,9 @@ def mask_tokens(
             answers[row, places] = chosen = ids[row, places]
             fate, others = draw.random(len(chosen)), draw.integers(vocabulary, size=len(chosen))
             replaced = np.where(fate < _MASKED + _RANDOM, others, chosen)
-            ids[row, places] = torch.from_numpy(np.where(fate < _MASKED, tokenizer.mask_token_id, replaced))
+            ids[row, places] = torch.from_numpy(
+                np.where(fate < _MASKED, tokenizer.mask_token_id, replaced)
+            )
     return {**inputs, "input_ids": ids}, answers
 
 
@@ -158,7 +168,12 @@ def check_mask(model: FrozenModel) -> None:
 
 
 def task_batch(
-    texts: TextBatch, model: FrozenModel, *, masked_share: float = 0.15, seed: int = 0, epoch: int = 0
+    texts: TextBatch,
+    model: FrozenModel,
+    *,
+    masked_share: float = 0.15,
+    seed: int = 0,
+    epoch: int = 0,
 ) -> TaskBatch:
     """Add to a batch, on the CPU, its rows and what the task of a model's head asks, masked where that is part of it.
 
@@ -178,11 +193,24 @@ def task_batch(
         return TaskBatch(texts, rows, next_token_targets(inputs))
     if model.task == "masked":
         masked, answers = mask_tokens(
-            inputs, special, texts.text, model.tokenizer, masked_share, seed, epoch, model.vocabulary
+            inputs,
+            special,
+            texts.text,
+            model.tokenizer,
+            masked_share,
+            seed,
+            epoch,
+            model.vocabulary,
         )
         every = (masked,) * len(texts.inputs)
         texts = TextBatch(every, texts.special, texts.text, texts.labels, number=texts.number)
         return TaskBatch(texts, rows, masked_targets(answers))
     if texts.labels is None:
-        raise UserError("Classification needs labels, but these texts have none. Name a `label_column`.")
-    return TaskBatch(texts, rows, classification_targets(texts.labels.float() if model.regression else texts.labels))
+        raise UserError(
+            "Classification needs labels, but these texts have none. Name a `label_column`."
+        )
+    return TaskBatch(
+        texts,
+        rows,
+        classification_targets(texts.labels.float() if model.regression else texts.labels),
+    )

@@ -43,7 +43,9 @@ def _changed(value: Any, change: Callable[[Tensor], Tensor], done: dict[int, Any
     if isinstance(value, Tensor):
         result = change(value)
     elif isinstance(value, Movable):
-        result = type(value)(**{name: _changed(part, change, done) for name, part in vars(value).items()})
+        result = type(value)(
+            **{name: _changed(part, change, done) for name, part in vars(value).items()}
+        )
     elif isinstance(value, dict):
         result = {name: _changed(part, change, done) for name, part in value.items()}
     elif isinstance(value, (tuple, list)):
@@ -201,7 +203,9 @@ class LengthBatches(DistributedSampler):
         start, self.start = self.start, 0
         batches = self._batches()
         for number in self._mine()[start:]:
-            part = batches[number] if self.whole else batches[number][self.rank :: self.num_replicas]
+            part = (
+                batches[number] if self.whole else batches[number][self.rank :: self.num_replicas]
+            )
             yield BatchOfRows((part if self.chosen is None else self.chosen[part]).tolist(), number)
 
     def _mine(self) -> range:
@@ -245,8 +249,13 @@ def go_on_after_last_batch(fit_loop: Any, batches: int) -> tuple[int, int]:
     epoch, before = divmod(done - 1, batches)
     for tracker in (fit_loop.epoch_progress.total, fit_loop.epoch_progress.current):
         vars(tracker).update(ready=epoch + 1, started=epoch + 1, processed=epoch, completed=epoch)
-    for tracker, ended in ((loop.batch_progress.total, done - 1), (loop.batch_progress.current, before)):
-        vars(tracker).update(ready=ended + 1, started=ended + 1, processed=ended + 1, completed=ended)
+    for tracker, ended in (
+        (loop.batch_progress.total, done - 1),
+        (loop.batch_progress.current, before),
+    ):
+        vars(tracker).update(
+            ready=ended + 1, started=ended + 1, processed=ended + 1, completed=ended
+        )
     loop.batch_progress.is_last_batch = before + 1 == batches
     loop._batches_that_stepped = done - 1
     return divmod(done, batches)
@@ -262,5 +271,7 @@ def limited(batches: int, trainer: Any, stage: Literal["train", "test"]) -> int:
     limit = getattr(trainer, name)
     count = int(batches * limit) if isinstance(limit, float) else min(batches, limit)
     if not count:
-        raise UserError(f"Expected `trainer.{name}` to leave at least one of {batches} batches, but got {limit}.")
+        raise UserError(
+            f"Expected `trainer.{name}` to leave at least one of {batches} batches, but got {limit}."
+        )
     return count

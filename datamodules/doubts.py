@@ -17,7 +17,10 @@ from aligners.models.loading.known import SleepingModel
 from aligners.models.model import FrozenModel
 
 UNKNOWN, COMMONEST, REPEATED = 0.1, 0.5, 0.1  # shares beyond which texts are doubtful
-READ_TEXTS, AT_ONCE = 64, 4  # by which a language model is compared with frequencies alone, and texts of a batch
+READ_TEXTS, AT_ONCE = (
+    64,
+    4,
+)  # by which a language model is compared with frequencies alone, and texts of a batch
 MASKED_SHARE = 0.15
 NAMES = {"fit": "fitting", "validation": "validation", "test": "held-out", "other": "other"}
 
@@ -41,7 +44,9 @@ def text_doubts(ids: Tensor, special: Tensor, lengths: Tensor, unknown: int | No
     commonest = float(counts.max()) / len(plain)
     if commonest > COMMONEST:
         distinct = int((counts > 0).sum())
-        doubts.append(f"{commonest:.0%} of their {len(plain):,} tokens are one and the same, out of {distinct:,}")
+        doubts.append(
+            f"{commonest:.0%} of their {len(plain):,} tokens are one and the same, out of {distinct:,}"
+        )
     different = {part.numpy().tobytes() for part in ids.split(lengths.tolist())}
     repeated = 1 - len(different) / max(len(lengths), 1)
     if repeated > REPEATED:
@@ -105,7 +110,9 @@ class Doubts:
                     "states need not hold for those of a model that has."
                 )
 
-    def _losses(self, model: FrozenModel, number: int, texts: TokenisedTexts) -> tuple[float, float]:
+    def _losses(
+        self, model: FrozenModel, number: int, texts: TokenisedTexts
+    ) -> tuple[float, float]:
         """Mean loss of a model, and of the frequencies of all tokens but the one that is asked, in nats a token."""
         ids, special, _ = texts.tokens_of(number)
         counted = (ids if model.task == "causal" else ids[~special]).long()
@@ -117,7 +124,9 @@ class Doubts:
             with torch.no_grad():
                 logits = model.logits(inputs).flatten(0, -2)[targets.index].float()
             own += float(cross_entropy(logits, targets.answer, reduction="sum"))
-            share = counts[targets.answer.cpu()] / (counts.sum() - 1 + vocabulary)  # one added to each, without itself
+            share = counts[targets.answer.cpu()] / (
+                counts.sum() - 1 + vocabulary
+            )  # one added to each, without itself
             unigram -= float(share.log().sum())
             units += len(targets)
         return own / max(units, 1), unigram / max(units, 1)
@@ -133,7 +142,12 @@ class Doubts:
                 targets = next_token_targets(inputs)
             else:
                 tokenizer, special = model.tokenizer, batch.special[number]
-                inputs, answers = mask_tokens(inputs, special, batch.text, tokenizer, MASKED_SHARE, 0, 0)
+                inputs, answers = mask_tokens(
+                    inputs, special, batch.text, tokenizer, MASKED_SHARE, 0, 0
+                )
                 targets = masked_targets(answers)
             if len(targets):
-                yield {name: part.to(model.device) for name, part in inputs.items()}, targets.to(model.device)
+                yield (
+                    {name: part.to(model.device) for name, part in inputs.items()},
+                    targets.to(model.device),
+                )

@@ -12,7 +12,7 @@ from torch import Tensor
 from aligners.datamodules.batches import TextBatch
 from aligners.datamodules.rows.far import SAMPLE_TEXTS, FarSample, find_far, sample_rows
 from aligners.datamodules.rows.policies import RowKind, Rows
-from aligners.datamodules.rows.reading import read_each
+from aligners.datamodules.rows.read_rows import read_each
 from aligners.datamodules.tokens.splits import Split
 from aligners.datamodules.tokens.tokenised import Marks, TokenisedTexts
 from aligners.models.model import FrozenModel
@@ -58,7 +58,9 @@ class FarMarks:
             known |= self._marks(split, texts, wanted)
             self._say(split, known[wanted[0]], wanted[0])
         for kind in kinds:
-            if kind.policy == "mean" and self.data.store is None:  # a store may have nothing but means
+            if (
+                kind.policy == "mean" and self.data.store is None
+            ):  # a store may have nothing but means
                 self.note(split, RowKind("tokens", kind.special_tokens), IN_MEANS, "tokens")
         return {kind: known[kind] for kind in typed if known[kind].flat.any()}
 
@@ -67,7 +69,9 @@ class FarMarks:
     def _models(self) -> list[tuple[int, FrozenModel]]:
         """Each model once, with its first number."""
         models = self.data.frozen
-        return [(number, model) for number, model in enumerate(models) if models.index(model) == number]
+        return [
+            (number, model) for number, model in enumerate(models) if models.index(model) == number
+        ]
 
     def _layers(self, number: int) -> list[int]:
         """The sites that are read of a model, under all of its numbers."""
@@ -88,7 +92,9 @@ class FarMarks:
             placed = batch.to(model.device)
             rows = [some.to(model.device) for some in chosen]
             stored = placed.stored.get(model)
-            return read_each(model, placed.inputs[number], layers, rows, self.data.component, stored)
+            return read_each(
+                model, placed.inputs[number], layers, rows, self.data.component, stored
+            )
 
         return read
 
@@ -102,15 +108,21 @@ class FarMarks:
             missing = [kind for kind in kinds if (number, kind) not in self._samples]
             if not missing or not self._layers(number):
                 continue
-            batches = self._batches(split, number, only=SAMPLE_TEXTS, batch_size=SAMPLE_TEXTS // AT_ONCE)
+            batches = self._batches(
+                split, number, only=SAMPLE_TEXTS, batch_size=SAMPLE_TEXTS // AT_ONCE
+            )
             with self.data.frozen_models.running(model, self.data.run_device):
                 read, layers = self._reader(number), self._layers(number)
                 found = sample_rows(batches, number, missing, layers, self.data.component, read)
             self._samples |= {(number, kind): sample for kind, sample in found.items()}
 
-    def _marks(self, split: Split, texts: TokenisedTexts, kinds: Sequence[RowKind]) -> dict[RowKind, Marks]:
+    def _marks(
+        self, split: Split, texts: TokenisedTexts, kinds: Sequence[RowKind]
+    ) -> dict[RowKind, Marks]:
         """Mark what is far for any model."""
-        nothing = Marks(torch.zeros(0, dtype=torch.bool), torch.zeros(len(texts), dtype=torch.int64))
+        nothing = Marks(
+            torch.zeros(0, dtype=torch.bool), torch.zeros(len(texts), dtype=torch.int64)
+        )
         found = dict.fromkeys(kinds, nothing)
         for number, model in self._models():
             reaches = {}
@@ -121,7 +133,9 @@ class FarMarks:
             if not reaches:
                 continue
             loader = self._batches(split, number, batch_size=AT_ONCE * self.data.batch_size)
-            batches = track(loader, f"Looking for far rows of {model.name}", disable=hidden(self.data.trainer))
+            batches = track(
+                loader, f"Looking for far rows of {model.name}", disable=hidden(self.data.trainer)
+            )
             numbered = zip(loader.sampler, batches, strict=True)
             with self.data.frozen_models.running(model, self.data.run_device):
                 marks = find_far(numbered, len(texts), number, reaches, self._reader(number))
@@ -146,7 +160,13 @@ class FarMarks:
         every = [sample.far for (_, of), sample in self._samples.items() if of == kind]
         if every:
             apart = torch.stack(every).any(0) if len({len(far) for far in every}) == 1 else every[0]
-            self._caution(int(apart.sum()), len(apart), f"{NAMES[split]} {what} that were looked at", kind, become)
+            self._caution(
+                int(apart.sum()),
+                len(apart),
+                f"{NAMES[split]} {what} that were looked at",
+                kind,
+                become,
+            )
 
     def _say(self, split: Split, marks: Marks, kind: RowKind) -> None:
         """Caution about the far rows of a split."""

@@ -19,14 +19,16 @@ from aligners.datamodules.tokens.tokenised import same_tokenizer, same_tokens
 from aligners.errors import UserError
 from aligners.models.embedded import embedded_model
 from aligners.models.loading.adapters import share_weights
-from aligners.models.loading.files import read_config
 from aligners.models.loading.known import KnownModels, SleepingModel
-from aligners.models.loading.models import load_frozen
+from aligners.models.loading.load_models import load_frozen
+from aligners.models.loading.model_files import read_config
 from aligners.models.loading.placement import DeviceMap, check_device
 from aligners.models.model import FrozenModel
 from aligners.models.recipes import EMBEDDED, Recipe, embedded_recipe
 
-Place = tuple[str | None, DeviceMap | None]  # of a model: a device, or where its parts go; by default the run's device
+Place = tuple[
+    str | None, DeviceMap | None
+]  # of a model: a device, or where its parts go; by default the run's device
 
 
 @dataclass(eq=False)
@@ -88,7 +90,9 @@ class FrozenModels:
         """
         places = dict(zip(self.named, self.places, strict=True))
         loaded = {named: self._load(*named, parts) for named, (_, parts) in places.items()}
-        for a, b in combinations([named for named in loaded if not isinstance(loaded[named], SleepingModel)], 2):
+        for a, b in combinations(
+            [named for named in loaded if not isinstance(loaded[named], SleepingModel)], 2
+        ):
             if places[a] == places[b] and places[a][1] is None:
                 share_weights(loaded[b].model, loaded[a].model)
         models = [loaded[named] for named in self.named]
@@ -106,7 +110,9 @@ class FrozenModels:
             alike = next((other for other in known if self._same_tokens(other, model)), None)
             if alike is None:
                 known.append(model)
-            elif not same_tokenizer(*(cast(PreTrainedTokenizerBase, one.tokenizer) for one in (model, alike))):
+            elif not same_tokenizer(
+                *(cast(PreTrainedTokenizerBase, one.tokenizer) for one in (model, alike))
+            ):
                 self._replaced.append((cast(PreTrainedTokenizerBase, model.tokenizer), model))
                 model.tokenizer = alike.tokenizer
         others = [model for model in known[1:] if self.one_tokenizer]
@@ -126,7 +132,9 @@ class FrozenModels:
         _ = self.sharing
         for own, model in self._replaced:
             shared = cast(PreTrainedTokenizerBase, model.tokenizer)
-            if not same_tokens(own, shared, [texts.fit, texts.validation, texts.test], self.max_length):
+            if not same_tokens(
+                own, shared, [texts.fit, texts.validation, texts.test], self.max_length
+            ):
                 raise UserError(
                     f"Expected texts of which {model.name} and the first model have the same tokens, as they have of "
                     f"the others, but those of {texts.origin['source']!r} differ. Leave them out."
@@ -134,10 +142,15 @@ class FrozenModels:
 
     def _same_tokens(self, a: FrozenModel, b: FrozenModel) -> bool:
         """Whether two models get the same tokens of every text."""
-        one, other = (cast(PreTrainedTokenizerBase, model.tokenizer) for model in (a, b))  # loaded with one
+        one, other = (
+            cast(PreTrainedTokenizerBase, model.tokenizer) for model in (a, b)
+        )  # loaded with one
         if same_tokenizer(one, other):
             return True
-        if self.packed and (one.eos_token_id, one.sep_token_id) != (other.eos_token_id, other.sep_token_id):
+        if self.packed and (one.eos_token_id, one.sep_token_id) != (
+            other.eos_token_id,
+            other.sep_token_id,
+        ):
             return False
         texts = self.texts()
         return same_tokens(one, other, [texts.fit, texts.validation, texts.test], self.max_length)
@@ -154,7 +167,10 @@ class FrozenModels:
         # Their own, which may have a template: they are shared once the texts are there.
         own = {model: tokenizer for tokenizer, model in self._replaced}
         models = zip(self.named, self.loaded, strict=False)
-        return {name: own.get(model, cast(PreTrainedTokenizerBase, model.tokenizer)) for (name, _), model in models}
+        return {
+            name: own.get(model, cast(PreTrainedTokenizerBase, model.tokenizer))
+            for (name, _), model in models
+        }
 
     @property
     def places(self) -> list[Place]:
@@ -203,7 +219,9 @@ class FrozenModels:
         """
         wanted = {model for m, model in enumerate(self.loaded) if needed is None or m in needed}
         models = zip(self.loaded, self.places, strict=True)
-        for model, (chosen, parts) in sorted(models, key=lambda placed: placed[0] in wanted):  # first make room
+        for model, (chosen, parts) in sorted(
+            models, key=lambda placed: placed[0] in wanted
+        ):  # first make room
             if parts is None:
                 model.to(chosen or (device if model in wanted else "cpu"))
 
@@ -278,16 +296,25 @@ class FrozenModels:
             embedded: whether to count embedded models, which are trained on the fitting texts.
         """
         names = dict.fromkeys([*(name for name, _ in self.named), *self.bases])
-        embedded_texts = {name: self.texts().fitted("fit") for name in names if embedded and name.startswith(EMBEDDED)}
+        embedded_texts = {
+            name: self.texts().fitted("fit")
+            for name in names
+            if embedded and name.startswith(EMBEDDED)
+        }
         stored = {name: FittedTexts.load(Path(name)) for name in names}
-        return {**embedded_texts, **{name: texts for name, texts in stored.items() if texts is not None}}
+        return {
+            **embedded_texts,
+            **{name: texts for name, texts in stored.items() if texts is not None},
+        }
 
     # ------------------------------------------------------------------ loading
 
     def _load(self, name: str, revision: str | None, device_map: DeviceMap | None) -> FrozenModel:
         own = ("dtype", "attn_implementation", "trust_remote_code", "merge_adapters", "known")
         options: dict[str, Any] = {option: getattr(self, option) for option in own}
-        model = load_frozen(self.path(name), revision=revision, device_map=device_map, known_as=name, **options)
+        model = load_frozen(
+            self.path(name), revision=revision, device_map=device_map, known_as=name, **options
+        )
         self._check_positions(name, model.max_length)
         return model
 
@@ -301,7 +328,10 @@ class FrozenModels:
 
 def _check_classes(name: str, texts: Texts) -> None:
     """Raise unless an embedded classifier can be trained on the fitting texts."""
-    who, source = f"The embedded model {name}, which is trained as a classifier,", texts.origin["source"]
+    who, source = (
+        f"The embedded model {name}, which is trained as a classifier,",
+        texts.origin["source"],
+    )
     if texts.regression:
         raise UserError(
             f"{who} needs classes, but the labels of {source!r} are numbers to predict. Write classes as whole "
@@ -312,7 +342,9 @@ def _check_classes(name: str, texts: Texts) -> None:
     _ = texts.classes_to_learn
 
 
-def with_revisions(models: Sequence[str], revisions: Sequence[str | None] | None) -> list[tuple[str, str | None]]:
+def with_revisions(
+    models: Sequence[str], revisions: Sequence[str | None] | None
+) -> list[tuple[str, str | None]]:
     """Pair each model with its revision, by default None, the main one.
 
     Raises:

@@ -14,8 +14,15 @@ from aligners.datamodules.far_marks import FarMarks
 from aligners.datamodules.frozen_models import with_revisions
 from aligners.datamodules.module import TextModule
 from aligners.datamodules.rows.far import FarRows
-from aligners.datamodules.rows.policies import PAIRS_TOKENS, RowKind, RowPolicy, Rows, check_rows, policy_of
-from aligners.datamodules.rows.reading import Prepared, gather_rows, read_rows, told_apart
+from aligners.datamodules.rows.policies import (
+    PAIRS_TOKENS,
+    RowKind,
+    RowPolicy,
+    Rows,
+    check_rows,
+    policy_of,
+)
+from aligners.datamodules.rows.read_rows import Prepared, gather_rows, read_rows, told_apart
 from aligners.datamodules.rows.sites import parse_layers
 from aligners.datamodules.tokens.splits import Split
 from aligners.errors import UserError, check_known
@@ -68,7 +75,9 @@ class LayerBatch:
         if far is None:
             return self
         rows = tuple(of_model.without(far) for of_model in self.rows)
-        return LayerBatch(self.texts, rows, _selected(self.states, (~far).nonzero()[:, 0]), self.attention)
+        return LayerBatch(
+            self.texts, rows, _selected(self.states, (~far).nonzero()[:, 0]), self.attention
+        )
 
 
 def _selected(states: Sequence[Tensor], kept: Tensor) -> list[Tensor]:
@@ -130,16 +139,25 @@ class LayerReader:
             near = _selected(every.states, whole.kept)
             return LayerBatch(prepared.texts, prepared.rows, near, every.attention, every)
         results: dict[tuple[int, tuple[int, ...]], tuple[Tensor, list[Tensor]]] = {}
-        wanted = [(id(model), tuple(some)) for model, some in zip(self.models, layers or self.layers, strict=True)]
+        wanted = [
+            (id(model), tuple(some))
+            for model, some in zip(self.models, layers or self.layers, strict=True)
+        ]
         for m, key in enumerate(wanted):
             if key not in results:
                 results[key] = self.read_model(self.models[m], prepared, m, key[1])
         by_model = [results[key] for key in wanted]
         attention = [weights for _, weights in by_model] if self.attention else None
-        return LayerBatch(prepared.texts, prepared.rows, [states for states, _ in by_model], attention)
+        return LayerBatch(
+            prepared.texts, prepared.rows, [states for states, _ in by_model], attention
+        )
 
     def read_model(
-        self, model: FrozenModel, batch: Prepared | LayerBatch, m: int, layers: Sequence[int] | None = None
+        self,
+        model: FrozenModel,
+        batch: Prepared | LayerBatch,
+        m: int,
+        layers: Sequence[int] | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
         """Read one model, or another in its place, such as an untrained twin.
 
@@ -155,7 +173,11 @@ class LayerReader:
         Raises:
             ValueError: the model does not have a layer; or as in `read`.
         """
-        layers, rows, inputs = self.layers[m] if layers is None else layers, batch.rows[m], batch.texts.inputs[m]
+        layers, rows, inputs = (
+            self.layers[m] if layers is None else layers,
+            batch.rows[m],
+            batch.texts.inputs[m],
+        )
         weights: list[Tensor] = []
         if not layers:
             return torch.empty(0, len(rows), model.width, device=rows.index.device), weights
@@ -165,7 +187,9 @@ class LayerReader:
                 weights, read = model.attention(inputs, wanted, self.component)
             states = gather_rows(dict(zip(wanted, read, strict=True)), layers, rows, model.width)
         else:
-            states = read_rows(model, inputs, layers, rows, self.component, batch.texts.stored.get(model))
+            states = read_rows(
+                model, inputs, layers, rows, self.component, batch.texts.stored.get(model)
+            )
         names = [f"layer {layer} of {model.name}" for layer in layers]
         self.check.watch(states, names, "states", batch.texts.number)
         return states, weights
@@ -230,7 +254,10 @@ class LayerActivations(TextModule):
                 "other implementations never compute the weights. Leave it out."
             )
         attn_implementation = "eager" if attention else attn_implementation
-        words, alike = attention or policy_of(rows).types == "words", PAIRS_TOKENS if rows == "tokens" else None
+        words, alike = (
+            attention or policy_of(rows).types == "words",
+            PAIRS_TOKENS if rows == "tokens" else None,
+        )
         named = with_revisions(models, revisions)
         super().__init__(named, words, alike, attn_implementation=attn_implementation, **options)
         self.attn_implementation = attn_implementation
@@ -262,14 +289,19 @@ class LayerActivations(TextModule):
         """The models and their layers, loaded on first use."""
         (kind,) = self.kinds_read
         leave_out = self.far_rows == "leave_out"
-        return LayerReader(self.frozen, self.wanted_sites(), kind, self.attention, self.component, leave_out)
+        return LayerReader(
+            self.frozen, self.wanted_sites(), kind, self.attention, self.component, leave_out
+        )
 
     def describe(self) -> dict[str, Any]:
         """Describe texts, models and rows for a report, as plain values."""
         return {
             "models": [model.identity() for model in self.reader.models],
             "layers": self.reader.layers,
-            **{name: getattr(self, name) for name in ("attention", "component", "rows", "special_tokens", "far_rows")},
+            **{
+                name: getattr(self, name)
+                for name in ("attention", "component", "rows", "special_tokens", "far_rows")
+            },
             **super().describe(),
         }
 
@@ -297,7 +329,12 @@ class LayerActivations(TextModule):
         self._planned = [None] * len(splits) if layers is None else list(layers)
 
     def loader(
-        self, split: Split, *, shuffle: bool = True, layers: Sequence[Sequence[int]] | None = None, **options: Any
+        self,
+        split: Split,
+        *,
+        shuffle: bool = True,
+        layers: Sequence[Sequence[int]] | None = None,
+        **options: Any,
     ) -> DataLoader:
         """Make a loader of this rank's batches of a split, in the same order every time.
 
@@ -310,12 +347,17 @@ class LayerActivations(TextModule):
         sites, data = layers or self.wanted_sites(), self.split(split)
         if any(sites):
             data = data.marked({}, leave_out=False, far=self.far.of(split, self.kinds_read))
-        return self.load(data, shuffle=shuffle, alone=self._alone, whole=True, sites=sites, **options)
+        return self.load(
+            data, shuffle=shuffle, alone=self._alone, whole=True, sites=sites, **options
+        )
 
     def test_dataloader(self) -> list[DataLoader]:
         """The texts of `splits`, with what is planned for each."""
         self.complete_store(self.splits)
-        return [self.loader(split, layers=layers) for split, layers in zip(self.splits, self._planned, strict=True)]
+        return [
+            self.loader(split, layers=layers)
+            for split, layers in zip(self.splits, self._planned, strict=True)
+        ]
 
     # ------------------------------------------------------------------ Lightning's hooks
 

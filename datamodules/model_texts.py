@@ -49,9 +49,13 @@ class ModelTexts(TextModule):
     sites: Any = None  # as the user wrote them
     masked_share = 0.15
 
-    def __init__(self, chosen: dict[str, Any], one_tokenizer: tuple[str, str] | None, **options: Any) -> None:
+    def __init__(
+        self, chosen: dict[str, Any], one_tokenizer: tuple[str, str] | None, **options: Any
+    ) -> None:
         vars(self).update(chosen)
-        super().__init__(with_revisions(self.models, self.revisions), False, one_tokenizer, **options)
+        super().__init__(
+            with_revisions(self.models, self.revisions), False, one_tokenizer, **options
+        )
         self.chosen, self.hidden = chosen, () if "sites" in chosen else ("packed",)
 
     def describe(self) -> dict[str, Any]:
@@ -59,7 +63,11 @@ class ModelTexts(TextModule):
         described = [model.identity() for model in self.frozen]
         if self.sites is None:
             count = len(self.models)
-            about: dict[str, Any] = {"models": described[:count], "bases": described[count:], "component": "residual"}
+            about: dict[str, Any] = {
+                "models": described[:count],
+                "bases": described[count:],
+                "component": "residual",
+            }
         else:
             masked = {"masked_share": self.masked_share} if self.task == "masked" else {}
             rows = {"component": self.component, "rows": "tokens", "special_tokens": True}
@@ -97,7 +105,9 @@ class ModelTexts(TextModule):
 
     def prepare(self, texts: TextBatch, epoch: int = 0) -> TaskBatch:
         """Add to a batch, on the CPU, its rows and what the task of the last model asks: see `task_batch`."""
-        return task_batch(texts, self.frozen[-1], masked_share=self.masked_share, seed=self.seed, epoch=epoch)
+        return task_batch(
+            texts, self.frozen[-1], masked_share=self.masked_share, seed=self.seed, epoch=epoch
+        )
 
     # ------------------------------------------------------------------ classifiers and their answers
 
@@ -108,7 +118,11 @@ class ModelTexts(TextModule):
                 f"Expected `models` to be classifiers where `bases` are named, but {tuned.name} "
                 f"{tuned.unasked or 'has no classification head'}. Name models that were fine-tuned to classify."
             )
-        head: dict[str, Any] = {"n_labels": tuned.n_labels, "seed": self.seed, "dtype": self.frozen_models.dtype}
+        head: dict[str, Any] = {
+            "n_labels": tuned.n_labels,
+            "seed": self.seed,
+            "dtype": self.frozen_models.dtype,
+        }
         return [FrozenModel(*self.classifier(name, **head), name=name) for name in self.bases]
 
     def classifier(self, name: str, n_labels: int, seed: int, **options: Any) -> tuple[Any, Any]:
@@ -121,7 +135,10 @@ class ModelTexts(TextModule):
             options: further ones of `aligners.models.classifiers.new_classifier`.
         """
         models = self.frozen_models
-        given = {"attn_implementation": models.attn_implementation, "trust_remote_code": models.trust_remote_code}
+        given = {
+            "attn_implementation": models.attn_implementation,
+            "trust_remote_code": models.trust_remote_code,
+        }
         model, tokenizer = new_classifier(models.path(name), n_labels, seed, **{**given, **options})
         for sentence in code_not_run(model, tokenizer, name):
             self.caution(sentence)
@@ -144,7 +161,11 @@ class ModelTexts(TextModule):
             return "spans"
         if "label" in fit.column_names or ANNOTATION not in fit.column_names:
             return "labels"
-        return "trees" if any(Sentence.of("", annotation).heads for annotation in fit[ANNOTATION]) else "labels"
+        return (
+            "trees"
+            if any(Sentence.of("", annotation).heads for annotation in fit[ANNOTATION])
+            else "labels"
+        )
 
     def split(self, name: Split) -> TokenisedTexts:
         """A split, tokenised for all models; question by question where one of several answers is to be chosen."""
@@ -260,7 +281,9 @@ def stitched_texts(
     return ModelTexts(chosen, STITCHES_TOKENS, **options)
 
 
-def steered_texts(model: str = "embedded-gpt:0", revision: str | None = None, **options: Any) -> ModelTexts:
+def steered_texts(
+    model: str = "embedded-gpt:0", revision: str | None = None, **options: Any
+) -> ModelTexts:
     """Texts for a language model that is steered.
 
     Args:
@@ -298,7 +321,12 @@ def labelled_texts(
     Raises:
         ValueError: an option is out of its range, or no model is named.
     """
-    chosen = {"models": _listed(models), "bases": _listed(bases or []), "revisions": revisions, "labels": labels}
+    chosen = {
+        "models": _listed(models),
+        "bases": _listed(bases or []),
+        "revisions": revisions,
+        "labels": labels,
+    }
     return ModelTexts(
         chosen,
         None,

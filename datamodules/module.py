@@ -17,7 +17,7 @@ from aligners.datamodules.doubts import Doubts
 from aligners.datamodules.frozen_models import FrozenModels
 from aligners.datamodules.rows.far import FarRows
 from aligners.datamodules.rows.policies import RowKind
-from aligners.datamodules.store.reading import StoredLoader
+from aligners.datamodules.store.read_ahead import StoredLoader
 from aligners.datamodules.store.stores import KeptRows, Stores, check_store
 from aligners.datamodules.text.labels import LabelsOption
 from aligners.datamodules.text.loading import load_texts
@@ -31,8 +31,19 @@ from aligners.models.loading.known import KnownModels
 from aligners.models.model import FrozenModel
 from aligners.models.recipes import Recipe
 
-WITHOUT_GRADIENTS = 4  # so many times the training batch fits where nothing is kept for a backward pass
-NOT_KEPT = ("known", "bases", "under_heads", "devices", "device_map", "store", "store_dtype", "store_rows")
+WITHOUT_GRADIENTS = (
+    4  # so many times the training batch fits where nothing is kept for a backward pass
+)
+NOT_KEPT = (
+    "known",
+    "bases",
+    "under_heads",
+    "devices",
+    "device_map",
+    "store",
+    "store_dtype",
+    "store_rows",
+)
 PACKED_ALIKE = (
     "`packed` cuts texts into sequences of equally many tokens, which must be the same texts for all",
     "Leave `packed` out",
@@ -84,9 +95,13 @@ class TextModule(pl.LightningDataModule):
     bases: Sequence[str] = ()
     labels: LabelsOption = None
     component: Component = "residual"
-    kinds_read: Sequence[RowKind] = (RowKind("tokens"),)  # kinds of rows, first those that `rows` names
+    kinds_read: Sequence[RowKind] = (
+        RowKind("tokens"),
+    )  # kinds of rows, first those that `rows` names
     storable = True  # whether states come from a store, if there is one
-    far_rows: FarRows = "keep"  # rows that are far from all others; subclasses that read rows leave them out
+    far_rows: FarRows = (
+        "keep"  # rows that are far from all others; subclasses that read rows leave them out
+    )
     reader: Any  # of states or layers, loaded on first use; texts of whole models have none
 
     def __init__(
@@ -118,7 +133,14 @@ class TextModule(pl.LightningDataModule):
         alike = one_tokenizer or (PACKED_ALIKE if packed else None)
         known = None if store is None else KnownModels(store / "models")
         self.frozen_models = FrozenModels(
-            named, alike, lambda: self.texts_to_learn, max_length, known, self.bases, self.under_heads, **models
+            named,
+            alike,
+            lambda: self.texts_to_learn,
+            max_length,
+            known,
+            self.bases,
+            self.under_heads,
+            **models,
         )
         self.frozen_models.packed = packed
         self._words = words
@@ -159,7 +181,7 @@ class TextModule(pl.LightningDataModule):
 
     @property
     def stored(self) -> list[Path]:
-        """Folders of the stored states that were read so far, which `aligners.cli.lineage` names at W&B."""
+        """Folders of the stored states that were read so far, which `aligners.cli.run_loggers` names at W&B."""
         return [] if self._stores is None else self._stores.opened
 
     def named(self) -> Sequence[tuple[str, str | None]]:
@@ -191,7 +213,9 @@ class TextModule(pl.LightningDataModule):
         if self.text.max_texts is None or self.text.streaming:
             return self.texts
         if self._all_texts is None:
-            self._all_texts = load_texts(replace(self.text, max_texts=None), self.frozen_models.chat_tokenizers)
+            self._all_texts = load_texts(
+                replace(self.text, max_texts=None), self.frozen_models.chat_tokenizers
+            )
         return self._all_texts
 
     @property
@@ -236,7 +260,9 @@ class TextModule(pl.LightningDataModule):
         Raises:
             ValueError: there is no such column, or it holds neither numbers nor names.
         """
-        source = replace(self.text, label_column=column, text_columns=self.texts.origin["text_columns"])
+        source = replace(
+            self.text, label_column=column, text_columns=self.texts.origin["text_columns"]
+        )
         texts = load_texts(source, self.frozen_models.chat_tokenizers)
         return texts.without({**self.frozen_models.fitted_on(), **self._fitted})
 
@@ -249,7 +275,10 @@ class TextModule(pl.LightningDataModule):
 
     def tokenise(self, texts: Texts) -> TokenisedSplits:
         """Tokenise texts when they are read."""
-        tokenizers, options = self.frozen_models.tokenizers, {"words": self._words, "packed": self.packed}
+        tokenizers, options = (
+            self.frozen_models.tokenizers,
+            {"words": self._words, "packed": self.packed},
+        )
         return TokenisedSplits(texts, tokenizers, self.max_length, **options, models=self.frozen)
 
     def split(self, name: Split) -> TokenisedTexts:
@@ -265,7 +294,9 @@ class TextModule(pl.LightningDataModule):
     def describe(self) -> dict[str, Any]:
         """Describe the texts for a report, as plain values."""
         dtype = self.frozen_models.dtype
-        of_models = [sentence for model in self.frozen for sentence in model.cautions]  # logged when they were loaded
+        of_models = [
+            sentence for model in self.frozen for sentence in model.cautions
+        ]  # logged when they were loaded
         return {
             **self.tokenised.describe(),
             "text": self.texts.describe(),
@@ -279,7 +310,9 @@ class TextModule(pl.LightningDataModule):
 
     def config(self) -> dict[str, Any]:
         """Return the options as plain values, from which an equal data module can be made."""
-        kinds: list[tuple[Any, type]] = [(self, kind) for kind in type(self).__mro__ if issubclass(kind, TextModule)]
+        kinds: list[tuple[Any, type]] = [
+            (self, kind) for kind in type(self).__mro__ if issubclass(kind, TextModule)
+        ]
         options = {
             name: _plain(getattr(part, name))
             for part, kind in (*kinds, (self.frozen_models, FrozenModels))
@@ -314,9 +347,16 @@ class TextModule(pl.LightningDataModule):
         data, trainer = self.split(data) if isinstance(data, str) else data, self.trainer
         chosen = data.texts_with_rows()
         chosen = None if chosen is None else chosen[:only]
-        lengths, size = data.lengths.numpy()[slice(only) if chosen is None else chosen], batch_size or self.batch_size
-        rank, world = (0, 1) if trainer is None or alone else (trainer.global_rank, trainer.world_size)
-        batches = LengthBatches(lengths, size, rank=rank, world=world, seed=self.order, chosen=chosen, **order)
+        lengths, size = (
+            data.lengths.numpy()[slice(only) if chosen is None else chosen],
+            batch_size or self.batch_size,
+        )
+        rank, world = (
+            (0, 1) if trainer is None or alone else (trainer.global_rank, trainer.world_size)
+        )
+        batches = LengthBatches(
+            lengths, size, rank=rank, world=world, seed=self.order, chosen=chosen, **order
+        )
         options: dict[str, Any] = {
             "sampler": batches,
             "batch_size": None,
@@ -327,7 +367,11 @@ class TextModule(pl.LightningDataModule):
         if self._stores is None or not (self.storable and any(sites)):
             return DataLoader(data, **options)
         (stored,) = self._stores.complete(self, [data], sites)
-        return StoredLoader(data, stored, self._stores.rings, **options) if stored else DataLoader(data, **options)
+        return (
+            StoredLoader(data, stored, self._stores.rings, **options)
+            if stored
+            else DataLoader(data, **options)
+        )
 
     def loader(self, split: Split, *, shuffle: bool = False, **options: Any) -> DataLoader:
         """Make a loader of one split's texts, with this rank's share of each batch.
@@ -360,7 +404,9 @@ class TextModule(pl.LightningDataModule):
         _ = models.places
         depths = models.embedded_depths
         if depths is not None:  # a wrong layer need not wait for their training
-            for (name, _), depth, layers in zip(models.named, depths, self.wanted(depths), strict=True):
+            for (name, _), depth, layers in zip(
+                models.named, depths, self.wanted(depths), strict=True
+            ):
                 least = first_site(self.component)
                 wrong = [layer for layer in layers if not least <= layer <= depth]
                 if wrong:
@@ -382,7 +428,9 @@ class TextModule(pl.LightningDataModule):
         if stage == "fit":  # of the held-out texts an evaluation may still drop some
             self.complete_store(splits)
 
-    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+    def transfer_batch_to_device(
+        self, batch: Any, device: torch.device, dataloader_idx: int
+    ) -> Any:
         """Move the batch without waiting for a GPU."""
         return batch.to(device, non_blocking=device.type == "cuda")
 
@@ -393,7 +441,9 @@ class TextModule(pl.LightningDataModule):
     def complete_store(self, splits: Sequence[Split]) -> None:
         """Write the states of these splits that the store lacks, if there is one, after announcing them together."""
         if self._stores is not None and self.storable:
-            self._stores.complete(self, [self.split(split) for split in dict.fromkeys(splits)], self.wanted_sites())
+            self._stores.complete(
+                self, [self.split(split) for split in dict.fromkeys(splits)], self.wanted_sites()
+            )
 
     def test_dataloader(self) -> list[DataLoader]:
         """The texts of `splits`: the held-out ones, unless an evaluation reads others too."""
@@ -410,7 +460,9 @@ class TextModule(pl.LightningDataModule):
         if trainer.fit_loop.restarting:
             batches = limited(len(loader), trainer, "train")
             epoch, done = go_on_after_last_batch(trainer.fit_loop, batches)
-            order.set_epoch(epoch)  # before the Trainer does: worker processes ask for batches at once
+            order.set_epoch(
+                epoch
+            )  # before the Trainer does: worker processes ask for batches at once
             order.skip(done)
         return loader
 

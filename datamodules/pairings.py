@@ -5,15 +5,15 @@ from itertools import combinations, permutations
 from typing import Any, Literal
 
 from aligners.datamodules.frozen_models import with_revisions
+from aligners.datamodules.paired_activations import Links, Pairing, States
 from aligners.datamodules.rows.policies import TokenPairs
-from aligners.datamodules.rows.reading import Link
+from aligners.datamodules.rows.read_rows import Link
 from aligners.datamodules.rows.sites import check_written, parse_sites, sites_of_each
-from aligners.datamodules.states import Links, Pairing, States
 from aligners.datamodules.text.labels import LabelsOption
 from aligners.errors import UserError, check_known, check_range
 from aligners.models.architectures import Component
-from aligners.models.identity import same_model
 from aligners.models.model import FrozenModel
+from aligners.models.model_identity import same_model
 
 Sites = str | list[str | int]
 FEWEST = 3  # models of a universe; of two, the shared space may be that of either
@@ -76,7 +76,9 @@ def pairs_states(
     """
     chosen = {name: value for name, value in locals().items() if name != "options"}
     named, every = with_revisions(models, revisions), range(len(models))
-    known: list[Any] = list(combinations(every, 2)) if pairs is None else [tuple(pair) for pair in pairs]
+    known: list[Any] = (
+        list(combinations(every, 2)) if pairs is None else [tuple(pair) for pair in pairs]
+    )
     if not known or len(set(known)) < len(known) or not set(known) <= set(permutations(every, 2)):
         raise UserError(
             f"Expected `pairs` to name two different ones of the {len(models)} `models`, counted from 0, and no pair "
@@ -84,9 +86,14 @@ def pairs_states(
         )
 
     def about(data: States) -> dict[str, Any]:
-        return {"models": [model.identity() for model in data.frozen], "pairs": [list(pair) for pair in known]}
+        return {
+            "models": [model.identity() for model in data.frozen],
+            "pairs": [list(pair) for pair in known],
+        }
 
-    return States(Pairing(named, _linked(known, sites, "{}-{}/"), chosen, pairs=known, about=about), **options)
+    return States(
+        Pairing(named, _linked(known, sites, "{}-{}/"), chosen, pairs=known, about=about), **options
+    )
 
 
 def universe_states(
@@ -115,7 +122,9 @@ def universe_states(
         )
     twice = sorted({name for name in models if models.count(name) > 1})
     if twice and revisions is None:
-        raise UserError(f"A universe expects different `models`, but got {', '.join(twice)} more than once.")
+        raise UserError(
+            f"A universe expects different `models`, but got {', '.join(twice)} more than once."
+        )
 
     check_written(sites, len(models))
 
@@ -123,7 +132,9 @@ def universe_states(
         by_model = list(zip(*sites_of_each(sites, depths, component), strict=True))
         for model, own in zip(models, by_model, strict=True):
             if len(set(own)) < len(own):
-                raise UserError(f"A universe expects no site of a model twice, but `sites` has {own} of {model}.")
+                raise UserError(
+                    f"A universe expects no site of a model twice, but `sites` has {own} of {model}."
+                )
         return [Link(m, m, i, i, f"{m}-{m}/") for m, own in enumerate(by_model) for i in own]
 
     def about(data: States) -> dict[str, Any]:
@@ -132,7 +143,10 @@ def universe_states(
                 "widths": [model.width for model in data.frozen]}  # fmt: skip
 
     named, pairs = with_revisions(models, revisions), [(m, m) for m in range(len(models))]
-    return States(Pairing(named, links, chosen, pairs=pairs, check=_check_members, about=about, padded=True), **options)
+    return States(
+        Pairing(named, links, chosen, pairs=pairs, check=_check_members, about=about, padded=True),
+        **options,
+    )
 
 
 def attention_states(
@@ -176,7 +190,9 @@ def attention_states(
     def links(depths: Sequence[int], component: Component) -> list[Link]:
         pairs = between(depths, component)
         if any(0 in (link.site_x, link.site_y) for link in pairs):
-            raise UserError("Expected `sites` of blocks, from 1 on: the embeddings, site 0, have no attention.")
+            raise UserError(
+                "Expected `sites` of blocks, from 1 on: the embeddings, site 0, have no attention."
+            )
         return pairs
 
     def token_pairs(data: States) -> TokenPairs:
@@ -187,7 +203,10 @@ def attention_states(
         of = "pairs of tokens" if queries == "each" else "tokens, mean over those that look"
         return {"rows": f"attention weights of {of}", "share": share}
 
-    named, hidden = [(model_x, revision_x), (model_y, revision_y)], ("rows", "component", "held_out_types")
+    named, hidden = (
+        [(model_x, revision_x), (model_y, revision_y)],
+        ("rows", "component", "held_out_types"),
+    )
     pairing = Pairing(named, links, chosen, hidden, about=about, token_pairs=token_pairs)
     # by name, so that the command line does not offer what is set here
     return States(pairing, rows="tokens", component="residual", held_out_types=0.0, **options)
@@ -211,4 +230,6 @@ def _check_members(models: Sequence[FrozenModel]) -> None:
     """Raise unless the models of a universe have different weights."""
     for first, model in combinations(models, 2):
         if same_model(first.identity(), model.identity()):
-            raise UserError(f"Expected different `models`: {first.name} and {model.name} have equal weights.")
+            raise UserError(
+                f"Expected different `models`: {first.name} and {model.name} have equal weights."
+            )

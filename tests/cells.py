@@ -5,10 +5,10 @@ from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
-from aligners.files.whole import write_text
+from aligners.files.atomic import write_text
 from aligners.studies.cells import Cell, expand
-from aligners.studies.folder import RESULT, StudyFolder
 from aligners.studies.spec import Study, read_study
+from aligners.studies.study_folder import RESULT, StudyFolder
 
 
 class Inline(Executor):

@@ -15,8 +15,9 @@ from unittest.mock import patch
 import pytest
 
 if TYPE_CHECKING:
-    from aligners.datamodules.text.sources import TextSource
     from tests.world import World
+
+    from aligners.datamodules.text.sources import TextSource
 
 _WORKER = "PYTEST_XDIST_WORKER" in os.environ  # of a process that has set the environment of all
 _HOME = None if _WORKER else tempfile.TemporaryDirectory(prefix="aligners-tests-")
@@ -107,7 +108,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     from aligners.reports import publishing
 
     monkeypatch.setattr(publishing, "save_figure", lambda _, path: Image.new("L", (1, 1)).save(path, "png"))
-    monkeypatch.setattr("aligners.reports.page.run.MOST_NARROW", 0)
+    monkeypatch.setattr("aligners.reports.page.run_page.MOST_NARROW", 0)
 
 
 @pytest.fixture(scope="session")
@@ -138,8 +139,9 @@ def masked(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 @pytest.fixture(scope="session")
 def treebank(tmp_path_factory: pytest.TempPathFactory) -> TextSource:
     """Annotated sentences of known words, to fit and to test on."""
-    from aligners.datamodules.text.sources import TextSource
     from tests.aligners.probing.made import sentences_of_words, write_treebank
+
+    from aligners.datamodules.text.sources import TextSource
 
     folder = tmp_path_factory.mktemp("treebank")
     fit = write_treebank(folder / "fit.conllu", sentences_of_words(120, 0))

@@ -23,7 +23,7 @@ PRELOADED = [
     *("torch.distributed.checkpoint", "multiprocessing.synchronize", "requests", "scipy.io", "pytest"),
     *(f"aligners.cli.train.{name}" for name in ("fit", "finetune", "probe", "stitch", "universe")),
     *(f"aligners.cli.evaluate.{name}" for name in ("pairs", "similarity", "surgery")),
-    *("aligners.cli.study.run", "tests.warm"),
+    *("aligners.cli.study.run_cells", "tests.warm"),
 ]
 PROCESSES.set_forkserver_preload(PRELOADED)
 

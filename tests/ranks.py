@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
 from tests.processes import PROCESSES, all_ended, as_rank, rank_addresses
 
 

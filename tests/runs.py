@@ -7,13 +7,13 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from tests.world import World
 from torch import Tensor
 
+from aligners.datamodules.paired_activations import States
 from aligners.datamodules.pairings import pair_states
-from aligners.datamodules.states import States
 from aligners.datamodules.text.sources import TextSource
 from aligners.models.recipes import Recipe
-from tests.world import World
 
 
 def activations(world: World, **options: Any) -> States:

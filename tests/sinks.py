@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import torch
-
 from tests.tiny import tiny_model, tiny_tokenizer
 
 SIZE = 300.0  # of the first position's embedding, where the others have a length of about 1

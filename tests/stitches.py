@@ -6,15 +6,15 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from tests.runs import quiet_trainer
+from tests.tiny import tiny_model, tiny_tokenizer
+from tests.world import World
 
 from aligners.datamodules.model_texts import ModelTexts, stitched_texts
 from aligners.datamodules.text.sources import TextSource
 from aligners.injection.stitching.measuring import StitchingEvaluation
-from aligners.injection.stitching.training import Stitching
+from aligners.injection.stitching.stitching_training import Stitching
 from aligners.maps.affine import AffineLayer
-from tests.runs import quiet_trainer
-from tests.tiny import tiny_model, tiny_tokenizer
-from tests.world import World
 
 LAYERS = {"affine": AffineLayer, "affine_norm": partial(AffineLayer, norm=True)}
 OF_MODULE = (

@@ -33,10 +33,11 @@ def everything(store: Path) -> dict[str, str]:
 
 def write(world: World, store: Path, **options: Any) -> None:
     """Write the states of two models on the fitting texts, at all sites."""
-    from aligners.datamodules.store import states
     from tests.runs import activations
 
-    states.SHARD = SHARD
+    from aligners.datamodules.store import stored_states
+
+    stored_states.SHARD = SHARD
     activations(world, sites="all", store=store, **options).loader("fit")
 
 

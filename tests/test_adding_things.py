@@ -10,25 +10,25 @@ import pandas as pd
 import pytest
 import torch
 import yaml
-from transformers import ArceeConfig, AutoModelForCausalLM
-
-from aligners.cli import table
-from aligners.fitting.bank import build_aligner, describe_aligner
-from aligners.models import architectures
-from aligners.models.model import FrozenModel
-from aligners.reports import finished
-from aligners.reports.publishing import write
-from aligners.reports.study import registry
-from aligners.reports.study.frames import Frames
-from aligners.reports.study.report import markdown
-from aligners.similarity import catalogue
-from aligners.similarity.algebra.grid import grid_moments
-from aligners.similarity.algebra.moments import moments_of
-from aligners.similarity.functional.cca import SharedMoments
 from tests.processes import ROOT
 from tests.rows import paired
 from tests.runs import related_rows
 from tests.world import TEST_TEXTS, World
+from transformers import ArceeConfig, AutoModelForCausalLM
+
+from aligners.cli import table
+from aligners.fitting.saved_bank import build_aligner, describe_aligner
+from aligners.models import architectures
+from aligners.models.model import FrozenModel
+from aligners.reports import finished_runs
+from aligners.reports.publishing import write
+from aligners.reports.study import registry
+from aligners.reports.study.frames import Frames
+from aligners.reports.study.study_report import markdown
+from aligners.similarity import catalogue
+from aligners.similarity.algebra.grid import grid_moments
+from aligners.similarity.algebra.moments import moments_of
+from aligners.similarity.functional.cca import SharedMoments
 
 PAGE = (ROOT / "docs" / "adding_things.md").read_text(encoding="utf-8")
 
@@ -96,9 +96,9 @@ def test_a_model_family(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add("aligners/reports/runs/sizes.py", tmp_path, monkeypatch)
     ((kind, about),) = yaml.safe_load(line_of("aligners/reports/kinds.yaml")).items()
-    monkeypatch.setitem(finished.KINDS, kind, about)
+    monkeypatch.setitem(finished_runs.KINDS, kind, about)
     rows = [{"method": "linear", "parameters": 16}, {"method": "mlp", "parameters": 64}]
-    write(finished.make_report(kind, {}, rows), tmp_path)
+    write(finished_runs.make_report(kind, {}, rows), tmp_path)
     found = json.loads((tmp_path / "sizes.json").read_text())
     assert found == {"meta": {}, "rows": rows, "findings": ["The largest map is mlp."]}
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 import yaml
-
-from aligners.cli.table import evaluate, train
-from aligners.fitting.bank import load_bank
-from aligners.injection.methods import CLOSED_FORMS
 from tests.shell import TWO_RANKS, command, metrics, options
 from tests.tiny import tiny_folder
 from tests.world import TEST_TEXTS, World
+
+from aligners.cli.table import evaluate, train
+from aligners.fitting.saved_bank import load_bank
+from aligners.injection.methods import CLOSED_FORMS
 
 ALIGNERS = {
     "linear": "Linear",

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.processes import ROOT
 
 import aligners
-from tests.processes import ROOT
 
 FILES = re.compile(
     r"(?<![\w/])(?:aligners|benchmarks|callbacks|commands|configs|datamodules|finetuning|frozen|probing|reports|sharing|similarity|storage|studies|tests)"

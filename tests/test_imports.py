@@ -7,7 +7,6 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
-
 from tests.processes import ROOT
 
 OUTSIDE = ("callbacks", "datamodules")  # rooms of `aligners` whose folders stand beside it

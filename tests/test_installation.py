@@ -6,7 +6,6 @@ import tomllib
 from pathlib import Path
 
 import pytest
-
 from tests.processes import HANGS, ROOT
 
 # For figures, tables of studies, trees, clusters and views at W&B: none is needed before there are results.

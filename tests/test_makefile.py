@@ -6,7 +6,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-
 from tests.processes import HANGS, ROOT
 
 PIP = '#!/bin/sh\necho "WARNING: nobody can act on this" >&2\necho "$@" >> calls\nexit {status}\n'

@@ -7,7 +7,6 @@ from typing import Any
 import lightning.pytorch as pl
 import numpy as np
 import pytest
-
 from tests.processes import ROOT
 
 PAGE = (ROOT / "README.md").read_text(encoding="utf-8")

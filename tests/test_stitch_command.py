@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 import yaml
-
-from aligners.callbacks.best import BestPerSite
-from aligners.cli.table import evaluate
-from aligners.fitting.bank import load_bank
-from aligners.maps.affine import AffineLayer
 from tests import stitches
 from tests.shell import command, options
 from tests.tiny import tiny_folder
 from tests.world import TEST_TEXTS, World
+
+from aligners.callbacks.best import BestPerSite
+from aligners.cli.table import evaluate
+from aligners.fitting.saved_bank import load_bank
+from aligners.maps.affine import AffineLayer
 
 CPU = ["--trainer.accelerator", "cpu"]
 QUIET = [*CPU, "--trainer.logger", "false", "--trainer.enable_progress_bar", "false"]

@@ -2,7 +2,6 @@ import signal
 from pathlib import Path
 
 import pytest
-
 from tests.torture import Torture
 
 

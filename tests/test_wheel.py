@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-
-import aligners
-from aligners.cli import table
 from tests.aligners.cli.small_study import forked_workers, study_file
 from tests.processes import HANGS, ROOT, Started
 from tests.world import World
+
+import aligners
+from aligners.cli import table
 
 ROOTS = ("aligners", "callbacks", "datamodules")  # folders of the design card; what is installed is `aligners`
 
@@ -87,7 +87,7 @@ def test_a_project_may_have_packages_of_the_same_names(installed: Path, tmp_path
 import callbacks, datamodules
 import aligners.api
 from aligners.callbacks.best import BestPerSite
-from aligners.datamodules.states import States
+from aligners.datamodules.paired_activations import States
 print(callbacks.MINE and datamodules.MINE, aligners.__file__)
 """
     said = run(sys.executable, "-c", code, folder=tmp_path, path=installed).split(maxsplit=1)

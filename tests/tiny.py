@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 import transformers
+from tests.kinds import ALIKE, COMMON, KINDS, RANGE, SPECIAL, WORDS
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from transformers.pytorch_utils import Conv1D
 
 from aligners.models import FrozenModel
-from tests.kinds import ALIKE, COMMON, KINDS, RANGE, SPECIAL, WORDS
 
 TEXTS = (
     "the film is good",

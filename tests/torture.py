@@ -30,7 +30,6 @@ import torch
 import yaml
 from matplotlib import image
 from safetensors import safe_open
-
 from tests.processes import Started
 from tests.world import World, make_world
 

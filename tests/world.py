@@ -5,8 +5,9 @@ import random
 from pathlib import Path
 from typing import NamedTuple
 
-from aligners.datamodules.text.sources import TextSource
 from tests.tiny import WORDS, tiny_folder
+
+from aligners.datamodules.text.sources import TextSource
 
 GOOD = {"good", "great", "fine", "funny", "warm"}
 TEST_TEXTS = 25  # odd, so that no even number of ranks divides it

@@ -88,8 +88,16 @@ for name, map in maps.items():
 looks = method_looks(maps)  # each map has one colour in all figures of the project
 figure, axis = plt.subplots(figsize=(6, 3.6), layout="constrained")
 for name in maps:
-    axis.plot(fvu[name], penalty[name], color=looks[name]["color"], marker=looks[name]["marker"], markersize=7)
-    axis.annotate(name, (fvu[name], penalty[name]), xytext=(0, -14), textcoords="offset points", ha="center")
+    axis.plot(
+        fvu[name],
+        penalty[name],
+        color=looks[name]["color"],
+        marker=looks[name]["marker"],
+        markersize=7,
+    )
+    axis.annotate(
+        name, (fvu[name], penalty[name]), xytext=(0, -14), textcoords="offset points", ha="center"
+    )
 axis.axhline(0, color="0.7", lw=0.8)
 axis.axvline(1, color="0.7", lw=0.8, ls=":")  # no better than the mean
 axis.set_xscale("log")

@@ -39,7 +39,9 @@ def rows_of(split, texts):
     parts = []
     for batch in data.paired(split, only=texts):
         tokens = batch.texts.inputs_x["input_ids"].flatten()[batch.rows.index]
-        left_out = batch.rows.unseen if split == "test" else torch.zeros(len(tokens), dtype=torch.bool)
+        left_out = (
+            batch.rows.unseen if split == "test" else torch.zeros(len(tokens), dtype=torch.bool)
+        )
         parts.append((batch.x[0], batch.y[0], tokens, left_out))
     return [torch.cat(part) for part in zip(*parts, strict=True)]
 
@@ -47,7 +49,9 @@ def rows_of(split, texts):
 x, y, tokens, _ = rows_of("fit", texts_to_fit)
 x_test, y_test, tokens_test, unseen = rows_of("test", texts_to_test)
 print(f"rows to fit on: {len(x):,}")
-print(f"rows held out: {int((~unseen).sum()):,} of seen types, {int(unseen.sum()):,} of unseen types")
+print(
+    f"rows held out: {int((~unseen).sum()):,} of seen types, {int(unseen.sum()):,} of unseen types"
+)
 
 # %% [markdown]
 # ## A lookup table and three maps
@@ -59,7 +63,9 @@ print(f"rows held out: {int((~unseen).sum()):,} of seen types, {int(unseen.sum()
 table = {int(token): y[tokens == token].mean(0) for token in tokens.unique()}
 from_table = torch.stack([table.get(int(token), y.mean(0)) for token in tokens_test])
 maps = {"linear": Linear(), "mlp": MLP(steps=steps, hidden=[128, 128]), "inn": INN(steps=steps)}
-mapped = {"lookup table": from_table} | {name: map.fit(x, y).transform(x_test) for name, map in maps.items()}
+mapped = {"lookup table": from_table} | {
+    name: map.fit(x, y).transform(x_test) for name, map in maps.items()
+}
 
 
 def fvu(result, rows):
@@ -73,7 +79,9 @@ for name, (seen, new) in errors.items():
     print(f"{name:13} {seen:6.3f} {new:7.3f} {new / seen:6.1f}")
 
 # %%
-colours = {"lookup table": "0.45"} | {name: look["color"] for name, look in method_looks(maps).items()}
+colours = {"lookup table": "0.45"} | {
+    name: look["color"] for name, look in method_looks(maps).items()
+}
 figure, axis = plt.subplots(figsize=(6.5, 3.4), layout="constrained")
 for place, (name, (seen, new)) in enumerate(errors.items()):
     axis.bar(place - 0.2, seen, 0.38, color=colours[name])

@@ -46,7 +46,11 @@ for n, one, two in zip(counts, biased, unbiased, strict=True):
 # one such dimension, of growing size. *Standardised* means that each dimension is divided by its standard deviation.
 
 # %%
-a, b, shared = draw.normal(size=(many, width)), draw.normal(size=(many, width)), draw.normal(size=many)
+a, b, shared = (
+    draw.normal(size=(many, width)),
+    draw.normal(size=(many, width)),
+    draw.normal(size=many),
+)
 sizes = [0, 2, 4, 8, 16, 32]
 outliers = []
 print(f"{'size':>5} {'CKA':>6} {'standardised':>13}")
@@ -74,7 +78,9 @@ for layer in layers:
     x, y = (states(model, texts, layer).numpy() for model in models)
     values["trained"].append(unbiased_cka(x, y))
     values["rows shuffled"].append(unbiased_cka(x, y[draw.permutation(len(y))]))
-    values["untrained"].append(unbiased_cka(*(states(model, texts, layer).numpy() for model in untrained)))
+    values["untrained"].append(
+        unbiased_cka(*(states(model, texts, layer).numpy() for model in untrained))
+    )
 print(f"{'layer':14}", " ".join(f"{layer:6}" for layer in layers))
 for name, row in values.items():
     print(f"{name:14}", " ".join(f"{value:z6.2f}" for value in row))
@@ -87,9 +93,17 @@ axes[0].set_xscale("log", base=2)
 axes[0].set_xticks(counts, counts)
 axes[0].set(xlabel=f"rows, of width {width}", ylabel="CKA", title="noise: how many rows?")
 axes[1].plot(sizes, [raw for raw, _ in outliers], "o-", color="#0072B2", label="as it is")
-axes[1].plot(sizes, [scaled for _, scaled in outliers], "s--", color="#D55E00", label="standardised")
-axes[1].set(xlabel="standard deviation of the shared dimension", title="noise: one shared dimension")
-styles = {"trained": ("o-", "#0072B2"), "rows shuffled": ("^:", "#D55E00"), "untrained": ("D--", "#009E73")}
+axes[1].plot(
+    sizes, [scaled for _, scaled in outliers], "s--", color="#D55E00", label="standardised"
+)
+axes[1].set(
+    xlabel="standard deviation of the shared dimension", title="noise: one shared dimension"
+)
+styles = {
+    "trained": ("o-", "#0072B2"),
+    "rows shuffled": ("^:", "#D55E00"),
+    "untrained": ("D--", "#009E73"),
+}
 for name, (style, colour) in styles.items():
     axes[2].plot(layers, values[name], style, color=colour, label=name)
 axes[2].set(xlabel="layer", xticks=list(layers), title="two models")

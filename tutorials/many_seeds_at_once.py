@@ -61,10 +61,16 @@ for kind in (Permutation, Procrustes, Linear):
     bank = kind(len(x), x.shape[2], y.shape[2])
     bank.fit(moments)
     fvu = (bank(x_test) - y_test).square().sum((1, 2)) / total
-    results[kind.__name__.lower()] = fvu.view(len(pairs), depth).numpy()  # pair after pair, each with its blocks
-print(f"{'FVU, mean ± SD':14}", " ".join(f"{f'block {block}':>13}" for block in range(1, depth + 1)))
+    results[kind.__name__.lower()] = fvu.view(
+        len(pairs), depth
+    ).numpy()  # pair after pair, each with its blocks
+print(
+    f"{'FVU, mean ± SD':14}", " ".join(f"{f'block {block}':>13}" for block in range(1, depth + 1))
+)
 for name, fvu in results.items():
-    cells = [f"{mean:.3f} ± {sd:.3f}" for mean, sd in zip(fvu.mean(0), fvu.std(0, ddof=1), strict=True)]
+    cells = [
+        f"{mean:.3f} ± {sd:.3f}" for mean, sd in zip(fvu.mean(0), fvu.std(0, ddof=1), strict=True)
+    ]
     print(f"{name:14}", " ".join(cells))
 
 # %%
@@ -76,10 +82,18 @@ for order, (name, fvu) in enumerate(results.items()):
     axis.plot(blocks + aside, fvu.mean(0), color=looks[name]["color"], lw=1.2, label=name)
     for pair in fvu:  # a point for each pair
         axis.plot(
-            blocks + aside, pair, color=looks[name]["color"], marker=looks[name]["marker"], ls="", ms=4, alpha=0.6
+            blocks + aside,
+            pair,
+            color=looks[name]["color"],
+            marker=looks[name]["marker"],
+            ls="",
+            ms=4,
+            alpha=0.6,
         )
 axis.set(xlabel="after block", ylabel="FVU on held-out text", xticks=blocks)
-axis.legend(frameon=False, title="line: mean\npoints: pairs", loc="center left", bbox_to_anchor=(1, 0.5))
+axis.legend(
+    frameon=False, title="line: mean\npoints: pairs", loc="center left", bbox_to_anchor=(1, 0.5)
+)
 axis.spines[["top", "right"]].set_visible(False)
 plt.show()
 

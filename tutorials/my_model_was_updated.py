@@ -16,7 +16,19 @@ import matplotlib.pyplot as plt
 import torch
 from torchmetrics.functional.classification import binary_auroc
 
-from aligners.api import Direction, Head, Linear, Ridge, TextSource, carry, compare, load, load_texts, states, steer
+from aligners.api import (
+    Direction,
+    Head,
+    Linear,
+    Ridge,
+    TextSource,
+    carry,
+    compare,
+    load,
+    load_texts,
+    states,
+    steer,
+)
 
 # %% tags=["parameters"]
 name_old, name_new = "embedded-gpt:0", "embedded-gpt:1"
@@ -31,7 +43,9 @@ cost = 0.02  # KL at which directions are compared, nats a token
 
 # %%
 old, new = load(name_old), load(name_new)
-fit, held_out = (split.shuffle(seed=0) for split in (load_texts(TextSource()).fit, load_texts(TextSource()).test))
+fit, held_out = (
+    split.shuffle(seed=0) for split in (load_texts(TextSource()).fit, load_texts(TextSource()).test)
+)
 mine, labels = fit["text"][:texts_with_labels], torch.tensor(fit["label"][:texts_with_labels])
 free = fit["text"][texts_with_labels:][:texts_without]  # their labels are not used
 test, truth = held_out["text"][:texts_to_test], torch.tensor(held_out["label"][:texts_to_test])
@@ -56,7 +70,14 @@ def read(model, some):
 def head_of(model):
     """A linear head that is trained on the labels."""
     fitted = Ridge().fit(read(model, mine), labels[:, None].float())
-    return Head.of(fitted.coef_, fitted.intercept_, name="good or bad", model=model.name, site=site, rows="mean")
+    return Head.of(
+        fitted.coef_,
+        fitted.intercept_,
+        name="good or bad",
+        model=model.name,
+        site=site,
+        rows="mean",
+    )
 
 
 def score(head, model):
@@ -89,11 +110,16 @@ for name, value in scores.items():
 def direction_of(model):
     """From bad reviews to good ones."""
     means = read(model, mine)
-    return Direction({"vector": means[labels == 1].mean(0) - means[labels == 0].mean(0)}, {"site": site})
+    return Direction(
+        {"vector": means[labels == 1].mean(0) - means[labels == 0].mean(0)}, {"site": site}
+    )
 
 
 forward = Linear().fit(read(old, free), read(new, free))
-directions = {"native": direction_of(new), "carried": carry(direction_of(old), back, forward, model=new.name)}
+directions = {
+    "native": direction_of(new),
+    "carried": carry(direction_of(old), back, forward, model=new.name),
+}
 words = (["good", "funny", "best"], ["bad", "dull", "worst"])
 steered = steer(new, directions, test[:texts_to_steer], words=words, equal_kl=[cost])
 for row in steered.equal:

@@ -23,7 +23,7 @@ import torch
 from aligners.api import TextSource
 from aligners.datamodules.model_texts import stitched_texts
 from aligners.injection.stitching.measuring import StitchingEvaluation
-from aligners.injection.stitching.training import Stitching
+from aligners.injection.stitching.stitching_training import Stitching
 from aligners.maps import AffineLayer
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -46,8 +46,15 @@ start_batches, steps = 50, 200
 
 # %%
 text = TextSource(max_held_out=texts_held_out)
-data = stitched_texts([gelu, solu], sites="blocks", text=text, packed=True, batch_size=8, max_length=tokens_each)
-quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+data = stitched_texts(
+    [gelu, solu], sites="blocks", text=text, packed=True, batch_size=8, max_length=tokens_each
+)
+quiet = {
+    "logger": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "enable_checkpointing": False,
+}
 length = {"max_steps": steps, "max_epochs": -1, "num_sanity_val_steps": 0, "limit_val_batches": 0}
 
 stitching = Stitching(
@@ -76,7 +83,10 @@ for row in evaluation.rows:
 columns = [f"penalty after block {row['site_y']}" for row in routes["GELU → SoLU", "affine"]]
 print(f"{'route':11} {'method':8}", " ".join(f"{column:>22}" for column in columns))
 for (route, method), rows in routes.items():
-    cells = [f"{row['penalty']:z6.3f} [{row['penalty_low']:z.3f}, {row['penalty_high']:z.3f}]" for row in rows]
+    cells = [
+        f"{row['penalty']:z6.3f} [{row['penalty_low']:z.3f}, {row['penalty_high']:z.3f}]"
+        for row in rows
+    ]
     print(f"{route:11} {method:8}", " ".join(f"{cell:>22}" for cell in cells))
 
 # %%
@@ -94,9 +104,14 @@ for axis, method in zip(axes, ("identity", "affine"), strict=True):
         middle = [row["penalty"] for row in rows]
         below = [max(0, row["penalty"] - row["penalty_low"]) for row in rows]
         above = [max(0, row["penalty_high"] - row["penalty"]) for row in rows]
-        axis.errorbar(sites, middle, [below, above], color=colour, marker=marker, label=route, lw=1.2)
+        axis.errorbar(
+            sites, middle, [below, above], color=colour, marker=marker, label=route, lw=1.2
+        )
     axis.axhline(0, color="0.7", lw=0.8)
-    axis.set(title=f"{method}: {'no layer' if method == 'identity' else 'trained layer'}", xlabel="after block")
+    axis.set(
+        title=f"{method}: {'no layer' if method == 'identity' else 'trained layer'}",
+        xlabel="after block",
+    )
     axis.set_xticks(range(1, len(rows) + 1))
     axis.spines[["top", "right"]].set_visible(False)
 axes[0].set_ylabel("penalty, nats a token")

@@ -29,7 +29,9 @@ Of {count} items, {counts}.
 
 def items() -> dict[str, list[dict[str, Any]]]:
     """Paper -> its tables and figures, in its order."""
-    table: dict[str, list[dict[str, Any]]] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
+    table: dict[str, list[dict[str, Any]]] = yaml.safe_load(
+        Path(__file__).with_suffix(".yaml").read_text("utf-8")
+    )
     return table
 
 
@@ -41,16 +43,25 @@ def page() -> str:
     parts = [INTRODUCTION.format(count=statuses.total(), counts=counts)]
     for paper, lines in papers.items():
         parts.append(f"## [{paper[:-4].capitalize()} et al. {paper[-4:]}]({paper}.md)\n")
-        parts.append("| item | status | command and report | definition | what is lacking |\n|---|---|---|---|---|")
+        parts.append(
+            "| item | status | command and report | definition | what is lacking |\n|---|---|---|---|---|"
+        )
         parts.extend(_line(item) for item in lines)
         parts.append("")
     return "\n".join(parts)
 
 
 def _line(item: dict[str, Any]) -> str:
-    made = [f"`{name}`" for name in ([item["run"]] if "run" in item else []) + item.get("report", [])]
+    made = [
+        f"`{name}`" for name in ([item["run"]] if "run" in item else []) + item.get("report", [])
+    ]
     definitions = [f"{whose}: {item[whose]}" for whose in ("paper", "ours") if whose in item]
-    cells = f"**{item['item']}** {item['shows']}", item["status"], "<br>".join(made), "<br>".join(definitions)
+    cells = (
+        f"**{item['item']}** {item['shows']}",
+        item["status"],
+        "<br>".join(made),
+        "<br>".join(definitions),
+    )
     return f"| {' | '.join([*cells, item.get('note', '')])} |"
 
 

@@ -43,7 +43,9 @@ HEADS = {"classification": "classes", "causal": "next token", "masked": "masked 
 
 def records() -> dict[str, dict[str, dict[str, Any]]]:
     """Family -> version of transformers -> the date, and either what passed or why the family is refused."""
-    found: dict[str, dict[str, dict[str, Any]]] = yaml.safe_load(RECORD.read_text("utf-8")) if RECORD.exists() else {}
+    found: dict[str, dict[str, dict[str, Any]]] = (
+        yaml.safe_load(RECORD.read_text("utf-8")) if RECORD.exists() else {}
+    )
     return found
 
 
@@ -56,9 +58,14 @@ def renew() -> None:
     for family in sorted({*FAMILIES, *REFUSED}):
         versions = known.get(family, {})
         if family in CONFIG_MAPPING_NAMES:
-            outcome = {"refused": REFUSED[family]} if family in REFUSED else {"passed": passed(family)}
+            outcome = (
+                {"refused": REFUSED[family]} if family in REFUSED else {"passed": passed(family)}
+            )
             versions |= {transformers.__version__: {"date": today, **outcome}}
-        written += [f"{family}:\n", *(f"  {version}: {_flow(record)}" for version, record in versions.items())]
+        written += [
+            f"{family}:\n",
+            *(f"  {version}: {_flow(record)}" for version, record in versions.items()),
+        ]
     RECORD.write_text("".join(written), encoding="utf-8")
 
 

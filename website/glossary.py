@@ -23,7 +23,9 @@ The words of reports, options and messages, one sentence each. [Concepts](concep
 def page() -> str:
     """The page: a heading for each word, so that a search leads to it."""
     words = yaml.safe_load(WORDS.read_text(encoding="utf-8"))
-    return INTRODUCTION + "".join(f"\n## {word}\n\n{words[word]}\n" for word in sorted(words, key=str.casefold))
+    return INTRODUCTION + "".join(
+        f"\n## {word}\n\n{words[word]}\n" for word in sorted(words, key=str.casefold)
+    )
 
 
 if __name__ == "__main__":

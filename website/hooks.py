@@ -30,7 +30,9 @@ LOG = get_plugin_logger("website")
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Put the generated pages where the navigation names their folder, and the repository's address into the header."""
-    project = tomllib.loads(Path(config.config_file_path).with_name("pyproject.toml").read_text(encoding="utf-8"))
+    project = tomllib.loads(
+        Path(config.config_file_path).with_name("pyproject.toml").read_text(encoding="utf-8")
+    )
     config.repo_url = project["project"].get("urls", {}).get("Repository")
     config.nav = _filled(config.nav)
     return config
@@ -39,7 +41,9 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages, and their pictures."""
     for number, (name, generate) in enumerate(GENERATED.items(), 1):
-        LOG.info(f"Generating part {number} of {len(GENERATED)}: {name}, {time.monotonic() - BEGUN:.0f} s")
+        LOG.info(
+            f"Generating part {number} of {len(GENERATED)}: {name}, {time.monotonic() - BEGUN:.0f} s"
+        )
         for place, content in generate().items():
             files.append(File.generated(config, place, content=content))
     return files
@@ -50,7 +54,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     pages = files.documentation_pages()
     number = pages.index(page.file) + 1
     if number % 10 == 0 or number == len(pages):
-        LOG.info(f"Page {number} of {len(pages)}: {page.file.src_uri}, {time.monotonic() - BEGUN:.0f} s")
+        LOG.info(
+            f"Page {number} of {len(pages)}: {page.file.src_uri}, {time.monotonic() - BEGUN:.0f} s"
+        )
     place = PurePosixPath(page.file.src_uri).parent
 
     def image(path: str) -> bytes:
@@ -66,4 +72,6 @@ def _filled(entry: Any) -> Any:
         return [_filled(each) for each in entry]
     if isinstance(entry, dict):
         return {title: _filled(each) for title, each in entry.items()}
-    return {"reference/options": options.nav, "reference/modules": modules.nav}.get(entry, lambda: entry)()
+    return {"reference/options": options.nav, "reference/modules": modules.nav}.get(
+        entry, lambda: entry
+    )()

@@ -38,7 +38,9 @@ def _changes() -> dict[str, Callable[[Tensor], Tensor]]:
     """What is done to rows (N, d), by name: the same each time."""
     generator = torch.Generator().manual_seed(1)
     square = torch.randn(WIDTH, WIDTH, generator=generator, dtype=torch.float64)
-    scales = torch.logspace(-2, 1, WIDTH, dtype=torch.float64)  # so that SVCCA cuts other directions
+    scales = torch.logspace(
+        -2, 1, WIDTH, dtype=torch.float64
+    )  # so that SVCCA cuts other directions
     signs = torch.ones(WIDTH, dtype=torch.float64).index_fill(0, torch.tensor([1, 4]), -1)
     return {
         "rotation": lambda rows: rows @ torch.linalg.qr(square).Q,
@@ -77,8 +79,14 @@ def page() -> str:
     measures = catalogue().values()
     sources = [_source(measure) for measure in measures]
     functions = {**MEASURES, "r2_cca": r2_cca, "r2_svcca": r2_svcca}
-    functions |= {f"{each.__name__}_standardised": partial(each, standardised=True) for each in (svcca, pwcca)}
-    tried = [[_name(each), *unchanged(functions[each.name]).values()] for each in measures if each.name in functions]
+    functions |= {
+        f"{each.__name__}_standardised": partial(each, standardised=True) for each in (svcca, pwcca)
+    }
+    tried = [
+        [_name(each), *unchanged(functions[each.name]).values()]
+        for each in measures
+        if each.name in functions
+    ]
     return "\n".join(
         [
             INTRODUCTION,
@@ -93,7 +101,12 @@ def page() -> str:
 def _source(measure: Measure) -> list[str]:
     sample = f", {measure.budget:,}" if measure.budget else ""
     fitted = "yes" if measure.held_out or measure.chance else "no"
-    return [_name(measure), "yes" if measure.symmetric else "no", FAMILIES[measure.family] + sample, fitted]
+    return [
+        _name(measure),
+        "yes" if measure.symmetric else "no",
+        FAMILIES[measure.family] + sample,
+        fitted,
+    ]
 
 
 def _name(measure: Measure) -> str:

@@ -9,13 +9,37 @@ __all__ = ["nav", "pages"]
 
 ROOT = Path(__file__).parent.parent
 FOLDER = "reference/modules"
-PACKAGES = {"aligners": "aligners", "aligners.callbacks": "callbacks", "aligners.datamodules": "datamodules"}
+PACKAGES = {
+    "aligners": "aligners",
+    "aligners.callbacks": "callbacks",
+    "aligners.datamodules": "datamodules",
+}
 """Name -> folder of each package that has an entry of its own in the navigation."""
 OF_API = {
-    "Maps": ["Linear", "Ridge", "Procrustes", "INN", "MLP", "Identity", "Mean", "Permutation", "CCA", "SVCCA", "PWCCA"],
+    "Maps": [
+        "Linear",
+        "Ridge",
+        "Procrustes",
+        "INN",
+        "MLP",
+        "Identity",
+        "Mean",
+        "Permutation",
+        "CCA",
+        "SVCCA",
+        "PWCCA",
+    ],
     "Measures": ["cka", "unbiased_cka", "cca", "r2", "rsa", "retrieval", "measure"],
     "Models": ["states", "inject", "load", "load_texts", "TextSource", "Injected"],
-    "After an update": ["compare", "carry", "steer", "Head", "Direction", "Dictionary", "read_artefacts"],
+    "After an update": [
+        "compare",
+        "carry",
+        "steer",
+        "Head",
+        "Direction",
+        "Dictionary",
+        "read_artefacts",
+    ],
 }
 """Heading -> names of `aligners.api`, the most used first; what is not named here comes last."""
 

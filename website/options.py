@@ -16,7 +16,10 @@ CODE = re.compile(r"(`[^`]*`)")
 
 def nav() -> list[Any]:
     """The pages in the navigation, script by script."""
-    scripts = ({f"{script}.py": [{name: _place(script, name)} for name in names]} for script, names in COMMANDS.items())
+    scripts = (
+        {f"{script}.py": [{name: _place(script, name)} for name in names]}
+        for script, names in COMMANDS.items()
+    )
     return [f"{FOLDER}/index.md", *scripts]
 
 
@@ -54,13 +57,17 @@ def _title(group: Any) -> str:
 
 def _entry(action: Any, parser: ArgumentParser) -> str | None:
     """An option as an entry of a definition list; None for one that only shows help or loads a part of a file."""
-    shown = [each for each in action.option_strings if each.startswith("--") and not each.endswith("+")] or [
-        action.dest
-    ]
+    shown = [
+        each for each in action.option_strings if each.startswith("--") and not each.endswith("+")
+    ] or [action.dest]
     if action.help in (None, HIDDEN) or shown[0] == "--help" or type(action).__name__ in _ASIDE:
         return None
     said = _escaped(" ".join(action.help.split()).rstrip("."))
-    default = "" if action.default is None or action.default == HIDDEN else f" Default: `{_written(action.default)}`."
+    default = (
+        ""
+        if action.default is None or action.default == HIDDEN
+        else f" Default: `{_written(action.default)}`."
+    )
     return f"`{shown[0]}`\n:   {said[:1].upper() + said[1:]}.{default}\n"
 
 
@@ -78,4 +85,7 @@ def _escaped(text: str) -> str:
     """Text in which nothing but what stands in backticks is markup."""
     parts = CODE.split(text)
     plain = re.compile(r"([*_\[\]|])")
-    return "".join(part if CODE.fullmatch(part) else plain.sub(r"\\\1", part).replace("<", "&lt;") for part in parts)
+    return "".join(
+        part if CODE.fullmatch(part) else plain.sub(r"\\\1", part).replace("<", "&lt;")
+        for part in parts
+    )

@@ -90,7 +90,9 @@ def page(name: str, notebook: NotebookNode) -> tuple[str, dict[str, bytes]]:
     title, _, rest = _described(text).lstrip().partition("\n")
     seconds, machine = notebook.metadata["run"]["seconds"], notebook.metadata["run"]["machine"]
     taken = f"{seconds // 60}:{seconds % 60:02}"
-    return title + "\n" + NOTE.format(name=name, command=COMMAND, seconds=taken, machine=machine) + rest, pictures
+    return title + "\n" + NOTE.format(
+        name=name, command=COMMAND, seconds=taken, machine=machine
+    ) + rest, pictures
 
 
 def pages() -> dict[str, str | bytes]:
@@ -106,12 +108,21 @@ def pages() -> dict[str, str | bytes]:
 
 def main(names: list[str]) -> None:
     """Run the tutorials of these names, or all whose code has changed, and write their notebooks."""
-    scripts = [ROOT / FOLDER / f"{name}.py" for name in names] or sorted((ROOT / FOLDER).glob("*.py"))
+    scripts = [ROOT / FOLDER / f"{name}.py" for name in names] or sorted(
+        (ROOT / FOLDER).glob("*.py")
+    )
     for number, script in enumerate(scripts, 1):
         place = script.with_suffix(".ipynb")
-        notebook = None if names or not place.exists() else with_words(script, nbformat.read(place, as_version=4))
+        notebook = (
+            None
+            if names or not place.exists()
+            else with_words(script, nbformat.read(place, as_version=4))
+        )
         if notebook is not None:
-            print(f"Tutorial {number} of {len(scripts)}, {script.stem}: its code has not changed", flush=True)
+            print(
+                f"Tutorial {number} of {len(scripts)}, {script.stem}: its code has not changed",
+                flush=True,
+            )
         nbformat.write(notebook or executed(script, number, len(scripts)), place)
 
 

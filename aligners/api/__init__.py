@@ -7,16 +7,16 @@
 
 from typing import TYPE_CHECKING, Any
 
-from aligners.api import maps, measures
-from aligners.api.maps import *
+from aligners.api import array_maps, measures
+from aligners.api.array_maps import *
 from aligners.api.measures import *
 
 if TYPE_CHECKING:
-    from aligners.api.models import *
-    from aligners.api.updates import *
+    from aligners.api.model_states import *
+    from aligners.api.model_updates import *
 
 __all__ = [
-    *maps.__all__, *measures.__all__, "Artefact", "Dictionary", "Direction", "Head", "Injected", "Steered",
+    *array_maps.__all__, *measures.__all__, "Artefact", "Dictionary", "Direction", "Head", "Injected", "Steered",
     "TextSource", "carry", "compare", "inject", "load", "load_texts", "read_artefacts", "states", "steer",
     "write_artefact",
 ]  # fmt: skip
@@ -25,7 +25,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """What runs models is imported, with transformers, when it is asked for."""
     if name in __all__:
-        from aligners.api import models, updates
+        from aligners.api import model_states, model_updates
 
-        return getattr(models if name in models.__all__ else updates, name)
+        return getattr(model_states if name in model_states.__all__ else model_updates, name)
     raise AttributeError(f"module 'aligners.api' has no attribute {name!r}")

@@ -9,7 +9,16 @@ from torch import Tensor
 
 from aligners.errors import UserError
 
-__all__ = ["Array", "as_given", "by_site", "check_paired", "column_names", "of_kind", "rows", "rows_of_both"]
+__all__ = [
+    "Array",
+    "as_given",
+    "by_site",
+    "check_paired",
+    "column_names",
+    "of_kind",
+    "rows",
+    "rows_of_both",
+]
 
 # (N, d): a tensor, a NumPy array, or what NumPy makes one of, such as a data frame or a list of rows. Of several sites:
 # a tensor or an array (S, N, d), or a list or a dictionary of S of (N, d).
@@ -22,7 +31,9 @@ def by_site(given: Array) -> tuple[list[Hashable] | None, list[Any]]:
     """The keys of several sites, numbers if they have no others, and the array of each; no keys for one site alone."""
     if isinstance(given, Mapping):
         return list(given), list(given.values())
-    listed = isinstance(given, (list, tuple)) and {len(getattr(part, "shape", ())) for part in given} == {2}
+    listed = isinstance(given, (list, tuple)) and {
+        len(getattr(part, "shape", ())) for part in given
+    } == {2}
     if listed or len(getattr(given, "shape", ())) == 3:
         return list(range(len(given))), list(given)
     return None, [given]
@@ -33,7 +44,9 @@ def column_names(given: Array) -> list[str]:
     return [str(name) for part in by_site(given)[1][:1] for name in getattr(part, "columns", ())]
 
 
-def rows(given: Array, name: str, width: int | None = None, sites: Sequence[Hashable] | None = None) -> Tensor:
+def rows(
+    given: Array, name: str, width: int | None = None, sites: Sequence[Hashable] | None = None
+) -> Tensor:
     """Rows as a tensor (S, N, d), detached; half precision becomes float32, and whole numbers float64.
 
     A vector `y` is a column.
@@ -50,10 +63,14 @@ def rows(given: Array, name: str, width: int | None = None, sites: Sequence[Hash
     parts = by_site(given)[1]
     if sites is not None and isinstance(given, Mapping):
         if set(given) != set(sites):
-            raise UserError(f"Expected `{name}` with rows of the sites {list(sites)}, but got {list(given)}.")
+            raise UserError(
+                f"Expected `{name}` with rows of the sites {list(sites)}, but got {list(given)}."
+            )
         parts = [given[site] for site in sites]
     tensors = [_tensor(part, name) for part in parts]
-    tensors = [tensor[:, None] if name == "y" and tensor.ndim == 1 else tensor for tensor in tensors]
+    tensors = [
+        tensor[:, None] if name == "y" and tensor.ndim == 1 else tensor for tensor in tensors
+    ]
     shapes = list(dict.fromkeys(tuple(tensor.shape) for tensor in tensors))
     if len(shapes) != 1 or len(shapes[0]) != 2 or 0 in shapes[0]:
         raise UserError(
@@ -109,7 +126,10 @@ def as_given(result: Tensor, given: Array, sites: Sequence[Hashable] | None = No
         sites: likewise.
     """
     if isinstance(given, Mapping):
-        return {site: of_kind(part, given[site]) for site, part in zip(sites or given, result, strict=True)}
+        return {
+            site: of_kind(part, given[site])
+            for site, part in zip(sites or given, result, strict=True)
+        }
     keys, parts = by_site(given)
     if isinstance(given, (list, tuple)) and keys is not None:
         return [of_kind(part, like) for part, like in zip(result, parts, strict=True)]
@@ -121,14 +141,20 @@ def of_kind(result: Tensor, given: Array) -> Tensor | np.ndarray:
     if isinstance(given, Tensor):
         return result.to(given.device, given.dtype if given.is_floating_point() else result.dtype)
     values = result.cpu().numpy()
-    return values.astype(given.dtype if isinstance(given, np.ndarray) and given.dtype.kind == "f" else values.dtype)
+    return values.astype(
+        given.dtype if isinstance(given, np.ndarray) and given.dtype.kind == "f" else values.dtype
+    )
 
 
 def _tensor(given: Array, name: str) -> Tensor:
     try:
         tensor = given.detach() if isinstance(given, Tensor) else _from_numpy(np.asarray(given))
     except (TypeError, ValueError) as error:
-        kind = f"an array of {given.dtype}" if isinstance(given, np.ndarray) else f"a {type(given).__name__}"
+        kind = (
+            f"an array of {given.dtype}"
+            if isinstance(given, np.ndarray)
+            else f"a {type(given).__name__}"
+        )
         raise UserError(
             f"Expected `{name}` to be a tensor or an array of real numbers, but got {kind}: {error}. {SPARSE}"
         ) from error
@@ -137,6 +163,8 @@ def _tensor(given: Array, name: str) -> Tensor:
 
 def _from_numpy(values: np.ndarray) -> Tensor:
     if values.dtype.kind not in "biuOf" or values.dtype.itemsize > 8:
-        raise TypeError(f"{values.dtype} is not float16, float32, float64 or a type of whole numbers")
+        raise TypeError(
+            f"{values.dtype} is not float16, float32, float64 or a type of whole numbers"
+        )
     like = values.dtype.newbyteorder("=") if values.dtype.kind == "f" else np.float64
     return torch.from_numpy(np.require(values.astype(like, copy=False), like, ["C", "W"]))

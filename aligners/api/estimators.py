@@ -14,7 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aligners.api.arrays import Array, as_given, by_site, check_paired, column_names, of_kind, rows, rows_of_both
+from aligners.api.arrays import (
+    Array,
+    as_given,
+    by_site,
+    check_paired,
+    column_names,
+    of_kind,
+    rows,
+    rows_of_both,
+)
 from aligners.errors import UserError, check_known, check_range
 from aligners.maps.base import Aligner
 from aligners.maps.linear import Affine
@@ -59,12 +68,18 @@ class ArrayMap:
         dataclass(kw_only=True, repr=False, eq=False)(cls)
 
     def __init__(self, aligner: type[Aligner], **options: Any) -> None:
-        vars(self).update({field.name: field.default for field in fields(self)}, aligner=aligner, **options)
+        vars(self).update(
+            {field.name: field.default for field in fields(self)}, aligner=aligner, **options
+        )
 
     def __repr__(self) -> str:
         options = self.get_params()
         words = [options.pop("aligner").__name__] if "aligner" in options else []
-        words += [f"{name}={value!r}" for name, value in options.items() if getattr(type(self), name, None) != value]
+        words += [
+            f"{name}={value!r}"
+            for name, value in options.items()
+            if getattr(type(self), name, None) != value
+        ]
         return f"{type(self).__name__}({', '.join(words)})"
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
@@ -149,7 +164,9 @@ class ArrayMap:
         check_paired(of_x, of_y)
         total = (of_y.double() - self.mean_y_[:, None]).square().sum((1, 2))
         if not (total > 0).all():
-            raise UserError("Expected rows in `y` that differ from the mean of the fitting rows, but got only that.")
+            raise UserError(
+                "Expected rows in `y` that differ from the mean of the fitting rows, but got only that."
+            )
         scores = (1 - (bank(of_x) - of_y).double().square().sum((1, 2)) / total).tolist()
         if isinstance(x, Mapping):
             return dict(zip(self.sites_ or x, scores, strict=True))
@@ -165,7 +182,7 @@ class ArrayMap:
         Raises:
             ValueError: there is no such site.
         """
-        from aligners.fitting.bank import take_places
+        from aligners.fitting.saved_bank import take_places
 
         bank, sites = self.bank, self.sites_ or []
         if site not in sites:
@@ -184,7 +201,9 @@ class ArrayMap:
             NotFittedError: the map is not fitted.
         """
         if "bank_" not in vars(self):
-            raise NotFittedError(f"Expected a map that is fitted, but {self!r} is not. Call `fit(x, y)` first.")
+            raise NotFittedError(
+                f"Expected a map that is fitted, but {self!r} is not. Call `fit(x, y)` first."
+            )
         return self.bank_
 
     def save(self, path: Path | str) -> None:
@@ -196,7 +215,7 @@ class ArrayMap:
             OSError: the file cannot be written; what was there before is still there.
             ValueError: the map is not fitted.
         """
-        from aligners.fitting.bank import FORWARD, StoredBank, save_bank
+        from aligners.fitting.saved_bank import FORWARD, StoredBank, save_bank
 
         maps = {FORWARD: {type(self.bank).__name__.lower(): self.bank}}
         columns = list(getattr(self, "feature_names_in_", ()))
@@ -219,8 +238,8 @@ class ArrayMap:
         Raises:
             ValueError: the file cannot be read, or does not hold one such map.
         """
-        from aligners.api import maps
-        from aligners.fitting.bank import BACKWARD, FORWARD, is_known, load_bank
+        from aligners.api import array_maps
+        from aligners.fitting.saved_bank import BACKWARD, FORWARD, is_known, load_bank
 
         kind = getattr(cls, "aligner", Aligner)
 
@@ -236,14 +255,18 @@ class ArrayMap:
         held = {key: bank for key, bank in stored.maps[route].items() if isinstance(bank, kind)}
         if not held:
             there = ", ".join(type(bank).__name__ for bank in stored.maps[route].values())
-            raise UserError(f"Expected {path} to hold a map of class {kind.__name__}, but got {there}.")
+            raise UserError(
+                f"Expected {path} to hold a map of class {kind.__name__}, but got {there}."
+            )
         name = next(iter(held)) if name is None and len(held) == 1 else name
         check_known(held, name=name or "")
         bank = held[cast(str, name)]
-        made = getattr(maps, type(bank).__name__, None)
+        made = getattr(array_maps, type(bank).__name__, None)
         made = made or partial(ArrayMap if bank.closed_form else TrainedMap, type(bank))
         ready = cast(Self, made(**stored.data.get("options", bank.options())))
-        moments = stored.moments if stored.moments is None or route == FORWARD else stored.moments.swap()
+        moments = (
+            stored.moments if stored.moments is None or route == FORWARD else stored.moments.swap()
+        )
         mean_y = stored.spread[route]["mean"] if moments is None else moments.mean_y
         keys = stored.data.get("keys", [i if i == j else (i, j) for i, j in stored.pairs[route]])
         sites = keys and [tuple(key) if isinstance(key, list) else key for key in keys]
@@ -254,13 +277,24 @@ class ArrayMap:
         """What scikit-learn, which alone asks, has to know of a map: a regressor with several outputs."""
         from sklearn.utils import InputTags, RegressorTags, Tags, TargetTags, TransformerTags
 
-        target = TargetTags(required=True, two_d_labels=True, multi_output=True, single_output=False)
+        target = TargetTags(
+            required=True, two_d_labels=True, multi_output=True, single_output=False
+        )
         kinds = TransformerTags(["float64", "float32", "float16"])
-        return Tags("regressor", target, kinds, None, RegressorTags(), input_tags=InputTags(three_d_array=True))
+        return Tags(
+            "regressor",
+            target,
+            kinds,
+            None,
+            RegressorTags(),
+            input_tags=InputTags(three_d_array=True),
+        )
 
     def _options(self, *others: str) -> dict[str, Any]:
         """The options without these others, as plain values."""
-        return {name: _plain(value) for name, value in self.get_params().items() if name not in others}
+        return {
+            name: _plain(value) for name, value in self.get_params().items() if name not in others
+        }
 
     def _made(self, sites: int, d_x: int, d_y: int) -> Aligner:
         return self.aligner(sites, d_x, d_y, **self._options("aligner"))
@@ -271,10 +305,17 @@ class ArrayMap:
 
     def _train(self, bank: Aligner, x: Tensor, y: Tensor) -> None:
         if not bank.closed_form:
-            raise UserError(f"Expected an aligner with a closed form, but {type(bank).__name__} needs TrainedMap.")
+            raise UserError(
+                f"Expected an aligner with a closed form, but {type(bank).__name__} needs TrainedMap."
+            )
 
     def _keep(
-        self, bank: Aligner, mean_y: Tensor, sites: list[Hashable] | None, like: Array, columns: Sequence[str]
+        self,
+        bank: Aligner,
+        mean_y: Tensor,
+        sites: list[Hashable] | None,
+        like: Array,
+        columns: Sequence[str],
     ) -> None:
         """Take over a fitted bank, in the place of one before; matrices become of the kind of `like`."""
         for name in [name for name in vars(self) if name.endswith("_")]:
@@ -293,14 +334,18 @@ class ArrayMap:
         bank, names = self.bank, column_names(given)
         known = list(getattr(self, "feature_names_in_", names))
         if name == "x" and names and names != known:
-            raise UserError(f"Expected `x` with the columns of the fitting rows, {known}, but got {names}.")
+            raise UserError(
+                f"Expected `x` with the columns of the fitting rows, {known}, but got {names}."
+            )
         tensor = rows(given, name, bank.d_x if name == "x" else bank.d_y, self.sites_)
         if len(tensor) != bank.sites:
             raise UserError(
                 f"Expected `{name}` with rows of as many sites as the map was fitted on, {bank.sites}, but got "
                 f"{len(tensor)}. `at(site)` is the map of one."
             )
-        like = next((value for value in bank.state_dict().values() if value.is_floating_point()), tensor)
+        like = next(
+            (value for value in bank.state_dict().values() if value.is_floating_point()), tensor
+        )
         return tensor.to(self.mean_y_.device, like.dtype)
 
 
@@ -340,7 +385,9 @@ class TrainedMap(ArrayMap):
 
         optimizer = partial(torch.optim.AdamW, lr=self.learning_rate, weight_decay=0.0, fused=True)
         like = Alignment(optimizer=optimizer)
-        diverged = like.train_on_rows(bank, x, y, self.steps, min(self.rows_a_step, x.shape[1]), self.seed)
+        diverged = like.train_on_rows(
+            bank, x, y, self.steps, min(self.rows_a_step, x.shape[1]), self.seed
+        )
         if diverged.any():
             raise UserError(
                 f"Expected training to converge, but {type(bank).__name__} diverged at step {int(diverged.max())} of "

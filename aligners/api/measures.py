@@ -32,7 +32,9 @@ def _one(formula: Callable[..., Tensor], x: Array, y: Array, **options: Any) -> 
     """A formula for all pairs of layers, of one pair."""
     of_x, of_y = rows_of_both(x, y)
     if len(of_x) > 1:
-        raise UserError(f"Expected rows of one site, but got {len(of_x)} sites. Give the rows of one site at a time.")
+        raise UserError(
+            f"Expected rows of one site, but got {len(of_x)} sites. Give the rows of one site at a time."
+        )
     return float(formula(of_x, of_y, **options))
 
 
@@ -150,7 +152,9 @@ def retrieval(mapped: Array, y: Array, *, centred: bool = False) -> Retrieved:
             "Expected `mapped` and `y` of one shape (N, d), row by row what a map gives and what it should be, but got "
             f"{' and '.join(map(str, shapes))}. Map the rows of X into Y's space first, and give one site at a time."
         )
-    top1, top10, mrr = retrieval_scores(of_map[0], of_y[0].to(of_map.device), centred=centred).mean(-1).tolist()
+    top1, top10, mrr = (
+        retrieval_scores(of_map[0], of_y[0].to(of_map.device), centred=centred).mean(-1).tolist()
+    )
     return Retrieved(top1, top10, mrr, of_y.shape[1])
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from aligners.cli import table
 from aligners.cli.endings import early_endings
 from aligners.cli.log import log_to
-from aligners.files.tables import table_beside
+from aligners.files.yaml_tables import table_beside
 from aligners.progress import tell
 
 STEPS = table_beside(__file__, "demo.yaml")
@@ -22,16 +22,20 @@ def run_demo(folder: Path, kind: str = "quick") -> None:
         folder: new, for all.
         kind: which steps: `quick` or `full`.
     """
-    tell("Maps the hidden states of one small language model to those of another, which then runs on them.")
+    tell(
+        "Maps the hidden states of one small language model to those of another, which then runs on them."
+    )
     tell(f"Results, and a log of what is printed here: {folder}")
     begun, done, steps, reports = time.monotonic(), IMPORTS, STEPS[kind], []
     table.import_first()
     from aligners.cli.cells.running import end_run
-    from aligners.reports.runs.demo import demo_words
+    from aligners.reports.runs.demo_report import demo_words
     from aligners.reports.screen import open_where_there_is_a_desktop
 
     for number, step in enumerate(steps, 1):
-        left = time_left(sum(step["seconds"] for step in steps[number - 1 :]), done, time.monotonic() - begun)
+        left = time_left(
+            sum(step["seconds"] for step in steps[number - 1 :]), done, time.monotonic() - begun
+        )
         tell(f"\nStep {number} of {len(steps)}: {step['about']}. About {left} left in all.")
         run = folder / step["run"]
         script, *words = (word.format(folder=folder) for word in step["command"].split())
@@ -70,7 +74,9 @@ def main(kind: str, folder: Path) -> None:
     """
     log_to(folder / "demo.log")
     target = "demo" if kind == "quick" else f"demo-{kind}"
-    with early_endings(again=f"What is finished is in {folder}. To begin again, run\n  make {target}"):
+    with early_endings(
+        again=f"What is finished is in {folder}. To begin again, run\n  make {target}"
+    ):
         run_demo(folder, kind)
 
 

@@ -14,7 +14,11 @@ from typing import Any, NoReturn
 
 from aligners.errors import UserError, visible
 
-MENDABLE, INTERRUPTED, TERMINATED = 2, 130, 143  # exit statuses: jsonargparse's for wrong options, and those of shells
+MENDABLE, INTERRUPTED, TERMINATED = (
+    2,
+    130,
+    143,
+)  # exit statuses: jsonargparse's for wrong options, and those of shells
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 PATIENCE = 10.0  # seconds; a first rank that fails in the same way has ended by then
@@ -30,7 +34,7 @@ class Terminated(SystemExit):
 def ended_by_signals() -> Iterator[None]:
     """Within it, SIGTERM and a closed terminal raise `Terminated`, as Ctrl-C raises; a second one ends the process.
 
-    Every loop ends so, Lightning's and our own. Where a step must not be cut in two, `callbacks.interruption` holds
+    Every loop ends so, Lightning's and our own. Where a step must not be cut in two, `callbacks.signals` holds
     the signals back. A signal that is ignored (`nohup`), or that has another handler already, is left alone. In the
     main thread alone; elsewhere nothing changes.
     """
@@ -51,7 +55,9 @@ def ended_by_signals() -> Iterator[None]:
 
 
 @contextmanager
-def goes_on_with(options: Callable[[], Mapping[str, object] | None], words: str = "To resume") -> Iterator[None]:
+def goes_on_with(
+    options: Callable[[], Mapping[str, object] | None], words: str = "To resume"
+) -> Iterator[None]:
     """If what runs within it is stopped by a signal, or a full disk, the process ends with the command that goes on.
 
     Args:
@@ -75,10 +81,23 @@ def _typed_with(changed: Mapping[str, object]) -> str:
     script, *words = sys.argv
     names = {f"--{name}" for name in changed}
     before = ["", *words]
-    kept = [word for n, word in enumerate(words) if before[n] not in names and word.partition("=")[0] not in names]
-    added = [word for name, value in changed.items() if value is not None for word in (f"--{name}", str(value))]
+    kept = [
+        word
+        for n, word in enumerate(words)
+        if before[n] not in names and word.partition("=")[0] not in names
+    ]
+    added = [
+        word
+        for name, value in changed.items()
+        if value is not None
+        for word in (f"--{name}", str(value))
+    ]
     active = os.path.dirname(shutil.which("python") or "") == os.path.dirname(sys.executable)
-    program = ["python" if active else sys.executable, script] if script.endswith(".py") else [os.path.basename(script)]
+    program = (
+        ["python" if active else sys.executable, script]
+        if script.endswith(".py")
+        else [os.path.basename(script)]
+    )
     return shlex.join([*program, *kept, *added])
 
 
@@ -152,7 +171,14 @@ def _exit_in_time(status: int) -> None:
 
 def _rank() -> int:
     """Return this process's rank from the environment, since Lightning may not be imported yet."""
-    return next((int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID") if name in os.environ), 0)
+    return next(
+        (
+            int(os.environ[name])
+            for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID")
+            if name in os.environ
+        ),
+        0,
+    )
 
 
 def _ends(parent: int) -> bool:
@@ -166,5 +192,7 @@ def _ends(parent: int) -> bool:
 def _stop_further_ranks() -> None:
     """Kill the processes that Lightning started: they would wait for the first rank, or add tracebacks of their own."""
     for thread in threading.enumerate():
-        for process in getattr(thread, "_child_processes", ()):  # Lightning's thread that watches them
+        for process in getattr(
+            thread, "_child_processes", ()
+        ):  # Lightning's thread that watches them
             process.kill()

@@ -10,14 +10,16 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from aligners.cli.log import RUN_LOG, end_log, log_to
 from aligners.errors import UserError
-from aligners.files.shared import FILE_ENDINGS
-from aligners.files.whole import let_write, lock, refusing_folder, remove_unfinished, write_text
+from aligners.files.atomic import let_write, lock, refusing_folder, remove_unfinished, write_text
+from aligners.files.shared_folder import FILE_ENDINGS
 
 CONFIG = "config.yaml"
 OWNER = "run.txt"  # in a folder of checkpoints: of which run they are
 OF_ANY = {"wandb", RUN_LOG}  # what a command leaves that failed at once, too
 RANKS_SHARE = "ALIGNERS_RUN_FOLDER"
-_claimed: dict[Path, int] = {}  # files of this process's runs that are open and locked: config.yaml and run.txt
+_claimed: dict[
+    Path, int
+] = {}  # files of this process's runs that are open and locked: config.yaml and run.txt
 
 
 def rank() -> int:
@@ -47,7 +49,9 @@ def new_run_folder(wanted: Path | None, kind: str, *, begun: bool = False) -> Pa
     folder, number = base, 1
     with refusing_folder(base, "run"):
         if rank() == 0 and not begun and wanted is not None and not is_free(wanted):
-            raise UserError(f"Expected `run` to be a new or empty folder, but {wanted} holds files. Name another.")
+            raise UserError(
+                f"Expected `run` to be a new or empty folder, but {wanted} holds files. Name another."
+            )
         while rank() == 0:
             try:
                 folder.mkdir(parents=True, exist_ok=wanted is not None)

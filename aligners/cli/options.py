@@ -23,7 +23,9 @@ from aligners.studies.executors import cpu_cores
 
 logger = logging.getLogger(__name__)
 # Options, or prefixes of them, that may differ when a run is resumed: they do not change what the result means.
-FREE = tuple(yaml.safe_load(Path(__file__).with_name("free_options.yaml").read_text(encoding="utf-8")))
+FREE = tuple(
+    yaml.safe_load(Path(__file__).with_name("free_options.yaml").read_text(encoding="utf-8"))
+)
 
 
 class Imported(str):
@@ -47,7 +49,9 @@ class Imported(str):
         except Exception as error:
             missing = error.name if isinstance(error, ModuleNotFoundError) else None
             if missing is None or not f"{name}.".startswith(f"{missing}."):
-                raise RuntimeError(f"{name} raised an error when it was imported: see above.") from error
+                raise RuntimeError(
+                    f"{name} raised an error when it was imported: see above."
+                ) from error
             raise UserError(
                 f"Expected `imports` to name Python files or modules, but there is no module {name!r}. Write a file as "
                 f"{name}.py, with its folder."
@@ -58,9 +62,14 @@ class Imported(str):
 
 def _check_file(path: Path) -> None:
     if not path.is_file():
-        raise UserError(f"Expected `imports` to name Python files or modules, but there is no file {path}.")
+        raise UserError(
+            f"Expected `imports` to name Python files or modules, but there is no file {path}."
+        )
     other = sys.modules.get(path.stem)
-    if other is not None and Path(getattr(other, "__file__", None) or "").resolve() != path.resolve():
+    if (
+        other is not None
+        and Path(getattr(other, "__file__", None) or "").resolve() != path.resolve()
+    ):
         raise UserError(
             f"Expected a file in `imports` whose name no other module has, but {path.stem!r} is one already. Rename "
             f"{path}."
@@ -118,7 +127,9 @@ def check_trains(options: Namespace) -> None:
     """
     for name in ("max_epochs", "max_steps", "limit_train_batches"):
         if options.trainer[name] == 0:
-            raise UserError(f"Expected `trainer.{name}` to be at least 1, but got 0: nothing would be trained.")
+            raise UserError(
+                f"Expected `trainer.{name}` to be at least 1, but got 0: nothing would be trained."
+            )
 
 
 def check_machine(trainer: Namespace) -> None:
@@ -140,14 +151,19 @@ def check_machine(trainer: Namespace) -> None:
             f"Expected `trainer.accelerator` to be one that this machine has, but got {wanted!r}, and torch finds none "
             "here. Give `--trainer.accelerator cpu`, or repair the driver or the installation of torch."
         )
-    if wanted == "auto" and not any(_is_there(kind) for kind in AcceleratorRegistry if kind != "cpu"):
+    if wanted == "auto" and not any(
+        _is_there(kind) for kind in AcceleratorRegistry if kind != "cpu"
+    ):
         wanted = "cpu"
     cores = cpu_cores()
     if wanted == "cpu" and str(trainer.devices).isdigit():
         processes = CPUAccelerator.parse_devices(int(trainer.devices))
         if processes > cores and "LOCAL_RANK" not in os.environ:
             logger.warning(
-                "%d processes (`trainer.devices`) share %d CPU cores: that is slower than %d.", processes, cores, cores
+                "%d processes (`trainer.devices`) share %d CPU cores: that is slower than %d.",
+                processes,
+                cores,
+                cores,
             )
 
 
@@ -198,12 +214,16 @@ def check_begun(folder: Path, options: Mapping[str, Any]) -> None:
     except yaml.YAMLError:
         written = None
     if not isinstance(written, dict):
-        raise UserError(f"Expected the options of a run in {folder / CONFIG}, but got none. Name a new `--run`.")
+        raise UserError(
+            f"Expected the options of a run in {folder / CONFIG}, but got none. Name a new `--run`."
+        )
     begun, now = flat(written), flat(options)
     names = [name for name in {**begun, **now} if not name.startswith(FREE)]
     differences = [name for name in names if begun.get(name) != now.get(name)]
     if differences:
-        listed = "; ".join(f"{name} was {begun.get(name)!r} and is {now.get(name)!r}" for name in differences[:4])
+        listed = "; ".join(
+            f"{name} was {begun.get(name)!r} and is {now.get(name)!r}" for name in differences[:4]
+        )
         raise UserError(
             f"Expected the options with which {folder} was begun, but got others: {listed}. Give the same options to "
             "go on, or name a new folder with `--run`."

@@ -11,15 +11,26 @@ from typing import Any, NoReturn, Union, get_args, get_origin
 from jsonargparse import ArgumentParser, Namespace
 
 from aligners.cli.options import flat
-from aligners.cli.trusted import DENIED, check_classes, check_typed, let_import, let_name_maps, refuse_class
+from aligners.cli.trusted import (
+    DENIED,
+    check_classes,
+    check_typed,
+    let_import,
+    let_name_maps,
+    refuse_class,
+)
 from aligners.cli.words import KINDS, unknown_option
 from aligners.errors import UserError, did_you_mean
 
 TYPES = {**KINDS, "str": "a text", "dict": "names and values such as {a: b}", "NoneType": ""}
 LIST = "a list such as [a, b]"  # any other type
 TYPE = re.compile(r"Expected an? (?:<class '(?:[\w.]+\.)?(\w+)'>|typing\.Literal\[(.*?)\])")
-VALUE = re.compile(r"(?:Got|Given) value: (?:NestedArg\(.*val=)?'?(.*?)(?:'?\)?$|\. Got value)", re.MULTILINE)
-UNKNOWN = re.compile(r"(?:unrecognized arguments:|Option|Group '([\w.]+)' does not accept option) '?([^\s']+)")
+VALUE = re.compile(
+    r"(?:Got|Given) value: (?:NestedArg\(.*val=)?'?(.*?)(?:'?\)?$|\. Got value)", re.MULTILINE
+)
+UNKNOWN = re.compile(
+    r"(?:unrecognized arguments:|Option|Group '([\w.]+)' does not accept option) '?([^\s']+)"
+)
 
 
 class OptionParser(ArgumentParser):
@@ -39,7 +50,9 @@ class OptionParser(ArgumentParser):
                 action._typehint = reduce(or_, others, int | float)
         return added
 
-    def parse_args(self, args: Sequence[str] | None = None, *given: Any, **options: Any) -> Namespace:  # type: ignore[override]
+    def parse_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, *given: Any, **options: Any
+    ) -> Namespace:
         """Parse a command line. What it names may be imported; what a file of options names may not.
 
         Raises:
@@ -73,7 +86,12 @@ class OptionParser(ArgumentParser):
         """
         if getattr(self, "_inner_parser", False):
             super().error(message, ex)
-        options = [option[2:] for action in self._actions for option in action.option_strings if option[-1] != "+"]
+        options = [
+            option[2:]
+            for action in self._actions
+            for option in action.option_strings
+            if option[-1] != "+"
+        ]
         raise UserError(in_plain_words(message, self.prog, options)) from ex
 
 
@@ -92,7 +110,11 @@ def in_plain_words(message: str, program: str, options: Collection[str]) -> str:
         return str(refuse_class(f"`--{keys[0]}`" if keys else "options", denied[1]))
     if unknown := UNKNOWN.match(message):
         in_file = f"--{'.'.join(filter(None, unknown.groups()))}"
-        return str(unknown_option(program, unknown[2] if message.startswith("unrecognized") else in_file, options))
+        return str(
+            unknown_option(
+                program, unknown[2] if message.startswith("unrecognized") else in_file, options
+            )
+        )
     if missing := re.match(r"the following arguments are required: (.*)", message):
         return f"Expected a value of `{missing[1]}`, but got none. `{program} --help` explains it."
     if not keys:
@@ -103,10 +125,12 @@ def in_plain_words(message: str, program: str, options: Collection[str]) -> str:
     if several := re.search(r"Multiple subclasses with name (\S+)\. .*: (.*)\.", message):
         called, paths = several.groups()
         return f"Expected {place} to give the full path of a class, as several are called {called}: {paths}."
-    types = [literal.replace("'", "") or TYPES.get(kind, LIST) for kind, literal in TYPE.findall(message)]
+    types = [
+        literal.replace("'", "") or TYPES.get(kind, LIST) for kind, literal in TYPE.findall(message)
+    ]
     name = re.search(r"Expected a dot import path string: (\S+)", message)
     if name and not set(types) & set(KINDS.values()):
-        from aligners.cli.known.described import known_names  # which needs this module
+        from aligners.cli.known.describe_options import known_names  # which needs this module
 
         known = known_names().get(keys[0], ["the full paths of classes"])
         return f"Expected {place} out of {', '.join(known)}, but got {name[1]}.{did_you_mean([name[1]], known)}"

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 from aligners import __version__
 from aligners.cli.endings import early_endings
-from aligners.cli.known.kept import keep, kept
+from aligners.cli.known.option_cache import keep, kept
 from aligners.cli.log import watch_streams
 from aligners.cli.words import as_parsed, help_of
 from aligners.errors import did_you_mean
-from aligners.files.tables import table_beside
+from aligners.files.yaml_tables import table_beside
 
 if TYPE_CHECKING:
-    from aligners.cli.run import Command
+    from aligners.cli.command import Command
 
 # Script -> command -> its module and its line of help: see commands.yaml.
 COMMANDS: dict[str, dict[str, list[str]]] = table_beside(__file__, "commands.yaml")
@@ -77,15 +77,19 @@ def find(script: str, name: str) -> Command:
 def known_options(script: str, name: str) -> dict[str, Any]:
     """What a command's parser says: as it was kept, or else asked for now, which takes as long as all imports.
 
-    Returns: see `aligners.cli.known.described.describe`.
+    Returns: see `aligners.cli.known.describe_options.describe`.
     """
     command = f"{script} {name}"
     about = kept(command)
     if about is None:
         if os.environ.get("LOCAL_RANK", "0") == "0":
-            print(f"Reading the options of `{command}` (once after each change) ...", file=sys.stderr, flush=True)
+            print(
+                f"Reading the options of `{command}` (once after each change) ...",
+                file=sys.stderr,
+                flush=True,
+            )
         import_first()
-        from aligners.cli.known.described import describe
+        from aligners.cli.known.describe_options import describe
 
         about = describe(find(script, name), script, name)
         keep(command, about)
@@ -110,7 +114,9 @@ def _run(script: str, words: list[str], program: str, modules: Sequence[str]) ->
         _run_command(script, name, f"{program} {name}", words[1:], modules)
 
 
-def _run_command(script: str, name: str, program: str, words: list[str], modules: Sequence[str]) -> None:
+def _run_command(
+    script: str, name: str, program: str, words: list[str], modules: Sequence[str]
+) -> None:
     about = known_options(script, name)
     asked = not {"-h", "--help"}.isdisjoint(words)
     if asked and "all" not in words:
@@ -123,7 +129,7 @@ def _run_command(script: str, name: str, program: str, words: list[str], modules
     if not asked:
         _say_that_it_begins(about)
     import_first()
-    from aligners.cli.run import run_command
+    from aligners.cli.command import run_command
 
     for module in modules:
         import_module(module)
@@ -147,7 +153,9 @@ def _versions() -> str:
 def _usage(program: str, script: str) -> str:
     lines = [f"  {name:<14}{summary}" for name, (_, summary) in COMMANDS[script].items()]
     usage = [f"usage: {program} COMMAND [options]", "", *lines, ""]
-    return "\n".join([*usage, f"`{program} COMMAND --help` shows an example and the options that people use."])
+    return "\n".join(
+        [*usage, f"`{program} COMMAND --help` shows an example and the options that people use."]
+    )
 
 
 def import_first() -> None:
@@ -167,7 +175,7 @@ def import_first() -> None:
             import torchmetrics  # noqa: F401
 
             del sys.modules["scipy.signal"]
-        import aligners.cli.run  # noqa: F401
+        import aligners.cli.command  # noqa: F401
 
         if not gc.get_freeze_count():  # once: what a command leaves in this process should go
             gc.freeze()

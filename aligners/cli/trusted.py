@@ -41,7 +41,11 @@ RISKY = ("trust_remote_code", "executor_options")
 DENIED = re.compile(r"Importing '([^']+)' is not allowed")  # how jsonargparse refuses a path
 _modules: set[str] = set()  # names, as the command line gives them, of what `--imports` may import
 
-set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=[*HOMES], instantiate_subclass_spec_in_any=False)
+set_parsing_settings(
+    import_path_denylist=["*"],
+    import_path_allowlist=[*HOMES],
+    instantiate_subclass_spec_in_any=False,
+)
 
 
 def refuse_class(place: str, path: str) -> UserError:
@@ -213,7 +217,9 @@ def trust_of(options: Mapping[str, Any]) -> Trust:
     Args:
         options: by their dotted names, as plain values.
     """
-    remote_code = any(value for name, value in options.items() if name.split(".")[-1] == "trust_remote_code")
+    remote_code = any(
+        value for name, value in options.items() if name.split(".")[-1] == "trust_remote_code"
+    )
     return Trust(tuple(map(str, options.get("imports") or ())), remote_code)
 
 

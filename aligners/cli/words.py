@@ -17,17 +17,24 @@ from types import NoneType
 from typing import Any
 
 from aligners.errors import UserError, check_known, did_you_mean
-from aligners.files.shared import is_shared, shared_file
+from aligners.files.shared_folder import is_shared, shared_file
 
 CONFIGS = Path(__file__).parents[1] / "configs"  # the YAML files that the package brings
 # Kinds of values in words, and as YAML reads them. One that begins with = is a choice; of all others nothing is checked
 # here.
 KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "null": "null"}
-TYPES: dict[str, list[type]] = {"int": [int], "float": [int, float], "bool": [bool], "null": [NoneType]}
+TYPES: dict[str, list[type]] = {
+    "int": [int],
+    "float": [int, float],
+    "bool": [bool],
+    "null": [NoneType],
+}
 # Values for argparse, those also that begin as options do: numbers, words with a space, and a dash alone.
 VALUE = re.compile(r"(?!-).*|-\d+|-\d*\.\d+|-(?!-[\w.]+\+?=).* .*|-", re.DOTALL)
 BASE_60 = re.compile(r"(?<![\w:\"'])\d+:[0-5]?\d(?![\w:\"'])")  # not within quotation marks
-FLOAT = re.compile(r"[-+]?[\d._]+([eE][-+]?\d+)?")  # as the parser reads them; YAML has texts for some, such as 1e3
+FLOAT = re.compile(
+    r"[-+]?[\d._]+([eE][-+]?\d+)?"
+)  # as the parser reads them; YAML has texts for some, such as 1e3
 
 
 def help_of(program: str, about: Mapping[str, Any]) -> str:
@@ -35,7 +42,7 @@ def help_of(program: str, about: Mapping[str, Any]) -> str:
 
     Args:
         program: what the user typed up to the command.
-        about: the command, as `aligners.cli.known.described.describe` describes it.
+        about: the command, as `aligners.cli.known.describe_options.describe` describes it.
     """
     width = min(100, shutil.get_terminal_size().columns)
     typed = f"python {program}" if ".py " in program else program
@@ -48,7 +55,7 @@ def as_parsed(program: str, about: Mapping[str, Any], words: Sequence[str]) -> l
 
     Args:
         program: what the user typed up to the command.
-        about: the command, as `aligners.cli.known.described.describe` describes it.
+        about: the command, as `aligners.cli.known.describe_options.describe` describes it.
         words: after the command.
 
     Raises:
@@ -57,7 +64,9 @@ def as_parsed(program: str, about: Mapping[str, Any], words: Sequence[str]) -> l
     """
     options, names, parsed, rest = about["options"], about["names"], list[str](), list(words)
     # Modules of the user's own may define maps and measures, or have defined some.
-    foreign = "aligners.maps.base" in sys.modules or any(re.match(r"--imports\b", word) for word in words)
+    foreign = "aligners.maps.base" in sys.modules or any(
+        re.match(r"--imports\b", word) for word in words
+    )
     while rest:
         word = rest.pop(0)
         word = "--config" if word == "-c" else re.sub("^-c=?", "--config=", word)
@@ -70,7 +79,9 @@ def as_parsed(program: str, about: Mapping[str, Any], words: Sequence[str]) -> l
             parsed.append(word)
             continue
         several = kinds[0].startswith(("maps", "list")) and not about["positional"]
-        values = [value] if equals else list(takewhile(VALUE.fullmatch, rest if several else rest[:1]))
+        values = (
+            [value] if equals else list(takewhile(VALUE.fullmatch, rest if several else rest[:1]))
+        )
         if not values:
             raise UserError(f"Expected a value after `{option}`, but got none.")
         del rest[: 0 if equals else len(values)]
@@ -93,8 +104,14 @@ def as_parsed(program: str, about: Mapping[str, Any], words: Sequence[str]) -> l
 def unknown_option(program: str, option: str, options: Collection[str]) -> UserError:
     """The error of an option that a command does not have."""
     ends = [f"--{name}" for name in options if name.endswith(f".{option[2:]}")][:3]
-    like = f" Did you mean {' or '.join(ends)}?" if ends else did_you_mean([option], [f"--{name}" for name in options])
-    return UserError(f"Expected options of `{program}`, but got {option}.{like} `{program} --help all` lists them.")
+    like = (
+        f" Did you mean {' or '.join(ends)}?"
+        if ends
+        else did_you_mean([option], [f"--{name}" for name in options])
+    )
+    return UserError(
+        f"Expected options of `{program}`, but got {option}.{like} `{program} --help all` lists them."
+    )
 
 
 def _kinds(name: str, options: Mapping[str, str]) -> list[str] | None:
@@ -102,10 +119,16 @@ def _kinds(name: str, options: Mapping[str, str]) -> list[str] | None:
     if name in options:
         return options[name].split("|")
     above = [options.get(name[: dot.start()], "") for dot in re.finditer(r"\.", name)]
-    return ["any"] if name.startswith("trainer.") or any(re.search("any|maps", kinds) for kinds in above) else None
+    return (
+        ["any"]
+        if name.startswith("trainer.") or any(re.search("any|maps", kinds) for kinds in above)
+        else None
+    )
 
 
-def _as_one_value(values: list[str], kinds: Sequence[str], known: Sequence[str], *, added: bool) -> str:
+def _as_one_value(
+    values: list[str], kinds: Sequence[str], known: Sequence[str], *, added: bool
+) -> str:
     """`a b` as `["a", "b"]` where the option takes a list, and as `{"a": "A", "b": "B"}` where it takes maps.
 
     What is listed are also the parts between commas, where names are known; embedded models and files may hold commas.
@@ -113,11 +136,15 @@ def _as_one_value(values: list[str], kinds: Sequence[str], known: Sequence[str],
     if any(re.search(r"[\[{]|^null$", value) for value in values):
         return " ".join(values)
     classes = {name.lower(): name for name in known}
-    names = known and not any(":" in value or (exists(value) and value.lower() not in classes) for value in values)
+    names = known and not any(
+        ":" in value or (exists(value) and value.lower() not in classes) for value in values
+    )
     parts = ",".join(values).split(",") if names else values
     if names and kinds[0] == "maps":
         return json.dumps({part.lower(): classes.get(part.lower(), part) for part in parts})
-    if kinds[0].startswith("list") and (len(parts) > 1 or (not added and {"str", "int"}.isdisjoint(kinds))):
+    if kinds[0].startswith("list") and (
+        len(parts) > 1 or (not added and {"str", "int"}.isdisjoint(kinds))
+    ):
         return f"[{', '.join(parts)}]" if kinds[0] == "list[int]" else json.dumps(parts)
     return " ".join(values)
 
@@ -135,7 +162,9 @@ def _file(option: str, value: str, about: Mapping[str, Any]) -> str:
         return value
     parts = [f"--{name}" for name in about["options"] if name.startswith(f"{option[2:]}.")][:3]
     listed = brought or parts
-    there = f" {'or one of' if brought else 'of options such as'} {', '.join(listed)}" if listed else ""
+    there = (
+        f" {'or one of' if brought else 'of options such as'} {', '.join(listed)}" if listed else ""
+    )
     like = did_you_mean([value], brought)
     raise UserError(f"Expected `{option}` to be a YAML file{there}, but there is no {value}.{like}")
 
@@ -167,8 +196,12 @@ def _check_there(option: str, given: Any) -> None:
     """
     for place in map(str, given if isinstance(given, list) else [given]):
         if not is_shared(place) and not shared_file(place).is_file():
-            like = did_you_mean([Path(place).name], [path.name for path in Path(place).parent.glob("*")])
-            raise UserError(f"Expected `{option.removesuffix('+')}` to name files, but there is no {place}.{like}")
+            like = did_you_mean(
+                [Path(place).name], [path.name for path in Path(place).parent.glob("*")]
+            )
+            raise UserError(
+                f"Expected `{option.removesuffix('+')}` to name files, but there is no {place}.{like}"
+            )
 
 
 def _check_kind(option: str, value: str, kinds: Sequence[str]) -> None:
@@ -177,11 +210,20 @@ def _check_kind(option: str, value: str, kinds: Sequence[str]) -> None:
     Raises:
         UserError: it is.
     """
-    choices, others = [kind[1:] for kind in kinds if kind[0] == "="], [kind for kind in kinds if kind in KINDS]
+    choices, others = (
+        [kind[1:] for kind in kinds if kind[0] == "="],
+        [kind for kind in kinds if kind in KINDS],
+    )
     known = len(choices) + len(others) == len(kinds)
-    if known and value not in choices and not any(type(_loaded(value)) in TYPES[kind] for kind in others):
+    if (
+        known
+        and value not in choices
+        and not any(type(_loaded(value)) in TYPES[kind] for kind in others)
+    ):
         wanted = " or ".join([*(KINDS[kind] for kind in others), *choices])
-        raise UserError(f"Expected `{option}` to be {wanted}, but got {value!r}.{did_you_mean([value], choices)}")
+        raise UserError(
+            f"Expected `{option}` to be {wanted}, but got {value!r}.{did_you_mean([value], choices)}"
+        )
 
 
 def _check_base_60(option: str, value: str) -> None:
@@ -201,7 +243,13 @@ def _check_base_60(option: str, value: str) -> None:
 def _names_in(value: str, known: Sequence[str]) -> list[str]:
     """The names in a value: of classes, where it gives maps; of kinds of embedded models, where it gives models."""
     loaded = _loaded(value)
-    entries = list(loaded.values()) if isinstance(loaded, dict) else loaded if isinstance(loaded, list) else [loaded]
+    entries = (
+        list(loaded.values())
+        if isinstance(loaded, dict)
+        else loaded
+        if isinstance(loaded, list)
+        else [loaded]
+    )
     names = [entry.get("class_path") if isinstance(entry, dict) else entry for entry in entries]
     plain = [name for name in names if isinstance(name, str)]
     if "embedded" in known:

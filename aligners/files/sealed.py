@@ -20,10 +20,15 @@ _COMMENT = f"{NAME} {UNKNOWN}".encode()
 _TAIL = 4 * len(_COMMENT)  # bytes at the end of an archive in which its comment is looked for
 Save = Callable[[dict[str, Any], Path, dict[str, str]], None]
 SUMS = "checksums.json"  # of a model's folder: the files that decide what it computes, config.json aside
-WEIGHTS, WORDS = (".safetensors",), ("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "merges.txt")
+WEIGHTS, WORDS = (
+    (".safetensors",),
+    ("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "merges.txt"),
+)
 
 
-def save_sealed(save: Save, tensors: Mapping[str, Any], path: Path, metadata: Mapping[str, str]) -> None:
+def save_sealed(
+    save: Save, tensors: Mapping[str, Any], path: Path, metadata: Mapping[str, str]
+) -> None:
     """Write a safetensors file with its checksum. Equal tensors and metadata make equal files.
 
     Args:
@@ -38,9 +43,13 @@ def save_sealed(save: Save, tensors: Mapping[str, Any], path: Path, metadata: Ma
         header = json.loads(file.read(size))
         # safetensors writes them in another order every time
         ordered = {**header, "__metadata__": dict(sorted(header["__metadata__"].items()))}
-        written = json.dumps(ordered, ensure_ascii=False, separators=(",", ":")).encode().ljust(size)
+        written = (
+            json.dumps(ordered, ensure_ascii=False, separators=(",", ":")).encode().ljust(size)
+        )
         if len(written) != size:
-            raise RuntimeError(f"The header of {path} has {size} bytes, but {len(written)} once it is sorted.")
+            raise RuntimeError(
+                f"The header of {path} has {size} bytes, but {len(written)} once it is sorted."
+            )
         file.seek(8)
         file.write(written)
     _enter(path)
@@ -69,7 +78,9 @@ def check_sealed(path: Path) -> None:
         return
     first, told = place
     if told is None or _digest(path, first) != told:
-        raise UserError(f"{path} is damaged: its bytes are not those that were written. Copy or make it again.")
+        raise UserError(
+            f"{path} is damaged: its bytes are not those that were written. Copy or make it again."
+        )
 
 
 def sealed_json(plain: Mapping[str, Any]) -> str:
@@ -95,7 +106,11 @@ def read_sealed_json(text: str) -> dict[str, Any]:
 
 def seal_model(folder: Path) -> None:
     """Write the checksums of a model's weights and tokenizer beside them."""
-    sums = {path.name: _digest(path) for path in sorted(folder.iterdir()) if path.name.endswith(WEIGHTS + WORDS)}
+    sums = {
+        path.name: _digest(path)
+        for path in sorted(folder.iterdir())
+        if path.name.endswith(WEIGHTS + WORDS)
+    }
     (folder / SUMS).write_text(sealed_json(sums), encoding="utf-8")
 
 
@@ -114,7 +129,9 @@ def check_model(folder: Path, endings: tuple[str, ...]) -> None:
     except FileNotFoundError:
         return
     except ValueError as error:
-        raise UserError(f"{folder / SUMS} is damaged: {error}. Make the model in {folder} anew.") from error
+        raise UserError(
+            f"{folder / SUMS} is damaged: {error}. Make the model in {folder} anew."
+        ) from error
     for name, told in sums.items():
         path = folder / name
         if name.endswith(endings) and path.is_file() and _digest(path) != told:
@@ -143,7 +160,9 @@ def _find(path: Path) -> tuple[int, str | None] | None:
     """
     size = path.stat().st_size
     with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")  # of the header, if it is a safetensors file
+        length = int.from_bytes(
+            file.read(8), "little"
+        )  # of the header, if it is a safetensors file
         begin = file.read(length) if length <= size else b""
         last = max(0, size - _TAIL)
         file.seek(last)

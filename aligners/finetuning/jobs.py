@@ -12,18 +12,23 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from aligners.datamodules.identity import identity, refuse_other_run
 from aligners.datamodules.model_texts import SPLITS, ModelTexts
+from aligners.datamodules.run_identity import identity, refuse_other_run
 from aligners.datamodules.text.sources import Score
 from aligners.datamodules.text.texts import FittedTexts
 from aligners.errors import UserError, finite
+from aligners.files.atomic import remove, whole_folder
 from aligners.files.sealed import check_sealed, read_sealed_json, sealed_json
-from aligners.files.whole import remove, whole_folder
+from aligners.finetuning.classifier_training import (
+    FINETUNING,
+    Finetuning,
+    FinetuningRecipe,
+    measured_columns,
+)
 from aligners.finetuning.tokens import token_columns, token_task
-from aligners.finetuning.training import FINETUNING, Finetuning, FinetuningRecipe, measured_columns
 from aligners.models.classifiers import KeptLayers, check_count, freeze, shortened
-from aligners.models.identity import Identity, differing, listed_change
-from aligners.models.loading.files import save_model
+from aligners.models.loading.model_files import save_model
+from aligners.models.model_identity import Identity, differing, listed_change
 
 NONE = "none"
 
@@ -96,7 +101,9 @@ def parse_variants(written: Sequence[str], depth: int) -> list[Variant]:
                 f"layers:all, but got {entry!r}."
             )
     if not variants:
-        raise UserError("Expected at least one of `variants`, but got none. Write `none` to fine-tune everything.")
+        raise UserError(
+            "Expected at least one of `variants`, but got none. Write `none` to fine-tune everything."
+        )
     return list(dict.fromkeys(variants))
 
 
@@ -134,7 +141,14 @@ class Job:
         return self.folder.as_posix()
 
 
-def train(job: Job, data: ModelTexts, recipe: FinetuningRecipe, score: str, trainer: pl.Trainer, folder: Path) -> Row:
+def train(
+    job: Job,
+    data: ModelTexts,
+    recipe: FinetuningRecipe,
+    score: str,
+    trainer: pl.Trainer,
+    folder: Path,
+) -> Row:
     """Train and test one classifier; rank 0 saves it.
 
     Args:
@@ -155,7 +169,9 @@ def train(job: Job, data: ModelTexts, recipe: FinetuningRecipe, score: str, trai
     names, revision = data.texts.label_names, data.named()[job.place][1]
     task = token_task(data, job.place)
     outputs = data.classes if task is None else task.outputs
-    head: dict[str, Any] = {"label_names": names if outputs > 1 else None} if task is None else {"loader": task.loader}
+    head: dict[str, Any] = (
+        {"label_names": names if outputs > 1 else None} if task is None else {"loader": task.loader}
+    )
     model, tokenizer = data.classifier(job.base, outputs, job.seed, revision=revision, **head)
     model = job.variant.apply(model)
     model = model if task is None else task.finish(model)
@@ -164,19 +180,28 @@ def train(job: Job, data: ModelTexts, recipe: FinetuningRecipe, score: str, trai
     module.about = {"base": job.base, "base_fingerprint": fingerprint, ABOUT: about}
     last = _goes_on_from(folder / LAST, module)
     after = f", from {last}" if last else ""
-    rank_zero_only(print)(f"Fine-tuning {job.base}, {job.variant.name}, seed {job.seed}: {folder / job.folder}{after}")
+    rank_zero_only(print)(
+        f"Fine-tuning {job.base}, {job.variant.name}, seed {job.seed}: {folder / job.folder}{after}"
+    )
     began = time.perf_counter()
     trainer.fit(module, datamodule=data, ckpt_path=last, weights_only=True)
     seconds, steps = round(time.perf_counter() - began, 1), trainer.global_step
     trainer.test(module, datamodule=data, verbose=False)
     if task is None:
-        columns = measured_columns(cast(Score, score), module.scores, data.answers("test"), data.seed)
+        columns = measured_columns(
+            cast(Score, score), module.scores, data.answers("test"), data.seed
+        )
     else:
         columns = token_columns(module.scores, data.seed)
     measured = {name: finite(value[0]) for name, value in columns.items()}
     measured["loss"] = measured.pop("loss")  # the last column of these
     row: Row = {
-        **{"base": job.base, "variant": job.variant.name, "kind": job.variant.kind, "count": job.variant.count},
+        **{
+            "base": job.base,
+            "variant": job.variant.name,
+            "kind": job.variant.kind,
+            "count": job.variant.count,
+        },
         "seed": job.seed,
         "score_name": score,
         **measured,
@@ -187,13 +212,17 @@ def train(job: Job, data: ModelTexts, recipe: FinetuningRecipe, score: str, trai
         "seconds": seconds,
         "layers": data.frozen[job.place].depth,
         "parameters": sum(weight.numel() for weight in module.model.parameters()),
-        "trained": sum(weight.numel() for weight in module.model.parameters() if weight.requires_grad),
+        "trained": sum(
+            weight.numel() for weight in module.model.parameters() if weight.requires_grad
+        ),
         "base_fingerprint": fingerprint,
         "folder": job.name,
     }
     if trainer.is_global_zero:
         figures = {**row, ABOUT: about}
-        save_classifier(folder / job.folder, module.model, tokenizer, figures, data.trained_on(job.base))
+        save_classifier(
+            folder / job.folder, module.model, tokenizer, figures, data.trained_on(job.base)
+        )
         remove(folder / LAST)
     trainer.strategy.barrier()
     return row
@@ -207,15 +236,26 @@ def _goes_on_from(last: Path, module: Finetuning) -> Path | None:
         check_sealed(last)
         kept = torch.load(last, map_location="meta", weights_only=True, mmap=True)[FINETUNING]
     except Exception as error:  # reading any other file can raise anything
-        raise UserError(f"{last} is not a checkpoint of a fine-tuning, or is damaged. Remove it.") from error
+        raise UserError(
+            f"{last} is not a checkpoint of a fine-tuning, or is damaged. Remove it."
+        ) from error
     if kept["name"] != module.name:
         return None
-    _refuse_other(f"What is kept in {last}", kept["about"], module.about["base_fingerprint"], module.about[ABOUT])
+    _refuse_other(
+        f"What is kept in {last}",
+        kept["about"],
+        module.about["base_fingerprint"],
+        module.about[ABOUT],
+    )
     return last
 
 
 def save_classifier(
-    folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, row: Row, fitted: FittedTexts
+    folder: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    row: Row,
+    fitted: FittedTexts,
 ) -> None:
     """Write a model folder that `load_frozen` reads, with the figures beside it.
 
@@ -223,7 +263,7 @@ def save_classifier(
         folder: appears only once everything is in it.
         model: the classifier.
         tokenizer: its tokenizer.
-        row: the figures, as plain values, and under `ABOUT` what `datamodules.identity.identity` says of its run.
+        row: the figures, as plain values, and under `ABOUT` what `datamodules.run_identity.identity` says of its run.
         fitted: the texts that it and its base were trained on.
     """
     with whole_folder(folder) as unfinished:
@@ -233,13 +273,15 @@ def save_classifier(
         (unfinished / FINISHED).write_text(sealed_json(plain), encoding="utf-8")
 
 
-def finished_row(folder: Path, base_fingerprint: str, about: dict[str, Any] | None = None) -> dict[str, Any] | None:
+def finished_row(
+    folder: Path, base_fingerprint: str, about: dict[str, Any] | None = None
+) -> dict[str, Any] | None:
     """Return the figures of a finished classifier, or None if the folder does not exist.
 
     Args:
         folder: the classifier's folder.
         base_fingerprint: the base model's fingerprint now.
-        about: `aligners.datamodules.identity.identity` of the run now; None to skip the comparison.
+        about: `aligners.datamodules.run_identity.identity` of the run now; None to skip the comparison.
 
     Raises:
         ValueError: the folder holds something else, or a classifier that was fine-tuned from other weights, on other
@@ -248,7 +290,9 @@ def finished_row(folder: Path, base_fingerprint: str, about: dict[str, Any] | No
     if not folder.exists():
         return None
     if not (folder / FINISHED).is_file():
-        raise UserError(f"Expected {folder} to hold a fine-tuned classifier with its {FINISHED}. Move it away.")
+        raise UserError(
+            f"Expected {folder} to hold a fine-tuned classifier with its {FINISHED}. Move it away."
+        )
     try:
         row = read_sealed_json((folder / FINISHED).read_text(encoding="utf-8"))
     except ValueError as error:
@@ -258,7 +302,9 @@ def finished_row(folder: Path, base_fingerprint: str, about: dict[str, Any] | No
     return row
 
 
-def _refuse_other(what: str, kept: dict[str, Any], base_fingerprint: str, about: dict[str, Any] | None) -> None:
+def _refuse_other(
+    what: str, kept: dict[str, Any], base_fingerprint: str, about: dict[str, Any] | None
+) -> None:
     """Raise if a classifier was fine-tuned from other weights, on other texts, or with other options."""
     if kept["base_fingerprint"] != base_fingerprint:
         raise UserError(
@@ -269,7 +315,9 @@ def _refuse_other(what: str, kept: dict[str, Any], base_fingerprint: str, about:
     if about is not None and stored is not None:
         then, now = (_named(run["data"]["models"], kept["base"]) for run in (stored, about))
         if then is not None and now is not None and differing(then, now):
-            raise UserError(f"{what} was fine-tuned from {listed_change(then, now)}. Name a new `--run`.")
+            raise UserError(
+                f"{what} was fine-tuned from {listed_change(then, now)}. Name a new `--run`."
+            )
         refuse_other_run(stored, about, what)
 
 

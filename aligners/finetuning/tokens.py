@@ -7,7 +7,11 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 from torchmetrics.functional.text import squad
-from transformers import AutoModelForQuestionAnswering, AutoModelForTokenClassification, PreTrainedModel
+from transformers import (
+    AutoModelForQuestionAnswering,
+    AutoModelForTokenClassification,
+    PreTrainedModel,
+)
 
 from aligners.datamodules.batches import TextBatch
 from aligners.datamodules.model_texts import ModelTexts
@@ -16,7 +20,9 @@ from aligners.datamodules.tokens.splits import Split
 from aligners.errors import UserError
 from aligners.injection.scoring.scores import interval, named
 
-NOTHING = -100  # in the place of an answer where there is none, which PyTorch's cross-entropy ignores
+NOTHING = (
+    -100
+)  # in the place of an answer where there is none, which PyTorch's cross-entropy ignores
 LONGEST = 30  # tokens of an answer, as in the code released with BERT
 ARC, RELATION, DROPOUT = 500, 100, 0.33  # Dozat and Manning 2017, Table 1
 COUNTS = ("correct", "loss", "other", "weight")  # of each text: see `TokenTask.measures`
@@ -55,11 +61,15 @@ class TokenTask(ABC):
         return model
 
     @abstractmethod
-    def losses(self, model: PreTrainedModel, outputs: Tensor, batch: TextBatch, split: Split) -> Tensor:
+    def losses(
+        self, model: PreTrainedModel, outputs: Tensor, batch: TextBatch, split: Split
+    ) -> Tensor:
         """The loss of each text, (B,), from the outputs of the head, (B, T, outputs)."""
 
     @abstractmethod
-    def measures(self, model: PreTrainedModel, outputs: Tensor, batch: TextBatch, split: Split) -> dict[str, Tensor]:
+    def measures(
+        self, model: PreTrainedModel, outputs: Tensor, batch: TextBatch, split: Split
+    ) -> dict[str, Tensor]:
         """`COUNTS` of each text, (B,): the score is Σ correct / Σ weight, the accuracy Σ other / Σ weight."""
 
     def _read(self, batch: TextBatch, split: Split) -> tuple[dict[str, list[Any]], Any]:
@@ -68,7 +78,10 @@ class TokenTask(ABC):
         parts = [rows[name] for name in ("text", "text_pair") if name in rows]
         tokens = self.tokenizer(*parts, truncation=True, max_length=self.data.max_length)
         for encoding in tokens.encodings:
-            encoding.pad(batch.inputs[self.place]["input_ids"].shape[1], direction=self.tokenizer.padding_side)
+            encoding.pad(
+                batch.inputs[self.place]["input_ids"].shape[1],
+                direction=self.tokenizer.padding_side,
+            )
         return rows, tokens
 
 
@@ -86,32 +99,50 @@ class Spans(TokenTask):
     loader = AutoModelForQuestionAnswering
     outputs = 2
 
-    def losses(self, model: PreTrainedModel, outputs: Tensor, batch: TextBatch, split: Split) -> Tensor:
+    def losses(
+        self, model: PreTrainedModel, outputs: Tensor, batch: TextBatch, split: Split
+    ) -> Tensor:
         """Cross-entropy of the first answer's ends, their mean; an answer that was cut off costs nothing."""
         rows, tokens = self._read(batch, split)
         ends = []
         for number, answers in enumerate(rows[ANSWERS]):
             first, length = answers["answer_start"][0], len(answers["text"][0])
-            places = [tokens.char_to_token(number, char, 1) for char in (first, first + max(0, length - 1))]
+            places = [
+                tokens.char_to_token(number, char, 1)
+                for char in (first, first + max(0, length - 1))
+            ]
             ends.append([NOTHING] * 2 if None in places else places)
         padding = batch.inputs[self.place]["attention_mask"][..., None] == 0
         logits = outputs.masked_fill(padding, torch.finfo(outputs.dtype).min)
         asked = torch.tensor(ends, device=outputs.device)
         return nn.functional.cross_entropy(logits, asked, reduction="none").mean(1)
 
-    def measures(self, model: PreTrainedModel, outputs: Tensor, batch: TextBatch, split: Split) -> dict[str, Tensor]:
+    def measures(
+        self, model: PreTrainedModel, outputs: Tensor, batch: TextBatch, split: Split
+    ) -> dict[str, Tensor]:
         """As in `TokenTask`, of the most likely span of the passage."""
         rows, tokens = self._read(batch, split)
         count, longest = outputs.shape[:2]
-        outside = torch.tensor([[part != 1 for part in tokens.sequence_ids(number)] for number in range(count)])
-        start, end = outputs.masked_fill(outside.to(outputs.device)[..., None], -torch.inf).unbind(-1)
-        short = torch.ones(longest, longest, dtype=torch.bool, device=outputs.device).triu().tril(LONGEST - 1)
+        outside = torch.tensor(
+            [[part != 1 for part in tokens.sequence_ids(number)] for number in range(count)]
+        )
+        start, end = outputs.masked_fill(outside.to(outputs.device)[..., None], -torch.inf).unbind(
+            -1
+        )
+        short = (
+            torch.ones(longest, longest, dtype=torch.bool, device=outputs.device)
+            .triu()
+            .tril(LONGEST - 1)
+        )
         spans = (start[:, :, None] + end[:, None]).masked_fill(~short, -torch.inf)
         scores = []
         for number, best in enumerate(spans.flatten(1).argmax(1).tolist()):
             ends = [tokens.token_to_chars(number, place) for place in divmod(best, longest)]
             given = "" if None in ends else rows["text_pair"][number][ends[0].start : ends[1].end]
-            right = squad([{"prediction_text": given, "id": ""}], [{"answers": rows[ANSWERS][number], "id": ""}])
+            right = squad(
+                [{"prediction_text": given, "id": ""}],
+                [{"answers": rows[ANSWERS][number], "id": ""}],
+            )
             scores.append([float(right["f1"]) / 100, float(right["exact_match"]) / 100])
         f1, exact = torch.tensor(scores, device=outputs.device).unbind(1)
         losses = self.losses(model, outputs, batch, split)
@@ -139,9 +170,13 @@ class Biaffine(nn.Module):
         Returns:
             (B, W, W, 1 + R)
         """
-        hidden = nn.functional.dropout(nn.functional.leaky_relu(features, 0.1), DROPOUT, self.training)
+        hidden = nn.functional.dropout(
+            nn.functional.leaky_relu(features, 0.1), DROPOUT, self.training
+        )
         word, head, of_word, of_head = hidden.split([ARC, ARC, RELATION, RELATION], -1)
-        word, of_word, of_head = (nn.functional.pad(states, (0, 1), value=1.0) for states in (word, of_word, of_head))
+        word, of_word, of_head = (
+            nn.functional.pad(states, (0, 1), value=1.0) for states in (word, of_word, of_head)
+        )
         scores = [(word, self.arc, head), (of_word, self.relation, of_head)]
         return torch.cat([torch.einsum("bid,rde,bje->bijr", *factors) for factors in scores], -1)
 
@@ -168,34 +203,49 @@ class Trees(TokenTask):
         model.config.update({"relations": self.names})
         return model
 
-    def losses(self, model: PreTrainedModel, outputs: Tensor, batch: TextBatch, split: Split) -> Tensor:
+    def losses(
+        self, model: PreTrainedModel, outputs: Tensor, batch: TextBatch, split: Split
+    ) -> Tensor:
         """Cross-entropy of each word's head, and of its relation at the true head; mean over words."""
         return self._losses(*self._scores(model, outputs, batch, split))
 
-    def measures(self, model: PreTrainedModel, outputs: Tensor, batch: TextBatch, split: Split) -> dict[str, Tensor]:
+    def measures(
+        self, model: PreTrainedModel, outputs: Tensor, batch: TextBatch, split: Split
+    ) -> dict[str, Tensor]:
         """As in `TokenTask`."""
         scores, heads, relations, there = self._scores(model, outputs, batch, split)
         given = scores[..., 0].argmax(-1)
         right = (given == heads) & there
         named = _at(scores[..., 1:], given).argmax(-1) == relations
-        counts = {"correct": (right & named).sum(1), "other": right.sum(1), "weight": (heads != NOTHING).sum(1)}
+        counts = {
+            "correct": (right & named).sum(1),
+            "other": right.sum(1),
+            "weight": (heads != NOTHING).sum(1),
+        }
         losses = self._losses(scores, heads, relations, there)
         return {"loss": losses, **{name: n.float() for name, n in counts.items()}}
 
     def _losses(self, scores: Tensor, heads: Tensor, relations: Tensor, there: Tensor) -> Tensor:
         heads, relations = (values.where(there, NOTHING) for values in (heads, relations))
         asked = (scores[..., 0], heads), (_at(scores[..., 1:], heads.clamp(min=0)), relations)
-        losses = [nn.functional.cross_entropy(logits.mT, answers, reduction="none") for logits, answers in asked]
+        losses = [
+            nn.functional.cross_entropy(logits.mT, answers, reduction="none")
+            for logits, answers in asked
+        ]
         return torch.stack(losses).sum((0, 2)) / (heads != NOTHING).sum(1).clamp(min=1)
 
-    def _scores(self, model: PreTrainedModel, outputs: Tensor, batch: TextBatch, split: Split) -> tuple[Tensor, ...]:
+    def _scores(
+        self, model: PreTrainedModel, outputs: Tensor, batch: TextBatch, split: Split
+    ) -> tuple[Tensor, ...]:
         """Scores (B, W, W, 1 + R); heads and relations, -100 where there is none, and whether word and head were read.
 
         The latter three are (B, W).
         """
         rows, tokens = self._read(batch, split)
         sentences = sentences_in(rows)
-        known = torch.full((3, len(sentences), max(len(sentence.words) for sentence in sentences)), NOTHING)
+        known = torch.full(
+            (3, len(sentences), max(len(sentence.words) for sentence in sentences)), NOTHING
+        )
         first, heads, relations = known
         for number, sentence in enumerate(sentences):
             named, char = sentence.labels("dependencies"), 0
@@ -203,7 +253,9 @@ class Trees(TokenTask):
                 token = tokens.char_to_token(number, char)
                 char += len(string) + 1
                 first[number, word] = NOTHING if token is None else token
-                relations[number, word] = self.names.index(named[word]) if named.get(word) in self.names else NOTHING
+                relations[number, word] = (
+                    self.names.index(named[word]) if named.get(word) in self.names else NOTHING
+                )
             true = [head - 1 if head else word for word, head in enumerate(sentence.heads)]
             heads[number, : len(true)] = torch.tensor(true)
         first, heads, relations = known.to(outputs.device)

@@ -12,21 +12,35 @@ from aligners.datamodules.asking import among_answers, classification_targets
 from aligners.datamodules.batches import TextBatch
 from aligners.datamodules.model_texts import ModelTexts
 from aligners.errors import UserError, finite
-from aligners.finetuning.training import EPOCHS, FinetuningRecipe, mean_loss, measured_columns, optimisation
+from aligners.finetuning.classifier_training import (
+    EPOCHS,
+    FinetuningRecipe,
+    mean_loss,
+    measured_columns,
+    optimisation,
+)
+from aligners.fitting.bank_training import mean_over_ranks
 from aligners.fitting.lengths import KnownLength
-from aligners.fitting.training import mean_over_ranks
 from aligners.injection.injecting import Evaluation
 from aligners.injection.scoring.scores import ScoredTask, TextScores, UnitMeans
-from aligners.injection.scoring.tasks import check_labels, in_data_order, match_heads, one_after_another, unit_answers
+from aligners.injection.scoring.task_scores import (
+    check_labels,
+    in_data_order,
+    match_heads,
+    one_after_another,
+    unit_answers,
+)
 from aligners.models.calling import FiniteCheck
 from aligners.models.classifiers import head_parts, with_head
-from aligners.models.loading.models import check_precision
+from aligners.models.loading.load_models import check_precision
 from aligners.models.model import FrozenModel
 
 Kind = Literal["native", "untuned", "tuned", "tuned_orig", "skip"]
 MEAN = "mean of the models"
 QUANTITIES = ("correct", "loss", "answer")
-HEADS = FinetuningRecipe(learning_rate=1e-3, warmup=0.1)  # a head alone allows, and needs, larger steps than a model
+HEADS = FinetuningRecipe(
+    learning_rate=1e-3, warmup=0.1
+)  # a head alone allows, and needs, larger steps than a model
 
 
 @dataclass(frozen=True)
@@ -56,7 +70,9 @@ def conditions(depth: int, *, base: bool, heads: bool) -> list[Condition]:
 
     if base:
         return cut("tuned_orig")
-    spans = [Condition("skip", None, i, j) for i in range(1, depth + 1) for j in range(i, depth + 1)]
+    spans = [
+        Condition("skip", None, i, j) for i in range(1, depth + 1) for j in range(i, depth + 1)
+    ]
     return [Condition("native", depth), *cut("untuned"), *spans, *(cut("tuned") if heads else [])]
 
 
@@ -93,8 +109,12 @@ class SurgeryEvaluation(Evaluation, KnownLength):
         check_precision(self.trainer)
         data = self.stream
         if data.bases and not self.heads:
-            raise UserError("Expected no `bases`, as no heads are trained, but got some. Leave `bases` out.")
-        self.models: list[FrozenModel] = [m.to(self.trainer.strategy.root_device) for m in data.frozen]
+            raise UserError(
+                "Expected no `bases`, as no heads are trained, but got some. Leave `bases` out."
+            )
+        self.models: list[FrozenModel] = [
+            m.to(self.trainer.strategy.root_device) for m in data.frozen
+        ]
         self.is_base = [place >= len(data.models) for place in range(len(self.models))]
         for model in self.models:
             for split in ("fit", "test") if self.heads else ("test",):
@@ -102,7 +122,10 @@ class SurgeryEvaluation(Evaluation, KnownLength):
         tuned = self.models[: len(data.models)]
         self.matched = match_heads(data, tuned)
         if data.asked == "choices":
-            answers = {"labels": data.answers("test"), "constant": float(data.constant_answers()[0])}
+            answers = {
+                "labels": data.answers("test"),
+                "constant": float(data.constant_answers()[0]),
+            }
             self.asked = self.task = ScoredTask("classification", **answers)
         else:
             self.asked = self.task = ScoredTask.of(data, tuned[0], seed=self.seed)
@@ -129,7 +152,9 @@ class SurgeryEvaluation(Evaluation, KnownLength):
 
     def _answers(self, batch: TextBatch, place: int, states: list[Tensor]) -> Tensor:
         """Return the logits of the trained heads, (S, B, C)."""
-        logits = cast(HeadBank, self.banks[place]).logits(self.models[place], batch.inputs[place], states)
+        logits = cast(HeadBank, self.banks[place]).logits(
+            self.models[place], batch.inputs[place], states
+        )
         return among_answers(in_data_order(logits, self.class_maps[place]), batch.answers)
 
     def training_step(self, batch: TextBatch, batch_idx: int) -> Tensor:
@@ -177,8 +202,13 @@ class SurgeryEvaluation(Evaluation, KnownLength):
         """Run every model's self-test, and make its table."""
         super().on_test_start()
         every = zip(self.models, self.is_base, strict=True)
-        self._conditions = [conditions(model.depth, base=base, heads=self.heads) for model, base in every]
-        tables = (TextScores(list(QUANTITIES), 1, count, self.n_texts) for count in map(len, self._conditions))
+        self._conditions = [
+            conditions(model.depth, base=base, heads=self.heads) for model, base in every
+        ]
+        tables = (
+            TextScores(list(QUANTITIES), 1, count, self.n_texts)
+            for count in map(len, self._conditions)
+        )
         self.tables = nn.ModuleList(tables).to(self.device)
 
     def test_step(self, batch: TextBatch, batch_idx: int) -> None:
@@ -186,13 +216,20 @@ class SurgeryEvaluation(Evaluation, KnownLength):
         for place, wanted in enumerate(self._conditions):
             states = self._states(batch, place)
             trained = self._answers(batch, place, states) if self.heads else None
-            logits = torch.stack([self._answer(batch, place, condition, states, trained) for condition in wanted])
+            logits = torch.stack(
+                [self._answer(batch, place, condition, states, trained) for condition in wanted]
+            )
             answers = unit_answers(logits, classification_targets(cast(Tensor, batch.labels)))
             scores = {name: values[None] for name, values in answers._asdict().items()}
             cast(TextScores, self.tables[place]).update(batch.text, scores)
 
     def _answer(
-        self, batch: TextBatch, place: int, condition: Condition, states: list[Tensor], trained: Tensor | None
+        self,
+        batch: TextBatch,
+        place: int,
+        condition: Condition,
+        states: list[Tensor],
+        trained: Tensor | None,
     ) -> Tensor:
         """Return the logits of one condition, (B, C) float32."""
         model, inputs = self.models[place], batch.inputs[place]
@@ -203,7 +240,9 @@ class SurgeryEvaluation(Evaluation, KnownLength):
         elif condition.kind == "untuned":
             logits = model.tail(inputs, model.depth, states[cast(int, condition.site)])
         else:
-            logits = model.tail(inputs, cast(int, condition.last), states[cast(int, condition.first) - 1])
+            logits = model.tail(
+                inputs, cast(int, condition.last), states[cast(int, condition.first) - 1]
+            )
         return among_answers(in_data_order(logits.float(), self.class_maps[place]), batch.answers)
 
     # ------------------------------------------------------------------ after
@@ -217,15 +256,25 @@ class SurgeryEvaluation(Evaluation, KnownLength):
         for base in (False, True):
             places = [place for place, is_base in enumerate(self.is_base) if is_base == base]
             if len(places) > 1 and len({self.models[place].depth for place in places}) == 1:
-                self.rows += self._rows(MEAN, self._conditions[places[0]], [tables[place] for place in places])
+                self.rows += self._rows(
+                    MEAN, self._conditions[places[0]], [tables[place] for place in places]
+                )
         about = {**self.stream.describe(), **self.about_answers(self.matched)}
         self.meta = {**about, "majority_score": self.task.constant_score()}
-        whole = zip(self.models, tables, self.is_base, strict=True)  # their first condition, but for bases
-        self.doubt_orders({model.name: table["answer"][0, 0] for model, table, base in whole if not base})
+        whole = zip(
+            self.models, tables, self.is_base, strict=True
+        )  # their first condition, but for bases
+        self.doubt_orders(
+            {model.name: table["answer"][0, 0] for model, table, base in whole if not base}
+        )
 
-    def _rows(self, name: str, wanted: Sequence[Condition], tables: list[dict[str, Tensor]]) -> list[dict[str, Any]]:
+    def _rows(
+        self, name: str, wanted: Sequence[Condition], tables: list[dict[str, Tensor]]
+    ) -> list[dict[str, Any]]:
         """Make the rows of one model, or of the mean over several."""
-        every = {quantity: torch.cat([table[quantity] for table in tables]) for quantity in QUANTITIES}
+        every = {
+            quantity: torch.cat([table[quantity] for table in tables]) for quantity in QUANTITIES
+        }
         columns = measured_columns(self.task.score, every, self.stream.answers("test"), self.seed)
         return [
             {
@@ -254,10 +303,15 @@ class HeadBank(nn.Module):
         super().__init__()
         parts = head_parts(model.model)
         self.names = list(parts)
-        copies = ([copy.deepcopy(part).eval().requires_grad_(True) for part in parts.values()] for _ in range(sites))
+        copies = (
+            [copy.deepcopy(part).eval().requires_grad_(True) for part in parts.values()]
+            for _ in range(sites)
+        )
         self.heads = nn.ModuleList(map(nn.ModuleList, copies))
 
-    def logits(self, model: FrozenModel, inputs: Mapping[str, Tensor], states: Sequence[Tensor]) -> Tensor:
+    def logits(
+        self, model: FrozenModel, inputs: Mapping[str, Tensor], states: Sequence[Tensor]
+    ) -> Tensor:
         """Return each head's logits for its site's states, as if these were the last site's: (S, B, C) float32.
 
         Args:
@@ -267,6 +321,8 @@ class HeadBank(nn.Module):
         """
         answers = []
         for head, state in zip(self.heads, states, strict=True):
-            with with_head(model.model, dict(zip(self.names, cast(nn.ModuleList, head), strict=True))):
+            with with_head(
+                model.model, dict(zip(self.names, cast(nn.ModuleList, head), strict=True))
+            ):
                 answers.append(model.tail(inputs, model.depth, state))
         return torch.stack(answers).float()

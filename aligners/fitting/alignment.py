@@ -11,22 +11,30 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
 from aligners.datamodules.module import stream_of
-from aligners.datamodules.rows.reading import PairedBatch, Plan
-from aligners.datamodules.states import States
+from aligners.datamodules.paired_activations import States
+from aligners.datamodules.rows.read_rows import PairedBatch, Plan
 from aligners.errors import UserError, check_known, check_range
-from aligners.fitting.bank import ALIGNMENT, BACKWARD, FORWARD, StoredBank, check_names, kind_of, refuse_other_bank
-from aligners.fitting.errors import FAR_COLUMNS, FarErrors, MapErrors, error_rows, far_columns
+from aligners.fitting.bank_training import BankTraining, mean_count, mean_over_ranks
 from aligners.fitting.fits import AlignerFactory, Fit, fit_map, seeded
-from aligners.fitting.moments import MomentsSoFar, moments_of_states
-from aligners.fitting.outcomes import few_rows, outcomes
-from aligners.fitting.retrieval import HeldOutRows
+from aligners.fitting.heldout_retrieval import HeldOutRows
+from aligners.fitting.map_errors import FAR_COLUMNS, FarErrors, MapErrors, error_rows, far_columns
+from aligners.fitting.read_moments import MomentsSoFar, moments_of_states
+from aligners.fitting.saved_bank import (
+    ALIGNMENT,
+    BACKWARD,
+    FORWARD,
+    StoredBank,
+    check_names,
+    kind_of,
+    refuse_other_bank,
+)
 from aligners.fitting.steps import LEAST_RISE, Schedule, clip_per_site
-from aligners.fitting.training import BankTraining, mean_count, mean_over_ranks
+from aligners.fitting.training_status import few_rows, outcomes
 from aligners.maps.canonical import reduced_mse
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear, Procrustes, Ridge
-from aligners.maps.solving import Products, products_in
-from aligners.models.loading.models import check_precision
+from aligners.maps.matrices import Products, products_in
+from aligners.models.loading.load_models import check_precision
 from aligners.progress import hidden, track
 from aligners.similarity.algebra.moments import Moments
 
@@ -39,7 +47,12 @@ HELD_OUT = (
 FITTING = ("mse", "relative_error", "fvu")
 FORMAT = 4  # of what is added to a checkpoint of Lightning
 
-DEFAULT_ALIGNERS: dict[str, AlignerFactory] = {"linear": Linear, "ridge": Ridge, "procrustes": Procrustes, "inn": INN}
+DEFAULT_ALIGNERS: dict[str, AlignerFactory] = {
+    "linear": Linear,
+    "ridge": Ridge,
+    "procrustes": Procrustes,
+    "inn": INN,
+}
 
 
 class Alignment(BankTraining):
@@ -83,7 +96,9 @@ class Alignment(BankTraining):
         self,
         aligners: dict[str, AlignerFactory] | None = None,
         both_directions: bool = False,
-        optimizer: OptimizerCallable = lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.0, fused=True),
+        optimizer: OptimizerCallable = lambda p: torch.optim.AdamW(
+            p, lr=1e-2, weight_decay=0.0, fused=True
+        ),
         schedule: Schedule = "trapezoid",
         averaging: bool = True,
         rows: int = 1_500_000,
@@ -97,7 +112,11 @@ class Alignment(BankTraining):
         self.factories = dict(aligners) if aligners else dict(DEFAULT_ALIGNERS)
         check_names(self.factories, "aligners")
         check_range(least=1, rows=rows, most_steps=most_steps)
-        self.both_directions, self.rows_to_train, self.most_steps = both_directions, rows, most_steps
+        self.both_directions, self.rows_to_train, self.most_steps = (
+            both_directions,
+            rows,
+            most_steps,
+        )
         check_known(get_args(Products), products=products)
         self.products = products
         self.maps.update({route: nn.ModuleDict() for route in (FORWARD, BACKWARD)})
@@ -150,7 +169,11 @@ class Alignment(BankTraining):
 
     def fits(self) -> list[Fit]:
         """Every aligner of the run, in a stable order."""
-        return [Fit(name, route, bank) for route in self.maps for name, bank in self.banks_of(route).items()]
+        return [
+            Fit(name, route, bank)
+            for route in self.maps
+            for name, bank in self.banks_of(route).items()
+        ]
 
     def trained(self) -> list[Fit]:
         """The fits that need gradient steps."""
@@ -168,7 +191,9 @@ class Alignment(BankTraining):
         if self.moments is None:
             read = partial(moments_of_states, self.stream, self.moment_rows)
             moments = read(reading=self.reading)["maps"]
-            chosen = any(isinstance(fit.aligner, Ridge) for fit in self.fits())  # their strength, on other rows
+            chosen = any(
+                isinstance(fit.aligner, Ridge) for fit in self.fits()
+            )  # their strength, on other rows
             self.fit_moments(moments, read("validation")["maps"] if chosen else None)
             for caution in few_rows(moments) if self.trainer.is_global_zero else ():
                 logger.warning(caution)
@@ -220,17 +245,25 @@ class Alignment(BankTraining):
             losses = self._step_along(x, y, last)
         if last and self.logs_now:
             for fit, loss in losses.items():
-                self._log("step", fit, "loss", loss.where(self.divergence.step[fit.key] == 0, torch.nan))
+                self._log(
+                    "step", fit, "loss", loss.where(self.divergence.step[fit.key] == 0, torch.nan)
+                )
 
     def _step_along(self, x: Tensor, y: Tensor, last: bool) -> dict[Fit, Tensor]:
         """Take a step of the optimiser, and return the losses (S,) of all ranks."""
         count = x.shape[1]
         # averaged over ranks, the gradient is then that of all rows
-        share = torch.full((), float(count), device=self.device) / mean_count(self.trainer, count, self.device)
+        share = torch.full((), float(count), device=self.device) / mean_count(
+            self.trainer, count, self.device
+        )
         with products_in(self.products):
             losses = {fit: fit.aligner.loss(*fit.orient(x, y)) for fit in self.trained()}
-            self.manual_backward(share * torch.stack([loss.sum() for loss in losses.values()]).sum())
-        every = mean_over_ranks(self.trainer, share * torch.stack([loss.detach() for loss in losses.values()]))
+            self.manual_backward(
+                share * torch.stack([loss.sum() for loss in losses.values()]).sum()
+            )
+        every = mean_over_ranks(
+            self.trainer, share * torch.stack([loss.detach() for loss in losses.values()])
+        )
         for fit, loss in zip(losses, every, strict=True):
             watch = partial(self.divergence.watch, fit.key, loss, step=self.global_step + 1)
             clip_per_site(fit.aligner, self.gradient_clip, watch)
@@ -278,17 +311,23 @@ class Alignment(BankTraining):
     def _figures(self, split: str, fit: Fit) -> dict[str, Tensor]:
         """All errors of an aligner on a split, (S,) each."""
         figures, far = self._errors[split, fit].compute(), self._far_errors.get((split, fit))
-        return figures | far_columns(self.stream.far_rows, None if far is None else far.compute(), figures["fvu"])
+        return figures | far_columns(
+            self.stream.far_rows, None if far is None else far.compute(), figures["fvu"]
+        )
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Errors of every aligner on one batch; of closed forms, which stay as they are, in a fit's first one alone."""
         if self.moments is None:
-            raise UserError("Nothing is fitted yet: fit first, or name a checkpoint with `--ckpt_path`.")
+            raise UserError(
+                "Nothing is fitted yet: fit first, or name a checkpoint with `--ckpt_path`."
+            )
         for route, drawn in self._drawn.items() if dataloader_idx == 0 else ():
             x, y = self.rows_of(batch)
             drawn.add(*((x, y) if route == FORWARD else (y, x)), batch.text, batch.rows.place)
         again = self.trainer.state.fn == "fit" and self.validated_at is not None
-        self._measure(("validation", "train")[dataloader_idx], self.trained() if again else self.fits(), batch)
+        self._measure(
+            ("validation", "train")[dataloader_idx], self.trained() if again else self.fits(), batch
+        )
 
     def means(self, fit: Fit) -> tuple[Tensor, Tensor]:
         """Means of source and target on the fitting rows, (S, d) each."""
@@ -328,10 +367,14 @@ class Alignment(BankTraining):
         criteria = {}
         for fit in self.trained():
             figures = self.validation_figures[fit]
-            criteria[fit.key] = figures["fvu"] + figures["fvu_inverse"] if fit.aligner.both_ways else figures["fvu"]
+            criteria[fit.key] = (
+                figures["fvu"] + figures["fvu_inverse"] if fit.aligner.both_ways else figures["fvu"]
+            )
         return criteria
 
-    def _log(self, split: str, fit: Fit, figure: str, values: Tensor, known: Sequence[int] = ()) -> None:
+    def _log(
+        self, split: str, fit: Fit, figure: str, values: Tensor, known: Sequence[int] = ()
+    ) -> None:
         """Log a figure (S,) of all sites but those that are known."""
         name = fit.name if fit.route == FORWARD else f"{fit.name}_backward"
         sites = {site: values[s] for s, site in enumerate(self.site_names()) if s not in known}
@@ -347,7 +390,11 @@ class Alignment(BankTraining):
     def on_test_epoch_end(self) -> None:
         """One row of a report for every map and place."""
         self.stream.reader.check.flush()
-        self.meta = {**self.stream.describe(), "split": "test", "cautions": few_rows(cast(Moments, self.moments))}
+        self.meta = {
+            **self.stream.describe(),
+            "split": "test",
+            "cautions": few_rows(cast(Moments, self.moments)),
+        }
         computed = {(split, fit): self._figures(split, fit) for split, fit in self._errors}
         self.rows: list[dict[str, Any]] = []
         for fit in dict.fromkeys(fit for _, fit in computed):
@@ -363,19 +410,27 @@ class Alignment(BankTraining):
 
     def has_begun(self) -> bool:
         """Whether moments were read; each of several ranks has its own, and would begin anew."""
-        return self.moments is not None or (self.reading.batches > 0 and self.trainer.world_size == 1)
+        return self.moments is not None or (
+            self.reading.batches > 0 and self.trainer.world_size == 1
+        )
 
     def stored(self) -> StoredBank:
         """Return the maps as they are now, with what another process needs to use them."""
         maps = {route: self.banks_of(route) for route in self.maps}
         pairs = {FORWARD: list(self.sites), BACKWARD: [(j, i) for i, j in self.sites]}
         data, fitted = (self.data, self.data_config), self.stream.texts.fitted("fit", "validation")
-        return StoredBank("fit", maps, pairs, *data, self.moments, self.stream.seen, fitted, self.training_record)
+        return StoredBank(
+            "fit", maps, pairs, *data, self.moments, self.stream.seen, fitted, self.training_record
+        )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what a resumed run needs, and what distinguishes the run from others."""
         self.stream.reader.check.flush()
-        known = {} if self.moments is None else {name: value.cpu() for name, value in self.moments._asdict().items()}
+        known = (
+            {}
+            if self.moments is None
+            else {name: value.cpu() for name, value in self.moments._asdict().items()}
+        )
         checkpoint[ALIGNMENT] = {
             "format": FORMAT,
             "moments": known,
@@ -389,8 +444,14 @@ class Alignment(BankTraining):
     def options(self) -> dict[str, Any]:
         """The aligners, the number of rows and steps, and how a step is taken."""
         aligners = {fit.key: kind_of(fit.aligner) for fit in self.fits()}
-        steps = {"rows": self.rows_to_train, "most_steps": self.most_steps, "least_rise": LEAST_RISE}
-        averaging = {"averaging": True} if self.averaging else {}  # earlier versions had none, and can be gone on from
+        steps = {
+            "rows": self.rows_to_train,
+            "most_steps": self.most_steps,
+            "least_rise": LEAST_RISE,
+        }
+        averaging = (
+            {"averaging": True} if self.averaging else {}
+        )  # earlier versions had none, and can be gone on from
         return {"aligners": aligners, **steps, "products": self.products, **averaging}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -408,7 +469,9 @@ class Alignment(BankTraining):
             )
         self.resume(checkpoint, stored)
         if stored["moments"]:
-            self.moments = Moments(**{name: value.to(self.device) for name, value in stored["moments"].items()})
+            self.moments = Moments(
+                **{name: value.to(self.device) for name, value in stored["moments"].items()}
+            )
         else:
             self.reading = MomentsSoFar.from_state(stored["reading"], self.device)
         self.training_record, self.validated_at = stored["training"], stored["validated_at"]

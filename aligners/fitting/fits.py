@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 
 from aligners.errors import UserError
-from aligners.fitting.bank import FORWARD
+from aligners.fitting.saved_bank import FORWARD
 from aligners.maps.base import MORE_ROWS, Aligner
 from aligners.maps.linear import Ridge, deviations
 from aligners.similarity.algebra.moments import Moments
@@ -32,7 +32,10 @@ class Fit(NamedTuple):
 
     def moments(self, *each: Moments | None) -> list[Any]:
         """Moments of pairs (x, y) as those of (source, target) of this fit."""
-        return [moments if moments is None or self.route == FORWARD else moments.swap() for moments in each]
+        return [
+            moments if moments is None or self.route == FORWARD else moments.swap()
+            for moments in each
+        ]
 
 
 def seeded(factory: AlignerFactory, seed: int, sites: int, d_x: int, d_y: int) -> Aligner:
@@ -43,7 +46,12 @@ def seeded(factory: AlignerFactory, seed: int, sites: int, d_x: int, d_y: int) -
 
 
 def fit_map(
-    name: str, aligner: Aligner, moments: Moments, validation: Moments | None = None, *, advice: str = MORE_ROWS
+    name: str,
+    aligner: Aligner,
+    moments: Moments,
+    validation: Moments | None = None,
+    *,
+    advice: str = MORE_ROWS,
 ) -> None:
     """Fit a closed form, or set the scaling and the start of a map that will be trained.
 

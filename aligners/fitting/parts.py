@@ -7,11 +7,18 @@ from typing import Any, cast
 
 import torch
 
-from aligners.datamodules.identity import identity, refuse_other_run
-from aligners.datamodules.states import States
+from aligners.datamodules.paired_activations import States
+from aligners.datamodules.run_identity import identity, refuse_other_run
 from aligners.errors import UserError
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.bank import StoredBank, join_banks, kind_of, load_bank, refuse_other_models, save_bank
+from aligners.fitting.saved_bank import (
+    StoredBank,
+    join_banks,
+    kind_of,
+    load_bank,
+    refuse_other_models,
+    save_bank,
+)
 from aligners.maps.base import Aligner, BankLinear
 from aligners.similarity.algebra.moments import Moments
 
@@ -36,7 +43,9 @@ def _bytes(aligner: Aligner, rows: int) -> int:
     weights = sum(weight.numel() for weight in aligner.parameters())
     fixed = sum(buffer.numel() for buffer in aligner.buffers())
     layers = [part.weight.shape[-2:] for part in aligner.modules() if isinstance(part, BankLinear)]
-    activations = rows * sum(d_in + 3 * d_out for d_in, d_out in layers)  # what the backward pass needs
+    activations = rows * sum(
+        d_in + 3 * d_out for d_in, d_out in layers
+    )  # what the backward pass needs
     return 4 * (COPIES * weights + 2 * fixed + activations * (2 if aligner.both_ways else 1))
 
 
@@ -72,7 +81,10 @@ def find_part(folder: Path, number: int) -> tuple[Path, Path | None, Path | None
     tries = sorted(folder.glob(f"part-{number}-*"), key=lambda path: int(path.name.split("-")[2]))
 
     def newest(*names: str) -> Path | None:
-        return next((path / name for path in reversed(tries) for name in names if (path / name).is_file()), None)
+        return next(
+            (path / name for path in reversed(tries) for name in names if (path / name).is_file()),
+            None,
+        )
 
     done = newest("aligners.safetensors", "aligners.ckpt")  # as the version before called it
     return folder / f"part-{number}-{len(tries) + 1}", done, newest("last.ckpt")
@@ -91,13 +103,19 @@ def check_part(file: Path, sites: str, module: Alignment, data: States) -> None:
         ValueError: it has other sites, models, data or maps.
     """
     part = load_bank(file)
-    fitted = {f"{route}.{name}": bank for route, maps in part.maps.items() for name, bank in maps.items()}
+    fitted = {
+        f"{route}.{name}": bank for route, maps in part.maps.items() for name, bank in maps.items()
+    }
     planned = {fit.key: fit.aligner for fit in module.made(1, *data.reader.widths)}
     then, now = ({key: kind_of(bank) for key, bank in banks.items()} for banks in (fitted, planned))
     run = identity(data, aligners=now)
     known = {**part.data, "sites": run["data"]["sites"]}
     refuse_other_models(part.data["models"], run["data"]["models"], str(file))
-    refuse_other_run({"data": known, "data_config": part.data_config, "options": {"aligners": then}}, run, str(file))
+    refuse_other_run(
+        {"data": known, "data_config": part.data_config, "options": {"aligners": then}},
+        run,
+        str(file),
+    )
     if part.data_config["sites"] != sites:
         raise UserError(
             f"{file} has the sites {part.data_config['sites']}, but this part of the run has {sites}. Give the "
@@ -115,11 +133,22 @@ def join_parts(files: Sequence[Path], folder: Path) -> StoredBank:
             route: {name: join_banks([part.maps[route][name] for part in parts]) for name in maps}
             for route, maps in parts[0].maps.items()
         },
-        pairs={route: [pair for part in parts for pair in part.pairs[route]] for route in parts[0].pairs},
+        pairs={
+            route: [pair for part in parts for pair in part.pairs[route]]
+            for route in parts[0].pairs
+        },
         data={**parts[0].data, "sites": [pair for part in parts for pair in part.data["sites"]]},
-        data_config={**parts[0].data_config, "sites": ",".join(part.data_config["sites"] for part in parts)},
-        moments=Moments(moments[0].n, *(torch.cat(sums) for sums in zip(*(one[1:] for one in moments), strict=True))),
-        training={key: join_records([part.training[key] for part in parts]) for key in parts[0].training},
+        data_config={
+            **parts[0].data_config,
+            "sites": ",".join(part.data_config["sites"] for part in parts),
+        },
+        moments=Moments(
+            moments[0].n,
+            *(torch.cat(sums) for sums in zip(*(one[1:] for one in moments), strict=True)),
+        ),
+        training={
+            key: join_records([part.training[key] for part in parts]) for key in parts[0].training
+        },
         path=folder / "aligners.safetensors",
     )
     save_bank(joined, joined.path)

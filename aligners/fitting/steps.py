@@ -25,7 +25,9 @@ LEAST_RISE = 100
 FULL_RATE_ROWS = 256  # rows a step from which invertible networks have the full rate
 
 
-def make_optimizer(factory: OptimizerCallable, aligners: Iterable[Aligner]) -> torch.optim.Optimizer | None:
+def make_optimizer(
+    factory: OptimizerCallable, aligners: Iterable[Aligner]
+) -> torch.optim.Optimizer | None:
     """Make one optimiser for all aligners, whose step changes a matrix equally at any width.
 
     A step of Adam changes every entry by about the learning rate, whatever the gradient. Summed over n inputs that
@@ -64,10 +66,15 @@ def describe_optimizer(factory: OptimizerCallable) -> dict[str, Any]:
     """Return an optimiser's class and options as plain values, without those that only affect how it computes."""
     instance = factory([nn.Parameter(torch.zeros(1))])
     speed = ("foreach", "fused", "capturable", "differentiable")
-    return {"class": type(instance).__name__, **{name: v for name, v in instance.defaults.items() if name not in speed}}
+    return {
+        "class": type(instance).__name__,
+        **{name: v for name, v in instance.defaults.items() if name not in speed},
+    }
 
 
-def schedule_factor(schedule: Schedule, steps: int, warmup: float, least_rise: int = 0) -> Callable[[int], float]:
+def schedule_factor(
+    schedule: Schedule, steps: int, warmup: float, least_rise: int = 0
+) -> Callable[[int], float]:
     """Return the factor of the learning rate as a function of the step.
 
     Args:
@@ -97,7 +104,10 @@ def schedule_factor(schedule: Schedule, steps: int, warmup: float, least_rise: i
 
 
 def learning_rates(
-    optimizer: torch.optim.Optimizer, course: Callable[[int], float], rows: float | None, done: int = 0
+    optimizer: torch.optim.Optimizer,
+    course: Callable[[int], float],
+    rows: float | None,
+    done: int = 0,
 ) -> LambdaLR:
     """The learning rates along a `schedule_factor`, which follow from the steps done: no checkpoint needs to hold them.
 
@@ -113,11 +123,17 @@ def learning_rates(
     """
     share = 1.0 if rows is None else min(1.0, rows / FULL_RATE_ROWS)
     courses = {True: lambda step: share * course(step), False: course}
-    return LambdaLR(optimizer, [courses[group.get("by_rows", False)] for group in optimizer.param_groups], done - 1)
+    return LambdaLR(
+        optimizer,
+        [courses[group.get("by_rows", False)] for group in optimizer.param_groups],
+        done - 1,
+    )
 
 
 @torch.no_grad()
-def clip_per_site(bank: Aligner, largest: float, alive: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+def clip_per_site(
+    bank: Aligner, largest: float, alive: Callable[[Tensor], Tensor] | None = None
+) -> Tensor:
     """Scale each site's gradient, over all parameters of a bank together, down to norm `largest`.
 
     Args:
@@ -128,7 +144,9 @@ def clip_per_site(bank: Aligner, largest: float, alive: Callable[[Tensor], Tenso
     Returns:
         (S,) the norms before.
     """
-    given = [(p.grad, bank.places(name)) for name, p in bank.named_parameters() if p.grad is not None]
+    given = [
+        (p.grad, bank.places(name)) for name, p in bank.named_parameters() if p.grad is not None
+    ]
     norms = given[0][0].new_zeros(bank.sites)
     for g, at in given:
         norms[at] += g.flatten(1).square().sum(1)
@@ -190,7 +208,8 @@ class Divergence:
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
         """Restore the state from a checkpoint."""
         self.step, self._first = (
-            {bank: value.to(device) for bank, value in state[name].items()} for name in ("step", "first")
+            {bank: value.to(device) for bank, value in state[name].items()}
+            for name in ("step", "first")
         )
 
 
@@ -214,7 +233,9 @@ class SiteSteps:
         averaged: whether weights are averaged; else the parameters hold the last ones.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, aligners: Iterable[Aligner], *, averaged: bool) -> None:
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, aligners: Iterable[Aligner], *, averaged: bool
+    ) -> None:
         self.optimizer, self.averaged = optimizer, averaged
         self.shares: dict[nn.Parameter, Tensor] = {}
         for aligner in aligners:
@@ -245,7 +266,11 @@ class SiteSteps:
         means: dict[nn.Parameter, Tensor] = {}
         for group in self.optimizer.param_groups:
             for parameter in group["params"]:
-                last = self.optimizer.state[parameter].get(LAST) if parameter in self.optimizer.state else None
+                last = (
+                    self.optimizer.state[parameter].get(LAST)
+                    if parameter in self.optimizer.state
+                    else None
+                )
                 if last is not None:
                     means[parameter] = parameter.data
                     parameter.data = last

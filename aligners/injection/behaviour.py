@@ -9,10 +9,23 @@ from torch import Tensor
 
 from aligners.datamodules.asking import TaskBatch
 from aligners.datamodules.rows.policies import Rows
-from aligners.datamodules.rows.reading import read_rows
+from aligners.datamodules.rows.read_rows import read_rows
 from aligners.injection.routes import Route
-from aligners.injection.scoring.scores import ScoredTask, Sums, interval, per_text_sums, score_interval, task_score
-from aligners.injection.scoring.tasks import UnitAnswers, agreement, batch_answers, chosen, one_after_another
+from aligners.injection.scoring.scores import (
+    ScoredTask,
+    Sums,
+    interval,
+    per_text_sums,
+    score_interval,
+    task_score,
+)
+from aligners.injection.scoring.task_scores import (
+    UnitAnswers,
+    agreement,
+    batch_answers,
+    chosen,
+    one_after_another,
+)
 from aligners.models.architectures import Component
 from aligners.models.classifiers import pooler_of, with_head
 from aligners.models.model import FrozenModel, Inputs
@@ -25,7 +38,12 @@ def mapped_rows(layer: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
 
 
 def stitched_logits(
-    target: FrozenModel, inputs: Inputs, site: int, rows: Rows, mapped: Tensor, component: Component = "residual"
+    target: FrozenModel,
+    inputs: Inputs,
+    site: int,
+    rows: Rows,
+    mapped: Tensor,
+    component: Component = "residual",
 ) -> Tensor:
     """The target's answers when its real tokens have these states at a site.
 
@@ -54,7 +72,9 @@ def bank_answers(route: Route, batch: TaskBatch, mapped: Tensor) -> Iterator[Uni
 
 
 def _stitched(route: Route, pair: int, batch: TaskBatch, mapped: Tensor) -> Tensor:
-    return stitched_logits(route.target, batch.inputs, route.pairs[pair][1], batch.rows, mapped, route.component)
+    return stitched_logits(
+        route.target, batch.inputs, route.pairs[pair][1], batch.rows, mapped, route.component
+    )
 
 
 class ReadStates:
@@ -96,7 +116,10 @@ def read_all(routes: Sequence[Route], batch: TaskBatch, *, targets: bool = False
         if targets:
             wanted.setdefault(route.target, set()).update(j for _, j in route.pairs)
     sites, stored = {model: sorted(at) for model, at in wanted.items()}, batch.texts.stored
-    rows = {m: read_rows(m, batch.inputs, at, batch.rows, component, stored.get(m)) for m, at in sites.items()}
+    rows = {
+        m: read_rows(m, batch.inputs, at, batch.rows, component, stored.get(m))
+        for m, at in sites.items()
+    }
     return ReadStates({model: (sites[model], read) for model, read in rows.items()})
 
 
@@ -121,7 +144,9 @@ BEHAVIOUR_COLUMNS = (
 # What stands beside the maps and needs no site, by what is asked: ceilings, then floors.
 OF_LABELS = ("native_x", "native_y", "random_classifier", "random_label", "constant_label")
 OF_TOKENS = ("native_x", "native_y", "unigram")
-DRAWS = {"random_classifier": 20}  # heads: one of two classes answers like Y's own, or the opposite, by chance
+DRAWS = {
+    "random_classifier": 20
+}  # heads: one of two classes answers like Y's own, or the opposite, by chance
 BITS = math.log(2)
 
 
@@ -157,7 +182,9 @@ class Behaviour:
         self.source_pooler = pooler_of(route.source.model) if source_pooler and alike else {}
         self.scored = [*BEHAVIOUR, *(["pooled"] if self.source_pooler else [])]
         # one added to each, so that no token is impossible
-        self._unigrams = None if token_counts is None else ((token_counts + 1) / (token_counts + 1).sum()).log()
+        self._unigrams = (
+            None if token_counts is None else ((token_counts + 1) / (token_counts + 1).sum()).log()
+        )
 
     def injected(self, batch: TaskBatch, mapped: Tensor, own: UnitAnswers) -> dict[str, Tensor]:
         """What Y does with the mapped rows (S, N, d_y) at each site: quantity -> (S, B).
@@ -168,14 +195,23 @@ class Behaviour:
             own: what Y answers by itself.
         """
         sums = self._sums(bank_answers(self.route, batch, mapped), batch, own)
-        return sums | ({"pooled": self._through_source_pooler(batch, mapped)} if self.source_pooler else {})
+        return sums | (
+            {"pooled": self._through_source_pooler(batch, mapped)} if self.source_pooler else {}
+        )
 
     def _through_source_pooler(self, batch: TaskBatch, mapped: Tensor) -> Tensor:
         """Which texts Y's classifier has right if X's pooler reads the mapped rows, (S, B); NaN below the top."""
-        target, right = self.route.target, mapped.new_full((len(mapped), batch.targets.texts), torch.nan)
+        target, right = (
+            self.route.target,
+            mapped.new_full((len(mapped), batch.targets.texts), torch.nan),
+        )
         with with_head(target.model, self.source_pooler):
-            for place in [place for place, (_, site) in enumerate(self.route.pairs) if site == target.depth]:
-                logits = stitched_logits(target, batch.inputs, target.depth, batch.rows, mapped[place])
+            for place in [
+                place for place, (_, site) in enumerate(self.route.pairs) if site == target.depth
+            ]:
+                logits = stitched_logits(
+                    target, batch.inputs, target.depth, batch.rows, mapped[place]
+                )
                 answers = batch_answers(logits, batch.targets, target.class_map)
                 right[place] = per_text_sums(answers.correct, batch.targets)
         return right
@@ -185,16 +221,29 @@ class Behaviour:
         answers = (
             answer
             for name in self.whole
-            for answer in (self._fresh_heads(batch) if name in DRAWS else [self._answers(name, batch, natives)])
+            for answer in (
+                self._fresh_heads(batch) if name in DRAWS else [self._answers(name, batch, natives)]
+            )
         )
-        return {name: sums[:, None] for name, sums in self._sums(answers, batch, natives[self.route.target]).items()}
+        return {
+            name: sums[:, None]
+            for name, sums in self._sums(answers, batch, natives[self.route.target]).items()
+        }
 
-    def _sums(self, each: Iterable[UnitAnswers], batch: TaskBatch, own: UnitAnswers) -> dict[str, Tensor]:
+    def _sums(
+        self, each: Iterable[UnitAnswers], batch: TaskBatch, own: UnitAnswers
+    ) -> dict[str, Tensor]:
         """Sums over the units of each text of several answers, made one by one: quantity -> (answers, B)."""
         results: list[dict[str, Tensor]] = []
         for given in each:
-            units = {"correct": given.correct, "loss": given.loss, "units": torch.ones_like(given.loss)}
-            units["agree"] = given.correct if self.asked.regression else agreement(given.answer, own.answer)
+            units = {
+                "correct": given.correct,
+                "loss": given.loss,
+                "units": torch.ones_like(given.loss),
+            }
+            units["agree"] = (
+                given.correct if self.asked.regression else agreement(given.answer, own.answer)
+            )
             sums = {name: per_text_sums(values, batch.targets) for name, values in units.items()}
             of_texts = self.asked.unit == "text"  # of many tokens there is no one answer
             sums["answer"] = given.answer if of_texts else torch.full_like(sums["loss"], torch.nan)
@@ -206,7 +255,9 @@ class Behaviour:
         target = self.route.target
         (states,) = target.front(batch.inputs, [target.depth])
         for draw in range(DRAWS["random_classifier"]):
-            with target.fresh_head(DRAWS["random_classifier"] * self.seed + draw):  # others for every seed
+            with target.fresh_head(
+                DRAWS["random_classifier"] * self.seed + draw
+            ):  # others for every seed
                 logits = target.tail(batch.inputs, target.depth, states)
             yield batch_answers(logits, batch.targets, one_after_another(target.class_map))
 
@@ -219,7 +270,9 @@ class Behaviour:
         if name == "native_x":  # which need not know the task
             return natives.get(self.route.source, UnitAnswers(nothing, nothing, nothing))
         if name == "unigram":  # the frequencies of tokens in the fitting texts
-            self._unigrams = cast(Tensor, self._unigrams).to(right.device)  # once: a copy to the device waits for it
+            self._unigrams = cast(Tensor, self._unigrams).to(
+                right.device
+            )  # once: a copy to the device waits for it
             answer = self._unigrams.argmax().expand_as(right)
             return UnitAnswers(-self._unigrams[right], (answer == right).float(), answer.double())
         if name == "random_label":
@@ -257,9 +310,20 @@ def behaviour_columns(table: Sums, native: Sums, asked: ScoredTask, seed: int) -
         score = score_interval(asked.score, table["answer"], asked.labels, seed=seed)
         own_score = task_score(asked.score, native["answer"], asked.labels)
     answers = table["answer"], native["answer"]
-    agreement = task_score("pearson", *answers) if asked.regression else table["agree"].sum(-1) / total
+    agreement = (
+        task_score("pearson", *answers) if asked.regression else table["agree"].sum(-1) / total
+    )
     perplexity = loss.exp() if asked.unit == "token" else missing
     per_byte = loss / BITS / asked.bytes_per_token if asked.bytes_per_token else missing
     pooled = table["pooled"].mean(-1) if "pooled" in table else missing
-    losses = loss, *penalties, native_accuracy - accuracies[0], own_score - score[0], perplexity, per_byte
-    return dict(zip(BEHAVIOUR_COLUMNS, (*accuracies, *score, *losses, agreement, pooled), strict=True))
+    losses = (
+        loss,
+        *penalties,
+        native_accuracy - accuracies[0],
+        own_score - score[0],
+        perplexity,
+        per_byte,
+    )
+    return dict(
+        zip(BEHAVIOUR_COLUMNS, (*accuracies, *score, *losses, agreement, pooled), strict=True)
+    )

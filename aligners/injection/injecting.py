@@ -9,24 +9,38 @@ from torch import Tensor, nn
 
 from aligners.datamodules.asking import TaskBatch
 from aligners.datamodules.module import TextModule, stream_of
+from aligners.datamodules.paired_activations import States
 from aligners.datamodules.rows.policies import RowKind
-from aligners.datamodules.rows.reading import PairedBatch, Plan
-from aligners.datamodules.states import States
+from aligners.datamodules.rows.read_rows import PairedBatch, Plan
 from aligners.datamodules.text.sources import TextSource
 from aligners.datamodules.tokens.splits import Split
 from aligners.errors import UserError, check_known
-from aligners.fitting.bank import DIRECTIONS, FORWARD, StoredBank, refuse_other_bank
-from aligners.fitting.moments import moments_of_states
-from aligners.fitting.outcomes import few_rows
-from aligners.fitting.retrieval import HeldOutRows
-from aligners.fitting.training import BankTraining, stored_of
-from aligners.injection.behaviour import OF_LABELS, OF_TOKENS, Behaviour, Natives, own_answers, read_all
-from aligners.injection.methods import CLOSED_FORMS, Method, build_floors, route_methods, seen_by_any, stored_kind
+from aligners.fitting.bank_training import BankTraining, stored_of
+from aligners.fitting.heldout_retrieval import HeldOutRows
+from aligners.fitting.read_moments import moments_of_states
+from aligners.fitting.saved_bank import DIRECTIONS, FORWARD, StoredBank, refuse_other_bank
+from aligners.fitting.training_status import few_rows
+from aligners.injection.behaviour import (
+    OF_LABELS,
+    OF_TOKENS,
+    Behaviour,
+    Natives,
+    own_answers,
+    read_all,
+)
+from aligners.injection.methods import (
+    CLOSED_FORMS,
+    Method,
+    build_floors,
+    route_methods,
+    seen_by_any,
+    stored_kind,
+)
 from aligners.injection.panels import Panel, PanelBatch
 from aligners.injection.routes import InjectedTask, Route, paired_routes
 from aligners.injection.scoring.scores import ScoredTask, wrong_order
-from aligners.injection.scoring.tasks import matched_by_number
-from aligners.models.loading.models import check_precision
+from aligners.injection.scoring.task_scores import matched_by_number
+from aligners.models.loading.load_models import check_precision
 from aligners.models.model import FrozenModel
 from aligners.progress import hidden
 from aligners.similarity.algebra.moments import Moments
@@ -75,7 +89,9 @@ class Evaluation(pl.LightningModule):
         """Start afresh, as an evaluation may run twice; texts that maps were fitted on are not held out."""
         self.stream: Any = stream_of(self.trainer, self.kind)
         self.panels, self.rows = nn.ModuleList(), []
-        self.stream.leave_out({str(bank.path): bank.fitted for bank in self.stored if bank.fitted is not None})
+        self.stream.leave_out(
+            {str(bank.path): bank.fitted for bank in self.stored if bank.fitted is not None}
+        )
         self.n_texts = len(self.stream.split("test"))
         self.prepare_panels()
 
@@ -106,7 +122,9 @@ class Evaluation(pl.LightningModule):
         """Yield each, and tell the progress bar when it is done."""
         for method in methods:
             yield method
-            getattr(self.trainer.progress_bar_callback, "part_done", int)()  # Lightning's own bars know no parts
+            getattr(
+                self.trainer.progress_bar_callback, "part_done", int
+            )()  # Lightning's own bars know no parts
 
     def on_test_start(self) -> None:
         """Run the self-test, on a few of the held-out texts."""
@@ -118,7 +136,9 @@ class Evaluation(pl.LightningModule):
         """One row for every method and site, in each panel."""
         panels = cast(Sequence[Panel], self.panels)
         self.rows = [row for panel in panels for row in panel.rows(quiet=hidden(self._trainer))]
-        self.doubt_orders({name: answers for panel in panels for name, answers in panel.native_answers.items()})
+        self.doubt_orders(
+            {name: answers for panel in panels for name, answers in panel.native_answers.items()}
+        )
 
     def doubt_orders(self, native: dict[str, Tensor]) -> None:
         """Caution in the report, which is printed next, about classifiers whose classes seem to be in another order.
@@ -128,7 +148,9 @@ class Evaluation(pl.LightningModule):
         """
         if self.asked is None or self.asked.labels is None or self.asked.regression:
             return
-        cautions = [wrong_order(name, answers, self.asked.labels) for name, answers in native.items()]
+        cautions = [
+            wrong_order(name, answers, self.asked.labels) for name, answers in native.items()
+        ]
         self.meta["cautions"] = [*self.meta["cautions"], *filter(None, cautions)]
 
 
@@ -178,12 +200,20 @@ class InjectionEvaluation(Evaluation):
     ) -> None:
         super().__init__(seed)
         check_known(CLOSED_FORMS, closed_form=closed_form)
-        banks = [stored_of(maps) for maps in ([stored] if isinstance(stored, BankTraining) else stored)]
+        banks = [
+            stored_of(maps) for maps in ([stored] if isinstance(stored, BankTraining) else stored)
+        ]
         if all(bank.moments is None for bank in banks):
-            raise UserError("Expected a checkpoint of `train.py fit` in `stored`, whose moments floors need.")
+            raise UserError(
+                "Expected a checkpoint of `train.py fit` in `stored`, whose moments floors need."
+            )
         self.stored, self.closed_form = banks, list(closed_form)
         self.both_directions, self.other_text = both_directions, other_text
-        self.masked_share, self.fitting_errors, self.source_pooler = masked_share, fitting_errors, source_pooler
+        self.masked_share, self.fitting_errors, self.source_pooler = (
+            masked_share,
+            fitting_errors,
+            source_pooler,
+        )
 
     # ------------------------------------------------------------------ before
 
@@ -195,12 +225,28 @@ class InjectionEvaluation(Evaluation):
         check_stored(self.stored, described, reader.sites)
         self.routes = paired_routes(data, both_directions=self.both_directions)
         task = InjectedTask.of(data, self.routes, masked_share=self.masked_share, seed=self.seed)
-        self.not_injected, self.answering, self.asked = task.not_injected, task.answering, task.asked
-        known = [checkpoint for checkpoint in reversed(self.stored) if checkpoint.moments is not None]
-        self.fitted = {stored_kind(checkpoint): cast(Moments, checkpoint.moments) for checkpoint in known}
+        self.not_injected, self.answering, self.asked = (
+            task.not_injected,
+            task.answering,
+            task.asked,
+        )
+        known = [
+            checkpoint for checkpoint in reversed(self.stored) if checkpoint.moments is not None
+        ]
+        self.fitted = {
+            stored_kind(checkpoint): cast(Moments, checkpoint.moments) for checkpoint in known
+        }
         injects = [TOKENS] if self.injected_into() else []
         self.kinds = list(dict.fromkeys([reader.kind, *map(stored_kind, self.stored), *injects]))
-        data.plan(Plan(self.kinds, seen_by_any(self.stored, data), self.other_text, task.asking, self.fitting_errors))
+        data.plan(
+            Plan(
+                self.kinds,
+                seen_by_any(self.stored, data),
+                self.other_text,
+                task.asking,
+                self.fitting_errors,
+            )
+        )
         masked = self.asked is not None and self.asked.task == "masked"
         answers = self.about_answers(task.labels or {})
         self.meta = {
@@ -209,7 +255,9 @@ class InjectionEvaluation(Evaluation):
             **answers,
             "cautions": answers["cautions"] + few_rows(*self.fitted.values()),
             "masked_share": self.masked_share if masked else None,
-            "not_injected": {DIRECTIONS[r.key]: why for r, why in self.not_injected.items() if why is not None},
+            "not_injected": {
+                DIRECTIONS[r.key]: why for r, why in self.not_injected.items() if why is not None
+            },
         }
 
     def on_test_start(self) -> None:
@@ -229,24 +277,35 @@ class InjectionEvaluation(Evaluation):
             for kind in self.kinds:
                 injects = kind == TOKENS and self.not_injected[route] is None
                 if injects or kind == self.stream.reader.kind or kind in self.fitted:
-                    self.panels.append(self._panel(route, kind, moments[str(kind)], methods, injects))
+                    self.panels.append(
+                        self._panel(route, kind, moments[str(kind)], methods, injects)
+                    )
         self.panels.to(self.device)
 
     def _fitted_alike(self) -> dict[RowKind, Moments]:
         """The moments of checkpoints, without those that have far rows where this run leaves them out, or lack them."""
         if not self.stream.far.any():
             return self.fitted
-        other = {stored_kind(bank) for bank in self.stored if bank.data.get("far_rows", "keep") != self.stream.far_rows}
+        other = {
+            stored_kind(bank)
+            for bank in self.stored
+            if bank.data.get("far_rows", "keep") != self.stream.far_rows
+        }
         return {kind: moments for kind, moments in self.fitted.items() if kind not in other}
 
     def _validation_moments(self) -> Moments | None:
         """Moments on which ridges that no checkpoint holds choose their strength, as in a fit."""
-        held = [any("ridge" in bank.maps.get(route.key, {}) for bank in self.stored) for route in self.routes]
+        held = [
+            any("ridge" in bank.maps.get(route.key, {}) for bank in self.stored)
+            for route in self.routes
+        ]
         if "ridge" not in self.closed_form or all(held):
             return None
         first = next(bank for bank in self.stored if bank.moments is not None)
         kind, device = stored_kind(first), cast(Moments, first.moments).n.device
-        return Moments(*(part.to(device) for part in self._moments("validation", [kind])[str(kind)]))
+        return Moments(
+            *(part.to(device) for part in self._moments("validation", [kind])[str(kind)])
+        )
 
     def _moments(self, split: Split, kinds: Sequence[RowKind]) -> dict[str, Moments]:
         """Moments of some kinds of rows, on the texts of a split."""
@@ -257,7 +316,14 @@ class InjectionEvaluation(Evaluation):
 
         return moments_of_states(self.stream, rows_of, split, kinds=[str(kind) for kind in kinds])
 
-    def _panel(self, route: Route, kind: RowKind, moments: Moments, methods: Sequence[Method], injects: bool) -> Panel:
+    def _panel(
+        self,
+        route: Route,
+        kind: RowKind,
+        moments: Moments,
+        methods: Sequence[Method],
+        injects: bool,
+    ) -> Panel:
         moments = moments if route.key == FORWARD else moments.swap()
         sizes = len(route.pairs), route.source.width, route.target.width
         return Panel(
@@ -280,12 +346,16 @@ class InjectionEvaluation(Evaluation):
             return Behaviour(route, scored, OF_LABELS, self.seed, source_pooler=self.source_pooler)
         tokens, special, _ = self.stream.split("fit").first_tokens()
         counted = tokens if scored.task == "causal" else tokens[~special]
-        counts = counted.long().bincount(minlength=route.target.model.config.get_text_config().vocab_size)
+        counts = counted.long().bincount(
+            minlength=route.target.model.config.get_text_config().vocab_size
+        )
         return Behaviour(route, scored, OF_TOKENS, self.seed, counts)
 
     def injected_into(self) -> list[FrozenModel]:
         """The targets of the routes on which states are injected."""
-        return list(dict.fromkeys(route.target for route, why in self.not_injected.items() if why is None))
+        return list(
+            dict.fromkeys(route.target for route, why in self.not_injected.items() if why is None)
+        )
 
     # ------------------------------------------------------------------ the passes
 
@@ -306,11 +376,17 @@ class InjectionEvaluation(Evaluation):
                 panel.update_squares(split, read, self.each)
                 continue
             if panel.behaviour is not None:
-                read = read._replace(task=task, injected=None if states is None else states.sources(panel.route))
+                read = read._replace(
+                    task=task, injected=None if states is None else states.sources(panel.route)
+                )
             if beside is not None:
                 read = read._replace(beside=_oriented(beside, panel.route))
                 if panel.behaviour is not None and self.stream.far_rows == "leave_out":
-                    own = cast(PanelBatch, read.beside).target if states is None else states.targets(panel.route)
+                    own = (
+                        cast(PanelBatch, read.beside).target
+                        if states is None
+                        else states.targets(panel.route)
+                    )
                     read = read._replace(own=own)
             panel.update(read, natives, self.each)
 
@@ -326,7 +402,9 @@ def _oriented(batch: PairedBatch, route: Route) -> PanelBatch:
     return PanelBatch(batch, *((batch.x, batch.y) if route.key == FORWARD else (batch.y, batch.x)))
 
 
-def check_stored(stored: Sequence[StoredBank], present: dict[str, Any], sites: list[tuple[int, int]]) -> None:
+def check_stored(
+    stored: Sequence[StoredBank], present: dict[str, Any], sites: list[tuple[int, int]]
+) -> None:
     """Raise unless checkpoints are of the models and site pairs of a run.
 
     Args:

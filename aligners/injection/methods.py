@@ -10,12 +10,12 @@ from typing import Any, NamedTuple, Self, cast
 from torch import Tensor, nn
 
 from aligners.datamodules.rows.policies import RowKind
-from aligners.datamodules.rows.types import SeenTypes
+from aligners.datamodules.rows.row_types import SeenTypes
 from aligners.errors import UserError
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.bank import BACKWARD, FORWARD, StoredBank, refuse_other_bank
 from aligners.fitting.fits import fit_map
-from aligners.fitting.outcomes import CLOSED, how_fitted, outcomes
+from aligners.fitting.saved_bank import BACKWARD, FORWARD, StoredBank, refuse_other_bank
+from aligners.fitting.training_status import CLOSED, how_fitted, outcomes
 from aligners.injection.behaviour import OF_LABELS, OF_TOKENS, mapped_rows
 from aligners.injection.routes import Route
 from aligners.maps.affine import AffineLayer
@@ -62,7 +62,9 @@ class Method(NamedTuple):
     aligner: Aligner | None = None
 
     @classmethod
-    def of(cls, name: str, role: str, aligner: Aligner, about: dict[str, Any], *, turned: bool = False) -> Self:
+    def of(
+        cls, name: str, role: str, aligner: Aligner, about: dict[str, Any], *, turned: bool = False
+    ) -> Self:
         """The method of an aligner, or of its inverse.
 
         Args:
@@ -74,7 +76,9 @@ class Method(NamedTuple):
         """
         there, back = (aligner.inverse, aligner) if turned else (aligner, aligner.inverse)
         inverse = back if aligner.invertible else None
-        return cls(name, role, lambda rows, batch: mapped_rows(there, rows), inverse, about, aligner)
+        return cls(
+            name, role, lambda rows, batch: mapped_rows(there, rows), inverse, about, aligner
+        )
 
     def outcome(self, site: int) -> str | None:
         """What came of its training at a site pair; None for what was not trained."""
@@ -83,7 +87,10 @@ class Method(NamedTuple):
 
 
 def route_methods(
-    route: Route, stored: Sequence[StoredBank], closed_form: Sequence[str], validation: Moments | None = None
+    route: Route,
+    stored: Sequence[StoredBank],
+    closed_form: Sequence[str],
+    validation: Moments | None = None,
 ) -> tuple[list[Method], dict[str, str]]:
     """The maps of one direction: closed forms that no checkpoint holds, then those of the checkpoints.
 
@@ -111,7 +118,11 @@ def route_methods(
         except ValueError as error:
             refusals[name] = str(error)
         else:
-            about = {**describe_map(aligner), "fitted_on": str(stored_kind(first)), "checkpoint": None}
+            about = {
+                **describe_map(aligner),
+                "fitted_on": str(stored_kind(first)),
+                "checkpoint": None,
+            }
             methods.append(Method.of(name, "method", aligner, about))
     return [*methods, *held.values()], refusals
 
@@ -126,7 +137,9 @@ def _held_by(stored: Sequence[StoredBank], route: str) -> dict[str, Method]:
             maps |= {name: (aligner, FORWARD) for name, aligner in forward if aligner.bijective}
         for name, (aligner, fitted) in maps.items():
             turned, taken = fitted != route, {*FLOORS, *OF_LABELS, *OF_TOKENS, *methods}
-            free = next(n for n in chain([name], (f"{name}_{k}" for k in count(2))) if n not in taken)
+            free = next(
+                n for n in chain([name], (f"{name}_{k}" for k in count(2))) if n not in taken
+            )
             about = {
                 **describe_map(aligner, turned),
                 **({"fit": TASK_LOSS} if bank.command == "stitch" else {}),
@@ -158,7 +171,9 @@ def build_floors(route: Route, moments: Moments, seed: int) -> list[Method]:
         return gaussian(batch.texts.text_numbers, batch.rows.counts, rows.device)
 
     about = {"class": "GaussianStates", "fit": CLOSED, "bijective": False}
-    methods = [Method.of(name, "floor", aligner, describe_map(aligner)) for name, aligner in floors.items()]
+    methods = [
+        Method.of(name, "floor", aligner, describe_map(aligner)) for name, aligner in floors.items()
+    ]
     return [*methods, Method("random_embedding", "floor", drawn, None, about)]
 
 
@@ -182,7 +197,12 @@ def describe_map(aligner: Aligner, turned: bool = False) -> dict[str, Any]:
 TASK_LOSS = "task loss"  # how stitching layers were fitted, as reports say it
 
 
-OTHERS = ("models", "revisions", "masked_share", "sites")  # of `stitched_texts`, not of `pair_states`
+OTHERS = (
+    "models",
+    "revisions",
+    "masked_share",
+    "sites",
+)  # of `stitched_texts`, not of `pair_states`
 
 
 def between_two_models(bank: StoredBank) -> StoredBank:
@@ -209,7 +229,10 @@ def between_two_models(bank: StoredBank) -> StoredBank:
         )
     rows = {"rows": "tokens", "special_tokens": True, "held_out_types": 0.0, "far_rows": "keep"}
     named = {f"model_{side}": name for side, name in zip("xy", config["models"], strict=True)}
-    named |= {f"revision_{side}": name for side, name in zip("xy", config["revisions"] or [None] * 2, strict=True)}
+    named |= {
+        f"revision_{side}": name
+        for side, name in zip("xy", config["revisions"] or [None] * 2, strict=True)
+    }
     sites = {"sites": ",".join(f"{i}:{j}" for i, j in bank.pairs.get(FORWARD, []))}
     rest = {name: value for name, value in config.items() if name not in OTHERS}
     data = {**bank.data, **rows, "models": dict(zip("xy", models, strict=True))}
@@ -229,10 +252,19 @@ def seen_by_any(stored: Sequence[StoredBank], data: Any) -> SeenTypes:
     """
     unknown, present = SeenTypes(None, frozenset()), data.config()
     decide = ("text", "rows", "special_tokens", "max_length")
-    of_the_run = [all(bank.data_config[name] == present[name] for name in decide) for bank in stored]
-    types = [bank.seen or (data.seen if own else unknown) for bank, own in zip(stored, of_the_run, strict=True)]
+    of_the_run = [
+        all(bank.data_config[name] == present[name] for name in decide) for bank in stored
+    ]
+    types = [
+        bank.seen or (data.seen if own else unknown)
+        for bank, own in zip(stored, of_the_run, strict=True)
+    ]
     kinds = {seen.kind for seen in types}
-    return unknown if len(kinds) > 1 else SeenTypes(kinds.pop(), frozenset().union(*(seen.names for seen in types)))
+    return (
+        unknown
+        if len(kinds) > 1
+        else SeenTypes(kinds.pop(), frozenset().union(*(seen.names for seen in types)))
+    )
 
 
 # ---------------------------------------------------------------------- maps of an earlier run in a stitching run
@@ -270,12 +302,16 @@ def fitted_layers(bank: StoredBank, routes: Sequence[Route], models: Sequence[Fr
         layers[key] = {}
         for name, aligner in maps.items():
             if not aligner.closed_form:
-                layers[key][f"{name}_stitched"] = copy.deepcopy(aligner).requires_grad_(True).train()
+                layers[key][f"{name}_stitched"] = (
+                    copy.deepcopy(aligner).requires_grad_(True).train()
+                )
             elif isinstance(aligner, Affine):
                 moments = cast(Moments, bank.moments)
                 layer = AffineLayer(aligner.sites, aligner.d_x, aligner.d_y, start="linear")
                 layer.adopt(aligner, moments if key == FORWARD else moments.swap())
                 layers[key][f"{name}_stitched"] = layer
             else:
-                logger.warning("%s holds %s, which has nothing to train and is left out.", bank.path, name)
+                logger.warning(
+                    "%s holds %s, which has nothing to train and is left out.", bank.path, name
+                )
     return layers

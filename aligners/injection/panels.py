@@ -11,12 +11,33 @@ from torch import Tensor, nn
 from aligners.datamodules.asking import TaskBatch
 from aligners.datamodules.rows.policies import Rows
 from aligners.errors import finite
-from aligners.fitting.errors import FAR_COLUMNS, FarErrors, far_columns, squared_distances, squared_errors
-from aligners.fitting.retrieval import RETRIEVAL_COLUMNS, HeldOutRows
-from aligners.injection.behaviour import BEHAVIOUR, BEHAVIOUR_COLUMNS, DRAWS, Behaviour, Natives, behaviour_columns
+from aligners.fitting.heldout_retrieval import RETRIEVAL_COLUMNS, HeldOutRows
+from aligners.fitting.map_errors import (
+    FAR_COLUMNS,
+    FarErrors,
+    far_columns,
+    squared_distances,
+    squared_errors,
+)
+from aligners.injection.behaviour import (
+    BEHAVIOUR,
+    BEHAVIOUR_COLUMNS,
+    DRAWS,
+    Behaviour,
+    Natives,
+    behaviour_columns,
+)
 from aligners.injection.methods import Method
 from aligners.injection.routes import Route
-from aligners.injection.scoring.scores import Sums, TextScores, UnitMeans, interval, named, of_unseen, per_text_sums
+from aligners.injection.scoring.scores import (
+    Sums,
+    TextScores,
+    UnitMeans,
+    interval,
+    named,
+    of_unseen,
+    per_text_sums,
+)
 from aligners.maps.canonical import reduced_mse
 from aligners.progress import track
 
@@ -32,7 +53,9 @@ ERROR_COLUMNS = (
 Inverse = Callable[[Tensor], Tensor]
 
 
-def text_totals(rows: Rows, source: Tensor, target: Tensor, mean_source: Tensor | None, mean_target: Tensor) -> Sums:
+def text_totals(
+    rows: Rows, source: Tensor, target: Tensor, mean_source: Tensor | None, mean_target: Tensor
+) -> Sums:
     """What the errors of every method are compared with: those of `ERRORS` that need none, quantity -> (S, B).
 
     Args:
@@ -43,7 +66,11 @@ def text_totals(rows: Rows, source: Tensor, target: Tensor, mean_source: Tensor 
         mean_target: (S, 1, d_y) that of the target.
     """
     total = squared_distances(target, mean_target)
-    back = torch.full_like(total, torch.nan) if mean_source is None else squared_distances(source, mean_source)
+    back = (
+        torch.full_like(total, torch.nan)
+        if mean_source is None
+        else squared_distances(source, mean_source)
+    )
     return {
         "total": per_text_sums(total, rows),
         "total_unseen": per_text_sums(of_unseen(total, rows), rows),
@@ -52,7 +79,9 @@ def text_totals(rows: Rows, source: Tensor, target: Tensor, mean_source: Tensor 
     }
 
 
-def text_errors(rows: Rows, source: Tensor, target: Tensor, mapped: Tensor, inverse: Inverse | None) -> Sums:
+def text_errors(
+    rows: Rows, source: Tensor, target: Tensor, mapped: Tensor, inverse: Inverse | None
+) -> Sums:
     """How far the mapped rows are from Y's own, and the inverse's from X's: the others of `ERRORS`, each (S, B).
 
     Where there is no inverse, what is said of it is NaN; an inverse that gives no number is infinitely far off.
@@ -73,7 +102,9 @@ def text_errors(rows: Rows, source: Tensor, target: Tensor, mapped: Tensor, inve
     }
     errors = {name: per_text_sums(part, rows) for name, part in values.items()}
     if inverse is None:
-        return errors | dict.fromkeys(("back", "gap"), torch.full_like(errors["squares"], torch.nan))
+        return errors | dict.fromkeys(
+            ("back", "gap"), torch.full_like(errors["squares"], torch.nan)
+        )
     back, gap = squared_errors(inverse(target), source), (inverse(mapped) - source).abs_().amax(-1)
     errors["back"] = per_text_sums(back.nan_to_num(torch.inf, torch.inf), rows)
     return errors | {"gap": _per_text_largest(gap.nan_to_num(torch.inf, torch.inf), rows)}
@@ -81,10 +112,14 @@ def text_errors(rows: Rows, source: Tensor, target: Tensor, mapped: Tensor, inve
 
 def _per_text_largest(values: Tensor, rows: Rows) -> Tensor:
     """The largest over the rows of each text of a batch: (S, N) -> (S, B)."""
-    return values.new_zeros(len(values), rows.texts).scatter_reduce(1, rows.owner.expand_as(values), values, "amax")
+    return values.new_zeros(len(values), rows.texts).scatter_reduce(
+        1, rows.owner.expand_as(values), values, "amax"
+    )
 
 
-def error_columns(table: Sums, other: Sums, rows: Tensor, width: int, seed: int) -> dict[str, Tensor]:
+def error_columns(
+    table: Sums, other: Sums, rows: Tensor, width: int, seed: int
+) -> dict[str, Tensor]:
     """Each of `ERROR_COLUMNS` as (methods, S), over all texts.
 
     Args:
@@ -192,7 +227,11 @@ class Panel(nn.Module):
         sites = len(route.pairs)
         scored = [*(ERRORS if means else []), *(behaviour.scored if behaviour else [])]
         self.scores = TextScores(scored, len(self.methods), sites, texts)
-        self.answers = [name for name in (behaviour.whole if behaviour else ()) for _ in range(DRAWS.get(name, 1))]
+        self.answers = [
+            name
+            for name in (behaviour.whole if behaviour else ())
+            for _ in range(DRAWS.get(name, 1))
+        ]
         self.whole = TextScores(BEHAVIOUR, len(self.answers), 1, texts) if behaviour else None
         self.lengths = TextScores(COUNTED, 1, 1, texts)
         self.native_answers: dict[str, Tensor] = {}  # model -> (texts,), once there are rows
@@ -228,7 +267,9 @@ class Panel(nn.Module):
                 put = put if read.own is None else self._beside_far(put, read)
                 sums |= self.behaviour.injected(read.task, put, natives[self.route.target])
             results.append(sums)
-        self.scores.update(text, {name: torch.stack([e[name] for e in results]) for name in self.scores.quantities})
+        self.scores.update(
+            text, {name: torch.stack([e[name] for e in results]) for name in self.scores.quantities}
+        )
         if read.beside is not None and totals:
             self._update_beside(read.beside)
 
@@ -238,7 +279,9 @@ class Panel(nn.Module):
             mean = cast(Tensor, self.mean_target)[:, 0]
             self.far_errors.extend(FarErrors(mean).to(mean.device) for _ in self.methods)
         for method, errors in zip(self.methods, self.far_errors, strict=True):
-            cast(FarErrors, errors).update(method.map(read.source, read.batch), cast(Tensor, read.target))
+            cast(FarErrors, errors).update(
+                method.map(read.source, read.batch), cast(Tensor, read.target)
+            )
 
     @staticmethod
     def _beside_far(mapped: Tensor, read: PanelBatch) -> Tensor:
@@ -252,16 +295,25 @@ class Panel(nn.Module):
 
     def update_squares(self, split: str, read: PanelBatch, each: EachMethod = iter) -> None:
         """Measure how far every method is off at every site on a batch of another source, or of the fitting texts."""
-        rows, target, mean = read.batch.rows, cast(Tensor, read.target), cast(Tensor, self.mean_target)
+        rows, target, mean = (
+            read.batch.rows,
+            cast(Tensor, read.target),
+            cast(Tensor, self.mean_target),
+        )
         total = per_text_sums(squared_distances(target, mean), rows)
-        errors = (squared_errors(method.map(read.source, read.batch), target) for method in each(self.methods))
+        errors = (
+            squared_errors(method.map(read.source, read.batch), target)
+            for method in each(self.methods)
+        )
         sums = torch.stack([per_text_sums(part, rows) for part in errors])
         squares = dict(zip(SQUARES, (sums, total.expand_as(sums)), strict=True))  # (methods, S, B)
         if split == "other" and self.elsewhere is not None:
             self.elsewhere.update(read.batch.texts.text, squares)
         elif self.fitting is not None:
             counts = torch.as_tensor(rows.counts, device=read.source.device)
-            self.fitting.update(torch.cat([counts[None].double(), torch.stack([*squares.values()]).flatten(0, -2)]))
+            self.fitting.update(
+                torch.cat([counts[None].double(), torch.stack([*squares.values()]).flatten(0, -2)])
+            )
 
     # ------------------------------------------------------------------ after
 
@@ -295,7 +347,9 @@ class Panel(nn.Module):
             native = {name: values[index, 0] for name, values in whole.items()}
             x, y = self.route.source.name, self.route.target.name
             own, answers = {"native_x": x, "native_y": y, "native": y}, whole["answer"][:, 0]
-            self.native_answers = {own[name]: answers[place] for place, name in enumerate(names) if name in own}
+            self.native_answers = {
+                own[name]: answers[place] for place, name in enumerate(names) if name in own
+            }
             without = behaviour_columns(whole, native, task, self.seed)
             for name, draws in groupby(range(len(names)), lambda place: names[place]):
                 role = "ceiling" if name.startswith("native") else "floor"
@@ -304,7 +358,9 @@ class Panel(nn.Module):
             overflows |= ~table["loss"].isfinite().all(-1)
         if self.mean_target is not None:
             columns |= self._errors(table, counted)
-            overflows |= (~table["squares"].isfinite() | table["back"].isinf() | table["gap"].isinf()).any(-1)
+            overflows |= (
+                ~table["squares"].isfinite() | table["back"].isinf() | table["gap"].isinf()
+            ).any(-1)
         drawn = None if self.retrieval is None else self.retrieval.end()
         methods = list(enumerate(self.methods))
         for place, method in track(methods, "Retrieval", disable=quiet or drawn is None):
@@ -316,22 +372,40 @@ class Panel(nn.Module):
                 about = {"fitted_on": self.kind, **method.about, "training": method.outcome(s)}
                 extra = {"mse_reduced": reduced[s], "overflow": bool(overflows[place, s])}
                 extra |= {name: finite(values[s]) for name, values in retrieved.items()}
-                yield _row(method.name, method.role, pair, about, _figures(columns, place, s) | extra)
+                yield _row(
+                    method.name, method.role, pair, about, _figures(columns, place, s) | extra
+                )
 
     def _errors(self, table: dict[str, Tensor], counted: Tensor) -> dict[str, Tensor]:
         """The columns of the held-out rows, of other texts, and of the fitting rows, each (methods, S)."""
         width, nothing = self.route.target.width, torch.full_like(table["squares"], torch.nan)
-        other = dict.fromkeys(SQUARES, nothing) if self.elsewhere is None else self.elsewhere.compute()
+        other = (
+            dict.fromkeys(SQUARES, nothing) if self.elsewhere is None else self.elsewhere.compute()
+        )
         shape = len(SQUARES), len(self.methods), len(self.route.pairs)
-        sums = torch.full((1 + math.prod(shape),), torch.nan) if self.fitting is None else self.fitting.compute().cpu()
+        sums = (
+            torch.full((1 + math.prod(shape),), torch.nan)
+            if self.fitting is None
+            else self.fitting.compute().cpu()
+        )
         squares, total = sums[1:].reshape(shape)
         fitted = squares / (sums[0] * width), squares / total, (squares / total).sqrt()
-        columns = error_columns(table, other, counted, width, self.seed) | dict(zip(FITTING, fitted, strict=True))
+        columns = error_columns(table, other, counted, width, self.seed) | dict(
+            zip(FITTING, fitted, strict=True)
+        )
         each = [cast(FarErrors, errors).compute().cpu() for errors in self.far_errors]
-        return columns | far_columns(self.far_rows, torch.stack(each) if each else None, columns["fvu"])
+        return columns | far_columns(
+            self.far_rows, torch.stack(each) if each else None, columns["fvu"]
+        )
 
 
-def _row(name: str, role: str, pair: Sequence[int | None], about: Mapping[str, Any], found: dict[str, Any]) -> Row:
+def _row(
+    name: str,
+    role: str,
+    pair: Sequence[int | None],
+    about: Mapping[str, Any],
+    found: dict[str, Any],
+) -> Row:
     """The columns of a method at a site pair; null where nothing was found."""
     return {
         "method": name,
@@ -349,11 +423,15 @@ def _over_draws(columns: dict[str, Tensor], draws: list[int]) -> dict[str, Any]:
     """One row's figures: of several draws the mean, whose interval ends at the least and the largest of them."""
     if len(draws) == 1:
         return _figures(columns, draws[0], 0)
-    found: dict[str, Any] = {"fit": f"mean of {len(draws)} draws, interval from the least to the largest"}
+    found: dict[str, Any] = {
+        "fit": f"mean of {len(draws)} draws, interval from the least to the largest"
+    }
     ends: dict[str, Callable[[Tensor], Tensor]] = {"low": torch.amin, "high": torch.amax}
     for name, values in columns.items():
         base, _, end = name.rpartition("_")
-        found[name] = finite(ends.get(end, torch.mean)((columns[base] if end in ends else values)[draws, 0]))
+        found[name] = finite(
+            ends.get(end, torch.mean)((columns[base] if end in ends else values)[draws, 0])
+        )
     return found
 
 

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from aligners.datamodules.asking import TaskBatch, check_mask, task_batch
 from aligners.datamodules.batches import TextBatch
+from aligners.datamodules.paired_activations import States
 from aligners.datamodules.rows.sites import route_sites
-from aligners.datamodules.states import States
 from aligners.datamodules.text.labels import known_labels
 from aligners.datamodules.tokens.tokenised import same_tokenizer
 from aligners.errors import UserError, check_known
-from aligners.fitting.bank import BACKWARD, FORWARD
+from aligners.fitting.saved_bank import BACKWARD, FORWARD
 from aligners.injection.scoring.scores import ScoredTask
-from aligners.injection.scoring.tasks import check_labels, match_heads
+from aligners.injection.scoring.task_scores import check_labels, match_heads
 from aligners.models.architectures import Component
 from aligners.models.model import FrozenModel
 
@@ -58,7 +58,10 @@ class Route:
 
 
 def build_routes(
-    models: Sequence[FrozenModel], sites: str | Sequence[str | int], wanted: Routes, component: Component = "residual"
+    models: Sequence[FrozenModel],
+    sites: str | Sequence[str | int],
+    wanted: Routes,
+    component: Component = "residual",
 ) -> list[Route]:
     """The routes between models, none of them twice.
 
@@ -76,7 +79,9 @@ def build_routes(
     routes: list[Route] = []
     taken = set()
     for a, b in route_numbers(len(models), wanted):
-        places = [(models[a], models[b], pair) for pair in route_sites(sites, depths, a, b, component)]
+        places = [
+            (models[a], models[b], pair) for pair in route_sites(sites, depths, a, b, component)
+        ]
         new = tuple(place[-1] for place in places if place not in taken)
         if new:
             routes.append(Route(f"{a}_{b}", models[a], models[b], new, component))
@@ -97,7 +102,12 @@ def route_numbers(count: int, wanted: Routes) -> list[tuple[int, int]]:
 
 
 def check_routes(
-    routes: Sequence[Route], labels: Tensor | None, source: str, *, allow_mixed: bool, gradients: bool
+    routes: Sequence[Route],
+    labels: Tensor | None,
+    source: str,
+    *,
+    allow_mixed: bool,
+    gradients: bool,
 ) -> None:
     """Raise if a route cannot be stitched, or would measure something else.
 
@@ -209,11 +219,17 @@ class InjectedTask:
         check_mask(first)
         asking = partial(task_batch, model=first, masked_share=masked_share, seed=data.seed)
         labels = match_heads(data, targets, models) if first.task == "classification" else None
-        answering = [model for model in dict.fromkeys(models) if model.task == first.task] if labels is None else labels
+        answering = (
+            [model for model in dict.fromkeys(models) if model.task == first.task]
+            if labels is None
+            else labels
+        )
         return cls(why, list(answering), labels, ScoredTask.of(data, first, seed=seed), asking)
 
 
-def _no_injection(route: Route, data: States, first: Route, why: dict[Route, str | None]) -> str | None:
+def _no_injection(
+    route: Route, data: States, first: Route, why: dict[Route, str | None]
+) -> str | None:
     """Why states cannot be put into the target of a route, or None.
 
     Args:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from aligners.errors import UserError, check_known, check_range
 from aligners.maps.base import Aligner, BankLinear, Scaled
 from aligners.maps.linear import NULL, Affine, deviations, least_squares, procrustes_rotation
-from aligners.maps.solving import batch_inverse, batch_solve
+from aligners.maps.matrices import batch_inverse, batch_solve
 from aligners.similarity.algebra.moments import Moments, squares
 
 # How far from zero, in standard deviations, a start puts what the LayerNorm normalises. At 0 the layer starts by giving
@@ -18,7 +18,9 @@ from aligners.similarity.algebra.moments import Moments, squares
 # further from zero, the less it costs, and the less use the layer can learn to make of its LayerNorm.
 _LEVEL = 4.0
 _SMALLEST_VARIANCE = 1e-6  # of a feature, as a share of the mean variance
-_ORTHOGONAL = 1e-4  # how far WᵀW may be from the identity: no further than single precision takes it
+_ORTHOGONAL = (
+    1e-4  # how far WᵀW may be from the identity: no further than single precision takes it
+)
 
 Start = Literal["identity", "linear", "procrustes", "random"]
 
@@ -42,7 +44,9 @@ class Started(Scaled):
             )
         check_range(least=0, ridge=ridge)
         self.start, self.ridge = start, ridge
-        self.rows_needed = d_x + 1 if start == "linear" else 2  # for least squares, one more than there are unknowns
+        self.rows_needed = (
+            d_x + 1 if start == "linear" else 2
+        )  # for least squares, one more than there are unknowns
 
     @abstractmethod
     def _begin(self, weight: Tensor, offset: Tensor, moments: Moments) -> None:
@@ -62,7 +66,9 @@ class Started(Scaled):
         offset = moments.mean_y
         if self.start == "identity":
             offset = moments.mean_x
-            weight = torch.eye(self.d_x, dtype=torch.float64, device=offset.device).repeat(self.sites, 1, 1)
+            weight = torch.eye(self.d_x, dtype=torch.float64, device=offset.device).repeat(
+                self.sites, 1, 1
+            )
         elif self.start == "linear":
             weight = least_squares(moments, self.ridge)
         else:
@@ -88,7 +94,9 @@ class Started(Scaled):
                 f"Linear, Procrustes or CCA, but got {type(aligner).__name__} with {others}. Train an aligner of "
                 "another kind as it is, and set `start` for the identity."
             )
-        mean_x, weight, offset = (part.double() for part in (aligner.mean_x, aligner.weight, aligner.mean_y))
+        mean_x, weight, offset = (
+            part.double() for part in (aligner.mean_x, aligner.weight, aligner.mean_y)
+        )
         self.scaling.fit(moments)
         self._begin(weight, offset + (moments.mean_x[:, None] - mean_x) @ weight, moments)
 
@@ -99,7 +107,9 @@ class Started(Scaled):
     def _scaled(self, weight: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
         """Convert W and o of `_begin` to centred and scaled states."""
         scaling = self.scaling
-        scale_x, scale_y, mean_y = (part.double() for part in (scaling.scale_x, scaling.scale_y, scaling.mean_y))
+        scale_x, scale_y, mean_y = (
+            part.double() for part in (scaling.scale_x, scaling.scale_y, scaling.mean_y)
+        )
         return weight * scale_x / scale_y, (offset - mean_y) / scale_y
 
 
@@ -130,7 +140,14 @@ class AffineLayer(Started):
     """
 
     def __init__(
-        self, sites: int, d_x: int, d_y: int, *, start: Start = "linear", ridge: float = 1e-6, norm: bool = False
+        self,
+        sites: int,
+        d_x: int,
+        d_y: int,
+        *,
+        start: Start = "linear",
+        ridge: float = 1e-6,
+        norm: bool = False,
     ) -> None:
         super().__init__(sites, d_x, d_y, start, ridge)
         self.affine = BankLinear(sites, d_x, d_y)
@@ -143,7 +160,11 @@ class AffineLayer(Started):
 
     def _mapped(self, x: Tensor) -> Tensor:
         y = self.affine(self.scaling.scale(x))
-        return torch.addcmul(self.shift, nn.functional.layer_norm(y, (self.d_y,)), self.gain) if self.norm else y
+        return (
+            torch.addcmul(self.shift, nn.functional.layer_norm(y, (self.d_y,)), self.gain)
+            if self.norm
+            else y
+        )
 
     def _begin(self, weight: Tensor, offset: Tensor, moments: Moments) -> None:
         weight, offset = self._scaled(weight, offset)
@@ -180,7 +201,14 @@ class LowRank(Started):
     """
 
     def __init__(
-        self, sites: int, d_x: int, d_y: int, *, start: Start = "linear", ridge: float = 1e-6, rank: int
+        self,
+        sites: int,
+        d_x: int,
+        d_y: int,
+        *,
+        start: Start = "linear",
+        ridge: float = 1e-6,
+        rank: int,
     ) -> None:
         super().__init__(sites, d_x, d_y, start, ridge)
         check_range(least=1, most=min(d_x, d_y), rank=rank)
@@ -229,7 +257,9 @@ class Orthogonal(Started):
         base = torch.eye(d_x)
         if start == "random":
             q, r = torch.linalg.qr(torch.randn(d_x, d_x))
-            base = q * r.diagonal().sign()  # without the signs the draw would not be uniform (Mezzadri 2007)
+            base = (
+                q * r.diagonal().sign()
+            )  # without the signs the draw would not be uniform (Mezzadri 2007)
         self.register_buffer("base", base.repeat(sites, 1, 1))
         self.skew = nn.Parameter(torch.zeros(sites, d_x * (d_x - 1) // 2))
         self.bias = nn.Parameter(torch.zeros(sites, 1, d_y))
@@ -243,7 +273,9 @@ class Orthogonal(Started):
         return self.base @ batch_solve(one - skew, one + skew)
 
     def _mapped(self, x: Tensor) -> Tensor:
-        return torch.baddbmm(self.bias, (x - self.scaling.mean_x) / self.scaling.scale_y, self.rotation())
+        return torch.baddbmm(
+            self.bias, (x - self.scaling.mean_x) / self.scaling.scale_y, self.rotation()
+        )
 
     def inverse(self, y: Tensor) -> Tensor:
         """(S, N, d) -> (S, N, d), the exact inverse of `forward`."""
@@ -252,7 +284,11 @@ class Orthogonal(Started):
         return centred @ batch_inverse(self.rotation()) * self.scaling.scale_y + self.scaling.mean_x
 
     def _begin(self, weight: Tensor, offset: Tensor, moments: Moments) -> None:
-        gap = (weight.mT @ weight - torch.eye(self.d_x, dtype=weight.dtype, device=weight.device)).abs().amax()
+        gap = (
+            (weight.mT @ weight - torch.eye(self.d_x, dtype=weight.dtype, device=weight.device))
+            .abs()
+            .amax()
+        )
         if not gap < _ORTHOGONAL:
             raise UserError(
                 "Orthogonal can only take over a map that keeps lengths, such as Procrustes without scale or "
@@ -294,7 +330,9 @@ def _pattern(moments: Moments) -> tuple[Tensor, Tensor]:
     d = moments.yy.shape[-1]
     variance = squares(moments.yy) / moments.n
     # a feature that hardly varies must not be divided by its deviation
-    deviation = variance.clamp(min=_SMALLEST_VARIANCE * variance.mean(-1, keepdim=True)).sqrt()[:, None]
+    deviation = variance.clamp(min=_SMALLEST_VARIANCE * variance.mean(-1, keepdim=True)).sqrt()[
+        :, None
+    ]
     correlation = moments.yy / moments.n / (deviation * deviation.mT)
     mean = torch.full_like(correlation, 1 / d)
     apart = correlation - mean @ correlation
@@ -305,7 +343,11 @@ def _pattern(moments: Moments) -> tuple[Tensor, Tensor]:
     # where several directions do not vary at all, as with few rows, take a fixed one of them
     fixed = torch.arange(1.0, d + 1, dtype=values.dtype, device=values.device).cos()
     among = (vectors @ (null * (vectors.mT @ fixed))[..., None])[..., 0]
-    pattern = torch.where(null.sum(-1, keepdim=True) > 1, torch.nn.functional.normalize(among, dim=-1), vectors[..., 0])
+    pattern = torch.where(
+        null.sum(-1, keepdim=True) > 1,
+        torch.nn.functional.normalize(among, dim=-1),
+        vectors[..., 0],
+    )
     sign = pattern.gather(-1, pattern.abs().argmax(-1, keepdim=True)).sign()
     return deviation, (pattern * sign * d**0.5)[:, None]
 

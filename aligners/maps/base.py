@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from aligners.errors import UserError
-from aligners.maps.solving import bank_product
+from aligners.maps.matrices import bank_product
 from aligners.similarity.algebra.moments import Moments, squares
 
 MORE_ROWS = (  # advice where there are too few
@@ -86,7 +86,9 @@ class Aligner(nn.Module, ABC):
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """Training loss of each site, (S,), in units of FVU. Only for aligners that are not closed-form."""
-        raise NotImplementedError(f"{type(self).__name__} is fitted in closed form and has no loss.")
+        raise NotImplementedError(
+            f"{type(self).__name__} is fitted in closed form and has no loss."
+        )
 
     def start_names(self) -> Sequence[str]:
         """The starting map of a trained aligner at each site: the name of a closed form, or "random"."""
@@ -122,7 +124,11 @@ class Aligner(nn.Module, ABC):
 
         Those by keyword that the aligner keeps as attributes of the same names.
         """
-        given = [param.name for param in signature(type(self)).parameters.values() if param.kind is param.KEYWORD_ONLY]
+        given = [
+            param.name
+            for param in signature(type(self)).parameters.values()
+            if param.kind is param.KEYWORD_ONLY
+        ]
         return {name: getattr(self, name) for name in given if hasattr(self, name)}
 
 

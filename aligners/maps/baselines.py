@@ -22,11 +22,15 @@ class GaussianStates:
     def __init__(self, moments: Moments, seed: int) -> None:
         # Eigenvectors, not Cholesky: states after a LayerNorm have an exactly singular covariance.
         values, vectors = torch.linalg.eigh(moments.yy / moments.n)
-        self.root = (vectors * values.clamp(min=0).sqrt()[:, None] @ vectors.mT).float()  # signs of vectors cancel
+        self.root = (
+            vectors * values.clamp(min=0).sqrt()[:, None] @ vectors.mT
+        ).float()  # signs of vectors cancel
         self.mean = moments.mean_y[:, None].float()
         self.seed = seed
 
-    def __call__(self, text: Sequence[int], counts: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
+    def __call__(
+        self, text: Sequence[int], counts: Sequence[int], device: torch.device | str = "cpu"
+    ) -> Tensor:
         """Draw states for the rows of a batch, (S, N, d_y), without waiting for the device.
 
         Args:
@@ -39,7 +43,9 @@ class GaussianStates:
         # Neighbouring seeds give related streams in some generators; a large odd factor spreads them.
         seeds = ((self.seed * 1_000_003 + number * 2_654_435_761 + 1) % 2**63 for number in text)
         draws = zip(seeds, counts, strict=True)
-        noise = torch.cat([torch.randn(n, width, generator=generator.manual_seed(seed)) for seed, n in draws])
+        noise = torch.cat(
+            [torch.randn(n, width, generator=generator.manual_seed(seed)) for seed, n in draws]
+        )
         if self.mean.is_cuda:
             noise = noise.pin_memory()  # or the copy would wait
         return self.mean + noise.to(device, non_blocking=True) @ self.root

@@ -24,7 +24,12 @@ from aligners.errors import UserError, check_range
 from aligners.maps.base import MORE_ROWS
 from aligners.maps.linear import Affine, deviations
 from aligners.similarity.algebra.moments import Moments
-from aligners.similarity.functional.canonical import Canonical, Whitening, canonical, whitening
+from aligners.similarity.functional.canonical_correlations import (
+    Canonical,
+    Whitening,
+    canonical,
+    whitening,
+)
 
 
 class _Canonical(Affine):
@@ -59,7 +64,12 @@ class _Canonical(Affine):
         super().__init__(sites, d_x, d_y)
         check_range(above=0, most=1, share=share)
         check_range(least=1, most=min(d_x, d_y), directions=directions)
-        self.share, self.directions, self.shrink, self.tolerance = share, directions, shrink, tolerance
+        self.share, self.directions, self.shrink, self.tolerance = (
+            share,
+            directions,
+            shrink,
+            tolerance,
+        )
         self.invertible = not shrink
         self.register_buffer("correlations", torch.full((sites, min(d_x, d_y)), torch.nan))
 
@@ -74,7 +84,10 @@ class _Canonical(Affine):
     def findings(self) -> dict[str, Any]:
         """How many directions each site keeps, and their mean correlation on the fitting rows."""
         rho = self.correlations
-        return {"directions": rho.isfinite().sum(-1).tolist(), "mean_correlation": rho.nanmean(-1).tolist()}
+        return {
+            "directions": rho.isfinite().sum(-1).tolist(),
+            "mean_correlation": rho.nanmean(-1).tolist(),
+        }
 
 
 class CCA(_Canonical):
@@ -109,8 +122,12 @@ class CCA(_Canonical):
         shrink: bool = False,
         tolerance: float = 1e-10,
     ) -> None:
-        super().__init__(sites, d_x, d_y, share=1.0, directions=directions, shrink=shrink, tolerance=tolerance)
-        self.rows_needed = d_x + d_y + 1  # one more than X and Y have directions together, at full rank
+        super().__init__(
+            sites, d_x, d_y, share=1.0, directions=directions, shrink=shrink, tolerance=tolerance
+        )
+        self.rows_needed = (
+            d_x + d_y + 1
+        )  # one more than X and Y have directions together, at full rank
 
     def fit(self, moments: Moments) -> None:
         """Solve from moments, in float64.
@@ -163,8 +180,14 @@ class SVCCA(_Canonical):
         self.components.copy_(torch.stack([white_x.rank, white_y.rank], -1))
         # Canonical variates are uncorrelated, so the error is a sum over directions.
         factor = solution.rho if self.shrink else torch.ones_like(solution.rho)
-        lost = chosen * (factor**2 - 2 * factor * solution.rho) * (solution.b.mT @ moments.yy).square().sum(-1)
-        within_y = (moments.yy @ white_y.weight).square().sum((1, 2))  # of Y's squares, along its whitened directions
+        lost = (
+            chosen
+            * (factor**2 - 2 * factor * solution.rho)
+            * (solution.b.mT @ moments.yy).square().sum(-1)
+        )
+        within_y = (
+            (moments.yy @ white_y.weight).square().sum((1, 2))
+        )  # of Y's squares, along its whitened directions
         error = within_y + lost.sum(-1)
         self.reduced_mse.copy_(error / (moments.n * white_y.rank))
         self.reduced_fvu.copy_(error / within_y)
@@ -214,10 +237,19 @@ class PWCCA(_Canonical):
     carried: Tensor
 
     def __init__(
-        self, sites: int, d_x: int, d_y: int, *, share: float = 0.99, shrink: bool = False, tolerance: float = 1e-10
+        self,
+        sites: int,
+        d_x: int,
+        d_y: int,
+        *,
+        share: float = 0.99,
+        shrink: bool = False,
+        tolerance: float = 1e-10,
     ) -> None:
         super().__init__(sites, d_x, d_y, share=share, shrink=shrink, tolerance=tolerance)
-        self.rows_needed = d_x + d_y + 1  # as of CCA; `fit` of SVCCA sees how many its components need
+        self.rows_needed = (
+            d_x + d_y + 1
+        )  # as of CCA; `fit` of SVCCA sees how many its components need
 
     def fit(self, moments: Moments) -> None:
         """Solve from moments, in float64.
@@ -236,7 +268,9 @@ class PWCCA(_Canonical):
         return {**super().findings(), "alpha_share": self.carried.tolist()}
 
 
-def _solve(moments: Moments, share: float, tolerance: float) -> tuple[Canonical, Whitening, Whitening]:
+def _solve(
+    moments: Moments, share: float, tolerance: float
+) -> tuple[Canonical, Whitening, Whitening]:
     """Find canonical directions from moments, and raise if there are too few rows for them to mean anything."""
     deviations(moments, constant_neurons=share < 1)
     white_x = whitening(moments.xx, share=share, tolerance=tolerance)

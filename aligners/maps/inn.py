@@ -19,7 +19,7 @@ from aligners.maps.invertible import (
     calm_space,
     invertible_start,
 )
-from aligners.maps.solving import batch_inverse, batch_log_det, batch_solve
+from aligners.maps.matrices import batch_inverse, batch_log_det, batch_solve
 from aligners.similarity.algebra.moments import Moments
 
 Mixing = Literal["none", "rotation", "linear"]
@@ -95,7 +95,9 @@ class INN(Aligner):
             hidden = 9 * d_x // 4 if mixing == "none" else 3 * d_x // 2
         start = start or ("identity" if mixing == "none" else "best")
         if d_x < 2:
-            raise UserError(f"INN expects states that can be split in two, but `d_x` is {d_x}. Use Linear or MLP.")
+            raise UserError(
+                f"INN expects states that can be split in two, but `d_x` is {d_x}. Use Linear or MLP."
+            )
         check_range(least=1, couplings=couplings, hidden=hidden, depth=depth)
         check_known(get_args(Mixing), mixing=mixing)
         check_known(get_args(Start), start=start)
@@ -109,7 +111,9 @@ class INN(Aligner):
         self.scaling = Scaling(sites, d_x, d_y)
         self.widths = (d_x // 2, d_x - d_x // 2)
         halves = [(self.widths[k % 2], self.widths[1 - k % 2]) for k in range(couplings)]
-        self.couplings = _modules(AffineCoupling(sites, *widths, hidden, depth) for widths in halves)
+        self.couplings = _modules(
+            AffineCoupling(sites, *widths, hidden, depth) for widths in halves
+        )
         self.register_buffer("started", torch.zeros(sites, dtype=torch.long))
         self.register_buffer("step_share", torch.ones(sites))
         matrices = _telescope(couplings, d_x).repeat(sites, 1, 1, 1) if mixing == "linear" else None
@@ -119,7 +123,12 @@ class INN(Aligner):
         self.pairs = _modules(TriangularPair(sites, d_x) for _ in range((couplings + 1) * rotated))
         if rotated:
             same, back = torch.eye(d_x), self._turned_back(torch.eye(d_x))
-            for name, matrix in {"first": same, "first_inverse": same, "last": back, "last_inverse": back.mT}.items():
+            for name, matrix in {
+                "first": same,
+                "first_inverse": same,
+                "last": back,
+                "last_inverse": back.mT,
+            }.items():
                 self.register_buffer(name, matrix.repeat(sites, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -146,8 +155,12 @@ class INN(Aligner):
             if self.matrices is not None:
                 constant = constant + batch_log_det(self.matrices).sum(1, keepdim=True)
             if self.mixing == "rotation":
-                constant = constant + (batch_log_det(self.first) + batch_log_det(self.last))[:, None]
-                constant = constant + torch.stack([pair.log_det() for pair in self.pairs]).sum(0)[:, None]
+                constant = (
+                    constant + (batch_log_det(self.first) + batch_log_det(self.last))[:, None]
+                )
+                constant = (
+                    constant + torch.stack([pair.log_det() for pair in self.pairs]).sum(0)[:, None]
+                )
             log_scales: list[Tensor] = []
             self._map(self.scaling.scale(_precise(x)), log_scales)
             return constant + torch.stack(log_scales).sum(0)
@@ -181,7 +194,10 @@ class INN(Aligner):
         start, inverse, taken = given.weight, given.inverse, given.taken
         self.started.copy_(taken)
         if self.matrices is None:
-            rigid = torch.isin(taken, torch.tensor([START_NAMES.index(name) for name in RIGID], device=taken.device))
+            rigid = torch.isin(
+                taken,
+                torch.tensor([START_NAMES.index(name) for name in RIGID], device=taken.device),
+            )
             into, out_of = calm_space(moments, start, rigid)
             self.first.copy_(into)
             self.first_inverse.copy_(out_of)

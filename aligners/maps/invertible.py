@@ -12,7 +12,7 @@ from torch.nn.functional import gelu
 
 from aligners.maps.base import BankLinear, deviation
 from aligners.maps.linear import RIDGES, determined_svd, procrustes_rotation, ridge_regression
-from aligners.maps.solving import batch_inverse
+from aligners.maps.matrices import batch_inverse
 from aligners.similarity.algebra.moments import Moments, squares
 
 
@@ -104,7 +104,9 @@ def _join(grad_log_scale: Tensor, log_scale: Tensor, grad_shift: Tensor) -> Tens
     """Return the gradient of (r, t), given those of tanh(r) and t."""
     width = log_scale.shape[-1]
     joined = grad_shift.new_empty(*grad_shift.shape[:-1], 2 * width)
-    torch.addcmul(grad_log_scale, grad_log_scale, log_scale.square(), value=-1, out=joined[..., :width])
+    torch.addcmul(
+        grad_log_scale, grad_log_scale, log_scale.square(), value=-1, out=joined[..., :width]
+    )
     joined[..., width:] = grad_shift
     return joined
 
@@ -134,7 +136,10 @@ class ShuffledHadamard(nn.Module):
         super().__init__()
         draw = torch.Generator().manual_seed(number)
         order = torch.randperm(width, generator=draw)
-        fours, two = next(power for power in (3, 2, 1, 0) if 4**power <= width), torch.tensor([[1.0, 1.0], [1.0, -1.0]])
+        fours, two = (
+            next(power for power in (3, 2, 1, 0) if 4**power <= width),
+            torch.tensor([[1.0, 1.0], [1.0, -1.0]]),
+        )
         for name, value in {
             "order": order,
             "back": order.argsort(),
@@ -200,7 +205,9 @@ class TriangularPair(nn.Module):
     def _factors(self) -> tuple[Tensor, Tensor]:
         """I + L and D + U, each (S, d, d)."""
         diagonal = self.entries.diagonal(dim1=-2, dim2=-1)
-        lower = self.entries.tril(-1) + torch.eye(diagonal.shape[-1], dtype=diagonal.dtype, device=diagonal.device)
+        lower = self.entries.tril(-1) + torch.eye(
+            diagonal.shape[-1], dtype=diagonal.dtype, device=diagonal.device
+        )
         return lower, self.entries.triu(1) + torch.diag_embed(diagonal.exp())
 
 
@@ -263,7 +270,9 @@ def invertible_start(moments: Moments, start: Start, both_ways: bool) -> Startin
     sites = torch.arange(maps.shape[1], device=maps.device)
     known = torch.tensor([START_NAMES.index(name) for name in names], device=maps.device)
     ways = 2 if both_ways else 1
-    return StartingMap(maps[chosen, sites], inverses[chosen, sites], known[chosen], errors[chosen, sites] / ways)
+    return StartingMap(
+        maps[chosen, sites], inverses[chosen, sites], known[chosen], errors[chosen, sites] / ways
+    )
 
 
 def calm_space(moments: Moments, start: Tensor, rigid: Tensor) -> tuple[Tensor, Tensor]:
@@ -313,8 +322,12 @@ def thinned(moments: Moments, share: float) -> tuple[Moments, Moments]:
     second = max(1, round(share * rows))
     first = max(1, rows - second)
     draw = np.random.default_rng(0)
-    of_first, of_second = (torch.from_numpy(_scatter(n, rank, draw)).to(moments.xx) for n in (first, second))
-    joint = torch.cat((torch.cat((moments.xx, moments.xy), 2), torch.cat((moments.xy.mT, moments.yy), 2)), 1)
+    of_first, of_second = (
+        torch.from_numpy(_scatter(n, rank, draw)).to(moments.xx) for n in (first, second)
+    )
+    joint = torch.cat(
+        (torch.cat((moments.xx, moments.xy), 2), torch.cat((moments.xy.mT, moments.yy), 2)), 1
+    )
     values, vectors = torch.linalg.eigh(joint)
     # signs of eigenvectors are rounding's to choose: fix them
     fixed = torch.arange(1.0, 1 + values.shape[-1], dtype=values.dtype, device=values.device).cos()
@@ -327,7 +340,9 @@ def thinned(moments: Moments, share: float) -> tuple[Moments, Moments]:
         beta = torch.linalg.solve_triangular(factor, half.mT, upper=False)
         part = root @ beta @ root.mT
         count = torch.full_like(moments.n, n + 1)
-        parts.append(moments._replace(n=count, xx=part[:, :d, :d], yy=part[:, d:, d:], xy=part[:, :d, d:]))
+        parts.append(
+            moments._replace(n=count, xx=part[:, :d, :d], yy=part[:, d:, d:], xy=part[:, :d, d:])
+        )
     return parts[0], parts[1]
 
 
@@ -348,7 +363,9 @@ def _scatter(rows: int, width: int, draw: np.random.Generator) -> np.ndarray:
 def _scaled(moments: Moments) -> Moments:
     """Moments of states divided by their root mean variance."""
     x, y = (deviation(scatter, moments.n) for scatter in (moments.xx, moments.yy))
-    return moments._replace(xx=moments.xx / x.square(), yy=moments.yy / y.square(), xy=moments.xy / (x * y))
+    return moments._replace(
+        xx=moments.xx / x.square(), yy=moments.yy / y.square(), xy=moments.xy / (x * y)
+    )
 
 
 def _linear(moments: Moments) -> Tensor:
@@ -366,7 +383,9 @@ def _covariance(moments: Moments) -> Tensor:
     M = Σ_x^(−1/2) R Σ_y^(1/2), R orthogonal. The cross terms of both errors, each relative to its total variance (d on
     scaled states), are linear in R: R = U Vᵀ of the SVD of Σ_x^(−1/2) Σ_xy Σ_y^(1/2) + Σ_x^(1/2) Σ_xy Σ_y^(−1/2).
     """
-    (root_x, inverse_x), (root_y, inverse_y) = (_roots(scatter / moments.n) for scatter in (moments.xx, moments.yy))
+    (root_x, inverse_x), (root_y, inverse_y) = (
+        _roots(scatter / moments.n) for scatter in (moments.xx, moments.yy)
+    )
     cross = moments.xy / moments.n
     u, _, vh = determined_svd(inverse_x @ cross @ root_y + root_x @ cross @ inverse_y)
     return inverse_x @ u @ vh @ root_y
@@ -396,7 +415,9 @@ def feature_deviations(scatter: Tensor) -> Tensor:
 
 
 _MAPS: dict[Start, Callable[[Moments], Tensor]] = {
-    "identity": lambda moments: torch.eye(moments.xx.shape[-1]).to(moments.xx).expand_as(moments.xx),
+    "identity": lambda moments: (
+        torch.eye(moments.xx.shape[-1]).to(moments.xx).expand_as(moments.xx)
+    ),
     "procrustes": lambda moments: procrustes_rotation(moments)[0],
     "linear": _linear,
     "covariance": _covariance,
@@ -409,7 +430,11 @@ START_NAMES: tuple[Start, ...] = get_args(Start)[: len(_MAPS)]
 def _error(weight: Tensor, moments: Moments, both_ways: bool) -> Tensor:
     """The criterion of `invertible_start`, (S,)."""
     there = _fvu(weight, moments.xx, moments.yy, moments.xy)
-    return there + _fvu(batch_inverse(weight), moments.yy, moments.xx, moments.xy.mT) if both_ways else there
+    return (
+        there + _fvu(batch_inverse(weight), moments.yy, moments.xx, moments.xy.mT)
+        if both_ways
+        else there
+    )
 
 
 def _fvu(weight: Tensor, xx: Tensor, yy: Tensor, xy: Tensor) -> Tensor:

@@ -52,7 +52,9 @@ class OneSize(NamedTuple):
         if varies is not None:
             factor = factor * varies
         xx = moments.xx * factor[:, :, None] * factor[:, None]
-        return moments._replace(mean_x=moments.mean_x * factor, xx=xx, xy=moments.xy * factor[..., None])
+        return moments._replace(
+            mean_x=moments.mean_x * factor, xx=xx, xy=moments.xy * factor[..., None]
+        )
 
     def undone(self, weight: Tensor) -> Tensor:
         """Turn a map (S, d_x, d_y) of the divided states into one of the states."""
@@ -118,7 +120,9 @@ class _Regression(NamedTuple):
     error: Tensor
 
 
-def _ridge_regression(alike: OneSize, ridges: Sequence[float], validation: Moments | None) -> _Regression:
+def _ridge_regression(
+    alike: OneSize, ridges: Sequence[float], validation: Moments | None
+) -> _Regression:
     """`ridge_regression` under one way of penalising."""
     moments = alike.moments
     values, vectors = torch.linalg.eigh(moments.xx)
@@ -135,7 +139,9 @@ def _ridge_regression(alike: OneSize, ridges: Sequence[float], validation: Momen
         explained = projected.square().sum(-1) / values
         total = squares(moments.yy).sum(-1, keepdim=True)
         outside = total - explained.sum(-1, keepdim=True)
-        outside = torch.where(outside > ROUNDING * total, outside, 0.0)  # fewer rows than directions explain everything
+        outside = torch.where(
+            outside > ROUNDING * total, outside, 0.0
+        )  # fewer rows than directions explain everything
         residual = outside + (explained * lost.square()).sum(-1, keepdim=True)
         left = moments.n - 1 - varies.sum(-1, keepdim=True) + (lost * varies).sum(-1, keepdim=True)
         error = torch.where(left > 0, residual / left.square(), torch.inf)[..., 0]
@@ -172,7 +178,9 @@ def ridge_path(
         yield weight if towards is None else weight + towards
 
 
-def _error_on(validation: Moments, moments: Moments, vectors: Tensor, projected: Tensor, factors: Tensor) -> Tensor:
+def _error_on(
+    validation: Moments, moments: Moments, vectors: Tensor, projected: Tensor, factors: Tensor
+) -> Tensor:
     """‖Y − X W‖² on validation rows about the fitting rows' means, less what all W share, (R, S).
 
     Args:
@@ -226,7 +234,10 @@ def determined_svd(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     rest = rest - (rest @ of_v.mT) @ of_v
     null_u, _, null_v = torch.linalg.svd(rest, full_matrices=False)
     place = (torch.arange(s.shape[-1], device=s.device) - known.sum(-1, keepdim=True)).clamp(min=0)
-    null_u, null_v = null_u.take_along_dim(place[:, None], 2), null_v.take_along_dim(place[..., None], 1)
+    null_u, null_v = (
+        null_u.take_along_dim(place[:, None], 2),
+        null_v.take_along_dim(place[..., None], 1),
+    )
     return torch.where(known[:, None], u, null_u), s, torch.where(known[..., None], vh, null_v)
 
 
@@ -241,10 +252,17 @@ def deviations(moments: Moments, *, constant_neurons: bool = False) -> tuple[Ten
         ValueError: a neuron, or all of a site, is constant over the rows or not finite.
     """
     both = []
-    for name, mean, scatter in (("X", moments.mean_x, moments.xx), ("Y", moments.mean_y, moments.yy)):
+    for name, mean, scatter in (
+        ("X", moments.mean_x, moments.xx),
+        ("Y", moments.mean_y, moments.yy),
+    ):
         deviation = (squares(scatter) / moments.n).sqrt()
         constant = ~(deviation > ROUNDING * mean.abs())  # also true of NaN
-        bad = (constant.all(-1) | ~deviation.isfinite().all(-1)) if constant_neurons else constant.any(-1)
+        bad = (
+            (constant.all(-1) | ~deviation.isfinite().all(-1))
+            if constant_neurons
+            else constant.any(-1)
+        )
         if bad.any():
             site = int(bad.nonzero()[0])
             raise UserError(
@@ -325,7 +343,15 @@ class Linear(Affine):
     figures: ClassVar = {"condition": ()}
     condition: Tensor
 
-    def __init__(self, sites: int, d_x: int, d_y: int, *, ridge: float = 1e-6, inverse_tolerance: float = 1e-6) -> None:
+    def __init__(
+        self,
+        sites: int,
+        d_x: int,
+        d_y: int,
+        *,
+        ridge: float = 1e-6,
+        inverse_tolerance: float = 1e-6,
+    ) -> None:
         super().__init__(sites, d_x, d_y)
         check_range(least=0, ridge=ridge)
         self.ridge, self.inverse_tolerance = ridge, inverse_tolerance
@@ -383,7 +409,11 @@ class Ridge(Affine):
     def findings(self) -> dict[str, Any]:
         """The strength at each site, what chose it, and where it is the largest or smallest that was tried."""
         rows = int(self.validation_rows.max())
-        chosen = f"{rows} validation rows" if rows else "generalised cross-validation on the fitting rows"
+        chosen = (
+            f"{rows} validation rows"
+            if rows
+            else "generalised cross-validation on the fitting rows"
+        )
         strengths = [float(f"{value:.3g}") for value in self.ridge.tolist()]
         found: dict[str, Any] = {"ridge": strengths, "ridge_chosen_by": chosen}
         edges = {STRENGTHS[0]: "smallest", STRENGTHS[-1]: "largest"}
@@ -414,7 +444,11 @@ class Procrustes(Affine):
     def fit(self, moments: Moments) -> None:
         """Solve from moments, in float64."""
         rotation, singular = procrustes_rotation(moments)
-        factor = singular.sum(-1) / squares(moments.xx).sum(-1) if self.scale else torch.ones_like(singular[:, 0])
+        factor = (
+            singular.sum(-1) / squares(moments.xx).sum(-1)
+            if self.scale
+            else torch.ones_like(singular[:, 0])
+        )
         factor = factor[:, None, None]
         self.set_map(moments, rotation * factor, rotation.mT / factor)
 

@@ -43,7 +43,9 @@ class MLP(Scaled):
     ) -> None:
         super().__init__(sites, d_x, d_y)
         if hidden is not None and parameters is not None:
-            raise UserError(f"Expected either `hidden` or `parameters`, but got both: {list(hidden)} and {parameters}.")
+            raise UserError(
+                f"Expected either `hidden` or `parameters`, but got both: {list(hidden)} and {parameters}."
+            )
         if parameters is not None:
             hidden = [_width_for(parameters - skip * d_x * d_y, d_x, d_y)] * 2
         self.hidden = list(hidden) if hidden is not None else [d_y] * 3
@@ -102,12 +104,17 @@ class FreeForm(Aligner):
 
     invertible = both_ways = True
 
-    def __init__(self, sites: int, d_x: int, d_y: int, *, parameters: int | None = None, cycle: float = 1.0) -> None:
+    def __init__(
+        self, sites: int, d_x: int, d_y: int, *, parameters: int | None = None, cycle: float = 1.0
+    ) -> None:
         super().__init__(sites, d_x, d_y)
         check_range(least=0, cycle=cycle)
         self.parameters_wanted, self.cycle = parameters, cycle
         half = None if parameters is None else parameters // 2
-        self.there, self.back = MLP(sites, d_x, d_y, parameters=half), MLP(sites, d_y, d_x, parameters=half)
+        self.there, self.back = (
+            MLP(sites, d_x, d_y, parameters=half),
+            MLP(sites, d_y, d_x, parameters=half),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """(S, N, d_x) -> (S, N, d_y)."""

@@ -49,12 +49,16 @@ class Permutation(Affine):
         from scipy.optimize import linear_sum_assignment
 
         x, y = deviations(moments)
-        correlations = moments.xy / moments.n / (x[:, :, None] * y[:, None, :])  # Pearson's, (S, d_x, d_y)
+        correlations = (
+            moments.xy / moments.n / (x[:, :, None] * y[:, None, :])
+        )  # Pearson's, (S, d_x, d_y)
         ones = torch.ones_like(correlations)
         signs = ones.copysign(correlations) if self.signed else ones
         weight = torch.zeros_like(correlations)
         for site, value in enumerate((signs * correlations).cpu().numpy()):
-            i, j = (torch.from_numpy(index) for index in linear_sum_assignment(value, maximize=True))
+            i, j = (
+                torch.from_numpy(index) for index in linear_sum_assignment(value, maximize=True)
+            )
             weight[site, i, j] = signs[site, i, j]
         self.correlation.copy_((weight * correlations).sum((1, 2)) / min(self.d_x, self.d_y))
         self.set_map(moments, weight, weight.mT)

@@ -10,7 +10,7 @@ from transformers import AutoModel, AutoModelForTextEncoding, PreTrainedConfig
 from transformers.activations import ACT2FN
 
 from aligners.errors import UserError, did_you_mean
-from aligners.files.tables import table_beside
+from aligners.files.yaml_tables import table_beside
 
 
 def solu(x: Tensor) -> Tensor:
@@ -123,7 +123,9 @@ class Architecture:
                 return None if task == "causal" and not decoder else task
         return None
 
-    def answer(self, block: nn.Module, states: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def answer(
+        self, block: nn.Module, states: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """What `block`, called with these arguments, would return if its states were `states`."""
         if self.returns is None:
             return states
@@ -156,14 +158,19 @@ class Architecture:
             ValueError: there is no such component, or its place is not known for this family or config.
         """
         if component not in ("attention", "mlp"):
-            raise UserError(f"Expected `component` to be residual, attention or mlp, but got {component!r}.")
+            raise UserError(
+                f"Expected `component` to be residual, attention or mlp, but got {component!r}."
+            )
         place: SubLayer | None = getattr(self, component)
         if place is None:
             raise UserError(
                 f"Expected a `component` that is known for {config.model_type!r} models, but got {component!r}. Say "
                 f"in the family's entry where it is: Architecture(..., {component}=SubLayer('path.from.block'))."
             )
-        setting = next((name for name in place.without if (getattr(config, name, None) or 0) > _SINGLE[name]), None)
+        setting = next(
+            (name for name in place.without if (getattr(config, name, None) or 0) > _SINGLE[name]),
+            None,
+        )
         if setting is not None:
             raise UserError(
                 f"Expected a `component` that one module of a block computes, but got {component!r} of a "
@@ -210,7 +217,9 @@ def architecture_of(model_type: str) -> Architecture:
     return _ARCHITECTURES[model_type]
 
 
-def _position_bias(block: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor | None, None]:
+def _position_bias(
+    block: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Tensor | None, None]:
     """T5's first block computes the position bias, from the length alone; the others pass it on."""
     states, _, bias = args[:3]
     attention = block.layer[0].SelfAttention

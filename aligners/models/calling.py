@@ -72,7 +72,9 @@ class _Entry(NamedTuple):
     def check(self) -> None:
         if self.copied is not None:
             self.copied.synchronize()
-        bad = [name for name, fine in zip(self.names, self.finite.tolist(), strict=True) if not fine]
+        bad = [
+            name for name, fine in zip(self.names, self.finite.tolist(), strict=True) if not fine
+        ]
         if bad:
             raise UserError(
                 f"Expected finite {self.what}, but batch {self.batch} holds NaN or infinity at "
@@ -104,7 +106,9 @@ class Layout:
         device: where the model wants the batch.
     """
 
-    def __init__(self, inputs: Mapping[str, Tensor], padding: Literal["left", "right"], device: torch.device) -> None:
+    def __init__(
+        self, inputs: Mapping[str, Tensor], padding: Literal["left", "right"], device: torch.device
+    ) -> None:
         self._there, self._home = device, inputs["input_ids"].device
         self._rows: Tensor | None = None
         mask = inputs.get("attention_mask")
@@ -114,7 +118,9 @@ class Layout:
         shift = real.argmax(1) if padding == "right" else -real.flip(1).argmax(1)
         # On the CPU it is cheap to see that there is nothing to do; on a GPU that would wait for the device.
         if mask.device.type != "cpu" or bool(shift.any()):
-            self._rows = (torch.arange(mask.shape[1], device=mask.device) + shift[:, None]).to(device)
+            self._rows = (torch.arange(mask.shape[1], device=mask.device) + shift[:, None]).to(
+                device
+            )
 
     def turn(self, values: Tensor) -> Tensor:
         """(B, T, ...) as the caller has it, on any device -> (B, T, ...) with the padding where the model wants it."""
@@ -178,13 +184,19 @@ class Caller:
             )
         return Layout(inputs, self._padding, self.device)
 
-    def arguments(self, part: nn.Module, inputs: Mapping[str, Tensor], layout: Layout) -> dict[str, Any]:
+    def arguments(
+        self, part: nn.Module, inputs: Mapping[str, Tensor], layout: Layout
+    ) -> dict[str, Any]:
         """The arguments for `part`, the trunk or the whole model."""
-        arguments: dict[str, Any] = {name: layout.turn(value) for name, value in inputs.items() if name in self._names}
+        arguments: dict[str, Any] = {
+            name: layout.turn(value) for name, value in inputs.items() if name in self._names
+        }
         if self.reads_last_token and "attention_mask" in arguments:
             # It looks for the last token that is not its own padding token, and batches may be padded with another.
             padding = arguments["attention_mask"] == 0
-            arguments["input_ids"] = arguments["input_ids"].masked_fill(padding, self._settings.pad_token_id)
+            arguments["input_ids"] = arguments["input_ids"].masked_fill(
+                padding, self._settings.pad_token_id
+            )
         return arguments | self._off[part]
 
     def logits(self, inputs: Mapping[str, Tensor], layout: Layout | None = None) -> Tensor:
@@ -201,7 +213,9 @@ class Caller:
         output: Any = self.model(**self.arguments(self.model, inputs, layout), return_dict=True)
         if "start_logits" in output:  # of a head that answers questions
             return layout.turn_back(torch.stack([output.start_logits, output.end_logits], -1))
-        return (layout.bring_back if self.task == "classification" else layout.turn_back)(output.logits)
+        return (layout.bring_back if self.task == "classification" else layout.turn_back)(
+            output.logits
+        )
 
 
 def _parameters(part: nn.Module) -> set[str]:

@@ -10,7 +10,9 @@ TEXTS, TOKENS = 4, 8
 MOST = 0.03  # that rounding moves a feature, whatever the data type
 
 
-def is_causal(read: Callable[[Tensor], Tensor], tokens: Tensor, longest: int | None, tolerance: float) -> bool:
+def is_causal(
+    read: Callable[[Tensor], Tensor], tokens: Tensor, longest: int | None, tolerance: float
+) -> bool:
     """Whether the last token of a text changes nothing before it.
 
     The model reads a few random texts twice, the second time with other last tokens. In a causal model the states
@@ -63,7 +65,9 @@ def random_texts(tokens: Tensor, length: int) -> tuple[Tensor, Tensor]:
     return tokens[drawn], tokens[other]
 
 
-def ordinary_tokens(vocabulary: int, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None) -> Tensor:
+def ordinary_tokens(
+    vocabulary: int, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase | None
+) -> Tensor:
     """Ids (V,) of the tokens that mean text: not padding, which models count positions by, nor ends or pictures."""
     special: set[int] = set() if tokenizer is None else set(tokenizer.all_special_ids)
     for part in (config, config.get_text_config()):

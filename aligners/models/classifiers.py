@@ -9,12 +9,23 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from aligners.errors import UserError
 from aligners.models.architectures import architecture_of
 from aligners.models.hooks import Blocks, blocks_of, read, trunk_of
-from aligners.models.loading.files import listed, quiet, read_config, read_tokenizer, read_weights, weight_options
+from aligners.models.loading.model_files import (
+    listed,
+    quiet,
+    read_config,
+    read_tokenizer,
+    read_weights,
+    weight_options,
+)
 
 
 def drawn(model: PreTrainedModel, names: Iterable[str], seed: int) -> dict[str, nn.Module]:
@@ -126,13 +137,22 @@ def new_classifier(
         if label_names is not None:
             config.id2label = dict(enumerate(label_names))
             config.label2id = {label: number for number, label in enumerate(label_names)}
-        options = {**source, **weight_options(dtype, attn_implementation), "config": config, "merge_adapters": True}
+        options = {
+            **source,
+            **weight_options(dtype, attn_implementation),
+            "config": config,
+            "merge_adapters": True,
+        }
         model, unfit = read_weights(str(name), loader, options)
         tokenizer = read_tokenizer(str(name), source, model.config)
     _check_body(model, unfit, str(name))
     head = outside(model)
     # What the checkpoint does not provide: the head, and a pooler if it has none.
-    lack = [name for name in head_parts(model) if name in head or any(key.startswith(f"{name}.") for key in unfit)]
+    lack = [
+        name
+        for name in head_parts(model)
+        if name in head or any(key.startswith(f"{name}.") for key in unfit)
+    ]
     for path, part in drawn(model, lack, seed).items():
         model.set_submodule(path, part)
     if architecture.causal and architecture.settings_of(model.config).pad_token_id is None:
@@ -142,9 +162,15 @@ def new_classifier(
 
 def _check_labels(n_labels: int, label_names: Sequence[str] | None) -> None:
     if n_labels < 1:
-        raise UserError(f"Expected `n_labels` of 2 or more classes, or 1 for a number, but got {n_labels}.")
-    if label_names is not None and (len(label_names) != n_labels or len(set(label_names)) != n_labels):
-        raise UserError(f"Expected {n_labels} different `label_names`, but got {', '.join(label_names) or 'none'}.")
+        raise UserError(
+            f"Expected `n_labels` of 2 or more classes, or 1 for a number, but got {n_labels}."
+        )
+    if label_names is not None and (
+        len(label_names) != n_labels or len(set(label_names)) != n_labels
+    ):
+        raise UserError(
+            f"Expected {n_labels} different `label_names`, but got {', '.join(label_names) or 'none'}."
+        )
 
 
 def _check_body(model: PreTrainedModel, unfit: Sequence[str], name: str) -> None:
@@ -165,7 +191,9 @@ def _set_padding(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, nam
                 f"{type(model).__name__} reads the last token that is not padding. Give the tokenizer one."
             )
         tokenizer.pad_token = tokenizer.eos_token
-    architecture_of(model.config.model_type).settings_of(model.config).pad_token_id = tokenizer.pad_token_id
+    architecture_of(model.config.model_type).settings_of(
+        model.config
+    ).pad_token_id = tokenizer.pad_token_id
 
 
 KeptLayers = Literal["bottom", "top", "layers"]
@@ -193,7 +221,10 @@ def shortened(model: PreTrainedModel, layers: int) -> PreTrainedModel:
         del blocks_of(short).listed[layers:]
     with torch.device("meta"):
         expected = type(short)(copy.deepcopy(short.config))
-    shapes = [{name: value.shape for name, value in kind.state_dict().items()} for kind in (expected, short)]
+    shapes = [
+        {name: value.shape for name, value in kind.state_dict().items()}
+        for kind in (expected, short)
+    ]
     if shapes[0] != shapes[1]:
         raise UserError(
             f"A config of {layers} layers does not describe a {type(model).__name__} whose upper blocks are left out: "
@@ -271,7 +302,9 @@ def _below(model: PreTrainedModel, blocks: Blocks, site: int) -> list[nn.Paramet
     tokens = torch.zeros(1, 2, dtype=torch.long, device=model.device)
     with torch.enable_grad():
         state = read(blocks, [site], lambda: trunk_of(model)(input_ids=tokens))[site]
-    return _reached(state, weights) + [weight for block in blocks[:site] for weight in block.parameters()]
+    return _reached(state, weights) + [
+        weight for block in blocks[:site] for weight in block.parameters()
+    ]
 
 
 def _reached(answer: Tensor, weights: Sequence[nn.Parameter]) -> list[nn.Parameter]:
@@ -279,4 +312,6 @@ def _reached(answer: Tensor, weights: Sequence[nn.Parameter]) -> list[nn.Paramet
     if not answer.requires_grad:
         return []
     gradients = torch.autograd.grad(answer.float().sum(), weights, allow_unused=True)
-    return [weight for weight, gradient in zip(weights, gradients, strict=True) if gradient is not None]
+    return [
+        weight for weight, gradient in zip(weights, gradients, strict=True) if gradient is not None
+    ]

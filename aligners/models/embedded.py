@@ -21,12 +21,14 @@ from torch.nn.utils import clip_grad_norm_
 from transformers import AutoModelForCausalLM, AutoTokenizer, get_linear_schedule_with_warmup
 
 from aligners.errors import UserError
-from aligners.files.whole import check_folder, whole_folder
-from aligners.models.loading.files import quiet, save_model
+from aligners.files.atomic import check_folder, whole_folder
+from aligners.models.loading.model_files import quiet, save_model
 from aligners.models.recipes import AnyRecipe, Plan, Recipe
 from aligners.progress import tell, track
 
-SHIPPED = Path(__file__).with_name("shipped")  # models that come with the package, in folders named like the cache's
+SHIPPED = Path(__file__).with_name(
+    "shipped"
+)  # models that come with the package, in folders named like the cache's
 
 
 def cache_folder(cache: Path | None = None) -> Path:
@@ -68,7 +70,11 @@ def embedded_model(
         _check_labels(texts, labels)
     decides = [asdict(recipe), texts, *([labels] if isinstance(recipe, Recipe) else [])]
     digest = hashlib.blake2b(json.dumps(decides).encode(), digest_size=6).hexdigest()
-    family = cache_folder(cache) / "embedded" / f"{recipe.folder}-{recipe.layers}x{recipe.width}-{digest}"
+    family = (
+        cache_folder(cache)
+        / "embedded"
+        / f"{recipe.folder}-{recipe.layers}x{recipe.width}-{digest}"
+    )
     shipped = SHIPPED / family.name / f"seed-{seed}"
     # By a name of its own: an earlier version has trained the same model here, and did not round it.
     folder = family / f"{'shipped' if shipped.is_dir() else 'seed'}-{seed}"
@@ -79,7 +85,11 @@ def embedded_model(
         if not (family / "tokenizer").is_dir():
             known = SHIPPED / family.name / "tokenizer"
             with whole_folder(family / "tokenizer") as unfinished:
-                tokenizer = AutoTokenizer.from_pretrained(known) if known.is_dir() else recipe.tokenizer(texts)
+                tokenizer = (
+                    AutoTokenizer.from_pretrained(known)
+                    if known.is_dir()
+                    else recipe.tokenizer(texts)
+                )
                 tokenizer.save_pretrained(unfinished)
         if not folder.is_dir():
             tokenizer = AutoTokenizer.from_pretrained(family / "tokenizer")
@@ -103,7 +113,9 @@ def embedded_model(
 
 def _check_labels(texts: list[str], labels: list[int]) -> None:
     if len(texts) != len(labels):
-        raise UserError(f"Expected one of `labels` for each of `texts`, but got {len(labels)} for {len(texts)}.")
+        raise UserError(
+            f"Expected one of `labels` for each of `texts`, but got {len(labels)} for {len(texts)}."
+        )
     if min(labels) < 0 or len(set(labels)) < 2:
         raise UserError(
             f"Expected `labels` of at least two classes, counted from 0, but got {sorted(set(labels))}. "
@@ -136,7 +148,9 @@ def train(plan: Plan, recipe: AnyRecipe, bar: str | None) -> None:
         bar: what is said to be trained; None: nothing is shown.
     """
     model, steps = plan.model.train(), plan.epochs * len(plan.batches)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay
+    )
     schedule = get_linear_schedule_with_warmup(optimizer, int(recipe.warm_up * steps), steps)
     every = chain.from_iterable(plan.batches for _ in range(plan.epochs))
     for batch in track(every, bar or "", steps, disable=bar is None):

@@ -10,7 +10,9 @@ from transformers import PreTrainedModel
 from aligners.errors import UserError
 from aligners.models.architectures import Architecture, SubLayer, architecture_of
 
-Changed = Callable[[Tensor, dict[str, Any]], Tensor]  # of states (B, T, d), and the arguments of a model's call
+Changed = Callable[
+    [Tensor, dict[str, Any]], Tensor
+]  # of states (B, T, d), and the arguments of a model's call
 
 
 class Places(list[nn.Module]):
@@ -30,7 +32,9 @@ class Places(list[nn.Module]):
         waiting: dict[nn.Module, list[int]] = {}
         for number, module in enumerate(self, start=1):
             waiting.setdefault(module, []).extend([*[0] * (self._calls - 1), number])
-        return lambda module: waiting[module].pop(0) if len(waiting[module]) > 1 else waiting[module][0]
+        return lambda module: (
+            waiting[module].pop(0) if len(waiting[module]) > 1 else waiting[module][0]
+        )
 
 
 class Blocks(Places):
@@ -89,7 +93,9 @@ def blocks_of(model: PreTrainedModel) -> Blocks:
             f"{type(listed).__name__}. Correct the entry of {model.config.model_type!r} in "
             "aligners/models/architectures.yaml."
         )
-    return Blocks(listed, int(model.config.num_hidden_layers) if architecture.shared else len(listed))
+    return Blocks(
+        listed, int(model.config.num_hidden_layers) if architecture.shared else len(listed)
+    )
 
 
 class _Reached(Exception):
@@ -118,7 +124,9 @@ class _Injected(nn.Module):
         return getattr(self.__dict__["_block"], name)
 
 
-def read(places: Places, sites: Collection[int], run: Callable[[], object], *, leave: bool = True) -> dict[int, Tensor]:
+def read(
+    places: Places, sites: Collection[int], run: Callable[[], object], *, leave: bool = True
+) -> dict[int, Tensor]:
     """Return the states at `sites` during `run`, which ends right after the deepest of them unless `leave` is False.
 
     A state is what the model passes on: hooks that the user has put on block l act before site l is read, those on the
@@ -142,7 +150,9 @@ def read(places: Places, sites: Collection[int], run: Callable[[], object], *, l
 
     with ExitStack() as hooks, suppress(_Reached):
         if 0 in sites:
-            hooks.enter_context(places[0].register_forward_pre_hook(before, prepend=True, with_kwargs=True))
+            hooks.enter_context(
+                places[0].register_forward_pre_hook(before, prepend=True, with_kwargs=True)
+            )
         for place in {places[site - 1] for site in sites if site > 0}:
             hooks.enter_context(place.register_forward_hook(after))
         run()
@@ -210,7 +220,9 @@ def _exchanging(places: Places, site: int, changed: Callable[[Tensor], Tensor]) 
         if number(block) > 1:  # a shared block runs again, on other states
             return None
         states = changed(args[0] if args else kwargs["hidden_states"])
-        return ((states, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": states})
+        return (
+            ((states, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": states})
+        )
 
     def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any | None:
         if number(module) != site:

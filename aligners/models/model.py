@@ -17,8 +17,13 @@ from aligners.models.calling import Caller, Layout
 from aligners.models.causality import is_causal, ordinary_tokens, rounding
 from aligners.models.classifiers import drawn, outside, with_head
 from aligners.models.hooks import Places, blocks_of, inject, read, reserved_positions
-from aligners.models.identity import code_of, implementation_of, preferred_implementation, settings_of
 from aligners.models.loading.placement import check_placement, is_sharded, place_like
+from aligners.models.model_identity import (
+    code_of,
+    implementation_of,
+    preferred_implementation,
+    settings_of,
+)
 from aligners.models.own_code import code_not_run
 
 Inputs = Mapping[str, Tensor]  # what a tokenizer makes
@@ -54,7 +59,7 @@ class FrozenModel:
         n_labels: C, the size of the classification head; None if there is none, or none that is asked.
         regression: whether that head predicts a number instead of a class.
         class_map: for each class of the texts, the head's classes that stand for it; None: those of the same numbers.
-            `aligners.injection.scoring.tasks.match_heads` alone sets it: logits are always the head's own.
+            `aligners.injection.scoring.task_scores.match_heads` alone sets it: logits are always the head's own.
         causal: whether a position sees only those before it, by a test of the model itself: see `is_causal`.
         heads: attention heads of each block; 0 if it has none.
         max_length: the most tokens that the model has positions for; None: no limit.
@@ -84,7 +89,9 @@ class FrozenModel:
         self.architecture = architecture_of(model.config.model_type)
         settings = self.architecture.settings_of(model.config)
         self.model, self.config = model.eval().requires_grad_(False), model.config
-        self.nbytes = sum(part.nbytes for weight in model.parameters() for _, part in _parts("", weight))
+        self.nbytes = sum(
+            part.nbytes for weight in model.parameters() for _, part in _parts("", weight)
+        )
         self.dtype, self.sharded = model.dtype, is_sharded(model)
         # A Mamba's blocks pass on float32, whatever its weights are.
         self._passed = torch.float32 if getattr(settings, "residual_in_fp32", False) else self.dtype
@@ -103,10 +110,15 @@ class FrozenModel:
         self.n_labels = model.config.num_labels if asked else None
         self.regression = self.n_labels == 1
         self.class_map: tuple[tuple[int, ...], ...] | None = None
-        positions = getattr(settings, "max_position_embeddings", None) or -1  # XLNet says -1 for no limit
+        positions = (
+            getattr(settings, "max_position_embeddings", None) or -1
+        )  # XLNet says -1 for no limit
         self.max_length = None if positions < 0 else int(positions) - reserved_positions(model)
         self.quantised = quantisation(model.config)
-        self.attention_used, self.attention_preferred = implementation_of(model), preferred_implementation(model)
+        self.attention_used, self.attention_preferred = (
+            implementation_of(model),
+            preferred_implementation(model),
+        )
         self.code = code_of(model)
         if self._caller.reads_last_token and settings.pad_token_id is None:
             raise UserError(
@@ -187,7 +199,9 @@ class FrozenModel:
             for name, weight in _parts(whole, parts):
                 digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}\n".encode())
                 digest.update(weight.cpu().contiguous().flatten().view(torch.uint8).numpy())
-        for name, layer in self.model.named_modules() if getattr(self.model, "peft_config", None) else ():
+        for name, layer in (
+            self.model.named_modules() if getattr(self.model, "peft_config", None) else ()
+        ):
             if scaling := getattr(layer, "scaling", None):  # of an adapter that is not merged
                 digest.update(f"{name} {scaling}\n".encode())
         return digest.hexdigest()
@@ -200,7 +214,12 @@ class FrozenModel:
             and `code`, a hash of code of its own, or None.
         """
         named = {"name": self.name, "revision": self.revision, "fingerprint": self.fingerprint}
-        return {**named, "settings": settings_of(self.config), "attention": self.attention_used, "code": self.code}
+        return {
+            **named,
+            "settings": settings_of(self.config),
+            "attention": self.attention_used,
+            "code": self.code,
+        }
 
     def logits(self, inputs: Inputs) -> Tensor:
         """The whole model: (B, C), or (B, T, V) for a language modelling head.
@@ -211,7 +230,9 @@ class FrozenModel:
         self._check_answers()
         return self._caller.logits(inputs, self._layout(inputs))
 
-    def front(self, inputs: Inputs, sites: Sequence[int], component: Component = "residual") -> list[Tensor]:
+    def front(
+        self, inputs: Inputs, sites: Sequence[int], component: Component = "residual"
+    ) -> list[Tensor]:
         """The states at `sites`, each (B, T, d), in the order asked for. Nothing above the deepest is run.
 
         Raises:
@@ -242,7 +263,9 @@ class FrozenModel:
                 f'Expected a model with `attn_implementation` "eager", but got {self.name} with {implementation!r}, '
                 'which never forms the attention weights. Load it with attn_implementation="eager".'
             )
-        states, (output,), layout = self._run_trunk(inputs, sites, component, output_attentions=True, return_dict=True)
+        states, (output,), layout = self._run_trunk(
+            inputs, sites, component, output_attentions=True, return_dict=True
+        )
         weights = getattr(output, "attentions", None) or ()
         if len(weights) != self.depth:
             raise UserError(
@@ -281,10 +304,15 @@ class FrozenModel:
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             torch.default_generator.manual_seed(seed)
             fresh: Any = type(self.model)(config, **options)
-        placed, name = place_like(fresh.to(self.dtype), self.model), f"{self.name} (untrained, seed {seed})"
+        placed, name = (
+            place_like(fresh.to(self.dtype), self.model),
+            f"{self.name} (untrained, seed {seed})",
+        )
         return FrozenModel(placed, self.tokenizer, name=name, revision=self.revision)
 
-    def tail(self, inputs: Inputs, site: int, states: Tensor, component: Component = "residual") -> Tensor:
+    def tail(
+        self, inputs: Inputs, site: int, states: Tensor, component: Component = "residual"
+    ) -> Tensor:
         """The logits, as of the whole model, with `states` (B, T, d), from any device, at `site`.
 
         Of the residual stream, no block up to `site` is run. A sub-layer adds to a stream: there the model is run
@@ -314,7 +342,9 @@ class FrozenModel:
         with inject(places, self.architecture, site, states):
             return self._caller.logits(inputs, layout)
 
-    def tail_through(self, inputs: Inputs, site: int, states: Tensor, later: int) -> tuple[Tensor, Tensor]:
+    def tail_through(
+        self, inputs: Inputs, site: int, states: Tensor, later: int
+    ) -> tuple[Tensor, Tensor]:
         """The logits, as from `tail`, and the states (B, T, d) at a `later` site on the way to them.
 
         Raises:
@@ -324,7 +354,12 @@ class FrozenModel:
         if later == site:
             return self.tail(inputs, site, states), states
         logits: list[Tensor] = []
-        raw = read(self.blocks, [later], lambda: logits.append(self.tail(inputs, site, states)), leave=False)
+        raw = read(
+            self.blocks,
+            [later],
+            lambda: logits.append(self.tail(inputs, site, states)),
+            leave=False,
+        )
         return logits[0], self._outward(raw[later], inputs["input_ids"].shape, self._layout(inputs))
 
     def check_site(self, site: int, argument: str, component: Component = "residual") -> None:
@@ -333,7 +368,10 @@ class FrozenModel:
         Raises:
             ValueError: naming `argument` and L.
         """
-        least, what = first_site(component), "site 0 is the input of the first and site l the output of block l"
+        least, what = (
+            first_site(component),
+            "site 0 is the input of the first and site l the output of block l",
+        )
         if component != "residual":
             what = f"and site l is what the {component} of block l adds"
         if not least <= site <= self.depth:
@@ -353,11 +391,17 @@ class FrozenModel:
         with torch.no_grad():
             expected = self.logits(inputs)
             if not bool(expected.isfinite().all()):
-                raise RuntimeError(f"{self.name} gives non-finite logits: nothing read from it can be trusted.")
+                raise RuntimeError(
+                    f"{self.name} gives non-finite logits: nothing read from it can be trusted."
+                )
             for site, states in zip(sites, self.front(inputs, sites, component), strict=True):
                 received = self.tail(inputs, site, states, component)
                 if not torch.equal(received, expected):
-                    what = f"site {site}" if component == "residual" else f"the {component} of block {site}"
+                    what = (
+                        f"site {site}"
+                        if component == "residual"
+                        else f"the {component} of block {site}"
+                    )
                     raise RuntimeError(
                         f"Injecting what was read at {what} of {self.name} changes its logits by up to "
                         f"{(received - expected).abs().max().item():.3g} instead of by exactly 0. An evaluation would "
@@ -386,7 +430,9 @@ class FrozenModel:
     @torch.no_grad()
     def _last_states(self, ids: Tensor) -> Tensor:
         """The states (B, T, d) at the last site, of token ids (B, T)."""
-        (states,) = self.front({"input_ids": ids, "attention_mask": torch.ones_like(ids)}, [self.depth])
+        (states,) = self.front(
+            {"input_ids": ids, "attention_mask": torch.ones_like(ids)}, [self.depth]
+        )
         return states
 
     def _places(self, component: Component) -> Places:
@@ -430,7 +476,11 @@ def quantisation(config: PreTrainedConfig) -> str | None:
     quantised: Any = getattr(config, "quantization_config", None)
     if quantised is None:
         return None
-    method = quantised.get("quant_method") if isinstance(quantised, dict) else getattr(quantised, "quant_method", None)
+    method = (
+        quantised.get("quant_method")
+        if isinstance(quantised, dict)
+        else getattr(quantised, "quant_method", None)
+    )
     return str(getattr(method, "value", method))
 
 

@@ -16,7 +16,9 @@ LOADERS = {
 DYNAMIC = "transformers_modules"  # the package that such code is imported into
 
 
-def code_not_run(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, name: str) -> list[str]:
+def code_not_run(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, name: str
+) -> list[str]:
     """Cautions about classes that the files of a model name for what was loaded, where others were loaded instead.
 
     Args:
@@ -35,13 +37,19 @@ def code_not_run(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | No
     parts = (
         ("model", of_model.get(loader), model),
         ("config", of_model.get("AutoConfig"), config),
-        ("tokenizer", of_tokenizer.get("AutoTokenizer") or of_model.get("AutoTokenizer"), tokenizer),
+        (
+            "tokenizer",
+            of_tokenizer.get("AutoTokenizer") or of_model.get("AutoTokenizer"),
+            tokenizer,
+        ),
     )
     missed = []
     for what, code, loaded in parts:
         named = _class_of(code)
         if named is not None and loaded is not None and not _is_own(loaded):
-            missed.append(f"{named} for its {what}, where {type(loaded).__name__} of transformers was taken")
+            missed.append(
+                f"{named} for its {what}, where {type(loaded).__name__} of transformers was taken"
+            )
     if not missed:
         return []
     return [

@@ -21,7 +21,9 @@ from aligners.models.tokenizers import byte_pairs, ended_texts, word_pieces
 ACTIVATIONS = ("gelu_new", "solu")
 
 
-TOKENIZER_CHARACTERS = 5_000_000  # of the 25 million of the IMDB reviews: the rest makes no better tokenizer
+TOKENIZER_CHARACTERS = (
+    5_000_000  # of the 25 million of the IMDB reviews: the rest makes no better tokenizer
+)
 
 
 Batch = dict[str, Tensor]
@@ -62,7 +64,10 @@ class Size:
     max_length: int = 128
 
     def __post_init__(self) -> None:
-        check_range(least=1, **{name: value for name, value in asdict(self).items() if isinstance(value, int)})
+        check_range(
+            least=1,
+            **{name: value for name, value in asdict(self).items() if isinstance(value, int)},
+        )
         if self.width % self.heads:
             raise UserError(
                 f"Expected `width` of an embedded model to be a multiple of its `heads`, {self.heads}, but got "
@@ -73,7 +78,9 @@ class Size:
         """Learn the tokenizer from texts."""
         return word_pieces(texts, self.vocabulary, self.max_length)
 
-    def bert_config(self, vocabulary: int, dropout: float = 0.0, **options: Any) -> transformers.BertConfig:
+    def bert_config(
+        self, vocabulary: int, dropout: float = 0.0, **options: Any
+    ) -> transformers.BertConfig:
         """Config of a BERT of this size. Attention has no dropout, which would double its cost."""
         return transformers.BertConfig(
             vocab_size=vocabulary,
@@ -118,10 +125,14 @@ class ByTexts(Size):
         encoded = tokenizer(texts, truncation=True, max_length=self.max_length)
         return [{"input_ids": ids} for ids in encoded["input_ids"]]
 
-    def batches(self, rows: list[dict[str, Any]], seed: int, collate: Callable[[list], Batch]) -> DataLoader:
+    def batches(
+        self, rows: list[dict[str, Any]], seed: int, collate: Callable[[list], Batch]
+    ) -> DataLoader:
         """Batches of texts of similar length, in an order determined by the seed."""
         draw = torch.Generator().manual_seed(seed)
-        sampler = LengthGroupedSampler(self.batch, lengths=[len(row["input_ids"]) for row in rows], generator=draw)
+        sampler = LengthGroupedSampler(
+            self.batch, lengths=[len(row["input_ids"]) for row in rows], generator=draw
+        )
         return DataLoader(rows, self.batch, sampler=sampler, collate_fn=collate)  # type: ignore[arg-type]
 
 
@@ -136,11 +147,16 @@ class Recipe(ByTexts):
     folder: ClassVar[str] = "bert"
     dropout: float = 0.1
 
-    def plan(self, seed: int, texts: list[str], labels: list[int], tokenizer: PreTrainedTokenizerBase) -> Plan:
+    def plan(
+        self, seed: int, texts: list[str], labels: list[int], tokenizer: PreTrainedTokenizerBase
+    ) -> Plan:
         """Make a classifier and its batches."""
         names = {number: f"LABEL_{number}" for number in range(max(labels) + 1)}
         config = self.bert_config(len(tokenizer), self.dropout, id2label=names)
-        rows = [row | {"labels": label} for row, label in zip(self.rows(texts, tokenizer), labels, strict=True)]
+        rows = [
+            row | {"labels": label}
+            for row, label in zip(self.rows(texts, tokenizer), labels, strict=True)
+        ]
         batches = self.batches(rows, seed, transformers.DataCollatorWithPadding(tokenizer))
         model = transformers.BertForSequenceClassification(config)
         return Plan(model, batches, lambda bert, batch: bert(**batch).loss, self.epochs)
@@ -169,10 +185,16 @@ class SentenceRecipe(ByTexts):
     masked_share: float = 0.3
     initial: float = 0.08
 
-    def plan(self, seed: int, texts: list[str], labels: list[int], tokenizer: PreTrainedTokenizerBase) -> Plan:
+    def plan(
+        self, seed: int, texts: list[str], labels: list[int], tokenizer: PreTrainedTokenizerBase
+    ) -> Plan:
         """Make a masked model and its batches."""
-        model = transformers.BertForMaskedLM(self.bert_config(len(tokenizer), initializer_range=self.initial))
-        batches = self.batches(self.rows(texts, tokenizer), seed, _masking(tokenizer, self.masked_share, seed))
+        model = transformers.BertForMaskedLM(
+            self.bert_config(len(tokenizer), initializer_range=self.initial)
+        )
+        batches = self.batches(
+            self.rows(texts, tokenizer), seed, _masking(tokenizer, self.masked_share, seed)
+        )
         return Plan(model, batches, partial(masked_tokens, padded=True), self.epochs)
 
 
@@ -205,7 +227,9 @@ class LanguageRecipe(Size):
         """The length of the training, in words."""
         return f"{self.steps} batches of {self.batch} x {self.max_length} tokens"
 
-    def sequences(self, texts: list[str], tokenizer: PreTrainedTokenizerBase, end: int, length: int) -> Tensor:
+    def sequences(
+        self, texts: list[str], tokenizer: PreTrainedTokenizerBase, end: int, length: int
+    ) -> Tensor:
         """The first packed sequences, (n, length), no more than training reads."""
         wanted, ids = self.steps * self.batch, list[int]()
         for first in range(0, len(texts), 1000):
@@ -220,10 +244,14 @@ class LanguageRecipe(Size):
             )
         return torch.tensor(ids[: count * length]).view(count, length)
 
-    def batches(self, rows: Tensor, seed: int, collate: Callable[[list[Tensor]], Batch]) -> DataLoader:
+    def batches(
+        self, rows: Tensor, seed: int, collate: Callable[[list[Tensor]], Batch]
+    ) -> DataLoader:
         """`steps` batches of sequences, each sequence equally often, in an order determined by the seed."""
         wanted, draw = self.steps * self.batch, torch.Generator().manual_seed(seed)
-        order = torch.cat([torch.randperm(len(rows), generator=draw) for _ in range(-(-wanted // len(rows)))])[:wanted]
+        order = torch.cat(
+            [torch.randperm(len(rows), generator=draw) for _ in range(-(-wanted // len(rows)))]
+        )[:wanted]
         return DataLoader(rows, self.batch, sampler=order.tolist(), collate_fn=collate)  # type: ignore[arg-type]
 
 
@@ -252,7 +280,9 @@ class GPTRecipe(LanguageRecipe):
         """Learn the tokenizer from texts."""
         return byte_pairs(_first(texts), self.vocabulary, self.max_length)
 
-    def plan(self, seed: int, texts: list[str], labels: list[int], tokenizer: PreTrainedTokenizerBase) -> Plan:
+    def plan(
+        self, seed: int, texts: list[str], labels: list[int], tokenizer: PreTrainedTokenizerBase
+    ) -> Plan:
         """Make a GPT-2 and its batches."""
         register_solu()
         end = tokenizer.eos_token_id
@@ -270,8 +300,15 @@ class GPTRecipe(LanguageRecipe):
             bos_token_id=end,
             eos_token_id=end,
         )
-        model, rows = transformers.GPT2LMHeadModel(config), self.sequences(texts, tokenizer, end, self.max_length)
-        return Plan(model, self.batches(rows, seed, lambda some: {"input_ids": torch.stack(some)}), next_tokens)
+        model, rows = (
+            transformers.GPT2LMHeadModel(config),
+            self.sequences(texts, tokenizer, end, self.max_length),
+        )
+        return Plan(
+            model,
+            self.batches(rows, seed, lambda some: {"input_ids": torch.stack(some)}),
+            next_tokens,
+        )
 
 
 @dataclass(frozen=True)
@@ -293,9 +330,13 @@ class MaskedRecipe(LanguageRecipe):
         """Learn the tokenizer from texts."""
         return super().tokenizer(_first(texts))
 
-    def plan(self, seed: int, texts: list[str], labels: list[int], tokenizer: PreTrainedTokenizerBase) -> Plan:
+    def plan(
+        self, seed: int, texts: list[str], labels: list[int], tokenizer: PreTrainedTokenizerBase
+    ) -> Plan:
         """Make a masked model and its batches."""
-        model = transformers.BertForMaskedLM(self.bert_config(len(tokenizer), initializer_range=self.initial))
+        model = transformers.BertForMaskedLM(
+            self.bert_config(len(tokenizer), initializer_range=self.initial)
+        )
         mask = _masking(tokenizer, self.masked_share, seed)
         first, last = torch.tensor([tokenizer.cls_token_id]), torch.tensor([tokenizer.sep_token_id])
         rows = self.sequences(texts, tokenizer, tokenizer.sep_token_id, self.max_length - 2)
@@ -312,7 +353,9 @@ def next_tokens(model: transformers.GPT2LMHeadModel, batch: Batch) -> Tensor:
     return cross_entropy(logits.flatten(0, 1), batch["input_ids"][:, 1:].flatten())
 
 
-def masked_tokens(model: transformers.BertForMaskedLM, batch: Batch, padded: bool = False) -> Tensor:
+def masked_tokens(
+    model: transformers.BertForMaskedLM, batch: Batch, padded: bool = False
+) -> Tensor:
     """Mean cross-entropy of the masked tokens. Running the head on these alone saves a third of the time."""
     masked = batch["labels"] != -100
     mask = batch["attention_mask"] if padded else None
@@ -320,17 +363,23 @@ def masked_tokens(model: transformers.BertForMaskedLM, batch: Batch, padded: boo
     return cross_entropy(model.cls(states), batch["labels"][masked])
 
 
-def _masking(tokenizer: PreTrainedTokenizerBase, share: float, seed: int) -> Callable[[list[Any]], Batch]:
+def _masking(
+    tokenizer: PreTrainedTokenizerBase, share: float, seed: int
+) -> Callable[[list[Any]], Batch]:
     """A function that pads rows of token ids to a batch and masks it, the same for every process."""
     mask = transformers.DataCollatorForLanguageModeling(tokenizer, mlm_probability=share, seed=seed)
-    mask.generator = torch.Generator().manual_seed(seed)  # it makes none of its own in a process of a pool
+    mask.generator = torch.Generator().manual_seed(
+        seed
+    )  # it makes none of its own in a process of a pool
     return mask
 
 
 def _first(texts: list[str]) -> list[str]:
     """The first texts, up to the one with which they reach `TOKENIZER_CHARACTERS` together."""
     ends = accumulate(map(len, texts))
-    return texts[: 1 + next((n for n, end in enumerate(ends) if end >= TOKENIZER_CHARACTERS), len(texts))]
+    return texts[
+        : 1 + next((n for n, end in enumerate(ends) if end >= TOKENIZER_CHARACTERS), len(texts))
+    ]
 
 
 # From the prefix of a name to the recipe of such models.

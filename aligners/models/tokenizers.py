@@ -28,7 +28,9 @@ def word_pieces(texts: list[str], vocabulary: int, max_length: int) -> BertToken
     """
     tokenizer = Tokenizer(WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer, tokenizer.pre_tokenizer = BertNormalizer(), BertPreTokenizer()
-    letters = sorted({c for text in texts for c in tokenizer.normalizer.normalize_str(text) if not c.isspace()})
+    letters = sorted(
+        {c for text in texts for c in tokenizer.normalizer.normalize_str(text) if not c.isspace()}
+    )
     trainer = WordPieceTrainer(
         vocab_size=vocabulary,
         initial_alphabet=letters,
@@ -55,17 +57,32 @@ def byte_pairs(texts: list[str], vocabulary: int, max_length: int) -> PreTrained
     bytes_ = sorted(pre_tokenizers.ByteLevel.alphabet())  # in order, as above
     check_range(least=len(bytes_) + 1, vocabulary=vocabulary)
     tokenizer = Tokenizer(BPE())
-    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer.pre_tokenizer, tokenizer.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        decoders.ByteLevel(),
+    )
     trainer = BpeTrainer(
-        vocab_size=vocabulary, initial_alphabet=bytes_, special_tokens=[END_OF_TEXT], show_progress=False
+        vocab_size=vocabulary,
+        initial_alphabet=bytes_,
+        special_tokens=[END_OF_TEXT],
+        show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=END_OF_TEXT, pad_token=END_OF_TEXT, model_max_length=max_length
+        tokenizer_object=tokenizer,
+        eos_token=END_OF_TEXT,
+        pad_token=END_OF_TEXT,
+        model_max_length=max_length,
     )
 
 
 def ended_texts(texts: list[str], tokenizer: PreTrainedTokenizerBase, end: int) -> list[list[int]]:
     """Tokenise each text for packing: uncut, without special tokens, and with an end-of-text token."""
-    encoded = tokenizer(texts, add_special_tokens=False, truncation=False, return_attention_mask=False, verbose=False)
+    encoded = tokenizer(
+        texts,
+        add_special_tokens=False,
+        truncation=False,
+        return_attention_mask=False,
+        verbose=False,
+    )
     return [[*ids, end] for ids in encoded["input_ids"]]

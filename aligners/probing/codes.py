@@ -11,9 +11,9 @@ from torch import Tensor
 
 from aligners.errors import UserError
 from aligners.injection.scoring.scores import resampled_counts
-from aligners.probing.bank import Examples
+from aligners.probing.probe_bank import Examples
 from aligners.probing.probes import EdgeTask, codelengths
-from aligners.probing.tasks import ProbeTraining, Row, score_columns, train_bank
+from aligners.probing.probing_tasks import ProbeTraining, Row, score_columns, train_bank
 
 # where the portions end, as shares of what is sent (Voita and Titov 2020, §2.2)
 PORTIONS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.0625, 0.125, 0.25, 0.5, 1.0)
@@ -133,7 +133,9 @@ def compressions(codes: Sequence[OnlineCode], weights: Tensor) -> Tensor:
     return (torch.as_tensor(uniform) @ weights.T) / (torch.as_tensor(bits) @ weights.T)
 
 
-def send(task: EdgeTask, how: ProbeTraining, seed: int, portions: Sequence[float] = PORTIONS) -> OnlineCode:
+def send(
+    task: EdgeTask, how: ProbeTraining, seed: int, portions: Sequence[float] = PORTIONS
+) -> OnlineCode:
     """Send the labels of all fitting targets, a sentence at a time in an order that the seed draws.
 
     The receiver knows the number of labels, the sentences themselves, and the labels of the validation sentences, which
@@ -183,7 +185,9 @@ def code_rows(task: EdgeTask, codes: Sequence[OnlineCode]) -> Iterator[Row]:
             **_about(task, a),
             "bits": float(bits[:, a].mean()),
             "uniform_bits": float(codes[0].uniform.sum()),
-            "frequency_bits": frequency_bits(targets.labels[int(arm.control)], several=task.labels.several),
+            "frequency_bits": frequency_bits(
+                targets.labels[int(arm.control)], several=task.labels.several
+            ),
             **{name: float(value) for name, value in compression.items()},
             "n_sentences": len(codes[0].units),
             "n_targets": len(targets),
@@ -196,7 +200,12 @@ def portion_rows(task: EdgeTask, codes: Sequence[OnlineCode]) -> Iterator[Row]:
         losses = code.losses()
         for a in range(len(task.arms)):
             for end, loss in zip(code.ends, losses[a].tolist(), strict=True):
-                yield {**_about(task, a), "seed": seed, "share": end / code.ends[-1], "bits_a_target": loss}
+                yield {
+                    **_about(task, a),
+                    "seed": seed,
+                    "share": end / code.ends[-1],
+                    "bits_a_target": loss,
+                }
 
 
 def _about(task: EdgeTask, a: int) -> Row:

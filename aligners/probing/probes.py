@@ -10,10 +10,18 @@ from torch import Tensor, nn
 
 from aligners.errors import UserError
 from aligners.maps.base import BankLinear
-from aligners.probing.bank import Arm, Bank, Examples, Probes, Words, answers, fresh_bank
+from aligners.probing.probe_bank import Arm, Bank, Examples, Probes, Words, answers, fresh_bank
+from aligners.probing.probing_tasks import Row, Task, pooled_ratio, score_columns
 from aligners.probing.targets import Labels, Targets, targets_of
-from aligners.probing.tasks import Row, Task, pooled_ratio, score_columns
-from aligners.probing.trees import Trees, TreeScores, TreesPart, by_length, chain, predictions, tree_scores
+from aligners.probing.trees import (
+    Trees,
+    TreeScores,
+    TreesPart,
+    by_length,
+    chain,
+    predictions,
+    tree_scores,
+)
 
 
 class EdgeProbes(Probes):
@@ -48,16 +56,23 @@ class EdgeProbes(Probes):
         super().__init__(arms, width)
         self.labels, self.spans, self.several = labels, spans, several
         self.projection, self.hidden = projection, hidden
-        self.projections = nn.ModuleList(BankLinear(len(arms), width, projection) for _ in range(spans))
+        self.projections = nn.ModuleList(
+            BankLinear(len(arms), width, projection) for _ in range(spans)
+        )
         self.attention = nn.ModuleList(BankLinear(len(arms), projection, 1) for _ in range(spans))
         self.first = BankLinear(len(arms), spans * projection, hidden)
         self.last = BankLinear(len(arms), hidden, labels)
-        self.register_buffer("control", torch.tensor([int(arm.control) for arm in arms]), persistent=False)
+        self.register_buffer(
+            "control", torch.tensor([int(arm.control) for arm in arms]), persistent=False
+        )
 
     def forward(self, read: Tensor, part: Targets) -> Tensor:
         """Logits of each target: rows of words (A, n, d) -> (A, T, K)."""
         layers = enumerate(zip(self.projections, self.attention, strict=True))
-        pooled = [_pooled(project(read), attend, part.spans[:, span]) for span, (project, attend) in layers]
+        pooled = [
+            _pooled(project(read), attend, part.spans[:, span])
+            for span, (project, attend) in layers
+        ]
         hidden = self.first(torch.cat(pooled, -1)).tanh()
         return self.last(nn.functional.layer_norm(hidden, (self.hidden,)))
 
@@ -81,7 +96,9 @@ class EdgeProbes(Probes):
         """
         labels = self.asked(part)
         if self.several:
-            losses = nn.functional.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="none")
+            losses = nn.functional.binary_cross_entropy_with_logits(
+                logits, labels.to(logits.dtype), reduction="none"
+            )
             return losses.sum(-1)
         return -logits.log_softmax(-1).masked_fill(~labels, -torch.inf).amax(-1)
 
@@ -148,7 +165,9 @@ class EdgeTask(Task):
 
     def fresh(self, seed: int) -> Bank:
         """Make an untrained bank."""
-        return fresh_bank(EdgeProbes, self.arms, self.words, seed, **self.labels.shape, **self.sizes)
+        return fresh_bank(
+            EdgeProbes, self.arms, self.words, seed, **self.labels.shape, **self.sizes
+        )
 
     def about(self) -> dict[str, Any]:
         """What is kept beside a bank, as plain values."""
@@ -157,14 +176,21 @@ class EdgeTask(Task):
     def scores(self, bank: Bank | None, held: Words) -> EdgeScores:
         """As `Task.scores`; the baseline gives the most frequent labels."""
         targets = self.annotations(held)
-        counted = majority(self.labels, targets) if bank is None else counts(bank, Examples(held, targets))
+        counted = (
+            majority(self.labels, targets)
+            if bank is None
+            else counts(bank, Examples(held, targets))
+        )
         return EdgeScores(counted, targets)
 
     def columns(self, scores: Sequence[EdgeScores], arm: int, weights: Tensor) -> Row:
         """F1 and accuracy, of all seeds together."""
         sums = torch.stack([result.counts[arm] for result in scores])
         exact = accuracy(sums.sum((0, 1)), len(scores[0].targets) * len(scores))
-        return {**score_columns("score", f1(weights @ sums.sum(0)), f1(sums.sum(1))), "accuracy": exact}
+        return {
+            **score_columns("score", f1(weights @ sums.sum(0)), f1(sums.sum(1))),
+            "accuracy": exact,
+        }
 
     def of_probe(self, scores: Sequence[EdgeScores], arm: int, weights: Tensor) -> Row:
         """Parameters, which layers a mix reads, and how much better a probe is than that of the control task."""
@@ -174,7 +200,9 @@ class EdgeTask(Task):
             row["centre_of_gravity"] = centre_of_gravity(self.banks, arm)
         control = self.arms[arm]._replace(control=True)
         if control in self.arms:
-            counts = torch.stack([result.counts for result in scores]).sum(0)[[arm, self.arms.index(control)]]
+            counts = torch.stack([result.counts for result in scores]).sum(0)[
+                [arm, self.arms.index(control)]
+            ]
             own, other = f1(weights @ counts)
             row |= {"control": other[0], **score_columns("selectivity", own - other)}
         return row
@@ -183,7 +211,9 @@ class EdgeTask(Task):
 def centre_of_gravity(banks: Sequence[Bank], arm: int) -> float:
     """The layer that a mix reads on average, Σ_l l · weight_l, mean over seeds (Tenney et al. 2019b, §3.2)."""
     layers = torch.tensor([float(place.layer) for place in banks[0].places])
-    return float(torch.stack([bank.readings.weights()[arm].cpu() for bank in banks]).mean(0) @ layers)
+    return float(
+        torch.stack([bank.readings.weights()[arm].cpu() for bank in banks]).mean(0) @ layers
+    )
 
 
 def counts(bank: Bank, examples: Examples) -> Tensor:
@@ -192,7 +222,10 @@ def counts(bank: Bank, examples: Examples) -> Tensor:
     sums = torch.zeros(len(bank.arms), targets.count, 4, dtype=torch.float64)
     for part, logits in answers(bank, examples):
         best = torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).bool()
-        given, unknown = logits > 0 if probes.several else best, part.unknown * (1 - probes.control.cpu())[:, None]
+        given, unknown = (
+            logits > 0 if probes.several else best,
+            part.unknown * (1 - probes.control.cpu())[:, None],
+        )
         sums.index_add_(1, part.sentence, _of_targets(given, probes.asked(part), unknown))
     return sums
 
@@ -201,13 +234,17 @@ def majority(labels: Labels, targets: Targets) -> Tensor:
     """`EdgeScores.counts` of the most frequent labels of fitting, given to every target: (1, B, 4)."""
     given = labels.multi_hot(labels.sets[0][0]).expand(1, len(targets), -1)
     sums = torch.zeros(1, targets.count, 4, dtype=torch.float64)
-    return sums.index_add_(1, targets.sentence, _of_targets(given, targets.labels[:1], targets.unknown[None]))
+    return sums.index_add_(
+        1, targets.sentence, _of_targets(given, targets.labels[:1], targets.unknown[None])
+    )
 
 
 def _of_targets(given: Tensor, true: Tensor, unknown: Tensor) -> Tensor:
     """Counts of each target, (A, T, 4): given and true are (A, T, K) bool, to which `unknown` (A, T) true ones come."""
     right, exact = (given & true).sum(-1).cpu(), (given == true).all(-1).cpu() & (unknown == 0)
-    return torch.stack([right, given.sum(-1).cpu(), true.sum(-1).cpu() + unknown, exact], -1).double()
+    return torch.stack(
+        [right, given.sum(-1).cpu(), true.sum(-1).cpu() + unknown, exact], -1
+    ).double()
 
 
 def f1(counts: Tensor) -> Tensor:
@@ -227,11 +264,16 @@ def codelengths(bank: Bank, examples: Examples) -> Tensor:
     Infinite for a label that fitting has not seen, where a target has one label.
     """
     probes = cast(EdgeProbes, bank.probes)
-    nats = [probes.surprise(logits.double(), part).cpu() for part, logits in answers(bank, examples)]
+    nats = [
+        probes.surprise(logits.double(), part).cpu() for part, logits in answers(bank, examples)
+    ]
     return torch.cat(nats, 1) / math.log(2)
 
 
-START, WIDTH = 0.05, 64  # entries of a B of 64 x 64 are drawn from -START..START, as in the paper's code
+START, WIDTH = (
+    0.05,
+    64,
+)  # entries of a B of 64 x 64 are drawn from -START..START, as in the paper's code
 
 
 class StructuralProbes(Probes):
@@ -252,18 +294,26 @@ class StructuralProbes(Probes):
 
     kept: Tensor
 
-    def __init__(self, arms: Sequence[Arm], width: int, most: int | None = None, usual: int | None = None) -> None:
+    def __init__(
+        self, arms: Sequence[Arm], width: int, most: int | None = None, usual: int | None = None
+    ) -> None:
         super().__init__(arms, width)
         self.usual = width if usual is None else usual
         ranks = [self.usual if arm.rank is None else arm.rank for arm in arms]
         wrong = [rank for rank in ranks if not 1 <= rank <= width]
         if wrong:
-            raise UserError(f"Expected `ranks` between 1 and {width}, the width of the states, but got {wrong[0]}.")
+            raise UserError(
+                f"Expected `ranks` between 1 and {width}, the width of the states, but got {wrong[0]}."
+            )
         self.most = max(ranks) if most is None else most
         start = torch.empty(width, width).uniform_(-START, START)[:, : self.most]
-        size = torch.tensor([WIDTH / math.sqrt(width * rank) for rank in ranks])  # that of |Bᵀh|² is then that of trees
+        size = torch.tensor(
+            [WIDTH / math.sqrt(width * rank) for rank in ranks]
+        )  # that of |Bᵀh|² is then that of trees
         self.weight = nn.Parameter(start * size[:, None, None])
-        self.register_buffer("kept", torch.arange(self.most) < torch.tensor(ranks)[:, None], persistent=False)
+        self.register_buffer(
+            "kept", torch.arange(self.most) < torch.tensor(ranks)[:, None], persistent=False
+        )
 
     def projected(self, read: Tensor, part: TreesPart) -> Tensor:
         """Bᵀh of the words of each sentence, padded: (A, n, d) -> (A, b, T, most), zero beyond an arm's rank."""
@@ -332,7 +382,9 @@ class TreeTask(Task):
     def scores(self, bank: Bank | None, held: Words) -> TreeScores:
         """As `Task.scores`; the baseline is a chain of the words in their order."""
         trees = Trees.of(held)
-        predicted = chain(trees, self.name) if bank is None else predictions(bank, Examples(held, trees))
+        predicted = (
+            chain(trees, self.name) if bank is None else predictions(bank, Examples(held, trees))
+        )
         return tree_scores(self.name, predicted, held.sentences, trees)
 
     def columns(self, scores: Sequence[TreeScores], arm: int, weights: Tensor) -> Row:
@@ -343,7 +395,12 @@ class TreeTask(Task):
         hits = torch.stack([result.hits[arm] for result in scores]).mean(0)
         name = "uuas" if self.name == "distance" else "root_accuracy"
         share = score_columns(name, pooled_ratio(hits[None], totals, weights)[0])
-        return {**score_columns("score", by_length(mean, lengths, weights)[0], by_length(spearman, lengths)), **share}
+        return {
+            **score_columns(
+                "score", by_length(mean, lengths, weights)[0], by_length(spearman, lengths)
+            ),
+            **share,
+        }
 
     def of_probe(self, scores: Sequence[TreeScores], arm: int, weights: Tensor) -> Row:
         """Parameters."""

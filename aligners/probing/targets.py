@@ -14,7 +14,7 @@ from torch import Tensor
 
 from aligners.datamodules.text.annotated.sentence import Sentence, Target
 from aligners.errors import UserError
-from aligners.probing.bank import Words, numbers_within
+from aligners.probing.probe_bank import Words, numbers_within
 
 
 @dataclass(frozen=True)
@@ -45,15 +45,21 @@ class Labels:
         targets = [target for _, target in _of_task(task, sentences)]
         if not targets:
             known = ", ".join(tasks_of(sentences)) or "none"
-            raise UserError(f"Expected `tasks` that the fitting sentences have, but got {task!r}; there are: {known}.")
+            raise UserError(
+                f"Expected `tasks` that the fitting sentences have, but got {task!r}; there are: {known}."
+            )
         spans = {2 if target.span2 else 1 for target in targets}
         if len(spans) > 1:
-            raise UserError(f"Expected every target of {task!r} to have `span2`, or none, but only some have.")
+            raise UserError(
+                f"Expected every target of {task!r} to have `span2`, or none, but only some have."
+            )
         every = Counter(label for target in targets for label in target.labels)
         sets = Counter(tuple(sorted(target.labels)) for target in targets)
         names = tuple(sorted(every, key=lambda name: (-every[name], name)))
         if len(sets) < 2:
-            raise UserError(f"Expected targets of {task!r} to differ, but all have the labels {targets[0].labels}.")
+            raise UserError(
+                f"Expected targets of {task!r} to differ, but all have the labels {targets[0].labels}."
+            )
         ordered = tuple(sorted(sets.items(), key=lambda entry: (-entry[1], entry[0])))
         return cls(task, names, any(len(entry) != 1 for entry in sets), spans.pop(), ordered)
 
@@ -76,7 +82,10 @@ class Labels:
             Hewitt and Liang 2019, "Designing and interpreting probes with control tasks", EMNLP, §2.
         """
         ends = list(accumulate(count for _, count in self.sets))
-        place = int.from_bytes(blake2b(f"{seed} {words}".encode(), digest_size=8).digest(), "big") % ends[-1]
+        place = (
+            int.from_bytes(blake2b(f"{seed} {words}".encode(), digest_size=8).digest(), "big")
+            % ends[-1]
+        )
         return self.sets[bisect_right(ends, place)][0]
 
 
@@ -153,15 +162,24 @@ def targets_of(labels: Labels, words: Words, seed: int = 0) -> Targets:
         strings = words.sentences[number].words
         given = _spans(target, labels, len(strings))
         spans.append(given)
-        sets.append((target.labels, labels.drawn("\t".join(" ".join(strings[slice(*span)]) for span in given), seed)))
+        sets.append(
+            (
+                target.labels,
+                labels.drawn("\t".join(" ".join(strings[slice(*span)]) for span in given), seed),
+            )
+        )
         sentence.append(number)
     hot = {labelling: labels.multi_hot(labelling) for pair in sets for labelling in pair}
-    own_labels = [torch.stack([hot[pair[side]] for pair in sets]) for side in range(2)] if sets else []
+    own_labels = (
+        [torch.stack([hot[pair[side]] for pair in sets]) for side in range(2)] if sets else []
+    )
     return Targets(
         torch.tensor(spans, dtype=torch.int64).view(-1, labels.spans, 2),
         torch.stack(own_labels) if sets else torch.zeros(2, 0, len(labels.names), dtype=torch.bool),
         torch.tensor(sentence, dtype=torch.int64),
-        torch.tensor([len(set(strings) - set(labels.names)) for strings, _ in sets], dtype=torch.int64),
+        torch.tensor(
+            [len(set(strings) - set(labels.names)) for strings, _ in sets], dtype=torch.int64
+        ),
         len(words.sentences),
     )
 
@@ -169,7 +187,9 @@ def targets_of(labels: Labels, words: Words, seed: int = 0) -> Targets:
 def _spans(target: Target, labels: Labels, words: int) -> list[tuple[int, int]]:
     spans = [target.span1, *([target.span2] if target.span2 else [])]
     if len(spans) != labels.spans:
-        raise UserError(f"Expected {labels.spans} spans of every target of {labels.task!r}, but got {len(spans)}.")
+        raise UserError(
+            f"Expected {labels.spans} spans of every target of {labels.task!r}, but got {len(spans)}."
+        )
     for first, end in spans:
         if not 0 <= first < end <= words:
             raise UserError(

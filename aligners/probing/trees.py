@@ -14,8 +14,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from aligners.datamodules.text.annotated.sentence import Sentence, check_tree
 from aligners.errors import UserError
-from aligners.probing.bank import Bank, Examples, Words, answers
-from aligners.probing.tasks import Row, pooled_ratio
+from aligners.probing.probe_bank import Bank, Examples, Words, answers
+from aligners.probing.probing_tasks import Row, pooled_ratio
 
 LEAST = 2  # words of a tree: one word has no distances
 WORDS = range(7, 14)  # of a sentence that is drawn: its tree is no trifle, and fits on a page
@@ -61,7 +61,11 @@ class Trees:
         Raises:
             ValueError: none has, or heads make no tree.
         """
-        heads = {b: sentence.heads for b, sentence in enumerate(words.sentences) if len(sentence.heads) >= LEAST}
+        heads = {
+            b: sentence.heads
+            for b, sentence in enumerate(words.sentences)
+            if len(sentence.heads) >= LEAST
+        }
         if not heads:
             raise UserError(
                 f"Expected sentences with trees for structural probes, but none of {len(words.sentences)} has one: all "
@@ -87,7 +91,9 @@ class Trees:
         distances = torch.zeros(*depths.shape, depths.shape[1])
         for place, (b, n) in enumerate(zip(chosen, lengths.tolist(), strict=True)):
             distances[place, :n, :n] = self.distances[b]
-        return TreesPart(rows.to(device), real.to(device), depths.to(device), distances.to(device), chosen)
+        return TreesPart(
+            rows.to(device), real.to(device), depths.to(device), distances.to(device), chosen
+        )
 
 
 def tree_distances(heads: Sequence[int]) -> Tensor:
@@ -142,7 +148,11 @@ class TreeScores(NamedTuple):
     @property
     def about(self) -> Row:
         """The probe, and numbers of sentences and targets, for the report."""
-        return {"probe": self.probe, "n_sentences": self.sentences, "n_targets": int(self.lengths.sum())}
+        return {
+            "probe": self.probe,
+            "n_sentences": self.sentences,
+            "n_targets": int(self.lengths.sum()),
+        }
 
     def measures(self, weights: Tensor) -> dict[str, Tensor]:
         """Each measure, (A, R), where a sentence counts as often as `weights` (R, B) say."""
@@ -175,9 +185,13 @@ def by_length(values: Tensor, lengths: Tensor, weights: Tensor | None = None) ->
     Returns:
         (A,), or (A, R) with weights; NaN if no sentence counts.
     """
-    of_length = (lengths[:, None] == torch.tensor([n for n in lengths.unique().tolist() if n in LENGTHS])).double()
+    of_length = (
+        lengths[:, None] == torch.tensor([n for n in lengths.unique().tolist() if n in LENGTHS])
+    ).double()
     known = values.isfinite()
-    counted = torch.ones(1, len(lengths), dtype=torch.float64) if weights is None else weights.double()
+    counted = (
+        torch.ones(1, len(lengths), dtype=torch.float64) if weights is None else weights.double()
+    )
     sums = torch.einsum("rb,ab,bl->arl", counted, values.nan_to_num().double() * known, of_length)
     shares = torch.einsum("rb,ab,bl->arl", counted, known.double(), of_length)
     means = (sums / shares).nanmean(-1)
@@ -193,7 +207,9 @@ def spanning_edges(predicted: Numbers, kept: NDArray[np.bool_]) -> set[Edge]:
     """
     words = kept.nonzero()[0]
     lengths = predicted[np.ix_(words, words)]
-    spanning = minimum_spanning_tree(np.triu(lengths - lengths.min() + 1, 1)).tocoo()  # zero would be no edge at all
+    spanning = minimum_spanning_tree(
+        np.triu(lengths - lengths.min() + 1, 1)
+    ).tocoo()  # zero would be no edge at all
     pairs = zip(words[spanning.row].tolist(), words[spanning.col].tolist(), strict=True)
     return {(min(pair), max(pair)) for pair in pairs}
 
@@ -221,12 +237,20 @@ def predictions(bank: Bank, examples: Examples) -> Iterator[tuple[int, Numbers]]
     """
     for part, predicted in answers(bank, examples):
         numbers = predicted.double().cpu().numpy()
-        for place, (sentence, n) in enumerate(zip(part.sentences, part.real.sum(1).tolist(), strict=True)):
-            yield sentence, numbers[:, place, :n] if numbers.ndim == 3 else numbers[:, place, :n, :n]
+        for place, (sentence, n) in enumerate(
+            zip(part.sentences, part.real.sum(1).tolist(), strict=True)
+        ):
+            yield (
+                sentence,
+                numbers[:, place, :n] if numbers.ndim == 3 else numbers[:, place, :n, :n],
+            )
 
 
 def tree_scores(
-    probe: str, predicted: Iterable[tuple[int, Numbers]], sentences: Sequence[Sentence], trees: Trees
+    probe: str,
+    predicted: Iterable[tuple[int, Numbers]],
+    sentences: Sequence[Sentence],
+    trees: Trees,
 ) -> TreeScores:
     """Rank correlations, and the edges of the spanning tree or the word of least depth.
 
@@ -240,7 +264,9 @@ def tree_scores(
         trees: the true ones.
     """
     score = _distances if probe == "distance" else _depths
-    scores = [score(prediction, sentences[number], trees, number) for number, prediction in predicted]
+    scores = [
+        score(prediction, sentences[number], trees, number) for number, prediction in predicted
+    ]
     spearman, hits, totals, lengths = zip(*scores, strict=True)
     return TreeScores(
         probe,
@@ -259,7 +285,9 @@ def _distances(predicted: Numbers, sentence: Sentence, trees: Trees, number: int
     correlations = rank_correlations(predicted, trees.distances[number].double().numpy())
     with np.errstate(invalid="ignore"):  # a prediction that is constant has no correlation
         spearman = np.nansum(correlations, -1) / np.isfinite(correlations).sum(-1)
-    hits = [len(edges & spanning_edges(distances, counted)) if edges else 0 for distances in predicted]
+    hits = [
+        len(edges & spanning_edges(distances, counted)) if edges else 0 for distances in predicted
+    ]
     return spearman, hits, len(edges), len(counted)
 
 
@@ -298,5 +326,7 @@ def drawn_trees(bank: Bank, words: Words, count: int, model: str) -> Iterator[di
             "counted": counted_edges(sentence),
             "found": spanning_edges(predicted[0], ~punctuation(sentence)),
         }
-        written = {name: " ".join(f"{a}-{b}" for a, b in sorted(edges)) for name, edges in every.items()}
+        written = {
+            name: " ".join(f"{a}-{b}" for a, b in sorted(edges)) for name, edges in every.items()
+        }
         yield {"model": model, "layer": bank.arms[0].layer, "words": sentence.text, **written}

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from aligners.fitting.outcomes import is_trained
+from aligners.fitting.training_status import is_trained
 from aligners.reports.names import fixed, listed, site_name, value_range
 from aligners.reports.report import Row, grouped, mean
 
@@ -37,7 +37,9 @@ def with_training(name: str, line: Sequence[Row]) -> str:
     if not untrained:
         return name
     sites = list(dict.fromkeys(site_name((row["site_x"], row["site_y"])) for row in untrained))
-    where = "" if len(untrained) == len(line) else f" at site{'s' * (len(sites) > 1)} {listed(sites)}"
+    where = (
+        "" if len(untrained) == len(line) else f" at site{'s' * (len(sites) > 1)} {listed(sites)}"
+    )
     return f"{name} (untrained{where})"
 
 

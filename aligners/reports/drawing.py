@@ -13,8 +13,8 @@ from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
-from aligners.files.tables import table_beside
-from aligners.fitting.outcomes import is_trained
+from aligners.files.yaml_tables import table_beside
+from aligners.fitting.training_status import is_trained
 from aligners.reports.names import site_name
 from aligners.reports.report import Row, number
 
@@ -26,7 +26,16 @@ Line = TypeVar("Line")
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
 # Tol's muted scheme, likewise: of models, groups and variants, so that no colour of a method means one of them.
-MODEL_COLOURS = ("#332288", "#CC6677", "#117733", "#999933", "#AA4499", "#44AA99", "#882255", "#88CCEE")
+MODEL_COLOURS = (
+    "#332288",
+    "#CC6677",
+    "#117733",
+    "#999933",
+    "#AA4499",
+    "#44AA99",
+    "#882255",
+    "#88CCEE",
+)
 MARKERS = "osD^vPX*h"  # one more than there are colours, so that pairs of both repeat late
 LOOKS = table_beside(__file__, "looks.yaml")
 METHODS, FLOORS = list(LOOKS["methods"]), LOOKS["floors"]  # each has one look in all figures
@@ -34,7 +43,10 @@ ABREAST, PANEL = 4, (3.6, 2.9)  # of figures by site: most panels in a row, and 
 LINEAR_UP_TO = 0.01  # nats: what stitching a model to itself costs at most
 LIGHT_FROM = 0.6  # share of the colour scale above which dark letters are easier to read
 MOST_LINES = 6  # in a panel
-STEP_ASIDE, MOST_ASIDE = 0.02, 0.05  # of the distance between two sites: how far lines are moved to tell bars apart
+STEP_ASIDE, MOST_ASIDE = (
+    0.02,
+    0.05,
+)  # of the distance between two sites: how far lines are moved to tell bars apart
 LETTERS = 46  # that fit below a panel
 FEWEST_ACROSS = 3  # places that a panel has room for: fewer stay in the middle
 LEGEND_BESIDE = 28  # letters of a legend's longest name, above which it stands below the panels
@@ -83,7 +95,11 @@ def panels(
 
 def line_look(colour: int, marker: int, linestyle: str, colours: Sequence[str] = COLOURS) -> Look:
     """Say how to draw a line. Colours and markers are given by number, and start again when they run out."""
-    look = {"color": colours[colour % len(colours)], "marker": MARKERS[marker % len(MARKERS)], "linestyle": linestyle}
+    look = {
+        "color": colours[colour % len(colours)],
+        "marker": MARKERS[marker % len(MARKERS)],
+        "linestyle": linestyle,
+    }
     return {**look, "markersize": 4.5, "linewidth": 1.3}
 
 
@@ -161,13 +177,25 @@ def heat_map(
         font: size of the values; default: what there is room for.
         unit: the values stand in the cells as multiples of it.
     """
-    ends: Look = {"vmin": min(low, high), "vmax": max(low, high), "cmap": "viridis" if low < high else "viridis_r"}
+    ends: Look = {
+        "vmin": min(low, high),
+        "vmax": max(low, high),
+        "cmap": "viridis" if low < high else "viridis_r",
+    }
     image = axis.imshow(grid, origin="lower", aspect="equal", **ends)
     size = font or (7 if max(grid.shape) <= 8 else 5.5)
     for (i, j), value in np.ndenumerate(grid):
         if np.isfinite(value) and max(grid.shape) <= written:
             light = (value - low) / (high - low) >= LIGHT_FROM
-            axis.text(j, i, short(value / unit), ha="center", va="center", fontsize=size, color="k" if light else "w")
+            axis.text(
+                j,
+                i,
+                short(value / unit),
+                ha="center",
+                va="center",
+                fontsize=size,
+                color="k" if light else "w",
+            )
     axis.set_xticks(range(len(columns)), [str(layer) for layer in columns])
     axis.set_yticks(range(len(rows)), [str(layer) for layer in rows])
     axis.tick_params(length=0)
@@ -221,7 +249,9 @@ def layer_grid(
     return grid
 
 
-def lines_by_site(axis: Axes, lines: Sequence[tuple[str, Look, Cells]], column: str, scale: float = 1) -> None:
+def lines_by_site(
+    axis: Axes, lines: Sequence[tuple[str, Look, Cells]], column: str, scale: float = 1
+) -> None:
     """Draw lines with their intervals, if they have any, shifted a little so that these can be told apart.
 
     Args:
@@ -235,7 +265,8 @@ def lines_by_site(axis: Axes, lines: Sequence[tuple[str, Look, Cells]], column: 
         step = min(STEP_ASIDE, 2 * MOST_ASIDE / len(lines))
         aside = step * (order - (len(lines) - 1) / 2)
         middle, low, high = (
-            np.array([scale * number(row.get(column + end)) for _, row in here]) for end in ("", "_low", "_high")
+            np.array([scale * number(row.get(column + end)) for _, row in here])
+            for end in ("", "_low", "_high")
         )
         if here:  # a percentile interval may miss the estimate; the bar then ends there
             bars = None if np.isnan(low).all() else np.maximum([middle - low, high - middle], 0)
@@ -260,7 +291,12 @@ class SitePanel(NamedTuple):
 
 
 def site_figure(
-    shown: Sequence[SitePanel], column: str, up: str, scale: float = 1, across: str = "site (layer)", note: str = ""
+    shown: Sequence[SitePanel],
+    column: str,
+    up: str,
+    scale: float = 1,
+    across: str = "site (layer)",
+    note: str = "",
 ) -> Figure:
     """Draw a column of rows against site, with intervals and levels.
 
@@ -280,7 +316,12 @@ def site_figure(
         name_sites(axis, panel.title, map(site_name, panel.pairs))
     if column == "penalty":
         penalty_scale(axes)
-    if not all(row is None or is_trained(row) for panel in shown for _, _, cells in panel.lines for row in cells):
+    if not all(
+        row is None or is_trained(row)
+        for panel in shown
+        for _, _, cells in panel.lines
+        for row in cells
+    ):
         note = f"{note}\n{HOLLOW}".strip()
     dress(figure, axes, across, up, note)
     return figure
@@ -288,7 +329,10 @@ def site_figure(
 
 def name_sites(axis: Axes, title: str, sites: Iterable[str], letters: int = LETTERS) -> None:
     """Give a panel its title, and its horizontal axis the names of sites, as many as there is room for."""
-    axis.set_title("\n".join(fill(line, letters, break_long_words=False) for line in title.split("\n")), fontsize=10)
+    axis.set_title(
+        "\n".join(fill(line, letters, break_long_words=False) for line in title.split("\n")),
+        fontsize=10,
+    )
     names = list(sites)
     every = -(-sum(len(name) + 2 for name in names) // letters)
     axis.set_xticks(range(0, len(names), every), names[::every])
@@ -316,7 +360,9 @@ def evenly(lines: Sequence[Line]) -> list[list[Line]]:
     """Divide lines of one kind among as few panels as can be read, each with about as many."""
     panels = math.ceil(len(lines) / MOST_LINES)
     size = math.ceil(len(lines) / max(1, panels))
-    return [list(lines[first : first + size]) for first in range(0, len(lines), size)] if lines else []
+    return (
+        [list(lines[first : first + size]) for first in range(0, len(lines), size)] if lines else []
+    )
 
 
 def label(figure: Figure, across: str, up: str, title: str = "") -> None:
@@ -331,7 +377,9 @@ def dress(figure: Figure, axes: Sequence[Axes], across: str, up: str, note: str 
     """Label the axes of all panels together, and add one legend for all: below them, where its names are long."""
     handles, names = shown_lines(axes)
     below = max(map(len, names), default=0) > LEGEND_BESIDE
-    if len(axes) == 1 or below:  # a label of the whole figure would stand between panels and legend, or upon it
+    if (
+        len(axes) == 1 or below
+    ):  # a label of the whole figure would stand between panels and legend, or upon it
         for axis in axes:
             axis.set_xlabel(across, fontsize=9)
     else:
@@ -340,7 +388,9 @@ def dress(figure: Figure, axes: Sequence[Axes], across: str, up: str, note: str 
     place: Look = {"loc": "outside right center"}
     if below:
         place = {"loc": "outside lower center", "ncols": _legend_below(figure, names)}
-    figure.legend(handles, names, frameon=False, fontsize=8, title=note or None, title_fontsize=7.5, **place)
+    figure.legend(
+        handles, names, frameon=False, fontsize=8, title=note or None, title_fontsize=7.5, **place
+    )
 
 
 def _legend_below(figure: Figure, names: Sequence[str]) -> int:
@@ -357,7 +407,9 @@ def log_scale(axes: Sequence[Axes]) -> None:
 
     Draw all lines first: the scale does not adapt to later ones.
     """
-    drawn = np.concatenate([np.asarray(line.get_ydata(), float) for axis in axes for line in axis.lines])
+    drawn = np.concatenate(
+        [np.asarray(line.get_ydata(), float) for axis in axes for line in axis.lines]
+    )
     drawn = drawn[np.isfinite(drawn) & (drawn > 0)]
     ticks = _log_ticks(float(drawn.min()), float(drawn.max()))
     for axis in axes:
@@ -388,8 +440,13 @@ def penalty_scale(axes: Sequence[Axes]) -> None:
         axis.axhline(0, color="0.6", linewidth=0.8, zorder=0)
         axis.set_yscale("symlog", linthresh=LINEAR_UP_TO, linscale=0.6)
         axis.yaxis.set_major_formatter("{x:g}")
-    least, most = min(float(axis.dataLim.y0) for axis in axes), max(float(axis.dataLim.y1) for axis in axes)
-    axes[0].set_ylim(2 * min(least, -LINEAR_UP_TO / 8), 1.5 * max(most, LINEAR_UP_TO))  # little room below zero
+    least, most = (
+        min(float(axis.dataLim.y0) for axis in axes),
+        max(float(axis.dataLim.y1) for axis in axes),
+    )
+    axes[0].set_ylim(
+        2 * min(least, -LINEAR_UP_TO / 8), 1.5 * max(most, LINEAR_UP_TO)
+    )  # little room below zero
 
 
 def short(value: float) -> str:

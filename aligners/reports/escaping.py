@@ -1,6 +1,6 @@
 """Text from models, files and options as each kind of output takes it: what looks like its syntax is plain text there.
 
-HTML is escaped by Jinja, LaTeX by `aligners.reports.study.report`, what is printed by `aligners.errors.visible`.
+HTML is escaped by Jinja, LaTeX by `aligners.reports.study.study_report`, what is printed by `aligners.errors.visible`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ def csv_text(rows: Sequence[Row]) -> str:
     """Write rows with the same keys as CSV."""
     import pandas as pd
 
-    return str(csv_frame(pd.DataFrame(rows, dtype=object)).to_csv(index=False, lineterminator="\r\n"))
+    return str(
+        csv_frame(pd.DataFrame(rows, dtype=object)).to_csv(index=False, lineterminator="\r\n")
+    )
 
 
 def csv_frame(frame: pd.DataFrame) -> pd.DataFrame:

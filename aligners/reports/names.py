@@ -5,8 +5,8 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 
-from aligners.files.tables import table_beside
-from aligners.fitting.outcomes import mark
+from aligners.files.yaml_tables import table_beside
+from aligners.fitting.training_status import mark
 from aligners.reports.report import MODELS, Row, models_in
 
 WORDS: dict[str, Row] = table_beside(__file__, "words.yaml")
@@ -28,7 +28,10 @@ def short_names(models: Iterable[str]) -> dict[str, str]:
     every = list(dict.fromkeys(models))
     ends = [_end(name, [other for other in every if other != name]) for name in every]
     cut = [_cut(end) for end in ends]
-    return {name: short if cut.count(short) == 1 else end for name, short, end in zip(every, cut, ends, strict=True)}
+    return {
+        name: short if cut.count(short) == 1 else end
+        for name, short, end in zip(every, cut, ends, strict=True)
+    }
 
 
 def file_names(models: Iterable[str]) -> dict[str, str]:
@@ -44,7 +47,9 @@ def file_names(models: Iterable[str]) -> dict[str, str]:
 def with_short_names(rows: Sequence[Row]) -> list[Row]:
     """Copy rows with short model names, for readers. Files keep the full names, which identify a model."""
     names = short_names(models_in(rows))
-    return [row | {column: names[row[column]] for column in MODELS if column in row} for row in rows]
+    return [
+        row | {column: names[row[column]] for column in MODELS if column in row} for row in rows
+    ]
 
 
 def names_in_full(rows: Sequence[Row]) -> str:
@@ -67,7 +72,14 @@ def _end(name: str, others: Sequence[str]) -> str:
     """Return the fewest last parts that no other name ends with, or the whole name if there are none."""
     parts = name.rstrip("/").split("/")
     ends = ["/".join(parts[-count:]) for count in range(1, len(parts) + 1)]
-    return next((end for end in ends if not any(f"/{other.rstrip('/')}".endswith(f"/{end}") for other in others)), name)
+    return next(
+        (
+            end
+            for end in ends
+            if not any(f"/{other.rstrip('/')}".endswith(f"/{end}") for other in others)
+        ),
+        name,
+    )
 
 
 def _cut(name: str) -> str:
@@ -128,7 +140,11 @@ def with_interval(row: Row, column: str, form: str, scale: float = 1) -> str:
     if value is None:
         return ""
     text = mark(format(scale * value, form), row)
-    return text if low is None or high is None else f"{text} ±{scale * (high - low) / 2:{form.removeprefix('z')}}"
+    return (
+        text
+        if low is None or high is None
+        else f"{text} ±{scale * (high - low) / 2:{form.removeprefix('z')}}"
+    )
 
 
 def plain_number(value: float, digits: int = 3) -> str:
@@ -156,7 +172,11 @@ def four_digits(value: object) -> str:
     """A value of a row for readers; empty where there is none."""
     if value is None or value != value:
         return ""
-    return plain_number(value, 4) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+    return (
+        plain_number(value, 4)
+        if isinstance(value, int | float) and not isinstance(value, bool)
+        else str(value)
+    )
 
 
 def value_range(values: Sequence[float], form: str) -> str:
@@ -169,7 +189,13 @@ def aligned(value: float | None, places: int = 3) -> str:
     """A number of a column of the screen, with as many decimals as the others, or whole from 100 on; empty for none."""
     if value is None or math.isnan(value):
         return ""
-    return f"{value:z.{places}f}" if abs(value) < 100 else f"{value:,.0f}" if abs(value) < 1e7 else f"{value:.0e}"
+    return (
+        f"{value:z.{places}f}"
+        if abs(value) < 100
+        else f"{value:,.0f}"
+        if abs(value) < 1e7
+        else f"{value:.0e}"
+    )
 
 
 def listed(items: Sequence[str]) -> str:

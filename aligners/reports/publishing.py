@@ -11,12 +11,12 @@ import torch
 from lightning.pytorch.loggers import WandbLogger
 from rich.console import Console
 
-from aligners.files.whole import write_text
-from aligners.fitting.outcomes import MARK
+from aligners.files.atomic import write_text
+from aligners.fitting.training_status import MARK
 from aligners.reports.escaping import csv_text, in_markdown, markdown_table
-from aligners.reports.finished import make_report
+from aligners.reports.finished_runs import make_report
 from aligners.reports.names import four_digits, names_in_full, site_name, with_short_names
-from aligners.reports.page.run import save_figure, write_page
+from aligners.reports.page.run_page import save_figure, write_page
 from aligners.reports.report import Report, Row
 from aligners.reports.screen import SiteTable, say, screen
 
@@ -34,7 +34,11 @@ def publish(report: Report, folder: Path, trainer: pl.Trainer) -> None:
     write(report, folder)
     write_page(report, folder)
     console = show(report)
-    runs = [run for run in trainer.loggers if isinstance(run, WandbLogger) and not run.experiment.disabled]
+    runs = [
+        run
+        for run in trainer.loggers
+        if isinstance(run, WandbLogger) and not run.experiment.disabled
+    ]
     files = report.files or ("Report and figures" if report.figures else "Report")
     places = [f"{files}: {folder}", *(f"W&B run: {_log(report, folder, run)}" for run in runs)]
     say(console, "\n".join(["", *places] if report.findings else places))
@@ -55,7 +59,9 @@ def show(report: Report) -> Console:
 
 def write(report: Report, folder: Path) -> list[Path]:
     """Write a report's files, each whole or not at all, and return the paths of its figures."""
-    write_text(folder / f"{report.name}.json", json.dumps(report.content, indent=1, allow_nan=False))
+    write_text(
+        folder / f"{report.name}.json", json.dumps(report.content, indent=1, allow_nan=False)
+    )
     for name, table in {report.name: report.rows, **report.tables}.items():
         if table:
             write_text(folder / f"{name}.csv", csv_text(table))
@@ -72,7 +78,10 @@ def environment(trainer: pl.Trainer) -> Row:
     device = trainer.strategy.root_device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     return {
-        "versions": {"python": platform.python_version(), **{package: version(package) for package in PACKAGES}},
+        "versions": {
+            "python": platform.python_version(),
+            **{package: version(package) for package in PACKAGES},
+        },
         "device": f"{device.type} ({name})",
         "ranks": trainer.world_size,
         **cautions,
@@ -84,7 +93,11 @@ def _log(report: Report, folder: Path, logger: WandbLogger) -> Path:
     logger.experiment.config.update(report.meta, allow_val_change=True)
     logger.experiment.summary["findings"] = report.findings
     columns = list(report.rows[0])
-    logger.log_table(report.name, columns=columns, data=[[row[column] for column in columns] for row in report.rows])
+    logger.log_table(
+        report.name,
+        columns=columns,
+        data=[[row[column] for column in columns] for row in report.rows],
+    )
     for name in report.figures:
         logger.log_image(name, [str(folder / f"{name}.png")])
     return Path(logger.experiment.dir).parent
@@ -92,7 +105,10 @@ def _log(report: Report, folder: Path, logger: WandbLogger) -> Path:
 
 def _markdown(report: Report) -> str:
     """Write the table to four digits or, of kinds without columns, those of the screen; sentences, full names."""
-    plain = (sentence.replace(MARK, f"\\{MARK}", sentence.startswith(MARK)) for sentence in report.findings)
+    plain = (
+        sentence.replace(MARK, f"\\{MARK}", sentence.startswith(MARK))
+        for sentence in report.findings
+    )
     findings = "".join(f"- {in_markdown(sentence)}\n" for sentence in plain)
     full = in_markdown(names_in_full(report.rows))
     if not report.columns:
@@ -114,7 +130,11 @@ def _of_screen(table: SiteTable) -> str:
 
 def _one_site(row: Row) -> Row:
     """A row whose `site_x` stands for both sites: `1→2` where they differ."""
-    return row if row["site_x"] == row["site_y"] else row | {"site_x": site_name((row["site_x"], row["site_y"]))}
+    return (
+        row
+        if row["site_x"] == row["site_y"]
+        else row | {"site_x": site_name((row["site_x"], row["site_y"]))}
+    )
 
 
 class WriteReport(pl.Callback):
@@ -123,7 +143,7 @@ class WriteReport(pl.Callback):
     When its test ends, the LightningModule has `rows` and `meta`, and `report_tables` if there are further tables.
 
     Args:
-        kind: the kind of report, from `aligners.reports.finished.KINDS`.
+        kind: the kind of report, from `aligners.reports.finished_runs.KINDS`.
         folder: where it is written.
         options: further arguments of this kind of report.
     """
@@ -136,7 +156,9 @@ class WriteReport(pl.Callback):
         write_report(pl_module, self.kind, self.folder, trainer, **self.options)
 
 
-def write_report(measured: Any, kind: str, folder: Path, trainer: pl.Trainer, **options: Any) -> None:
+def write_report(
+    measured: Any, kind: str, folder: Path, trainer: pl.Trainer, **options: Any
+) -> None:
     """Write a report, show and log it, on rank 0.
 
     Args:

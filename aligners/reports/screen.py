@@ -46,11 +46,18 @@ class SiteTable:
     """
 
     def __init__(
-        self, title: str, names: Sequence[str], columns: Sequence[str], sites: Mapping[str, Iterable[str]]
+        self,
+        title: str,
+        names: Sequence[str],
+        columns: Sequence[str],
+        sites: Mapping[str, Iterable[str]],
     ) -> None:
         self.title, self.names = visible(title), len(names)
         self.columns = [Column("", [name], right=False) for name in names]
-        self.columns += [Column(group, [heading]) for group, _, heading in (name.rpartition("\n") for name in columns)]
+        self.columns += [
+            Column(group, [heading])
+            for group, _, heading in (name.rpartition("\n") for name in columns)
+        ]
         self.columns += [Column(group, [site]) for group, below in sites.items() for site in below]
         self.styles: list[str] = []
 
@@ -61,7 +68,9 @@ class SiteTable:
             cells: of the first columns.
             style: of the whole row, as rich names it.
         """
-        for column, text in zip(self.columns, [*cells, *[""] * (len(self.columns) - len(cells))], strict=True):
+        for column, text in zip(
+            self.columns, [*cells, *[""] * (len(self.columns) - len(cells))], strict=True
+        ):
             column.texts.append(visible(text))
         self.styles.append(style or "")
 
@@ -106,7 +115,10 @@ def _padded(part: Sequence[Column]) -> Iterator[list[str]]:
         texts = ["" if before and before.group == column.group else column.group, *column.texts]
         width = max(map(cell_len, texts))
         blanks = (" " * (width - cell_len(text)) for text in texts)
-        yield [blank + text if column.right else text + blank for blank, text in zip(blanks, texts, strict=True)]
+        yield [
+            blank + text if column.right else text + blank
+            for blank, text in zip(blanks, texts, strict=True)
+        ]
 
 
 def _width(part: Sequence[Column]) -> int:
@@ -121,7 +133,9 @@ def screen() -> Console:
 def say(console: Console, line: str, style: str | None = None) -> None:
     """Print a line of text: folded on a terminal, whole in a file or a pipe."""
     soft_wrap = not console.is_terminal
-    console.print(visible(line), style=style, highlight=False, markup=False, emoji=False, soft_wrap=soft_wrap)
+    console.print(
+        visible(line), style=style, highlight=False, markup=False, emoji=False, soft_wrap=soft_wrap
+    )
 
 
 def open_where_there_is_a_desktop(path: Path, wanted: WhenToOpen = "auto") -> bool:
@@ -140,4 +154,6 @@ def _desktop() -> bool:
     """Whether the process has a terminal, on this machine, and a display."""
     if not sys.stdout.isatty() or os.environ.get("SSH_CONNECTION"):
         return False
-    return sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+    return sys.platform in ("darwin", "win32") or any(
+        os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")
+    )

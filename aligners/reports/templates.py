@@ -8,8 +8,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from aligners.files.tables import table_beside
-from aligners.fitting.outcomes import MARK, no_better_than_the_mean, trained_methods
+from aligners.files.yaml_tables import table_beside
+from aligners.fitting.training_status import MARK, no_better_than_the_mean, trained_methods
 from aligners.reports.closest import known_lines, with_training
 from aligners.reports.names import (
     WORDS,
@@ -28,9 +28,19 @@ HERE = Path(__file__).parent
 ITEM = re.compile("^- ", re.MULTILINE)
 GLOSSARY: dict[str, str] = table_beside(__file__, "glossary.yaml")
 WORD = r"(?<![\w-])(%s)s?(?![\w-])"
-FILTERS = (held_out_name, listed, mean, no_better_than_the_mean, site_name, trained_methods, where)  # by their names
+FILTERS = (
+    held_out_name,
+    listed,
+    mean,
+    no_better_than_the_mean,
+    site_name,
+    trained_methods,
+    where,
+)  # by their names
 NO_WORDS = re.compile("<(script|style|pre).*?</\\1>|<[^>]*>", re.DOTALL)  # of a page
-BEFORE_PUNCTUATION = re.compile(r" (?=[.,;:)](?: |$|[.,;:]))")  # a space that a line's end in a template leaves
+BEFORE_PUNCTUATION = re.compile(
+    r" (?=[.,;:)](?: |$|[.,;:]))"
+)  # a space that a line's end in a template leaves
 
 
 def page(template: str, **values: Any) -> str:
@@ -40,7 +50,9 @@ def page(template: str, **values: Any) -> str:
         template: name of its file.
         values: of the template.
     """
-    environment = Environment(loader=FileSystemLoader(HERE / "page"), autoescape=True, keep_trailing_newline=True)
+    environment = Environment(
+        loader=FileSystemLoader(HERE / "page"), autoescape=True, keep_trailing_newline=True
+    )
     environment.filters |= {"code": _code, "four_digits": four_digits}
     whole = environment.get_template(template)
     words = NO_WORDS.sub(" ", whole.render(glossary={}, **values))
@@ -50,7 +62,9 @@ def page(template: str, **values: Any) -> str:
 def glossary(text: str) -> dict[str, str]:
     """The terms of `glossary.yaml` that occur in a text, in the plural too, with their definitions."""
     names = {term: "|".join(map(re.escape, term.split(" / "))) for term in GLOSSARY}
-    return {term: GLOSSARY[term] for term in names if re.search(WORD % names[term], text, re.IGNORECASE)}
+    return {
+        term: GLOSSARY[term] for term in names if re.search(WORD % names[term], text, re.IGNORECASE)
+    }
 
 
 def lead(kind: str, **values: Any) -> str:
@@ -80,7 +94,9 @@ def words(template: str, **values: Any) -> str:
     environment.globals |= {"words": WORDS, "mark": MARK, "with_training": with_training}
     environment.filters |= {"form": fixed, "number": plain_number, "by": grouped}
     environment.filters |= {"matching": _matching, "compared": _compared, "finite": _finite}
-    environment.filters["span"] = lambda rows, column, form: value_range([row[column] for row in rows], form)
+    environment.filters["span"] = lambda rows, column, form: value_range(
+        [row[column] for row in rows], form
+    )
     environment.filters |= {function.__name__: function for function in FILTERS}
     return environment.get_template(f"{template}.j2").render(**values)
 
@@ -94,7 +110,12 @@ def _matching(rows: list[Row]) -> list[Row]:
 def _compared(rows: list[Row], column: str) -> list[Row]:
     """The rows of those methods that are trained and have a value of a column in all of their rows."""
     every = grouped(rows, "method")
-    return [row for name in trained_methods(rows) if math.isfinite(mean(every[name], column)) for row in every[name]]
+    return [
+        row
+        for name in trained_methods(rows)
+        if math.isfinite(mean(every[name], column))
+        for row in every[name]
+    ]
 
 
 def _finite(rows: list[Row], column: str) -> list[Row]:

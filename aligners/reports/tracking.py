@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from safetensors import SafetensorError, safe_open
 
 from aligners.errors import check_extra
-from aligners.files.shared import RUN_FILES
-from aligners.files.tables import table_beside
-from aligners.files.whole import write_text
+from aligners.files.atomic import write_text
+from aligners.files.shared_folder import RUN_FILES
+from aligners.files.yaml_tables import table_beside
 from aligners.reports.names import file_names
 
 logger = logging.getLogger(__name__)
@@ -25,11 +25,17 @@ LONGEST_NAME = 128  # of an artifact, in letters
 MANIFEST = "manifest.json"
 SHARED = "model.safetensors"  # the same file in a shared folder, and its name in every artifact
 FILES = (*RUN_FILES, SHARED)
-KINDS = {"fit": "maps", "stitch": "stitching", "universe": "universe"}  # command that made a bank -> type of artifact
+KINDS = {
+    "fit": "maps",
+    "stitch": "stitching",
+    "universe": "universe",
+}  # command that made a bank -> type of artifact
 STEP = "trainer/global_step"
 VIEW = table_beside(__file__, "workspace.yaml")
 OPEN = (*VIEW["curves"], "Figures")
-CURVES: dict[str, dict[str, str]] = VIEW["curves"]  # section -> title of a panel -> the metrics in it
+CURVES: dict[str, dict[str, str]] = VIEW[
+    "curves"
+]  # section -> title of a panel -> the metrics in it
 
 
 def unfinished(folder: Path) -> str | None:
@@ -58,7 +64,9 @@ def complete(folder: Path) -> None:
     (folder / NUMBER).unlink(missing_ok=True)
 
 
-def start_run(folder: Path, name: str, kind: str, group: str | None = None, number: str | None = None) -> Any:
+def start_run(
+    folder: Path, name: str, kind: str, group: str | None = None, number: str | None = None
+) -> Any:
     """Start a W&B run, or go on with one. It follows WANDB_MODE, but is online only for a user who is logged in.
 
     It never prompts.
@@ -87,12 +95,19 @@ def start_run(folder: Path, name: str, kind: str, group: str | None = None, numb
     try:
         return wandb.init(mode=_mode(), **options)
     except Exception as error:
-        if number is not None and "is in use" in str(error):  # the service's own error, which it does not export
-            logger.warning("At W&B the run `%s` cannot go on, as it has not ended. This is a new run.", number)
+        if number is not None and "is in use" in str(
+            error
+        ):  # the service's own error, which it does not export
+            logger.warning(
+                "At W&B the run `%s` cannot go on, as it has not ended. This is a new run.", number
+            )
             return start_run(folder, name, kind, group)
         if not isinstance(error, wandb.errors.CommError | wandb.errors.AuthenticationError):
             raise
-        logger.warning("W&B cannot be reached (%s). This run is logged offline; `wandb sync` uploads it later.", error)
+        logger.warning(
+            "W&B cannot be reached (%s). This run is logged offline; `wandb sync` uploads it later.",
+            error,
+        )
         return wandb.init(mode="offline", **options)
 
 
@@ -137,7 +152,11 @@ class RunArtifact(NamedTuple):
 
         W&B takes 128 letters, digits and `_.-`. A name that has to be changed for it ends in a hash of the whole.
         """
-        ends = [self.path.parent.name] if self.kind == "states" else file_names(self.about["models"]).values()
+        ends = (
+            [self.path.parent.name]
+            if self.kind == "states"
+            else file_names(self.about["models"]).values()
+        )
         name = f"{self.kind}-{'--'.join(ends)}"
         legal = re.sub(r"[^a-zA-Z0-9_.-]", "-", name)
         if legal == name and len(name) <= LONGEST_NAME:
@@ -153,8 +172,13 @@ class RunArtifact(NamedTuple):
         """
         import wandb
 
-        artifact, states = wandb.Artifact(self.name, self.kind, metadata=self.about), self.kind == "states"
-        name = MANIFEST if states else SHARED  # whatever the file is called: equal files are one artifact
+        artifact, states = (
+            wandb.Artifact(self.name, self.kind, metadata=self.about),
+            self.kind == "states",
+        )
+        name = (
+            MANIFEST if states else SHARED
+        )  # whatever the file is called: equal files are one artifact
         if upload and not states:
             artifact.add_file(str(self.path), name=name)
         else:
@@ -173,12 +197,25 @@ def described(path: Path) -> RunArtifact | None:
         return None
     try:
         with safe_open(path, framework="np") as file:
-            header = {name: json.loads(held) for name, held in file.metadata().items() if name in ("bank", "banks")}
-    except (OSError, SafetensorError, ValueError, AttributeError):  # of an earlier version, or none of ours
+            header = {
+                name: json.loads(held)
+                for name, held in file.metadata().items()
+                if name in ("bank", "banks")
+            }
+    except (
+        OSError,
+        SafetensorError,
+        ValueError,
+        AttributeError,
+    ):  # of an earlier version, or none of ours
         return None
     if "banks" in header:
         return RunArtifact(path, "probes", _of_probes(header["banks"]))
-    return RunArtifact(path, KINDS[header["bank"]["command"]], _of_maps(header["bank"])) if "bank" in header else None
+    return (
+        RunArtifact(path, KINDS[header["bank"]["command"]], _of_maps(header["bank"]))
+        if "bank" in header
+        else None
+    )
 
 
 def states(folder: Path) -> RunArtifact:
@@ -196,7 +233,9 @@ def log_outputs(run: Any, folder: Path, *, upload: bool = False) -> list[str]:
         folder: of the run.
         upload: whether W&B gets the files themselves.
     """
-    artifacts = list(filter(None, (described(path) for path in sorted(folder.rglob("*")) if path.name in FILES)))
+    artifacts = list(
+        filter(None, (described(path) for path in sorted(folder.rglob("*")) if path.name in FILES))
+    )
     for artifact in artifacts:
         run.log_artifact(artifact.artifact(upload=upload))
     return [artifact.name for artifact in artifacts]
@@ -209,7 +248,14 @@ def log_inputs(run: Any, used: Iterable[RunArtifact]) -> None:
         # What `use_artifact` does, which refuses offline runs and waits for the server. Equal artifacts are one there.
         artifact = entry.artifact()
         run._log_artifact(artifact, is_user_created=True, use_after_commit=True)
-        named.append({"name": entry.name, "type": entry.kind, "path": str(entry.path), "digest": artifact.digest})
+        named.append(
+            {
+                "name": entry.name,
+                "type": entry.kind,
+                "path": str(entry.path),
+                "digest": artifact.digest,
+            }
+        )
     if named:
         run.config.update({"inputs": named}, allow_val_change=True)
 
@@ -225,7 +271,9 @@ def _of_maps(header: Mapping[str, Any]) -> dict[str, Any]:
         "pairs": {route: str(pairs) for route, pairs in header["pairs"].items()},
         "maps": {route: sorted(maps) for route, maps in header["maps"].items()},
         "rows": data.get("rows"),
-        "text": {name: texts[name] for name in ("source", "subset", "seed", "hashes") if name in texts},
+        "text": {
+            name: texts[name] for name in ("source", "subset", "seed", "hashes") if name in texts
+        },
     }
 
 
@@ -250,19 +298,37 @@ def workspace(entity: str, project: str = PROJECT) -> Any:
     from wandb_workspaces import expr, workspaces
     from wandb_workspaces.reports import v2 as panels
 
-    line: dict[str, Any] = {"x": STEP, "log_y": True, "max_runs_to_show": 20}  # all metrics of a regular expression
+    line: dict[str, Any] = {
+        "x": STEP,
+        "log_y": True,
+        "max_runs_to_show": 20,
+    }  # all metrics of a regular expression
     contents = {
-        name: [panels.LinePlot(title=title, metric_regex=metrics, **line) for title, metrics in curves.items()]
+        name: [
+            panels.LinePlot(title=title, metric_regex=metrics, **line)
+            for title, metrics in curves.items()
+        ]
         for name, curves in CURVES.items()
     }
     contents |= {
-        "Figures": [panels.MediaBrowser(title=name, media_keys=[name], num_columns=2) for name in VIEW["figures"]],
+        "Figures": [
+            panels.MediaBrowser(title=name, media_keys=[name], num_columns=2)
+            for name in VIEW["figures"]
+        ],
         "Tables": [panels.WeavePanelSummaryTable(table_name=name) for name in VIEW["tables"]],
         "What differs between runs": [panels.RunComparer(diff_only="split")],
     }
-    sections = [workspaces.Section(name=name, panels=curves, is_open=name in OPEN) for name, curves in contents.items()]
+    sections = [
+        workspaces.Section(name=name, panels=curves, is_open=name in OPEN)
+        for name, curves in contents.items()
+    ]
     settings = workspaces.WorkspaceSettings(x_axis=STEP, max_runs=20)
     runs = workspaces.RunsetSettings(groupby=[expr.Metric("Group"), expr.Metric("JobType")])
     return workspaces.Workspace(
-        entity=entity, project=project, name=PROJECT, sections=sections, settings=settings, runset_settings=runs
+        entity=entity,
+        project=project,
+        name=PROJECT,
+        sections=sections,
+        settings=settings,
+        runset_settings=runs,
     )

@@ -54,7 +54,9 @@ def cropped(weights: Tensor, words: Tensor) -> Tensor:
     return masked / total.where(total > 0, 1)
 
 
-def jackknife_interval(estimate: Tensor, left_out: Tensor, level: float = 0.95) -> tuple[Tensor, Tensor]:
+def jackknife_interval(
+    estimate: Tensor, left_out: Tensor, level: float = 0.95
+) -> tuple[Tensor, Tensor]:
     """Return the interval from estimates that each leave out one group of texts: estimate ± t · standard error.
 
     A bootstrap is not used: texts that are drawn twice add similarity that is not there, so that its intervals lie
@@ -76,7 +78,9 @@ def jackknife_interval(estimate: Tensor, left_out: Tensor, level: float = 0.95) 
     """
     groups = len(left_out)
     if groups < 2:
-        raise UserError(f"An interval needs at least 2 groups of texts in `left_out`, but got {groups}.")
+        raise UserError(
+            f"An interval needs at least 2 groups of texts in `left_out`, but got {groups}."
+        )
     from scipy.stats import t as student
 
     error = ((groups - 1) * left_out.var(0, correction=0)).sqrt()
@@ -87,7 +91,10 @@ def jackknife_interval(estimate: Tensor, left_out: Tensor, level: float = 0.95) 
 def matching_layers(layers_x: Sequence[int], layers_y: Sequence[int]) -> list[tuple[int, int]]:
     """Match each layer of X with the layer of Y at the same relative depth: the diagonal, also at unequal depths."""
     last_x, last_y = max(len(layers_x) - 1, 1), len(layers_y) - 1
-    return [(layer, layers_y[math.floor(place * last_y / last_x + 0.5)]) for place, layer in enumerate(layers_x)]
+    return [
+        (layer, layers_y[math.floor(place * last_y / last_x + 0.5)])
+        for place, layer in enumerate(layers_x)
+    ]
 
 
 class Sample(NamedTuple):
@@ -177,5 +184,7 @@ def _smallest(key: Tensor, budget: int) -> Tensor:
     """The places of the `budget` smallest keys, each once, in order; fewer where fewer are taken."""
     key, order = key.sort(stable=True)
     first = key < FREE
-    first[1:] &= key[1:] != key[:-1]  # a row may come twice, from two ranks or from a sampler that evens them out
+    first[1:] &= (
+        key[1:] != key[:-1]
+    )  # a row may come twice, from two ranks or from a sampler that evens them out
     return order[first][:budget]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from aligners.similarity.catalogue import ATTENTION, Measure
 from aligners.similarity.controls import jackknife_interval, matching_layers
-from aligners.similarity.passes.plan import Tile
+from aligners.similarity.passes.pass_plan import Tile
 from aligners.similarity.passes.sums import FAR_VALUES, Matching, TileSums, joined
 
 OF_STATES = ("standardised", *FAR_VALUES.values())  # streams without attention
@@ -22,7 +22,10 @@ def evaluate(measure: Measure, *contents: Any) -> Grids:
     forward = measure.compute(*contents)
     if measure.symmetric:
         return {"both": forward}
-    return {"forward": forward, "backward": measure.compute(*(content.swap() for content in contents)).mT}
+    return {
+        "forward": forward,
+        "backward": measure.compute(*(content.swap() for content in contents)).mT,
+    }
 
 
 @dataclass
@@ -42,7 +45,13 @@ class TileFigures:
     rows: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, tile: Tile, measures: Sequence[Measure], sums: Mapping[str, TileSums], matching: Matching) -> Self:
+    def of(
+        cls,
+        tile: Tile,
+        measures: Sequence[Measure],
+        sums: Mapping[str, TileSums],
+        matching: Matching,
+    ) -> Self:
         """Compute them.
 
         Args:
@@ -53,18 +62,24 @@ class TileFigures:
         """
         figures = cls(tile)
         some = [measure for measure in measures if measure.family not in ATTENTION or tile.leads]
-        some.sort(key=lambda measure: measure.symmetric)  # what PWCCA decomposes serves SVCCA, but not the reverse
+        some.sort(
+            key=lambda measure: measure.symmetric
+        )  # what PWCCA decomposes serves SVCCA, but not the reverse
         for measure in some:
             figures._add(measure, sums)
         if "fit" in sums:
-            figures._add_intervals([m for m in some if (m.name, "value") in figures.grids], sums["value"], matching)
+            figures._add_intervals(
+                [m for m in some if (m.name, "value") in figures.grids], sums["value"], matching
+            )
         return figures
 
     def _add(self, measure: Measure, sums: Mapping[str, TileSums]) -> None:
         """The value of a measure and, if there is one, what stands beside it."""
 
         def of(compute: Callable[..., Tensor], *given: TileSums) -> Callable[[], Grids]:
-            return lambda: evaluate(measure._replace(compute=compute), *(each.of(measure) for each in given))
+            return lambda: evaluate(
+                measure._replace(compute=compute), *(each.of(measure) for each in given)
+            )
 
         observed = sums["value"]
         if not self._attempt(measure, "value", of(measure.compute, observed)):
@@ -73,7 +88,9 @@ class TileFigures:
             self.rows[measure.name] = int(observed.of(measure).moments.n)
             self._attempt(measure, "chance", of(measure.chance, observed))
         for name, control in sums.items():
-            if name not in ("value", "fit") and not (name in OF_STATES and measure.family in ATTENTION):
+            if name not in ("value", "fit") and not (
+                name in OF_STATES and measure.family in ATTENTION
+            ):
                 self._attempt(measure, name, of(measure.compute, control))
         if "fit" in sums and measure.held_out is not None:
             self._attempt(measure, "held_out", of(measure.held_out, sums["fit"], observed))
@@ -87,7 +104,9 @@ class TileFigures:
             self.refused[key] = str(error)
         return key in self.grids
 
-    def _add_intervals(self, measures: Sequence[Measure], sums: TileSums, matching: Matching) -> None:
+    def _add_intervals(
+        self, measures: Sequence[Measure], sums: TileSums, matching: Matching
+    ) -> None:
         """The ends of the jackknife intervals along matching layers, NaN elsewhere.
 
         What is decomposed of the texts without a group serves all measures.
@@ -106,17 +125,27 @@ class TileFigures:
             values = {measure: self.grids[measure.name, "value"] for measure in same}
             shape = next(iter(values[same[0]].values())).shape
             nothing = torch.full((2, *shape), torch.nan, dtype=torch.float64)
-            intervals = {measure: {way: nothing.clone() for way in values[measure]} for measure in same}
-            for a, b in matching if same[0].family not in ATTENTION else matching_layers(*map(range, shape)):
-                for measure, (whole, *rest) in self._estimates(same, sums.at(same[0], a, b)).items():
+            intervals = {
+                measure: {way: nothing.clone() for way in values[measure]} for measure in same
+            }
+            for a, b in (
+                matching if same[0].family not in ATTENTION else matching_layers(*map(range, shape))
+            ):
+                for measure, (whole, *rest) in self._estimates(
+                    same, sums.at(same[0], a, b)
+                ).items():
                     for way, estimate in whole.items():
-                        ends = jackknife_interval(estimate, torch.stack([left_out[way] for left_out in rest]))
+                        ends = jackknife_interval(
+                            estimate, torch.stack([left_out[way] for left_out in rest])
+                        )
                         intervals[measure][way][:, a, b] = torch.cat(ends).flatten().cpu()
             for measure in same:
                 if (measure.name, "interval") not in self.refused:
                     self.grids[measure.name, "interval"] = intervals[measure]
 
-    def _estimates(self, measures: Sequence[Measure], groups: list[Any]) -> dict[Measure, list[Grids]]:
+    def _estimates(
+        self, measures: Sequence[Measure], groups: list[Any]
+    ) -> dict[Measure, list[Grids]]:
         """Each measure of all groups of texts, then without each of them; nothing of a measure that is refused."""
         estimates: dict[Measure, list[Grids]] = {measure: [] for measure in measures}
         for part in (groups, *(groups[:g] + groups[g + 1 :] for g in range(len(groups)))):

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from aligners.datamodules.identity import NOT_OF_FILES
+from aligners.datamodules.run_identity import NOT_OF_FILES
 from aligners.errors import UserError
-from aligners.files.tables import table_beside
+from aligners.files.yaml_tables import table_beside
 from aligners.models.recipes import EMBEDDED
 from aligners.reports.names import file_names
 from aligners.reports.study.printed import with_definitions
@@ -47,7 +47,9 @@ class Kind:
     def unnamed(self, options: Mapping[str, Any]) -> Options:
         """The options of a cell that name neither models nor cells."""
         rest = {name: value for name, value in options.items() if name not in self.apart}
-        data = {name: value for name, value in options.get("data", {}).items() if name not in self.names}
+        data = {
+            name: value for name, value in options.get("data", {}).items() if name not in self.names
+        }
         return {**rest, "data": data}
 
 
@@ -171,12 +173,16 @@ class _Expansion:
     def _pairs(self, task: str, stage: Stage) -> None:
         """The cells of pairs."""
         pairs = self.study.pairs_at(stage)
-        with_itself = [(model, model) for model in self.study.models_at(stage) if self.study.pairs.same]
+        with_itself = [
+            (model, model) for model in self.study.models_at(stage) if self.study.pairs.same
+        ]
         wants = {kind: self.study.wants(kind, stage, task) for kind in ("fit", "inject", *OF_PAIRS)}
         fitted: dict[tuple[Model, Model], tuple[Cell, str]] = {}
         if wants["fit"]:
             at_once = (self.study.fit and self.study.fit.pairs_at_once) or 1
-            fitted = self._fits(task, stage, pairs, at_once) | self._fits(task, stage, with_itself, 1)
+            fitted = self._fits(task, stage, pairs, at_once) | self._fits(
+                task, stage, with_itself, 1
+            )
         for pair in [*pairs, *with_itself] if any(wants.values()) else []:
             both = self._instances(pair, stage, task)
             if wants["inject"]:
@@ -206,7 +212,10 @@ class _Expansion:
             cell = self._add("fit_pairs", task, instances, {"data": {"pairs": numbers}})
             names = list(file_names([model.path for model in instances]).values())
             for pair, (x, y) in zip(part, numbers, strict=True):
-                by_pair[pair] = cell, f"{FOLDER}/{cell.folder}/run/pairs/{names[x]}--{names[y]}/aligners.safetensors"
+                by_pair[pair] = (
+                    cell,
+                    f"{FOLDER}/{cell.folder}/run/pairs/{names[x]}--{names[y]}/aligners.safetensors",
+                )
         return by_pair
 
     def _models(self, task: str, stage: Stage) -> None:
@@ -215,10 +224,15 @@ class _Expansion:
                 for data in ({}, *self.study.further_texts(kind).values()):
                     self._add(kind, task, self._instances([model], stage, task), {"data": data})
         if stage == "finetuned" and self.study.wants("surgery", stage, task):
-            heads = self._resolve("surgery", self._options("surgery", task)).get("trainer.max_epochs") != 0
+            heads = (
+                self._resolve("surgery", self._options("surgery", task)).get("trainer.max_epochs")
+                != 0
+            )
             for base in self.study.models.listed():  # with all of its fine-tunings
                 tuned = [model for model in self.study.models_at(stage) if model.base == base]
-                trained = [Instance(base, "pretrained", base)] if heads else []  # heads are trained on its states, too
+                trained = (
+                    [Instance(base, "pretrained", base)] if heads else []
+                )  # heads are trained on its states, too
                 self._add("surgery", task, [*self._instances(tuned, stage, task), *trained])
 
     def _comparisons(self, task: str) -> None:
@@ -229,7 +243,9 @@ class _Expansion:
             further = self.study.further_texts(kind).get(task)
             across = getattr(work, "across_tasks", False) or further is not None
             tuned_on = list(self.study.tasks) if across else [task]
-            for together in [stages] if getattr(work, "across_stages", False) else [[stage] for stage in stages]:
+            for together in (
+                [stages] if getattr(work, "across_stages", False) else [[stage] for stage in stages]
+            ):
                 for models in self._sets(together):
                     instances = [
                         self._instance(model, stage, other)
@@ -272,9 +288,14 @@ class _Expansion:
         """A fine-tuned model. Each variant is a cell of its own, and the first of them is what others need."""
         base = self._instance(model, "pretrained", task)
         of_task = self.study.finetune.tasks.get(task, {}) if self.study.finetune is not None else {}
-        wanted = self._resolve("finetune", merged(self._options("finetune", task), of_task))["variants"]
+        wanted = self._resolve("finetune", merged(self._options("finetune", task), of_task))[
+            "variants"
+        ]
         alone = [{"variants": [variant]} for variant in wanted] if len(wanted) > 1 else [{}]
-        cell, *_ = [self._add("finetune", task, [base], {**of_task, "seeds": [model.copy], **each}) for each in alone]
+        cell, *_ = [
+            self._add("finetune", task, [base], {**of_task, "seeds": [model.copy], **each})
+            for each in alone
+        ]
         folder = f"{FOLDER}/{cell.folder}/run/{wanted[0].replace(':', '-')}/seed-{model.copy}"
         return Instance(model.name, "finetuned", folder, cell.id, task)
 
@@ -282,13 +303,20 @@ class _Expansion:
         """An untrained twin. That of an embedded model depends on the texts, of which its tokenizer is made."""
         base = self._instance(model, "pretrained", task)
         seed = {"seed": self.study.models.listed().index(model.base)}
-        cell = self._add("untrained", task if model.base.startswith(EMBEDDED) else None, [base], seed)
+        cell = self._add(
+            "untrained", task if model.base.startswith(EMBEDDED) else None, [base], seed
+        )
         return Instance(model.name, "random", f"{FOLDER}/{cell.folder}/run/model", cell.id)
 
     # ------------------------------------------------------------------ options and ids
 
     def _add(
-        self, kind: str, task: str | None, models: Instances, given: Options | None = None, after: Cell | None = None
+        self,
+        kind: str,
+        task: str | None,
+        models: Instances,
+        given: Options | None = None,
+        after: Cell | None = None,
     ) -> Cell:
         """Make a cell, unless it is there.
 
@@ -300,7 +328,9 @@ class _Expansion:
             after: the cell that fits what it needs, with the data options that both have.
         """
         options = merged(self._options(kind, task, after), given or {})
-        needs = [model.cell for model in models if model.cell is not None] + ([after.id] if after else [])
+        needs = [model.cell for model in models if model.cell is not None] + (
+            [after.id] if after else []
+        )
         decides = {
             "kind": kind,
             "options": self._resolve(kind, options),
@@ -308,7 +338,9 @@ class _Expansion:
             "pairs": options["data"].get("pairs"),
             "needs": list(dict.fromkeys(needs)),
         }
-        digest = hashlib.blake2b(json.dumps(decides, sort_keys=True, default=str).encode(), digest_size=6)
+        digest = hashlib.blake2b(
+            json.dumps(decides, sort_keys=True, default=str).encode(), digest_size=6
+        )
         named = merged(options, {"data": naming(kind, models)})
         cell = Cell(digest.hexdigest(), kind, task, tuple(models), named, tuple(decides["needs"]))
         return self.found.setdefault(cell.id, cell)
@@ -323,13 +355,17 @@ class _Expansion:
                 if after is None or name in NOT_OF_FILES or not self._has(after.kind, name):
                     options = merged(options, {"data": {name: value}})
         if self.study.store is not None and self._has(kind, "store"):
-            options["data"]["store"] = f"{FOLDER}/store" if self.study.store == "own" else self.study.store
+            options["data"]["store"] = (
+                f"{FOLDER}/store" if self.study.store == "own" else self.study.store
+            )
         if self.commands.accepts(kind, "trainer.enable_progress_bar"):
             options["trainer"] = {"enable_progress_bar": False}  # nobody watches
         if self.commands.accepts(kind, "checkpoint.at_end"):
             options["checkpoint"] = {"at_end": False}  # nothing goes on from a cell that is done
         options = merged(options, {} if work is None else work.options)
-        return merged(options, with_definitions(kind, options)) if self.study.as_printed else options
+        return (
+            merged(options, with_definitions(kind, options)) if self.study.as_printed else options
+        )
 
     def _has(self, kind: str, name: str) -> bool:
         return self.commands.accepts(kind, f"data.{name}")
@@ -343,9 +379,15 @@ class _Expansion:
     def _check_data(self) -> None:
         """Raise if a data option is one that no command of the study has."""
         kinds = [*self.study.work(), *(["finetune"] if self.study.finetune is not None else [])]
-        places = {"data": self.study.data, **{f"tasks.{name}": data for name, data in self.study.tasks.items()}}
+        places = {
+            "data": self.study.data,
+            **{f"tasks.{name}": data for name, data in self.study.tasks.items()},
+        }
         for kind in self.study.work():
-            places |= {f"{kind}.texts.{name}": data for name, data in self.study.further_texts(kind).items()}
+            places |= {
+                f"{kind}.texts.{name}": data
+                for name, data in self.study.further_texts(kind).items()
+            }
         for place, data in places.items():
             unknown = [name for name in data if not any(self._has(kind, name) for kind in kinds)]
             if unknown:
@@ -354,7 +396,9 @@ class _Expansion:
                     f"{', '.join(unknown)}. Their `--help` lists what there is as `--data.NAME`."
                 )
         if self.study.store is not None and not any(self._has(kind, "store") for kind in kinds):
-            raise UserError(f"Expected `store` only where a command has `data.store`, but got {self.study.store!r}.")
+            raise UserError(
+                f"Expected `store` only where a command has `data.store`, but got {self.study.store!r}."
+            )
 
     def _check_embedded(self) -> None:
         """Raise if embedded models would be others before fine-tuning than those that are fine-tuned.
@@ -367,7 +411,9 @@ class _Expansion:
             every = [work.options.get("data", {}), *self.study.further_texts(kind).values()]
             texts = [data["text"] for data in every if "text" in data]
             text = next((text for text in texts if any(text != other for other in of_tasks)), None)
-            stages = [stage for stage in (work.stages or self.study.stages) if stage != "pretrained"]
+            stages = [
+                stage for stage in (work.stages or self.study.stages) if stage != "pretrained"
+            ]
             if stages and text is not None:
                 raise UserError(
                     f"Expected no `data.text` in `{kind}.options` or `{kind}.texts`, but got {text!r}: {embedded[0]} "
@@ -391,7 +437,11 @@ def merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> Options:
     """Nested options, the second taking precedence; a `class_path`, or a text by another source, is replaced whole."""
     result = dict(first)
     for name, value in second.items():
-        both = isinstance(value, Mapping) and isinstance(result.get(name), Mapping) and "class_path" not in value
+        both = (
+            isinstance(value, Mapping)
+            and isinstance(result.get(name), Mapping)
+            and "class_path" not in value
+        )
         both = both and not ("source" in value and "source" in result[name])
         result[name] = merged(result[name], value) if both else value
     return result

@@ -10,15 +10,18 @@ import pandas as pd
 import pyarrow as pa
 from pyarrow import parquet as pq
 
-from aligners.files.whole import let_write, whole_file
+from aligners.files.atomic import let_write, whole_file
 from aligners.reports.escaping import csv_frame
 from aligners.studies.cells import KINDS
-from aligners.studies.folder import StudyFolder
 from aligners.studies.spec import Models
+from aligners.studies.study_folder import StudyFolder
 
 TABLES = "tables"
 Row = Mapping[str, Any]
-PART, GROUP = 2**16, 2**4  # rows that are in memory as they come; parts in a row group of Parquet, 2²⁰ rows
+PART, GROUP = (
+    2**16,
+    2**4,
+)  # rows that are in memory as they come; parts in a row group of Parquet, 2²⁰ rows
 # of the similarities, which may be millions: columns that no report of a study shows; nor does one show other features
 UNREAD = {"cell", "kind", "label", "low", "high", "null_high", "ceiling", "chance", "n_rows"}
 OF_ALL_ROWS = ("rows", "majority_score")  # what a report says once, and tables in every row
@@ -29,7 +32,9 @@ def tables(folder: StudyFolder) -> dict[str, pd.DataFrame]:
     frames = {}
     for name, path in collect(folder).items():
         there = pq.read_schema(path).names
-        columns = [column for column in there if column not in UNREAD] if name == "similarity" else None
+        columns = (
+            [column for column in there if column not in UNREAD] if name == "similarity" else None
+        )
         raw = [("features", "==", "raw")] if columns and "features" in there else None
         frames[name] = pd.read_parquet(path, columns=columns, filters=raw)
     return frames
@@ -52,7 +57,11 @@ def collect(folder: StudyFolder) -> dict[str, Path]:
     Returns:
         The Parquet file of each table.
     """
-    place, groups, by_name = folder.path / TABLES, Models(**folder.study["models"]), dict[str, _Table]()
+    place, groups, by_name = (
+        folder.path / TABLES,
+        Models(**folder.study["models"]),
+        dict[str, _Table](),
+    )
     let_write(folder.path)
     place.mkdir(exist_ok=True)
     with TemporaryDirectory(prefix=".parts-", dir=place) as parts:
@@ -61,10 +70,17 @@ def collect(folder: StudyFolder) -> dict[str, Path]:
             table = KINDS[cell["kind"]].table
             if table is None or folder.state(number) != "done":
                 continue
-            meta, models = folder.about(number).get("meta", {}), {model["path"]: model for model in cell["models"]}
+            meta, models = (
+                folder.about(number).get("meta", {}),
+                {model["path"]: model for model in cell["models"]},
+            )
             known: dict[tuple[str | None, ...], dict[str, Any]] = {}
             for kind, row in folder.rows(number):
-                paths = {"": row["model"]} if "model" in row else {"_x": row.get("model_x"), "_y": row.get("model_y")}
+                paths = (
+                    {"": row["model"]}
+                    if "model" in row
+                    else {"_x": row.get("model_x"), "_y": row.get("model_y")}
+                )
                 if (named := tuple(paths.values())) not in known:
                     known[named] = _of_models(paths, cell, models, groups)
                 name = table if kind == "rows" else f"{table}_{kind}"
@@ -98,9 +114,15 @@ class _Table:
         self._rows.clear()
         self._columns |= dict.fromkeys(part)
         first = {name: column.first_valid_index() for name, column in part.items()}
-        values = {name: part[name].iloc[[place]] for name, place in first.items() if place is not None}  # copies
-        sample = pd.DataFrame({name: value.reset_index(drop=True) for name, value in values.items()})
-        self._empty.update(name for name in part if name not in sample and part[name].dtype == object)
+        values = {
+            name: part[name].iloc[[place]] for name, place in first.items() if place is not None
+        }  # copies
+        sample = pd.DataFrame(
+            {name: value.reset_index(drop=True) for name, value in values.items()}
+        )
+        self._empty.update(
+            name for name in part if name not in sample and part[name].dtype == object
+        )
         table = pa.Table.from_pandas(part[[*sample]], preserve_index=False)
         pq.write_table(table, self._folder / f"{len(self._samples):05d}")
         self._samples.append(sample)
@@ -111,9 +133,14 @@ class _Table:
         if self._rows:
             self._put_away()
         sample = pd.concat(self._samples, ignore_index=True).reindex(columns=[*self._columns])
-        kinds = {name: object if self._empty[name] == len(self._samples) else sample[name].dtype for name in sample}
+        kinds = {
+            name: object if self._empty[name] == len(self._samples) else sample[name].dtype
+            for name in sample
+        }
         first = pa.Schema.from_pandas(sample.astype(kinds), preserve_index=False)
-        schema = pa.unify_schemas([first, *self._schemas], promote_options="permissive").with_metadata(first.metadata)
+        schema = pa.unify_schemas(
+            [first, *self._schemas], promote_options="permissive"
+        ).with_metadata(first.metadata)
         files = sorted(self._folder.iterdir())
         parquet, csv = (path.with_suffix(f".{end}") for end in ("parquet", "csv"))
         with (
@@ -149,7 +176,9 @@ def _about(row: Row, meta: Row, known: Row) -> dict[str, Any]:
     return {**about, **{name: value for name, value in row.items() if name not in about}}
 
 
-def _of_models(paths: Mapping[str, str | None], cell: Row, models: Mapping[str, Row], groups: Models) -> dict[str, Any]:
+def _of_models(
+    paths: Mapping[str, str | None], cell: Row, models: Mapping[str, Row], groups: Models
+) -> dict[str, Any]:
     """The columns of a row that say of which cell and which models it is.
 
     Args:
@@ -158,15 +187,28 @@ def _of_models(paths: Mapping[str, str | None], cell: Row, models: Mapping[str, 
         models: that the cell is about, by the names that commands give them.
         groups: of the study.
     """
-    named = {side: models.get(path, {"name": path, "stage": None}) if path else None for side, path in paths.items()}
-    known = {side: model or (cell["models"][0] if side != "_y" else None) for side, model in named.items()}
+    named = {
+        side: models.get(path, {"name": path, "stage": None}) if path else None
+        for side, path in paths.items()
+    }
+    known = {
+        side: model or (cell["models"][0] if side != "_y" else None)
+        for side, model in named.items()
+    }
     stages = {model["stage"] for model in known.values() if model is not None}
-    about = {name: cell[value] for name, value in (("cell", "id"), ("kind", "kind"), ("task", "task"))}
+    about = {
+        name: cell[value] for name, value in (("cell", "id"), ("kind", "kind"), ("task", "task"))
+    }
     about["stage"] = stages.pop() if len(stages) == 1 else None
     for column, value in (("model", "name"), ("stage", "stage"), ("tuned", "tuned_on")):
         about |= {column + side: model and model.get(value) for side, model in known.items()}
-    options: Sequence[Literal["groups", "bases"]] = ("groups", "bases") if groups.bases else ("groups",)
+    options: Sequence[Literal["groups", "bases"]] = (
+        ("groups", "bases") if groups.bases else ("groups",)
+    )
     for option in options:
         column = option.removesuffix("s")
-        about |= {f"{column}{side}": model and groups.group(model["name"], option) for side, model in known.items()}
+        about |= {
+            f"{column}{side}": model and groups.group(model["name"], option)
+            for side, model in known.items()
+        }
     return about

@@ -9,7 +9,13 @@ import queue
 import signal
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import (
+    BrokenExecutor,
+    Executor,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+)
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -47,7 +53,9 @@ class Processes(Executor):
         self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
         for place in range(workers):
             self._free.put(place)
-        self._pools: dict[int, tuple[ProcessPoolExecutor, BaseProcess]] = {}  # each with its process
+        self._pools: dict[
+            int, tuple[ProcessPoolExecutor, BaseProcess]
+        ] = {}  # each with its process
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Run a function in the next free process; wait until there is one."""
@@ -69,18 +77,25 @@ class Processes(Executor):
             for process in processes:
                 process.join(PATIENCE)
                 process.kill()
-        for pool, _ in list(self._pools.values()):  # those of workers that were ended are dropped meanwhile
+        for pool, _ in list(
+            self._pools.values()
+        ):  # those of workers that were ended are dropped meanwhile
             pool.shutdown(wait, cancel_futures=cancel_futures)
 
     def _pool(self, place: int) -> ProcessPoolExecutor:
         if place not in self._pools:
             gpu = self.gpus[place % len(self.gpus)] if self.gpus else None
             threads = max(1, cpu_cores() // self.workers)
-            threads = min(threads, int(os.environ.get(THREADS) or threads))  # the user may have asked for fewer
+            threads = min(
+                threads, int(os.environ.get(THREADS) or threads)
+            )  # the user may have asked for fewer
             spawn = multiprocessing.get_context("spawn")
             pool = ProcessPoolExecutor(1, spawn, _begin_worker, (gpu, threads))
             number = pool.submit(os.getpid).result()
-            self._pools[place] = pool, next(each for each in multiprocessing.active_children() if each.pid == number)
+            self._pools[place] = (
+                pool,
+                next(each for each in multiprocessing.active_children() if each.pid == number),
+            )
         return self._pools[place][0]
 
     def _drop(self, place: int) -> None:
@@ -115,8 +130,13 @@ def in_groups(gpus: Sequence[str], devices: int) -> list[str]:
         ValueError: there are fewer, or they are parts of GPUs: a process sees only one of those.
     """
     if gpus:
-        check_range(least=1, most=1 if gpus[0].startswith("MIG") else len(gpus), cell_devices=devices)
-    return [",".join(gpus[first : first + devices]) for first in range(0, len(gpus) - devices + 1, devices)]
+        check_range(
+            least=1, most=1 if gpus[0].startswith("MIG") else len(gpus), cell_devices=devices
+        )
+    return [
+        ",".join(gpus[first : first + devices])
+        for first in range(0, len(gpus) - devices + 1, devices)
+    ]
 
 
 def _begin_worker(gpu: str | None, threads: int) -> None:
@@ -188,7 +208,10 @@ class _Job:
     def __call__(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         from submitit.core.job_environment import JobEnvironment
 
-        over, wall_time = False, signal.Signals[f"SIG{JobEnvironment.USR_SIG}"]  # it comes before SLURM's SIGTERM
+        over, wall_time = (
+            False,
+            signal.Signals[f"SIG{JobEnvironment.USR_SIG}"],
+        )  # it comes before SLURM's SIGTERM
 
         def end(*_: Any) -> None:
             nonlocal over
@@ -231,7 +254,9 @@ class RayTasks(Executor):
         self._tasks: list[Any] = []
         self._own = not ray.is_initialized()
         if self._own:
-            ray.init(address=address, log_to_driver=False, include_dashboard=None if address else False)
+            ray.init(
+                address=address, log_to_driver=False, include_dashboard=None if address else False
+            )
         self._remote = ray.remote(max_retries=0, **options)(_in_worker)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -258,12 +283,21 @@ def let_jobs_import() -> None:
 
 
 # Name -> the package that it needs.
-EXECUTORS = {"processes": None, "slurm": ("slurm", "submitit"), "ray": ("cluster", "ray")}  # extra and its package
+EXECUTORS = {
+    "processes": None,
+    "slurm": ("slurm", "submitit"),
+    "ray": ("cluster", "ray"),
+}  # extra and its package
 RESERVED = {"slurm": "gpus_per_node", "ray": "num_gpus"}  # the option with a job's GPUs
 
 
 def make_executor(
-    name: str, workers: int, gpus: Sequence[str], folder: Path, options: dict[str, Any], devices: int = 1
+    name: str,
+    workers: int,
+    gpus: Sequence[str],
+    folder: Path,
+    options: dict[str, Any],
+    devices: int = 1,
 ) -> Executor:
     """Make an executor.
 
@@ -283,7 +317,9 @@ def make_executor(
         check_extra(*needed, f"The executor {name!r}")
     if devices > 1 and name in RESERVED:
         reserved = options.setdefault(RESERVED[name], devices)
-        check_range(least=devices if reserved else 0, **{f"executor_options.{RESERVED[name]}": reserved})
+        check_range(
+            least=devices if reserved else 0, **{f"executor_options.{RESERVED[name]}": reserved}
+        )
     try:
         if name == "slurm":
             return SlurmJobs(workers, folder / "slurm", **options)

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from graphlib import TopologicalSorter
 
-from aligners.files.whole import remove, write_text
+from aligners.files.atomic import remove, write_text
 from aligners.progress import Progress
 from aligners.studies.cells import KINDS, Cell
-from aligners.studies.folder import ERROR, RESULT, StudyFolder
-from aligners.studies.plan import Pace, duration
+from aligners.studies.study_folder import ERROR, RESULT, StudyFolder
+from aligners.studies.study_plan import Pace, duration
 
 ATTEMPTS = 2  # of a cell whose worker was lost, without getting any further
 PAUSE = 2.0  # seconds between two looks at cells that others are making
@@ -48,16 +48,25 @@ class Schedule:
         planned: Mapping[str, float] | None = None,
         minutes_a_job: float = 0.0,
     ) -> None:
-        self.folder, self.run_cells, self.say, self.minutes_a_job = folder, run_cells, say, minutes_a_job
+        self.folder, self.run_cells, self.say, self.minutes_a_job = (
+            folder,
+            run_cells,
+            say,
+            minutes_a_job,
+        )
         self.todo = missing(folder, cells)
-        self._fits = {cell.id: KINDS[cell.kind].leaves for cell in cells if cell.kind in ("fit", "fit_pairs")}
+        self._fits = {
+            cell.id: KINDS[cell.kind].leaves for cell in cells if cell.kind in ("fit", "fit_pairs")
+        }
         self._before = len(cells) - len(self.todo)
         self._ended: dict[str, str] = {}  # how each has ended: `done` or `failed`
         self._lost: Counter[str] = Counter()
         self._reached: dict[str, object] = {}  # how far each cell was as its last attempt began
         self._ready: list[str] = []
         self._offered: set[str] = set()  # those that were ready at some time
-        self._running: dict[Future[Mapping[str, str]], list[str]] = {}  # jobs, each with its cells that have not ended
+        self._running: dict[
+            Future[Mapping[str, str]], list[str]
+        ] = {}  # jobs, each with its cells that have not ended
         self._elsewhere: set[str] = set()
         self.pace = Pace(planned or {})
         for cell in cells:
@@ -72,10 +81,16 @@ class Schedule:
             workers: jobs at a time.
             again: whether those that failed before are run, too, and what needs them.
         """
-        self._failed = {number for number in self.todo if not again and self.folder.state(number) == "failed"}
-        self._needs = {number: [n for n in cell.needs if n in self.todo] for number, cell in self.todo.items()}
+        self._failed = {
+            number for number in self.todo if not again and self.folder.state(number) == "failed"
+        }
+        self._needs = {
+            number: [n for n in cell.needs if n in self.todo] for number, cell in self.todo.items()
+        }
         needed = Counter(need for needs in self._needs.values() for need in needs)
-        self._next = {needs[-1]: n for n, needs in self._needs.items() if needs and needed[needs[-1]] == 1}
+        self._next = {
+            needs[-1]: n for n, needs in self._needs.items() if needs and needed[needs[-1]] == 1
+        }
         self._order = TopologicalSorter(self._needs)
         self._order.prepare()
         self._workers, place = workers, str(self.folder.path.resolve())
@@ -95,7 +110,9 @@ class Schedule:
         busy = {number for job in self._running.values() for number in job}
         for number in self._order.get_ready():
             self._offered.add(number)
-            if number not in self._failed | busy:  # what goes on from something comes first: it may free its disk
+            if (
+                number not in self._failed | busy
+            ):  # what goes on from something comes first: it may free its disk
                 self._ready.insert(0 if self._needs[number] else len(self._ready), number)
 
     def _job(self) -> list[str]:
@@ -117,7 +134,9 @@ class Schedule:
         left, job = 60 * self.minutes_a_job, list[str]()
         for number in [first, *([] if alone else sorted(self._ready, key=unlike)[: share - 1])]:
             more: str | None = number
-            while more is not None and (more == first or self.pace.expected(self.todo[more]) <= left):
+            while more is not None and (
+                more == first or self.pace.expected(self.todo[more]) <= left
+            ):
                 left -= self.pace.expected(self.todo[more])
                 job.append(more)
                 more = None if alone else self._after(more, job)
@@ -127,18 +146,28 @@ class Schedule:
     def _after(self, number: str, job: Sequence[str]) -> str | None:
         """The only cell that needs this one, if it needs nothing else that is not done by then."""
         more = self._next.get(number)
-        return more if more is not None and more not in self._failed and self._can_begin(more, job) else None
+        return (
+            more
+            if more is not None and more not in self._failed and self._can_begin(more, job)
+            else None
+        )
 
     def _wait(self) -> None:
         """Wait until a job is finished, or a little, and look at the cells of jobs and those that others are making."""
         if self._running:
-            pause = PAUSE if self._elsewhere or any(len(job) > 1 for job in self._running.values()) else None
+            pause = (
+                PAUSE
+                if self._elsewhere or any(len(job) > 1 for job in self._running.values())
+                else None
+            )
             for future in wait(self._running, pause, return_when=FIRST_COMPLETED).done:
                 self._finish(future)
         else:
             time.sleep(PAUSE)
         for job in self._running.values():
-            while len(job) > 1 and ((state := self.folder.ended(job[0])) or not self._can_begin(job[0])):
+            while len(job) > 1 and (
+                (state := self.folder.ended(job[0])) or not self._can_begin(job[0])
+            ):
                 self._end(job[0], state) if state else None
                 job.pop(0)
         for number in sorted(self._elsewhere):
@@ -153,7 +182,9 @@ class Schedule:
     def _begins(self, number: str) -> bool:
         """Prepare a cell for an attempt; false if others have it, or have done it."""
         taken = self.folder.state(number) == "running"
-        if taken or self.folder.leaves(self.todo[number]):  # done by a job that an earlier command submitted, meanwhile
+        if taken or self.folder.leaves(
+            self.todo[number]
+        ):  # done by a job that an earlier command submitted, meanwhile
             if number in self._offered:  # otherwise it will be
                 self._leave(number) if taken else self._elsewhere.add(number)
             return False
@@ -218,12 +249,20 @@ class Schedule:
         if aloud:
             self.say(line)
         at_once = not aloud and len(self._ended) in (1, len(self.todo))
-        self._shown.show(count, lambda: f"{line}; {self.words()}", beside=self.words, at_once=at_once)
+        self._shown.show(
+            count, lambda: f"{line}; {self.words()}", beside=self.words, at_once=at_once
+        )
 
     def words(self) -> str:
         """How many cells are running, failed and waiting, and how long they will take."""
-        failed = self._failed | {number for number, state in self._ended.items() if state == "failed"}
-        rest = [cell for number, cell in self.todo.items() if number not in self._ended and number not in failed]
+        failed = self._failed | {
+            number for number, state in self._ended.items() if state == "failed"
+        }
+        rest = [
+            cell
+            for number, cell in self.todo.items()
+            if number not in self._ended and number not in failed
+        ]
         at_work = sum(not self._ended.keys() >= {*job} for job in self._running.values())
         left = duration(self.pace.left(rest, self._workers))
         return f"{at_work} running or queued, {len(failed)} failed, {len(rest) - at_work} waiting; about {left} left"

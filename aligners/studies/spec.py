@@ -63,7 +63,9 @@ class Models:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice or not names:
             got = f"{', '.join(twice)} twice" if twice else "none"
-            raise UserError(f"Expected `models` to name at least one model, each once, but got {got}.")
+            raise UserError(
+                f"Expected `models` to name at least one model, each once, but got {got}."
+            )
         return names
 
     def group(self, name: str, option: Literal["groups", "bases"] = "groups") -> str | None:
@@ -109,12 +111,16 @@ class Pairs:
             return [self._known(pair, names) for pair in self.given]
         if self.random is None:
             return every
-        check_range(least=1, most=len(every), **{"pairs.random": self.random})  # as many as there are
+        check_range(
+            least=1, most=len(every), **{"pairs.random": self.random}
+        )  # as many as there are
         return sorted(random.Random(self.seed).sample(every, self.random), key=every.index)
 
     def _known(self, pair: Sequence[str], names: Sequence[str]) -> tuple[str, str]:
         if len(pair) != 2 or not {*pair} <= {*names}:
-            raise UserError(f"Expected each of `pairs.given` to be two of {', '.join(names)}, but got {list(pair)}.")
+            raise UserError(
+                f"Expected each of `pairs.given` to be two of {', '.join(names)}, but got {list(pair)}."
+            )
         return pair[0], pair[1]
 
 
@@ -285,11 +291,17 @@ class Study:
                 raise UserError(f"Expected `{option}` to name at least one, but got none.")
         named = {**self.models.members("groups"), **self.models.members("bases")}
         for group, members in named.items():
-            check_known(names, **{f"models.groups.{group}": [name.split("#")[0] for name in members]})
+            check_known(
+                names, **{f"models.groups.{group}": [name.split("#")[0] for name in members]}
+            )
         if "finetuned" in self.stages and self.finetune is None:
-            raise UserError("Expected `finetune` to say how models are fine-tuned, as `stages` has finetuned.")
+            raise UserError(
+                "Expected `finetune` to say how models are fine-tuned, as `stages` has finetuned."
+            )
         if self.surgery is not None and "finetuned" not in self.stages:
-            raise UserError("Expected `stages` to have finetuned, as `surgery` needs fine-tuned models.")
+            raise UserError(
+                "Expected `stages` to have finetuned, as `surgery` needs fine-tuned models."
+            )
         if self.finetune is not None:
             check_range(least=1, **{"finetune.copies": self.finetune.copies})
             check_known(self.tasks, **{"finetune.tasks": list(self.finetune.tasks)})
@@ -300,7 +312,9 @@ class Study:
             check_known(self.stages, **{f"{name}.stages": work.stages})
             check_known(self.tasks, **{f"{name}.tasks": work.tasks})
             if twice := set(self.tasks) & set(self.further_texts(name)):
-                raise UserError(f"Expected `{name}.texts` to be named unlike `tasks`, but got {', '.join(twice)}.")
+                raise UserError(
+                    f"Expected `{name}.texts` to be named unlike `tasks`, but got {', '.join(twice)}."
+                )
         for stage in self.stages:
             self.pairs_at(stage)
 
@@ -322,7 +336,11 @@ class Study:
         """The models at a stage: of fine-tuned ones, every copy."""
         copies = self.finetune.copies if stage == "finetuned" and self.finetune is not None else 1
         names = self.models.listed()
-        return [Model(name + f"#{copy + 1}" * (copy > 0), name, copy) for name in names for copy in range(copies)]
+        return [
+            Model(name + f"#{copy + 1}" * (copy > 0), name, copy)
+            for name in names
+            for copy in range(copies)
+        ]
 
     def pairs_at(self, stage: Stage) -> list[tuple[Model, Model]]:
         """The pairs at a stage, each model with itself left out."""
@@ -347,10 +365,14 @@ def _made(kind: Any, given: dict[str, Any], place: str) -> Any:
     hints = get_type_hints(kind)
     unknown = [str(key) for key in given if key not in hints]
     if unknown:
-        raise UserError(f"Expected the keys of {place} out of {', '.join(hints)}, but got {', '.join(unknown)}.")
+        raise UserError(
+            f"Expected the keys of {place} out of {', '.join(hints)}, but got {', '.join(unknown)}."
+        )
     values = dict(given)
     for name, value in given.items():
-        part = next((hint for hint in (hints[name], *get_args(hints[name])) if is_dataclass(hint)), None)
+        part = next(
+            (hint for hint in (hints[name], *get_args(hints[name])) if is_dataclass(hint)), None
+        )
         if part is not None and value is not None:
             values[name] = _made(part, value, f"`{name}`")
     return kind(**values)

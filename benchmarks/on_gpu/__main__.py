@@ -74,7 +74,9 @@ def main(given: list[str] | None = None) -> int:
         path = RESULTS / f"on_gpu-{re.sub('[^a-z0-9]+', '-', device.label.lower()).strip('-')}.json"
     packages = [package for part in PARTS.values() for package in part.needs] + list(OTHER)
     missing = [package for package in dict.fromkeys(packages) if find_spec(package) is None]
-    print(f"{device.label}; torch {torch.__version__}; not installed: {', '.join(missing) or 'nothing that is used'}")
+    print(
+        f"{device.label}; torch {torch.__version__}; not installed: {', '.join(missing) or 'nothing that is used'}"
+    )
     about = machine(options.device) | device.describe()
     record: dict[str, Any] = {"machine": about, "small": options.small, "parts": {}}
     began = time.monotonic()
@@ -95,12 +97,22 @@ def main(given: list[str] | None = None) -> int:
 
 def parsed(given: list[str] | None) -> argparse.Namespace:
     """The options."""
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS), help="default: all")
-    arguments.add_argument("--small", action="store_true", help="sizes for a CPU; bars do not count")
-    arguments.add_argument("--json", type=Path, metavar="FILE", help="default: benchmarks/results/on_gpu-DEVICE.json")
+    arguments = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    arguments.add_argument(
+        "--parts", nargs="+", choices=list(PARTS), default=list(PARTS), help="default: all"
+    )
+    arguments.add_argument(
+        "--small", action="store_true", help="sizes for a CPU; bars do not count"
+    )
+    arguments.add_argument(
+        "--json", type=Path, metavar="FILE", help="default: benchmarks/results/on_gpu-DEVICE.json"
+    )
     arguments.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    arguments.add_argument("--threads", type=int, help="CPU threads of torch; default: all, but 1 with --small")
+    arguments.add_argument(
+        "--threads", type=int, help="CPU threads of torch; default: all, but 1 with --small"
+    )
     arguments.add_argument("--limit", type=float, default=430.0, help="seconds for all parts")
     options = arguments.parse_args(given)
     if not options.small and torch.device(options.device).type == "cpu":
@@ -121,7 +133,12 @@ def run_part(name: str, device: Device, small: bool, left: float) -> dict[str, A
         Its status, "done", "skipped" or "failed", why, its seconds, its figures, and which of them missed their bars.
     """
     part, figures = PARTS[name], Figures(device.name)
-    outcome: dict[str, Any] = {"status": "done", "seconds": 0.0, "figures": figures.figures, "missed": figures.missed}
+    outcome: dict[str, Any] = {
+        "status": "done",
+        "seconds": 0.0,
+        "figures": figures.figures,
+        "missed": figures.missed,
+    }
     lacking = [package for package in part.needs if find_spec(package) is None]
     start = time.monotonic()
     try:
@@ -170,10 +187,14 @@ def show(parts: dict[str, dict[str, Any]]) -> None:
     print(f"\n{'part':<12}{'status':<10}{'seconds':>8}{'figures':>9}{'missed':>8}")
     for name, part in parts.items():
         counts = f"{len(part['figures']):>9}{len(part['missed']):>8}"
-        print(f"{name:<12}{part['status']:<10}{part['seconds']:>8.1f}{counts}  {part.get('why', '')}".rstrip())
+        print(
+            f"{name:<12}{part['status']:<10}{part['seconds']:>8.1f}{counts}  {part.get('why', '')}".rstrip()
+        )
         for missed in part["missed"]:
             figure = part["figures"][missed]
-            print(f"    {missed}: {figure['value']:.4g}, expected {figure['sense']} {figure['bar']:g}")
+            print(
+                f"    {missed}: {figure['value']:.4g}, expected {figure['sense']} {figure['bar']:g}"
+            )
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from aligners.datamodules.rows.reading import read_rows
+from aligners.datamodules.rows.read_rows import read_rows
 from aligners.models import FrozenModel
 from benchmarks.harness import Figures
 from benchmarks.on_gpu.device import Device
@@ -31,7 +31,11 @@ def run(figures: Figures, device: Device, small: bool) -> None:
         exact = {some: states(model, "eager", count, longest, some) for some in (True, False)}
         for some, expected in exact.items():
             found = states(model, "sdpa", count, longest, some)
-            figures.add(f"{model.name}, {NAMES[some]}: sdpa in float32, error", unlike(found, expected), bar=IN_FLOAT32)
+            figures.add(
+                f"{model.name}, {NAMES[some]}: sdpa in float32, error",
+                unlike(found, expected),
+                bar=IN_FLOAT32,
+            )
         half = FrozenModel(rounded(model.model, torch.bfloat16), name=model.name)
         for some, expected in exact.items():
             name = f"{model.name}, {NAMES[some]}"

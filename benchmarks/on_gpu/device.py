@@ -46,7 +46,10 @@ class Device:
         about: dict[str, object] = {"packages": {name: _version(name) for name in PACKAGES}}
         if self.gpu:
             free, total = torch.cuda.mem_get_info(self.name)
-            about |= {"cuda": torch.version.cuda, "capability": list(torch.cuda.get_device_capability(self.name))}
+            about |= {
+                "cuda": torch.version.cuda,
+                "capability": list(torch.cuda.get_device_capability(self.name)),
+            }
             about |= {"devices": torch.cuda.device_count(), "memory": total, "free_memory": free}
         return about
 

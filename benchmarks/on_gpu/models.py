@@ -6,11 +6,17 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import BertForSequenceClassification, BertModel, LlamaForCausalLM, LlamaModel, PreTrainedModel
+from transformers import (
+    BertForSequenceClassification,
+    BertModel,
+    LlamaForCausalLM,
+    LlamaModel,
+    PreTrainedModel,
+)
 
 from aligners.datamodules.batches import LengthBatches, TextBatch
 from aligners.datamodules.rows.policies import RowKind, Rows, select_rows
-from aligners.datamodules.rows.reading import Link, PairReader, Prepared
+from aligners.datamodules.rows.read_rows import Link, PairReader, Prepared
 from aligners.models import FrozenModel
 from benchmarks.activations import batch_of, texts
 from benchmarks.on_gpu.device import Device
@@ -34,7 +40,9 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "BERT": Kind(bert_config, partial(BertModel, add_pooling_layer=False), BertForSequenceClassification),
+    "BERT": Kind(
+        bert_config, partial(BertModel, add_pooling_layer=False), BertForSequenceClassification
+    ),
     "Llama": Kind(llama_config, LlamaModel, LlamaForCausalLM),
 }
 FULL = {"BERT": (12, 768), "Llama": (16, 2048)}  # blocks and width
@@ -78,7 +86,9 @@ class Reading:
         longest: tokens of a text.
     """
 
-    def __init__(self, model: FrozenModel, device: Device, count: int, size: int, longest: int = 128) -> None:
+    def __init__(
+        self, model: FrozenModel, device: Device, count: int, size: int, longest: int = 128
+    ) -> None:
         self.model, self.device = model, device
         links = [Link(0, 0, site, site) for site in range(model.depth + 1)]
         self._reader = PairReader([model], links, RowKind("tokens"))
@@ -110,7 +120,9 @@ class Reading:
             self.model.model(**batch.inputs_x)
 
 
-def padded(model: FrozenModel, count: int, longest: int, shortest: int) -> tuple[dict[str, Tensor], Rows]:
+def padded(
+    model: FrozenModel, count: int, longest: int, shortest: int
+) -> tuple[dict[str, Tensor], Rows]:
     """Texts of these lengths, the same for every model, on its device; and their real tokens."""
     ids = torch.randint(5, VOCABULARY, (count, longest), generator=torch.Generator().manual_seed(0))
     mask = (torch.arange(longest) < torch.linspace(shortest, longest, count)[:, None]).long()

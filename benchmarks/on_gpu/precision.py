@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from aligners.maps.inn import INN
-from aligners.maps.solving import Products, products_in
+from aligners.maps.matrices import Products, products_in
 from aligners.models import FrozenModel
 from aligners.similarity.algebra.grid import GridSums
 from aligners.similarity.functional.cka import linear_cka
@@ -49,15 +49,23 @@ def read(figures: Figures, device: Device, small: bool, rounds: int) -> Tensor:
     for kind in ("Llama", "BERT"):
         model = made(kind, small, device.name)
         half = FrozenModel(rounded(deepcopy(model.model), torch.bfloat16), name=model.name)
-        exact, halved = (Reading(each, device, *((8, 4, 16) if small else (256, 64))) for each in (model, half))
+        exact, halved = (
+            Reading(each, device, *((8, 4, 16) if small else (256, 64))) for each in (model, half)
+        )
         kept = exact.states()
         with products_in("tf32"):
             found = {"tf32": exact.states(), "bfloat16": halved.states()}
         for products, states in found.items():
-            figures.add(f"{model.name}: states in {products}, error", unlike(states, kept), bar=STATES[products])
+            figures.add(
+                f"{model.name}: states in {products}, error",
+                unlike(states, kept),
+                bar=STATES[products],
+            )
         names = {products: f"{model.name}: reading, {products}" for products in get_args(Products)}
         work = (exact.read, within("tf32", exact.read), halved.read)
-        seconds = interleaved(dict(zip(names.values(), work, strict=True)), rounds=rounds, device=device.name)
+        seconds = interleaved(
+            dict(zip(names.values(), work, strict=True)), rounds=rounds, device=device.name
+        )
         add(figures, names, seconds)
         del model, half, exact, halved, found, work
         device.clear()

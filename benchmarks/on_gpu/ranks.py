@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, distributed, multiprocessing
 
 from aligners.similarity.algebra.moments import Moments
-from aligners.similarity.moments import MomentsMetric
+from aligners.similarity.moment_metrics import MomentsMetric
 from benchmarks.harness import Figures
 from benchmarks.on_gpu.device import Device, Skipped
 
@@ -55,7 +55,9 @@ def work(rank: int, folder: str, backend: str, sizes: tuple[int, int, int]) -> N
     device = f"cuda:{rank}" if backend == "nccl" else "cpu"
     if backend == "nccl":
         torch.cuda.set_device(rank)
-    distributed.init_process_group(backend, init_method=f"file://{folder}/meet", rank=rank, world_size=RANKS)
+    distributed.init_process_group(
+        backend, init_method=f"file://{folder}/meet", rank=rank, world_size=RANKS
+    )
     try:
         x, y = (side[:, rank::RANKS].to(device) for side in rows(sizes))
         torch.save([part.cpu() for part in moments(x, y)], Path(folder) / f"{rank}.pt")
@@ -68,5 +70,7 @@ def compare(figures: Figures, folder: Path, sizes: tuple[int, int, int]) -> None
     expected = moments(*rows(sizes))
     for rank in range(RANKS):
         found = torch.load(folder / f"{rank}.pt")
-        unlike = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(found, expected, strict=True))
+        unlike = max(
+            float((a - b).abs().max() / b.abs().max()) for a, b in zip(found, expected, strict=True)
+        )
         figures.add(f"moments of rank {rank}, largest relative difference", unlike, bar=1e-10)

@@ -16,8 +16,8 @@ import pyarrow
 import torch
 
 from aligners.datamodules.batches import LengthBatches
-from aligners.datamodules.store.reading import StoredLoader
-from aligners.datamodules.store.states import StoredStates
+from aligners.datamodules.store.read_ahead import StoredLoader
+from aligners.datamodules.store.stored_states import StoredStates
 from aligners.datamodules.store.stores import write_missing
 from aligners.datamodules.tokens.tokenised import TokenisedTexts
 from benchmarks.activations import texts
@@ -40,7 +40,12 @@ class Tokens:
     def __init__(self, count: int, longest: int) -> None:
         ids = [text.tolist() for text in texts(count, longest)]
         special, lengths = [[0] * len(text) for text in ids], [len(text) for text in ids]
-        columns = {"input_ids": ids, "special_tokens_mask": special, "length": lengths, "id": list(range(count))}
+        columns = {
+            "input_ids": ids,
+            "special_tokens_mask": special,
+            "length": lengths,
+            "id": list(range(count)),
+        }
         self._table = pyarrow.table(columns)
         self.column_names = self._table.column_names
 
@@ -58,7 +63,10 @@ def run(figures: Figures, device: Device, small: bool) -> None:
     model = made("BERT", small, device.name, layers=layers)
     data = TokenisedTexts([cast(Any, Tokens(count, 128))], [cast(Any, TOKENIZER)])
     with tempfile.TemporaryDirectory() as folder:
-        states, sites = StoredStates(Path(folder), model, data, 0, "residual", "float32"), tuple(range(layers + 1))
+        states, sites = (
+            StoredStates(Path(folder), model, data, 0, "residual", "float32"),
+            tuple(range(layers + 1)),
+        )
         figures.add("writing, seconds", device.seconds(lambda: write_missing(states, sites)))
         order = LengthBatches(data.lengths.numpy(), size, shuffle=True)
         options = {"sampler": order, "batch_size": None, "pin_memory": device.gpu}
@@ -66,7 +74,9 @@ def run(figures: Figures, device: Device, small: bool) -> None:
         rates(figures, device, loader, states.folder, small)
 
 
-def rates(figures: Figures, device: Device, loader: StoredLoader, folder: Path, small: bool) -> None:
+def rates(
+    figures: Figures, device: Device, loader: StoredLoader, folder: Path, small: bool
+) -> None:
     """GB/s of the loader, of plain reading and of copying."""
     size = sum(path.stat().st_size for path in shards(folder))
     gigabytes, memory, piece = size / 1e9, bytearray(size), 2**16 if small else 2**28
@@ -97,4 +107,9 @@ def rates(figures: Figures, device: Device, loader: StoredLoader, folder: Path, 
         loaded = gigabytes / median(load, rounds, cold=cold)
         figures.add(f"store to device, {state}, GB/s", loaded)
         bar = 0.8 if cold else None
-        figures.add(f"store to device, {state} / the slower of both", loaded / min(plain, copy), bar=bar, sense=">=")
+        figures.add(
+            f"store to device, {state} / the slower of both",
+            loaded / min(plain, copy),
+            bar=bar,
+            sense=">=",
+        )

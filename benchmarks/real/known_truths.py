@@ -6,11 +6,14 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, BertModel, PreTrainedModel
 
-from aligners.models.loading.files import quiet, save_model
+from aligners.models.loading.model_files import quiet, save_model
 
 __all__ = ["permute_bert", "permuted", "rotate_llama", "rotated"]
 
-READERS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("mlp.gate_proj", "mlp.up_proj")
+READERS = (
+    ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    ("mlp.gate_proj", "mlp.up_proj"),
+)
 WRITERS = "self_attn.o_proj", "mlp.down_proj"
 
 
@@ -60,7 +63,9 @@ def permuted(source: Path, folder: Path) -> None:
     """Write a BERT with its features in a random order."""
     with quiet():
         model = BertModel.from_pretrained(source, add_pooling_layer=False)
-    permute_bert(model, torch.randperm(model.config.hidden_size, generator=torch.Generator().manual_seed(0)))
+    permute_bert(
+        model, torch.randperm(model.config.hidden_size, generator=torch.Generator().manual_seed(0))
+    )
     save_model(folder, model, AutoTokenizer.from_pretrained(source))
 
 
@@ -71,5 +76,8 @@ def rotated(source: Path, folder: Path) -> None:
     model.config.tie_word_embeddings = False
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
     width, generator = model.config.hidden_size, torch.Generator().manual_seed(0)
-    rotate_llama(model, torch.linalg.qr(torch.randn(width, width, generator=generator, dtype=torch.float64)).Q)
+    rotate_llama(
+        model,
+        torch.linalg.qr(torch.randn(width, width, generator=generator, dtype=torch.float64)).Q,
+    )
     save_model(folder, model.float(), AutoTokenizer.from_pretrained(source))

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs from a bare
 
 from aligners.datamodules.text.loading import load_texts
 from aligners.datamodules.text.sources import TextSource
-from aligners.files.whole import whole_folder
+from aligners.files.atomic import whole_folder
 
 UNREAD = -100  # what transformers' losses leave out
 
@@ -28,16 +28,22 @@ def tuned(base: Path, seed: int, steps: int, rows: int, rate: float) -> PeftMode
     """A model with an adapter that has seen `steps` batches of `rows` texts."""
     torch.manual_seed(seed)
     tokenizer = AutoTokenizer.from_pretrained(base)
-    model: Any = get_peft_model(AutoModelForCausalLM.from_pretrained(base), LoraConfig(r=16, task_type="CAUSAL_LM"))
+    model: Any = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(base), LoraConfig(r=16, task_type="CAUSAL_LM")
+    )
     texts = list(load_texts(TextSource("rotten_tomatoes")).fit["text"])
     order = torch.randperm(len(texts), generator=torch.Generator().manual_seed(seed)).tolist()
-    optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad], lr=rate)
+    optimizer = torch.optim.AdamW(
+        [weight for weight in model.parameters() if weight.requires_grad], lr=rate
+    )
     for step in range(steps):
         drawn = [texts[i] for i in order[step * rows : (step + 1) * rows]]
         ids = [torch.tensor(tokenizer(text)["input_ids"]) for text in drawn]
         labels = pad_sequence(ids, batch_first=True, padding_value=UNREAD)
         read = labels != UNREAD
-        loss = model(input_ids=labels.where(read, 0), attention_mask=read.long(), labels=labels).loss
+        loss = model(
+            input_ids=labels.where(read, 0), attention_mask=read.long(), labels=labels
+        ).loss
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -48,7 +54,9 @@ def tuned(base: Path, seed: int, steps: int, rows: int, rate: float) -> PeftMode
 
 def main() -> None:
     """Fine-tune what is missing."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", type=Path)
     parser.add_argument("--run", type=Path, required=True, help="folder of the adapters")
     parser.add_argument("--seeds", type=int, default=2, help="how many adapters")

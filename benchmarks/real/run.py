@@ -23,9 +23,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs from a bare checkout
 
-from aligners.files.tables import table_beside
-from aligners.files.whole import remove, write_text
-from aligners.reports.finished import file_name, kinds_in
+from aligners.files.atomic import remove, write_text
+from aligners.files.yaml_tables import table_beside
+from aligners.reports.finished_runs import file_name, kinds_in
 from benchmarks.harness import machine
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,13 +53,22 @@ def run(name: str, folder: Path, threads: int) -> bool:
     if script != "study.py":  # which goes on
         remove(place)
     print(f"{name}: {script} {shlex.join(words)}", flush=True)
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", "OMP_NUM_THREADS": str(threads)}
+    environment = os.environ | {
+        "HF_HUB_OFFLINE": "1",
+        "WANDB_MODE": "disabled",
+        "OMP_NUM_THREADS": str(threads),
+    }
     began = time.monotonic()
     log = folder / "runs" / f"{name}.log"
     log.parent.mkdir(exist_ok=True)
     command = [sys.executable, str(ROOT / script), *words]
     process = subprocess.Popen(
-        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     said = said_while_it_ran(process, log)
     _, status, used = os.wait4(process.pid, 0)
@@ -97,7 +106,10 @@ def said_while_it_ran(process: subprocess.Popen[str], log: Path) -> dict[str, An
             if estimate := ESTIMATE.match(line):
                 last = f"{estimate[1]}, {estimate[2]} steps"
                 phases.setdefault(last, {"begin": now, "end": now, "said": 60 * float(estimate[3])})
-    estimates = [[phase, round(about["said"]), round(about["end"] - about["begin"])] for phase, about in phases.items()]
+    estimates = [
+        [phase, round(about["said"]), round(about["end"] - about["begin"])]
+        for phase, about in phases.items()
+    ]
     return {"estimates": estimates, "said of memory": memory[:4]}
 
 
@@ -110,12 +122,23 @@ def found(name: str, folder: Path) -> dict[str, Any] | None:
     about = _read(place / f"{file_name(kinds[0])}.json") if kinds else {}
     report = {"rows": [], "findings": [], "cells": cells_of(place)} | about
     columns, where = TABLE["commands"][name]["columns"], TABLE["commands"][name].get("where", {})
-    chosen = [row for row in report["rows"] if all(row.get(column) in wanted for column, wanted in where.items())]
+    chosen = [
+        row
+        for row in report["rows"]
+        if all(row.get(column) in wanted for column, wanted in where.items())
+    ]
     tables = {"rows": [{column: row.get(column) for column in columns} for row in chosen]}
     tables |= {table: report[table] for table in TABLE["commands"][name].get("tables", [])}
     for table, rows in tables.items():
-        tables[table] = [{key: rounded(value) for key, value in row.items() if value is not None} for row in rows]
-    return {"command": shlex.join(words_of(name)), **_read(place / TOOK), "findings": report["findings"], **tables}
+        tables[table] = [
+            {key: rounded(value) for key, value in row.items() if value is not None} for row in rows
+        ]
+    return {
+        "command": shlex.join(words_of(name)),
+        **_read(place / TOOK),
+        "findings": report["findings"],
+        **tables,
+    }
 
 
 def cells_of(study: Path) -> list[dict[str, Any]]:
@@ -123,7 +146,10 @@ def cells_of(study: Path) -> list[dict[str, Any]]:
     planned = _read(study / "plan.json") if (study / "plan.json").is_file() else {}
     cells = sorted(map(_read, study.glob("cells/*/result.json")), key=lambda cell: cell["finished"])
     return [
-        {**{key: cell.get(key) for key in ("kind", "seconds", "findings")}, "planned": planned.get(cell["cell"])}
+        {
+            **{key: cell.get(key) for key in ("kind", "seconds", "findings")},
+            "planned": planned.get(cell["cell"]),
+        }
         for cell in cells
     ]
 
@@ -139,21 +165,36 @@ def rounded(value: Any) -> Any:
 
 def main() -> None:
     """Run what is asked for, or collect."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, help="made by benchmarks.real.models")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of a command: {', '.join(TABLE['commands'])}")
-    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="CPU threads of a command")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write what is finished there, and run nothing")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"of a command: {', '.join(TABLE['commands'])}"
+    )
+    parser.add_argument(
+        "--threads", type=int, default=os.cpu_count(), help="CPU threads of a command"
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write what is finished there, and run nothing"
+    )
     options = parser.parse_args()
     unknown = set(options.names) - set(TABLE["commands"])
     if unknown:
         parser.error(f"expected names of commands, but got {', '.join(sorted(unknown))}")
     if options.json:
         finished = {name: found(name, options.folder) for name in TABLE["commands"]}
-        lines = [f"{json.dumps(name)}: {json.dumps(about)}" for name, about in finished.items() if about]
+        lines = [
+            f"{json.dumps(name)}: {json.dumps(about)}" for name, about in finished.items() if about
+        ]
         commands = ",\n".join(lines)
-        write_text(options.json, f'{{"machine": {json.dumps(machine("cpu"))}, "commands": {{\n{commands}\n}}}}\n')
-    elif not all([run(name, options.folder, options.threads) for name in options.names or TABLE["commands"]]):
+        write_text(
+            options.json,
+            f'{{"machine": {json.dumps(machine("cpu"))}, "commands": {{\n{commands}\n}}}}\n',
+        )
+    elif not all(
+        [run(name, options.folder, options.threads) for name in options.names or TABLE["commands"]]
+    ):
         raise SystemExit("Some commands failed: their logs are in the folder `runs`.")
 
 

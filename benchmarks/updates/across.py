@@ -21,7 +21,7 @@ from transformers import AutoModel, AutoTokenizer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs from a bare checkout
 
-from aligners.models.loading.files import quiet
+from aligners.models.loading.model_files import quiet
 from benchmarks.harness import machine
 from benchmarks.updates.carrying import Bench, brief
 from benchmarks.updates.fits import Rows, ridge
@@ -35,7 +35,9 @@ TEXTS = (100, 300, 1000)
 
 
 @torch.no_grad()
-def states(model: Path, sites: tuple[int, ...], texts: dict[str, list[Text]], kept: Path) -> dict[str, Tensor]:
+def states(
+    model: Path, sites: tuple[int, ...], texts: dict[str, list[Text]], kept: Path
+) -> dict[str, Tensor]:
     """PART -> means (S, texts, d), PART.words -> every word (S, words, d)."""
     if not kept.is_file():
         with quiet():
@@ -46,20 +48,29 @@ def states(model: Path, sites: tuple[int, ...], texts: dict[str, list[Text]], ke
             means, words = [], []
             for start in range(0, most, 32):
                 chosen = [text["text"] for text in texts[part][:most][start : start + 32]]
-                inputs = tokenizer(chosen, padding=True, return_tensors="pt", return_offsets_mapping=True)
+                inputs = tokenizer(
+                    chosen, padding=True, return_tensors="pt", return_offsets_mapping=True
+                )
                 ends = inputs.pop("offset_mapping")[..., 1]
                 hidden = loaded(**inputs, output_hidden_states=True).hidden_states
                 read = torch.stack([hidden[site] for site in sites])
                 for row, text in enumerate(chosen):
                     means.append(read[:, row, inputs["attention_mask"][row].bool()].mean(1))
-                    places = [last_token(text, word, ends[row]) for word in range(len(text.split(" ")))]
+                    places = [
+                        last_token(text, word, ends[row]) for word in range(len(text.split(" ")))
+                    ]
                     words.append(read[:, row, places])
-            found |= {part: torch.stack(means, 1), f"{part}.words": torch.cat(words, 1).contiguous()}
+            found |= {
+                part: torch.stack(means, 1),
+                f"{part}.words": torch.cat(words, 1).contiguous(),
+            }
         save_file(found, kept)
     return load_file(kept)
 
 
-def rows(read: dict[str, Tensor], site: int, part: str, words: bool, texts: list[Text], n: int) -> np.ndarray:
+def rows(
+    read: dict[str, Tensor], site: int, part: str, words: bool, texts: list[Text], n: int
+) -> np.ndarray:
     """Rows of the first n texts."""
     if not words:
         return read[part][site, :n].double().numpy()
@@ -69,7 +80,9 @@ def rows(read: dict[str, Tensor], site: int, part: str, words: bool, texts: list
 
 def main() -> None:
     """Carry every head from every site."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("real", type=Path)
     parser.add_argument("updates", type=Path)
     parser.add_argument("--json", type=Path, required=True)
@@ -78,8 +91,12 @@ def main() -> None:
     texts = divided(options.real / "data", options.updates / "texts.json")
     bench, sites = Bench(options.real, options.updates, texts), tuple(SETTINGS["sites"])
     models = options.real / "models"
-    old = states(models / "minilm", sites, texts, options.updates / "states" / "across-minilm.safetensors")
-    new = states(models / "mpnet", NEW_SITES, texts, options.updates / "states" / "across-mpnet.safetensors")
+    old = states(
+        models / "minilm", sites, texts, options.updates / "states" / "across-minilm.safetensors"
+    )
+    new = states(
+        models / "mpnet", NEW_SITES, texts, options.updates / "states" / "across-mpnet.safetensors"
+    )
     cells: list[dict[str, Any]] = []
     nothing = np.zeros((1, new["unlabelled"].shape[-1]))
 
@@ -103,10 +120,21 @@ def main() -> None:
                     labels.append(text["labels"][head])
         suffix, truth = ".words" if words else "", np.array(labels)
 
-        def tested(read: dict[str, Tensor], place: int, held: list = held, suffix: str = suffix) -> np.ndarray:
-            return torch.stack([read[part + suffix][place, row] for part, row in held]).double().numpy()
+        def tested(
+            read: dict[str, Tensor], place: int, held: list = held, suffix: str = suffix
+        ) -> np.ndarray:
+            return (
+                torch.stack([read[part + suffix][place, row] for part, row in held])
+                .double()
+                .numpy()
+            )
 
-        cell = {"head": head, "site": sites[site], "native": auroc(tested(old, site) @ weight, truth), "carried": {}}
+        cell = {
+            "head": head,
+            "site": sites[site],
+            "native": auroc(tested(old, site) @ weight, truth),
+            "carried": {},
+        }
         for n in TEXTS:
             answers = rows(old, site, "unlabelled", words, texts["unlabelled"], n) @ weight[:, None]
             tried = []
@@ -122,7 +150,9 @@ def main() -> None:
         print(json.dumps(brief(cell)), flush=True)
         cells.append(cell)
     lines = ",\n".join(json.dumps(brief(cell)) for cell in cells)
-    options.json.write_text(f'{{"machine": {json.dumps(machine("cpu"))},\n"cells": [\n{lines}\n]}}\n')
+    options.json.write_text(
+        f'{{"machine": {json.dumps(machine("cpu"))},\n"cells": [\n{lines}\n]}}\n'
+    )
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs from a bare checkout
 
-from aligners.probing.artefacts.files import write_artefact
+from aligners.probing.artefacts.artefact_files import write_artefact
 from aligners.probing.artefacts.kinds import Head
 from benchmarks.updates.carrying import Bench
 from benchmarks.updates.heads import auroc, rows_of
@@ -33,7 +33,9 @@ CLASSES = {
 
 def main() -> None:
     """Write what is missing."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("real", type=Path)
     parser.add_argument("updates", type=Path)
     options = parser.parse_args()

@@ -65,10 +65,14 @@ class Bench:
         for site in range(len(SETTINGS["sites"])):
             carried = {rows: self.carried(new, site, rows) for rows in ("mean", "words")}
             for head, about in SETTINGS["heads"].items():
-                found.append(self.cell(new, site, head, carried[about["rows"]]) | {"update": update})
+                found.append(
+                    self.cell(new, site, head, carried[about["rows"]]) | {"update": update}
+                )
         return found
 
-    def carried(self, new: dict[str, Tensor], site: int, rows: str) -> dict[str, dict[str, tuple[np.ndarray, Any]]]:
+    def carried(
+        self, new: dict[str, Tensor], site: int, rows: str
+    ) -> dict[str, dict[str, tuple[np.ndarray, Any]]]:
         """Way -> head -> (weights on NEW, agreement or None), for the heads on rows of this kind."""
         names = [head for head, about in SETTINGS["heads"].items() if about["rows"] == rows]
         weights = np.stack([self.heads[head, site][0] for head in names])
@@ -76,12 +80,16 @@ class Bench:
 
         def keep(way: str, carried: np.ndarray, agreement: Any = None) -> None:
             ways[way] = {
-                head: (carried[i], None if agreement is None else float(agreement[i])) for i, head in enumerate(names)
+                head: (carried[i], None if agreement is None else float(agreement[i]))
+                for i, head in enumerate(names)
             }
 
         on_tokens: dict[int, np.ndarray] = {}
         for n, count in self.tokens.items():
-            x, y = (model["unlabelled.tokens"][site, :count].double().numpy() for model in (self.old, new))
+            x, y = (
+                model["unlabelled.tokens"][site, :count].double().numpy()
+                for model in (self.old, new)
+            )
             decomposed, answers = Rows(y), x @ weights.T
             keep(f"least squares, tokens, {n}", least_squares_of(decomposed, answers))
             keep(f"procrustes, tokens, {n}", procrustes(y, x, weights))
@@ -111,11 +119,16 @@ class Bench:
                 keep(f"shuffled, {n}", *ridge(decomposed, answers[order], 0 * weights))
                 for kind, places in self.own.items():
                     places = places[places < new["unlabelled"].shape[1]]
-                    x, y = (model["unlabelled"][site][places[:n]].double().numpy() for model in (self.old, new))
+                    x, y = (
+                        model["unlabelled"][site][places[:n]].double().numpy()
+                        for model in (self.old, new)
+                    )
                     keep(f"ridge to identity, {kind}, {n}", *ridge(Rows(y), x @ weights.T, weights))
         return ways
 
-    def cell(self, new: dict[str, Tensor], site: int, head: str, ways: dict[str, Any]) -> dict[str, Any]:
+    def cell(
+        self, new: dict[str, Tensor], site: int, head: str, ways: dict[str, Any]
+    ) -> dict[str, Any]:
         """What a head scores on OLD and on NEW: stale, carried in every way, trained anew."""
         learned, tested = self.learned[head], self.tested[head]
         old_rows, new_rows = (rows_of(model, tested, site) for model in (self.old, new))
@@ -123,8 +136,12 @@ class Bench:
         rows, labels = rows_of(new, learned, site), learned.labels
         order = np.random.default_rng(0).permutation(len(labels))
         random = np.random.default_rng(1).standard_normal(len(weight))
-        unlabelled = "unlabelled" if SETTINGS["heads"][head]["rows"] == "mean" else "unlabelled.tokens"
-        x, y = (model[unlabelled][site, :1000].double().numpy() @ weight for model in (self.old, new))
+        unlabelled = (
+            "unlabelled" if SETTINGS["heads"][head]["rows"] == "mean" else "unlabelled.tokens"
+        )
+        x, y = (
+            model[unlabelled][site, :1000].double().numpy() @ weight for model in (self.old, new)
+        )
         anew = {str(n): order[:n] for n in LABELS} | {"all": order}
         return {
             "site": SETTINGS["sites"][site],
@@ -132,10 +149,17 @@ class Bench:
             "native": auroc(old_rows @ weight, tested.labels),
             "stale": auroc(new_rows @ weight, tested.labels),
             "stale agreement": float(np.corrcoef(x, y)[0, 1]),
-            "anew": {n: auroc(new_rows @ fitted(rows[at], labels[at])[0], tested.labels) for n, at in anew.items()},
+            "anew": {
+                n: auroc(new_rows @ fitted(rows[at], labels[at])[0], tested.labels)
+                for n, at in anew.items()
+            },
             "random": auroc(new_rows @ random, tested.labels),
-            "carried": {way: auroc(new_rows @ found[head][0], tested.labels) for way, found in ways.items()},
-            "agreement": {way: found[head][1] for way, found in ways.items() if found[head][1] is not None},
+            "carried": {
+                way: auroc(new_rows @ found[head][0], tested.labels) for way, found in ways.items()
+            },
+            "agreement": {
+                way: found[head][1] for way, found in ways.items() if found[head][1] is not None
+            },
         }
 
 
@@ -153,7 +177,9 @@ def brief(value: Any) -> Any:
 
 def main() -> None:
     """Measure every cell and write them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("real", type=Path)
     parser.add_argument("updates", type=Path)
     parser.add_argument("--json", type=Path, required=True)
@@ -163,13 +189,19 @@ def main() -> None:
     torch.set_num_threads(1)
     texts = divided(options.real / "data", options.updates / "texts.json")
     bench, cells = Bench(options.real, options.updates, texts), []
-    chosen = [name for name, about in SETTINGS["updates"].items() if options.set_aside == ("set_aside" in about)]
+    chosen = [
+        name
+        for name, about in SETTINGS["updates"].items()
+        if options.set_aside == ("set_aside" in about)
+    ]
     for name in options.only or chosen:
         print(name, flush=True)
         cells += bench.cells(name)
     lines = ",\n".join(json.dumps(brief(cell)) for cell in cells)
     options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(f'{{"machine": {json.dumps(machine("cpu"))},\n"cells": [\n{lines}\n]}}\n')
+    options.json.write_text(
+        f'{{"machine": {json.dumps(machine("cpu"))},\n"cells": [\n{lines}\n]}}\n'
+    )
 
 
 if __name__ == "__main__":

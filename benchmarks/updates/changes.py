@@ -36,7 +36,7 @@ from aligners.injection.comparing.comparison import Compared
 from aligners.injection.comparing.precision import INT8, rounded, with_weights
 from aligners.injection.comparing.verdict import TIMES
 from aligners.models.architectures import Component
-from aligners.models.loading.files import quiet
+from aligners.models.loading.model_files import quiet
 from aligners.models.model import FrozenModel, Inputs
 from benchmarks.harness import machine, parser, write_whole
 from benchmarks.updates.updated import (
@@ -60,12 +60,16 @@ class InParts(FrozenModel):
 
     size = 1
 
-    def front(self, inputs: Inputs, sites: Sequence[int], component: Component = "residual") -> list[Tensor]:
+    def front(
+        self, inputs: Inputs, sites: Sequence[int], component: Component = "residual"
+    ) -> list[Tensor]:
         """See `FrozenModel.front`."""
         ids, mask, whole = inputs["input_ids"], inputs["attention_mask"], list[Tensor]()
         for part in torch.arange(len(ids)).flip(0).split(self.size):
             columns = mask[part].any(0).nonzero()[:, 0]
-            states = super().front({name: value[part][:, columns] for name, value in inputs.items()}, sites, component)
+            states = super().front(
+                {name: value[part][:, columns] for name, value in inputs.items()}, sites, component
+            )
             whole = whole or [state.new_zeros(*ids.shape, state.shape[-1]) for state in states]
             for all_texts, state in zip(whole, states, strict=True):
                 all_texts[part[:, None], columns] = state
@@ -97,12 +101,17 @@ def lower(kind: Any, folder: Path, blocks: int, **options: Any) -> FrozenModel:
         model = kind.from_pretrained(folder, dtype=torch.float32, **options)
     del block_list(model)[blocks:]
     model.config.num_hidden_layers = blocks
-    return FrozenModel(model, AutoTokenizer.from_pretrained(folder), name=f"{folder.name}, {blocks} blocks")
+    return FrozenModel(
+        model, AutoTokenizer.from_pretrained(folder), name=f"{folder.name}, {blocks} blocks"
+    )
 
 
 def bases(models: Path, half: str) -> list[Base]:
     """The models of a half."""
-    encoder, language = partial(lower, AutoModel, add_pooling_layer=False), partial(lower, AutoModelForCausalLM)
+    encoder, language = (
+        partial(lower, AutoModel, add_pooling_layer=False),
+        partial(lower, AutoModelForCausalLM),
+    )
     if half == "unexcited":
         return [Base("embedded:1", 64, partial(load, "embedded:1"), 0, 10, labelled=True, both=0)]
     if half == "development":
@@ -121,7 +130,9 @@ def bases(models: Path, half: str) -> list[Base]:
     ]
 
 
-def derived(base: FrozenModel, change: Callable[[PreTrainedModel], object], name: str) -> tuple[FrozenModel, Any]:
+def derived(
+    base: FrozenModel, change: Callable[[PreTrainedModel], object], name: str
+) -> tuple[FrozenModel, Any]:
     """A copy of a model that was changed in place, and what the change returned."""
     copied = copy.deepcopy(base.model)
     given = change(copied)
@@ -142,17 +153,28 @@ def unchanged(base: Base) -> Iterator[tuple[str, str, FrozenModel]]:
     double = copy.deepcopy(model.model).double()
     yield "computed otherwise", "float64", FrozenModel(double, model.tokenizer, name="double")
     for precision in ("bfloat16", "float16", INT8):
-        yield "rounded", precision, with_weights(model, lambda _, w, p=precision: rounded(w, p), precision)  # type: ignore[misc]
+
+        def round_weight(_: Any, weight: Tensor, precision: str = precision) -> Tensor:
+            return rounded(weight, precision)
+
+        yield "rounded", precision, with_weights(model, round_weight, precision)
     turned = rotate if base.family in ("gpt2", "llama") else permute_residual
     names = {rotate: "states rotated", permute_residual: "states permuted"}
-    kinds = [(names[turned], turned), ("units permuted", permute_units), ("heads turned", turn_heads)]
+    kinds = [
+        (names[turned], turned),
+        ("units permuted", permute_units),
+        ("heads turned", turn_heads),
+    ]
     left = base.unchanged - 8
     for number in range(left):
         name, change = kinds[number % 3]
         seed = 100 + number
         made, _ = derived(model, partial(change, seed=seed), f"{name}, seed {seed}")
         if number >= left - 2 and change is rotate:
-            made, name = with_weights(made, lambda _, w: rounded(w, "bfloat16"), name), f"{name}, then in bfloat16"
+            made, name = (
+                with_weights(made, lambda _, w: rounded(w, "bfloat16"), name),
+                f"{name}, then in bfloat16",
+            )
         yield name, f"seed {seed}", made
 
 
@@ -160,7 +182,9 @@ def unexcited(base: Base, texts: Sequence[str]) -> Iterator[tuple[str, str, int,
     """As `edits`: the embedding of one token that no text has, moved by its own length in a random direction."""
     tokens: Any = base.model.tokenizer
     there = {token for ids in tokens(list(texts))["input_ids"] for token in ids}
-    absent = [token for token in range(len(tokens)) if token not in {*there, *tokens.all_special_ids}]
+    absent = [
+        token for token in range(len(tokens)) if token not in {*there, *tokens.all_special_ids}
+    ]
     for number, token in enumerate(random.Random(0).sample(absent, base.edits)):
 
         def change(model: PreTrainedModel, token: int = token, number: int = number) -> None:
@@ -193,7 +217,9 @@ def edit(
     return planted
 
 
-def edits(base: Base, batch: dict[str, Tensor], labels: Tensor, seed: int) -> Iterator[tuple[str, str, int, Any, Any]]:
+def edits(
+    base: Base, batch: dict[str, Tensor], labels: Tensor, seed: int
+) -> Iterator[tuple[str, str, int, Any, Any]]:
     """Kind, variant, block, model and what was planted, as many as the base asks for, then those in other coordinates.
 
     Six in ten are rank-one edits, at each strength in turn; then training and planted directions in equal numbers.
@@ -242,7 +268,9 @@ def case(
         "map": verdict.map,
         "weights": of_weights(found),
         "most_in_floors": max(row["fvu"] / max(row["floor"], 1e-14) for row in best),
-        "answers_in_floors": max((row["difference"] / row["floor"] for row in function), default=None),
+        "answers_in_floors": max(
+            (row["difference"] / row["floor"] for row in function), default=None
+        ),
         "precision": found.meta["precision"],
         "seconds": round(time.process_time() - began, 1),
     }, found
@@ -251,15 +279,24 @@ def case(
 def run(options: Namespace) -> Iterator[dict[str, Any]]:
     """All cases of a half, one after another."""
     judged = options.half == "judged"
-    lines = (options.folder / "data" / "sst2" / ("test.tsv" if judged else "dev.tsv")).read_text().splitlines()[1:]
+    lines = (
+        (options.folder / "data" / "sst2" / ("test.tsv" if judged else "dev.tsv"))
+        .read_text()
+        .splitlines()[1:]
+    )
     chosen = random.Random(judged).sample(lines, options.texts)
-    texts, labels = [line.rsplit("\t", 1)[0] for line in chosen], [int(line.rsplit("\t", 1)[1]) for line in chosen]
+    texts, labels = (
+        [line.rsplit("\t", 1)[0] for line in chosen],
+        [int(line.rsplit("\t", 1)[1]) for line in chosen],
+    )
     for number, base in enumerate(bases(options.folder / "models", options.half)):
         if options.only and base.name not in options.only:
             continue
         base.model = base.load()
         tokens: Any = base.model.tokenizer
-        batch = dict(tokens(texts[:32], padding=True, truncation=True, max_length=64, return_tensors="pt"))
+        batch = dict(
+            tokens(texts[:32], padding=True, truncation=True, max_length=64, return_tensors="pt")
+        )
         batch = {name: batch[name] for name in ("input_ids", "attention_mask")}
         for kind, variant, new in unchanged(base) if base.unchanged else ():
             about = {"changed": False, "kind": kind, "variant": variant, "block": None}
@@ -267,19 +304,26 @@ def run(options: Namespace) -> Iterator[dict[str, Any]]:
             result["right"] = result["verdict"] in FINE
             yield said(result)
         edited = edits(base, batch, torch.tensor(labels[:32]), 10 * judged + number)
-        for kind, variant, block, new, planted in unexcited(base, texts) if options.half == "unexcited" else edited:
+        for kind, variant, block, new, planted in (
+            unexcited(base, texts) if options.half == "unexcited" else edited
+        ):
             about = {"changed": True, "kind": kind, "variant": variant, "block": block}
             result, found = case(base, new, texts, labels, about)
             result["right"] = result["verdict"] == "changed" and result["first"] == block
             if planted is not None and result["right"] and "other" not in kind:
-                result["cosine"] = float((found.vectors[block][0].double() @ planted.direction).abs())
+                result["cosine"] = float(
+                    (found.vectors[block][0].double() @ planted.direction).abs()
+                )
                 result["fires_on"] = planted.share
             yield said(result)
 
 
 def said(result: dict[str, Any]) -> dict[str, Any]:
     """Print a case, and return it."""
-    shown = {name: f"{value:.3g}" if isinstance(value, float) else value for name, value in result.items()}
+    shown = {
+        name: f"{value:.3g}" if isinstance(value, float) else value
+        for name, value in result.items()
+    }
     print(*shown.values(), flush=True)
     return result
 
@@ -288,14 +332,21 @@ def table(cases: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """By kind (and strength): how many cases, how many right by states and answers, how many by weights."""
     groups: dict[tuple[bool, str], list[dict[str, Any]]] = {}
     for one in cases:
-        strength = f", {one['variant'].split(' at ')[1]}" if one["kind"].startswith("rank one") else ""
+        strength = (
+            f", {one['variant'].split(' at ')[1]}" if one["kind"].startswith("rank one") else ""
+        )
         precision = f", {one['variant']}" if one["kind"] == "rounded" else ""
         groups.setdefault((one["changed"], one["kind"] + strength + precision), []).append(one)
     rows = []
     for (changed, kind), members in groups.items():
         right = sum(one["weights"] == (one["block"] if changed else "unchanged") for one in members)
         cosines = [one["cosine"] for one in members if "cosine" in one]
-        row = {"changed": changed, "kind": kind, "cases": len(members), "right": sum(one["right"] for one in members)}
+        row = {
+            "changed": changed,
+            "kind": kind,
+            "cases": len(members),
+            "right": sum(one["right"] for one in members),
+        }
         rows.append({**row, "right_by_weights": right, "least_cosine": min(cosines, default=None)})
     return rows
 
@@ -304,8 +355,12 @@ def main() -> None:
     """Run the benchmark."""
     arguments = parser(__doc__)
     arguments.add_argument("folder", type=Path, help="folder with models and data")
-    arguments.add_argument("--half", choices=["development", "judged", "unexcited"], default="development")
-    arguments.add_argument("--texts", type=int, default=150, help="half to fit on, half to compare on")
+    arguments.add_argument(
+        "--half", choices=["development", "judged", "unexcited"], default="development"
+    )
+    arguments.add_argument(
+        "--texts", type=int, default=150, help="half to fit on, half to compare on"
+    )
     arguments.add_argument("--only", nargs="*", help="names of models")
     options = arguments.parse_args()
     torch.set_num_threads(options.threads)

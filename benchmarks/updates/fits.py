@@ -93,7 +93,9 @@ def procrustes(new: np.ndarray, old: np.ndarray, heads: np.ndarray) -> np.ndarra
     return heads @ (u @ v).T
 
 
-def ranked(rows: Rows, new: np.ndarray, old: np.ndarray, heads: np.ndarray, rank: int) -> np.ndarray:
+def ranked(
+    rows: Rows, new: np.ndarray, old: np.ndarray, heads: np.ndarray, rank: int
+) -> np.ndarray:
     """The identity plus the least-squares change of this rank (reduced-rank regression), before the heads."""
     change = (old - old.mean(0)) - (new - new.mean(0))
     fit = rows.u.T @ change

@@ -44,7 +44,9 @@ def labelled(texts: dict[str, list[Text]], head: str, purpose: str) -> Labelled:
 
 def rows_of(states: dict[str, Tensor], place: Labelled, site: int) -> np.ndarray:
     """(N, d) float64 rows of a model at the site of this index."""
-    return np.concatenate([states[part][site, :count].double().numpy() for part, count in place.parts])
+    return np.concatenate(
+        [states[part][site, :count].double().numpy() for part, count in place.parts]
+    )
 
 
 def fitted(rows: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, float]:

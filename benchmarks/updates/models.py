@@ -15,13 +15,18 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import (
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
 from transformers import get_linear_schedule_with_warmup as warmed_up
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # runs from a bare checkout
 
-from aligners.files.whole import whole_folder
-from aligners.models.loading.files import quiet, save_model
+from aligners.files.atomic import whole_folder
+from aligners.models.loading.model_files import quiet, save_model
 from benchmarks.updates.texts import GENRES, SETTINGS, Text, divided
 
 CLASSES = {"sst2": 2, "genre": len(GENRES)}
@@ -30,13 +35,19 @@ CLASSES = {"sst2": 2, "genre": len(GENRES)}
 def batches(texts: Sequence[Text], seed: int, recipe: dict[str, Any]) -> Iterator[list[Text]]:
     """Every text once an epoch, in an order of the seed."""
     for epoch in range(recipe["epochs"]):
-        order = torch.randperm(len(texts), generator=torch.Generator().manual_seed(seed + 1000 * epoch)).tolist()
+        order = torch.randperm(
+            len(texts), generator=torch.Generator().manual_seed(seed + 1000 * epoch)
+        ).tolist()
         for start in range(0, len(order), recipe["batch"]):
             yield [texts[i] for i in order[start : start + recipe["batch"]]]
 
 
 def train(
-    model: nn.Module, texts: list[Text], loss: Callable[[list[Text]], Tensor], update: dict, recipe: dict
+    model: nn.Module,
+    texts: list[Text],
+    loss: Callable[[list[Text]], Tensor],
+    update: dict,
+    recipe: dict,
 ) -> None:
     """AdamW with a warm-up over a tenth of the steps and a linear decay, dropout on."""
     weights = [weight for weight in model.parameters() if weight.requires_grad]
@@ -56,14 +67,21 @@ def train(
     model.eval()
 
 
-def finetuned(base: Path, tokenizer: Any, parts: dict[str, list[Text]], update: dict[str, Any]) -> Any:
+def finetuned(
+    base: Path, tokenizer: Any, parts: dict[str, list[Text]], update: dict[str, Any]
+) -> Any:
     """All weights, or adapters that are merged into them, trained to classify."""
     task, recipe = update["task"], SETTINGS[update["kind"]]
     with quiet():
-        model: Any = AutoModelForSequenceClassification.from_pretrained(base, num_labels=CLASSES[task])
+        model: Any = AutoModelForSequenceClassification.from_pretrained(
+            base, num_labels=CLASSES[task]
+        )
     if update["kind"] == "lora":
         adapter = LoraConfig(
-            task_type="SEQ_CLS", r=recipe["rank"], lora_alpha=recipe["alpha"], target_modules=recipe["modules"]
+            task_type="SEQ_CLS",
+            r=recipe["rank"],
+            lora_alpha=recipe["alpha"],
+            target_modules=recipe["modules"],
         )
         model = get_peft_model(model, adapter)
 
@@ -75,7 +93,9 @@ def finetuned(base: Path, tokenizer: Any, parts: dict[str, list[Text]], update: 
     return model.merge_and_unload() if update["kind"] == "lora" else model
 
 
-def pretrained(base: Path, tokenizer: Any, parts: dict[str, list[Text]], update: dict[str, Any]) -> Any:
+def pretrained(
+    base: Path, tokenizer: Any, parts: dict[str, list[Text]], update: dict[str, Any]
+) -> Any:
     """Masked words predicted on other text, under a fresh head."""
     recipe = SETTINGS["pretrain"]
     with quiet():
@@ -91,7 +111,9 @@ def pretrained(base: Path, tokenizer: Any, parts: dict[str, list[Text]], update:
         seen = ids.masked_fill(hidden & (kind < 0.8), tokenizer.mask_token_id)
         anything = torch.randint(len(tokenizer), ids.shape, generator=drawn)
         seen = torch.where(hidden & (kind > 0.9), anything, seen)
-        states = model.bert(input_ids=seen, attention_mask=inputs["attention_mask"]).last_hidden_state
+        states = model.bert(
+            input_ids=seen, attention_mask=inputs["attention_mask"]
+        ).last_hidden_state
         return cross_entropy(model.cls(states[hidden]), ids[hidden])
 
     train(model, parts["pretrain"], loss, update, recipe)
@@ -99,7 +121,9 @@ def pretrained(base: Path, tokenizer: Any, parts: dict[str, list[Text]], update:
 
 
 @torch.no_grad()
-def rounded(base: Path, tokenizer: Any, parts: dict[str, list[Text]], update: dict[str, Any]) -> Any:
+def rounded(
+    base: Path, tokenizer: Any, parts: dict[str, list[Text]], update: dict[str, Any]
+) -> Any:
     """Weights as bfloat16 keeps them; or matrices as int8 does, with one scale a row."""
     model = AutoModel.from_pretrained(base)
     for weight in model.parameters():
@@ -123,15 +147,25 @@ def edited(base: Path, tokenizer: Any, parts: dict[str, list[Text]], update: dic
     return model
 
 
-MAKERS = {"full": finetuned, "lora": finetuned, "pretrain": pretrained, "int8": rounded, "bfloat16": rounded}
+MAKERS = {
+    "full": finetuned,
+    "lora": finetuned,
+    "pretrain": pretrained,
+    "int8": rounded,
+    "bfloat16": rounded,
+}
 
 
 def main() -> None:
     """Make what is missing."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("real", type=Path, help="folder of benchmarks.real.models")
     parser.add_argument("--folder", type=Path, required=True, help="where the updates go")
-    parser.add_argument("--only", nargs="+", default=list(SETTINGS["updates"]), help="names of updates")
+    parser.add_argument(
+        "--only", nargs="+", default=list(SETTINGS["updates"]), help="names of updates"
+    )
     options = parser.parse_args()
     parts = divided(options.real / "data", options.folder / "texts.json")
     base = options.real / "models" / "minilm"
@@ -142,7 +176,11 @@ def main() -> None:
             update = SETTINGS["updates"][name]
             torch.manual_seed(update.get("seed", 0))
             with whole_folder(options.folder / name) as unfinished:
-                save_model(unfinished, MAKERS.get(update["kind"], edited)(base, tokenizer, parts, update), tokenizer)
+                save_model(
+                    unfinished,
+                    MAKERS.get(update["kind"], edited)(base, tokenizer, parts, update),
+                    tokenizer,
+                )
 
 
 if __name__ == "__main__":

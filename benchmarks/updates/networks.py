@@ -30,10 +30,14 @@ MAPS: dict[str, Any] = {"mlp": api.MLP, "inn": api.INN}
 
 def main() -> None:
     """Carry every head on texts at the last block."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("real", type=Path)
     parser.add_argument("updates", type=Path)
-    parser.add_argument("--only", nargs="+", default=["full_sst2_0", "full_genre_0"], help="names of updates")
+    parser.add_argument(
+        "--only", nargs="+", default=["full_sst2_0", "full_genre_0"], help="names of updates"
+    )
     parser.add_argument("--maps", nargs="+", default=["mlp"], choices=list(MAPS))
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=1000, help="of a network")
@@ -41,21 +45,32 @@ def main() -> None:
     torch.set_num_threads(1)
     texts = divided(options.real / "data", options.updates / "texts.json")
     bench, cells = Bench(options.real, options.updates, texts), []
-    heads = [head for head, about in SETTINGS["heads"].items() if about["rows"] == "mean" and head != "nothing"]
+    heads = [
+        head
+        for head, about in SETTINGS["heads"].items()
+        if about["rows"] == "mean" and head != "nothing"
+    ]
     weights = np.stack([bench.heads[head, PLACE][0] for head in heads])
     for update in options.only:
         new = bench.states(options.updates / update)
-        fitting = {n: [model["unlabelled"][PLACE, :n].float() for model in (new, bench.old)] for n in (1000, 5000)}
+        fitting = {
+            n: [model["unlabelled"][PLACE, :n].float() for model in (new, bench.old)]
+            for n in (1000, 5000)
+        }
         for n, (y, x) in fitting.items():
             answers = x.double().numpy() @ weights.T
             carried = ridge(Rows(y.double().numpy()), answers, weights).weights
             networks = {
-                name: kind(steps=options.steps).fit(y, x) for name, kind in MAPS.items() if name in options.maps
+                name: kind(steps=options.steps).fit(y, x)
+                for name, kind in MAPS.items()
+                if name in options.maps
             }
             for i, head in enumerate(heads):
                 tested, labels = rows_of(new, bench.tested[head], PLACE), bench.tested[head].labels
                 cell: dict[str, Any] = {"update": update, "head": head, "texts": n}
-                cell["native"] = auroc(rows_of(bench.old, bench.tested[head], PLACE) @ weights[i], labels)
+                cell["native"] = auroc(
+                    rows_of(bench.old, bench.tested[head], PLACE) @ weights[i], labels
+                )
                 cell["stale"] = auroc(tested @ weights[i], labels)
                 cell["ridge to identity"] = auroc(tested @ carried[i], labels)
                 for name, network in networks.items():

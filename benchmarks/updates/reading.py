@@ -9,12 +9,20 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModel, AutoTokenizer
 
-from aligners.models.loading.files import quiet
+from aligners.models.loading.model_files import quiet
 from benchmarks.updates.texts import SETTINGS, Text
 
 __all__ = ["READ", "kept_states", "last_token"]
 
-READ = ("labelled_sst2", "labelled_ewt", "test_sst2", "test_ewt", "unlabelled", "labelled_planted", "test_planted")
+READ = (
+    "labelled_sst2",
+    "labelled_ewt",
+    "test_sst2",
+    "test_ewt",
+    "unlabelled",
+    "labelled_planted",
+    "test_planted",
+)
 TOKENS = 1000  # unlabelled texts of which every token is kept
 SET_ASIDE = 1000  # unlabelled texts that updates set aside read
 
@@ -36,7 +44,9 @@ def kept_states(model: Path, parts: dict[str, list[Text]], kept: Path) -> dict[s
         fewer = SETTINGS["updates"].get(model.name, {}).get("set_aside", False)
         for part in READ:
             texts = parts[part][:SET_ASIDE] if fewer and part == "unlabelled" else parts[part]
-            found |= {part + name: rows for name, rows in _read(loaded, tokenizer, texts, part).items()}
+            found |= {
+                part + name: rows for name, rows in _read(loaded, tokenizer, texts, part).items()
+            }
         save_file(found, kept)
         print(f"{model.name}: states in {time.monotonic() - started:.0f} s", flush=True)
     return load_file(kept)
@@ -49,7 +59,10 @@ def _read(model: Any, tokenizer: Any, texts: list[Text], part: str) -> dict[str,
     for start in range(0, len(order), 64):
         chosen = order[start : start + 64]
         inputs = tokenizer(
-            [texts[i]["text"] for i in chosen], padding=True, return_tensors="pt", return_offsets_mapping=True
+            [texts[i]["text"] for i in chosen],
+            padding=True,
+            return_tensors="pt",
+            return_offsets_mapping=True,
         )
         ends = inputs.pop("offset_mapping")[..., 1]
         hidden = model(**inputs, output_hidden_states=True).hidden_states
@@ -59,7 +72,10 @@ def _read(model: Any, tokenizer: Any, texts: list[Text], part: str) -> dict[str,
             means[i] = real.mean(1)
             if part == "unlabelled" and i < TOKENS:
                 tokens[i] = real.half()
-            places = [last_token(texts[i]["text"], int(word), ends[row]) for word in texts[i].get("tense", {})]
+            places = [
+                last_token(texts[i]["text"], int(word), ends[row])
+                for word in texts[i].get("tense", {})
+            ]
             words[i] = states[:, row, places]
     verbs = [rows for rows in words if rows.numel()]
     read = {"": torch.stack(means, 1)}

@@ -58,7 +58,11 @@ def recovered(way: Callable[[Cell], float], of: Callable[[Cell], float]) -> Figu
 
     def figure(cells: Sequence[Cell]) -> float:
         lost = sum(of(cell) - cell["stale"] for cell in cells)
-        return 100 * sum(way(cell) - cell["stale"] for cell in cells) / lost if lost > 0 else float("nan")
+        return (
+            100 * sum(way(cell) - cell["stale"] for cell in cells) / lost
+            if lost > 0
+            else float("nan")
+        )
 
     return figure
 
@@ -73,7 +77,9 @@ def ceiling(cell: Cell) -> float:
     return min(cell["native"], max(cell["anew"]["all"], cell["stale"]))
 
 
-def share_of_cells(way: Callable[[Cell], float], of: Callable[[Cell], float], share: float = 0.95) -> Figure:
+def share_of_cells(
+    way: Callable[[Cell], float], of: Callable[[Cell], float], share: float = 0.95
+) -> Figure:
     """Per cent of the cells in which so much of the loss comes back."""
 
     def figure(cells: Sequence[Cell]) -> float:
@@ -94,19 +100,26 @@ def choose(cell: Cell) -> None:
         way = f"ridge to identity, {on}{n}"
         if way in cell["carried"]:
             before, after = (
-                forecast(value, cell["native"]) for value in (cell["stale agreement"], cell["agreement"][way])
+                forecast(value, cell["native"])
+                for value in (cell["stale agreement"], cell["agreement"][way])
             )
             carries = after - before > LEAST_GAIN
             cell["carried"][f"decided, {n}"] = cell["carried"][way] if carries else cell["stale"]
-            cell["agreement"][f"decided, {n}"] = cell["agreement"][way] if carries else cell["stale agreement"]
+            cell["agreement"][f"decided, {n}"] = (
+                cell["agreement"][way] if carries else cell["stale agreement"]
+            )
 
 
 def main() -> None:
     """Print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("files", type=Path, nargs="+")
     options = parser.parse_args()
-    cells: list[Cell] = [cell for file in options.files for cell in json.loads(file.read_text())["cells"]]
+    cells: list[Cell] = [
+        cell for file in options.files for cell in json.loads(file.read_text())["cells"]
+    ]
     for cell in cells:
         choose(cell)
     readable = [cell for cell in cells if cell["head"] != "nothing"]
@@ -121,10 +134,15 @@ def main() -> None:
 
 def by(name: str, cells: Sequence[Cell], stale: Sequence[Cell]) -> None:
     """Means by update, head or site."""
-    print(f"\n{name:<14} cells stale  native  stale  anew all  anew 1000   (means over the stale cells)")
+    print(
+        f"\n{name:<14} cells stale  native  stale  anew all  anew 1000   (means over the stale cells)"
+    )
     for value in dict.fromkeys(cell[name] for cell in cells):
         every, these = ([cell for cell in group if cell[name] == value] for group in (cells, stale))
-        scores = [[cell["native"], cell["stale"], cell["anew"]["all"], cell["anew"]["1000"]] for cell in these]
+        scores = [
+            [cell["native"], cell["stale"], cell["anew"]["all"], cell["anew"]["1000"]]
+            for cell in these
+        ]
         means = "   ".join(f"{mean:.3f}" for mean in np.mean(scores, 0)) if scores else ""
         print(f"{value:<14} {len(every):>5} {len(these):>5}   {means}")
 
@@ -139,13 +157,17 @@ def ways(cells: Sequence[Cell], stale: Sequence[Cell]) -> None:
     print(
         f"\n{len(stale)} stale cells of {len(cells)}. In %: recovered of the loss, and of what NEW still encodes; cells"
     )
-    print("with 95 % of the loss back, and of what NEW still encodes; all cells that are carried .01 below stale")
+    print(
+        "with 95 % of the loss back, and of what NEW still encodes; all cells that are carried .01 below stale"
+    )
     names = list(dict.fromkeys(way for cell in cells for way in cell["carried"]))
     scored: dict[str, Score] = {way: partial(_found, "carried", way) for way in names}
     scored |= {f"trained anew, {n} labels": partial(_found, "anew", n) for n in stale[0]["anew"]}
     scored["random direction"] = lambda cell: max(cell["random"], 1 - cell["random"])
     for way, score in sorted(scored.items()):
-        all_of, these = ([cell for cell in group if not np.isnan(score(cell))] for group in (cells, stale))
+        all_of, these = (
+            [cell for cell in group if not np.isnan(score(cell))] for group in (cells, stale)
+        )
         if these:
             figures = [recovered(score, native), recovered(score, ceiling)]
             figures += [share_of_cells(score, native), share_of_cells(score, ceiling)]
@@ -156,7 +178,9 @@ def ways(cells: Sequence[Cell], stale: Sequence[Cell]) -> None:
 
 def forecasts(cells: Sequence[Cell]) -> None:
     """Rank correlation between forecast and score, for each way whose agreement was measured."""
-    print("\nForecast against score: Spearman over all cells, and over cells by their change; mean absolute error")
+    print(
+        "\nForecast against score: Spearman over all cells, and over cells by their change; mean absolute error"
+    )
     for way in dict.fromkeys(way for cell in cells for way in cell["agreement"]):
         these = [cell for cell in cells if way in cell["agreement"]]
         said = [forecast(cell["agreement"][way], cell["native"]) for cell in these]
@@ -175,7 +199,9 @@ def one_that_reads_nothing(cells: Sequence[Cell]) -> None:
     """The head with drawn labels."""
     scores = [cell["carried"][way] for cell in cells for way in cell["carried"]]
     native_scores = [cell["native"] for cell in cells]
-    print(f"\nThe head that reads nothing: on OLD {np.mean(native_scores):.3f}, carried {np.mean(scores):.3f}")
+    print(
+        f"\nThe head that reads nothing: on OLD {np.mean(native_scores):.3f}, carried {np.mean(scores):.3f}"
+    )
 
 
 if __name__ == "__main__":

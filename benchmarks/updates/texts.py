@@ -37,24 +37,47 @@ def divided(data: Path, kept: Path) -> dict[str, list[Text]]:
 
 def _divide(data: Path) -> dict[str, list[Text]]:
     n, draw = SETTINGS["texts"], random.Random(SETTINGS["seed"])
-    sst2 = {split: _fitting(_sst2(data / "sst2" / f"{split}.tsv"), draw) for split in ("train", "test")}
-    ewt = {split: _fitting(_ewt(data / "ewt" / f"{split}.conllu"), draw) for split in ("train", "dev", "test")}
+    sst2 = {
+        split: _fitting(_sst2(data / "sst2" / f"{split}.tsv"), draw) for split in ("train", "test")
+    }
+    ewt = {
+        split: _fitting(_ewt(data / "ewt" / f"{split}.conllu"), draw)
+        for split in ("train", "dev", "test")
+    }
     held = _enriched(ewt["dev"] + ewt["test"], n["test"], 0.3)
     train = _enriched(ewt["train"], n["labelled"], 0.15)
-    parts = {"finetune_sst2": sst2["train"][: n["finetune"]], "finetune_genre": train[n["labelled"] :][: n["finetune"]]}
+    parts = {
+        "finetune_sst2": sst2["train"][: n["finetune"]],
+        "finetune_genre": train[n["labelled"] :][: n["finetune"]],
+    }
     rest_sst2, rest_ewt = sst2["train"][n["finetune"] :], train[n["labelled"] + n["finetune"] :]
-    parts["labelled_sst2"], parts["labelled_ewt"] = rest_sst2[: n["labelled"]], train[: n["labelled"]]
+    parts["labelled_sst2"], parts["labelled_ewt"] = (
+        rest_sst2[: n["labelled"]],
+        train[: n["labelled"]],
+    )
     parts["test_sst2"], parts["test_ewt"] = sst2["test"][: n["test"]], held[: n["test"]]
-    parts["unlabelled"] = rest_sst2[n["labelled"] :][: n["unlabelled"]] + rest_ewt[: n["unlabelled"]]
+    parts["unlabelled"] = (
+        rest_sst2[n["labelled"] :][: n["unlabelled"]] + rest_ewt[: n["unlabelled"]]
+    )
     draw.shuffle(parts["unlabelled"])
-    spare = rest_ewt[n["unlabelled"] :][: n["planted"] // 2] + rest_sst2[n["labelled"] + n["unlabelled"] :]
-    tested = held[n["test"] :][: n["planted_test"] // 2] + sst2["test"][n["test"] :][: n["planted_test"] // 2]
+    spare = (
+        rest_ewt[n["unlabelled"] :][: n["planted"] // 2]
+        + rest_sst2[n["labelled"] + n["unlabelled"] :]
+    )
+    tested = (
+        held[n["test"] :][: n["planted_test"] // 2]
+        + sst2["test"][n["test"] :][: n["planted_test"] // 2]
+    )
     parts["labelled_planted"] = [_planted(text, draw) for text in spare]
     parts["test_planted"] = [_planted(text, draw) for text in tested]
-    parts["unlabelled"] = [_planted(text, draw) if i % 10 == 0 else text for i, text in enumerate(parts["unlabelled"])]
+    parts["unlabelled"] = [
+        _planted(text, draw) if i % 10 == 0 else text for i, text in enumerate(parts["unlabelled"])
+    ]
     reviews = load_texts(TextSource("imdb", max_texts=n["pretrain"])).fit["text"]
     parts["pretrain"] = [{"text": " ".join(text.split()[:48]), "labels": {}} for text in reviews]
-    middle = sorted(len(text["text"].split()) for text in parts["labelled_sst2"] + parts["labelled_ewt"])
+    middle = sorted(
+        len(text["text"].split()) for text in parts["labelled_sst2"] + parts["labelled_ewt"]
+    )
     for name in ("labelled_sst2", "labelled_ewt", "test_sst2", "test_ewt"):
         for text in parts[name]:
             text["labels"]["length"] = int(len(text["text"].split()) > middle[len(middle) // 2])
@@ -72,13 +95,23 @@ def _ewt(path: Path) -> Iterator[Text]:
     """Sentences as their words between blanks, without the last mark, which says what is a question."""
     for block in path.read_text(encoding="utf-8").strip().split("\n\n"):
         lines = block.splitlines()
-        (genre,) = (line.split("= ")[1].split("-")[0] for line in lines if line.startswith("# sent_id"))
-        words = [line.split("\t") for line in lines if line[0].isdigit() and line.split("\t")[0].isdigit()]
+        (genre,) = (
+            line.split("= ")[1].split("-")[0] for line in lines if line.startswith("# sent_id")
+        )
+        words = [
+            line.split("\t")
+            for line in lines
+            if line[0].isdigit() and line.split("\t")[0].isdigit()
+        ]
         question = words[-1][1] == "?"
         while words and words[-1][3] == "PUNCT":
             words.pop()
         if not any(" " in word[1] for word in words):
-            finite = {i: word[5] for i, word in enumerate(words) if "VerbForm=Fin" in word[5] and "Tense=" in word[5]}
+            finite = {
+                i: word[5]
+                for i, word in enumerate(words)
+                if "VerbForm=Fin" in word[5] and "Tense=" in word[5]
+            }
             labels = {"question": int(question), "topic": int(genre in ("answers", "reviews"))}
             yield {
                 "text": " ".join(word[1] for word in words),
@@ -89,7 +122,9 @@ def _ewt(path: Path) -> Iterator[Text]:
 
 def _fitting(texts: Iterator[Text], draw: random.Random) -> list[Text]:
     least, most = SETTINGS["words"]
-    found = {text["text"].lower(): text for text in texts if least <= len(text["text"].split()) <= most}
+    found = {
+        text["text"].lower(): text for text in texts if least <= len(text["text"].split()) <= most
+    }
     return draw.sample(list(found.values()), len(found))
 
 

@@ -14,7 +14,16 @@ from transformers import PreTrainedModel
 
 from benchmarks.real.known_truths import rotate_llama
 
-__all__ = ["Planted", "block_list", "fine_tune", "permute_residual", "permute_units", "plant", "rank_one", "rotate"]
+__all__ = [
+    "Planted",
+    "block_list",
+    "fine_tune",
+    "permute_residual",
+    "permute_units",
+    "plant",
+    "rank_one",
+    "rotate",
+]
 __all__ += ["turn_heads"]
 
 # Family -> its parts within a block. `qkv`: queries, keys and values one after another in one matrix.
@@ -28,13 +37,17 @@ PARTS: dict[str, dict[str, Any]] = {
               "up": ["mlp.gate_proj", "mlp.up_proj"], "down": "mlp.down_proj"},
 }  # fmt: skip
 WRITERS = re.compile(r"(output\.dense|attn\.o|LayerNorm)\.(weight|bias)$")
-READERS = re.compile(r"(query|key|value|attn\.[qkv]|intermediate\.dense|pooler\.dense)\.weight$|_embeddings\.weight$")
+READERS = re.compile(
+    r"(query|key|value|attn\.[qkv]|intermediate\.dense|pooler\.dense)\.weight$|_embeddings\.weight$"
+)
 
 
 def block_list(model: PreTrainedModel) -> nn.ModuleList:
     """The blocks, by their order."""
     stack: Any = model.base_model
-    return {"gpt2": lambda: stack.h, "llama": lambda: stack.layers}.get(family(model), lambda: stack.encoder.layer)()
+    return {"gpt2": lambda: stack.h, "llama": lambda: stack.layers}.get(
+        family(model), lambda: stack.encoder.layer
+    )()
 
 
 def family(model: PreTrainedModel) -> str:
@@ -166,11 +179,18 @@ def rank_one(model: PreTrainedModel, block: int, part: str, strength: float, see
         matrix = _matrix(inside.get_submodule(name[-1] if isinstance(name, list) else name))
     draw = torch.Generator().manual_seed(seed)
     u, v = (torch.randn(size, generator=draw) for size in matrix.shape)
-    matrix.add_(strength * torch.linalg.matrix_norm(matrix, 2) * torch.outer(u / u.norm(), v / v.norm()))
+    matrix.add_(
+        strength * torch.linalg.matrix_norm(matrix, 2) * torch.outer(u / u.norm(), v / v.norm())
+    )
 
 
 def fine_tune(
-    model: PreTrainedModel, block: int, batch: dict[str, Tensor], labels: Tensor, steps: int, seed: int
+    model: PreTrainedModel,
+    block: int,
+    batch: dict[str, Tensor],
+    labels: Tensor,
+    steps: int,
+    seed: int,
 ) -> None:
     """Train one block for a few steps of AdamW: next tokens, classes, or random directions of mean states.
 
@@ -187,13 +207,17 @@ def fine_tune(
         weight.requires_grad_(True)
     optimizer = torch.optim.AdamW(weights, lr=1e-4)
     mask = batch["attention_mask"]
-    target = torch.randn(len(mask), model.config.hidden_size, generator=torch.Generator().manual_seed(seed))
+    target = torch.randn(
+        len(mask), model.config.hidden_size, generator=torch.Generator().manual_seed(seed)
+    )
     with torch.enable_grad():
         for _ in range(steps):
             output: Any = model(**batch)
             logits = getattr(output, "logits", None)
             if logits is None:
-                mean = (output.last_hidden_state * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+                mean = (output.last_hidden_state * mask[..., None]).sum(1) / mask.sum(
+                    1, keepdim=True
+                )
                 loss = -torch.cosine_similarity(mean, target).mean()
             elif logits.ndim == 2:
                 loss = cross_entropy(logits, labels)
@@ -215,7 +239,9 @@ class Planted(NamedTuple):
 
 
 @torch.no_grad()
-def plant(model: PreTrainedModel, block: int, batch: dict[str, Tensor], seed: int, run: Callable[[], Any]) -> Planted:
+def plant(
+    model: PreTrainedModel, block: int, batch: dict[str, Tensor], seed: int, run: Callable[[], Any]
+) -> Planted:
     """Let the least used hidden unit of a block fire on some tokens, and write a random direction.
 
     Args:
@@ -235,7 +261,9 @@ def plant(model: PreTrainedModel, block: int, batch: dict[str, Tensor], seed: in
     hooks = [
         ups[0].register_forward_hook(lambda _, given, __: seen.update(into=given[0])),
         down.register_forward_hook(lambda _, given, __: seen.update(hidden=given[0])),
-        inside.register_forward_hook(lambda _, __, out: seen.update(out=out if isinstance(out, Tensor) else out[0])),
+        inside.register_forward_hook(
+            lambda _, __, out: seen.update(out=out if isinstance(out, Tensor) else out[0])
+        ),
     ]
     run()
     for hook in hooks:
@@ -260,7 +288,9 @@ def plant(model: PreTrainedModel, block: int, batch: dict[str, Tensor], seed: in
         if up.bias is not None:
             up.bias[unit] = float(-gain * threshold)
     before = family(model) in ("gpt2", "llama")  # whose norms come before what reads the states
-    norm: Any = None if before else inside.get_submodule(parts["down"].replace("dense", "LayerNorm"))
+    norm: Any = (
+        None if before else inside.get_submodule(parts["down"].replace("dense", "LayerNorm"))
+    )
     direction = torch.randn(len(mean), generator=draw, dtype=torch.float64)
     size = 0.3 * (states - states.mean(0)).norm(dim=-1).mean() / (6 if len(ups) == 1 else 36)
     write = direction / direction.norm()
@@ -268,6 +298,10 @@ def plant(model: PreTrainedModel, block: int, batch: dict[str, Tensor], seed: in
         write = write / norm.weight.double()
         write = write - write.mean()
         direction = norm.weight.double() * write
-    written[:, unit] = (size * write / direction.norm() if norm is not None else size * write).float()
-    fires = torch.zeros(len(real), dtype=torch.bool).index_put_((owner[level > 0],), torch.ones((), dtype=torch.bool))
+    written[:, unit] = (
+        size * write / direction.norm() if norm is not None else size * write
+    ).float()
+    fires = torch.zeros(len(real), dtype=torch.bool).index_put_(
+        (owner[level > 0],), torch.ones((), dtype=torch.bool)
+    )
     return Planted(direction / direction.norm(), float(fires.double().mean()))

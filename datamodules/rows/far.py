@@ -25,7 +25,9 @@ FarRows = Literal["leave_out", "keep"]
 FAR, FAR_IN_SUBLAYERS = 5.0, 10.0
 MOST = 1 / 3  # of the rows: more of them are no exceptions
 SAMPLE_TEXTS, SAMPLE_ROWS = 64, 2048  # by which it is measured what is far
-CONSTANT = 1e-5  # a median distance that is less than this share of the median row's length is rounding
+CONSTANT = (
+    1e-5  # a median distance that is less than this share of the median row's length is rounding
+)
 MOSTLY = 0.9
 
 
@@ -127,7 +129,9 @@ class FarSample:
         return float(self.first[self.far].float().mean()) >= MOSTLY
 
 
-Reader = Callable[[TextBatch, Sequence[Rows]], list[Tensor]]  # the rows (L, N, d) of each choice of a batch's rows
+Reader = Callable[
+    [TextBatch, Sequence[Rows]], list[Tensor]
+]  # the rows (L, N, d) of each choice of a batch's rows
 
 
 def sample_rows(
@@ -176,10 +180,14 @@ def find_far(
         reaches: kind of rows -> what is far.
         read: reads its rows.
     """
-    marks: dict[RowKind, list[Tensor]] = {kind: [torch.zeros(0, dtype=torch.bool)] * texts for kind in reaches}
+    marks: dict[RowKind, list[Tensor]] = {
+        kind: [torch.zeros(0, dtype=torch.bool)] * texts for kind in reaches
+    }
     for places, batch in numbered:
         chosen = [rows_of_each(batch, kind)[number] for kind in reaches]
-        for (kind, reach), rows, states in zip(reaches.items(), chosen, read(batch, chosen), strict=True):
+        for (kind, reach), rows, states in zip(
+            reaches.items(), chosen, read(batch, chosen), strict=True
+        ):
             far = reach.beyond(states).cpu()
             for place, part in zip(places, far.split(list(rows.counts)), strict=True):
                 marks[kind][place] = part

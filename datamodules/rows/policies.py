@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from aligners.models.architectures import Component
 
 # SplitMix64's increment and its two factors, as int64.
-_STEP, _FACTORS = 0x9E3779B97F4A7C15 - 2**64, (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
+_STEP, _FACTORS = (
+    0x9E3779B97F4A7C15 - 2**64,
+    (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64),
+)
 
 
 FREE = torch.iinfo(torch.int64).max  # the key of an empty place: greater than any row's
@@ -54,7 +57,10 @@ Kind = Literal["tokens", "words"]
 RowPolicy = str  # one of POLICIES
 
 
-PAIRS_TOKENS = ("`rows` 'tokens' pairs models token by token", "Use `rows` 'words', 'mean' or 'cls'")
+PAIRS_TOKENS = (
+    "`rows` 'tokens' pairs models token by token",
+    "Use `rows` 'words', 'mean' or 'cls'",
+)
 
 
 @dataclass
@@ -94,7 +100,10 @@ class Rows(Movable):
             return self.places
         counts = torch.zeros(self.texts, dtype=torch.int64, device=self.owner.device)
         counts.index_add_(0, self.owner, torch.ones_like(self.owner))
-        return torch.arange(len(self), device=self.owner.device) - (counts.cumsum(0) - counts)[self.owner]
+        return (
+            torch.arange(len(self), device=self.owner.device)
+            - (counts.cumsum(0) - counts)[self.owner]
+        )
 
     def only(self, kept: Tensor) -> Rows:
         """The rows where `kept` (N,) is True."""
@@ -107,7 +116,9 @@ class Rows(Movable):
     def without(self, far: Tensor) -> Rows:
         """The rows that are not marked in `far` (N,), each with the place and the mark that it had."""
         rows = self.only(~far)
-        rows.counts = rows.counts or tuple(torch.bincount(rows.owner, minlength=rows.texts).tolist())
+        rows.counts = rows.counts or tuple(
+            torch.bincount(rows.owner, minlength=rows.texts).tolist()
+        )
         rows.places = self.place[~far]
         rows.unseen = None if self.unseen is None else self.unseen[~far]
         return rows
@@ -171,7 +182,9 @@ class Policy:
     packed: bool = False
 
 
-def select_rows(mask: Tensor, special: Tensor, policy: RowPolicy, special_tokens: bool = True) -> Rows:
+def select_rows(
+    mask: Tensor, special: Tensor, policy: RowPolicy, special_tokens: bool = True
+) -> Rows:
     """Choose the rows of a batch on the CPU, so that their number is known without asking another device.
 
     Args:
@@ -222,12 +235,16 @@ def select_words(words: Tensor, counts: Tensor, policy: RowPolicy) -> Rows:
         pieces = torch.bincount(row, minlength=n)
         return Rows(index, owner, len(words), share=1 / pieces[row].float(), row=row)
     chosen = torch.empty(n, dtype=torch.int64)
-    chosen.scatter_reduce_(0, row, index, "amax" if policy == "words" else "amin", include_self=False)
+    chosen.scatter_reduce_(
+        0, row, index, "amax" if policy == "words" else "amin", include_self=False
+    )
     return Rows(chosen, owner, len(words))
 
 
 def _from_mask(policy: RowPolicy, texts: TextBatch, model: int, special_tokens: bool) -> Rows:
-    return select_rows(texts.inputs[model]["attention_mask"], texts.special[model], policy, special_tokens)
+    return select_rows(
+        texts.inputs[model]["attention_mask"], texts.special[model], policy, special_tokens
+    )
 
 
 def _from_words(policy: RowPolicy, texts: TextBatch, model: int, special_tokens: bool) -> Rows:
@@ -243,7 +260,10 @@ POLICIES: dict[RowPolicy, Policy] = {
     "tokens": Policy(partial(_from_mask, "tokens"), "tokens", counts_special=True, packed=True),
     "mean": Policy(partial(_from_mask, "mean"), counts_special=True, packed=True),
     "cls": Policy(partial(_from_mask, "cls")),
-    **{name: Policy(partial(_from_words, name), "words") for name in ("words", "words_first", "words_mean")},
+    **{
+        name: Policy(partial(_from_words, name), "words")
+        for name in ("words", "words_first", "words_mean")
+    },
     "last": Policy(partial(_from_mask, "last"), counts_special=True),
 }
 
@@ -334,9 +354,14 @@ class TokenPairs:
         drawn = row_keys(self.seed, texts.text[owner], query * FURTHEST * (not self.mean) + key)
         taken = drawn <= min(int(self.share * FREE), FREE)
         owner, query, key = owner[taken], query[taken], key[taken]
-        first, at = (counts.cumsum(0) - counts)[owner], tokens.index % length  # where each token stands in its text
+        first, at = (
+            (counts.cumsum(0) - counts)[owner],
+            tokens.index % length,
+        )  # where each token stands in its text
         index = (owner * length + at[first + query]) * length + at[first + key]
         if not self.mean:
             return Rows(index, owner, len(counts))
-        looked_at, row, queries = torch.unique(owner * length + key, return_inverse=True, return_counts=True)
+        looked_at, row, queries = torch.unique(
+            owner * length + key, return_inverse=True, return_counts=True
+        )
         return Rows(index, looked_at // length, len(counts), 1 / queries[row].float(), row)

@@ -48,7 +48,10 @@ def sites_of_each(
                 f"`sites` {sites!r} pairs equal layers, but the models have {_listed(depths)} blocks. Name one of "
                 f"each, for example `sites` '{_tuple(1, depths)}, {_tuple(2, depths)}'."
             )
-        return [(site,) * len(depths) for site in range(first_site(component) if sites == "all" else 1, depths[0] + 1)]
+        return [
+            (site,) * len(depths)
+            for site in range(first_site(component) if sites == "all" else 1, depths[0] + 1)
+        ]
     entries = sites.replace(",", " ").split() if isinstance(sites, str) else list(sites)
     _check_base_60(entries, depths)
     try:
@@ -63,7 +66,9 @@ def sites_of_each(
             f"'1, {_tuple(2, depths)}'."
         )
     if not found or len(set(found)) < len(found):
-        raise UserError(f"Expected `sites` to name at least one site and none twice, but got {sites!r}.")
+        raise UserError(
+            f"Expected `sites` to name at least one site and none twice, but got {sites!r}."
+        )
     return found
 
 
@@ -102,7 +107,11 @@ def _tuple(first: int, depths: Sequence[int]) -> str:
 
 
 def route_sites(
-    sites: str | Sequence[str | int], depths: Sequence[int], source: int, target: int, component: Component = "residual"
+    sites: str | Sequence[str | int],
+    depths: Sequence[int],
+    source: int,
+    target: int,
+    component: Component = "residual",
 ) -> list[tuple[int, int]]:
     """Parse the site pairs of the route from one model to another, or to itself.
 
@@ -126,7 +135,9 @@ def route_sites(
     return [(site, site) for site in unique]
 
 
-def parse_layers(layers: str | Sequence[int], depth: int, component: Component = "residual") -> list[int]:
+def parse_layers(
+    layers: str | Sequence[int], depth: int, component: Component = "residual"
+) -> list[int]:
     """Parse layers of a model with L = `depth` blocks: `all` (0..L, of a sub-layer 1..L), `blocks` (1..L), or a list.
 
     Raises:
@@ -134,8 +145,12 @@ def parse_layers(layers: str | Sequence[int], depth: int, component: Component =
     """
     if isinstance(layers, str):
         if layers not in ("all", "blocks"):
-            raise UserError(f"Expected `layers` to be 'all', 'blocks' or a list of numbers, but got {layers!r}.")
+            raise UserError(
+                f"Expected `layers` to be 'all', 'blocks' or a list of numbers, but got {layers!r}."
+            )
         return list(range(first_site(component) if layers == "all" else 1, depth + 1))
     if not layers or len(set(layers)) < len(layers):
-        raise UserError(f"Expected `layers` to name at least one layer and none twice, but got {list(layers)}.")
+        raise UserError(
+            f"Expected `layers` to name at least one layer and none twice, but got {list(layers)}."
+        )
     return list(layers)

@@ -14,10 +14,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from aligners.datamodules.store.shards import DTYPES, Shard
-from aligners.datamodules.store.states import MANIFEST, USED, Manifest, shard_path
+from aligners.datamodules.store.stored_states import MANIFEST, USED, Manifest, shard_path
 from aligners.errors import UserError
+from aligners.files.atomic import remove_unfinished, whole_file
 from aligners.files.sealed import check_sealed, save_sealed
-from aligners.files.whole import remove_unfinished, whole_file
 
 
 @dataclass
@@ -51,9 +51,13 @@ def kept_in(root: Path) -> list[StoreEntry]:
         ValueError: there is no such folder.
     """
     if not root.is_dir():
-        raise UserError(f"Expected `folder` to be a folder of stores of states, but there is none at {root}.")
+        raise UserError(
+            f"Expected `folder` to be a folder of stores of states, but there is none at {root}."
+        )
     entries = []
-    for folder in (path for path in root.iterdir() if (path / MANIFEST).is_file() or (path / "locks").is_dir()):
+    for folder in (
+        path for path in root.iterdir() if (path / MANIFEST).is_file() or (path / "locks").is_dir()
+    ):
         files = [path for path in folder.rglob("*") if path.is_file()]
         dates = [path.stat().st_mtime for path in files if path.name in (MANIFEST, USED)]
         used = max(dates, default=folder.stat().st_mtime)

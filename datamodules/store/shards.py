@@ -37,7 +37,9 @@ class ShardWriter:
         OSError: the disk is full, or the file cannot be written.
     """
 
-    def __init__(self, file: BinaryIO, lengths: np.ndarray, width: int, stored_as: str, about: dict[str, str]) -> None:
+    def __init__(
+        self, file: BinaryIO, lengths: np.ndarray, width: int, stored_as: str, about: dict[str, str]
+    ) -> None:
         self.lengths, self._crc = lengths.astype("<i4"), np.zeros(len(lengths), dtype="<u4")
         self._header = _header(len(lengths), int(lengths.sum()), width, stored_as, about)
         first, row = len(self._header) + 8 * len(lengths), width * DTYPES[stored_as].itemsize
@@ -124,7 +126,9 @@ class Shard:
             ValueError: they are not those that were written.
         """
         if zlib.crc32(rows) != self.crc32[text]:
-            raise UserError(damaged(self.path, f"holds other rows of its text number {text} than were written"))
+            raise UserError(
+                damaged(self.path, f"holds other rows of its text number {text} than were written")
+            )
 
 
 def damaged(path: Path, what: str) -> str:
@@ -137,7 +141,11 @@ def damaged(path: Path, what: str) -> str:
 
 def layout_size(texts: int, rows: int, width: int, stored_as: str) -> int:
     """Bytes of a shard, within some hundred."""
-    return len(_header(texts, rows, width, stored_as, {})) + 8 * texts + rows * width * DTYPES[stored_as].itemsize
+    return (
+        len(_header(texts, rows, width, stored_as, {}))
+        + 8 * texts
+        + rows * width * DTYPES[stored_as].itemsize
+    )
 
 
 def _header(texts: int, rows: int, width: int, stored_as: str, about: dict[str, str]) -> bytes:
@@ -147,7 +155,11 @@ def _header(texts: int, rows: int, width: int, stored_as: str, about: dict[str, 
         "__metadata__": about,
         "lengths": {"dtype": "I32", "shape": [texts], "data_offsets": [0, 4 * texts]},
         "crc32": {"dtype": "U32", "shape": [texts], "data_offsets": [4 * texts, 8 * texts]},
-        "rows": {"dtype": TYPES[stored_as], "shape": [rows, width], "data_offsets": [8 * texts, end]},
+        "rows": {
+            "dtype": TYPES[stored_as],
+            "shape": [rows, width],
+            "data_offsets": [8 * texts, end],
+        },
     }
     content = json.dumps(tensors).encode()
     content += b" " * (-(8 + len(content)) % ALIGNED)

@@ -21,14 +21,14 @@ from torch import Tensor
 from aligners.datamodules.batches import StoredRows
 from aligners.datamodules.frozen_models import FrozenModels
 from aligners.datamodules.rows.policies import RowKind, policy_of, select_rows
-from aligners.datamodules.rows.reading import read_rows
-from aligners.datamodules.store.reading import Ring, StatesAtSites
+from aligners.datamodules.rows.read_rows import read_rows
+from aligners.datamodules.store.read_ahead import Ring, StatesAtSites
 from aligners.datamodules.store.shards import ShardWriter
-from aligners.datamodules.store.states import DTYPES, USED, StoredStates, name_of, shard_path
+from aligners.datamodules.store.stored_states import DTYPES, USED, StoredStates, name_of, shard_path
 from aligners.datamodules.tokens.tokenised import TokenisedTexts
 from aligners.errors import UserError, check_known
-from aligners.files.room import free_disk, in_words
-from aligners.files.whole import check_folder, let_write, whole_file
+from aligners.files.atomic import check_folder, let_write, whole_file
+from aligners.files.resources import free_disk, in_words
 from aligners.models.architectures import Component
 from aligners.models.model import FrozenModel
 from aligners.progress import hidden
@@ -60,14 +60,18 @@ def write_missing(
         except Timeout:
             waiting.append(shard)
     if waiting:
-        rank_zero_only(print)(f"Waiting for others to write {len(waiting)} shards of {states.model.name}.", flush=True)
+        rank_zero_only(print)(
+            f"Waiting for others to write {len(waiting)} shards of {states.model.name}.", flush=True
+        )
     for shard in waiting:
         with states.lock(f"{shard:05d}"):
             _write(states, shard, sites, progress)
     states.reload()
 
 
-def _write(states: StoredStates, shard: int, sites: Sequence[int], progress: Callable[[int], None]) -> None:
+def _write(
+    states: StoredStates, shard: int, sites: Sequence[int], progress: Callable[[int], None]
+) -> None:
     """Write one shard at those sites where it is still missing. Its lock is held."""
     states.reload()
     missing, texts = states.lacking(sites, shard), states.texts(shard)
@@ -79,7 +83,9 @@ def _write(states: StoredStates, shard: int, sites: Sequence[int], progress: Cal
         for chosen in _batches(states, texts):
             rows = _read(states, chosen, missing)
             for writer, at_site in zip(writers, rows.view(torch.uint8), strict=True):
-                for text, of_text in zip(chosen, at_site.split(states.lengths[chosen].tolist()), strict=True):
+                for text, of_text in zip(
+                    chosen, at_site.split(states.lengths[chosen].tolist()), strict=True
+                ):
                     writer.write(text - texts.start, of_text.numpy())
             progress(rows.shape[1])
         checksums = dict(zip(missing, [writer.finish() for writer in writers], strict=True))
@@ -129,7 +135,9 @@ def _read(states: StoredStates, chosen: np.ndarray, sites: Sequence[int]) -> Ten
     if states.kind is not None:
         choose = policy_of(states.kind.policy).choose
         pooled = choose(batch, states.place, states.kind.special_tokens).to(device)
-        values = read_rows(states.model, inputs, sites, pooled, stored=StoredRows(tuple(sites), values))
+        values = read_rows(
+            states.model, inputs, sites, pooled, stored=StoredRows(tuple(sites), values)
+        )
     return values.cpu()
 
 
@@ -206,7 +214,11 @@ class Stores:
             self._announce(missing)
             device = None if trainer is None else trainer.strategy.root_device
             with Progress(transient=True, disable=trainer is None or hidden(trainer)) as bar:
-                rows = sum(states.manifest.rows[shard] for states, shards in missing.items() for shard in shards)
+                rows = sum(
+                    states.manifest.rows[shard]
+                    for states, shards in missing.items()
+                    for shard in shards
+                )
                 advance = partial(bar.advance, bar.add_task("Writing states", total=rows))
                 for states, of_model in every:
                     with models.running(states.model, device):
@@ -218,7 +230,9 @@ class Stores:
             models.known.save()
         return read
 
-    def _open(self, reader: Reader, data: TokenisedTexts, sites: Sequence[Sequence[int]]) -> list[StatesAtSites]:
+    def _open(
+        self, reader: Reader, data: TokenisedTexts, sites: Sequence[Sequence[int]]
+    ) -> list[StatesAtSites]:
         models = reader.frozen_models.loaded
         wanted: dict[FrozenModel, set[int]] = {}
         for model, of_model in zip(models, sites, strict=True):
@@ -233,23 +247,37 @@ class Stores:
         return stored
 
     def _choose(
-        self, states_of: Callable[[RowKind | None], StoredStates], sites: Sequence[int], kinds: Sequence[RowKind]
+        self,
+        states_of: Callable[[RowKind | None], StoredStates],
+        sites: Sequence[int],
+        kinds: Sequence[RowKind],
     ) -> StoredStates | None:
         """The states to read: those that are there, or else those to write; None: the model runs."""
         tokens = states_of(None)
         if kinds[0].types is not None:
             return tokens
         pooled = states_of(kinds[0]) if len(kinds) == 1 else None
-        there = (states for states in (pooled, tokens) if states is not None and not states.missing(sites))
+        there = (
+            states
+            for states in (pooled, tokens)
+            if states is not None and not states.missing(sites)
+        )
         return next(there, tokens if self.rows == "tokens" else pooled)
 
     def _states(
-        self, model: FrozenModel, data: TokenisedTexts, place: int, component: Component, kind: RowKind | None
+        self,
+        model: FrozenModel,
+        data: TokenisedTexts,
+        place: int,
+        component: Component,
+        kind: RowKind | None,
     ) -> StoredStates:
         key = (model, data.digest(place), component, kind)
         if key not in self._known:
             stored_as = self.dtype or name_of(model.dtype)
-            self._known[key] = StoredStates(self.folder, model, data, place, component, stored_as, kind)
+            self._known[key] = StoredStates(
+                self.folder, model, data, place, component, stored_as, kind
+            )
         return self._known[key]
 
     def _announce(self, missing: Mapping[StoredStates, Mapping[int, Sequence[int]]]) -> None:

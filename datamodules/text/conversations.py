@@ -35,7 +35,9 @@ def holds_conversations(table: Dataset, column: str) -> bool:
     return isinstance(message, Mapping) and {"role", "content"} <= set(message)
 
 
-def template_of(chosen: str | None, tokenizers: Tokenizers | None) -> tuple[str, PreTrainedTokenizerBase]:
+def template_of(
+    chosen: str | None, tokenizers: Tokenizers | None
+) -> tuple[str, PreTrainedTokenizerBase]:
     """The name of what has the chat template, and a tokenizer that renders by it.
 
     Args:
@@ -76,7 +78,13 @@ def rendered(table: Any, columns: Sequence[str], tokenizer: PreTrainedTokenizerB
     options: dict[str, Any] = {}
     if isinstance(table, datasets.Dataset):
         # named by content: pickled tokenizers differ with what they were last used for
-        decides = [RENDERING, table._fingerprint, *columns, tokenizer.chat_template, str(tokenizer.special_tokens_map)]
+        decides = [
+            RENDERING,
+            table._fingerprint,
+            *columns,
+            tokenizer.chat_template,
+            str(tokenizer.special_tokens_map),
+        ]
         options = {"new_fingerprint": Hasher.hash(decides), "desc": "Rendering conversations"}
     if table.features is not None:  # which would make texts be kept as what the conversations were
         kinds = {name: datasets.Value("string") for name in columns}
@@ -88,7 +96,11 @@ def rendered(table: Any, columns: Sequence[str], tokenizer: PreTrainedTokenizerB
 def written_tokens(split: Dataset, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The numbers of all special tokens of a tokenizer, if these texts have any in them, as the first one shows."""
     special = sorted(set(tokenizer.all_special_ids) - {tokenizer.unk_token_id})
-    return special if set(special) & set(tokenizer(split[0]["text"], add_special_tokens=False)["input_ids"]) else []
+    return (
+        special
+        if set(special) & set(tokenizer(split[0]["text"], add_special_tokens=False)["input_ids"])
+        else []
+    )
 
 
 def _texts(
@@ -116,5 +128,9 @@ def _as_written(value: Any) -> Any:
     Templates ask whether there is such an entry. A `content` may be null, as in calls of tools.
     """
     if isinstance(value, Mapping):
-        return {name: _as_written(entry) for name, entry in value.items() if entry is not None or name == "content"}
+        return {
+            name: _as_written(entry)
+            for name, entry in value.items()
+            if entry is not None or name == "content"
+        }
     return [_as_written(entry) for entry in value] if isinstance(value, list) else value

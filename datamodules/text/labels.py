@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 Say = Callable[[str], None]  # takes a sentence that begins with "Caution: "
-MISSING = -1  # the class of a text that has none, as in GLUE's test splits; NaN where numbers are predicted
+MISSING = (
+    -1
+)  # the class of a text that has none, as in GLUE's test splits; NaN where numbers are predicted
 NO_NUMBER = {"na", "n/a", "nan", "null", "none"}  # as R and Python write a number that is missing
 DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 FEW = 20  # different numbers that may be classes
@@ -64,7 +66,9 @@ def is_mixed(feature: Any) -> bool:
     return type(feature).__name__ == "Json"
 
 
-def read_labels(tables: Sequence[Dataset], column: str | None, source: str, say: Say) -> LabelColumn | None:
+def read_labels(
+    tables: Sequence[Dataset], column: str | None, source: str, say: Say
+) -> LabelColumn | None:
     """Find out what a column of labels holds; None if there is no column.
 
     Whole numbers and names are classes. Numbers with fractions are to be predicted. A column of whole numbers, some
@@ -103,7 +107,9 @@ def _check_kind(feature: Any, column: str, source: str) -> None:
     if getattr(feature, "dtype", "").startswith(known) and not is_mixed(feature):
         return
     held = "values of several kinds: write all of them alike" if is_mixed(feature) else feature
-    expected = f"Expected numbers or names of classes in column {column!r} (`label_column`) of {source!r}"
+    expected = (
+        f"Expected numbers or names of classes in column {column!r} (`label_column`) of {source!r}"
+    )
     raise UserError(f"{expected}, but it holds {held}.")
 
 
@@ -141,7 +147,11 @@ def _words_for_none(values: Sequence[Any]) -> frozenset[str]:
     """Words such as NA that mean a missing number: of a column where everything else is a number, or nothing."""
     texts = {value for value in values if isinstance(value, str) and value}
     words = {text for text in texts if text.strip().casefold() in NO_NUMBER}
-    return frozenset(words) if words < texts and _converted(sorted(texts - words), float) is not None else frozenset()
+    return (
+        frozenset(words)
+        if words < texts and _converted(sorted(texts - words), float) is not None
+        else frozenset()
+    )
 
 
 def _named_classes(column: str, present: Sequence[Any], source: str) -> LabelColumn:
@@ -157,7 +167,11 @@ def _named_classes(column: str, present: Sequence[Any], source: str) -> LabelCol
 def _say_minus_one(labels: LabelColumn, values: Sequence[Any], source: str, say: Say) -> None:
     """Say that -1 counts as no label where other labels stand beside it: it could be a class."""
     classes = labels.labels(values)
-    rows = [row for row, value in enumerate(values) if classes[row] == MISSING and not labels.lacks(value)]
+    rows = [
+        row
+        for row, value in enumerate(values)
+        if classes[row] == MISSING and not labels.lacks(value)
+    ]
     if rows and set(classes) != {MISSING}:
         say(
             f"Caution: {len(rows):,} of {len(values):,} rows of {source!r} have the label -1 in column "
@@ -216,7 +230,9 @@ def _converted(values: Sequence[Any], kind: Callable[[str], Any]) -> list[Any] |
         return None
 
 
-ClassMap = tuple[tuple[int, ...], ...]  # for each class of the texts the head's classes that answer it
+ClassMap = tuple[
+    tuple[int, ...], ...
+]  # for each class of the texts the head's classes that answer it
 
 
 class Largest(tuple[int, ...]):
@@ -224,7 +240,9 @@ class Largest(tuple[int, ...]):
 
 
 Answers = int | str | list[int | str]
-GivenMap = dict[str, Answers | dict[str, list[int | str]]]  # class of the texts -> classes of the head, as written
+GivenMap = dict[
+    str, Answers | dict[str, list[int | str]]
+]  # class of the texts -> classes of the head, as written
 
 
 LabelsOption = GivenMap | list[GivenMap | None] | None  # of all models, or of each
@@ -307,13 +325,20 @@ def places_of(head: Sequence[str], names: Sequence[str]) -> list[int] | None:
     return _order(head, names, len(names))
 
 
-def in_words(groups: ClassMap | None, head: Sequence[str], names: Sequence[str] | None) -> dict[str, list[str]]:
+def in_words(
+    groups: ClassMap | None, head: Sequence[str], names: Sequence[str] | None
+) -> dict[str, list[str]]:
     """A map for a report: name of each class of the texts -> names of the head's classes that answer it."""
     groups = groups or tuple((k,) for k in range(len(head)))
-    return {names[k] if names else str(k): [head[place] for place in group] for k, group in enumerate(groups)}
+    return {
+        names[k] if names else str(k): [head[place] for place in group]
+        for k, group in enumerate(groups)
+    }
 
 
-def by_number(head: Sequence[str], names: Sequence[str] | None, classes: int, *, model: str, source: str) -> str | None:
+def by_number(
+    head: Sequence[str], names: Sequence[str] | None, classes: int, *, model: str, source: str
+) -> str | None:
     """A caution where only one side names its classes, so that mere numbers match them; None where there is no doubt.
 
     Args:
@@ -353,13 +378,17 @@ def _plain(name: str) -> str:
     return re.sub(r"[\s_-]+", "_", name.strip().casefold())
 
 
-def _given(given: GivenMap, head: Sequence[str], names: Sequence[str] | None, classes: int, model: str) -> ClassMap:
+def _given(
+    given: GivenMap, head: Sequence[str], names: Sequence[str] | None, classes: int, model: str
+) -> ClassMap:
     groups: dict[int | None, tuple[Any, ...]] = {}
     for key, value in given.items():
         kind: Any = Largest if isinstance(value, dict) else tuple
         named = value.get("largest", []) if isinstance(value, dict) else value
         answers = named if isinstance(named, list) else [named]
-        groups[_number(key, names, classes)] = kind(_number(answer, head, len(head)) for answer in answers)
+        groups[_number(key, names, classes)] = kind(
+            _number(answer, head, len(head)) for answer in answers
+        )
     if len(groups) < len(given) or set(groups) != set(range(classes)):
         raise UserError(
             f"Expected `data.labels` to name every class of the texts once, {_listed(names, classes)}, but got "
@@ -391,12 +420,19 @@ def _listed(names: Sequence[str] | None, classes: int) -> str:
     return ", ".join(f"{k}: {names[k]}" if names else str(k) for k in range(classes))
 
 
-def _example(head: Sequence[str], names: Sequence[str] | None, classes: int) -> dict[str, int | list[int]]:
+def _example(
+    head: Sequence[str], names: Sequence[str] | None, classes: int
+) -> dict[str, int | list[int]]:
     """Suggest a map: equal names first, then in order, the last class with all that is left."""
     keys = [names[k] if names else str(k) for k in range(classes)]
     plain = [_plain(name) for name in head]
-    guess: dict[str, int | list[int]] = {key: plain.index(_plain(key)) for key in keys if _plain(key) in plain}
-    free, unknown = [k for k in range(len(head)) if k not in guess.values()], [key for key in keys if key not in guess]
+    guess: dict[str, int | list[int]] = {
+        key: plain.index(_plain(key)) for key in keys if _plain(key) in plain
+    }
+    free, unknown = (
+        [k for k in range(len(head)) if k not in guess.values()],
+        [key for key in keys if key not in guess],
+    )
     for key in unknown:
         guess[key] = free.pop(0) if free else 0
     if free and unknown:

@@ -10,10 +10,20 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from aligners.datamodules.text.annotated.sentence import ANNOTATION, ANSWERS, CHOICE, QUESTION
-from aligners.datamodules.text.conversations import Tokenizers, holds_conversations, rendered, template_of
-from aligners.datamodules.text.kept import drawn_once
+from aligners.datamodules.text.conversations import (
+    Tokenizers,
+    holds_conversations,
+    rendered,
+    template_of,
+)
+from aligners.datamodules.text.drawn_texts import drawn_once
 from aligners.datamodules.text.labels import LabelColumn, is_mixed, read_labels
-from aligners.datamodules.text.sources import TextSource, fitting_split, held_out_split, known_source
+from aligners.datamodules.text.sources import (
+    TextSource,
+    fitting_split,
+    held_out_split,
+    known_source,
+)
 from aligners.datamodules.text.texts import Texts, plain_text
 from aligners.errors import UserError
 
@@ -37,7 +47,9 @@ def split_shares(source: TextSource, *, draw_test: bool) -> dict[str, float]:
 def split_of(key: int, shares: dict[str, float]) -> str:
     """The split of a text with this key."""
     place, test = key / 2**128, shares.get("test", 0.0)
-    return "test" if place < test else "validation" if place < test + shares["validation"] else "fit"
+    return (
+        "test" if place < test else "validation" if place < test + shares["validation"] else "fit"
+    )
 
 
 PEEKED = 100  # rows that show which columns a stream has and what they hold
@@ -47,7 +59,9 @@ def _streamed(stream: IterableDataset, source: TextSource) -> Iterator[dict[str,
     try:
         yield from stream
     except (ValueError, OSError) as error:  # what the readers of datasets raise for a damaged file
-        raise UserError(f"`source` {source.source!r} cannot be read to where `max_texts` asks: {error}") from error
+        raise UserError(
+            f"`source` {source.source!r} cannot be read to where `max_texts` asks: {error}"
+        ) from error
 
 
 def _table(rows: list[dict[str, Any]], stream: IterableDataset) -> Dataset:
@@ -56,7 +70,9 @@ def _table(rows: list[dict[str, Any]], stream: IterableDataset) -> Dataset:
     if not rows:
         return Dataset.from_dict({})
     known = stream.features  # of Parquet and of most data sets on the Hub; not of CSV and JSON
-    return Dataset.from_list(rows, None if known is None else Features({name: known[name] for name in rows[0]}))
+    return Dataset.from_list(
+        rows, None if known is None else Features({name: known[name] for name in rows[0]})
+    )
 
 
 def load_texts(source: TextSource, tokenizers: Tokenizers | None = None) -> Texts:
@@ -81,7 +97,11 @@ def load_texts(source: TextSource, tokenizers: Tokenizers | None = None) -> Text
 
 
 def _divide(
-    source: TextSource, tables: list[Dataset], columns: list[str], label: str | None, origin: dict[str, Any]
+    source: TextSource,
+    tables: list[Dataset],
+    columns: list[str],
+    label: str | None,
+    origin: dict[str, Any],
 ) -> Texts:
     """Divide what `_read` has read."""
     for table in tables:
@@ -98,29 +118,45 @@ def _divide(
     once = firsts if source.deduplicate else kept
     held = {keys[1][row] for row in kept[1]} if official else set()
     free = [row for row in once[0] if keys[0][row] not in held or not source.deduplicate]
-    members = {name: [row for row in free if split_of(keys[0][row], shares) == name] for name in shares}
+    members = {
+        name: [row for row in free if split_of(keys[0][row], shares) == name] for name in shares
+    }
     if official:
         members["test"] = once[1]
     chosen, first = {}, origin.pop("filled", None)
     for name, rows in members.items():
         place = int(official and name == "test")
         further = first if place and first is not None else len(keys[place])
-        rows = _some(name, rows, keys[place], asked[place], source, held if not place else set(), further)
+        rows = _some(
+            name, rows, keys[place], asked[place], source, held if not place else set(), further
+        )
         if further < len(keys[place]):
-            origin["filled"] = {"from": source.fill_from, "texts": sum(row >= further for row in rows)}
+            origin["filled"] = {
+                "from": source.fill_from,
+                "texts": sum(row >= further for row in rows),
+            }
         chosen[name] = _normalised(tables[place].select(rows), columns, labels)
     origin |= {
-        **({"annotated": [table.info.description for table in tables]} if ANNOTATION in tables[0].column_names else {}),
+        **(
+            {"annotated": [table.info.description for table in tables]}
+            if ANNOTATION in tables[0].column_names
+            else {}
+        ),
         "deduplicate": source.deduplicate,
         "rows_read": list(map(len, keys)),
-        "copies": [len(of) - len(_first_of_each(range(len(of)), of, by)) for of, by in zip(keys, asked, strict=True)],
+        "copies": [
+            len(of) - len(_first_of_each(range(len(of)), of, by))
+            for of, by in zip(keys, asked, strict=True)
+        ],
         "duplicates_dropped": sum(map(len, keys)) - sum(map(len, once)),
         "also_held_out": len(set(keys[0]) & held),
         "dropped_as_held_out": len(once[0]) - len(free),
         "hashes": {name: _hash(split) for name, split in chosen.items()},
     }
     names, usual = labels.names if labels is not None else None, known_source(source).label_names
-    return Texts(**chosen, label_names=list(usual) if names is None and usual else names, origin=origin)
+    return Texts(
+        **chosen, label_names=list(usual) if names is None and usual else names, origin=origin
+    )
 
 
 def _read(
@@ -141,25 +177,39 @@ def _read(
     if held_out is not None:
         tables.append(held_out_split(splits, held_out, source, cautions.append))
     filled: dict[str, Any] = {}
-    if source.fill_from is not None and held_out is not None and len(tables[1]) < (source.most("test") or 0):
+    if (
+        source.fill_from is not None
+        and held_out is not None
+        and len(tables[1]) < (source.most("test") or 0)
+    ):
         filled = {"filled": len(tables[1])}
         further = held_out_split(splits, source.fill_from, source, cautions.append)
         tables[1] = concatenate_datasets([tables[1], further])
     begun = tables
     if source.streaming:
-        begun = [_table(list(islice(_streamed(stream, source), PEEKED)), stream) for stream in tables]
+        begun = [
+            _table(list(islice(_streamed(stream, source), PEEKED)), stream) for stream in tables
+        ]
     for beginning, name in zip(begun, (source.source, held_out), strict=False):
         if len(beginning) == 0:
-            raise UserError(f"Expected texts in {name!r} (`source` or `held_out`), but it has none.")
+            raise UserError(
+                f"Expected texts in {name!r} (`source` or `held_out`), but it has none."
+            )
     usual = known.label_column or ("label" if "label" in begun[0].column_names else None)
     label = usual if source.label_column is None else source.label_column
     columns = _text_columns(begun[0], label, source)
     talks = [name for name in columns if holds_conversations(begun[0], name)]
     if talks:
         filled["chat_template"], renderer = template_of(source.chat_template, tokenizers)
-        begun, tables = ([rendered(table, talks, renderer) for table in some] for some in (begun, tables))
+        begun, tables = (
+            [rendered(table, talks, renderer) for table in some] for some in (begun, tables)
+        )
     drawn = held_out is None
-    others = [name for name in begun[0].column_names if name not in (*columns, ANNOTATION, CHOICE, ANSWERS)]
+    others = [
+        name
+        for name in begun[0].column_names
+        if name not in (*columns, ANNOTATION, CHOICE, ANSWERS)
+    ]
     origin: dict[str, Any] = {
         **{name: getattr(source, name) for name in ("source", "subset", "revision")},
         "text_columns": columns,
@@ -190,7 +240,9 @@ def _read_streams(
     held: list[Dataset] = []
     known, count = set[int](), dict[str, int]()
 
-    def first_texts(stream: IterableDataset, left: dict[str, int], split: Callable[[int], str]) -> tuple[Dataset, int]:
+    def first_texts(
+        stream: IterableDataset, left: dict[str, int], split: Callable[[int], str]
+    ) -> tuple[Dataset, int]:
         """The rows, in the stream's order, until so many of each split are read, and how many of all were read."""
         taken, rows, read = set(known), [], 0
         for row in _streamed(stream, source):
@@ -208,18 +260,32 @@ def _read_streams(
         return _table(rows, stream), read
 
     for stream in streams[1:]:
-        table, count["test"] = first_texts(stream, {"test": source.most("test") or 0}, lambda key: "test")
+        table, count["test"] = first_texts(
+            stream, {"test": source.most("test") or 0}, lambda key: "test"
+        )
         held.append(table)
         known.update(_keys(table, columns, source.seed))
     shares = split_shares(source, draw_test=len(streams) == 1)
-    most, largest = source.max_texts or 0, max(shares.values())  # the others in proportion to the largest, rounded up
-    wanted = {name: min(math.ceil(most * share / largest), source.most(name) or 0) for name, share in shares.items()}
+    most, largest = (
+        source.max_texts or 0,
+        max(shares.values()),
+    )  # the others in proportion to the largest, rounded up
+    wanted = {
+        name: min(math.ceil(most * share / largest), source.most(name) or 0)
+        for name, share in shares.items()
+    }
     first, count["fit"] = first_texts(streams[0], wanted, lambda key: split_of(key, shares))
     return [first, *held], count
 
 
 def _some(
-    name: str, rows: list[int], keys: list[int], asked: Sequence[Any], source: TextSource, held: set[int], further: int
+    name: str,
+    rows: list[int],
+    keys: list[int],
+    asked: Sequence[Any],
+    source: TextSource,
+    held: set[int],
+    further: int,
 ) -> list[int]:
     """Keep as many rows of a split as are wanted, chosen by their keys; those from `further` on where others are few.
 
@@ -252,7 +318,10 @@ def _text_columns(table: Dataset, label: str | None, source: TextSource) -> list
     others = [name for name in table.column_names if name not in (label, ANNOTATION)]
     names = [name for name in others if _is_text(table, name) or holds_conversations(table, name)]
     if len(names) != 1:
-        held = [name if _is_text(table, name) else f"{name} ({_held(table, name)})" for name in table.column_names]
+        held = [
+            name if _is_text(table, name) else f"{name} ({_held(table, name)})"
+            for name in table.column_names
+        ]
         raise UserError(
             f"Expected one column of text in `source` {source.source!r}, but {len(names)} of its columns "
             f"hold text. Name one, or two for sentence pairs, in `text_columns`: it has {', '.join(held)}."
@@ -267,12 +336,20 @@ def _is_text(table: Dataset, name: str) -> bool:
 def _held(table: Dataset, name: str) -> str:
     """What a column without texts holds, in a word or two for messages."""
     kind = table.features[name]
-    return "values of several kinds" if is_mixed(kind) else str(getattr(kind, "dtype", None) or type(kind).__name__)
+    return (
+        "values of several kinds"
+        if is_mixed(kind)
+        else str(getattr(kind, "dtype", None) or type(kind).__name__)
+    )
 
 
-def _check_columns(table: Dataset, columns: list[str], label: str | None, source: TextSource) -> None:
+def _check_columns(
+    table: Dataset, columns: list[str], label: str | None, source: TextSource
+) -> None:
     """Raise unless every column exists and every row has a text."""
-    missing = [name for name in [*columns, label] if name is not None and name not in table.column_names]
+    missing = [
+        name for name in [*columns, label] if name is not None and name not in table.column_names
+    ]
     if missing:
         raise UserError(
             f"`text_columns` or `label_column` name {', '.join(missing)}, but `source` {source.source!r} has "
@@ -284,7 +361,11 @@ def _check_columns(table: Dataset, columns: list[str], label: str | None, source
                 f"Expected text in column {name!r} (`text_columns`) of {source.source!r}, but it holds "
                 f"{_held(table, name)}."
             )
-    empty = [row for row, text in enumerate(_rows(table, columns)) if not any(t and t.strip() for t in text)]
+    empty = [
+        row
+        for row, text in enumerate(_rows(table, columns))
+        if not any(t and t.strip() for t in text)
+    ]
     if empty:
         raise UserError(
             f"{len(empty)} of {len(table)} rows of `source` {source.source!r} have an empty text in "
@@ -320,7 +401,9 @@ def _rows_where(table: Dataset, source: TextSource) -> list[int]:
         )
     rows = set(range(len(table)))
     for name, wanted in (source.where or {}).items():
-        written = getattr(table.features[name], "int2str", str)  # of classes on the Hub, which are stored as numbers
+        written = getattr(
+            table.features[name], "int2str", str
+        )  # of classes on the Hub, which are stored as numbers
         values = {wanted} if isinstance(wanted, str) else set(wanted)
         rows &= {row for row, value in enumerate(table[name][:]) if written(value) in values}
     return sorted(rows)
@@ -356,7 +439,9 @@ def _normalised(table: Dataset, columns: list[str], labels: LabelColumn | None) 
         renamed = Dataset.from_dict({name: [] for name in features}, Features(features))
     if labels is None:
         return renamed
-    return renamed.add_column("label", labels.labels(table[labels.column][:]), feature=Value(labels.dtype))
+    return renamed.add_column(
+        "label", labels.labels(table[labels.column][:]), feature=Value(labels.dtype)
+    )
 
 
 def _hash(split: Dataset) -> str:
@@ -367,6 +452,8 @@ def _hash(split: Dataset) -> str:
     return digest.hexdigest()
 
 
-def _rename(batch: dict[str, list[Any]], rows: list[int], columns: list[str]) -> dict[str, list[Any]]:
+def _rename(
+    batch: dict[str, list[Any]], rows: list[int], columns: list[str]
+) -> dict[str, list[Any]]:
     texts = [[text or "" for text in batch[column]] for column in columns]
     return {**dict(zip(("text", "text_pair"), texts, strict=False)), "id": rows}

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from aligners.datamodules.text.annotated.files import numbered_lines
+from aligners.datamodules.text.annotated.annotated_files import numbered_lines
 from aligners.datamodules.text.labels import Say
 from aligners.errors import UserError
 
@@ -186,7 +186,9 @@ def _look(file: _File, say: Say) -> dict[str, Any]:
     if first is None:  # the reader says that the file is empty
         return {"sep": file.separator}
     if "\0" in first:
-        raise UserError(f"Expected text in UTF-8, but {file.path}:1 has zero bytes, as UTF-16 does. Save it as UTF-8.")
+        raise UserError(
+            f"Expected text in UTF-8, but {file.path}:1 has zero bytes, as UTF-16 does. Save it as UTF-8."
+        )
     usual = file.separator
     file.separator = _separator(file, first)
     if file.separator != usual:

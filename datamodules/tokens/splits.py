@@ -94,17 +94,27 @@ def pack(
         "The %d %s texts are packed, %r after each, into %d sequences of %d tokens; the last %d of %d tokens do not "
         "fill one and are dropped.", len(split), name, token, count, length, dropped, tokens,
     )  # fmt: skip
-    numbers = {"sequences": count, "documents": len(split), "tokens": tokens, "bytes": size, "dropped": dropped}
+    numbers = {
+        "sequences": count,
+        "documents": len(split),
+        "tokens": tokens,
+        "bytes": size,
+        "dropped": dropped,
+    }
     return _sequences(documents, sizes, length), {**numbers, "end_of_text": token}
 
 
-def _documents(split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, end: int) -> datasets.Dataset:
+def _documents(
+    split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, end: int
+) -> datasets.Dataset:
     """Tokens of each text and the token that ends it, their number, and the text's bytes in UTF-8."""
     from datasets import Features, List, Value
     from datasets.fingerprint import Hasher
 
     described = [describe_tokenizer(tokenizer), type(tokenizer).__name__]
-    features = Features({"input_ids": List(Value("int32")), "length": Value("int64"), "bytes": Value("int64")})
+    features = Features(
+        {"input_ids": List(Value("int32")), "length": Value("int64"), "bytes": Value("int64")}
+    )
     return split.map(
         _whole_texts,
         batched=True,
@@ -116,9 +126,15 @@ def _documents(split: datasets.Dataset, tokenizer: PreTrainedTokenizerBase, end:
     )
 
 
-def _whole_texts(batch: dict[str, list[Any]], tokenizer: PreTrainedTokenizerBase, end: int) -> dict[str, list[Any]]:
+def _whole_texts(
+    batch: dict[str, list[Any]], tokenizer: PreTrainedTokenizerBase, end: int
+) -> dict[str, list[Any]]:
     ids = ended_texts(batch["text"], tokenizer, end)
-    return {"input_ids": ids, "length": list(map(len, ids)), "bytes": [len(text.encode()) for text in batch["text"]]}
+    return {
+        "input_ids": ids,
+        "length": list(map(len, ids)),
+        "bytes": [len(text.encode()) for text in batch["text"]],
+    }
 
 
 def _sequences(documents: datasets.Dataset, sizes: np.ndarray, length: int) -> datasets.Dataset:
@@ -130,11 +146,17 @@ def _sequences(documents: datasets.Dataset, sizes: np.ndarray, length: int) -> d
     ends = np.zeros(len(ids), dtype=np.int8)
     ends[np.cumsum(sizes) - 1] = 1
     flat = {"input_ids": ids, "special_tokens_mask": ends}
-    columns = {name: values[: count * length].reshape(count, length) for name, values in flat.items()}
-    return datasets.Dataset.from_dict(columns | {"length": np.full(count, length), "id": np.arange(count)})
+    columns = {
+        name: values[: count * length].reshape(count, length) for name, values in flat.items()
+    }
+    return datasets.Dataset.from_dict(
+        columns | {"length": np.full(count, length), "id": np.arange(count)}
+    )
 
 
-Split = Literal["fit", "validation", "test", "other"]  # other: of another source, where an evaluation reads one
+Split = Literal[
+    "fit", "validation", "test", "other"
+]  # other: of another source, where an evaluation reads one
 
 
 @dataclass(eq=False)
@@ -164,7 +186,10 @@ class TokenisedSplits:
     def __getitem__(self, name: Split) -> TokenisedTexts:
         if name not in self._made:
             # Equal tokenizers share one table, and thereby all that is made of it.
-            first = [next(i for i, b in enumerate(self.tokenizers) if same_tokenizer(a, b)) for a in self.tokenizers]
+            first = [
+                next(i for i, b in enumerate(self.tokenizers) if same_tokenizer(a, b))
+                for a in self.tokenizers
+            ]
             tables = {i: self._table(name, self.tokenizers[i]) for i in sorted(set(first))}
             data = TokenisedTexts([tables[i] for i in first], self.tokenizers)
             data.check_vocabulary(self.models, name)
@@ -184,15 +209,25 @@ class TokenisedSplits:
                 "`text.validation_share` is 0. Set it above 0: 0 is for commands that fit no map."
             )
         if not self.packed:
-            return tokenise(texts, tokenizer, self.max_length, words=self.words, written=self._written(name, tokenizer))
+            return tokenise(
+                texts,
+                tokenizer,
+                self.max_length,
+                words=self.words,
+                written=self._written(name, tokenizer),
+            )
         sequences, self._packed[name] = pack(texts, tokenizer, self.max_length, name=name)
         return sequences
 
     def describe(self) -> dict[str, Any]:
         """Describe the splits read so far: how many words all models have in full, and what was packed."""
         with_words = ((name, data) for name, data in self._made.items() if data.words is not None)
-        coverage = {name: {"words": data.words, "used": data.words_used} for name, data in with_words}
-        return ({"words": coverage} if self.words else {}) | ({"packed": dict(self._packed)} if self.packed else {})
+        coverage = {
+            name: {"words": data.words, "used": data.words_used} for name, data in with_words
+        }
+        return ({"words": coverage} if self.words else {}) | (
+            {"packed": dict(self._packed)} if self.packed else {}
+        )
 
     def bytes_per_token(self, name: Split) -> float:
         """Bytes of UTF-8 per token of a split: bits per byte are nats per token / ln 2 / bytes per token.
@@ -205,11 +240,17 @@ class TokenisedSplits:
         if self.packed:
             return self._packed[name]["bytes"] / self._packed[name]["tokens"]
         split, tokenizer = getattr(self.texts, name), self.tokenizers[-1]
-        return bytes_per_token(split, data.tables[-1], tokenizer, self.max_length, self._written(name, tokenizer))
+        return bytes_per_token(
+            split, data.tables[-1], tokenizer, self.max_length, self._written(name, tokenizer)
+        )
 
     def _written(self, name: Split, tokenizer: PreTrainedTokenizerBase) -> list[int]:
         """The special tokens of a tokenizer, where a chat template wrote them into the texts."""
-        return written_tokens(getattr(self.texts, name), tokenizer) if "chat_template" in self.texts.origin else []
+        return (
+            written_tokens(getattr(self.texts, name), tokenizer)
+            if "chat_template" in self.texts.origin
+            else []
+        )
 
 
 def bytes_per_token(
@@ -249,7 +290,11 @@ def bytes_per_token(
         options = {"truncation": True, "max_length": max_length, "add_special_tokens": not written}
         [encoding] = tokenizer(*([text] for text in texts), **options).encodings
         for number, text in enumerate(texts):
-            spans = [s for s, of in zip(encoding.offsets, encoding.sequence_ids, strict=True) if of == number]
+            spans = [
+                s
+                for s, of in zip(encoding.offsets, encoding.sequence_ids, strict=True)
+                if of == number
+            ]
             if spans:
                 size += len(text[min(a for a, _ in spans) : max(b for _, b in spans)].encode())
     return size / count

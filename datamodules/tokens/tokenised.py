@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from aligners.datamodules.rows.policies import RowKind
     from aligners.models.model import FrozenModel
 
-WHITE_SPACE = np.array([code for code in range(0x3001) if chr(code).isspace()], dtype=np.uint32)  # U+3000 is the last
+WHITE_SPACE = np.array(
+    [code for code in range(0x3001) if chr(code).isspace()], dtype=np.uint32
+)  # U+3000 is the last
 
 
 def number_words(
@@ -93,8 +95,12 @@ class _Table:
     def touched(self, encodings: Sequence[Encoding]) -> tuple[np.ndarray, np.ndarray]:
         """The first and last word that each piece touches; -1 and -2 if it touches none."""
         owner = np.repeat(np.arange(len(encodings)), [len(one) for one in encodings])
-        offsets = np.array([pair for one in encodings for pair in one.offsets], dtype=np.int64).reshape(-1, 2)
-        part = np.array([-1 if p is None else p for one in encodings for p in one.sequence_ids], dtype=np.int64)
+        offsets = np.array(
+            [pair for one in encodings for pair in one.offsets], dtype=np.int64
+        ).reshape(-1, 2)
+        part = np.array(
+            [-1 if p is None else p for one in encodings for p in one.sequence_ids], dtype=np.int64
+        )
         begin, end = self._start[owner, part] + offsets.T
         first, last = self._over[begin], self._begun[end] - 1
         some = (part >= 0) & (begin < end) & (first <= last)
@@ -141,18 +147,36 @@ def tokenise(
             "`rows` 'mean' or 'cls' without attention."
         )
     # Named by content: pickled tokenizers differ with what they were last used for.
-    decides = [split._fingerprint, describe_tokenizer(tokenizer), type(tokenizer).__name__, max_length, words]
+    decides = [
+        split._fingerprint,
+        describe_tokenizer(tokenizer),
+        type(tokenizer).__name__,
+        max_length,
+        words,
+    ]
     tokens = split.map(
         _tokens,
         batched=True,
-        remove_columns=[column for column in split.column_names if column not in ("id", "label", CHOICE)],
-        fn_kwargs={"tokenizer": tokenizer, "max_length": max_length, "words": words, "written": written},
+        remove_columns=[
+            column for column in split.column_names if column not in ("id", "label", CHOICE)
+        ],
+        fn_kwargs={
+            "tokenizer": tokenizer,
+            "max_length": max_length,
+            "words": words,
+            "written": written,
+        },
         new_fingerprint=Hasher.hash([*decides, *written]),
         desc="Tokenising",
     )
     cut = int((np.asarray(tokens["length"][:]) >= max_length).sum())
     if cut:
-        logger.warning("%d of %d texts reach %d tokens: the rest of these is cut off.", cut, len(tokens), max_length)
+        logger.warning(
+            "%d of %d texts reach %d tokens: the rest of these is cut off.",
+            cut,
+            len(tokens),
+            max_length,
+        )
     return tokens
 
 
@@ -161,21 +185,31 @@ def _tokens(
     written: Sequence[int],
 ) -> dict[str, list[Any]]:  # fmt: skip
     parts = [batch[name] for name in ("text", "text_pair") if name in batch]
-    options = {"return_attention_mask": False, "return_special_tokens_mask": True, "add_special_tokens": not written}
+    options = {
+        "return_attention_mask": False,
+        "return_special_tokens_mask": True,
+        "add_special_tokens": not written,
+    }
     encoded = tokenizer(*parts, truncation=True, max_length=max_length, **options)
     lengths = [len(ids) for ids in encoded["input_ids"]]
     columns = {**encoded, "length": lengths}
     if written:
-        columns["special_tokens_mask"] = [[int(token in written) for token in ids] for ids in encoded["input_ids"]]
+        columns["special_tokens_mask"] = [
+            [int(token in written) for token in ids] for ids in encoded["input_ids"]
+        ]
     if words:
         cut, whole = encoded.encodings, list(encoded.encodings)
         full = [i for i, length in enumerate(lengths) if length >= max_length]
         if full:
             texts = ([part[i] for i in full] for part in parts)
-            again = tokenizer(*texts, truncation=False, verbose=False, add_special_tokens=not written)
+            again = tokenizer(
+                *texts, truncation=False, verbose=False, add_special_tokens=not written
+            )
             for i, encoding in zip(full, again.encodings, strict=True):
                 whole[i] = encoding
-        columns["words"], columns["word_count"] = number_words(list(zip(*parts, strict=True)), cut, whole)
+        columns["words"], columns["word_count"] = number_words(
+            list(zip(*parts, strict=True)), cut, whole
+        )
     return columns
 
 
@@ -188,7 +222,10 @@ AT_ONCE = 1000  # texts; of other tokenizers the first have other tokens
 
 
 def same_tokens(
-    a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase, splits: Sequence[datasets.Dataset], max_length: int
+    a: PreTrainedTokenizerBase,
+    b: PreTrainedTokenizerBase,
+    splits: Sequence[datasets.Dataset],
+    max_length: int,
 ) -> bool:
     """Whether two tokenizers make the same tokens of these texts, and mask them alike, however they pad.
 
@@ -200,7 +237,11 @@ def same_tokens(
     """
     if same_tokenizer(a, b):
         return True
-    if a.mask_token_id != b.mask_token_id or a.truncation_side != b.truncation_side or a.is_fast != b.is_fast:
+    if (
+        a.mask_token_id != b.mask_token_id
+        or a.truncation_side != b.truncation_side
+        or a.is_fast != b.is_fast
+    ):
         return False
     for split in splits:
         names = [name for name in ("text", "text_pair") if name in split.column_names]
@@ -212,7 +253,9 @@ def same_tokens(
     return True
 
 
-def _ids_of(tokenizer: PreTrainedTokenizerBase, parts: list[list[str]], max_length: int) -> list[Any]:
+def _ids_of(
+    tokenizer: PreTrainedTokenizerBase, parts: list[list[str]], max_length: int
+) -> list[Any]:
     """Tokens of some texts, which of them are special, and their types, which are 0 where there are none."""
     cut = {"truncation": True, "max_length": max_length}
     encoded = tokenizer(*parts, **cut, return_special_tokens_mask=True, return_attention_mask=False)
@@ -229,7 +272,13 @@ def describe_tokenizer(tokenizer: PreTrainedTokenizerBase) -> str:
         del inner["padding"], inner["truncation"]
     else:
         inner = {"class": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()}
-    names = "padding_side", "truncation_side", "pad_token_id", "pad_token_type_id", "model_input_names"
+    names = (
+        "padding_side",
+        "truncation_side",
+        "pad_token_id",
+        "pad_token_type_id",
+        "model_input_names",
+    )
     return json.dumps([inner, {name: getattr(tokenizer, name) for name in names}], sort_keys=True)
 
 
@@ -245,7 +294,9 @@ class _Tokens:
         table = tokens.with_format("arrow")[:]
         values = {"input_ids": padding, "special_tokens_mask": 1, "words": -1}
         values["token_type_ids"] = tokenizer.pad_token_type_id
-        self.padding = {name: value for name, value in values.items() if name in tokens.column_names}
+        self.padding = {
+            name: value for name, value in values.items() if name in tokens.column_names
+        }
         self.flat = {name: flatten_column(table.column(name)) for name in self.padding}
 
     def batch(self, rows: Tensor) -> tuple[dict[str, Tensor], Tensor, Tensor | None]:
@@ -257,7 +308,10 @@ class _Tokens:
             column = column - (longest - lengths)[:, None]
         real = (column >= 0) & (column < lengths[:, None])
         place = torch.where(real, self.starts[rows][:, None] + column, 0)
-        padded = {name: torch.where(real, flat[place], self.padding[name]).long() for name, flat in self.flat.items()}
+        padded = {
+            name: torch.where(real, flat[place], self.padding[name]).long()
+            for name, flat in self.flat.items()
+        }
         special = padded.pop("special_tokens_mask").bool()
         words = padded.pop("words", None)
         return {**padded, "attention_mask": real.long()}, special, words
@@ -318,7 +372,9 @@ class TokenisedTexts(Dataset):
 
     members: list[list[int]] | None = None
 
-    def __init__(self, tokens: Sequence[datasets.Dataset], tokenizers: Sequence[PreTrainedTokenizerBase]) -> None:
+    def __init__(
+        self, tokens: Sequence[datasets.Dataset], tokenizers: Sequence[PreTrainedTokenizerBase]
+    ) -> None:
         first = [next(i for i, other in enumerate(tokens) if other is table) for table in tokens]
         # What models share is laid out, and later padded, once.
         self.tables = list(tokens)
@@ -330,7 +386,9 @@ class TokenisedTexts(Dataset):
         self.words = self.words_used = self.word_counts = self.words_in_common = None
         if all("words" in table.column_names for table in tokens):
             every = torch.as_tensor(tokens[0]["word_count"][:], dtype=torch.int64)
-            self.word_counts, self.words_in_common = _number_common_words(list(self._laid.values()), every)
+            self.word_counts, self.words_in_common = _number_common_words(
+                list(self._laid.values()), every
+            )
             self.words, self.words_used = int(every.sum()), int(self.word_counts.sum())
         self.lengths = torch.stack([laid.lengths for laid in self._laid.values()]).amax(0)
         self.ids = torch.as_tensor(tokens[0]["id"][:], dtype=torch.int64)
@@ -397,7 +455,11 @@ class TokenisedTexts(Dataset):
             where = int(beyond[0])
             text = int(torch.searchsorted(laid.starts, where, right=True)) - 1
             token = int(laid.flat["input_ids"][where])
-            written = model.tokenizer.convert_ids_to_tokens(token) if model.tokenizer is not None else token
+            written = (
+                model.tokenizer.convert_ids_to_tokens(token)
+                if model.tokenizer is not None
+                else token
+            )
             raise UserError(
                 f"Expected texts of the {model.vocabulary} tokens that {model.name} has embeddings for, but text "
                 f"number {text + 1} of the {split} texts holds {written!r}, number {token}, which only its tokenizer "
@@ -412,7 +474,11 @@ class TokenisedTexts(Dataset):
         return marks.texts_with_rows().numpy()
 
     def marked(
-        self, marks: Mapping[RowKind, Marks], *, leave_out: bool, far: Mapping[RowKind, Marks] = MappingProxyType({})
+        self,
+        marks: Mapping[RowKind, Marks],
+        *,
+        leave_out: bool,
+        far: Mapping[RowKind, Marks] = MappingProxyType({}),
     ) -> TokenisedTexts:
         """Return the same texts with other `marks`, `leave_out` and `far`, without copying them."""
         same = copy(self)
@@ -423,11 +489,15 @@ class TokenisedTexts(Dataset):
     def by_question(self) -> TokenisedTexts:
         """The same with a row a question: as long as its longest answer, its label the place of the right one."""
         asked, same = self.tables[0][CHOICE][:], copy(self)
-        same.members = members = [list(texts) for _, texts in groupby(range(len(asked)), asked.__getitem__)]
+        same.members = members = [
+            list(texts) for _, texts in groupby(range(len(asked)), asked.__getitem__)
+        ]
         same.ids = torch.arange(len(members))
         same.lengths = torch.stack([self.lengths[texts].amax() for texts in members])
         right = [cast(Tensor, self.labels)[texts].tolist() for texts in members]
-        same.labels = torch.tensor([labels.index(1) if 1 in labels else MISSING for labels in right])
+        same.labels = torch.tensor(
+            [labels.index(1) if 1 in labels else MISSING for labels in right]
+        )
         return same
 
     def __getitem__(self, rows: Sequence[int]) -> TextBatch:
@@ -441,7 +511,11 @@ class TokenisedTexts(Dataset):
             answers = pad_sequence(places, batch_first=True, padding_value=-1)
         batches = {i: laid.batch(index) for i, laid in self._laid.items()}
         inputs, special, words = zip(*(batches[i] for i in self._models), strict=True)
-        about: dict[str, Any] = {"leave_out": self.leave_out, "number": getattr(rows, "number", 0), "answers": answers}
+        about: dict[str, Any] = {
+            "leave_out": self.leave_out,
+            "number": getattr(rows, "number", 0),
+            "answers": answers,
+        }
         if self.labels is not None:
             about["labels"] = self.labels[row]
         if self.word_counts is not None:

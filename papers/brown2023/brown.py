@@ -7,7 +7,7 @@ import torch
 
 from aligners.injection.scoring.pair_intervals import over_pairs
 from aligners.reports.report import Row
-from aligners.reports.study import described, shared
+from aligners.reports.study import described_tables, row_selection
 from aligners.reports.study.contents import Figure, Meaning, Table, box_panel, line_panels
 from aligners.reports.study.frames import Frames, Missing, by, place_words
 from aligners.reports.study.registry import register
@@ -15,7 +15,9 @@ from aligners.reports.study.statistics import bases_of, group_test, over_models,
 from aligners.similarity.functional.summaries import angular_distance
 
 CKAS = ("minibatch_cka", "cka")  # the paper's, or what there is
-PRINTED = "mean_minibatch_cka"  # the paper's as printed, which stands beside it where a study has it
+PRINTED = (
+    "mean_minibatch_cka"  # the paper's as printed, which stands beside it where a study has it
+)
 ALL = "all pairs"
 PLACE = ("task", "stage", "definition")
 NATIVE = "native"
@@ -31,7 +33,7 @@ def cka_by_layer(frames: Frames, name: str) -> Figure:
         if mean:
             values.append({**place, **mean._asdict()})
     panels = line_panels(values, PLACE, "groups", "layer", _look)
-    return described.figure(name, panels, values, measure=measure)
+    return described_tables.figure(name, panels, values, measure=measure)
 
 
 def stitching_by_layer(frames: Frames, name: str, column: str) -> Figure:
@@ -44,7 +46,7 @@ def stitching_by_layer(frames: Frames, name: str, column: str) -> Figure:
     """
     frame = frames.of("stitching", column)
     same = frame["site_x"].notna() & (frame["site_x"] == frame["site_y"])
-    frame = shared.present(frame[same], "nothing was stitched from a site to the same site")
+    frame = row_selection.present(frame[same], "nothing was stitched from a site to the same site")
     quantities = list(dict.fromkeys(("penalty", "score_penalty", column)))
     values = list[Row]()
     for place, part in by(frame, "task", "stage", "method"):
@@ -56,8 +58,12 @@ def stitching_by_layer(frames: Frames, name: str, column: str) -> Figure:
             values.append({"task": place["task"], "stage": place["stage"], **row})
     names = {column: "mean", f"{column}_low": "low", f"{column}_high": "high"}
     drawn = pd.DataFrame(values).astype({"site_x": int}).rename(columns=names)
-    panels = line_panels(drawn.to_dict("records"), ["task", "stage", "method"], "group", "site_x", _look)
-    return described.figure(name, panels, values, column=column, untrained=shared.untrained_said(frame))
+    panels = line_panels(
+        drawn.to_dict("records"), ["task", "stage", "method"], "group", "site_x", _look
+    )
+    return described_tables.figure(
+        name, panels, values, column=column, untrained=row_selection.untrained_said(frame)
+    )
 
 
 def accuracies(frames: Frames, name: str) -> Table:
@@ -67,8 +73,8 @@ def accuracies(frames: Frames, name: str) -> Table:
     alone = frame.assign(model_x=frame["model_y"], base_x=frame.get("base_y"))
     rows = []
     for place, part in by(alone, "task", "stage", "group_y"):
-        rows.append({**place, **shared.estimates(part, ["accuracy"])})
-    return described.table(name, rows)
+        rows.append({**place, **row_selection.estimates(part, ["accuracy"])})
+    return described_tables.table(name, rows)
 
 
 def sizes(frames: Frames, name: str) -> Table:
@@ -78,7 +84,11 @@ def sizes(frames: Frames, name: str) -> Table:
         Missing: all models are of one size.
     """
     columns = ["layers", "width", "heads", "head_width", "rotary_width"]
-    frame = frames.of("similarity_models", "head_width").drop_duplicates("model").set_index("model")[columns]
+    frame = (
+        frames.of("similarity_models", "head_width")
+        .drop_duplicates("model")
+        .set_index("model")[columns]
+    )
     if len(frame.drop_duplicates()) == 1:
         raise Missing("all models are of one size")
     rows = []
@@ -87,9 +97,9 @@ def sizes(frames: Frames, name: str) -> Table:
         for column, size in own.dropna().items():
             row[str(column)] = int(size)
         for column in ("head_width", "rotary_width"):
-            row[f"paper_{column}"] = described.paper_value(name, column, model=str(model))
+            row[f"paper_{column}"] = described_tables.paper_value(name, column, model=str(model))
         rows.append(row)
-    return described.table(name, rows)
+    return described_tables.table(name, rows)
 
 
 def _look(groups: str) -> tuple[str, Meaning]:
@@ -103,14 +113,18 @@ def angles(frames: Frames, name: str) -> Figure:
     panels = []
     for place, part in by(distances.assign(value=distances["distance"]), *PLACE):
         groups = list(dict.fromkeys(part["groups"]))
-        panels.append(box_panel(place_words(*place.values()), part, "groups", "groups", groups, _look))
-    return described.figure(name, panels, distances.to_dict("records"), tests=_angles(frames)[1])
+        panels.append(
+            box_panel(place_words(*place.values()), part, "groups", "groups", groups, _look)
+        )
+    return described_tables.figure(
+        name, panels, distances.to_dict("records"), tests=_angles(frames)[1]
+    )
 
 
 def angles_table(frames: Frames, name: str) -> Table:
     """Angular distances within and between groups, and whether the groups differ (Figure 8 and eq. 2)."""
     rows, tests = _angles(frames)
-    return described.table(name, rows, tests=tests)
+    return described_tables.table(name, rows, tests=tests)
 
 
 def _angles(frames: Frames) -> tuple[list[Row], list[Row]]:
@@ -124,7 +138,7 @@ def _angles(frames: Frames) -> tuple[list[Row], list[Row]]:
                 tests.append({**place, **test._asdict()})
                 tested = {"difference": test.difference, "p": test.p, "least": test.least}
         for pair, line in by(part, "groups"):
-            means = shared.estimates(line, ["distance"], _kinds(line, frames.groups))
+            means = row_selection.estimates(line, ["distance"], _kinds(line, frames.groups))
             rows.append({**place, **pair, **means, **tested})
     return rows, tests
 
@@ -134,13 +148,13 @@ def _cka(frames: Frames, measures: Sequence[str]) -> tuple[pd.DataFrame, str]:
 
     With the columns `groups` and `definition`, the measure, which is missing where it is the only one.
     """
-    there = set(shared.similarities(frames, measures)["measure"])
+    there = set(row_selection.similarities(frames, measures)["measure"])
     measure = next(name for name in measures if name in there)
-    frame = shared.similarities(frames, (measure, PRINTED))
+    frame = row_selection.similarities(frames, (measure, PRINTED))
     frame = frame[frame["layer_x"] == frame["layer_y"]]
     several = frame["measure"].nunique() > 1
     frame = frame.assign(definition=frame["measure"] if several else None)
-    frame = shared.between_models(shared.of_one_stage(frame))
+    frame = row_selection.between_models(row_selection.of_one_stage(frame))
     pairs = []
     for x, y in zip(frame["group_x"], frame["group_y"], strict=True):
         known = not (pd.isna(x) or pd.isna(y))
@@ -151,16 +165,23 @@ def _cka(frames: Frames, measures: Sequence[str]) -> tuple[pd.DataFrame, str]:
 def _distances(frames: Frames) -> pd.DataFrame:
     """Angular distance of each pair of models of one depth, from linear CKA."""
     frame, _ = _cka(frames, CKAS[::-1])
-    ends = [frame[[f"model_{side}", f"layer_{side}"]].set_axis(["model", "layer"], axis=1) for side in "xy"]
+    ends = [
+        frame[[f"model_{side}", f"layer_{side}"]].set_axis(["model", "layer"], axis=1)
+        for side in "xy"
+    ]
     depths = pd.concat(ends).groupby("model")["layer"].nunique()
     rows = []
     for place, part in by(frame, *PLACE, "model_x", "model_y"):
         if depths[place["model_x"]] == depths[place["model_y"]] == part["layer_x"].nunique():
-            values = torch.tensor(part.groupby("layer_x")["value"].mean().to_numpy(), dtype=torch.float64)
+            values = torch.tensor(
+                part.groupby("layer_x")["value"].mean().to_numpy(), dtype=torch.float64
+            )
             pair, bases = part["groups"].iloc[0], part.filter(["base_x", "base_y"]).iloc[0]
             distance = float(angular_distance(torch.diag(values.clamp(max=1))))
-            rows.append({**place, "groups": pair, "grouped": pair != ALL, "distance": distance, **bases})
-    return pd.DataFrame(shared.present(rows, "no two models of one depth were compared"))
+            rows.append(
+                {**place, "groups": pair, "grouped": pair != ALL, "distance": distance, **bases}
+            )
+    return pd.DataFrame(row_selection.present(rows, "no two models of one depth were compared"))
 
 
 def _kinds(line: pd.DataFrame, groups: dict[str, str]) -> dict[str, str] | None:

@@ -9,11 +9,18 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import squareform
 
 from aligners.reports.report import Row
-from aligners.reports.study.contents import Figure, HeatPanel, Series, Table, heat_panel, model_lines
-from aligners.reports.study.described import figure, table
+from aligners.reports.study.contents import (
+    Figure,
+    HeatPanel,
+    Series,
+    Table,
+    heat_panel,
+    model_lines,
+)
+from aligners.reports.study.described_tables import figure, table
 from aligners.reports.study.frames import Frames, by, kind_words, place_words
 from aligners.reports.study.registry import register
-from aligners.reports.study.shared import models_in, present, similarities, without_copy
+from aligners.reports.study.row_selection import models_in, present, similarities, without_copy
 
 PLACE = ("task", "base")
 LEAST_LAYERS = 4  # of a map in which clusters mean something
@@ -37,25 +44,33 @@ def layer_maps(frames: Frames, name: str) -> Figure:
 def between_bases(frames: Frames, name: str) -> Figure:
     """Figure 7: CKA of all layers of fine-tuned models of two bases, task by task."""
     frame = _ckas(frames)
-    frame = present(frame[frame["comparison"] == TWO_BASES], "no CKA between fine-tuned models of two bases")
+    frame = present(
+        frame[frame["comparison"] == TWO_BASES], "no CKA between fine-tuned models of two bases"
+    )
     panels = []
     for place, part in by(frame, "task", "rows", "base"):
         up, _, across = (place["base"] or f"one{AND}another").partition(AND)
         title = place_words(place["task"], kind_words(place["rows"]), place["base"])
         panels.append(heat_panel(title, _means(part), f"layer, {up}", f"layer, {across}"))
-    return figure(name, panels, [row for panel in panels for row in _values(panel)], models=models_in(frame))
+    return figure(
+        name, panels, [row for panel in panels for row in _values(panel)], models=models_in(frame)
+    )
 
 
 def clusters(frames: Frames, name: str) -> Table:
     """§3: where the layers fall into two clusters, and how distinct these are."""
-    rows = present(_clusters(_maps(frames)), f"no map of at least {LEAST_LAYERS} layers against themselves")
+    rows = present(
+        _clusters(_maps(frames)), f"no map of at least {LEAST_LAYERS} layers against themselves"
+    )
     return table(name, rows, clusters=rows)
 
 
 def truncation(frames: Frames, name: str) -> Figure:
     """Figure 3: the score of a head on the state of every layer, model by model and task by task."""
     frame = _operated(frames, list(HEADS))
-    frame = frame.sort_values("condition", key=lambda heads: heads.map([*HEADS].index), kind="stable")
+    frame = frame.sort_values(
+        "condition", key=lambda heads: heads.map([*HEADS].index), kind="stable"
+    )
     look = {head: (name, ("head", name)) for head, name in HEADS.items()}
     means, lines = model_lines(frame, PLACE, "condition", "site", "score", look.__getitem__, 100)
     panels = []
@@ -63,7 +78,13 @@ def truncation(frames: Frames, name: str) -> Figure:
         floor = 100 * float(part["majority_score"].iloc[0])
         majority = Series(MAJORITY, ("head", MAJORITY), [[floor]] * len(panel.across))
         panels.append(replace(panel, series=[majority, *panel.series]))
-    columns = {"task": "task", "base": "model", "condition": "head", "site": "site", "mean": "score"}
+    columns = {
+        "task": "task",
+        "base": "model",
+        "condition": "head",
+        "site": "site",
+        "mean": "score",
+    }
     return figure(name, panels, [{new: row[old] for old, new in columns.items()} for row in means])
 
 
@@ -76,9 +97,13 @@ def skipping(frames: Frames, name: str) -> Figure:
         means = 100 * spans.groupby(["first", "last"])["score"].mean()
         whole = 100 * part.loc[part["condition"] == "native", "score"].mean()
         title = f"{place_words(*place.values())} (whole: {whole:.1f})"
-        panels.append(heat_panel(title, means, "first block skipped", "last block skipped", (blocks, blocks)))
+        panels.append(
+            heat_panel(title, means, "first block skipped", "last block skipped", (blocks, blocks))
+        )
         about = {"task": place["task"], "model": place["base"]}
-        values += [{**about, "first": i, "last": j, "score": value} for (i, j), value in means.items()]
+        values += [
+            {**about, "first": i, "last": j, "score": value} for (i, j), value in means.items()
+        ]
     return figure(name, panels, values)
 
 
@@ -89,7 +114,9 @@ def _operated(frames: Frames, kinds: list[str]) -> pd.DataFrame:
         Missing: there are no such rows.
     """
     frame = frames.of("surgery", "score", "condition")
-    frame = frame[frame["condition"].isin(kinds) & frame["stage"].notna()]  # without means over models
+    frame = frame[
+        frame["condition"].isin(kinds) & frame["stage"].notna()
+    ]  # without means over models
     present(frame, f"the rows of kind `surgery` have none of {', '.join(kinds)}")
     return frame.assign(base=without_copy(frame["model"]))
 
@@ -101,7 +128,10 @@ def _ckas(frames: Frames) -> pd.DataFrame:
     """CKA of all layers, with the columns `comparison`, see `COMPARISONS`, and `base`: none, if many or equal."""
     frame = similarities(frames)
     frame = frame[frame["measure"] == "cka"]
-    stages, bases = frame[["stage_x", "stage_y"]], [without_copy(frame[f"model_{side}"]) for side in "xy"]
+    stages, bases = (
+        frame[["stage_x", "stage_y"]],
+        [without_copy(frame[f"model_{side}"]) for side in "xy"],
+    )
     before, after = ((stages == stage).all(axis=1) for stage in ("pretrained", "finetuned"))
     both = stages.isin(("pretrained", "finetuned")).all(axis=1) & ~before & ~after
     same, of_one_base = frame["model_x"] == frame["model_y"], bases[0] == bases[1]
@@ -128,18 +158,27 @@ def _maps(frames: Frames) -> list[tuple[str, HeatPanel, int]]:
             chosen = part[part["comparison"] == comparison]
             layers = sorted(int(layer) for layer in set(chosen["layer_x"]) & set(chosen["layer_y"]))
             if layers:
-                title = place_words(place["task"], kind_words(place["rows"]), place["base"], comparison)
+                title = place_words(
+                    place["task"], kind_words(place["rows"]), place["base"], comparison
+                )
                 up, across = (f"layer, {models}" for models in comparison.split("–"))
                 panel = heat_panel(title, _means(chosen), up, across, (layers, layers))
                 if comparison != FT_ORIG:
                     panel = replace(panel, cuts=two_clusters(panel.values))
                 maps.append((comparison, panel, models_in(chosen)))
-    return present(maps, "no CKA of pretrained or fine-tuned models: the maps need cells of these stages")
+    return present(
+        maps, "no CKA of pretrained or fine-tuned models: the maps need cells of these stages"
+    )
 
 
 def _values(panel: HeatPanel) -> list[Row]:
     return [
-        {"panel": panel.title, "layer_up": int(up), "layer_across": int(across), "cka": float(panel.values[i, j])}
+        {
+            "panel": panel.title,
+            "layer_up": int(up),
+            "layer_across": int(across),
+            "cka": float(panel.values[i, j]),
+        }
         for i, up in enumerate(panel.rows)
         for j, across in enumerate(panel.columns)
     ]
@@ -162,7 +201,9 @@ def two_clusters(grid: Grid) -> list[int]:
 def _labels(grid: Grid) -> NDArray[np.int64]:
     distance = 1 - np.clip((grid + grid.T) / 2, 0, 1)
     np.fill_diagonal(distance, 0)
-    return np.asarray(fcluster(linkage(squareform(distance, checks=False), "average"), 2, "maxclust"))
+    return np.asarray(
+        fcluster(linkage(squareform(distance, checks=False), "average"), 2, "maxclust")
+    )
 
 
 def _clusters(maps: list[tuple[str, HeatPanel, int]]) -> list[Row]:
@@ -172,12 +213,19 @@ def _clusters(maps: list[tuple[str, HeatPanel, int]]) -> list[Row]:
         if comparison != FT_ORIG and len(panel.rows) >= LEAST_LAYERS:
             grid, labels = panel.values, _labels(panel.values)
             same = labels[:, None] == labels[None]
-            within, between = float(grid[same & ~np.eye(len(grid), dtype=bool)].mean()), float(grid[~same].mean())
+            within, between = (
+                float(grid[same & ~np.eye(len(grid), dtype=bool)].mean()),
+                float(grid[~same].mean()),
+            )
             layers = np.array(panel.rows, dtype=int)
-            parts = " | ".join(_part(layers[labels == label].tolist()) for label in dict.fromkeys(labels))
+            parts = " | ".join(
+                _part(layers[labels == label].tolist()) for label in dict.fromkeys(labels)
+            )
             means = {"within": within, "between": between, "contrast": within - between}
             tuned = comparison == FT
-            rows.append({"panel": panel.title, "clusters": parts, **means, "models": models, "tuned": tuned})
+            rows.append(
+                {"panel": panel.title, "clusters": parts, **means, "models": models, "tuned": tuned}
+            )
     return rows
 
 

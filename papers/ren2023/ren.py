@@ -9,10 +9,17 @@ from functools import partial
 import numpy as np
 
 from aligners.reports.report import Row
-from aligners.reports.study import described, shared
-from aligners.reports.study.contents import Figure, Panel, Table, heat_panel, line_panels, look_of_stage
+from aligners.reports.study import described_tables, row_selection
+from aligners.reports.study.contents import (
+    Figure,
+    Panel,
+    Table,
+    heat_panel,
+    line_panels,
+    look_of_stage,
+)
 from aligners.reports.study.frames import STATES, Frames, by, kind_words, place_words
-from aligners.reports.study.maps import WORDS, closest_maps, map_row, shown_methods
+from aligners.reports.study.map_tables import WORDS, closest_maps, map_row, shown_methods
 from aligners.reports.study.registry import register
 from aligners.reports.study.statistics import over_models
 
@@ -28,10 +35,10 @@ def sizes(frames: Frames, name: str) -> Table:
         for column, key in counts.items():
             row[key] = int(part[column].max())
         for split in ("train", "test"):
-            printed = described.paper_value(name, split, **place)
+            printed = described_tables.paper_value(name, split, **place)
             row[f"paper_{split}"] = printed and int(printed.mean)
         rows.append(row)
-    return described.table(name, rows)
+    return described_tables.table(name, rows)
 
 
 def recovery(frames: Frames, name: str) -> Table:
@@ -48,10 +55,12 @@ def recovery(frames: Frames, name: str) -> Table:
             row["paper"] = None  # the paper's is the way back
         rows.append(row)
     closest = closest_maps(rows, "strength", "direction")
-    return described.table(name, rows, closest=closest, **shared.about_maps(frame))
+    return described_tables.table(name, rows, closest=closest, **row_selection.about_maps(frame))
 
 
-def layer_maps(frames: Frames, name: str, *, within: bool, component: str = STATES, column: str = "fvu") -> Figure:
+def layer_maps(
+    frames: Frames, name: str, *, within: bool, component: str = STATES, column: str = "fvu"
+) -> Figure:
     """Figures 3, 6 and 8: learned error from every layer to every layer, within a model or between models.
 
     Args:
@@ -65,21 +74,30 @@ def layer_maps(frames: Frames, name: str, *, within: bool, component: str = STAT
     errors = frames.errors(component)
     same = errors["model_x"] == errors["model_y"]
     errors = errors[(same == within) & errors["site_x"].notna()]
-    lacking = f"no map was fitted from one layer to another {whom}: `data.sites` names such pairs, as 1:2"
-    shared.present(errors[errors["site_x"] != errors["site_y"]], lacking)
+    lacking = (
+        f"no map was fitted from one layer to another {whom}: `data.sites` names such pairs, as 1:2"
+    )
+    row_selection.present(errors[errors["site_x"] != errors["site_y"]], lacking)
     errors = errors.astype({"site_x": int, "site_y": int})
     panels, values = list[Panel](), list[Row]()
     for place, part in by(errors, "task", "stage", "rows"):
         for method in shown_methods(part, column, 2):
             line = part[part["method"] == method]
             means = line.groupby(["site_x", "site_y"])[column].mean()
-            marked = shared.map_cells(method, line)["method"]
+            marked = row_selection.map_cells(method, line)["method"]
             title = place_words(place["task"], place["stage"], kind_words(place["rows"]), marked)
             panels.append(heat_panel(title, means, "layer of X", "layer of Y"))
             for (x, y), value in means.items():
                 values.append({"panel": title, "layer_x": x, "layer_y": y, column: value})
-    about: Row = {"within": within, "whom": whom, "what": WORDS[column], "models": shared.models_in(errors)}
-    made = described.figure(name, panels, values, **about, **shared.about_maps(errors))
+    about: Row = {
+        "within": within,
+        "whom": whom,
+        "what": WORDS[column],
+        "models": row_selection.models_in(errors),
+    }
+    made = described_tables.figure(
+        name, panels, values, **about, **row_selection.about_maps(errors)
+    )
     if made.limits:
         return made
     largest = float(np.nanmax([row[column] for row in values]))
@@ -96,9 +114,13 @@ def nuclear_norms(frames: Frames, name: str) -> Figure:
         if norm:
             means.append({**place, **norm._asdict()})
             values.append({**place, "nuclear_norm": norm.mean})
-    panels = line_panels(means, ["task"], "stage", "layer", partial(look_of_stage, of_none="all models"))
+    panels = line_panels(
+        means, ["task"], "stage", "layer", partial(look_of_stage, of_none="all models")
+    )
     depths = frame.groupby("model")["layer"].max().nunique()
-    return described.figure(name, panels, values, models=frame["model"].nunique(), depths=depths)
+    return described_tables.figure(
+        name, panels, values, models=frame["model"].nunique(), depths=depths
+    )
 
 
 register(__name__)

@@ -8,8 +8,16 @@ from functools import partial
 import pandas as pd
 
 from aligners.reports.report import Row
-from aligners.reports.study import described, shared
-from aligners.reports.study.blocks import A, B, block_map, block_panel, block_values, entries_of, of_stages
+from aligners.reports.study import described_tables, row_selection
+from aligners.reports.study.blocks import (
+    A,
+    B,
+    block_map,
+    block_panel,
+    block_values,
+    entries_of,
+    of_stages,
+)
 from aligners.reports.study.contents import Figure, Meaning, Table, model_lines
 from aligners.reports.study.frames import STAGES, Frames, by, place_words, stage_words
 from aligners.reports.study.registry import register
@@ -30,11 +38,14 @@ def untrained_map(frames: Frames, name: str) -> Figure:
         return block_map(frames, name, ["cka"], ("random", "pretrained"))
     frames.of("similarity", "untrained")
     panels = []
-    for place, part in by(shared.of_one_stage(frame), "task", "stage"):
-        for column, label in (("value", stage_words(place["stage"]) or "trained"), ("untrained", "untrained twins")):
+    for place, part in by(row_selection.of_one_stage(frame), "task", "stage"):
+        for column, label in (
+            ("value", stage_words(place["stage"]) or "trained"),
+            ("untrained", "untrained twins"),
+        ):
             title = place_words(place["task"], label)
             panels.append(block_panel(part.assign(value=part[column]), title, frames.groups))
-    return replace(described.figure(f"{name}_twins", panels), name=name)
+    return replace(described_tables.figure(f"{name}_twins", panels), name=name)
 
 
 def tuned_map(frames: Frames, name: str, measure: str) -> Figure:
@@ -45,10 +56,12 @@ def tuned_map(frames: Frames, name: str, measure: str) -> Figure:
     """
     panels, values = [], list[Row]()
     for place, part in by(_of_one_base(frames, [measure]), "task", "base"):
-        panels.append(block_panel(part, place_words(place["base"], f"texts of {place['task']}"), {}))
+        panels.append(
+            block_panel(part, place_words(place["base"], f"texts of {place['task']}"), {})
+        )
         about = {"texts": place["task"], "model": place["base"], "measure": measure}
         values += [{**about, **row} for row in block_values(part)]
-    return described.figure(name, panels, values, measure=measure)
+    return described_tables.figure(name, panels, values, measure=measure)
 
 
 def localization(frames: Frames, name: str, *, printed: bool = False) -> Figure:
@@ -59,13 +72,17 @@ def localization(frames: Frames, name: str, *, printed: bool = False) -> Figure:
         name: of the figure.
         printed: as the notebooks released with the paper have it; see `_localizations`.
     """
-    frame = shared.of_one_stage(of_stages(frames, LOCALIZED, STAGES))
+    frame = row_selection.of_one_stage(of_stages(frames, LOCALIZED, STAGES))
     scores, groups = _localizations(frame, ["task", "stage"], printed), frames.groups
     models = scores.groupby(["task", "stage"], dropna=False)["model"].transform("nunique")
     families = scores["model"].map(lambda model: groups.get(model, model))
     lines = scores.assign(line=scores["model"].where(models <= MOST_LINES, families))
-    _, panels = model_lines(lines, ["task", "stage"], "line", "layer", "localization", partial(_look, groups))
-    return described.figure(name, panels, scores.to_dict("records"), measures=set(frame["measure"]), whose="all models")
+    _, panels = model_lines(
+        lines, ["task", "stage"], "line", "layer", "localization", partial(_look, groups)
+    )
+    return described_tables.figure(
+        name, panels, scores.to_dict("records"), measures=set(frame["measure"]), whose="all models"
+    )
 
 
 def tuned_localization(frames: Frames, name: str, *, printed: bool = False) -> Figure:
@@ -81,16 +98,20 @@ def tuned_localization(frames: Frames, name: str, *, printed: bool = False) -> F
     """
     frame = _of_one_base(frames, LOCALIZED)
     scores = _localizations(frame, ["task", "base"], printed)
-    _, panels = model_lines(scores, ["base", "task"], "model", "layer", "localization", partial(_look, {}))
+    _, panels = model_lines(
+        scores, ["base", "task"], "model", "layer", "localization", partial(_look, {})
+    )
     whose = "the model (base) and of its fine-tunings"
-    return described.figure(name, panels, scores.to_dict("records"), measures=set(frame["measure"]), whose=whose)
+    return described_tables.figure(
+        name, panels, scores.to_dict("records"), measures=set(frame["measure"]), whose=whose
+    )
 
 
 def freezing(frames: Frames, name: str) -> Table:
     """Table 1: the score after fine-tuning with the top or bottom layers frozen."""
     frame = frames.of("finetune", "score", "variant")
     frozen = set(frame["variant"]) != {"none"}
-    metric = described.printed_metric(name, frame)
+    metric = described_tables.printed_metric(name, frame)
     rows = []
     for place, part in by(frame, "base", "variant", "task"):
         scores = 100 * part["score"].dropna()
@@ -101,20 +122,24 @@ def freezing(frames: Frames, name: str) -> Table:
             row[column] = 100 * part[column].mean()
         family = BASES.search(str(place["base"]).lower())
         same = {"model": family and family[1], "variant": place["variant"]}
-        printed = described.paper_value(name, described.plain(place["task"] or ""), **same)
+        printed = described_tables.paper_value(
+            name, described_tables.plain(place["task"] or ""), **same
+        )
         row["paper"] = printed and printed.mean
         rows.append(row)
-    return described.table(name, rows, frozen=frozen)
+    return described_tables.table(name, rows, frozen=frozen)
 
 
 def _of_one_base(frames: Frames, measures: Sequence[str]) -> pd.DataFrame:
     """Rows of two models of one base, each named after what it was fine-tuned on, with the column `base`."""
-    frame = shared.of_one_base(frames, measures)
+    frame = row_selection.of_one_base(frames, measures)
     lacking = f"no {measures[0]} between a model and its fine-tunings: `similarity.across_stages` compares them"
-    shared.present(frame[frame["stage_x"] != frame["stage_y"]], lacking)
+    row_selection.present(frame[frame["stage_x"] != frame["stage_y"]], lacking)
     named = {}
     for side in "xy":
-        number = frame[f"model_{side}"].str.extract("(#.*)", expand=False).fillna("")  # of a further fine-tuning
+        number = (
+            frame[f"model_{side}"].str.extract("(#.*)", expand=False).fillna("")
+        )  # of a further fine-tuning
         tuned = frame[f"tuned_{side}"].fillna("fine-tuned").astype(str) + number
         named[f"model_{side}"] = tuned.where(frame[f"stage_{side}"] == "finetuned", "base")
     return frame.assign(**named, stage_x=None, stage_y=None)
@@ -138,17 +163,23 @@ def _localizations(frame: pd.DataFrame, places: Sequence[str], printed: bool) ->
     parts = []
     for place, part in by(frame, *places):
         subspace = STANDARDISED if printed and STANDARDISED in set(part["measure"]) else "svcca"
-        neurons, subspaces = (entries_of(part[part["measure"] == name]) for name in ("neuronsim", subspace))
+        neurons, subspaces = (
+            entries_of(part[part["measure"] == name]) for name in ("neuronsim", subspace)
+        )
         both = neurons.merge(subspaces, on=[*A, *B], suffixes=("", "_svcca"))
         other = (both["model_a"] != both["model_b"]) | (both["layer_a"] != both["layer_b"])
         layer = ["model_b", "layer_b"] if printed else ["model_a", "layer_a"]
         values = both[["value", "value_svcca"]].where(other)
         means = values.groupby([both[name] for name in layer], sort=False).mean().dropna()
         means = (means - means.mean()) / means.std() if printed else means
-        scores = (means["value"] - means["value_svcca"]).rename_axis(["model", "layer"]).rename("localization")
+        scores = (
+            (means["value"] - means["value_svcca"])
+            .rename_axis(["model", "layer"])
+            .rename("localization")
+        )
         parts.append(scores.reset_index().assign(**place))
     lacking = "localization needs both `neuronsim` and `svcca` of the same pairs of models"
-    return shared.present(pd.concat(parts, ignore_index=True), lacking)
+    return row_selection.present(pd.concat(parts, ignore_index=True), lacking)
 
 
 def _look(groups: Mapping[str, str], name: str) -> tuple[str, Meaning]:

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-
-from benchmarks import random_classifier, similarity, stitching
 from benchmarks.harness import Figures, interleaved, markdown, ratio
 from benchmarks.known_cases import CASES, MEASURES, averaged
+
+from benchmarks import random_classifier, similarity, stitching
 
 SCRIPTS = Path(__file__).parents[2] / "benchmarks"
 EVERY = {name: pair for group in CASES.values() for name, pair in group.items()}
@@ -26,8 +26,8 @@ import json, runpy, sys, aligners
 aligners.INN
 print(*{{name.partition('.')[0] for name in sys.modules}})
 sys.modules.update(dict.fromkeys({HEAVY}))
-import aligners.models.loading.models, aligners.maps.inn
-import aligners.datamodules.batches, aligners.datamodules.rows.reading
+import aligners.models.loading.load_models, aligners.maps.inn
+import aligners.datamodules.batches, aligners.datamodules.rows.read_rows
 for sys.argv in json.loads(sys.argv[1]):
     runpy.run_path(sys.argv[0], run_name="__main__")
 """

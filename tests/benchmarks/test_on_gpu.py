@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-
 from benchmarks.harness import Figures
 from benchmarks.on_gpu import __main__ as on_gpu
 from benchmarks.on_gpu import ranks

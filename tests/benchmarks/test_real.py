@@ -8,11 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import BertModel
-
 from benchmarks.real import models, run
 from benchmarks.real.known_truths import permute_bert, rotate_llama
 from tests.tiny import tiny_model, tokenised
+from transformers import BertModel
 
 
 def test_a_permuted_bert_has_the_same_states_in_another_order() -> None:

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 import torch
+from tests.runs import activations, quiet_trainer, related_rows
+from tests.world import World
 
 from aligners.callbacks.best import BestPerSite
 from aligners.fitting.alignment import Alignment
 from aligners.maps.inn import INN
 from aligners.maps.mlp import MLP
 from aligners.similarity.algebra.moments import moments_of
-from tests.runs import activations, quiet_trainer, related_rows
-from tests.world import World
 
 NAMES = {"mlp": partial(MLP, hidden=[4]), "inn": partial(INN, couplings=2, hidden=4)}
 

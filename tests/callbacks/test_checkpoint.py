@@ -9,19 +9,19 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from safetensors.torch import load_file
-
-from aligners.callbacks.best import BestPerSite
-from aligners.callbacks.checkpoint import SaveAligners, WholeCheckpoints
-from aligners.datamodules.rows.reading import PairReader
-from aligners.fitting.alignment import Alignment
-from aligners.fitting.bank import ALIGNMENT, load_bank
-from aligners.fitting.moments import MomentsSoFar
-from aligners.maps.inn import INN
-from aligners.maps.linear import Linear
-from aligners.maps.mlp import MLP
 from tests.interrupting import Interrupt, strike
 from tests.runs import activations, quiet_trainer, state
 from tests.world import World
+
+from aligners.callbacks.best import BestPerSite
+from aligners.callbacks.checkpoint import SaveAligners, WholeCheckpoints
+from aligners.datamodules.rows.read_rows import PairReader
+from aligners.fitting.alignment import Alignment
+from aligners.fitting.read_moments import MomentsSoFar
+from aligners.fitting.saved_bank import ALIGNMENT, load_bank
+from aligners.maps.inn import INN
+from aligners.maps.linear import Linear
+from aligners.maps.mlp import MLP
 
 BATCHES, EPOCHS = 6, 2
 

@@ -5,14 +5,14 @@ from inspect import signature
 from tempfile import TemporaryDirectory
 
 import torch
+from tests.kinds import AFTER, ALIKE, KINDS
+from tests.tiny import TEXTS, kind, reference, tiny_frozen, tokenised
 from torch import Tensor
 
 from aligners.models import FrozenModel, load_frozen
 from aligners.models.architectures import architecture_of
 from aligners.models.classifiers import shortened
 from aligners.models.hooks import inject
-from tests.kinds import AFTER, ALIKE, KINDS
-from tests.tiny import TEXTS, kind, reference, tiny_frozen, tokenised
 
 __all__ = ["CHECKS", "NEEDED", "SDPA", "differences", "heads", "passed"]
 

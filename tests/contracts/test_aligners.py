@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from tests.runs import related_rows
 from torch import Tensor
 
 import aligners.fitting.universe.universe  # which registers the maps through a space before any test begins
-from aligners.fitting.bank import build_aligner, describe_aligner
+from aligners.fitting.saved_bank import build_aligner, describe_aligner
 from aligners.fitting.steps import clip_per_site
 from aligners.maps.base import Aligner
 from aligners.maps.mlp import FreeForm
 from aligners.similarity.algebra.moments import moments_of
-from tests.runs import related_rows
 
 SITES, ROWS, WIDTH, OTHER = 3, 96, 6, 5
 CLIP = 0.02

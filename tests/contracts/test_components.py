@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 import torch
+from tests.aligners.injection.test_injecting import evaluate, fit
+from tests.runs import activations
+from tests.world import World
 
 from aligners.datamodules.layers import LayerActivations
 from aligners.datamodules.text.sources import TextSource
 from aligners.maps.linear import Linear
 from aligners.models import load_frozen
-from tests.aligners.injection.test_injecting import evaluate, fit
-from tests.runs import activations
-from tests.world import World
 
 SITES = [(1, 1), (2, 2), (3, 3)]
 

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-
-from aligners.models import FrozenModel
-from aligners.models.architectures import FAMILIES, REFUSED, architecture_of
 from tests.contracts.families import CHECKS, NEEDED, SDPA, differences
 from tests.kinds import ALIKE, KINDS
 from tests.processes import ROOT
 from tests.tiny import tiny_frozen, tiny_model, tokenised
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+from aligners.models import FrozenModel
+from aligners.models.architectures import FAMILIES, REFUSED, architecture_of
 from website.families import records
 
 RECORDS = records()

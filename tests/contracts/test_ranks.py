@@ -5,18 +5,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-
-from aligners.fitting.alignment import Alignment
-from aligners.fitting.errors import MapErrors
-from aligners.fitting.retrieval import HeldOutRows
-from aligners.injection.scoring.scores import TextScores
-from aligners.maps.linear import Linear, Procrustes
-from aligners.similarity.algebra.moments import moments_of
-from aligners.similarity.moments import MomentsMetric
 from tests.ranks import two_ranks
 from tests.runs import activations, quiet_trainer, related_rows
 from tests.world import World
+from torch import Tensor
+
+from aligners.fitting.alignment import Alignment
+from aligners.fitting.heldout_retrieval import HeldOutRows
+from aligners.fitting.map_errors import MapErrors
+from aligners.injection.scoring.scores import TextScores
+from aligners.maps.linear import Linear, Procrustes
+from aligners.similarity.algebra.moments import moments_of
+from aligners.similarity.moment_metrics import MomentsMetric
 
 SITES, ROWS, D_X, D_Y, TEXTS, LENGTH = 2, 61, 5, 4, 7, 5
 

@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 import torch
-
-from aligners.callbacks.best import BestPerSite
-from aligners.callbacks.checkpoint import SaveStitching
-from aligners.fitting.bank import load_bank
-from aligners.injection.stitching.measuring import StitchingEvaluation
-from aligners.injection.stitching.training import LossWeights
-from aligners.maps.affine import AffineLayer
-from aligners.maps.mlp import MLP
 from tests.ranks import two_ranks
 from tests.runs import quiet_trainer
 from tests.stitches import LAYERS, model_texts, train
 from tests.world import TEST_TEXTS, World
+
+from aligners.callbacks.best import BestPerSite
+from aligners.callbacks.checkpoint import SaveStitching
+from aligners.fitting.saved_bank import load_bank
+from aligners.injection.stitching.measuring import StitchingEvaluation
+from aligners.injection.stitching.stitching_training import LossWeights
+from aligners.maps.affine import AffineLayer
+from aligners.maps.mlp import MLP
 
 ALL = LossWeights(0.5, distillation=1.0, temperature=2.0, activation=0.1)
 RUNS: dict[str, tuple[Any, dict[str, Any]]] = {

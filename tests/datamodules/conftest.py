@@ -1,5 +1,4 @@
 import pytest
-
 from tests.datamodules.tokens.splitters import byte_level, splitter_folder, word_piece
 from tests.tiny import tiny_folder
 

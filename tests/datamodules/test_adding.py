@@ -4,13 +4,13 @@ import re
 from typing import Any
 
 import torch
+from tests.processes import ROOT
+from tests.runs import activations
+from tests.world import World
 
 from aligners.datamodules.rows.policies import POLICIES
 from aligners.datamodules.text.loading import load_texts
 from aligners.datamodules.text.sources import SOURCES, TextSource
-from tests.processes import ROOT
-from tests.runs import activations
-from tests.world import World
 
 
 def run(beginning: str, **names: Any) -> dict[str, Any]:

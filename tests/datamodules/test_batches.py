@@ -7,12 +7,12 @@ import datasets
 import numpy as np
 import pytest
 import torch
-
-from aligners.datamodules.batches import LengthBatches, limited
-from aligners.datamodules.tokens.tokenised import TokenisedTexts, same_tokenizer, tokenise
 from tests.datamodules.tokens.splitters import word_piece
 from tests.runs import quiet_trainer
 from tests.tiny import WORDS, tiny_tokenizer
+
+from aligners.datamodules.batches import LengthBatches, limited
+from aligners.datamodules.tokens.tokenised import TokenisedTexts, same_tokenizer, tokenise
 
 
 def make_split(n: int = 12, *, pair: bool = False, labels: bool = True) -> datasets.Dataset:

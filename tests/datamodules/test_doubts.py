@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import torch
+from tests.tiny import tiny_folder
+from tests.world import World, sentences, write_texts
 
 from aligners.datamodules.doubts import text_doubts
 from aligners.datamodules.layers import LayerActivations
 from aligners.datamodules.pairings import pair_states
 from aligners.datamodules.text.sources import TextSource
-from tests.tiny import tiny_folder
-from tests.world import World, sentences, write_texts
 
 
 def test_shares_are_those_of_tokens_that_are_not_special() -> None:

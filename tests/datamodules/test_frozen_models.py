@@ -3,13 +3,13 @@ from typing import Any
 import pytest
 import torch
 from accelerate import dispatch_model
+from tests.runs import activations, made_again, rank_of
+from tests.world import World
 
 from aligners.datamodules import frozen_models
 from aligners.datamodules.frozen_models import FrozenModels
 from aligners.datamodules.pairings import pair_states
 from aligners.models import FrozenModel
-from tests.runs import activations, made_again, rank_of
-from tests.world import World
 
 
 def places(devices: Any, maps: Any) -> list[Any]:

@@ -3,14 +3,14 @@ from typing import Any
 
 import pytest
 import torch
+from tests.runs import rank_of
+from tests.tiny import tiny_frozen
+from tests.world import World, write_texts
 from torch import Tensor
 
 from aligners.datamodules.layers import LayerActivations, LayerBatch
 from aligners.datamodules.rows.sites import parse_layers
 from aligners.datamodules.text.sources import TextSource
-from tests.runs import rank_of
-from tests.tiny import tiny_frozen
-from tests.world import World, write_texts
 
 POLICIES = ("words", "words_first", "words_mean", "mean", "cls")
 

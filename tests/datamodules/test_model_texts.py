@@ -6,6 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from tests.runs import quiet_trainer
+from tests.stitches import model_texts
+from tests.tiny import tiny_folder
+from tests.world import TEST_TEXTS, World, sentences, write_texts
 from torch import Tensor
 
 from aligners.datamodules.asking import (
@@ -18,10 +22,6 @@ from aligners.datamodules.asking import (
 )
 from aligners.datamodules.model_texts import ModelTexts, labelled_texts
 from aligners.datamodules.text.sources import TextSource
-from tests.runs import quiet_trainer
-from tests.stitches import model_texts
-from tests.tiny import tiny_folder
-from tests.world import TEST_TEXTS, World, sentences, write_texts
 
 
 def batches(data: ModelTexts, split: Any = "test", epoch: int = 0, **options: Any) -> list[TaskBatch]:

@@ -9,15 +9,15 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
+from tests.runs import made_again, quiet_trainer
+from tests.world import TEST_TEXTS, World
 
 from aligners.datamodules.layers import LayerActivations
 from aligners.datamodules.model_texts import ModelTexts, labelled_texts, stitched_texts
 from aligners.datamodules.module import stream_of
+from aligners.datamodules.paired_activations import States
 from aligners.datamodules.pairings import attention_states, pair_states, pairs_states, universe_states
-from aligners.datamodules.states import States
 from aligners.models.recipes import Recipe, embedded_recipe
-from tests.runs import made_again, quiet_trainer
-from tests.world import TEST_TEXTS, World
 
 COMMON = (
     "text batch_size max_length seed dtype attn_implementation trust_remote_code merge_adapters recipe cache workers"

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from tests.runs import activations
+from tests.world import World, read_texts, sentences, write_texts
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from aligners import api
 from aligners.datamodules.text.sources import TextSource
 from aligners.datamodules.tokens.tokenised import same_tokens
 from aligners.errors import UserError
-from tests.runs import activations
-from tests.world import World, read_texts, sentences, write_texts
 
 
 def padded_left(tokenizer: PreTrainedTokenizerBase) -> None:

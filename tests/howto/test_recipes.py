@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import yaml
-
-from aligners.cli.study import run as running
-from aligners.cli.table import COMMANDS, evaluate, study, train
-from aligners.studies.executors import make_executor
 from tests.cells import Inline
 from tests.processes import ROOT
 from tests.shell import printed
+
+from aligners.cli.study import run_cells as running
+from aligners.cli.table import COMMANDS, evaluate, study, train
+from aligners.studies.executors import make_executor
 
 HOWTO = ROOT / "docs" / "howto"
 RECIPES = sorted(page.stem for page in HOWTO.glob("*.md") if page.stem != "index")

@@ -6,7 +6,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import orthogonal_procrustes
-
 from tests.references.measures import canonical_variables
 
 Array = NDArray[np.float64]

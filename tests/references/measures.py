@@ -9,7 +9,6 @@ from collections.abc import Callable
 import numpy as np
 import scipy.linalg
 from numpy.typing import NDArray
-
 from tests.references.kernels import biased_cka, hsic_1
 
 Array = NDArray[np.float64]

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from itertools import combinations
 
 import pytest
-
 from tests.tutorials.scripts import TUTORIALS, printed, words
 
 Numbers = dict[str, list[float]]

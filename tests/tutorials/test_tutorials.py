@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import matplotlib as mpl
 import matplotlib.pyplot as plt
 import pytest
-
 from tests.tutorials.scripts import TUTORIALS, cells, notebook, outputs
 
 SMALL = "layers=2,width=32,steps=40,batch=2"

@@ -8,12 +8,12 @@ from xml.etree import ElementTree
 
 import pytest
 import yaml
+from tests.processes import ROOT
 
 from aligners import api
 from aligners.cli.evaluate.inject import inject
 from aligners.models.architectures import known_architectures
 from aligners.similarity.catalogue import catalogue
-from tests.processes import ROOT
 from website import coverage, families, glossary, invariances, modules, options
 from website.drawings import with_drawings, with_figures
 
@@ -143,7 +143,7 @@ def test_every_package_has_a_page_of_its_modules() -> None:
             f"::: aligners.similarity.functional.{path.stem}\n"
             in pages["reference/modules/aligners.similarity.functional.md"]
         )
-    assert "::: aligners.datamodules.states\n" in pages["reference/modules/aligners.datamodules.md"]
+    assert "::: aligners.datamodules.paired_activations\n" in pages["reference/modules/aligners.datamodules.md"]
 
 
 def test_the_reference_of_the_api_shows_what_it_offers_and_the_most_used_first() -> None:

@@ -8,8 +8,8 @@ from jsonargparse import Namespace
 
 from aligners.datamodules.module import WITHOUT_GRADIENTS
 from aligners.datamodules.rows.policies import most_rows
-from aligners.studies.plan import Size, TextSizes
 from aligners.studies.spec import Study
+from aligners.studies.study_plan import Size, TextSizes
 
 FLOAT = 4  # bytes
 
@@ -60,7 +60,9 @@ class Load:
 
     def reading(self, texts: float, sizes: Sequence[Size] | None = None) -> float:
         """FLOP with which models, by default all, read so many texts."""
-        return sum(size.reading(texts * self.tokens) for size in (self.sizes if sizes is None else sizes))
+        return sum(
+            size.reading(texts * self.tokens) for size in (self.sizes if sizes is None else sizes)
+        )
 
     def calls(self, texts: float, sizes: Sequence[Size] | None = None) -> float:
         """Calls of a block with a batch, as models, by default all, read so many texts."""
@@ -75,22 +77,40 @@ class Load:
         """How long a fit trains, of so many rows in all texts and in a step."""
         trainer: Any = self.parsed.trainer
         limit = trainer.limit_train_batches
-        epoch = read if limit is None else min(read, limit * step) if isinstance(limit, int) else limit * read
+        epoch = (
+            read
+            if limit is None
+            else min(read, limit * step)
+            if isinstance(limit, int)
+            else limit * read
+        )
         given = [(trainer.max_epochs, epoch), (trainer.max_steps, step)]
         limits = [times * rows for times, rows in given if times not in (None, -1)]
-        rows = min(limits) if limits else min(self.parsed.model.rows, self.parsed.model.most_steps * step)
+        rows = (
+            min(limits)
+            if limits
+            else min(self.parsed.model.rows, self.parsed.model.most_steps * step)
+        )
         return Training(rows, rows / epoch, rows / step)
 
     def validated(self, training: Training, before: int = 0) -> float:
         """Texts that training is watched on, as often as they are read: so often before it, then as `trainer` says."""
         trainer: Any = self.parsed.trainer
-        limit, interval, every = trainer.limit_val_batches, trainer.val_check_interval, trainer.check_val_every_n_epoch
+        limit, interval, every = (
+            trainer.limit_val_batches,
+            trainer.val_check_interval,
+            trainer.check_val_every_n_epoch,
+        )
         texts: float = self.texts.validation
         if limit is not None:
             most = limit * WITHOUT_GRADIENTS * self.parsed.data.batch_size
             texts = min(texts, most) if isinstance(limit, int) else limit * texts
         by_steps = isinstance(interval, int)
-        times = training.steps // interval if by_steps else training.epochs // (every or 1) / (interval or 1.0)
+        times = (
+            training.steps // interval
+            if by_steps
+            else training.epochs // (every or 1) / (interval or 1.0)
+        )
         return texts * (before + times)
 
     def saving(self, training: Training, size: float) -> dict[str, Any]:

@@ -25,19 +25,26 @@ from aligners.cli.folders import RANKS_SHARE, goes_on_from, release
 from aligners.cli.table import run_script
 from aligners.cli.trusted import NOBODY, Trust
 from aligners.errors import UserError
-from aligners.files.whole import open_own, remove, write_text
+from aligners.files.atomic import open_own, remove, write_text
 from aligners.similarity.passes.saved import PASSES
 from aligners.studies.cells import KINDS
 from aligners.studies.executors import THREADS, Unfinished, cpu_cores, let_jobs_import
-from aligners.studies.folder import ERROR, LOG, OPTIONS, RESULT, StudyFolder, as_lines, locked
+from aligners.studies.study_folder import ERROR, LOG, OPTIONS, RESULT, StudyFolder, as_lines, locked
 
 PACKAGES = ("torch", "lightning", "transformers", "numpy")
 FINISHED = "finetuned.json"
 END_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
-GOES_ON = ("run/last.ckpt", f"run/{PASSES}", "run/part-*", "before")  # what a cell that was interrupted goes on from
+GOES_ON = (
+    "run/last.ckpt",
+    f"run/{PASSES}",
+    "run/part-*",
+    "before",
+)  # what a cell that was interrupted goes on from
 
 
-def run_cells(study: str, numbers: Sequence[str], devices: int = 1, trust: Trust = NOBODY) -> dict[str, str]:
+def run_cells(
+    study: str, numbers: Sequence[str], devices: int = 1, trust: Trust = NOBODY
+) -> dict[str, str]:
     """Run cells one after another, each once those that it needs are done; one that fails stops no other.
 
     Args:
@@ -97,7 +104,10 @@ def run_cell(study: str, number: str, devices: int = 1, trust: Trust = NOBODY) -
         except Exception as error:
             write_text(place / ERROR, traceback.format_exc())
             if isinstance(error, UserError):
-                files = (file.parent if file.name == FINISHED else file for file in folder.goes_on_from(number))
+                files = (
+                    file.parent if file.name == FINISHED else file
+                    for file in folder.goes_on_from(number)
+                )
                 refused = [path for path in (*files, *_states(place)) if str(path) in str(error)]
                 for path in refused[:1]:  # the command does not go on from it
                     remove(path)
@@ -107,7 +117,10 @@ def run_cell(study: str, number: str, devices: int = 1, trust: Trust = NOBODY) -
                 if folder.reached(number) != before:
                     raise Unfinished(end.code) from end
                 raise
-            write_text(place / ERROR, "Its options were not accepted:\n\n" + (place / LOG).read_text(encoding="utf-8"))
+            write_text(
+                place / ERROR,
+                "Its options were not accepted:\n\n" + (place / LOG).read_text(encoding="utf-8"),
+            )
             return "failed"
         write_text(place / RESULT, as_lines(result))
         for state in _states(place):
@@ -115,7 +128,9 @@ def run_cell(study: str, number: str, devices: int = 1, trust: Trust = NOBODY) -
         return "done"
 
 
-def _run(folder: StudyFolder, cell: dict[str, Any], place: Path, devices: int, trust: Trust) -> dict[str, Any]:
+def _run(
+    folder: StudyFolder, cell: dict[str, Any], place: Path, devices: int, trust: Trust
+) -> dict[str, Any]:
     kind, run = KINDS[cell["kind"]], place / "run"
     words = [kind.command, *trust.words(cell["options"]), *_words(cell, place), "--run", str(run)]
     os.environ["WANDB_RUN_GROUP"] = folder.study["name"]
@@ -127,7 +142,9 @@ def _run(folder: StudyFolder, cell: dict[str, Any], place: Path, devices: int, t
             _run_on_devices(kind.script, words, devices, place / LOG)
     finally:
         end_run(place)  # also what it went on from
-    rows = {} if kind.report is None else json.loads((run / kind.report).read_text(encoding="utf-8"))
+    rows = (
+        {} if kind.report is None else json.loads((run / kind.report).read_text(encoding="utf-8"))
+    )
     return {
         "cell": cell["id"],
         "kind": cell["kind"],

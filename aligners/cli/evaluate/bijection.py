@@ -1,11 +1,16 @@
 """`evaluate.py bijection`: what being a bijection costs."""
 
-from aligners.cli.run import Run, command
+from aligners.cli.command import Run, command
 from aligners.datamodules.pairings import pair_states
 from aligners.fitting.bijection.price import BijectionPrice
 
 
-@command("bijection", BijectionPrice, data=pair_states, defaults={"data.batch_size": 64, "data.sites": "1"})
+@command(
+    "bijection",
+    BijectionPrice,
+    data=pair_states,
+    defaults={"data.batch_size": 64, "data.sites": "1"},
+)
 def bijection(run: Run) -> None:
     """Measure what being a bijection costs between the states of two models.
 

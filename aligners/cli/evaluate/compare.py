@@ -5,18 +5,18 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
-from aligners.cli.run import Run, command
+from aligners.cli.command import Run, command
+from aligners.datamodules.paired_activations import States
 from aligners.datamodules.pairings import pair_states
 from aligners.datamodules.rows.policies import RowKind
-from aligners.datamodules.states import States
 from aligners.errors import UserError, check_known
+from aligners.files.atomic import whole_file
 from aligners.files.sealed import save_sealed
-from aligners.files.whole import whole_file
-from aligners.fitting.bank import FORWARD, load_bank, refuse_other_bank
+from aligners.fitting.saved_bank import FORWARD, load_bank, refuse_other_bank
 from aligners.injection.comparing.comparison import MAPS, Comparison
 from aligners.injection.methods import between_two_models
-from aligners.injection.scoring.tasks import check_labels, match_heads
-from aligners.models.loading.models import check_precision
+from aligners.injection.scoring.task_scores import check_labels, match_heads
+from aligners.models.loading.load_models import check_precision
 from aligners.progress import hidden, track
 from aligners.reports.publishing import write_report
 
@@ -24,7 +24,15 @@ from aligners.reports.publishing import write_report
 @command(
     "comparison",
     data=pair_states,
-    skip={"packed", "component", "special_tokens", "held_out_types", "store", "store_dtype", "store_rows"},
+    skip={
+        "packed",
+        "component",
+        "special_tokens",
+        "held_out_types",
+        "store",
+        "store_dtype",
+        "store_rows",
+    },
 )
 def compare(
     run: Run, maps: Sequence[str] = MAPS, checkpoints: Sequence[Path] = (), most: int = 500, costs: int = 100,
@@ -52,13 +60,17 @@ def compare(
     trainer, data = run.trainer(), run.made.data
     check_precision(trainer)
     if trainer.world_size > 1:
-        raise UserError(f"One process compares models, but `trainer.devices` makes {trainer.world_size}. Set it to 1.")
+        raise UserError(
+            f"One process compares models, but `trainer.devices` makes {trainer.world_size}. Set it to 1."
+        )
     data.prepare_data()
     data.setup("test")
     data.place_models(trainer.strategy.root_device)
     data.leave_out({str(bank.path): bank.fitted for bank in stored if bank.fitted is not None})
     for bank in stored:
-        refuse_other_bank(bank, data.describe()["models"], data.component, {FORWARD: data.reader.sites})
+        refuse_other_bank(
+            bank, data.describe()["models"], data.component, {FORWARD: data.reader.sites}
+        )
         bank.of_each(lambda aligner: aligner.to(trainer.strategy.root_device))
     labelled, cautions = _labelled(data)
     old, new = data.frozen
@@ -80,7 +92,9 @@ def compare(
 def _labelled(data: States) -> tuple[bool, list[str]]:
     """Whether both models are classifiers of the texts' labels; their classes are then matched. And why not, if so."""
     labels = data.split("test").labels
-    if labels is None or any(model.task != "classification" or model.regression for model in data.frozen):
+    if labels is None or any(
+        model.task != "classification" or model.regression for model in data.frozen
+    ):
         return False, []
     try:
         for model in data.frozen:

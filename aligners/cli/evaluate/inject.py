@@ -10,12 +10,12 @@ from jsonargparse import Namespace
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.utilities import rank_zero_only
 
-from aligners.cli.run import Run, can_build, command, options_of
+from aligners.cli.command import Run, can_build, command, options_of
 from aligners.datamodules.module import stream_of
+from aligners.datamodules.paired_activations import States
 from aligners.datamodules.pairings import pair_states
-from aligners.datamodules.states import States
 from aligners.errors import UserError, check_known
-from aligners.fitting.bank import DIRECTIONS, StoredBank, load_bank, save_bank
+from aligners.fitting.saved_bank import DIRECTIONS, StoredBank, load_bank, save_bank
 from aligners.injection.generation.continuing import Continuing, continue_texts
 from aligners.injection.injecting import InjectionEvaluation
 from aligners.injection.methods import CLOSED_FORMS, ClosedForms, between_two_models
@@ -58,9 +58,13 @@ def inject(run: Run, checkpoints: Sequence[Path] = ()) -> None:
         )
     stored = [between_two_models(load_bank(path)) for path in checkpoints]
     if stored:
-        run.use_data_of({"far_rows": "keep", **stored[0].data_config})  # which earlier versions kept
+        run.use_data_of(
+            {"far_rows": "keep", **stored[0].data_config}
+        )  # which earlier versions kept
     run.start()
-    before: list[pl.Callback] = [LambdaCallback(setup=partial(_say_what_is_not_injected, run.options))]
+    before: list[pl.Callback] = [
+        LambdaCallback(setup=partial(_say_what_is_not_injected, run.options))
+    ]
     if all(bank.moments is None for bank in stored):
         stored.append(_fit_closed_forms(run, *before))
         before = []
@@ -68,7 +72,9 @@ def inject(run: Run, checkpoints: Sequence[Path] = ()) -> None:
     run.test(run.build(InjectionEvaluation, stored), "injection", *before, after)
 
 
-def _say_what_is_not_injected(options: Namespace, trainer: pl.Trainer, module: pl.LightningModule, stage: str) -> None:
+def _say_what_is_not_injected(
+    options: Namespace, trainer: pl.Trainer, module: pl.LightningModule, stage: str
+) -> None:
     """Say before anything is read where nothing can be injected, and reject labels that no head predicts."""
     data = stream_of(trainer, States)
     routes = paired_routes(data, both_directions=options.both_directions)
@@ -77,18 +83,29 @@ def _say_what_is_not_injected(options: Namespace, trainer: pl.Trainer, module: p
     for route, why in task.not_injected.items():
         writing.check(data.split("test"), route, why)
         if why is not None:
-            rank_zero_only(tell)(f"Nothing will be injected {DIRECTIONS[route.key]}, only errors are measured: {why}.")
+            rank_zero_only(tell)(
+                f"Nothing will be injected {DIRECTIONS[route.key]}, only errors are measured: {why}."
+            )
 
 
 def _fit_closed_forms(run: Run, *callbacks: pl.Callback) -> StoredBank:
     """Fit the closed forms in one pass over the fitting texts, and save those that they determine beside the report."""
     names = run.options.closed_form or ["linear"]
-    module = ClosedForms({name: CLOSED_FORMS[name] for name in names}, both_directions=run.options.both_directions)
-    once = {"max_epochs": -1, "logger": False, "limit_val_batches": 0, "enable_model_summary": False}
+    module = ClosedForms(
+        {name: CLOSED_FORMS[name] for name in names}, both_directions=run.options.both_directions
+    )
+    once = {
+        "max_epochs": -1,
+        "logger": False,
+        "limit_val_batches": 0,
+        "enable_model_summary": False,
+    }
     trainer = run.trainer(*callbacks, **once)
     trainer.fit(module, datamodule=run.made.data)
     bank = replace(module.stored().freeze(), path=run.folder / "aligners.safetensors")
     if trainer.is_global_zero:
         save_bank(bank, bank.path)
         tell(f"Saved {bank.path}")
-    return bank if run.options.closed_form else replace(bank, maps={})  # floors alone need its moments
+    return (
+        bank if run.options.closed_form else replace(bank, maps={})
+    )  # floors alone need its moments

@@ -1,11 +1,11 @@
 """`evaluate.py similarity`: how similar layers are."""
 
+from aligners.cli.command import Run, can_build, command
 from aligners.cli.endings import goes_on_with
 from aligners.cli.folders import is_begun, rank
-from aligners.cli.run import Run, can_build, command
 from aligners.datamodules.layers import LayerActivations
-from aligners.similarity.evaluation import SimilarityEvaluation
 from aligners.similarity.passes.saved import PASSES, SavedPasses
+from aligners.similarity.similarity_evaluation import SimilarityEvaluation
 
 RESULT = "similarity.json"
 

@@ -2,19 +2,21 @@
 
 from pathlib import Path
 
-from aligners.cli.run import Run, can_build, command
+from aligners.cli.command import Run, can_build, command
 from aligners.datamodules.model_texts import steered_texts
 from aligners.errors import UserError
 from aligners.injection.generation.continuing import Continuing
 from aligners.injection.generation.steering import Direction, SteeringEvaluation
-from aligners.probing.artefacts.files import read_artefacts
+from aligners.probing.artefacts.artefact_files import read_artefacts
 
 
 @command(
     "steering", SteeringEvaluation, Continuing, data=steered_texts, skip={"directions", "writing", "reading"},
     defaults={"data.text.max_held_out": 200}, check=can_build(Continuing),
 )  # fmt: skip
-def steer(run: Run, artefacts: Path | None = None, carried: Path | None = None, probe: Path | None = None) -> None:
+def steer(
+    run: Run, artefacts: Path | None = None, carried: Path | None = None, probe: Path | None = None
+) -> None:
     """Add directions to the states of a language model, on held-out text: their effect and cost, beside random ones.
 
     The effect is the log-odds of given words, or what a probe reads; the cost is KL from the model's own answers, and
@@ -30,13 +32,17 @@ def steer(run: Run, artefacts: Path | None = None, carried: Path | None = None, 
             directions or later. The effect is what it reads: of a head its last logit minus its first, if it has two.
     """
     directions = [
-        Direction(one.name + " (carried)" * (role == "carried"), one.site, one.tensors["vector"], role)
+        Direction(
+            one.name + " (carried)" * (role == "carried"), one.site, one.tensors["vector"], role
+        )
         for folder, role in ((artefacts, "native"), (carried, "carried"))
         for one in (read_artefacts(folder) if folder else ())
         if one.kind == "direction"
     ]
     if not directions:
-        raise UserError("Expected `artefacts` or `carried` to name a folder with a direction, but found none.")
+        raise UserError(
+            "Expected `artefacts` or `carried` to name a folder with a direction, but found none."
+        )
     reading = None if probe is None else read_artefacts(probe)[0]
     evaluation = run.build(SteeringEvaluation, directions, run.build(Continuing), reading)
     run.start()

@@ -2,9 +2,9 @@
 
 import warnings
 
-from aligners.cli.run import Run, command, of_trainer
+from aligners.cli.command import Run, command, of_trainer
 from aligners.datamodules.model_texts import labelled_texts
-from aligners.finetuning.training import EPOCHS, FinetuningRecipe
+from aligners.finetuning.classifier_training import EPOCHS, FinetuningRecipe
 from aligners.finetuning.truncating import HEADS, SurgeryEvaluation
 from aligners.reports.publishing import WriteReport
 
@@ -16,7 +16,12 @@ from aligners.reports.publishing import WriteReport
     skip={"dtype"},
     defaults={
         **vars(HEADS),
-        **of_trainer(max_epochs=EPOCHS, num_sanity_val_steps=0, enable_model_summary=False, log_every_n_steps=20),
+        **of_trainer(
+            max_epochs=EPOCHS,
+            num_sanity_val_steps=0,
+            enable_model_summary=False,
+            log_every_n_steps=20,
+        ),
     },
 )
 def surgery(run: Run, seed: int = 0) -> None:
@@ -32,10 +37,14 @@ def surgery(run: Run, seed: int = 0) -> None:
         run: of the command.
         seed: Of the resampling of texts for intervals.
     """
-    evaluation = SurgeryEvaluation(run.build(FinetuningRecipe), run.options.trainer.max_epochs != 0, seed)
+    evaluation = SurgeryEvaluation(
+        run.build(FinetuningRecipe), run.options.trainer.max_epochs != 0, seed
+    )
     run.start()
     trainer, data = run.trainer(WriteReport("surgery", run.folder)), run.made.data
     if evaluation.heads:
-        warnings.filterwarnings("ignore", message=".*in eval mode at the start.*")  # the heads have no dropout
+        warnings.filterwarnings(
+            "ignore", message=".*in eval mode at the start.*"
+        )  # the heads have no dropout
         trainer.fit(evaluation, datamodule=data)
     trainer.test(evaluation, datamodule=data, verbose=False)

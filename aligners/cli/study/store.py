@@ -4,16 +4,19 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from aligners.cli.run import Run, command
+from aligners.cli.command import Run, command
 from aligners.datamodules.store.keeping import StoreEntry, damages, kept_in, remove_down_to
 from aligners.datamodules.store.keeping import remove as remove_store
 from aligners.errors import UserError, check_known, check_range
-from aligners.files.room import in_words
+from aligners.files.resources import in_words
 from aligners.progress import tell, track
 from aligners.reports.screen import SiteTable, say, screen
 
 
-@command(usage="--folder FOLDER [options]", flags={"verify": "Read everything, and list the files that are damaged."})
+@command(
+    usage="--folder FOLDER [options]",
+    flags={"verify": "Read everything, and list the files that are damaged."},
+)
 def store(run: Run, *, folder: Path, remove: Sequence[str] = (), keep: float | None = None) -> None:
     """List the states that `--data.store` has kept in a folder; verify or remove them.
 
@@ -44,7 +47,9 @@ def _remove_named(folder: Path, names: Sequence[str]) -> None:
     check_known(known, remove=names)
     for name in names:
         if not remove_store(known[name]):
-            raise UserError(f"{known[name].folder} is being written. Wait until that has ended, and remove it then.")
+            raise UserError(
+                f"{known[name].folder} is being written. Wait until that has ended, and remove it then."
+            )
         tell(f"Removed {known[name].folder} ({in_words(known[name].size)}).")
 
 
@@ -68,7 +73,10 @@ def _described(kept: StoreEntry) -> list[str]:
     except ValueError:
         return ["unreadable manifest, or none yet", "", "", "", ""]
     shards, identity = len(manifest.rows), manifest.identity
-    sites = [f"{site}" + ("" if len(there) == shards else "*") for site, there in sorted(manifest.sites.items())]
+    sites = [
+        f"{site}" + ("" if len(there) == shards else "*")
+        for site, there in sorted(manifest.sites.items())
+    ]
     component = "" if identity.component == "residual" else f" {identity.component}"
     return [
         str(manifest.about.get("model")),

@@ -1,6 +1,6 @@
 """`study.py workspace`: a view of all runs at W&B."""
 
-from aligners.cli.run import Run, command
+from aligners.cli.command import Run, command
 from aligners.errors import UserError
 from aligners.progress import tell
 from aligners.reports.tracking import CURVES, PROJECT, logged_in
@@ -21,6 +21,8 @@ def workspace(_: Run, entity: str, project: str = PROJECT) -> None:
     """
     view = view_of(entity, project)
     if not logged_in():
-        raise UserError("Expected a login at W&B, but there is no key. Run `wandb login`, or set WANDB_API_KEY.")
+        raise UserError(
+            "Expected a login at W&B, but there is no key. Run `wandb login`, or set WANDB_API_KEY."
+        )
     view.save()
     tell(f"Saved the view {view.name!r} with {', '.join(CURVES)}, figures and tables: {view.url}")

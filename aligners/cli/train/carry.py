@@ -4,15 +4,15 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from aligners.cli.run import Run, command
+from aligners.cli.command import Run, command
+from aligners.datamodules.paired_activations import States
 from aligners.datamodules.pairings import pair_states
-from aligners.datamodules.states import States
 from aligners.errors import UserError
+from aligners.probing.artefacts.artefact_files import read_artefacts, write_artefact
 from aligners.probing.artefacts.carrying import Carrying, own_sites
-from aligners.probing.artefacts.files import read_artefacts, write_artefact
 from aligners.probing.artefacts.kinds import Artefact
 from aligners.reports.names import file_names
-from aligners.reports.runs.updates.carrying import artefact_card
+from aligners.reports.runs.updates.carrying_report import artefact_card
 
 
 @command(
@@ -49,7 +49,9 @@ def carry(run: Run, artefacts: Path | None = None) -> None:
     run.read(carrying, carrying.carry, "carrying")
     names = file_names([artefact.name for artefact in found])
     for old, new, row in zip(found, carrying.carried, carrying.rows, strict=True):
-        scores = [score for score in carrying.report_tables["scores"] if score["artefact"] == old.name]
+        scores = [
+            score for score in carrying.report_tables["scores"] if score["artefact"] == old.name
+        ]
         card = artefact_card(row, scores, carrying.meta, through=bool(new.through))
         write_artefact(new, run.folder / "artefacts" / names[old.name], card)
 

@@ -6,18 +6,18 @@ from pathlib import Path
 from typing import Any
 
 from aligners.callbacks.checkpoint import SaveFinetuning
+from aligners.cli.command import Run, command, of_trainer
 from aligners.cli.endings import goes_on_with
 from aligners.cli.folders import is_begun, rank, try_run_folder
 from aligners.cli.options import check_trains
-from aligners.cli.run import Run, command, of_trainer
-from aligners.datamodules.identity import identity
 from aligners.datamodules.model_texts import ModelTexts, labelled_texts
+from aligners.datamodules.run_identity import identity
 from aligners.errors import UserError
+from aligners.finetuning.classifier_training import EPOCHS, LARGEST_GRADIENT, FinetuningRecipe
 from aligners.finetuning.jobs import Job, finished_row, parse_variants, train
 from aligners.finetuning.tokens import token_task
-from aligners.finetuning.training import EPOCHS, LARGEST_GRADIENT, FinetuningRecipe
 from aligners.injection.scoring.scores import choose_score, task_score
-from aligners.reports.finished import make_report
+from aligners.reports.finished_runs import make_report
 from aligners.reports.names import file_names
 from aligners.reports.publishing import environment, publish, write
 from aligners.reports.report import Row
@@ -32,7 +32,10 @@ from aligners.reports.report import Row
     defaults={
         "data.batch_size": 8,
         **of_trainer(
-            max_epochs=EPOCHS, gradient_clip_val=LARGEST_GRADIENT, num_sanity_val_steps=0, enable_model_summary=False
+            max_epochs=EPOCHS,
+            gradient_clip_val=LARGEST_GRADIENT,
+            num_sanity_val_steps=0,
+            enable_model_summary=False,
         ),
         **of_trainer(log_every_n_steps=20),
     },
@@ -61,12 +64,20 @@ def finetune(run: Run, seeds: int | list[int] = 1, variants: list[str] = ["none"
     recipe = run.build(FinetuningRecipe)
     chosen = list(range(seeds)) if isinstance(seeds, int) else seeds
     if not chosen or min(chosen) < 0 or len(set(chosen)) < len(chosen):
-        raise UserError(f"Expected `seeds` to be a number above 0, or different seeds from 0 on, but got {seeds}.")
+        raise UserError(
+            f"Expected `seeds` to be a number above 0, or different seeds from 0 on, but got {seeds}."
+        )
     jobs = plan(data, chosen, variants)
     data.setup("fit")
     task = token_task(data, 0)
-    score: Any = task.score if task else choose_score(data.text, regression=data.texts.regression, classes=data.classes)
-    majority = None if task else float(task_score(score, data.constant_answers(), data.answers("test")))
+    score: Any = (
+        task.score
+        if task
+        else choose_score(data.text, regression=data.texts.regression, classes=data.classes)
+    )
+    majority = (
+        None if task else float(task_score(score, data.constant_answers(), data.answers("test")))
+    )
     begun = is_begun(run.options.run)
     if begun and rank() == 0:
         run.check_begun()
@@ -84,12 +95,16 @@ def finetune(run: Run, seeds: int | list[int] = 1, variants: list[str] = ["none"
             write(make_report("finetuning", meta, rows), run.folder)
     trainer = run.trainer()
     if trainer.is_global_zero:
-        publish(make_report("finetuning", {**meta, **environment(trainer)}, rows), run.folder, trainer)
+        publish(
+            make_report("finetuning", {**meta, **environment(trainer)}, rows), run.folder, trainer
+        )
 
 
 def _finished(job: Job, data: ModelTexts, recipe: FinetuningRecipe, folder: Path) -> Row | None:
     """Return the figures of a classifier that is finished already."""
-    return finished_row(folder / job.folder, data.frozen[job.place].fingerprint, identity(data, **asdict(recipe)))
+    return finished_row(
+        folder / job.folder, data.frozen[job.place].fingerprint, identity(data, **asdict(recipe))
+    )
 
 
 def plan(data: ModelTexts, seeds: Sequence[int], written: Sequence[str]) -> list[Job]:
@@ -100,7 +115,9 @@ def plan(data: ModelTexts, seeds: Sequence[int], written: Sequence[str]) -> list
     """
     folders = file_names(data.models)
     if len(folders) < len(data.models):
-        raise UserError(f"Expected `data.models` of different names, each for a folder, but got {data.models}.")
+        raise UserError(
+            f"Expected `data.models` of different names, each for a folder, but got {data.models}."
+        )
     jobs = []
     for place, base in enumerate(data.models):
         model = data.frozen[place]
@@ -112,5 +129,8 @@ def plan(data: ModelTexts, seeds: Sequence[int], written: Sequence[str]) -> list
         above = Path(folders[base]) if len(folders) > 1 else Path()
         for variant in parse_variants(written, model.depth):
             variant.check(model.model)
-            jobs += [Job(place, base, variant, seed, above / variant.name / f"seed-{seed}") for seed in seeds]
+            jobs += [
+                Job(place, base, variant, seed, above / variant.name / f"seed-{seed}")
+                for seed in seeds
+            ]
     return jobs

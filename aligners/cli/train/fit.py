@@ -8,22 +8,31 @@ import lightning.pytorch as pl
 import yaml
 
 from aligners.callbacks.checkpoint import SaveAligners
-from aligners.callbacks.progress import FitSummary
+from aligners.callbacks.progress_bar import FitSummary
+from aligners.cli.command import Run, trains, unchecked
 from aligners.cli.folders import CONFIG
 from aligners.cli.options import check_goes_on
-from aligners.cli.run import Run, trains, unchecked
 from aligners.datamodules.pairings import attention_states, pair_states, pairs_states
 from aligners.datamodules.rows.policies import most_rows
 from aligners.errors import UserError, check_range
-from aligners.files.room import free_memory
+from aligners.files.resources import free_memory
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.bank import ALIGNMENT, StoredBank, load_bank
 from aligners.fitting.bijection.recovering import target_states
-from aligners.fitting.parts import bytes_a_site, check_part, find_part, join_parts, pairs_within, sites_at_once
+from aligners.fitting.parts import (
+    bytes_a_site,
+    check_part,
+    find_part,
+    join_parts,
+    pairs_within,
+    sites_at_once,
+)
+from aligners.fitting.saved_bank import ALIGNMENT, StoredBank, load_bank
 from aligners.progress import tell
 
 # Makes a command that fits maps of the function that does its work.
-fits = partial(trains, module=Alignment, data=pair_states, saving=SaveAligners, num_sanity_val_steps=0)
+fits = partial(
+    trains, module=Alignment, data=pair_states, saving=SaveAligners, num_sanity_val_steps=0
+)
 
 
 @dataclass
@@ -48,7 +57,9 @@ def begin(run: Run) -> pl.Trainer:
 def check_resumed(run: Run) -> None:
     """Raise if `ckpt_path` is of another kind of run."""
     path = run.options.ckpt_path
-    if path is None or not (run.command.kind == "fit" and Path(path).is_dir()):  # a folder is that of a fit in parts
+    if path is None or not (
+        run.command.kind == "fit" and Path(path).is_dir()
+    ):  # a folder is that of a fit in parts
         check_goes_on(path, run.command.kind, ALIGNMENT)
 
 
@@ -123,7 +134,11 @@ def _sites_at_once(run: Run, trainer: pl.Trainer) -> int | None:
 def _begun_with(folder: Path) -> int | None:
     """Sites at a time in an interrupted run, however much memory is free now; None: it is not in parts."""
     first = folder / "part-1-1" / CONFIG
-    return len(yaml.safe_load(first.read_text())["data"]["sites"].split(",")) if first.is_file() else None
+    return (
+        len(yaml.safe_load(first.read_text())["data"]["sites"].split(","))
+        if first.is_file()
+        else None
+    )
 
 
 def _fit_in_parts(run: Run, at_once: int) -> StoredBank:
@@ -131,7 +146,9 @@ def _fit_in_parts(run: Run, at_once: int) -> StoredBank:
     sites = [f"{i}:{j}" for i, j in run.made.data.reader.sites]
     parts = [",".join(sites[first : first + at_once]) for first in range(0, len(sites), at_once)]
     folder = Path(run.options.ckpt_path or run.folder)
-    tell(f"{len(sites)} site pairs are trained {at_once} at a time, in {len(parts)} parts, in {folder}.")
+    tell(
+        f"{len(sites)} site pairs are trained {at_once} at a time, in {len(parts)} parts, in {folder}."
+    )
     files = []
     for number, part in enumerate(parts, start=1):
         place, done, last = find_part(folder, number)
@@ -152,7 +169,12 @@ def _fit_in_parts(run: Run, at_once: int) -> StoredBank:
 def _fit_part(run: Run, sites: str, folder: Path, last: Path | None) -> Path:
     """Fit some sites in a folder of their own, resuming from `last`, and return the path of their aligners."""
     options = run.options.clone()
-    options.data.sites, options.run, options.checkpoint.folder, options.trainer.logger = sites, folder, None, False
+    options.data.sites, options.run, options.checkpoint.folder, options.trainer.logger = (
+        sites,
+        folder,
+        None,
+        False,
+    )
     options.ckpt_path = None if last is None else str(last)
     part = Run(run.command, run.parser, options)
     fit_and_show(part, begin(part))
@@ -167,7 +189,9 @@ def validate(run: Run) -> None:
     """
     model = run.made.model
     if run.options.ckpt_path is None:
-        raise UserError("Expected `ckpt_path` to name the file aligners.safetensors of a fit, but got nothing.")
+        raise UserError(
+            "Expected `ckpt_path` to name the file aligners.safetensors of a fit, but got nothing."
+        )
     stored = load_bank(run.options.ckpt_path)
     run.start()
     model.adopt(stored)
@@ -193,7 +217,9 @@ def _check_memory(run: Run, trainer: pl.Trainer) -> None:
     """Raise if the bank would not fit in memory."""
     data, reader, pairs = run.made.data, run.made.data.reader, len(run.made.data.numbers)
     d_x, d_y = reader.widths
-    a_site = bytes_a_site(run.made.model, d_x, d_y, most_rows(data.rows, data.batch_size, data.max_length))
+    a_site = bytes_a_site(
+        run.made.model, d_x, d_y, most_rows(data.rows, data.batch_size, data.max_length)
+    )
     free = free_memory(trainer.strategy.root_device)
     sites = len(reader.sites) // pairs
     most = pairs_within(free, sites, a_site, 0)  # the models are loaded

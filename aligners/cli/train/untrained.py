@@ -4,11 +4,11 @@ from typing import cast
 
 from transformers import PreTrainedTokenizerBase
 
-from aligners.cli.run import Run, command
+from aligners.cli.command import Run, command
 from aligners.datamodules.layers import LayerActivations
 from aligners.errors import UserError
-from aligners.files.whole import whole_folder
-from aligners.models.loading.files import save_model
+from aligners.files.atomic import whole_folder
+from aligners.models.loading.model_files import save_model
 from aligners.progress import tell
 
 
@@ -27,7 +27,9 @@ def untrained(run: Run, seed: int = 0) -> None:
         seed: Of the weights.
     """
     if len(run.options.data.models) != 1:
-        raise UserError(f"Expected `data.models` to name one model, but got {run.options.data.models}.")
+        raise UserError(
+            f"Expected `data.models` to name one model, but got {run.options.data.models}."
+        )
     data = run.made.data  # options are checked, nothing is loaded
     run.claim()
     (frozen,) = data.frozen

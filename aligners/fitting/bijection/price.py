@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from aligners.datamodules.module import stream_of
-from aligners.datamodules.rows.reading import PairedBatch, Plan
-from aligners.datamodules.states import States
+from aligners.datamodules.paired_activations import States
+from aligners.datamodules.rows.read_rows import PairedBatch, Plan
 from aligners.datamodules.text.sources import TextSource
 from aligners.errors import UserError, check_known, check_range, finite
-from aligners.files.room import free_memory, in_words
+from aligners.files.resources import free_memory, in_words
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.errors import (
+from aligners.fitting.fits import AlignerFactory, fit_map, seeded
+from aligners.fitting.map_errors import (
     FAR_COLUMNS,
     FarErrors,
     Way,
@@ -25,9 +26,8 @@ from aligners.fitting.errors import (
     squared_distances,
     squared_errors,
 )
-from aligners.fitting.fits import AlignerFactory, fit_map, seeded
-from aligners.fitting.outcomes import TRAINED_WELL
 from aligners.fitting.steps import describe_optimizer
+from aligners.fitting.training_status import TRAINED_WELL
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP, FreeForm
@@ -55,7 +55,9 @@ class PairedRows(NamedTuple):
         left = most
         for batch in batches:
             unseen = batch.rows.unseen
-            parts.append((batch.x[:, :left], batch.y[:, :left], None if unseen is None else unseen[:left]))
+            parts.append(
+                (batch.x[:, :left], batch.y[:, :left], None if unseen is None else unseen[:left])
+            )
             left -= batch.x.shape[1]
             if left <= 0:
                 break
@@ -71,7 +73,11 @@ def mapped_rows(way: Way, x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def measure(
-    way: Way, held: PairedRows, other: PairedRows | None, means: tuple[Tensor, Tensor], stretched: int
+    way: Way,
+    held: PairedRows,
+    other: PairedRows | None,
+    means: tuple[Tensor, Tensor],
+    stretched: int,
 ) -> dict[str, Tensor]:
     """Measure a map: FVU, also by seen and unseen types; round trip ‖g⁻¹(g(x)) − x‖∞ / ‖x‖∞; quantiles of stretches.
 
@@ -88,7 +94,11 @@ def measure(
     (mean_x, mean_y), x = means, held.x
     mapped = mapped_rows(way, x)
     squares, totals = squared_errors(mapped, held.y), squared_distances(held.y, mean_y[:, None])
-    unseen = torch.zeros(x.shape[1], dtype=torch.bool, device=x.device) if held.unseen is None else held.unseen
+    unseen = (
+        torch.zeros(x.shape[1], dtype=torch.bool, device=x.device)
+        if held.unseen is None
+        else held.unseen
+    )
     figures = {"fvu": squares.sum(1) / totals.sum(1)}
     for name, part in (("fvu_seen", ~unseen), ("fvu_unseen", unseen)):
         figures[name] = squares[:, part].sum(1) / totals[:, part].sum(1)  # 0/0 without such rows
@@ -98,12 +108,18 @@ def measure(
     if way.invertible:
         parts = zip(mapped.split(AT_ONCE, 1), x.split(AT_ONCE, 1), strict=True)
         gaps = [(way.inverse(there) - rows).abs().amax((1, 2)) for there, rows in parts]
-        figures["round_trip"] = torch.stack(gaps).nan_to_num(torch.inf).amax(0) / x.abs().amax((1, 2))
+        figures["round_trip"] = torch.stack(gaps).nan_to_num(torch.inf).amax(0) / x.abs().amax(
+            (1, 2)
+        )
     if stretched:
         sample = x[:, :: max(1, x.shape[1] // stretched)][:, :stretched]
-        spread = ((x.double() - mean_x[:, None]).square().mean((1, 2)) / totals.mean(1) * held.y.shape[-1]).sqrt()
+        spread = (
+            (x.double() - mean_x[:, None]).square().mean((1, 2)) / totals.mean(1) * held.y.shape[-1]
+        ).sqrt()
         quantiles = stretches(way.there, sample, spread)
-        figures |= dict(zip(("stretch_low", "stretch_median", "stretch_high"), quantiles, strict=True))
+        figures |= dict(
+            zip(("stretch_low", "stretch_median", "stretch_high"), quantiles, strict=True)
+        )
     return figures
 
 
@@ -158,7 +174,9 @@ def jacobian(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     Returns:
         (S, N, d_y, d_x)
     """
-    return torch.autograd.functional.jacobian(lambda rows: function(rows).sum((0, 1)), x).movedim(0, -2)
+    return torch.autograd.functional.jacobian(lambda rows: function(rows).sum((0, 1)), x).movedim(
+        0, -2
+    )
 
 
 def stretches(function: Callable[[Tensor], Tensor], x: Tensor, scale: Tensor) -> Tensor:
@@ -173,8 +191,13 @@ def stretches(function: Callable[[Tensor], Tensor], x: Tensor, scale: Tensor) ->
     """
     jacobians = jacobian(function, x).double()
     finite = jacobians.isfinite().flatten(1).all(1)
-    values = torch.linalg.svdvals(jacobians.nan_to_num(0.0, 0.0, 0.0)).flatten(1) * scale[:, None].double()
-    quantiles = torch.quantile(values, torch.tensor([0.05, 0.5, 0.95], dtype=values.dtype, device=values.device), 1)
+    values = (
+        torch.linalg.svdvals(jacobians.nan_to_num(0.0, 0.0, 0.0)).flatten(1)
+        * scale[:, None].double()
+    )
+    quantiles = torch.quantile(
+        values, torch.tensor([0.05, 0.5, 0.95], dtype=values.dtype, device=values.device), 1
+    )
     return torch.where(finite, quantiles, torch.nan)
 
 
@@ -223,9 +246,13 @@ def factory(name: str, parameters: int) -> AlignerFactory:
 def _inn(inn: Callable[..., INN], parameters: int, sites: int, d_x: int, d_y: int) -> INN:
     with torch.device("meta"):
         one, two = (parameters_of(inn(1, d_x, d_y, hidden=hidden)) for hidden in (1, 2))
-    hidden = 1 + round((parameters - one) / (two - one))  # the size is linear in the conditioners' width
+    hidden = 1 + round(
+        (parameters - one) / (two - one)
+    )  # the size is linear in the conditioners' width
     if hidden < 1:
-        raise UserError(f"Expected `parameters` to be at least {one} for an INN of width {d_x}, got {parameters}.")
+        raise UserError(
+            f"Expected `parameters` to be at least {one} for an INN of width {d_x}, got {parameters}."
+        )
     return inn(sites, d_x, d_y, hidden=hidden)
 
 
@@ -274,15 +301,29 @@ class BijectionPrice(pl.LightningModule):
         super().__init__()
         check_known(NAMES, maps=maps)
         if FREE not in maps:
-            raise UserError(f"Expected `maps` to include {FREE!r}, to whose FVU the others are compared.")
-        check_range(least=1, steps=steps, parameters=parameters or None, seeds=seeds, rows_a_step=rows_a_step)
+            raise UserError(
+                f"Expected `maps` to include {FREE!r}, to whose FVU the others are compared."
+            )
+        check_range(
+            least=1,
+            steps=steps,
+            parameters=parameters or None,
+            seeds=seeds,
+            rows_a_step=rows_a_step,
+        )
         check_range(least=2, most_rows=most_rows)
         check_range(least=0, stretched_rows=stretched_rows)
-        self.maps, self.steps, self.sizes = list(dict.fromkeys(maps)), sorted(set(steps)), parameters
+        self.maps, self.steps, self.sizes = (
+            list(dict.fromkeys(maps)),
+            sorted(set(steps)),
+            parameters,
+        )
         self.seeds, self.rows_a_step, self.most_rows = seeds, rows_a_step, most_rows
         self.stretched_rows, self.other_text = stretched_rows, other_text
         check_range(above=0, learning_rate=learning_rate)
-        self.like = Alignment(optimizer=partial(torch.optim.AdamW, lr=learning_rate, weight_decay=0.0, fused=True))
+        self.like = Alignment(
+            optimizer=partial(torch.optim.AdamW, lr=learning_rate, weight_decay=0.0, fused=True)
+        )
         self.rows: list[dict[str, Any]] = []
         self.meta: dict[str, Any] = {}
         self._batches: dict[str, list[PairedBatch]] = {}
@@ -312,7 +353,9 @@ class BijectionPrice(pl.LightningModule):
         self.stream.plan(Plan(other=self.other_text))
         sites, widths = len(self.stream.reader.sites), sum(self.stream.reader.widths)
         free = free_memory(self.trainer.strategy.root_device)
-        size = 3 * 4 * self.most_rows * sites * widths  # fitting rows, held-out rows, and the copy that joining takes
+        size = (
+            3 * 4 * self.most_rows * sites * widths
+        )  # fitting rows, held-out rows, and the copy that joining takes
         if size > free / 2:
             raise UserError(
                 f"Expected `most_rows` rows at {sites} site pairs to fit in half of the free memory, "
@@ -333,7 +376,9 @@ class BijectionPrice(pl.LightningModule):
         """Check the states of the last batch as well, and join what was kept."""
         self.stream.reader.check.flush()
         self.held = {
-            split: PairedRows.of(batches, self.most_rows) for split, batches in self._batches.items() if batches
+            split: PairedRows.of(batches, self.most_rows)
+            for split, batches in self._batches.items()
+            if batches
         }
         self._batches = {}
 
@@ -362,13 +407,24 @@ class BijectionPrice(pl.LightningModule):
         """The rows of a map that is fitted and trained, one for each direction if it has no way back."""
         for turned in (False, True) if name in ONE_WAY else (False,):
             x, y, _ = self.fitting.turned() if turned else self.fitting
-            aligner = seeded(factory(name, size), seed, len(x), x.shape[-1], y.shape[-1]).to(x.device)
+            aligner = seeded(factory(name, size), seed, len(x), x.shape[-1], y.shape[-1]).to(
+                x.device
+            )
             fit_map(name, aligner, self.moments.swap() if turned else self.moments)
-            diverged = self.like.train_on_rows(aligner, x, y, steps, self.rows_a_step, seed).tolist()
+            diverged = self.like.train_on_rows(
+                aligner, x, y, steps, self.rows_a_step, seed
+            ).tolist()
             aligner.requires_grad_(False).eval()
-            about = {"size": size, "parameters": parameters_of(aligner), "steps": steps, "seed": seed}
+            about = {
+                "size": size,
+                "parameters": parameters_of(aligner),
+                "steps": steps,
+                "seed": seed,
+            }
             ways = {False: Way(aligner, aligner.inverse), True: Way(aligner.inverse, aligner)}
-            for direction, way in {turned: Way(aligner)}.items() if name in ONE_WAY else ways.items():
+            for direction, way in (
+                {turned: Way(aligner)}.items() if name in ONE_WAY else ways.items()
+            ):
                 yield from self._rows(name, direction, way, about, diverged)
 
     def _rows(
@@ -396,5 +452,8 @@ class BijectionPrice(pl.LightningModule):
                     **about,
                     "diverged_step": diverged[s],
                     "training": f"diverged at step {diverged[s]}" if diverged[s] else trained,
-                    **{column: finite(figures[column][s]) if column in figures else None for column in MEASURED},
+                    **{
+                        column: finite(figures[column][s]) if column in figures else None
+                        for column in MEASURED
+                    },
                 }

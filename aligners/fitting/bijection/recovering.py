@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from aligners.datamodules.batches import TextBatch
-from aligners.datamodules.rows.reading import Link, PairedBatch, read_rows
+from aligners.datamodules.paired_activations import Pairing, States
+from aligners.datamodules.rows.read_rows import Link, PairedBatch, read_rows
 from aligners.datamodules.rows.sites import parse_sites
-from aligners.datamodules.states import Pairing, States
 from aligners.errors import UserError, check_known, check_range
 from aligners.maps.inn import INN
 from aligners.maps.invertible import Conditioner
@@ -24,7 +24,9 @@ Direction = Literal["forward", "backward", "both"]
 MEAN_SQUARE = 0.425  # of gelu(z), z standard normal
 
 
-def random_inns(moments: Moments, strengths: Sequence[float], seeds: Sequence[int], couplings: int) -> INN:
+def random_inns(
+    moments: Moments, strengths: Sequence[float], seeds: Sequence[int], couplings: int
+) -> INN:
     """A bank of random networks f, one for each place, of the form of Ren et al., eq. 11 and 12.
 
     Each works on centred and scaled states. Its conditioners have one hidden layer of the width of the states, with
@@ -38,7 +40,9 @@ def random_inns(moments: Moments, strengths: Sequence[float], seeds: Sequence[in
         couplings: of each network, n.
     """
     sites, _, width = moments.xx.shape
-    bank = INN(sites, width, width, couplings=couplings, hidden=width, mixing="none", both_ways=False)
+    bank = INN(
+        sites, width, width, couplings=couplings, hidden=width, mixing="none", both_ways=False
+    )
     bank.fit(moments)
     for place, (strength, seed) in enumerate(zip(strengths, seeds, strict=True)):
         draw = torch.Generator().manual_seed(seed)
@@ -53,7 +57,9 @@ def _draw(conditioner: Conditioner, place: int, strength: float, draw: torch.Gen
     gains = {hidden: 1.0, conditioner.last: strength / math.sqrt(MEAN_SQUARE)}
     for layer, gain in gains.items():
         weight, bias = cast(nn.Parameter, layer.weight), cast(nn.Parameter, layer.bias)
-        weight[place] = gain / math.sqrt(weight.shape[1]) * torch.randn(weight.shape[1:], generator=draw)
+        weight[place] = (
+            gain / math.sqrt(weight.shape[1]) * torch.randn(weight.shape[1:], generator=draw)
+        )
         bias[place] = 0
 
 
@@ -96,7 +102,9 @@ def target_states(
     check_known(get_args(Direction), direction=direction)
     check_range(least=2, couplings=couplings)  # one alone leaves half of the dimensions as they are
     if not strengths or min(strengths) < 0 or len(set(strengths)) < len(strengths):
-        raise UserError(f"Expected `strengths` to be different numbers of at least 0, but got {strengths}.")
+        raise UserError(
+            f"Expected `strengths` to be different numbers of at least 0, but got {strengths}."
+        )
     seeds = range(target_seed, target_seed + targets)
     ways = ("forward", "backward") if direction == "both" else (direction,)
 
@@ -109,21 +117,32 @@ def target_states(
             for way, strength, seed, (i, j) in product(ways, strengths, seeds, pairs)
         ]  # fmt: skip
 
-    drawn = {"strengths": list(strengths), "targets": targets, "target_seed": target_seed, "couplings": couplings}
+    drawn = {
+        "strengths": list(strengths),
+        "targets": targets,
+        "target_seed": target_seed,
+        "couplings": couplings,
+    }
     drawn["direction"] = direction
 
     def about(data: States) -> dict[str, Any]:
         x = data.reader.model_x.identity()
         return {"models": {"x": x, "y": {**x, "name": f"random INNs of {x['name']}"}}, **drawn}
 
-    networks: list[INN] = []  # f of all places, drawn when the first states are read, whose scale they need
+    networks: list[
+        INN
+    ] = []  # f of all places, drawn when the first states are read, whose scale they need
 
     def transform(data: States, batch: PairedBatch) -> PairedBatch:
         if not networks:
             abouts = [link.about for link in data.reader.links]
-            each_strength, each_seed = ([place[name] for place in abouts] for name in ("strength", "target_seed"))
+            each_strength, each_seed = (
+                [place[name] for place in abouts] for name in ("strength", "target_seed")
+            )
             copies = len(ways) * len(strengths) * targets
-            networks.append(random_inns(_moments(data, copies), each_strength, each_seed, couplings))
+            networks.append(
+                random_inns(_moments(data, copies), each_strength, each_seed, couplings)
+            )
         with torch.no_grad():
             x, y = batch.x, networks[0].to(batch.x.device)(batch.x)
             first = len(x) // len(ways) * (ways[0] == "forward")  # place that is fitted backward
@@ -132,7 +151,9 @@ def target_states(
             return replace(batch, x=x, y=y)
 
     chosen = {"model": model, "sites": sites, "revision": revision, **drawn}
-    return States(Pairing([(model, revision)] * 2, links, chosen, about=about, transform=transform), **options)
+    return States(
+        Pairing([(model, revision)] * 2, links, chosen, about=about, transform=transform), **options
+    )
 
 
 def _moments(data: States, copies: int) -> Moments:
@@ -142,8 +163,12 @@ def _moments(data: States, copies: int) -> Moments:
 
     def read(texts: TextBatch) -> Moments:
         prepared = reader.prepare(texts).to(reader.model_x.device)
-        x = read_rows(reader.model_x, prepared.texts.inputs_x, sites, prepared.rows[0], data.component).cpu()
+        x = read_rows(
+            reader.model_x, prepared.texts.inputs_x, sites, prepared.rows[0], data.component
+        ).cpu()
         return moments_of(x, x)
 
     moments = reduce(merge_moments, map(read, data.load("fit", only=SCALED_ON, alone=True)))
-    return Moments(moments.n, *(value.repeat(copies, *[1] * (value.ndim - 1)) for value in moments[1:]))
+    return Moments(
+        moments.n, *(value.repeat(copies, *[1] * (value.ndim - 1)) for value in moments[1:])
+    )

@@ -9,23 +9,39 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 from torch.nn.functional import pad
 
+from aligners.datamodules.paired_activations import States
 from aligners.datamodules.rows.policies import row_keys
-from aligners.datamodules.rows.reading import PairedBatch
-from aligners.datamodules.states import States
+from aligners.datamodules.rows.read_rows import PairedBatch
 from aligners.errors import UserError, check_known, check_range
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.bank import FORWARD, StoredBank, build_aligner, join_banks, kind_of, refuse_other_models
 from aligners.fitting.fits import AlignerFactory, Fit, seeded
 from aligners.fitting.parts import join_records
+from aligners.fitting.saved_bank import (
+    FORWARD,
+    StoredBank,
+    build_aligner,
+    join_banks,
+    kind_of,
+    refuse_other_models,
+)
 from aligners.fitting.steps import Schedule
 from aligners.fitting.universe.joint import JointMoments, paired_rows
-from aligners.fitting.universe.shared import SharedPart
-from aligners.fitting.universe.universe import CLOSED_UNIVERSES, NETWORK, RIVALS, Universe, fit_network
+from aligners.fitting.universe.shared_part import SharedPart
+from aligners.fitting.universe.universe import (
+    CLOSED_UNIVERSES,
+    NETWORK,
+    RIVALS,
+    Universe,
+    fit_network,
+)
 from aligners.maps.base import Aligner
 from aligners.maps.inn import INN
 from aligners.similarity.algebra.moments import Moments
 
-COUPLINGS, HIDDEN = 4, 3  # of the default network; width of a coupling's hidden layer, in widths of the states
+COUPLINGS, HIDDEN = (
+    4,
+    3,
+)  # of the default network; width of a coupling's hidden layer, in widths of the states
 NOBODY = torch.iinfo(torch.int64).max  # in place of the turn of a row that there is not
 PARTS, FEWEST_ROWS = 2, 96  # steps a batch, each on no fewer rows than that
 
@@ -63,15 +79,23 @@ class UniverseAlignment(Alignment):
         closed_form: Sequence[str] = tuple(CLOSED_UNIVERSES),
         shared: int | None = None,
         contrastive: float = 0.02,
-        optimizer: OptimizerCallable = lambda p: torch.optim.AdamW(p, lr=2e-2, weight_decay=0.1, fused=True),
+        optimizer: OptimizerCallable = lambda p: torch.optim.AdamW(
+            p, lr=2e-2, weight_decay=0.1, fused=True
+        ),
         schedule: Schedule = "one_cycle",
         averaging: bool = False,
         **options: Any,
     ) -> None:
         check_range(least=1, shared=shared)
         check_range(least=0, contrastive=contrastive)
-        course: dict[str, Any] = {"optimizer": optimizer, "schedule": schedule, "averaging": averaging}
-        super().__init__(aligners={NETWORK: network or _default}, both_directions=False, **course, **options)
+        course: dict[str, Any] = {
+            "optimizer": optimizer,
+            "schedule": schedule,
+            "averaging": averaging,
+        }
+        super().__init__(
+            aligners={NETWORK: network or _default}, both_directions=False, **course, **options
+        )
         check_known(CLOSED_UNIVERSES, closed_form=closed_form)
         self.closed_form, self.shared, self.contrastive = list(closed_form), shared, contrastive
 
@@ -104,7 +128,9 @@ class UniverseAlignment(Alignment):
             count = places // len(widths) * list(widths).count(width)
             banks[width] = maps = seeded(self.factories[NETWORK], self.seed, count, width, width)
             if not maps.bijective:
-                raise UserError(f"A universe expects a bijective `network`, but {type(maps).__name__} is not. Use INN.")
+                raise UserError(
+                    f"A universe expects a bijective `network`, but {type(maps).__name__} is not. Use INN."
+                )
         return banks[shared] if set(widths) == {shared} else SharedPart.of(banks, widths, shared)
 
     def moment_rows(self, batch: PairedBatch) -> dict[str, tuple[Tensor, Tensor]]:
@@ -135,7 +161,10 @@ class UniverseAlignment(Alignment):
         turns, y = turns[first], y[:, first]
         if self.trainer.world_size > 1:
             more = RIVALS - len(first)
-            each: Any = [torch.cat([turns, turns.new_full((more,), NOBODY)]), pad(y, (0, 0, 0, more))]
+            each: Any = [
+                torch.cat([turns, turns.new_full((more,), NOBODY)]),
+                pad(y, (0, 0, 0, more)),
+            ]
             each = [self.all_gather(own) for own in each]
             turns, y = each[0].flatten(), each[1].movedim(0, 1).flatten(1, 2)
             first = turns.argsort()[:RIVALS]
@@ -149,12 +178,17 @@ class UniverseAlignment(Alignment):
 
     def means(self, fit: Fit) -> tuple[Tensor, Tensor]:
         """The mean of each model's states on the fitting rows, twice: they are source and target."""
-        mean = JointMoments.of(cast(Moments, self.moments), len(self.stream.models)).mean.flatten(0, 1)
+        mean = JointMoments.of(cast(Moments, self.moments), len(self.stream.models)).mean.flatten(
+            0, 1
+        )
         return mean, mean
 
     def criteria(self) -> dict[str, Tensor]:
         """FVU of the last validation, the mean over the models at each of a site's places."""
-        return {key: self.universes()[NETWORK].over_models(found) for key, found in super().criteria().items()}
+        return {
+            key: self.universes()[NETWORK].over_models(found)
+            for key, found in super().criteria().items()
+        }
 
     def universes(self) -> dict[str, Universe]:
         """The trained universe and the closed forms, by name."""
@@ -196,7 +230,10 @@ class Joining(Alignment):
 
     def rows_of(self, batch: PairedBatch) -> tuple[Tensor, Tensor]:
         """The newcomer's states, and what a member makes of each row in the shared space, in turn."""
-        members, rows = cast(Universe, self.members), torch.arange(batch.x.shape[1], device=batch.x.device)
+        members, rows = (
+            cast(Universe, self.members),
+            torch.arange(batch.x.shape[1], device=batch.x.device),
+        )
         of_members = batch.x[: -len(self.sites), :, : members.d_x].detach()
         embedded = members.embed(of_members).unflatten(0, (members.models, -1))
         y = embedded[rows % members.models, :, rows].movedim(0, 1).contiguous()
@@ -208,7 +245,11 @@ class Joining(Alignment):
         like, shared = kind_like(members.maps, width), members.d_y
         own = {**like, "sites": sites // (members.models + 1), "d_x": width, "d_y": width}
         newcomer = seeded(lambda *_: build_aligner(own), self.seed, own["sites"], width, width)
-        yield Fit(NETWORK, FORWARD, newcomer if width == shared else SharedPart.of({width: newcomer}, [width], shared))
+        yield Fit(
+            NETWORK,
+            FORWARD,
+            newcomer if width == shared else SharedPart.of({width: newcomer}, [width], shared),
+        )
 
     def joined(self, stored: StoredBank) -> StoredBank:
         """The universe of all models, the newcomer last; its moments are not known.
@@ -218,7 +259,9 @@ class Joining(Alignment):
         """
         members, newcomer = stored.maps[FORWARD][NETWORK], self.fits()[0].aligner
         newcomer, key = newcomer.to(next(members.parameters()).device), f"{FORWARD}.{NETWORK}"
-        records = [training[key] for training in (stored.training, self.training_record) if key in training]
+        records = [
+            training[key] for training in (stored.training, self.training_record) if key in training
+        ]
         return replace(
             stored,
             maps={FORWARD: {NETWORK: _with(members, newcomer)}},
@@ -283,7 +326,10 @@ def kind_like(maps: Aligner, width: int) -> dict[str, Any]:
     if str(width) in kinds:
         return dict(kinds[str(width)])
     kind = next(iter(kinds.values()))
-    return {**kind, "options": {name: value for name, value in kind["options"].items() if name != "hidden"}}
+    return {
+        **kind,
+        "options": {name: value for name, value in kind["options"].items() if name != "hidden"},
+    }
 
 
 def _with(members: Aligner, newcomer: Aligner) -> Aligner:

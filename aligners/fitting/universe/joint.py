@@ -10,7 +10,7 @@ from torch import Tensor
 from aligners.errors import UserError
 from aligners.maps.base import MORE_ROWS
 from aligners.maps.linear import determined_svd, least_squares
-from aligners.maps.solving import batch_inverse
+from aligners.maps.matrices import batch_inverse
 from aligners.similarity.algebra.moments import Moments, squares
 
 
@@ -53,7 +53,9 @@ class JointMoments(NamedTuple):
     def scaled(self) -> Self:
         """The moments of states divided by their root mean variance, one number for each model and site."""
         scale = self.variance.sqrt()[..., None]
-        return self._replace(mean=self.mean / scale, scatter=self.scatter / (scale[:, None] * scale[None])[..., None])
+        return self._replace(
+            mean=self.mean / scale, scatter=self.scatter / (scale[:, None] * scale[None])[..., None]
+        )
 
     def own(self) -> Moments:
         """The moments of every model with itself, centred, at k · S places, model after model."""
@@ -164,17 +166,24 @@ def linear_universe(joint: JointMoments, widths: Sequence[int], shared: int) -> 
     """
     scaled = joint.scaled()
     sizes = (squares(_within(scaled.scatter)) / scaled.n).clamp(min=SMALL).sqrt()  # (k, S, d)
-    alike = scaled._replace(scatter=scaled.scatter / (sizes[:, None, :, :, None] * sizes[None, :, :, None]))
+    alike = scaled._replace(
+        scatter=scaled.scatter / (sizes[:, None, :, :, None] * sizes[None, :, :, None])
+    )
     rotations, found = shared_rotations(alike, widths, shared), torch.zeros_like(scaled.scatter[0])
     for site in range(found.shape[1]):
-        own = [(rotations[i, site, :width, :width], sizes[i, site, :width]) for i, width in enumerate(widths)]
+        own = [
+            (rotations[i, site, :width, :width], sizes[i, site, :width])
+            for i, width in enumerate(widths)
+        ]
         for i, weights in enumerate(_least_error(alike.scatter[:, :, site] / alike.n, own, shared)):
             found[i, site, : widths[i], : widths[i]] = weights
     return found
 
 
 @torch.enable_grad()
-def _least_error(blocks: Tensor, own: Sequence[tuple[Tensor, Tensor]], shared: int) -> Sequence[Tensor]:
+def _least_error(
+    blocks: Tensor, own: Sequence[tuple[Tensor, Tensor]], shared: int
+) -> Sequence[Tensor]:
     """The maps of one site.
 
     Args:
@@ -190,7 +199,10 @@ def _least_error(blocks: Tensor, own: Sequence[tuple[Tensor, Tensor]], shared: i
     optimizer = torch.optim.LBFGS(weights, max_iter=ROUNDS, line_search_fn="strong_wolfe")
 
     def back() -> list[Tensor]:
-        return [batch_inverse(weight)[:shared] * size for weight, size in zip(weights, sizes, strict=True)]
+        return [
+            batch_inverse(weight)[:shared] * size
+            for weight, size in zip(weights, sizes, strict=True)
+        ]
 
     def error() -> Tensor:
         optimizer.zero_grad()
@@ -208,7 +220,10 @@ def _least_error(blocks: Tensor, own: Sequence[tuple[Tensor, Tensor]], shared: i
         out_of = back()
         values, vectors = torch.linalg.eigh(torch.stack([b @ b.mT for b in out_of]).mean(0))
         square = (vectors * values.sqrt()) @ vectors.mT
-        into = [weight[:, :shared] @ square / size[:, None] for weight, size in zip(weights, sizes, strict=True)]
+        into = [
+            weight[:, :shared] @ square / size[:, None]
+            for weight, size in zip(weights, sizes, strict=True)
+        ]
         rest = [torch.linalg.svd(b).Vh[shared:].mT for b in out_of]
         return [torch.cat(parts, 1) for parts in zip(into, rest, strict=True)]
 
@@ -248,7 +263,9 @@ def maxvar(joint: JointMoments) -> tuple[Tensor, Tensor]:
     Raises:
         ValueError: there are no more rows than the models have dimensions together, which any states would fit.
     """
-    dimensions = int((squares(_within(joint.scatter)) > 0).sum((0, 2)).max())  # padding does not vary
+    dimensions = int(
+        (squares(_within(joint.scatter)) > 0).sum((0, 2)).max()
+    )  # padding does not vary
     if joint.n <= dimensions:
         raise UserError(
             f"MAXVAR expects more fitting rows than the {len(joint.mean)} models have dimensions together, "
@@ -280,7 +297,10 @@ def gcpa(joint: JointMoments) -> tuple[Tensor, Tensor]:
     return into.unflatten(0, (models, -1)), back.unflatten(0, (models, -1))
 
 
-SHARED_BY_ALL, SHARED_BY_ONE = 0.75, 1.5  # of a direction's squared correlations, added up over the models
+SHARED_BY_ALL, SHARED_BY_ONE = (
+    0.75,
+    1.5,
+)  # of a direction's squared correlations, added up over the models
 
 
 def shared_variance(joint: JointMoments) -> tuple[Tensor, Tensor]:
@@ -304,7 +324,9 @@ def shared_variance(joint: JointMoments) -> tuple[Tensor, Tensor]:
     held = (roots @ vectors).square().sum(-2) * values.clamp(min=0)  # (k, S, k d)
     held /= _within(joint.scatter / joint.n).diagonal(dim1=-2, dim2=-1).sum(-1)[..., None]
     everyone, alone = values >= SHARED_BY_ALL * models, values < SHARED_BY_ONE
-    groups = torch.stack([(held * chosen).sum(-1) for chosen in (everyone, ~everyone & ~alone, alone)])
+    groups = torch.stack(
+        [(held * chosen).sum(-1) for chosen in (everyone, ~everyone & ~alone, alone)]
+    )
     return groups, held.cumsum(-1)
 
 
@@ -365,4 +387,6 @@ def directions(joint: JointMoments) -> tuple[Tensor, Tensor]:
     others = along.sum((0, 1)) - 2 * along.sum(1) + within
     both = within * others
     varies = both > 1e-20 * both.amax(-1, keepdim=True)
-    return variance.flip(-1), torch.where(varies, shared.square() / torch.where(varies, both, 1.0), 0.0)
+    return variance.flip(-1), torch.where(
+        varies, shared.square() / torch.where(varies, both, 1.0), 0.0
+    )

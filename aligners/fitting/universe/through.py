@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from aligners.errors import UserError
-from aligners.fitting.bank import build_aligner, kind_of
+from aligners.fitting.saved_bank import build_aligner, kind_of
 from aligners.fitting.universe.joint import SHRINKING
 from aligners.maps.base import Aligner
 from aligners.maps.linear import Affine, least_squares
@@ -48,14 +48,23 @@ class ThroughSpace(Aligner):
     ) -> None:
         self.needs_equal_width = space is None
         super().__init__(sites, d_x, d_y)
-        self.space, self.network, self.network_y = space, _plain(network), network_y and _plain(network_y)
+        self.space, self.network, self.network_y = (
+            space,
+            _plain(network),
+            network_y and _plain(network_y),
+        )
         self.into, self.out_of = (
             build_aligner({**kind, "sites": sites, "d_x": width, "d_y": space or width})
             for kind, width in ((self.network, d_x), (self.network_y or self.network, d_y))
         )
         if not self.into.invertible:
-            raise UserError(f"ThroughSpace expects an invertible `network`, but got {network['class']}.")
-        self.bijective, self.closed_form = self.into.bijective and self.out_of.bijective, self.into.closed_form
+            raise UserError(
+                f"ThroughSpace expects an invertible `network`, but got {network['class']}."
+            )
+        self.bijective, self.closed_form = (
+            self.into.bijective and self.out_of.bijective,
+            self.into.closed_form,
+        )
         self.rows_needed = self.into.rows_needed
         self.register_buffer("variance_x", torch.ones(sites))
         self.register_buffer("variance_y", torch.ones(sites))
@@ -70,7 +79,10 @@ class ThroughSpace(Aligner):
         """
         kind, other = kind_of(into), kind_of(out_of)
         whole = into.d_x == into.d_y == out_of.d_x
-        more: dict[str, Any] = {"network_y": None if kind == other else other, "space": None if whole else into.d_y}
+        more: dict[str, Any] = {
+            "network_y": None if kind == other else other,
+            "space": None if whole else into.d_y,
+        }
         composed = cls(into.sites, into.d_x, out_of.d_x, network=kind, **more)
         composed.into.load_state_dict(into.state_dict())
         composed.out_of.load_state_dict(out_of.state_dict())
@@ -111,7 +123,10 @@ class ThroughSpace(Aligner):
     def options(self) -> dict[str, Any]:
         """Class and options of u and v, and the dimensions of the space."""
         further = {"network_y": self.network_y, "space": self.space}
-        return {"network": self.network, **{name: value for name, value in further.items() if value is not None}}
+        return {
+            "network": self.network,
+            **{name: value for name, value in further.items() if value is not None},
+        }
 
 
 def _plain(kind: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,4 +146,6 @@ class TwoLinear(Affine):
 
     def fit(self, moments: Moments) -> None:
         """Solve both from moments, in float64."""
-        self.set_map(moments, least_squares(moments, SHRINKING), least_squares(moments.swap(), SHRINKING))
+        self.set_map(
+            moments, least_squares(moments, SHRINKING), least_squares(moments.swap(), SHRINKING)
+        )

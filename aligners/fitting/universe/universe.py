@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, softplus
 
-from aligners.fitting.bank import describe_aligner, kind_of, restored, take_places
+from aligners.fitting.saved_bank import describe_aligner, kind_of, restored, take_places
 from aligners.fitting.universe.joint import (
     JointMoments,
     gcpa,
@@ -16,14 +16,17 @@ from aligners.fitting.universe.joint import (
     maxvar,
     shared_rotations,
 )
-from aligners.fitting.universe.shared import SharedPart
+from aligners.fitting.universe.shared_part import SharedPart
 from aligners.fitting.universe.through import ThroughSpace, TwoLinear
 from aligners.maps.base import Aligner
 from aligners.maps.inn import INN
 from aligners.maps.linear import Procrustes
 from aligners.similarity.algebra.moments import Moments, squares
 
-RIVALS, TEMPERATURE = 64, 0.05  # rows that a mapped state is told apart from; what divides the cosines
+RIVALS, TEMPERATURE = (
+    64,
+    0.05,
+)  # rows that a mapped state is told apart from; what divides the cosines
 CALM = 4  # how much slower matrices between couplings learn
 
 
@@ -66,7 +69,9 @@ class Universe(Aligner, registered=False):
     turns: Tensor | None = None
     rivals: tuple[Tensor, Tensor] | None = None
 
-    def __init__(self, maps: Aligner, models: int, fit_maps: FitMaps, widths: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, maps: Aligner, models: int, fit_maps: FitMaps, widths: Sequence[int] | None = None
+    ) -> None:
         super().__init__(maps.sites, maps.d_x, maps.d_y)
         self.widths = list(widths or [maps.d_x] * models)
         self.maps, self.models, self.fit_maps = maps, models, fit_maps
@@ -84,7 +89,9 @@ class Universe(Aligner, registered=False):
             embedded: (k · S, N, m), in the shared space.
             shift: 1 to k − 1; 0: from itself.
         """
-        return self.maps.inverse(embedded.unflatten(0, (self.models, -1)).roll(-shift, 0).flatten(0, 1))
+        return self.maps.inverse(
+            embedded.unflatten(0, (self.models, -1)).roll(-shift, 0).flatten(0, 1)
+        )
 
     def from_mean(self, embedded: Tensor) -> Tensor:
         """The states of every model as the mean of all others says: (k · S, N, m) -> (k · S, N, d)."""
@@ -128,9 +135,18 @@ class Universe(Aligner, registered=False):
             (k · S, N, d), its rows sorted by turn, the places (N,) that they had, and their turns (N,).
         """
         by_model, shifts = embedded.unflatten(0, (self.models, -1)), self.models - 1
-        turns = torch.arange(embedded.shape[1], device=embedded.device) if self.turns is None else self.turns
-        rows = [(turns % ((1 + means) * shifts) == turn).nonzero().squeeze(1) for turn in range(shifts)]
-        parts = [by_model[:, :, of].roll(-shift, 0).flatten(0, 1) for shift, of in enumerate(rows, start=1)]
+        turns = (
+            torch.arange(embedded.shape[1], device=embedded.device)
+            if self.turns is None
+            else self.turns
+        )
+        rows = [
+            (turns % ((1 + means) * shifts) == turn).nonzero().squeeze(1) for turn in range(shifts)
+        ]
+        parts = [
+            by_model[:, :, of].roll(-shift, 0).flatten(0, 1)
+            for shift, of in enumerate(rows, start=1)
+        ]
         if means:
             rows.append((turns % (2 * shifts) >= shifts).nonzero().squeeze(1))
             parts.append(_means_of_others(by_model[:, :, rows[-1]]))
@@ -156,7 +172,11 @@ class Universe(Aligner, registered=False):
 
     def places(self, name: str) -> Sequence[int] | slice:
         """As the maps have it."""
-        return self.maps.places(name.removeprefix("maps.")) if name.startswith("maps.") else slice(None)
+        return (
+            self.maps.places(name.removeprefix("maps."))
+            if name.startswith("maps.")
+            else slice(None)
+        )
 
     def options(self) -> dict[str, Any]:
         """The number of models, what the maps are, and the weight in the loss."""
@@ -177,7 +197,9 @@ class Universe(Aligner, registered=False):
         state = taken.state_dict()
         state |= {name: state[name][..., :width] for name in ("mean_x", "weight_back")}
         state["weight"] = state["weight"][:, :width]
-        return restored({**describe_aligner(taken), "d_x": width}, state).requires_grad_(False).eval()
+        return (
+            restored({**describe_aligner(taken), "d_x": width}, state).requires_grad_(False).eval()
+        )
 
 
 def _means_of_others(by_model: Tensor) -> Tensor:
@@ -191,7 +213,11 @@ def fit_network(maps: Aligner, joint: JointMoments) -> None:
     The closest linear map to the models' mean would not do: it is steep where models vary little, and its inverse
     amplifies what another model says there. In the best linear universe the inverses count.
     """
-    scale, banks, widths = joint.variance.sqrt()[..., None, None], [maps], [maps.d_x] * len(joint.mean)
+    scale, banks, widths = (
+        joint.variance.sqrt()[..., None, None],
+        [maps],
+        [maps.d_x] * len(joint.mean),
+    )
     if isinstance(maps, SharedPart):
         banks, widths = list(maps.banks.values()), maps.widths  # type: ignore[arg-type]
     if all(isinstance(bank, INN) and bank.mixing != "none" for bank in banks):
@@ -218,7 +244,9 @@ def fit_gcpa(maps: Aligner, joint: JointMoments) -> None:
     _set(maps, joint, *gcpa(joint))
 
 
-_Closed = tuple[Callable[[int, int, int], Aligner], FitMaps]  # the class that holds such maps, and what sets them
+_Closed = tuple[
+    Callable[[int, int, int], Aligner], FitMaps
+]  # the class that holds such maps, and what sets them
 CLOSED_UNIVERSES: dict[str, _Closed] = {
     "procrustes": (Procrustes, fit_procrustes), "gcca": (TwoLinear, fit_gcca), "gcpa": (TwoLinear, fit_gcpa),
 }  # fmt: skip

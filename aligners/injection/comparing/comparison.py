@@ -11,24 +11,47 @@ from torch import Tensor
 from aligners.datamodules.asking import TaskBatch
 from aligners.datamodules.batches import TextBatch
 from aligners.datamodules.rows.policies import PAIRS_TOKENS, RowKind
-from aligners.datamodules.rows.types import types_of
+from aligners.datamodules.rows.row_types import types_of
 from aligners.datamodules.tokens.tokenised import TokenisedTexts
 from aligners.errors import UserError, check_known, check_range
-from aligners.fitting.errors import FarErrors, squared_distances, squared_errors
+from aligners.fitting.map_errors import FarErrors, squared_distances, squared_errors
 from aligners.injection.behaviour import stitched_logits
 from aligners.injection.comparing import precision
-from aligners.injection.comparing.reading import Asked, Reader, answer_sums, divergences, in_two, padded
+from aligners.injection.comparing.read_answers import (
+    Asked,
+    Reader,
+    answer_sums,
+    divergences,
+    in_two,
+    padded,
+)
 from aligners.injection.comparing.residuals import Residuals
-from aligners.injection.comparing.verdict import AS_IS, LEAST, LINEAR, TIMES, TURNED, Verdict, decide
+from aligners.injection.comparing.verdict import (
+    AS_IS,
+    LEAST,
+    LINEAR,
+    TIMES,
+    TURNED,
+    Verdict,
+    decide,
+)
 from aligners.injection.scoring.scores import Row, Sums, mean_columns, per_text_sums
-from aligners.injection.scoring.tasks import chosen, unit_losses
+from aligners.injection.scoring.task_scores import chosen, unit_losses
 from aligners.maps.linear import Affine, Procrustes, Ridge, ridge_regression
 from aligners.maps.permutation import Permutation
 from aligners.models.model import FrozenModel
 from aligners.similarity.algebra.moments import Moments
-from aligners.similarity.moments import MomentsMetric
+from aligners.similarity.moment_metrics import MomentsMetric
 
-RIDGES = (1e-13, 1e-11, 1e-9, 1e-7, 1e-5, 1e-3, 1e-1)  # of least squares, from which rows choose; exact maps want none
+RIDGES = (
+    1e-13,
+    1e-11,
+    1e-9,
+    1e-7,
+    1e-5,
+    1e-3,
+    1e-1,
+)  # of least squares, from which rows choose; exact maps want none
 ROWS = 2  # fitting rows that a map takes for each dimension
 KINDS: dict[str, type[Affine]] = {"permutation": Permutation, TURNED: Procrustes, LINEAR: Ridge}
 MAPS = tuple(KINDS)
@@ -118,13 +141,18 @@ class Comparison:
         changed = {off("float32"): precision.saved_elsewhere(old, "float32", self.seed)}
         if coarse and precision.stored_precision(old) != self.precision:
             like, stored = dict(new.model.named_parameters()), self.precision
-            rounded = precision.with_weights(old, lambda name, w: precision.rounded(w, stored, like.get(name)))
+            rounded = precision.with_weights(
+                old, lambda name, w: precision.rounded(w, stored, like.get(name))
+            )
             changed[f"weights rounded to {stored}"] = rounded
         if coarse:
             changed[off(self.precision)] = precision.saved_elsewhere(old, self.precision, self.seed)
         reader = partial(Reader, number=0, sites=sites[0], kind=self.kind)
         further = partial(padded, most=old.max_length)
-        self.variants = {"another batch": reader(old, layout=in_two), "further padding": reader(old, layout=further)}
+        self.variants = {
+            "another batch": reader(old, layout=in_two),
+            "further padding": reader(old, layout=further),
+        }
         self.variants |= {name: reader(model) for name, model in changed.items()}
         # Which count for other coordinates alone.
         self.loose = {name: coarse and name == off(self.precision) for name in self.variants}
@@ -132,8 +160,12 @@ class Comparison:
     def _check_rows(self) -> None:
         read = {texts: texts[range(len(texts))[: self.most]] for texts in (self.fit, self.held)}
         counts = [sum(self.readers[0].rows_of(batch).counts) for batch in read.values()]
-        if self.kind.policy == "tokens" and any(batch.inputs[0] is not batch.inputs[1] for batch in read.values()):
-            raise UserError(f"{PAIRS_TOKENS[0]}, but these models have different tokenizers. {PAIRS_TOKENS[1]}.")
+        if self.kind.policy == "tokens" and any(
+            batch.inputs[0] is not batch.inputs[1] for batch in read.values()
+        ):
+            raise UserError(
+                f"{PAIRS_TOKENS[0]}, but these models have different tokenizers. {PAIRS_TOKENS[1]}."
+            )
         if not all(counts):
             raise UserError(
                 f"Expected texts with rows that {self.old.name} and {self.new.name} have in common, but got none. Give "
@@ -149,7 +181,9 @@ class Comparison:
 
     def _batches(self, texts: TokenisedTexts) -> list[list[int]]:
         """Texts of similar length together, the batches in a random order."""
-        order = texts.lengths[: self.most].argsort(descending=True, stable=True).split(self.batch_size)
+        order = (
+            texts.lengths[: self.most].argsort(descending=True, stable=True).split(self.batch_size)
+        )
         draw = torch.Generator().manual_seed(self.seed)
         return [order[n].tolist() for n in torch.randperm(len(order), generator=draw)]
 
@@ -166,8 +200,15 @@ class Comparison:
         self.fitted, self.refused = self._fit(moments)
         self.far_errors: dict[str, FarErrors] = {}
         for number, places in enumerate(self.track(self._batches(self.held), "Comparing")):
-            parts.append(self.measure(self.held[places], costs=number * self.batch_size < self.costs))
-        return self._found({name: torch.cat([part[name] for part in parts if name in part], -1) for name in parts[0]})
+            parts.append(
+                self.measure(self.held[places], costs=number * self.batch_size < self.costs)
+            )
+        return self._found(
+            {
+                name: torch.cat([part[name] for part in parts if name in part], -1)
+                for name in parts[0]
+            }
+        )
 
     def _both(self, batch: TextBatch) -> list[Tensor]:
         """Rows of OLD and of NEW at all site pairs."""
@@ -202,16 +243,23 @@ class Comparison:
             costs: whether OLD's states are also put into NEW.
         """
         task, rows = self.asked.of(batch), self.readers[0].rows_of(batch).to(self.old.device)
-        (x, own), (y, theirs) = (cast(tuple[Tensor, Tensor], read(batch, self.asked, task)) for read in self.readers)
+        (x, own), (y, theirs) = (
+            cast(tuple[Tensor, Tensor], read(batch, self.asked, task)) for read in self.readers
+        )
         y = y.to(x.device).double()
-        of_rows = {"total": squared_distances(y, self.means[1]), "total of old": squared_distances(x, self.means[0])}
+        of_rows = {
+            "total": squared_distances(y, self.means[1]),
+            "total of old": squared_distances(x, self.means[0]),
+        }
         of_rows |= {name: squared_errors(mapped, y) for name, mapped in self._mapped(x)}
         far = batch.far.get(self.kind)
         every = None if far is None else self._both(replace(batch, far={}))
         if every is not None:
             self._add_far_errors(*every)
         of_units, sums = {} if task is None else answer_sums(self.asked, task, own, theirs), Sums()
-        if task is None and own is not None:  # of models without a head, compared at the end with those of all texts
+        if (
+            task is None and own is not None
+        ):  # of models without a head, compared at the end with those of all texts
             sums = {"old": own.T, "new": theirs.T}
         for name, reader in self.variants.items():
             again, answers = reader(batch, self.asked, task)
@@ -222,12 +270,22 @@ class Comparison:
                 sums[f"answers of {name}"] = answers.T
         sums |= {name: per_text_sums(values, rows) for name, values in of_rows.items()}
         if task is not None:
-            sums |= {name: per_text_sums(values, task.targets.to(own.device)) for name, values in of_units.items()}
-        if costs and task is not None and self.kind == RowKind("tokens") and self.new.task != "masked":
+            sums |= {
+                name: per_text_sums(values, task.targets.to(own.device))
+                for name, values in of_units.items()
+            }
+        if (
+            costs
+            and task is not None
+            and self.kind == RowKind("tokens")
+            and self.new.task != "masked"
+        ):
             kept = None  # where rows are far, NEW keeps its own states
             if far is not None and every is not None:
                 kept = every[1].to(self.new.device), (~far).nonzero()[:, 0]
-            sums["costs"] = self._costs(task.to(self.new.device), x, theirs, kept)  # masks would be other states
+            sums["costs"] = self._costs(
+                task.to(self.new.device), x, theirs, kept
+            )  # masks would be other states
         return {name: values.double().cpu() for name, values in sums.items()}
 
     def _add_far_errors(self, x: Tensor, y: Tensor) -> None:
@@ -237,7 +295,9 @@ class Comparison:
                 self.far_errors[name] = FarErrors(self.means[1][:, 0]).to(y.device)
             self.far_errors[name].update(mapped, y.double())
 
-    def _costs(self, task: TaskBatch, rows: Tensor, own: Tensor, kept: tuple[Tensor, Tensor] | None) -> Tensor:
+    def _costs(
+        self, task: TaskBatch, rows: Tensor, own: Tensor, kept: tuple[Tensor, Tensor] | None
+    ) -> Tensor:
         """What NEW loses as it goes on from OLD's states, by each map: KL from its own answers, and loss: (2, M, S, B).
 
         NaN at the sites between `COSTLY` evenly spaced ones: every site is half a pass for every map.
@@ -249,16 +309,29 @@ class Comparison:
             kept: its own states of all tokens, (S, N', d), and the numbers of those that others replace; None: all.
         """
         found, native = [], unit_losses(own, task.targets)
-        at = torch.linspace(0, len(self.pairs) - 1, min(COSTLY, len(self.pairs))).round().long().tolist()
+        at = (
+            torch.linspace(0, len(self.pairs) - 1, min(COSTLY, len(self.pairs)))
+            .round()
+            .long()
+            .tolist()
+        )
         for _, mapped in self._mapped(rows):
             for place in at:
                 states = mapped[place].float().to(self.new.device)
                 if kept is not None:
                     states = kept[0][place].index_copy(0, kept[1].to(states.device), states)
-                logits = stitched_logits(self.new, task.inputs, self.pairs[place][1], task.rows, states)
+                logits = stitched_logits(
+                    self.new, task.inputs, self.pairs[place][1], task.rows, states
+                )
                 answers = chosen(logits, task.targets, self.new.class_map)
-                loss = (unit_losses(answers, task.targets) - native).double()  # of no meaning without right answers
-                found.append(torch.stack([divergences(own, answers), loss if self.asked.scored else loss * torch.nan]))
+                loss = (
+                    unit_losses(answers, task.targets) - native
+                ).double()  # of no meaning without right answers
+                found.append(
+                    torch.stack(
+                        [divergences(own, answers), loss if self.asked.scored else loss * torch.nan]
+                    )
+                )
         costs = per_text_sums(torch.stack(found, 1).unflatten(1, (-1, len(at))), task.targets)
         every = costs.new_full((*costs.shape[:2], len(self.pairs), costs.shape[-1]), torch.nan)
         return every.index_copy_(2, torch.tensor(at, device=costs.device), costs)
@@ -268,11 +341,19 @@ class Comparison:
     def _found(self, sums: Sums) -> Compared:
         total = sums["total of old"].sum(-1)
         each = {name: (sums[name].sum(-1) / total).tolist() for name in self.variants}
-        strict = [max(at) for at in zip(*(each[name] for name in each if not self.loose[name]), strict=True)]
+        strict = [
+            max(at)
+            for at in zip(*(each[name] for name in each if not self.loose[name]), strict=True)
+        ]
         loose = [max(at) for at in zip(*each.values(), strict=True)]
-        floors = {name: strict if name in (AS_IS, "permutation") else loose for name in (*self.fitted, *self.further)}
+        floors = {
+            name: strict if name in (AS_IS, "permutation") else loose
+            for name in (*self.fitted, *self.further)
+        }
         names = {"model_x": self.old.name, "model_y": self.new.name}
-        rows = site_rows(sums, floors, [{**names, "site_x": i, "site_y": j} for i, j in self.pairs], self.seed)
+        rows = site_rows(
+            sums, floors, [{**names, "site_x": i, "site_y": j} for i, j in self.pairs], self.seed
+        )
         with_far = {name: errors.compute().tolist() for name, errors in self.far_errors.items()}
         for number, row in enumerate(rows):
             if row["method"] in with_far:
@@ -281,9 +362,14 @@ class Comparison:
         weights = precision.weight_changes(self.old, self.new, self.precision)
         changed = [row["weight"] for row in weights if row["changed"]]
         of_map = {name: [row for row in rows if row["method"] == name] for name in floors}
-        fvu = {name: [torch.inf if row["fvu"] is None else row["fvu"] for row in line] for name, line in of_map.items()}
+        fvu = {
+            name: [torch.inf if row["fvu"] is None else row["fvu"] for row in line]
+            for name, line in of_map.items()
+        }
         within = {name: [row["within"] for row in line] for name, line in of_map.items()}
-        same, elsewhere = (function[0][name] if function else None for name in ("same", "same_elsewhere"))
+        same, elsewhere = (
+            function[0][name] if function else None for name in ("same", "same_elsewhere")
+        )
         alike = partial(precision.equal_spectra, self.old, self.new, changed)
         verdict = decide(fvu, within, same, same_elsewhere=elsewhere, changed=changed, alike=alike)
         left = self._residuals(verdict)
@@ -294,7 +380,11 @@ class Comparison:
             for name, part in one.tables().items():
                 tables[name] = tables.get(name, []) + part
         blocks = sorted({row["block"] for row in weights if row["changed"]})
-        ends = {n: None if at is None else self.pairs[at][1] for n, at in verdict._asdict().items() if n in ENDS}
+        ends = {
+            n: None if at is None else self.pairs[at][1]
+            for n, at in verdict._asdict().items()
+            if n in ENDS
+        }
         meta = {
             "models": {"x": self.old.identity(), "y": self.new.identity()}, "rows": self.kind.policy, "seed": self.seed,
             "verdict": verdict._asdict() | ends, "n_fit": len(self.fit.lengths[: self.most]),
@@ -318,7 +408,9 @@ class Comparison:
             parts.append((left.transpose(0, 1), torch.tensor(numbers)[rows.owner], rows.place))
         left, text, token = (torch.cat(column) for column in zip(*parts, strict=True))
         about: dict[str, Any] = {"types": types_of(self.kind, self.held, self.texts, tokenizer)}
-        about["joined"] = tokenizer.convert_tokens_to_string if self.kind.types == "tokens" else " ".join
+        about["joined"] = (
+            tokenizer.convert_tokens_to_string if self.kind.types == "tokens" else " ".join
+        )
         about |= {"text": text, "token": token, "texts": self.texts["text"][:]}
         return [Residuals(self.pairs[n][1], left[:, k], **about) for k, n in enumerate(places)]
 
@@ -326,7 +418,9 @@ class Comparison:
 # ---------------------------------------------------------------------- figures, with intervals, floors and tolerances
 
 
-def site_rows(sums: Sums, floors: Mapping[str, Sequence[float]], places: Sequence[Row], seed: int) -> list[Row]:
+def site_rows(
+    sums: Sums, floors: Mapping[str, Sequence[float]], places: Sequence[Row], seed: int
+) -> list[Row]:
     """A row for each map and site pair: its FVU, the floor and the tolerance, and what OLD's states in NEW cost.
 
     Args:
@@ -338,12 +432,21 @@ def site_rows(sums: Sums, floors: Mapping[str, Sequence[float]], places: Sequenc
     rows, total = [], sums["total"]
     for number, (name, floor) in enumerate(floors.items()):
         for s, place in enumerate(places):
-            row = {**place, "method": name, **mean_columns("fvu", sums[name][s], total[s], seed), "floor": floor[s]}
+            row = {
+                **place,
+                "method": name,
+                **mean_columns("fvu", sums[name][s], total[s], seed),
+                "floor": floor[s],
+            }
             row["tolerance"] = TIMES * max(floor[s], LEAST)
             row["within"] = row["fvu"] is not None and row["fvu"] <= row["tolerance"]
-            costs = sums["costs"][:, number, s] if "costs" in sums else torch.full((2, 1), torch.nan)
+            costs = (
+                sums["costs"][:, number, s] if "costs" in sums else torch.full((2, 1), torch.nan)
+            )
             units = sums["units"][: costs.shape[1]] if "costs" in sums else torch.ones(1)
-            row |= mean_columns("kl", costs[0], units, seed) | mean_columns("penalty", costs[1], units, seed)
+            row |= mean_columns("kl", costs[0], units, seed) | mean_columns(
+                "penalty", costs[1], units, seed
+            )
             rows.append(row)
     return rows
 
@@ -371,12 +474,17 @@ def function_of(sums: Sums, asked: Asked, variants: Mapping[str, bool], seed: in
         units, measure = torch.ones(len(own)), "mean squared difference of cosines"
         nearest = (new.argmax(-1) == own.argmax(-1)).double()
         quantities = {"difference": (new - own).square().mean(-1), "agreement": nearest}
-        floors = {name: float((_cosines(sums[f"answers of {name}"]) - own).square().mean()) for name in variants}
+        floors = {
+            name: float((_cosines(sums[f"answers of {name}"]) - own).square().mean())
+            for name in variants
+        }
     row: Row = {"what": asked.what, "measure": measure, "units": int(units.sum()), "floors": floors}
     for name, values in quantities.items():
         row |= mean_columns(name, values, units, seed)
     for suffix in ("", "_elsewhere"):
-        floor = max(EXACT, *(value for name, value in floors.items() if suffix or not variants[name]))
+        floor = max(
+            EXACT, *(value for name, value in floors.items() if suffix or not variants[name])
+        )
         same = row["difference"] is not None and row["difference"] <= TIMES * floor
         row |= {f"floor{suffix}": floor, f"tolerance{suffix}": TIMES * floor, f"same{suffix}": same}
     return [row]

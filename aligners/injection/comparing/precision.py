@@ -26,7 +26,9 @@ def stored_precision(model: FrozenModel) -> str:
         input, from -127 to 127), or "float32".
     """
     for name in ("bfloat16", "float16") if model.quantised is None else ():
-        if all(torch.equal(w, w.to(getattr(torch, name)).to(w.dtype)) for w in model.model.parameters()):
+        if all(
+            torch.equal(w, w.to(getattr(torch, name)).to(w.dtype)) for w in model.model.parameters()
+        ):
             return name
     matrices = [w for block in model.blocks for w in block.parameters() if w.ndim == 2]
     whole = model.quantised is not None or all(_grid_axis(w) is not None for w in matrices)
@@ -41,10 +43,14 @@ def _steps(weight: Tensor, axis: int) -> Tensor:
 def _grid_axis(weight: Tensor) -> int | None:
     """Along which axis a matrix is in multiples of its steps; None if along neither."""
     counts = {axis: weight / _steps(weight, axis) for axis in (1, 0)}
-    return next((axis for axis, n in counts.items() if bool(((n - n.round()).abs() < ON_GRID).all())), None)
+    return next(
+        (axis for axis, n in counts.items() if bool(((n - n.round()).abs() < ON_GRID).all())), None
+    )
 
 
-def with_weights(model: FrozenModel, change: Callable[[str, Tensor], Tensor], name: str = "") -> FrozenModel:
+def with_weights(
+    model: FrozenModel, change: Callable[[str, Tensor], Tensor], name: str = ""
+) -> FrozenModel:
     """A copy of a model with each floating weight changed.
 
     Args:
@@ -52,7 +58,12 @@ def with_weights(model: FrozenModel, change: Callable[[str, Tensor], Tensor], na
         change: from a weight's name and the weight to another of its shape.
         name: of the copy; default: the model's.
     """
-    changed = FrozenModel(copy.deepcopy(model.model), model.tokenizer, name=name or model.name, revision=model.revision)
+    changed = FrozenModel(
+        copy.deepcopy(model.model),
+        model.tokenizer,
+        name=name or model.name,
+        revision=model.revision,
+    )
     changed.class_map = model.class_map
     with torch.no_grad():
         for place, weight in changed.model.named_parameters():
@@ -65,8 +76,16 @@ def rounded(weight: Tensor, precision: str, like: Tensor | None = None) -> Tenso
     if precision in ("bfloat16", "float16"):
         return weight.to(getattr(torch, precision)).to(weight.dtype)
     told = like is not None and like.shape == weight.shape and like.is_floating_point()
-    axis = None if precision != INT8 or weight.ndim != 2 else _grid_axis(like) if told and like is not None else 1
-    return weight if axis is None else (weight / _steps(weight, axis)).round() * _steps(weight, axis)
+    axis = (
+        None
+        if precision != INT8 or weight.ndim != 2
+        else _grid_axis(like)
+        if told and like is not None
+        else 1
+    )
+    return (
+        weight if axis is None else (weight / _steps(weight, axis)).round() * _steps(weight, axis)
+    )
 
 
 def saved_elsewhere(model: FrozenModel, precision: str, seed: int) -> FrozenModel:
@@ -100,19 +119,29 @@ def weight_changes(old: FrozenModel, new: FrozenModel, precision: str) -> list[d
     mine, theirs = _weights(old), _weights(new)
     if mine.keys() != theirs.keys():
         mine, theirs = (dict(model.model.base_model.named_parameters()) for model in (old, new))
-    common = {name: w for name, w in mine.items() if name in theirs and theirs[name].shape == w.shape}
+    common = {
+        name: w for name, w in mine.items() if name in theirs and theirs[name].shape == w.shape
+    }
     floating = all(w.is_floating_point() for w in (*mine.values(), *theirs.values()))
     if (old.depth, old.width) != (new.depth, new.width) or not floating:
         return []
-    places = {id(w): number for number, block in enumerate(old.blocks, 1) for w in block.parameters()}
+    places = {
+        id(w): number for number, block in enumerate(old.blocks, 1) for w in block.parameters()
+    }
     found = []
     for name, weight in common.items():
         before, after = weight.detach().double(), theirs[name].detach().double().to(weight.device)
         size = max(float(before.norm()), float(after.norm()), torch.finfo(torch.float64).tiny)
-        rounding = float((rounded(weight.detach(), precision, theirs[name]).double() - before).norm()) / size
+        rounding = (
+            float((rounded(weight.detach(), precision, theirs[name]).double() - before).norm())
+            / size
+        )
         outside = 0 if any(part in name for part in EMBEDDINGS) else old.depth + 1
         row: dict[str, Any] = {"block": places.get(id(weight), outside), "weight": name}
-        row |= {"difference": float((after - before).norm()) / size, "tolerance": TIMES * rounding + 2.0**-23}
+        row |= {
+            "difference": float((after - before).norm()) / size,
+            "tolerance": TIMES * rounding + 2.0**-23,
+        }
         found.append(row | {"changed": row["difference"] > row["tolerance"]})
     return found
 
@@ -125,4 +154,6 @@ def equal_spectra(old: FrozenModel, new: FrozenModel, names: list[str]) -> bool:
         return torch.linalg.svdvals(weight.reshape(-1, weight.shape[-1]))
 
     pairs = ((values(old, name), values(new, name)) for name in names)
-    return all(float((after - before).norm()) <= ALIKE * float(before.norm()) for before, after in pairs)
+    return all(
+        float((after - before).norm()) <= ALIKE * float(before.norm()) for before, after in pairs
+    )

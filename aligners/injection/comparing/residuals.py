@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aligners.datamodules.rows.types import RowTypes
+from aligners.datamodules.rows.row_types import RowTypes
 
 Row = dict[str, Any]
 TOP = 6  # texts, tokens and types of a table
@@ -33,37 +33,58 @@ class Residuals:
         self, site: int, rows: Tensor, text: Tensor, token: Tensor, *, texts: Sequence[str], types: RowTypes | None,
         joined: Callable[[list[str]], str],
     ) -> None:  # fmt: skip
-        self.site, self.rows, self.text, self.texts, self.joined = site, rows.double(), text, texts, joined
+        self.site, self.rows, self.text, self.texts, self.joined = (
+            site,
+            rows.double(),
+            text,
+            texts,
+            joined,
+        )
         self.squares = self.rows.square().sum(-1)
         self.total = self.squares.sum().clamp(min=torch.finfo(torch.float64).tiny)
         if types is not None:
             self.names, self.number = types.names, types.at(text, token)
         self.typed = types is not None
         values, vectors = torch.linalg.eigh(self.rows.mT @ self.rows)
-        self.shares, self.vectors = values.flip(0)[:DIRECTIONS] / self.total, vectors.flip(1)[:, :DIRECTIONS].mT
+        self.shares, self.vectors = (
+            values.flip(0)[:DIRECTIONS] / self.total,
+            vectors.flip(1)[:, :DIRECTIONS].mT,
+        )
 
     def tables(self) -> dict[str, list[Row]]:
         """`texts`, `tokens`, `types` and `directions`, those with the most of the residual first."""
         tables = {"texts": self._ranked(self.text, lambda n: {"text": self._excerpt(n)}, mean=True)}
         if self.typed:
             each = torch.arange(len(self.rows))
-            tables["tokens"] = self._ranked(each, lambda n: {"token": self._name(n), "context": self._around(n)})
+            tables["tokens"] = self._ranked(
+                each, lambda n: {"token": self._name(n), "context": self._around(n)}
+            )
             tables["types"] = self._ranked(self.number, lambda n: {"type": self.names[n]})
         return tables | {"directions": self._directions()}
 
     def _by(self, owner: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Sums of values by owner, and how many rows each has."""
         size = int(owner.max()) + 1
-        return torch.zeros(size, dtype=values.dtype).index_add_(0, owner, values), owner.bincount(minlength=size)
+        return torch.zeros(size, dtype=values.dtype).index_add_(0, owner, values), owner.bincount(
+            minlength=size
+        )
 
-    def _ranked(self, owner: Tensor, about: Callable[[int], Row], *, mean: bool = False) -> list[Row]:
+    def _ranked(
+        self, owner: Tensor, about: Callable[[int], Row], *, mean: bool = False
+    ) -> list[Row]:
         """Owners of rows by their share of the residual or, with `mean`, by the residual of a row."""
         sums, counts = self._by(owner, self.squares)
         times = sums / counts.clamp(min=1) / (self.total / len(self.rows))
         top = (times if mean else sums).argsort(descending=True)[:TOP].tolist()
         shares = sums / self.total
         return [
-            {"site": self.site, "share": float(shares[n]), "times": float(times[n]), "rows": int(counts[n])} | about(n)
+            {
+                "site": self.site,
+                "share": float(shares[n]),
+                "times": float(times[n]),
+                "rows": int(counts[n]),
+            }
+            | about(n)
             for n in top
             if counts[n]
         ]
@@ -81,7 +102,9 @@ class Residuals:
 
     def _directions(self) -> list[Row]:
         found = []
-        for number, (share, direction) in enumerate(zip(self.shares.tolist(), self.vectors, strict=True), 1):
+        for number, (share, direction) in enumerate(
+            zip(self.shares.tolist(), self.vectors, strict=True), 1
+        ):
             sums, counts = self._by(self.text, (self.rows @ direction).square())
             top = (sums / counts.clamp(min=1)).argsort(descending=True)[:EXAMPLES].tolist()
             row = {"site": self.site, "direction": number, "share": share}

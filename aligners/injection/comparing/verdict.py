@@ -4,7 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 AS_IS, TURNED, LINEAR = "identity", "rotation", "linear"
-KEEPING = (AS_IS, "permutation", TURNED)  # maps that the function of a model can survive, the simplest first
+KEEPING = (
+    AS_IS,
+    "permutation",
+    TURNED,
+)  # maps that the function of a model can survive, the simplest first
 LEAST = 1e-14  # a floor below which float64 itself rounds
 NEAR = 0.1  # FVU up to which first states that differ are still those of one model, changed from its embeddings on
 TIMES = 30.0  # a tolerance, in units of the floor that was measured
@@ -46,12 +50,23 @@ def decide(
         changed: names of weights that differ by more than rounding, where weights can be compared.
         alike: says whether those have the singular values that they had.
     """
-    first = {name: next((s for s, fine in enumerate(sites) if not fine), None) for name, sites in within.items()}
+    first = {
+        name: next((s for s, fine in enumerate(sites) if not fine), None)
+        for name, sites in within.items()
+    }
     if first.get(AS_IS, 0) is None and same is not False:
-        return Verdict("rounding" if not changed else "coordinates" if alike() else "weights", AS_IS, None, None, same)
+        return Verdict(
+            "rounding" if not changed else "coordinates" if alike() else "weights",
+            AS_IS,
+            None,
+            None,
+            same,
+        )
     same = same if first.get(AS_IS, 0) is None else same_elsewhere
     whole = [name for name in (*KEEPING, LINEAR) if first.get(name, 0) is None]
-    if whole and same is not False and not first.get(AS_IS):  # of which the first states, too, would tell
+    if (
+        whole and same is not False and not first.get(AS_IS)
+    ):  # of which the first states, too, would tell
         return Verdict("coordinates", whole[0], None, None, same)
     begun = [name for name in KEEPING if first.get(name, 0) != 0]  # which hold at the first site
     begun = begun or [name for name in KEEPING if name in fvu and fvu[name][0] <= NEAR]
@@ -59,4 +74,8 @@ def decide(
         return Verdict("head", begun[0], None, None, same)
     best = begun[0] if begun else min(fvu, key=lambda name: fvu[name][-1])
     most = max(range(len(fvu[best])), key=lambda s: fvu[best][s])
-    return Verdict("changed", best, first[best], most, same) if begun else Verdict("different", None, 0, most, same)
+    return (
+        Verdict("changed", best, first[best], most, same)
+        if begun
+        else Verdict("different", None, 0, most, same)
+    )

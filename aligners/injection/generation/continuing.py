@@ -16,7 +16,7 @@ from transformers import DynamicCache, GenerationConfig
 
 from aligners.datamodules.tokens.tokenised import TokenisedTexts
 from aligners.errors import UserError, check_range
-from aligners.fitting.bank import DIRECTIONS
+from aligners.fitting.saved_bank import DIRECTIONS
 from aligners.injection.behaviour import mapped_rows
 from aligners.injection.methods import Method
 from aligners.injection.panels import Panel
@@ -155,11 +155,15 @@ def generate(
     there: Any = prompts.to(model.device)
     with torch.random.fork_rng(), steps:
         torch.manual_seed(seed)
-        found: Any = model.model.generate(there, attention_mask=torch.ones_like(there), generation_config=settings)
+        found: Any = model.model.generate(
+            there, attention_mask=torch.ones_like(there), generation_config=settings
+        )
     tokens = found[:, length:].to(prompts.device)
     ended = torch.isin(tokens, torch.tensor(ends, device=tokens.device, dtype=tokens.dtype)).long()
     tokens = tokens.where(ended.cumsum(1) - ended == 0, -1)
-    return torch.nn.functional.pad(tokens, (0, new_tokens - tokens.shape[1]), value=-1)  # where all have ended
+    return torch.nn.functional.pad(
+        tokens, (0, new_tokens - tokens.shape[1]), value=-1
+    )  # where all have ended
 
 
 BATCH, SHOWN = 16, 3  # prompts that are continued together, and those whose texts a report shows
@@ -219,10 +223,14 @@ class Continuing:
             check_causal(route.target)
             self.prompts(texts, route.source, route.target)
             if why is not None:
-                raise UserError(f"Expected no `generate` where nothing can be injected: {why}. Leave it out.")
+                raise UserError(
+                    f"Expected no `generate` where nothing can be injected: {why}. Leave it out."
+                )
 
 
-def continuations(prompts: Tensor, options: Continuing, seed: int, ways: Iterable[Way]) -> dict[str, list[Row]]:
+def continuations(
+    prompts: Tensor, options: Continuing, seed: int, ways: Iterable[Way]
+) -> dict[str, list[Row]]:
     """Tables of a report: `generation`, a row for each way to continue the prompts, and `samples`, texts of each.
 
     Args:
@@ -233,15 +241,23 @@ def continuations(prompts: Tensor, options: Continuing, seed: int, ways: Iterabl
             which the others are compared with.
     """
     tables: dict[str, list[Row]] = {"generation": [], "samples": []}
-    drawn: dict[str, Any] = {"new_tokens": options.new_tokens, "temperature": options.temperature, "seed": seed}
+    drawn: dict[str, Any] = {
+        "new_tokens": options.new_tokens,
+        "temperature": options.temperature,
+        "seed": seed,
+    }
     compared: tuple[FrozenModel, Tensor] | None = None
     for about, writer, changing in ways:
-        found = torch.cat([generate(writer, ids, changing, **drawn) for ids in prompts.split(BATCH)])
+        found = torch.cat(
+            [generate(writer, ids, changing, **drawn) for ids in prompts.split(BATCH)]
+        )
         model, own = compared = compared or (writer, found)
         tables["generation"].append(about | figures(model, prompts, own, found, seed))
         for prompt, tokens in zip(prompts[:SHOWN], found[:SHOWN], strict=True):
             texts = map(cast(Any, model.tokenizer).decode, (prompt, tokens[tokens >= 0]))
-            tables["samples"].append(about | dict(zip(("prompt", "continuation"), texts, strict=True)))
+            tables["samples"].append(
+                about | dict(zip(("prompt", "continuation"), texts, strict=True))
+            )
     return tables
 
 
@@ -297,7 +313,11 @@ def continue_texts(options: Continuing, trainer: pl.Trainer, module: Any) -> Non
 def _ways(panel: Panel) -> Iterator[Way]:
     """The models by themselves, then every map at every site, and `identity`."""
     source, target, pairs = panel.route.source, panel.route.target, panel.route.pairs
-    about = {"model_x": source.name, "model_y": target.name, "direction": DIRECTIONS[panel.route.key]}
+    about = {
+        "model_x": source.name,
+        "model_y": target.name,
+        "direction": DIRECTIONS[panel.route.key],
+    }
     alone = about | {"role": "ceiling", "site_x": None, "site_y": None}
     yield alone | {"method": "native_y"}, target, None
     if source.task == "causal":

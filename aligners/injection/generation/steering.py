@@ -10,14 +10,20 @@ from torch import Tensor
 
 from aligners.datamodules.asking import Targets, TaskBatch
 from aligners.datamodules.model_texts import ModelTexts
-from aligners.datamodules.rows.reading import read_rows
+from aligners.datamodules.rows.read_rows import read_rows
 from aligners.errors import UserError, check_range, finite
-from aligners.injection.generation.continuing import Added, Continuing, Way, check_causal, continuations
+from aligners.injection.generation.continuing import (
+    Added,
+    Continuing,
+    Way,
+    check_causal,
+    continuations,
+)
 from aligners.injection.injecting import Evaluation
 from aligners.injection.scoring import scores
 from aligners.injection.scoring.scores import Row, Sums, mean_columns, named, per_text_sums
-from aligners.injection.scoring.tasks import chosen, divergence, unit_losses
-from aligners.models.loading.models import check_precision
+from aligners.injection.scoring.task_scores import chosen, divergence, unit_losses
+from aligners.models.loading.load_models import check_precision
 from aligners.models.model import FrozenModel
 
 ALPHAS, LEVELS = (0.05, 0.1, 0.2, 0.4, 0.8), (0.03, 0.1, 0.3)  # see `Steering` and `at_equal_cost`
@@ -53,9 +59,15 @@ class Reading(Protocol):
 
 def random_directions(directions: Sequence[Direction], draws: int, seed: int) -> list[Direction]:
     """So many directions for each site that others have, the same for equal seeds."""
-    draw, widths = torch.Generator().manual_seed(seed), {one.site: len(one.vector) for one in directions}
+    draw, widths = (
+        torch.Generator().manual_seed(seed),
+        {one.site: len(one.vector) for one in directions},
+    )
     every = [(site, width, n) for site, width in widths.items() for n in range(1, draws + 1)]
-    return [Direction(f"random {n}", site, torch.randn(width, generator=draw), "random") for site, width, n in every]
+    return [
+        Direction(f"random {n}", site, torch.randn(width, generator=draw), "random")
+        for site, width, n in every
+    ]
 
 
 def first_tokens(model: FrozenModel, words: Sequence[str]) -> tuple[list[int], list[str]]:
@@ -69,11 +81,15 @@ def first_tokens(model: FrozenModel, words: Sequence[str]) -> tuple[list[int], l
     for word in words:
         parts = tokenizer(f"the {word}", add_special_tokens=False)["input_ids"][before:]
         if not parts or parts[0] == tokenizer.unk_token_id:
-            raise UserError(f"Expected words that {model.name} knows, but its tokenizer has no token for {word!r}.")
+            raise UserError(
+                f"Expected words that {model.name} knows, but its tokenizer has no token for {word!r}."
+            )
         ids.append(parts[0])
         if len(parts) > 1:
             first = tokenizer.decode(parts[:1])
-            cautions.append(f"{word!r} is {len(parts)} tokens of {model.name}: the first, {first!r}, stands for it.")
+            cautions.append(
+                f"{word!r} is {len(parts)} tokens of {model.name}: the first, {first!r}, stands for it."
+            )
     return ids, cautions
 
 
@@ -128,13 +144,19 @@ class Steering:
     def measure_units(self, batches: Sequence[TaskBatch]) -> None:
         """Set the unit of α at every site, by the tokens of some texts."""
         sites = sorted({one.site for one in self.directions})
-        read = torch.cat([read_rows(self.model, batch.inputs, sites, batch.rows) for batch in batches], 1).float()
+        read = torch.cat(
+            [read_rows(self.model, batch.inputs, sites, batch.rows) for batch in batches], 1
+        ).float()
         around = (read - read.median(1, keepdim=True).values).norm(dim=-1).median(1).values
         self.units = dict(zip(sites, around.tolist(), strict=True))
 
     def vector(self, direction: Direction, alpha: float) -> Tensor:
         """What is added for α, (d,)."""
-        return alpha * self.units[direction.site] * torch.nn.functional.normalize(direction.vector.float(), dim=0)
+        return (
+            alpha
+            * self.units[direction.site]
+            * torch.nn.functional.normalize(direction.vector.float(), dim=0)
+        )
 
     @torch.no_grad()
     def sums(self, task: TaskBatch, each: Callable[[Any], Any] = iter) -> Sums:
@@ -156,12 +178,16 @@ class Steering:
         for one in each(self.directions):
             for alpha in self.alphas:
                 moved = states[one.site] + self.vector(one, alpha).to(states[one.site])
-                logits, there = model.tail_through(task.inputs, one.site, moved, *last or [one.site])
+                logits, there = model.tail_through(
+                    task.inputs, one.site, moved, *last or [one.site]
+                )
                 steered = chosen(logits, targets)
                 rises = self._answers(steered, there, targets) - before
                 values = torch.stack([torch.ones_like(rises[0]), divergence(steered, own), *rises])
                 parts.append(per_text_sums(values, targets))
-        table = torch.stack(parts, 1).double().unflatten(1, (len(self.directions), len(self.alphas)))
+        table = (
+            torch.stack(parts, 1).double().unflatten(1, (len(self.directions), len(self.alphas)))
+        )
         return dict(zip(QUANTITIES, table, strict=True))
 
     def _answers(self, logits: Tensor, states: Tensor, targets: Targets) -> Tensor:
@@ -195,18 +221,35 @@ def at_equal_cost(steering: Steering, table: Sums, levels: Sequence[float], seed
     """
     counts = scores.resampled_counts(table["units"].shape[-1], seed)
     weights, positive, rows = table["units"] @ counts.T, np.array(steering.alphas) > 0, list[Row]()
-    means = {name: (table[name] @ counts.T / weights).numpy()[:, positive] for name in ("kl", *steering.effects)}
+    means = {
+        name: (table[name] @ counts.T / weights).numpy()[:, positive]
+        for name in ("kl", *steering.effects)
+    }
     groups: dict[tuple[int, str, str], list[int]] = {}
     for place, one in enumerate(steering.directions):
-        groups.setdefault((one.site, one.role, "random" if one.role == "random" else one.name), []).append(place)
+        groups.setdefault(
+            (one.site, one.role, "random" if one.role == "random" else one.name), []
+        ).append(place)
     for effect, level in product(steering.effects, levels):
-        found = torch.stack([crossings(*line, level) for line in zip(means["kl"], means[effect], strict=True)])
-        native = {site: found[places[0]] for (site, role, _), places in reversed(groups.items()) if role == "native"}
+        found = torch.stack(
+            [crossings(*line, level) for line in zip(means["kl"], means[effect], strict=True)]
+        )
+        native = {
+            site: found[places[0]]
+            for (site, role, _), places in reversed(groups.items())
+            if role == "native"
+        }
         for (site, role, name), places in groups.items():
             rows.append({"method": name, "role": role, "site": site, "effect": effect, "kl": level})
-            for column, values in (("value", found[places]), ("share", found[places] / native.get(site, torch.nan))):
+            for column, values in (
+                ("value", found[places]),
+                ("share", found[places] / native.get(site, torch.nan)),
+            ):
                 drawn = values[:, 0].mean(), *values[:, 0].aminmax()
-                rows[-1] |= named(column, map(finite, drawn if role == "random" else scores.with_interval(values[0])))
+                rows[-1] |= named(
+                    column,
+                    map(finite, drawn if role == "random" else scores.with_interval(values[0])),
+                )
     return rows
 
 
@@ -215,7 +258,9 @@ def crossings(costs: np.ndarray, values: np.ndarray, level: float) -> Tensor:
     start = np.zeros_like(costs[:1])
     across = np.maximum.accumulate(np.concatenate([start, costs]).clip(0)) ** 0.5
     up = np.concatenate([start, values])
-    found = [np.interp(level**0.5, *line, right=np.nan) for line in zip(across.T, up.T, strict=True)]
+    found = [
+        np.interp(level**0.5, *line, right=np.nan) for line in zip(across.T, up.T, strict=True)
+    ]
     return torch.tensor(found, dtype=torch.float64)
 
 
@@ -258,9 +303,20 @@ class SteeringEvaluation(Evaluation):
         self.steering = Steering(model, self.directions, self.alphas, self.words, self.reading)
         if self.writing.generate:
             self.prompts = self.writing.prompts(self.stream.split("test"), model)
-        self.scores = scores.TextScores(QUANTITIES, len(self.directions), len(self.steering.alphas), self.n_texts)
-        about = {"words_for": [*self.words[0]], "words_against": [*self.words[1]], "equal_kl": self.levels}
-        self.meta = {**self.stream.describe(), **about, "cautions": self.steering.cautions, "seed": self.seed}
+        self.scores = scores.TextScores(
+            QUANTITIES, len(self.directions), len(self.steering.alphas), self.n_texts
+        )
+        about = {
+            "words_for": [*self.words[0]],
+            "words_against": [*self.words[1]],
+            "equal_kl": self.levels,
+        }
+        self.meta = {
+            **self.stream.describe(),
+            **about,
+            "cautions": self.steering.cautions,
+            "seed": self.seed,
+        }
 
     def injected_into(self) -> list[FrozenModel]:
         """The model."""
@@ -286,7 +342,11 @@ class SteeringEvaluation(Evaluation):
     def on_test_epoch_end(self) -> None:
         """Make the rows of the report, and generate."""
         table = self.scores.compute()
-        about = {"model": self.steering.model.name, "n_texts": self.n_texts, "n_units": int(table["units"][0, 0].sum())}
+        about = {
+            "model": self.steering.model.name,
+            "n_texts": self.n_texts,
+            "n_units": int(table["units"][0, 0].sum()),
+        }
         self.rows = [about | row for row in curve(self.steering, table, self.seed)]
         equal = [about | row for row in at_equal_cost(self.steering, table, self.levels, self.seed)]
         self.report_tables = {"equal": equal}
@@ -297,11 +357,34 @@ class SteeringEvaluation(Evaluation):
     def _ways(self) -> Iterator[Way]:
         """The model itself, and with each direction but further random ones added, at the middle cost."""
         model, level = self.steering.model, sorted(self.levels)[len(self.levels) // 2]
-        about = {"model_x": model.name, "model_y": model.name, "alpha": 0.0, "site_x": None, "site_y": None}
+        about = {
+            "model_x": model.name,
+            "model_y": model.name,
+            "alpha": 0.0,
+            "site_x": None,
+            "site_y": None,
+        }
         yield about | {"method": "own", "role": "ceiling"}, model, None
-        for one in (one for one in self.directions if one.role != "random" or one.name.endswith(" 1")):
-            known = [row for row in self.rows if (row["method"], row["site"]) == (one.name, one.site)]
-            costs, alphas = (np.array([[row[name]] for row in known if row["alpha"] > 0]) for name in ("kl", "alpha"))
+        for one in (
+            one for one in self.directions if one.role != "random" or one.name.endswith(" 1")
+        ):
+            known = [
+                row for row in self.rows if (row["method"], row["site"]) == (one.name, one.site)
+            ]
+            costs, alphas = (
+                np.array([[row[name]] for row in known if row["alpha"] > 0])
+                for name in ("kl", "alpha")
+            )
             alpha = float(crossings(costs, alphas, level).nan_to_num(alphas[-1, 0]))
-            here = {"method": one.name, "role": one.role, "alpha": alpha, "site_x": one.site, "site_y": one.site}
-            yield about | here, model, Added(one.site, self.steering.vector(one, alpha).to(self.device))
+            here = {
+                "method": one.name,
+                "role": one.role,
+                "alpha": alpha,
+                "site_x": one.site,
+                "site_y": one.site,
+            }
+            yield (
+                about | here,
+                model,
+                Added(one.site, self.steering.vector(one, alpha).to(self.device)),
+            )

@@ -8,15 +8,20 @@ import torch
 from torch import Tensor
 
 from aligners.errors import UserError, finite
-from aligners.fitting.outcomes import worst_of
+from aligners.fitting.training_status import worst_of
 from aligners.injection.scoring.scores import Row, named
 from aligners.similarity.controls import jackknife_interval
 
 LEAST_MODELS = 4
-OVER_MODELS, RANGE = "95 % interval over models", "range of the routes"  # what the ends of an interval are
+OVER_MODELS, RANGE = (
+    "95 % interval over models",
+    "range of the routes",
+)  # what the ends of an interval are
 OVER_BASES = "95 % interval over pretrained models"  # each left out with all of its copies
 OVER_COPIES = "95 % interval over fine-tunings of one pretrained model"
-Kinds = Mapping[str, str]  # model -> what it is of, such as its group, or the model that it was fine-tuned from
+Kinds = Mapping[
+    str, str
+]  # model -> what it is of, such as its group, or the model that it was fine-tuned from
 
 
 def over_pairs(
@@ -62,11 +67,18 @@ def over_pairs(
         different = f"{kinds[x]}-to-{kinds[y]}" if kinds[x] else "different models"
         group = "same model" if x == y else different
         by_place.setdefault((group, *(row[name] for name in by)), []).append(row)
-    summaries = {place: _summary(some, kinds, quantities, bases) for place, some in by_place.items()}
-    return [dict(zip(("group", *by), place, strict=True)) | summary for place, summary in summaries.items()]
+    summaries = {
+        place: _summary(some, kinds, quantities, bases) for place, some in by_place.items()
+    }
+    return [
+        dict(zip(("group", *by), place, strict=True)) | summary
+        for place, summary in summaries.items()
+    ]
 
 
-def check_groups(groups: Mapping[str, Sequence[str]] | None, models: Iterable[str]) -> dict[str, str]:
+def check_groups(
+    groups: Mapping[str, Sequence[str]] | None, models: Iterable[str]
+) -> dict[str, str]:
     """Return the group of each model; "" for all if there are no groups.
 
     Raises:
@@ -81,7 +93,9 @@ def check_groups(groups: Mapping[str, Sequence[str]] | None, models: Iterable[st
     missing = [model for model in present if model not in members]
     for what, wrong in (("in one group", twice), ("among the models that were stitched", absent)):
         if wrong:
-            raise UserError(f"Expected every model of `groups` once and {what}, but got {', '.join(wrong)}.")
+            raise UserError(
+                f"Expected every model of `groups` once and {what}, but got {', '.join(wrong)}."
+            )
     if missing:
         raise UserError(
             f"Expected every model in one of `groups`, but {', '.join(missing)} is in none. Name a group for it, or "
@@ -91,9 +105,13 @@ def check_groups(groups: Mapping[str, Sequence[str]] | None, models: Iterable[st
 
 
 def _summary(rows: list[Row], kinds: Kinds, quantities: Sequence[str], bases: Kinds | None) -> Row:
-    numbers = [[math.nan if row[name] is None else row[name] for row in rows] for name in quantities]
+    numbers = [
+        [math.nan if row[name] is None else row[name] for row in rows] for name in quantities
+    ]
     values = torch.tensor(numbers, dtype=torch.float64)
-    ends = interval_over_models(values, [(row["model_x"], row["model_y"]) for row in rows], kinds, bases)
+    ends = interval_over_models(
+        values, [(row["model_x"], row["model_y"]) for row in rows], kinds, bases
+    )
     low, high, interval = (values.amin(-1), values.amax(-1), RANGE) if ends is None else ends
     summary: Row = {
         "n_models": len({row[f"model_{side}"] for row in rows for side in "xy"}),
@@ -126,9 +144,13 @@ def independent_units(
     of = {model: (bases or {}).get(model, model) for model in models}
     alone, one = len(set(of.values())) == len(of), len(set(of.values())) == 1
     units: dict[str, dict[str, set[str]]] = {}
-    apart = one or len({(base, kinds[model]) for model, base in of.items()}) == len(set(of.values()))
+    apart = one or len({(base, kinds[model]) for model, base in of.items()}) == len(
+        set(of.values())
+    )
     for model, base in of.items():
-        units.setdefault(kinds[model] if apart else "", {}).setdefault(model if one else base, set()).add(model)
+        units.setdefault(kinds[model] if apart else "", {}).setdefault(
+            model if one else base, set()
+        ).add(model)
     interval = OVER_MODELS if alone else OVER_COPIES if one else OVER_BASES
     return [list(each.values()) for each in units.values()], interval
 
@@ -149,9 +171,13 @@ def interval_over_models(
         every pair has one and the same.
     """
     mean, squares = values.mean(-1), torch.zeros(len(values), dtype=torch.float64)
-    groups, interval = independent_units(dict.fromkeys(model for pair in pairs for model in pair), kinds, bases)
+    groups, interval = independent_units(
+        dict.fromkeys(model for pair in pairs for model in pair), kinds, bases
+    )
     for units in groups:
-        without = torch.tensor([[unit.isdisjoint(pair) for pair in pairs] for unit in units], dtype=torch.float64)
+        without = torch.tensor(
+            [[unit.isdisjoint(pair) for pair in pairs] for unit in units], dtype=torch.float64
+        )
         if len(units) < LEAST_MODELS or not bool(without.any(-1).all()):
             return None
         low, high = jackknife_interval(mean, (without / without.sum(-1, keepdim=True)) @ values.T)

@@ -20,7 +20,7 @@ from aligners.errors import UserError, finite
 from aligners.maps.baselines import random_labels
 from aligners.models.architectures import Task
 from aligners.models.model import FrozenModel
-from aligners.similarity.moments import DoubleMetric
+from aligners.similarity.moment_metrics import DoubleMetric
 
 RESAMPLES = 1000
 LEVEL = 0.95
@@ -45,7 +45,9 @@ class TextScores(Metric):
     table: Tensor
     seen: Tensor
 
-    def __init__(self, quantities: list[str], methods: int, sites: int, texts: int, **kwargs: Any) -> None:
+    def __init__(
+        self, quantities: list[str], methods: int, sites: int, texts: int, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
         self.quantities = quantities
         shape = (len(quantities), methods, sites, texts)
@@ -71,7 +73,9 @@ class TextScores(Metric):
         """
         if not bool((self.seen == 1).all()):
             twice, never = int((self.seen > 1).sum()), int((self.seen == 0).sum())
-            raise RuntimeError(f"Every held-out text must count once, but {twice} counted twice and {never} never.")
+            raise RuntimeError(
+                f"Every held-out text must count once, but {twice} counted twice and {never} never."
+            )
         return dict(zip(self.quantities, self.table.cpu(), strict=True))
 
 
@@ -112,13 +116,17 @@ def resampled(n: int, seed: int) -> Tensor:
 def resampled_counts(n: int, seed: int) -> Tensor:
     """How often each of n texts counts: once, then as often as it is drawn in each resample, (1 + R, n) float64."""
     drawn = resampled(n, seed)
-    return torch.zeros(drawn.shape, dtype=torch.float64).scatter_add_(1, drawn, torch.ones(drawn.shape).double())
+    return torch.zeros(drawn.shape, dtype=torch.float64).scatter_add_(
+        1, drawn, torch.ones(drawn.shape).double()
+    )
 
 
 def with_interval(values: Tensor) -> Figures:
     """A figure and the ends of its 95 % percentile interval, each (...), from it and its resamples, (..., 1 + R)."""
     tail = (1 - LEVEL) / 2
-    low, high = torch.nanquantile(values[..., 1:], torch.tensor([tail, 1 - tail], dtype=torch.float64), dim=-1)
+    low, high = torch.nanquantile(
+        values[..., 1:], torch.tensor([tail, 1 - tail], dtype=torch.float64), dim=-1
+    )
     return values[..., 0], low, high
 
 
@@ -134,7 +142,9 @@ def per_text_sums(values: Tensor, rows: Rows | Targets) -> Tensor:
 
 def of_unseen(values: Tensor, rows: Rows) -> Tensor:
     """Set values of rows (..., N) to zero except for rows of unseen types; all NaN where types are not known."""
-    return torch.full_like(values, torch.nan) if rows.unseen is None else values.where(rows.unseen, 0)
+    return (
+        torch.full_like(values, torch.nan) if rows.unseen is None else values.where(rows.unseen, 0)
+    )
 
 
 def interval(values: Tensor, weights: Tensor | None = None, *, seed: int) -> Figures:
@@ -166,7 +176,9 @@ def resampled_columns(figures: Mapping[str, Tensor]) -> Row:
 
 def mean_columns(name: str, values: Tensor, weights: Tensor, seed: int) -> Row:
     """A report's columns of a ratio of sums (n,) over texts, and of its interval: see `named`."""
-    return named(name, map(finite, interval(values.double().cpu(), weights.double().cpu(), seed=seed)))
+    return named(
+        name, map(finite, interval(values.double().cpu(), weights.double().cpu(), seed=seed))
+    )
 
 
 OF_CLASSES: tuple[Score, ...] = ("accuracy", "mcc", "f1")
@@ -191,7 +203,9 @@ def choose_score(text: TextSource, *, regression: bool, classes: int) -> Score:
     known = OF_NUMBERS if regression else OF_CLASSES if classes == 2 else ("accuracy",)
     if score not in known:
         what = "numbers to predict" if regression else f"{classes} classes"
-        raise UserError(f"Expected `score` out of {', '.join(known)} for texts with {what}, but got {score!r}.")
+        raise UserError(
+            f"Expected `score` out of {', '.join(known)} for texts with {what}, but got {score!r}."
+        )
     return score
 
 
@@ -258,10 +272,14 @@ def wrong_order(model: str, answers: Tensor, labels: Tensor) -> str | None:
     classes = 1 + int(torch.stack([right, given]).amax())
     counts = (classes * given + right).bincount(minlength=classes**2).view(classes, classes)
     rows, columns = linear_sum_assignment(counts.cpu(), maximize=True)
-    accuracy, best = (int(part.sum()) / len(right) for part in (counts.diag(), counts[rows, columns]))
+    accuracy, best = (
+        int(part.sum()) / len(right) for part in (counts.diag(), counts[rows, columns])
+    )
     if best - accuracy <= max(FAR_BELOW, 2 / len(right) ** 0.5):
         return None
-    order = ", ".join(f"{k} as {int(place)}" for k, place in zip(rows, columns, strict=True) if k != place)
+    order = ", ".join(
+        f"{k} as {int(place)}" for k, place in zip(rows, columns, strict=True) if k != place
+    )
     return (
         f"Caution: {model} by itself has an accuracy of {accuracy:.1%} on the held-out texts, and would have "
         f"{best:.1%} with its classes in another order ({order}). They probably do not stand in that of the texts': "
@@ -274,20 +292,26 @@ def _f1(answers: Tensor, labels: Tensor) -> Tensor:
     return binary_f1_score(*whole, multidim_average="samplewise", validate_args=False).double()
 
 
-def _correlation(function: Callable[[Tensor, Tensor], Tensor], answers: Tensor, labels: Tensor) -> Tensor:
+def _correlation(
+    function: Callable[[Tensor, Tensor], Tensor], answers: Tensor, labels: Tensor
+) -> Tensor:
     """Correlate the columns of (n, R) and (n, R); 0 if one is constant, where torchmetrics gives NaN and a warning."""
     spread = torch.stack([values.amax(0) - values.amin(0) for values in (answers, labels)])
     constant = (spread == 0).any(0)
     ramp = torch.arange(len(answers), dtype=torch.float64)[:, None].expand_as(answers)
     # Correlations do not depend on the unit, but torchmetrics warns about numbers that are close to each other.
     sides = zip((answers, labels), spread, strict=True)
-    scaled = [torch.where(constant, ramp, (values - values.amin(0)) / scale) for values, scale in sides]
+    scaled = [
+        torch.where(constant, ramp, (values - values.amin(0)) / scale) for values, scale in sides
+    ]
     return function(*scaled).reshape(-1).double().where(~constant, 0.0)
 
 
 _FUNCTIONS: dict[Score, Callable[[Tensor, Tensor], Tensor]] = {
     "accuracy": lambda answers, labels: (answers == labels).double().mean(0),
-    "mcc": partial(_correlation, pearson_corrcoef),  # for classes 0 and 1 this is Matthews' correlation
+    "mcc": partial(
+        _correlation, pearson_corrcoef
+    ),  # for classes 0 and 1 this is Matthews' correlation
     "f1": _f1,
     "pearson": partial(_correlation, pearson_corrcoef),
     "spearman": partial(_correlation, spearman_corrcoef),
@@ -347,4 +371,6 @@ class ScoredTask:
         """Score the answer that is the same for every text; None where tokens are asked for."""
         if self.labels is None:
             return None
-        return float(task_score(self.score, torch.full(self.labels.shape, self.constant), self.labels))
+        return float(
+            task_score(self.score, torch.full(self.labels.shape, self.constant), self.labels)
+        )

@@ -7,19 +7,19 @@ from typing import cast
 from aligners.datamodules.asking import TaskBatch
 from aligners.datamodules.model_texts import ModelTexts
 from aligners.errors import UserError
-from aligners.fitting.bank import StoredBank, load_bank, refuse_other_bank
-from aligners.fitting.outcomes import outcomes
-from aligners.fitting.training import BankTraining, stored_of
+from aligners.fitting.bank_training import BankTraining, stored_of
+from aligners.fitting.saved_bank import StoredBank, load_bank, refuse_other_bank
+from aligners.fitting.training_status import outcomes
 from aligners.injection.behaviour import Behaviour, read_all
 from aligners.injection.injecting import Evaluation
 from aligners.injection.methods import TASK_LOSS, Method, describe_map, fitted_maps
 from aligners.injection.panels import Panel, PanelBatch
 from aligners.injection.routes import Route, Routes, build_routes, check_routes
 from aligners.injection.scoring.scores import ScoredTask
-from aligners.injection.scoring.tasks import match_heads
+from aligners.injection.scoring.task_scores import match_heads
 from aligners.maps.base import Aligner
 from aligners.maps.linear import Identity
-from aligners.models.loading.models import check_precision
+from aligners.models.loading.load_models import check_precision
 from aligners.models.model import FrozenModel
 
 
@@ -61,13 +61,17 @@ class StitchingEvaluation(Evaluation):
         check_precision(self.trainer, ("32-true", "bf16-mixed"))
         data, layers = self.stream, self.layers
         described = data.describe()
-        self.routes = build_routes(data.frozen, data.sites, self.wanted_routes or "all", data.component)
+        self.routes = build_routes(
+            data.frozen, data.sites, self.wanted_routes or "all", data.component
+        )
         if layers is not None:
             self.routes = [route for route in self.routes if route.key in layers.maps]
             pairs = {route.key: route.pairs for route in self.routes}
             refuse_other_bank(layers, described["models"], data.component, pairs)
         labels = data.split("test").labels
-        check_routes(self.routes, labels, data.text.source, allow_mixed=self.allow_mixed, gradients=False)
+        check_routes(
+            self.routes, labels, data.text.source, allow_mixed=self.allow_mixed, gradients=False
+        )
         maps = {} if self.maps is None else fitted_maps(self.maps, self.routes, data.frozen)
         methods = {route: self._methods(route, maps.get(route.key, {})) for route in self.routes}
         targets = self.injected_into()
@@ -78,12 +82,20 @@ class StitchingEvaluation(Evaluation):
         for route in self.routes:
             means = (None, self.spread[route.key]["mean"]) if self.spread else None
             behaviour = Behaviour(route, task, ("native",), self.seed)
-            self.panels.append(Panel(route, methods[route], self.n_texts, self.seed, means=means, behaviour=behaviour))
+            self.panels.append(
+                Panel(
+                    route, methods[route], self.n_texts, self.seed, means=means, behaviour=behaviour
+                )
+            )
         self.meta = {
             **described,
             **self.about_answers(heads),
             "routes": [
-                {"model_x": r.source.name, "model_y": r.target.name, "pairs": [list(pair) for pair in r.pairs]}
+                {
+                    "model_x": r.source.name,
+                    "model_y": r.target.name,
+                    "pairs": [list(pair) for pair in r.pairs],
+                }
                 for r in self.routes
             ],
             "loss": None if layers is None else layers.loss,
@@ -95,8 +107,12 @@ class StitchingEvaluation(Evaluation):
         methods = []
         if self.identity and route.source.width == route.target.width:
             same = Identity(len(route.pairs), route.source.width, route.target.width)
-            methods.append(Method.of("identity", "floor", same, {**describe_map(same), "fit": "none"}))
-        methods += [Method.of(name, "method", layer, describe_map(layer)) for name, layer in fitted.items()]
+            methods.append(
+                Method.of("identity", "floor", same, {**describe_map(same), "fit": "none"})
+            )
+        methods += [
+            Method.of(name, "method", layer, describe_map(layer)) for name, layer in fitted.items()
+        ]
         if self.layers is not None:
             for name, layer in self.layers.maps[route.key].items():
                 outcome = outcomes(self.layers.training.get(f"{route.key}.{name}"), layer.sites)
@@ -122,4 +138,6 @@ class StitchingEvaluation(Evaluation):
         states = read_all(self.routes, batch, targets=bool(self.spread))
         for panel in cast(Sequence[Panel], self.panels):
             target = states.targets(panel.route) if self.spread else None
-            panel.update(PanelBatch(batch, states.sources(panel.route), target, batch), natives, self.each)
+            panel.update(
+                PanelBatch(batch, states.sources(panel.route), target, batch), natives, self.each
+            )

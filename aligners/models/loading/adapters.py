@@ -10,18 +10,24 @@ import torch
 from safetensors import safe_open
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES as CLASSIFIERS
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES as CLASSIFIERS,
+)
 from transformers.utils import cached_file, find_adapter_config_file
 
 from aligners.errors import UserError, check_extra
-from aligners.files.given import refusing
+from aligners.files.user_files import refusing
 from aligners.models.loading.named import located
 
 WEIGHTS, OLDER = "adapter_model.safetensors", "adapter_model.bin"
 AGAIN = "If a file of it is missing, damaged or incomplete, download or save the adapter again."
-_HUB = re.compile(r"\w[\w.-]*(/[\w.-]+)*")  # a name on the Hub, perhaps of a folder or file in a repository
+_HUB = re.compile(
+    r"\w[\w.-]*(/[\w.-]+)*"
+)  # a name on the Hub, perhaps of a folder or file in a repository
 # What families call the embeddings of tokens, and the layer that predicts them.
-EMBEDDINGS = frozenset({"embed_tokens", "wte", "word_embeddings", "embed_in", "embeddings", "tok_embeddings", "shared"})
+EMBEDDINGS = frozenset(
+    {"embed_tokens", "wte", "word_embeddings", "embed_in", "embeddings", "tok_embeddings", "shared"}
+)
 OUTPUTS = frozenset({"lm_head", "embed_out", "decoder"})
 _WRAPPED = ".base_layer."  # in the names of weights that peft has put a layer around
 
@@ -47,7 +53,11 @@ class Adapter(NamedTuple):
         """The config of the base under the adapter, which may bring a classification head, or want none."""
         if self.task == "FEATURE_EXTRACTION":
             base.architectures = None
-        if self.task == "SEQ_CLS" and base.model_type in CLASSIFIERS and (classes := self._classes()):
+        if (
+            self.task == "SEQ_CLS"
+            and base.model_type in CLASSIFIERS
+            and (classes := self._classes())
+        ):
             base.architectures, base.num_labels = [CLASSIFIERS[base.model_type]], classes
         return base
 
@@ -58,24 +68,38 @@ class Adapter(NamedTuple):
     def has_tokenizer(self) -> bool:
         """Whether a tokenizer lies beside it, which may know more than the base's."""
         folder, where = self.where
-        absent = {f"_raise_exceptions_for_{kind}": False for kind in ("missing_entries", "connection_errors")}
+        absent = {
+            f"_raise_exceptions_for_{kind}": False
+            for kind in ("missing_entries", "connection_errors")
+        }
         return cached_file(folder, "tokenizer_config.json", **where, **absent) is not None
 
     def vocabulary(self) -> int | None:
         """Tokens that the model has under the adapter, which may bring embeddings of more; None: those of the base."""
         for key, shape in self._shapes().items():
-            if key.endswith(".weight") and not EMBEDDINGS.isdisjoint(key.split(".")) and len(shape) == 2:
+            if (
+                key.endswith(".weight")
+                and not EMBEDDINGS.isdisjoint(key.split("."))
+                and len(shape) == 2
+            ):
                 return shape[0]
         return None
 
     def has_outputs(self) -> bool:
         """Whether it brings the layer that predicts tokens."""
-        return any(key.endswith(".weight") and not OUTPUTS.isdisjoint(key.split(".")) for key in self._shapes())
+        return any(
+            key.endswith(".weight") and not OUTPUTS.isdisjoint(key.split("."))
+            for key in self._shapes()
+        )
 
     def _classes(self) -> int | None:
         """The classes of the head: what the last, and narrowest, of its layers answers with; None: it has no layer."""
         heads = set(self.heads) - EMBEDDINGS - OUTPUTS
-        outputs = (shape[0] for key, shape in self._shapes().items() if heads & set(key.split(".")) and shape[1:])
+        outputs = (
+            shape[0]
+            for key, shape in self._shapes().items()
+            if heads & set(key.split(".")) and shape[1:]
+        )
         return min(outputs, default=None)
 
     def _shapes(self) -> dict[str, list[int]]:
@@ -111,7 +135,9 @@ def adapter_of(name: str, source: Mapping[str, Any]) -> Adapter | None:
     with refusing(f"The adapter {name!r} cannot be read"):
         told = dict(json.loads(Path(file).read_text(encoding="utf-8")))
     if any(Path(file).parent.glob("model*.safetensors")):
-        raise UserError(f"Expected a model or an adapter in {name!r}, but got both. Move one into a folder of its own.")
+        raise UserError(
+            f"Expected a model or an adapter in {name!r}, but got both. Move one into a folder of its own."
+        )
     base = told.get("base_model_name_or_path") or ""
     beside = Path(file).parent / base
     if not base or not (Path(base).exists() or beside.exists() or _HUB.fullmatch(base)):
@@ -122,12 +148,20 @@ def adapter_of(name: str, source: Mapping[str, Any]) -> Adapter | None:
     base = str(beside) if beside.exists() and not Path(base).exists() else base
     _check_weights(name, folder, where)
     under = {**source, "revision": told.get("revision")}
-    return Adapter(name, (folder, where), (base, under), told.get("task_type"), told.get("modules_to_save") or [])
+    return Adapter(
+        name,
+        (folder, where),
+        (base, under),
+        told.get("task_type"),
+        told.get("modules_to_save") or [],
+    )
 
 
 def _check_weights(name: str, folder: str, where: dict[str, Any]) -> None:
     """Raise if an adapter has its weights in an older file alone: that could run code as it is read."""
-    absent = {f"_raise_exceptions_for_{kind}": False for kind in ("missing_entries", "connection_errors")}
+    absent = {
+        f"_raise_exceptions_for_{kind}": False for kind in ("missing_entries", "connection_errors")
+    }
     if cached_file(folder, WEIGHTS, **where, **absent) is not None:
         return
     if cached_file(folder, OLDER, **where, **absent) is None:
@@ -161,7 +195,11 @@ def put_on(model: PreTrainedModel, adapter: Adapter, merge: bool | None) -> None
     from peft.tuners.tuners_utils import BaseTunerLayer  # an extra: only adapters need it
     from peft.utils import ModulesToSaveWrapper
 
-    (folder, where), name, conversions = adapter.where, adapter.name, getattr(model, "_weight_conversions", None)
+    (folder, where), name, conversions = (
+        adapter.where,
+        adapter.name,
+        getattr(model, "_weight_conversions", None),
+    )
     unfit = set[str]()
     with refusing(f"The adapter {name!r} cannot be put on {adapter.base[0]!r}", AGAIN):
         resized = _resize(model, adapter)
@@ -175,7 +213,9 @@ def put_on(model: PreTrainedModel, adapter: Adapter, merge: bool | None) -> None
         unfit.add("the output embeddings of its new tokens")
     for key in info.unexpected_keys:
         # Of a bare encoder no pooler is loaded; and peft writes some modules twice.
-        if ".pooler." not in f".{key}" and not key.endswith((".modules_to_save.weight", ".original_module.weight")):
+        if ".pooler." not in f".{key}" and not key.endswith(
+            (".modules_to_save.weight", ".original_module.weight")
+        ):
             unfit.add(key)
     unfit |= {*info.missing_keys, *(key for key, *_ in info.mismatched_keys)}
     if unfit:
@@ -184,20 +224,27 @@ def put_on(model: PreTrainedModel, adapter: Adapter, merge: bool | None) -> None
             f"{len(unfit) - 1} other weights. Name the base that it was trained on."
         )
     if merge is None:
-        merge = model.dtype == torch.float32 and getattr(model.config, "quantization_config", None) is None
+        merge = (
+            model.dtype == torch.float32
+            and getattr(model.config, "quantization_config", None) is None
+        )
     for path, part in list(model.named_modules()):
         if isinstance(part, ModulesToSaveWrapper):  # it keeps what was there before, too
             model.set_submodule(path, part.modules_to_save["default"])
         if merge and isinstance(part, BaseTunerLayer):
             base: Any = part.get_base_layer()
-            base.weight = nn.Parameter(base.weight.detach().clone())  # which another layer may share
+            base.weight = nn.Parameter(
+                base.weight.detach().clone()
+            )  # which another layer may share
             part.merge()
             model.set_submodule(path, base)
             if base in (model.get_input_embeddings(), model.get_output_embeddings()):
                 model.config.tie_word_embeddings = False
     if merge:
         del model.requires_grad_(True).peft_config
-        vars(model).update(_hf_peft_config_loaded=False, _weight_conversions=conversions)  # by which it is saved
+        vars(model).update(
+            _hf_peft_config_loaded=False, _weight_conversions=conversions
+        )  # by which it is saved
 
 
 def _resize(model: PreTrainedModel, adapter: Adapter) -> bool:
@@ -224,6 +271,10 @@ def share_weights(model: PreTrainedModel, other: PreTrainedModel) -> None:
     theirs = {name.replace(_WRAPPED, "."): weight for name, weight in other.named_parameters()}
     for name, weight in list(model.named_parameters(remove_duplicate=False)):
         same = theirs.get(name.replace(_WRAPPED, "."), weight)
-        if type(same) is type(weight) is nn.Parameter and same.dtype == weight.dtype and torch.equal(same, weight):
+        if (
+            type(same) is type(weight) is nn.Parameter
+            and same.dtype == weight.dtype
+            and torch.equal(same, weight)
+        ):
             path, _, last = name.rpartition(".")
             setattr(model.get_submodule(path), last, same)

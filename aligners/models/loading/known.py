@@ -13,8 +13,8 @@ from huggingface_hub import snapshot_download
 from transformers import PreTrainedModel
 
 from aligners.errors import UserError
+from aligners.files.atomic import let_write, write_text
 from aligners.files.sealed import read_sealed_json, sealed_json
-from aligners.files.whole import let_write, write_text
 from aligners.models.calling import Caller
 from aligners.models.hooks import blocks_of
 from aligners.models.loading.adapters import adapter_of
@@ -63,8 +63,14 @@ class KnownModels:
         files = _files_of(name, source)
         if source.get("trust_remote_code") or not files:
             return None
-        about = [*map(str, options), transformers.__version__, *(_described(path) for path in files)]
-        return self._folder / f"{blake2b(json.dumps(about).encode(), digest_size=12).hexdigest()}.json"
+        about = [
+            *map(str, options),
+            transformers.__version__,
+            *(_described(path) for path in files),
+        ]
+        return (
+            self._folder / f"{blake2b(json.dumps(about).encode(), digest_size=12).hexdigest()}.json"
+        )
 
     def find(self, place: Path) -> Known | None:
         """What is known of the model that is written down there; None: nothing."""
@@ -98,7 +104,11 @@ def _files_of(name: str, source: Mapping[str, Any]) -> list[Path]:
     folder = Path(place)
     if not folder.is_dir():
         try:
-            folder = Path(snapshot_download(place, revision=where.get("revision"), allow_patterns=["config.json"]))
+            folder = Path(
+                snapshot_download(
+                    place, revision=where.get("revision"), allow_patterns=["config.json"]
+                )
+            )
         except (OSError, ValueError):  # it is not on this machine, or its name is none
             return []
     folder /= where.get("subfolder", "")
@@ -131,7 +141,9 @@ class SleepingModel(FrozenModel):
         named: `name` and `revision`, as for `FrozenModel`.
     """
 
-    def __init__(self, *model: Any, about: Known, read: Callable[[], PreTrainedModel], **named: Any) -> None:
+    def __init__(
+        self, *model: Any, about: Known, read: Callable[[], PreTrainedModel], **named: Any
+    ) -> None:
         super().__init__(*model, **named)
         self._place, self._read, self.fingerprint = torch.device("cpu"), read, about.fingerprint
         self.nbytes, self.causal = about.nbytes, about.causal

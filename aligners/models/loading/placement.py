@@ -23,7 +23,9 @@ def check_device(name: str | int | torch.device, argument: str) -> torch.device:
     try:
         device = torch.device("meta" if name == "disk" else name)  # neither computes
     except (RuntimeError, TypeError) as error:
-        raise UserError(f"Expected `{argument}` to name devices such as cpu or cuda:1, but got {name!r}.") from error
+        raise UserError(
+            f"Expected `{argument}` to name devices such as cpu or cuda:1, but got {name!r}."
+        ) from error
     if device.type == "meta":
         raise UserError(_not_there(argument, str(name)))
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
@@ -53,11 +55,16 @@ def check_device_map(device_map: DeviceMap, model: PreTrainedModel, blocks: Bloc
     devices = {module: check_device(name, "device_map") for module, name in device_map.items()}
     kinds = {device.type for device in devices.values()}
     if "cpu" in kinds and len(kinds) > 1:
-        raise UserError(_not_there("device_map", f"cpu beside {' and '.join(sorted(kinds - {'cpu'}))}"))
+        raise UserError(
+            _not_there("device_map", f"cpu beside {' and '.join(sorted(kinds - {'cpu'}))}")
+        )
     placed: dict[int, torch.device] = {}
     for name, weight in model.named_parameters():
         parts = name.split(".")  # from the weight itself over its modules to the whole model
-        around = next((path for n in range(len(parts), -1, -1) if (path := ".".join(parts[:n])) in devices), None)
+        around = next(
+            (path for n in range(len(parts), -1, -1) if (path := ".".join(parts[:n])) in devices),
+            None,
+        )
         if around is None:
             raise UserError(
                 f"Expected a `device_map` with a place for every weight, but got none for {name}. Name its module, or "
@@ -91,7 +98,10 @@ def place_like(fresh: PreTrainedModel, model: PreTrainedModel) -> PreTrainedMode
     from accelerate import dispatch_model  # an extra: only what is sharded needs it
 
     return dispatch_model(
-        fresh, device_map=model.hf_device_map, skip_keys=model._skip_keys_device_placement, force_hooks=True
+        fresh,
+        device_map=model.hf_device_map,
+        skip_keys=model._skip_keys_device_placement,
+        force_hooks=True,
     )
 
 

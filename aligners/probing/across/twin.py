@@ -12,8 +12,8 @@ from aligners.errors import finite
 from aligners.injection.behaviour import BEHAVIOUR, Behaviour, behaviour_columns, read_all
 from aligners.injection.methods import Method
 from aligners.injection.scoring.scores import Row, TextScores
-from aligners.injection.scoring.tasks import UnitAnswers
-from aligners.probing.bank import Bank
+from aligners.injection.scoring.task_scores import UnitAnswers
+from aligners.probing.probe_bank import Bank
 from aligners.probing.probes import EdgeProbes, StructuralProbes
 
 CHANGES = (
@@ -34,7 +34,9 @@ class SwappedPart(NamedTuple):
     subspaces: Sequence[Tensor | None]
 
 
-def parts_of(read: Mapping[str, Tensor], states: Tensor, draws: int, seed: int) -> list[SwappedPart]:
+def parts_of(
+    read: Mapping[str, Tensor], states: Tensor, draws: int, seed: int
+) -> list[SwappedPart]:
     """The parts that are swapped: subspaces that probes read, equally many random and principal dimensions, and all.
 
     Args:
@@ -45,7 +47,9 @@ def parts_of(read: Mapping[str, Tensor], states: Tensor, draws: int, seed: int) 
     """
     parts = [SwappedPart(name, [subspaces]) for name, subspaces in read.items()]
     for like in {subspaces.shape: subspaces for subspaces in read.values()}.values():
-        parts.append(SwappedPart(RANDOM, [random_subspaces(like, seed + draw) for draw in range(draws)]))
+        parts.append(
+            SwappedPart(RANDOM, [random_subspaces(like, seed + draw) for draw in range(draws)])
+        )
         parts.append(SwappedPart(PRINCIPAL, [principal_subspaces(states, like.shape[-1])]))
     return [*parts, SwappedPart(WHOLE, [None])]
 
@@ -62,7 +66,12 @@ class Twin(nn.Module):
     """
 
     def __init__(
-        self, behaviour: Behaviour, maps: Sequence[Method], parts: Sequence[SwappedPart], texts: int, seed: int
+        self,
+        behaviour: Behaviour,
+        maps: Sequence[Method],
+        parts: Sequence[SwappedPart],
+        texts: int,
+        seed: int,
     ) -> None:
         super().__init__()
         self.behaviour, self.maps, self.parts, self.seed = behaviour, list(maps), list(parts), seed
@@ -85,10 +94,17 @@ class Twin(nn.Module):
         for method in self.maps:
             mapped = method.map(x, task)
             results += [self._mean(task, y, mapped, subspaces, own) for _, subspaces in self.parts]
-        self.scores.update(text, {name: torch.stack([result[name] for result in results]) for name in BEHAVIOUR})
+        self.scores.update(
+            text, {name: torch.stack([result[name] for result in results]) for name in BEHAVIOUR}
+        )
 
     def _mean(
-        self, task: TaskBatch, y: Tensor, mapped: Tensor, subspaces: Sequence[Tensor | None], own: UnitAnswers
+        self,
+        task: TaskBatch,
+        y: Tensor,
+        mapped: Tensor,
+        subspaces: Sequence[Tensor | None],
+        own: UnitAnswers,
     ) -> dict[str, Tensor]:
         """What Y does, averaged over subspaces that are drawn alike: quantity -> (S, B)."""
         draws = [self.behaviour.injected(task, swapped(y, mapped, one), own) for one in subspaces]
@@ -96,17 +112,31 @@ class Twin(nn.Module):
 
     def rows(self) -> Iterator[Row]:
         """One row for each map, part and site pair."""
-        route, native = self.behaviour.route, {name: figures[0, 0] for name, figures in self.native.compute().items()}
+        route, native = (
+            self.behaviour.route,
+            {name: figures[0, 0] for name, figures in self.native.compute().items()},
+        )
         columns = behaviour_columns(self.scores.compute(), native, self.behaviour.asked, self.seed)
         names = {"model_x": route.source.name, "model_y": route.target.name}
         counts = {"n_texts": len(native["units"]), "n_units": int(native["units"].sum())}
         for place, (method, part) in enumerate(product(self.maps, self.parts)):
             subspace = part.subspaces[0]
-            about = {"part": part.name, "dimensions": route.target.width if subspace is None else subspace.shape[-1]}
+            about = {
+                "part": part.name,
+                "dimensions": route.target.width if subspace is None else subspace.shape[-1],
+            }
             for s, (site_x, site_y) in enumerate(route.pairs):
                 through = {"method": method.name, "training": method.outcome(s)}
                 values = {name: finite(columns[name][place, s]) for name in CHANGES}
-                yield {**names, "site_x": site_x, "site_y": site_y, **through, **about, **counts, **values}
+                yield {
+                    **names,
+                    "site_x": site_x,
+                    "site_y": site_y,
+                    **through,
+                    **about,
+                    **counts,
+                    **values,
+                }
 
 
 def read_subspaces(bank: Bank) -> Tensor:
@@ -120,7 +150,9 @@ def read_subspaces(bank: Bank) -> Tensor:
         then twice the projection's width, at most d.
     """
     if isinstance(bank.probes, EdgeProbes):
-        weight = torch.cat([cast(Tensor, projection.weight) for projection in bank.probes.projections], -1)
+        weight = torch.cat(
+            [cast(Tensor, projection.weight) for projection in bank.probes.projections], -1
+        )
     else:
         probes = cast(StructuralProbes, bank.probes)
         weight = probes.weight[:, :, probes.kept[0]]
@@ -129,7 +161,9 @@ def read_subspaces(bank: Bank) -> Tensor:
 
 def random_subspaces(like: Tensor, seed: int) -> Tensor:
     """Subspaces of the same dimension, each drawn uniformly: (A, d, k)."""
-    drawn = torch.randn(like.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    drawn = torch.randn(
+        like.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
     return _orthonormal(drawn).to(like)
 
 

@@ -7,7 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aligners.injection.scoring.scores import Row, resampled_columns, resampled_counts, with_interval
+from aligners.injection.scoring.scores import (
+    Row,
+    resampled_columns,
+    resampled_counts,
+    with_interval,
+)
 from aligners.probing.artefacts.kinds import Artefact, Dictionary, Head
 
 COLUMNS = 8  # of many answers, such as a dictionary's features, those that vary most are compared
@@ -29,7 +34,10 @@ def scores_of(artefact: Artefact, old: Tensor) -> tuple[Scores, Callable[[Tensor
     if isinstance(artefact, Head):
         if old.shape[1] > 2:
             return margins, lambda scores: scores > 0
-        return lambda answers: answers[:, -1:] - (answers[:, :1] if old.shape[1] == 2 else 0), lambda scores: scores > 0
+        return (
+            lambda answers: answers[:, -1:] - (answers[:, :1] if old.shape[1] == 2 else 0),
+            lambda scores: scores > 0,
+        )
     chosen = old.var(0).topk(min(COLUMNS, old.shape[1])).indices.sort().values
     at = torch.zeros(()) if isinstance(artefact, Dictionary) else old[:, chosen].median(0).values
     return lambda answers: answers[:, chosen], lambda scores: scores > at.to(scores)
@@ -45,7 +53,9 @@ def midranks(values: Tensor, weights: Tensor) -> Tensor:
     """For each value the weight of all that are smaller, and half of those that are equal: (N,), (R, N) -> (R, N)."""
     order = values.argsort()
     _, place = values[order].unique_consecutive(return_inverse=True)
-    own = weights.new_zeros(len(weights), int(place[-1]) + 1).index_add_(1, place, weights[:, order])
+    own = weights.new_zeros(len(weights), int(place[-1]) + 1).index_add_(
+        1, place, weights[:, order]
+    )
     return torch.empty_like(weights).index_copy_(1, order, (own.cumsum(1) - own / 2)[:, place])
 
 
@@ -60,7 +70,9 @@ def rank_correlation(x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
 def auroc(scores: Tensor, positive: Tensor, weights: Tensor) -> Tensor:
     """The chance that a positive row has the greater score, (R,); NaN of one class. Of several columns the mean."""
     if scores.ndim == 2:
-        return torch.stack([auroc(*pair, weights) for pair in zip(scores.T, positive.T, strict=True)]).nanmean(0)
+        return torch.stack(
+            [auroc(*pair, weights) for pair in zip(scores.T, positive.T, strict=True)]
+        ).nanmean(0)
     yes, no = weights * positive, weights * ~positive
     return (yes * midranks(scores, no)).sum(1) / (yes.sum(1) * no.sum(1))
 
@@ -136,13 +148,21 @@ def fate(artefact: Artefact, old: Tensor, new: Tensor, own: Tensor | None, weigh
     score, decide = scores_of(artefact, old)
     before, after = score(old.double()), score(new.double())
     decided = decide(before)
-    alike = (decided == decided[0]).all(0)  # one decision for all rows, of which no score can tell: then the upper half
+    alike = (decided == decided[0]).all(
+        0
+    )  # one decision for all rows, of which no score can tell: then the upper half
     halves = decided.where(~alike, before > before.median(0).values)
     each = [rank_correlation(a, b, weights) for a, b in zip(before.T, after.T, strict=True)]
     correlation = torch.stack(each).nanmean(0)
     agree = (weights * (decide(after) == decided).all(-1)).sum(1) / weights.sum(1)
-    columns = {"rank_correlation": correlation, "fidelity": auroc(after, halves, weights), "agreement": agree}
-    columns["predicted"] = torch.full_like(correlation, torch.nan) if own is None else attenuated(own, correlation)
+    columns = {
+        "rank_correlation": correlation,
+        "fidelity": auroc(after, halves, weights),
+        "agreement": agree,
+    }
+    columns["predicted"] = (
+        torch.full_like(correlation, torch.nan) if own is None else attenuated(own, correlation)
+    )
     return resampled_columns(columns)
 
 
@@ -159,7 +179,9 @@ def verdict(own: Tensor | None, carried: Row, stale: Row | None, least: float) -
     """
     column = "fidelity" if own is None else "predicted"
     known, surely, _ = (1.0, 1.0, 1.0) if own is None else map(float, with_interval(own))
-    after, before = (-1.0 if row is None or row[column] is None else row[column] for row in (carried, stale))
+    after, before = (
+        -1.0 if row is None or row[column] is None else row[column] for row in (carried, stale)
+    )
     if surely <= 0.5 or max(after, before) < 0.5 + least * (known - 0.5):
         return "do not use"
     return "leave as it is" if before > after - _WORSE else "carry"
@@ -171,7 +193,9 @@ def _positive(scores: Tensor, labels: Tensor) -> Tensor:
     return labels[:, None] == classes
 
 
-def with_labels(artefact: Artefact, each: Sequence[Tensor], old: Tensor, labels: Tensor, weights: Tensor) -> Row:
+def with_labels(
+    artefact: Artefact, each: Sequence[Tensor], old: Tensor, labels: Tensor, weights: Tensor
+) -> Row:
     """AUROC, and of a head accuracy, against labels (N,) of classes 0, 1, ..., with intervals: the mean over answers.
 
     Args:
@@ -186,5 +210,9 @@ def with_labels(artefact: Artefact, each: Sequence[Tensor], old: Tensor, labels:
     positive = _positive(scores[0], labels)
     columns = {"auroc": torch.stack([auroc(one, positive, weights) for one in scores]).mean(0)}
     right = torch.stack([(decide(one) == positive).all(-1).double() for one in scores]).mean(0)
-    accuracy = (weights * right).sum(1) / weights.sum(1) if isinstance(artefact, Head) else weights[:, 0] * torch.nan
+    accuracy = (
+        (weights * right).sum(1) / weights.sum(1)
+        if isinstance(artefact, Head)
+        else weights[:, 0] * torch.nan
+    )
     return resampled_columns(columns | {"accuracy": accuracy})

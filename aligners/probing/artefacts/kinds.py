@@ -16,17 +16,25 @@ from torch import Tensor
 from torch.nn import functional
 
 from aligners.errors import UserError, check_known, check_range
-from aligners.fitting.bank import restored
+from aligners.fitting.saved_bank import restored
 from aligners.maps.affine import AffineLayer
 from aligners.maps.base import Aligner
 from aligners.maps.linear import Affine, Identity
-from aligners.models.identity import DECIDING
-from aligners.probing.bank import Arm, Bank, ModelLayer
+from aligners.models.model_identity import DECIDING
+from aligners.probing.probe_bank import Arm, Bank, ModelLayer
 from aligners.probing.storing import KINDS as PROBES
 
 ROWS = ("tokens", "words", "words_first", "words_mean", "mean", "last", "cls")
-ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh, "gelu": functional.gelu, "silu": functional.silu}
-ARCHITECTURES, NORMALISATIONS = ("standard", "jumprelu", "topk"), ("none", "expected_average_only_in")  # of SAELens
+ACTIVATIONS = {
+    "relu": torch.relu,
+    "tanh": torch.tanh,
+    "gelu": functional.gelu,
+    "silu": functional.silu,
+}
+ARCHITECTURES, NORMALISATIONS = (
+    ("standard", "jumprelu", "topk"),
+    ("none", "expected_average_only_in"),
+)  # of SAELens
 Tensors = dict[str, Tensor]
 Parts = tuple[Tensor, Tensor]  # of y ↦ y W + b: W (d_x, d_y) and b (d_y,), in float64
 
@@ -57,7 +65,9 @@ class Artefact(ABC):
         try:
             self._check()
         except (KeyError, TypeError, RuntimeError) as error:
-            raise UserError(f"Expected {self.name} to be a whole {self.kind}, but it is damaged.") from error
+            raise UserError(
+                f"Expected {self.name} to be a whole {self.kind}, but it is damaged."
+            ) from error
 
     @property
     def doubts(self) -> list[str]:
@@ -97,7 +107,9 @@ class Artefact(ABC):
     def _read(self, states: Tensor) -> Tensor:
         """Answers (N, C), from states of `own_width`."""
 
-    def _moved(self, back: Parts, forward: Callable[[], Parts]) -> tuple[Tensors, Mapping[str, Any]] | None:
+    def _moved(
+        self, back: Parts, forward: Callable[[], Parts]
+    ) -> tuple[Tensors, Mapping[str, Any]] | None:
         """Tensors for the new model, and fields that change; None where no map can be folded into them.
 
         Args:
@@ -139,10 +151,17 @@ class Artefact(ABC):
                 f"Expected `map` to be one map to width {self.width}, which {self.name} reads, but got {back.sites} "
                 f"from {back.d_x} to {back.d_y}. It leads from the new model's states to the old one's."
             )
-        new = {**{key: value for key, value in self.about.items() if key not in (*DECIDING, "score")}, **about}
+        new = {
+            **{key: value for key, value in self.about.items() if key not in (*DECIDING, "score")},
+            **about,
+        }
         parts, moved = affine_parts(back), None
         if parts is not None and not self.through:
-            there = partial(pseudo_inverse, back, parts) if forward is None else partial(linearised, forward)
+            there = (
+                partial(pseudo_inverse, back, parts)
+                if forward is None
+                else partial(linearised, forward)
+            )
             moved = self._moved(parts, there)
         if moved is None:
             return replace(self, about=new, through=(back, *self.through))
@@ -159,10 +178,14 @@ class Artefact(ABC):
             )
         for name, shape in shapes.items():
             got = tuple(self.tensors[name].shape)
-            fits = len(got) == len(shape) and all(want in (None, size) for want, size in zip(shape, got, strict=True))
+            fits = len(got) == len(shape) and all(
+                want in (None, size) for want, size in zip(shape, got, strict=True)
+            )
             if not fits or not self.tensors[name].isfinite().all():
                 held = "NaN or infinite values" if fits else f"the shape {got}"
-                raise UserError(f"Expected `{name}` of {self.name} to be finite, of shape {shape}, but it has {held}.")
+                raise UserError(
+                    f"Expected `{name}` of {self.name} to be finite, of shape {shape}, but it has {held}."
+                )
 
 
 class Direction(Artefact):
@@ -174,7 +197,9 @@ class Direction(Artefact):
     kind, reads = "direction", "vector"
 
     def _check(self) -> None:
-        two: dict[str, tuple[int | None, ...]] = {} if len(self.tensors) == 1 else {"reading": (None,), "offset": ()}
+        two: dict[str, tuple[int | None, ...]] = (
+            {} if len(self.tensors) == 1 else {"reading": (None,), "offset": ()}
+        )
         self.expect(vector=(None,), **two)
 
     def _read(self, states: Tensor) -> Tensor:
@@ -183,9 +208,13 @@ class Direction(Artefact):
 
     @property
     def _reading(self) -> tuple[Tensor, Tensor]:
-        return self.tensors.get("reading", self.tensors["vector"]), self.tensors.get("offset", torch.zeros(()))
+        return self.tensors.get("reading", self.tensors["vector"]), self.tensors.get(
+            "offset", torch.zeros(())
+        )
 
-    def _moved(self, back: Parts, forward: Callable[[], Parts]) -> tuple[Tensors, Mapping[str, Any]]:
+    def _moved(
+        self, back: Parts, forward: Callable[[], Parts]
+    ) -> tuple[Tensors, Mapping[str, Any]]:
         reading, offset = (part.double() for part in self._reading)
         there = {"vector": self.tensors["vector"].double() @ forward()[0]}
         return {**there, "reading": back[0] @ reading, "offset": back[1] @ reading + offset}, {}
@@ -209,7 +238,9 @@ class Head(Artefact):
             about: fields of artefact.json.
         """
         weight, bias = torch.as_tensor(coef), torch.as_tensor(intercept)
-        return cls({"weight": weight.reshape(-1, weight.shape[-1]), "bias": bias.reshape(-1)}, about)
+        return cls(
+            {"weight": weight.reshape(-1, weight.shape[-1]), "bias": bias.reshape(-1)}, about
+        )
 
     @property
     def classes(self) -> int:
@@ -219,7 +250,11 @@ class Head(Artefact):
     @property
     def layers(self) -> list[tuple[str, str]]:
         """Names of the weight and the bias of each layer."""
-        numbers = [""] if "weight" in self.tensors else [f"_{i}" for i in range(max(1, len(self.tensors) // 2))]
+        numbers = (
+            [""]
+            if "weight" in self.tensors
+            else [f"_{i}" for i in range(max(1, len(self.tensors) // 2))]
+        )
         return [(f"weight{number}", f"bias{number}") for number in numbers]
 
     @property
@@ -244,7 +279,9 @@ class Head(Artefact):
             )
         told = self.about.get("classes")
         if told is not None and len(told) != self.classes:
-            raise UserError(f"Expected {self.classes} `classes` in {self.name}, which its logits tell, but got {told}.")
+            raise UserError(
+                f"Expected {self.classes} `classes` in {self.name}, which its logits tell, but got {told}."
+            )
 
     def _read(self, states: Tensor) -> Tensor:
         for number, (weight, bias) in enumerate(self.layers):
@@ -252,7 +289,9 @@ class Head(Artefact):
             states = states @ self.tensors[weight].to(states).T + self.tensors[bias].to(states)
         return states
 
-    def _moved(self, back: Parts, forward: Callable[[], Parts]) -> tuple[Tensors, Mapping[str, Any]]:
+    def _moved(
+        self, back: Parts, forward: Callable[[], Parts]
+    ) -> tuple[Tensors, Mapping[str, Any]]:
         weight, bias = self.layers[0]
         first, shift = self.tensors[weight].double(), self.tensors[bias].double()
         return {**self.tensors, weight: first @ back[0].T, bias: shift + first @ back[1]}, {}
@@ -270,7 +309,9 @@ class Probe(Artefact):
         place = ModelLayer("model", int(self.about["site"]))
         with torch.random.fork_rng(devices=[]):
             arm = Arm(*place, rank=described["rank"])
-            bank = Bank(PROBES[described["class"]]([arm], self.own_width, **described["options"]), [place])
+            bank = Bank(
+                PROBES[described["class"]]([arm], self.own_width, **described["options"]), [place]
+            )
         bank.load_state_dict(self.tensors)
         return bank.eval().requires_grad_(False)
 
@@ -326,7 +367,11 @@ class Dictionary(Artefact):
     def doubts(self) -> list[str]:
         """Cautions about what it reads: SAELens says how the model was changed on whose states it was trained."""
         metadata = self.cfg.get("metadata") or {}
-        loading = self.cfg.get("model_from_pretrained_kwargs") or metadata.get("model_from_pretrained_kwargs") or {}
+        loading = (
+            self.cfg.get("model_from_pretrained_kwargs")
+            or metadata.get("model_from_pretrained_kwargs")
+            or {}
+        )
         if not loading.get("center_writing_weights"):
             return []
         return [
@@ -338,15 +383,23 @@ class Dictionary(Artefact):
     @property
     def plain(self) -> list[Tensor]:
         """W_enc, b_enc, W_dec and b_dec in float64, as they are where nothing is subtracted or rescaled."""
-        encoder, b_enc, decoder, b_dec = (self.tensors[name].double() for name in ("W_enc", "b_enc", "W_dec", "b_dec"))
+        encoder, b_enc, decoder, b_dec = (
+            self.tensors[name].double() for name in ("W_enc", "b_enc", "W_dec", "b_dec")
+        )
         shift = b_enc - b_dec @ encoder if self.cfg.get("apply_b_dec_to_input", True) else b_enc
-        norm = decoder.norm(dim=1) if self.cfg.get("rescale_acts_by_decoder_norm") else torch.ones_like(b_enc)
+        norm = (
+            decoder.norm(dim=1)
+            if self.cfg.get("rescale_acts_by_decoder_norm")
+            else torch.ones_like(b_enc)
+        )
         return [encoder * norm, shift * norm, decoder / norm[:, None], b_dec]
 
     def _check(self) -> None:
         cfg = self.cfg
         check_known(ARCHITECTURES, architecture=str(cfg.get("architecture", "standard")))
-        check_known(NORMALISATIONS, normalize_activations=str(cfg.get("normalize_activations", "none")))
+        check_known(
+            NORMALISATIONS, normalize_activations=str(cfg.get("normalize_activations", "none"))
+        )
         d, m = cfg.get("d_in"), cfg.get("d_sae")
         more = {"threshold": (m,)} if cfg.get("architecture") == "jumprelu" else {}
         self.expect(W_enc=(d, m), b_enc=(m,), W_dec=(m, d), b_dec=(d,), **more)
@@ -366,13 +419,17 @@ class Dictionary(Artefact):
         decoder, b_dec = (part.to(features) for part in self.plain[2:])
         return features @ decoder + b_dec
 
-    def _moved(self, back: Parts, forward: Callable[[], Parts]) -> tuple[Tensors, Mapping[str, Any]]:
+    def _moved(
+        self, back: Parts, forward: Callable[[], Parts]
+    ) -> tuple[Tensors, Mapping[str, Any]]:
         encoder, shift, decoder, b_dec = self.plain
         there, offset = forward()
         moved = {"W_enc": back[0] @ encoder, "b_enc": back[1] @ encoder + shift}
         moved |= {"W_dec": decoder @ there, "b_dec": b_dec @ there + offset}
         plain = {"apply_b_dec_to_input", *({"rescale_acts_by_decoder_norm"} & self.cfg.keys())}
-        return self.tensors | moved, {"cfg": {**self.cfg, "d_in": len(back[0]), **dict.fromkeys(plain, False)}}
+        return self.tensors | moved, {
+            "cfg": {**self.cfg, "d_in": len(back[0]), **dict.fromkeys(plain, False)}
+        }
 
 
 # ---------------------------------------------------------------------- affine maps
@@ -383,7 +440,9 @@ def affine_parts(aligner: Aligner) -> Parts | None:
     if not isinstance(aligner, (Identity, Affine, AffineLayer)) or getattr(aligner, "norm", False):
         return None
     exact = copy.deepcopy(aligner).double()
-    image = exact(torch.eye(aligner.d_x + 1, aligner.d_x, dtype=torch.float64).repeat(exact.sites, 1, 1))[0].detach()
+    image = exact(
+        torch.eye(aligner.d_x + 1, aligner.d_x, dtype=torch.float64).repeat(exact.sites, 1, 1)
+    )[0].detach()
     return image[:-1] - image[-1], image[-1]
 
 
@@ -394,7 +453,9 @@ def linearised(aligner: Aligner) -> Parts:
         return parts
     mean = _mean(aligner)
     with torch.enable_grad():
-        weight = torch.autograd.functional.jacobian(lambda x: aligner(x[None, None])[0, 0], mean).T.double()
+        weight = torch.autograd.functional.jacobian(
+            lambda x: aligner(x[None, None])[0, 0], mean
+        ).T.double()
     return weight, aligner(mean[None, None])[0, 0].double() - mean.double() @ weight
 
 

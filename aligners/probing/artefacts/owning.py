@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from aligners.datamodules.states import States
+from aligners.datamodules.paired_activations import States
 from aligners.datamodules.text.labels import MISSING, places_of
 from aligners.datamodules.text.texts import Texts
 from aligners.datamodules.tokens.splits import Split
@@ -71,10 +71,14 @@ def _places(artefact: Head | Direction, texts: Texts, *, named: bool) -> list[in
     if texts.regression:
         raise UserError("it tells classes apart, and the labels are numbers to predict")
     if own is None and not named:
-        raise UserError("it has neither `classes` nor a `label_column`, so nothing says what it reads")
+        raise UserError(
+            "it has neither `classes` nor a `label_column`, so nothing says what it reads"
+        )
     count = artefact.classes if isinstance(artefact, Head) else TWO
     if own is not None and len(own) != count:
-        raise UserError(f"it tells {count} classes apart, but its `classes` are {', '.join(map(str, own))}")
+        raise UserError(
+            f"it tells {count} classes apart, but its `classes` are {', '.join(map(str, own))}"
+        )
     theirs = texts.label_names or [str(number) for number in range(texts.classes)]
     if own is None or (named and texts.label_names is None):
         places = list(range(count)) if len(theirs) == count else None

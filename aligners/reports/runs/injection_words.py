@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from aligners.fitting.outcomes import no_better_than_the_mean, trained_methods
+from aligners.fitting.training_status import no_better_than_the_mean, trained_methods
 from aligners.reports.closest import (
     LEAST_NATS,
     LEAST_SHARE,
@@ -18,7 +18,9 @@ from aligners.reports.names import WORDS, fixed, interval_of, listed, value_rang
 from aligners.reports.report import Row, all_known, grouped, is_known, mean, where
 
 KEPT = 0.015  # an accuracy that loses no more than this counts as kept
-VOCABULARY = 2.0  # a map whose FVU is this many times higher on unseen types has partly memorised words
+VOCABULARY = (
+    2.0  # a map whose FVU is this many times higher on unseen types has partly memorised words
+)
 LEAST_UNSEEN = 0.005  # of an FVU on unseen types that says so, mean over sites
 PLAIN = ("linear", "ridge")  # baselines, of which the closer is named
 COSTS = ("penalty", "penalty_low", "penalty_high")
@@ -51,11 +53,20 @@ def lead(rows: Sequence[Row]) -> str:
             told = "It"
             worst = min(answered, key=lambda row: row["score"])
             named = with_training(best, near[best])
-            said.append(f"Those mapped by {named}, the closest map, give {_score(worst)} at the worst site.")
+            said.append(
+                f"Those mapped by {named}, the closest map, give {_score(worst)} at the worst site."
+            )
     if best is None:
-        return " ".join([*said, "None of the maps has a finite error at every site, so none is said to be closest."])
+        return " ".join(
+            [
+                *said,
+                "None of the maps has a finite error at every site, so none is said to be closest.",
+            ]
+        )
     told = told or f"The closest map, {with_training(best, near[best])},"
-    text = f"{told} {unexplained(near[best], of=' of the variance of the states unexplained (FVU)')}"
+    text = (
+        f"{told} {unexplained(near[best], of=' of the variance of the states unexplained (FVU)')}"
+    )
     if best != "linear" and "linear" in near:
         text += f", {beside('linear', near, best)}"
     return " ".join([*said, f"{text}."])
@@ -66,14 +77,22 @@ def _lead_of_tokens(panel: Sequence[Row], maps: Sequence[Row]) -> list[str]:
     first, native = panel[0], native_of(panel)
     said = f"{first['model_y']} has a loss of {fixed(native['loss'], '.2f')} nats a token with its own states"
     bare = [row for row in where(panel, method="identity") if row["penalty"] is not None]
-    said += f"; those of {first['model_x']}, put in as they are, {_raise(bare, '.2f')}." if bare else "."
+    said += (
+        f"; those of {first['model_x']}, put in as they are, {_raise(bare, '.2f')}."
+        if bare
+        else "."
+    )
     lines = known_lines(maps, "penalty")
     cheap = closest(lines, "penalty")
     if cheap is None:
         return [said]
     worst = max(lines[cheap], key=lambda row: row["penalty"])
     dear = max(abs(row["penalty"]) for row in lines[cheap]) >= LEAST_NATS
-    costs = f"raise it by at most {_cost(worst)} nats" if dear else "change it by less than 0.001 nats at any site"
+    costs = (
+        f"raise it by at most {_cost(worst)} nats"
+        if dear
+        else "change it by less than 0.001 nats at any site"
+    )
     text = f"Mapped by {with_training(cheap, lines[cheap])}, which costs the least, they {costs}"
     if not dear:
         text = f"Mapped by {_alike(lines)}, they {costs}"
@@ -148,7 +167,9 @@ def panel_title(panel: Sequence[Row]) -> str:
     """Name the models, and the rows if they are not tokens."""
     first = panel[0]
     kind = first.get("rows", ALL_TOKENS)
-    return f"{first['model_x']} → {first['model_y']}" + ("" if kind == ALL_TOKENS else f", rows: {kind}")
+    return f"{first['model_x']} → {first['model_y']}" + (
+        "" if kind == ALL_TOKENS else f", rows: {kind}"
+    )
 
 
 def native_of(panel: Sequence[Row]) -> Row:
@@ -172,7 +193,9 @@ def panel_words(panel: Sequence[Row], prices: Sequence[Row], *, begun: bool) -> 
     if not scored:
         said = [f"{panel_title(panel)}:"]
     elif own is None:
-        said = [f"{panel[0]['model_y']}'s own answers are not finite, so injection cannot be scored."]
+        said = [
+            f"{panel[0]['model_y']}'s own answers are not finite, so injection cannot be scored."
+        ]
     else:
         answers = _language(panel, sited, led=led) if tokens else _task(panel, sited, led=led)
         said = [f"{answers}."]
@@ -185,20 +208,32 @@ def panel_words(panel: Sequence[Row], prices: Sequence[Row], *, begun: bool) -> 
 def _language(panel: Sequence[Row], sited: Sequence[Row], *, led: bool) -> str:
     """What a language model predicts, and what each map costs it, the dearest first."""
     x, y, native = panel[0]["model_x"], panel[0]["model_y"], native_of(panel)
-    has = "" if led else f" has a loss of {fixed(native['loss'], '.2f')} nats a token with its own states, and"
+    has = (
+        ""
+        if led
+        else f" has a loss of {fixed(native['loss'], '.2f')} nats a token with its own states, and"
+    )
     right = fixed(native["score"], ".1%")
-    said = f"{y}{has} predicts {right} of the tokens correctly{' with its own states' if led else ''}"
+    said = (
+        f"{y}{has} predicts {right} of the tokens correctly{' with its own states' if led else ''}"
+    )
     known, lost = _answered(sited, "penalty")
     bare = known.get("identity")
     if bare and not led:
-        said += f". The states of {x} as they are {_raise(bare, '.3f').replace(' it ', ' the loss ')}"
+        said += (
+            f". The states of {x} as they are {_raise(bare, '.3f').replace(' it ', ' the loss ')}"
+        )
     names = [name for name in known if known[name][0]["role"] == "method"]
     names.sort(key=lambda name: -mean(known[name], "penalty"))
     costly = [name for name in names if _costly(known[name])]
     free = [name for name in names if name not in costly]
-    parts = [f"{name} {value_range([row['penalty'] for row in known[name]], '.3f')}" for name in costly]
+    parts = [
+        f"{name} {value_range([row['penalty'] for row in known[name]], '.3f')}" for name in costly
+    ]
     if free:
-        parts.append(f"{'less than 0.001 with ' if parts else 'less than 0.001 nats with '}{listed(free)}")
+        parts.append(
+            f"{'less than 0.001 with ' if parts else 'less than 0.001 nats with '}{listed(free)}"
+        )
     if parts:
         begins = "; mapped:" if bare and not led else f". Mapped states of {x} raise the loss by:"
         said += f"{begins} {listed(parts)}"
@@ -252,7 +287,9 @@ def _task(panel: Sequence[Row], sited: Sequence[Row], *, led: bool) -> str:
     if led and kept:
         said = f"States of {x} mapped by {listed(kept)} keep the score of {y} within {margin} of its own at every site"
     elif led and moved and not lowered:
-        said = f"No map of the states of {x} lowers the score of {y} by more than {margin} at any site"
+        said = (
+            f"No map of the states of {x} lowers the score of {y} by more than {margin} at any site"
+        )
     elif led:
         said = f"No map of the states of {x} keeps the score of {y} within {margin} of its own at every site"
     elif kept:
@@ -274,7 +311,9 @@ def _points(line: Sequence[Row], changes: Sequence[float]) -> str:
     return f"by {span} points{sites} (± {100 * half:.1f})"
 
 
-def _closeness(panel: Sequence[Row], maps: Sequence[Row], prices: Sequence[Row], *, led: bool) -> list[str]:
+def _closeness(
+    panel: Sequence[Row], maps: Sequence[Row], prices: Sequence[Row], *, led: bool
+) -> list[str]:
     """The closest map beside a plain one, and the price of bijectivity."""
     lines = known_lines(maps, "fvu")
     best = closest(lines, "fvu")
@@ -289,7 +328,9 @@ def _closeness(panel: Sequence[Row], maps: Sequence[Row], prices: Sequence[Row],
             said += f", where {plain} {unexplained(lines[plain])}"
     parts = []
     for (method, against), line in grouped(prices, "method", "against").items():
-        parts.append(f"{method} {value_range([row['ratio'] for row in line], '.2f')} times {against}")
+        parts.append(
+            f"{method} {value_range([row['ratio'] for row in line], '.2f')} times {against}"
+        )
     if parts:
         price = "price of bijectivity, FVU against a free network of the same size, is"
         said += f"{'The' if led else '; the'} {price} {listed(parts)}"
@@ -311,7 +352,9 @@ def _beyond(maps: Sequence[Row]) -> list[str]:
     words = []
     for name, line in unseen.items():
         if memorised(mean(line, "fvu_seen"), mean(line, "fvu_unseen")):
-            there, here = (share_range([row[column] for row in line]) for column in ("fvu_unseen", "fvu_seen"))
+            there, here = (
+                share_range([row[column] for row in line]) for column in ("fvu_unseen", "fvu_seen")
+            )
             words.append(f"{name}, {there} on these types and {here} on types seen in fitting")
     if words:
         said.append(f"Partly memorised words: {'; '.join(words)}.")

@@ -10,20 +10,31 @@ from typing import Any
 from huggingface_hub import ModelCardData
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from aligners.files.shared import LIBRARY
-from aligners.files.tables import table_beside
-from aligners.fitting.outcomes import MARK, what_did_not_train
+from aligners.files.shared_folder import LIBRARY
+from aligners.files.yaml_tables import table_beside
+from aligners.fitting.training_status import MARK, what_did_not_train
 from aligners.reports.escaping import in_markdown
-from aligners.reports.finished import FinishedRun
-from aligners.reports.names import four_digits, held_out_name, short_names, site_name, with_short_names
-from aligners.reports.page.run import alt_text, cell_of
+from aligners.reports.finished_runs import FinishedRun
+from aligners.reports.names import (
+    four_digits,
+    held_out_name,
+    short_names,
+    site_name,
+    with_short_names,
+)
+from aligners.reports.page.run_page import alt_text, cell_of
 from aligners.reports.report import Row, distinct, is_known
 from aligners.reports.runs.injection_words import memorised
-from aligners.reports.sharing.models import is_local
+from aligners.reports.sharing.public_names import is_local
 
 HERE = Path(__file__).parent
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-TAGS = {"maps": "model-alignment", "universe": "model-alignment", "stitching": "model-stitching", "probes": "probing"}
+TAGS = {
+    "maps": "model-alignment",
+    "universe": "model-alignment",
+    "stitching": "model-stitching",
+    "probes": "probing",
+}
 PLACE = "FOLDER-OR-NAME"  # until it is uploaded
 MOST_ROWS = 80
 COLUMNS = table_beside(__file__, "card.yaml")
@@ -31,7 +42,10 @@ LABELS, VALUES = COLUMNS["labels"], COLUMNS["values"]
 
 
 def card_text(
-    about: Row, files: Mapping[str, bytes], run: FinishedRun | None = None, license: str | None = None
+    about: Row,
+    files: Mapping[str, bytes],
+    run: FinishedRun | None = None,
+    license: str | None = None,
 ) -> str:
     """Write a card with the Hub's metadata.
 
@@ -43,7 +57,10 @@ def card_text(
         license: as the Hub names it; None: the card names none.
     """
     environment = Environment(
-        loader=FileSystemLoader(HERE), undefined=StrictUndefined, trim_blocks=True, finalize=_in_markdown
+        loader=FileSystemLoader(HERE),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        finalize=_in_markdown,
     )
     environment.filters |= {"form": format, "held_out_name": held_out_name, "on_hub": _on_hub}
     names = [str(model["name"]) for model in about["models"]]
@@ -54,7 +71,9 @@ def card_text(
         "short": list(short_names(names).values()),
         "place": PLACE,
         "run": run,
-        "figures": {name: alt_text(image) for name, image in files.items() if name.endswith(".png")},
+        "figures": {
+            name: alt_text(image) for name, image in files.items() if name.endswith(".png")
+        },
         **(_numbers(run.report.rows) | _failures(run.report.rows) if run else {}),
     }
     body = environment.get_template("card.md.j2").render({**about, **_package(), **words})
@@ -71,7 +90,13 @@ def card_text(
 
 def with_notice(card: str, notice: str) -> str:
     """A card with a notice below its title."""
-    return re.sub(r"^(# .*\n)", lambda found: f"{found[1]}\n> **{notice}**\n", card, count=1, flags=re.MULTILINE)
+    return re.sub(
+        r"^(# .*\n)",
+        lambda found: f"{found[1]}\n> **{notice}**\n",
+        card,
+        count=1,
+        flags=re.MULTILINE,
+    )
 
 
 def _in_markdown(value: Any) -> Any:
@@ -95,7 +120,9 @@ def _failures(rows: Sequence[Row]) -> dict[str, list[str]]:
     known = [row for row in maps if row.get("fvu_unseen") and row.get("fvu_seen")]
     return {
         "untrained": [line.removeprefix(f"{MARK} ") for line in what_did_not_train(maps)[1:]],
-        "vocabularies": distinct((r for r in known if memorised(r["fvu_seen"], r["fvu_unseen"])), "method"),
+        "vocabularies": distinct(
+            (r for r in known if memorised(r["fvu_seen"], r["fvu_unseen"])), "method"
+        ),
         "poor": distinct((row for row in maps if (row.get("fvu") or 0) >= 1), "method"),
     }
 
@@ -108,7 +135,11 @@ def _numbers(rows: Sequence[Row]) -> dict[str, Any]:
     headings = VALUES | ({"score": scores[0]} if len(scores) == 1 else {})
     values = [name for name in VALUES if is_known(shown, name)]
     alone = len(set(labels["route"])) == 1  # a single route says nothing
-    columns = {name: cells for name, cells in labels.items() if any(cells) and not (alone and name == "route")}
+    columns = {
+        name: cells
+        for name, cells in labels.items()
+        if any(cells) and not (alone and name == "route")
+    }
     for name in values:
         cells = (cell_of(row, name) for row in shown)
         columns[headings[name]] = [f"{cell.value} {cell.interval}".strip() for cell in cells]
@@ -122,7 +153,11 @@ def _numbers(rows: Sequence[Row]) -> dict[str, Any]:
 
 def _label(row: Row, name: str) -> str:
     if name == "route":
-        return f"{row['model_x']} → {row['model_y']}" if "model_x" in row else str(row.get("model", ""))
+        return (
+            f"{row['model_x']} → {row['model_y']}"
+            if "model_x" in row
+            else str(row.get("model", ""))
+        )
     if name == "site" and row.get("site_x") is not None:
         return site_name((row["site_x"], row["site_y"]))
     return four_digits(row.get(name))

@@ -14,18 +14,28 @@ from huggingface_hub import ModelCard, ModelHubMixin
 from aligners.datamodules.layers import LayerActivations
 from aligners.datamodules.text.sources import TextSource
 from aligners.errors import UserError
-from aligners.files.shared import CONFIG, FILE_ENDINGS, FORMAT, LIBRARY, MODEL, fetch, own_file, read_config, sha256
-from aligners.files.whole import check_new_folder, whole_folder
-from aligners.fitting.bank import StoredBank, for_others, load_bank, save_bank
-from aligners.models.identity import same_models
+from aligners.files.atomic import check_new_folder, whole_folder
+from aligners.files.shared_folder import (
+    CONFIG,
+    FILE_ENDINGS,
+    FORMAT,
+    LIBRARY,
+    MODEL,
+    fetch,
+    own_file,
+    read_config,
+    sha256,
+)
+from aligners.fitting.saved_bank import StoredBank, for_others, load_bank, save_bank
 from aligners.models.model import FrozenModel
+from aligners.models.model_identity import same_models
 from aligners.models.recipes import Recipe
-from aligners.probing.bank import Bank
+from aligners.probing.probe_bank import Bank
 from aligners.probing.storing import PROBES, load_banks, save_banks
-from aligners.reports.finished import FinishedRun, finished_run
-from aligners.reports.page.run import models_of
+from aligners.reports.finished_runs import FinishedRun, finished_run
+from aligners.reports.page.run_page import models_of
 from aligners.reports.sharing.card import PLACE, card_text, with_notice
-from aligners.reports.sharing.models import renamed
+from aligners.reports.sharing.public_names import renamed
 
 logger = getLogger(__name__)
 CARD, REPORT, FIGURES = "README.md", "report.json", "figures"
@@ -86,7 +96,12 @@ class Shared(ModelHubMixin, library_name=LIBRARY, tags=[LIBRARY]):
     # ------------------------------------------------------------------ saving
 
     def save_pretrained(
-        self, save_directory: str | Path, *, push_to_hub: bool = False, repo_id: str | None = None, **options: Any
+        self,
+        save_directory: str | Path,
+        *,
+        push_to_hub: bool = False,
+        repo_id: str | None = None,
+        **options: Any,
     ) -> str | None:
         """Write a folder, whole or not at all.
 
@@ -151,7 +166,9 @@ class Shared(ModelHubMixin, library_name=LIBRARY, tags=[LIBRARY]):
         if not self.card:
             self.write_card()
         self.card = self.card.replace(PLACE, repo_id)
-        return str(super().push_to_hub(repo_id, **{"commit_message": f"Upload {self.kind}", **options}))
+        return str(
+            super().push_to_hub(repo_id, **{"commit_message": f"Upload {self.kind}", **options})
+        )
 
     # ------------------------------------------------------------------ loading
 
@@ -220,13 +237,19 @@ class Shared(ModelHubMixin, library_name=LIBRARY, tags=[LIBRARY]):
                 "models nevertheless: every number in its card is then about other models."
             )
         if len(present) != len(self.models):
-            raise UserError(f"Expected {len(self.models)} `models`, as {what} belongs to, but got {len(present)}.")
+            raise UserError(
+                f"Expected {len(self.models)} `models`, as {what} belongs to, but got {len(present)}."
+            )
         self.fitted_on_models = self.fitted_on_models or self.models
         self.rename({a["name"]: b["name"] for a, b in zip(self.models, present, strict=True)})
         self.declare(present)
         others, trained_on = (listed(models) for models in (present, self.fitted_on_models))
         notice = f"Declared for {others}, but trained on {trained_on}."
-        self.card = with_notice(self.card, f"{notice} All that follows is about the latter.") if self.card else ""
+        self.card = (
+            with_notice(self.card, f"{notice} All that follows is about the latter.")
+            if self.card
+            else ""
+        )
         logger.warning("%s: %s Every number in its card is about the latter.", what, notice)
 
     def declare(self, models: Sequence[Identity]) -> None:
@@ -245,7 +268,9 @@ class _SharedBank(Shared):
 
     def __init__(self, bank: StoredBank) -> None:
         if bank.command != self.command:
-            raise UserError(f"Expected {self.kind} of `train.py {self.command}`, but got those of `{bank.command}`.")
+            raise UserError(
+                f"Expected {self.kind} of `train.py {self.command}`, but got those of `{bank.command}`."
+            )
         super().__init__(models_of(bank.data), bank.data_config)
         self.bank = replace(bank, data_config=self.data)
 
@@ -254,7 +279,9 @@ class _SharedBank(Shared):
         maps = {route: {name: type(aligner).__name__ for name, aligner in maps.items()}
                 for route, maps in self.bank.maps.items()}  # fmt: skip
         known = self.bank.data
-        read: dict[str, Any] = {name: known[name] for name in ("component", "rows", "text") if name in known}
+        read: dict[str, Any] = {
+            name: known[name] for name in ("component", "rows", "text") if name in known
+        }
         return {"maps": maps, "pairs": self.bank.pairs, **read}
 
     def write_weights(self, path: Path) -> None:
@@ -271,17 +298,26 @@ class _SharedBank(Shared):
         bank = self.bank
         fitted = bank.fitted and replace(bank.fitted, origins=renamed(bank.fitted.origins, names))
         self.models, self.data = renamed(self.models, names), renamed(self.data, names)
-        self.bank = replace(bank, data=renamed(bank.data, names), data_config=self.data, fitted=fitted)
+        self.bank = replace(
+            bank, data=renamed(bank.data, names), data_config=self.data, fitted=fitted
+        )
 
     def declare(self, models: Sequence[Identity]) -> None:
         """Say that the maps belong to some models."""
         super().declare(models)
         previous = self.bank.data["models"]
-        stored = dict(zip(previous, models, strict=True)) if isinstance(previous, dict) else list(models)
+        stored = (
+            dict(zip(previous, models, strict=True)) if isinstance(previous, dict) else list(models)
+        )
         revisions = [model["revision"] for model in models]
-        named = {"revisions": revisions, **dict(zip(("revision_x", "revision_y"), revisions, strict=False))}
+        named = {
+            "revisions": revisions,
+            **dict(zip(("revision_x", "revision_y"), revisions, strict=False)),
+        }
         self.data |= {name: value for name, value in named.items() if name in self.data}
-        self.bank = replace(self.bank, data={**self.bank.data, "models": stored}, data_config=self.data)
+        self.bank = replace(
+            self.bank, data={**self.bank.data, "models": stored}, data_config=self.data
+        )
 
 
 class SharedMaps(_SharedBank):
@@ -312,7 +348,10 @@ class SharedProbes(Shared):
     kind, file = "probes", PROBES
 
     def __init__(
-        self, banks: Mapping[str, tuple[Bank, dict[str, Any]]], models: Sequence[Identity], data: Mapping[str, Any]
+        self,
+        banks: Mapping[str, tuple[Bank, dict[str, Any]]],
+        models: Sequence[Identity],
+        data: Mapping[str, Any],
     ) -> None:
         super().__init__(models, data)
         self.banks = dict(banks)
@@ -335,13 +374,17 @@ class SharedProbes(Shared):
     def of_run(cls, path: Path) -> Self:
         """Read the file of a run, with what its report and its options say."""
         run = finished_run(path.parent)
-        return cls.read_weights(path, {"models": run.report.meta["models"], "data": run.options.get("data", {})})
+        return cls.read_weights(
+            path, {"models": run.report.meta["models"], "data": run.options.get("data", {})}
+        )
 
     def rename(self, names: Mapping[str, str]) -> None:
         """Give models other names, in the names of banks too."""
         self.models, self.data = renamed(self.models, names), renamed(self.data, names)
         banks = self.banks.items()
-        self.banks = {_in_name(name, names): (bank, renamed(about, names)) for name, (bank, about) in banks}
+        self.banks = {
+            _in_name(name, names): (bank, renamed(about, names)) for name, (bank, about) in banks
+        }
 
 
 def _in_name(name: str, names: Mapping[str, str]) -> str:
@@ -352,7 +395,9 @@ def _in_name(name: str, names: Mapping[str, str]) -> str:
 
 KINDS = {kind.kind: kind for kind in (SharedUniverse, SharedStitching, SharedMaps, SharedProbes)}
 # by the file that a run keeps, and as the version before called it
-KEPT = {str(Path(kind.file).with_suffix(end)): kind for end in FILE_ENDINGS for kind in KINDS.values()}
+KEPT = {
+    str(Path(kind.file).with_suffix(end)): kind for end in FILE_ENDINGS for kind in KINDS.values()
+}
 
 
 def identities(models: Sequence[str | FrozenModel], data: Mapping[str, Any]) -> list[Identity]:
@@ -363,11 +408,17 @@ def identities(models: Sequence[str | FrozenModel], data: Mapping[str, Any]) -> 
         data: options of a data module, of which those that decide what a name means are taken: the precision, and the
             texts and sizes of embedded models.
     """
-    return [(model if isinstance(model, FrozenModel) else _loaded(model, data)).identity() for model in models]
+    return [
+        (model if isinstance(model, FrozenModel) else _loaded(model, data)).identity()
+        for model in models
+    ]
 
 
 def _loaded(name: str, data: Mapping[str, Any]) -> FrozenModel:
-    options: dict[str, Any] = {"max_length": 2, "dtype": data.get("dtype", "float32")}  # nothing is read
+    options: dict[str, Any] = {
+        "max_length": 2,
+        "dtype": data.get("dtype", "float32"),
+    }  # nothing is read
     for part, kind in (("text", TextSource), ("recipe", Recipe)):
         if part in data:
             options[part] = kind(**data[part])
@@ -376,4 +427,7 @@ def _loaded(name: str, data: Mapping[str, Any]) -> FrozenModel:
 
 def listed(models: Sequence[Identity]) -> str:
     """Names and the beginnings of fingerprints."""
-    return ", ".join(f"{model['name']} (fingerprint {model['fingerprint'][:12]})" for model in models) or "none"
+    return (
+        ", ".join(f"{model['name']} (fingerprint {model['fingerprint'][:12]})" for model in models)
+        or "none"
+    )

@@ -5,17 +5,21 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from aligners.reports.report import Row
-from aligners.reports.study import described, shared
+from aligners.reports.study import described_tables, row_selection
 from aligners.reports.study.contents import Figure, HeatPanel
 from aligners.reports.study.frames import STAGES, Frames, by, in_order, place_words, stage_words
 
 TUNING = ("pretrained", "finetuned")
-MOST_MODELS = 16  # with a block each; of more, blocks are means over pairs of the models of a family
+MOST_MODELS = (
+    16  # with a block each; of more, blocks are means over pairs of the models of a family
+)
 ALL = "all models"
 A, B = ["model_a", "stage_a", "layer_a"], ["model_b", "stage_b", "layer_b"]
 
 
-def block_map(frames: Frames, name: str, measures: Sequence[str], stages: Sequence[str] = STAGES) -> Figure:
+def block_map(
+    frames: Frames, name: str, measures: Sequence[str], stages: Sequence[str] = STAGES
+) -> Figure:
     """Every layer of every model against every other, a panel for each measure.
 
     Args:
@@ -30,7 +34,9 @@ def block_map(frames: Frames, name: str, measures: Sequence[str], stages: Sequen
     """
     frame = of_stages(frames, measures, stages)
     if stages == STAGES and _are_crossed(frame):
-        frame = of_stages(frames, measures, TUNING)  # untrained ones beside trained ones are asked for by name
+        frame = of_stages(
+            frames, measures, TUNING
+        )  # untrained ones beside trained ones are asked for by name
     panels, values = [], list[Row]()
     for place, group in by(frame, "task", "measure"):
         parts = [group] if _are_crossed(group) else [part for _, part in by(group, "stage_x")]
@@ -40,24 +46,28 @@ def block_map(frames: Frames, name: str, measures: Sequence[str], stages: Sequen
             title = place_words(place["measure"], place["task"], stage)
             panels.append(block_panel(part, title, frames.groups))
             values += [{**place, **row} for row in block_values(part)]
-    about: Row = {"models": shared.models_in(frame), "most_models": MOST_MODELS}
+    about: Row = {"models": row_selection.models_in(frame), "most_models": MOST_MODELS}
     about["families"] = ", ".join(dict.fromkeys(frames.groups.values()))
     about["measured"] = ", ".join(dict.fromkeys(frame["measure"]))
-    return described.figure(name, panels, values, alike=_families(values, frames.groups), **about)
+    return described_tables.figure(
+        name, panels, values, alike=_families(values, frames.groups), **about
+    )
 
 
 def _are_crossed(frame: pd.DataFrame) -> bool:
     """Whether models of different stages were compared."""
-    return len(shared.of_one_stage(frame)) < len(frame)
+    return len(row_selection.of_one_stage(frame)) < len(frame)
 
 
 def of_stages(frames: Frames, measures: Sequence[str], stages: Sequence[str]) -> pd.DataFrame:
     """Similarities of models that are both of some stages, or of none; by measure, in the order that is asked for."""
-    frame = shared.similarities(frames, measures)
+    frame = row_selection.similarities(frames, measures)
     ends = frame[["stage_x", "stage_y"]]
     chosen = ends.isin(stages) | ends.isna()
     frame = frame[chosen.all(axis=1)]
-    shared.present(frame, f"the study has no similarity of {' or '.join(map(stage_words, stages))} models")
+    row_selection.present(
+        frame, f"the study has no similarity of {' or '.join(map(stage_words, stages))} models"
+    )
     order = list(measures).index
     return frame.sort_values("measure", key=lambda names: names.map(order), kind="stable")
 
@@ -106,14 +116,21 @@ def block_panel(frame: pd.DataFrame, title: str, groups: Mapping[str, str]) -> H
     entries = entries_of(frame)
     if entries["model_a"].nunique() > MOST_MODELS:
         entries = entries[entries["model_a"] != entries["model_b"]]
-        families = {name: entries[name].map(lambda model: groups.get(model, ALL)) for name in ("model_a", "model_b")}
+        families = {
+            name: entries[name].map(lambda model: groups.get(model, ALL))
+            for name in ("model_a", "model_b")
+        }
         entries, groups = entries.assign(**families), {}
-    ends = pd.concat([entries[side].set_axis(["model", "stage", "layer"], axis=1) for side in (A, B)])
+    ends = pd.concat(
+        [entries[side].set_axis(["model", "stage", "layer"], axis=1) for side in (A, B)]
+    )
     layers = {(str(model), str(stage)): sorted(rows["layer"].unique())
               for (model, stage), rows in ends.groupby(["model", "stage"], sort=False)}  # fmt: skip
     stages = in_order([stage for _, stage in layers])
     place = {family: number for number, family in enumerate(dict.fromkeys(groups.values()))}
-    parts = sorted(layers, key=lambda part: (stages.index(part[1]), place.get(groups.get(part[0], ""), -1)))
+    parts = sorted(
+        layers, key=lambda part: (stages.index(part[1]), place.get(groups.get(part[0], ""), -1))
+    )
     staged = len(stages) > 1
     names = {part: part[0] + (f", {stage_words(part[1])}" if staged else "") for part in parts}
     sizes = [(names[part], len(layers[part])) for part in parts]
@@ -128,4 +145,6 @@ def block_values(frame: pd.DataFrame) -> list[Row]:
     entries = entries_of(frame)
     same = (entries[A].to_numpy() == entries[B].to_numpy()).all(1)
     keys = ["model_a", "stage_a", "model_b", "stage_b"]
-    return entries[~same].groupby(keys, sort=False, as_index=False)["value"].mean().to_dict("records")
+    return (
+        entries[~same].groupby(keys, sort=False, as_index=False)["value"].mean().to_dict("records")
+    )

@@ -12,7 +12,9 @@ from aligners.reports.report import Row
 from aligners.reports.study.frames import by, place_words, stage_words
 
 Meaning = tuple[str, str]  # what a colour stands for: (kind, name), such as ("stage", "finetuned")
-Look = Callable[[Any], tuple[str, Meaning]]  # from what tells series apart to a series' name and meaning
+Look = Callable[
+    [Any], tuple[str, Meaning]
+]  # from what tells series apart to a series' name and meaning
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,13 @@ def look_of_stage(stage: str | None, of_none: str = "all pairs") -> tuple[str, M
 
 
 def model_lines(
-    frame: pd.DataFrame, places: Sequence[str], line: str, across: str, value: str, look: Look, scale: float = 1
+    frame: pd.DataFrame,
+    places: Sequence[str],
+    line: str,
+    across: str,
+    value: str,
+    look: Look,
+    scale: float = 1,
 ) -> tuple[list[Row], list[LinePanel]]:
     """Means over models with the models' range; of one model, with its interval if it has one.
 
@@ -193,11 +201,16 @@ def model_lines(
             if part["model"].nunique() == 1 and f"{value}_low" in part.columns:
                 ends = {end: at[f"{value}_{end}"].mean() for end in ends}
             means = scale * pd.DataFrame({"mean": at[value].mean(), **ends}).reindex(ticks)
-            rows += [{**place, **name, across: tick, **mean} for tick, mean in means.to_dict("index").items()]
+            rows += [
+                {**place, **name, across: tick, **mean}
+                for tick, mean in means.to_dict("index").items()
+            ]
     return rows, line_panels(rows, places, line, across, look)
 
 
-def line_panels(rows: Sequence[Row], places: Sequence[str], line: str, across: str, look: Look) -> list[LinePanel]:
+def line_panels(
+    rows: Sequence[Row], places: Sequence[str], line: str, across: str, look: Look
+) -> list[LinePanel]:
     """Make a panel for each place, and in it lines over numbers.
 
     Args:
@@ -215,13 +228,20 @@ def line_panels(rows: Sequence[Row], places: Sequence[str], line: str, across: s
             title, meaning = look(name[line])
             number = sum(other.meaning == meaning for other in lines)
             means = at[["mean"]].to_numpy().tolist()
-            lines.append(Series(title, meaning, means, (), at["low"].tolist(), at["high"].tolist(), number))
+            lines.append(
+                Series(title, meaning, means, (), at["low"].tolist(), at["high"].tolist(), number)
+            )
         panels.append(LinePanel(place_words(*place.values()), [str(tick) for tick in ticks], lines))
     return panels
 
 
 def box_panel(
-    title: str, boxes: pd.DataFrame, line: str, across: str, names: Sequence[str], look: Look = look_of_stage
+    title: str,
+    boxes: pd.DataFrame,
+    line: str,
+    across: str,
+    names: Sequence[str],
+    look: Look = look_of_stage,
 ) -> BoxPanel:
     """Make a panel of boxes over pairs of models.
 
@@ -236,13 +256,20 @@ def box_panel(
     series = []
     for name, part in by(boxes, line):
         at = [part[part[across] == place] for place in names]
-        pairs = [[f"{x} and {y}" for x, y in zip(box["model_x"], box["model_y"], strict=True)] for box in at]
+        pairs = [
+            [f"{x} and {y}" for x, y in zip(box["model_x"], box["model_y"], strict=True)]
+            for box in at
+        ]
         series.append(Series(*look(name[line]), [box["value"].tolist() for box in at], pairs))
     return BoxPanel(title, names, series)
 
 
 def heat_panel(
-    title: str, means: pd.Series, up: str, across: str, layers: tuple[Sequence[int], Sequence[int]] | None = None
+    title: str,
+    means: pd.Series,
+    up: str,
+    across: str,
+    layers: tuple[Sequence[int], Sequence[int]] | None = None,
 ) -> HeatPanel:
     """Make a map of means by (row, column), sorted by both unless `layers` says in which order.
 
@@ -255,4 +282,6 @@ def heat_panel(
     """
     rows, columns = layers or [sorted(set(means.index.get_level_values(level))) for level in (0, 1)]
     grid = means.unstack().reindex(index=rows, columns=columns).to_numpy(dtype=np.float64)
-    return HeatPanel(title, grid, list(map(str, rows)), list(map(str, columns)), up=up, across=across)
+    return HeatPanel(
+        title, grid, list(map(str, rows)), list(map(str, columns)), up=up, across=across
+    )

@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from aligners.fitting.outcomes import INVERSE_OF_ONE_WAY
+from aligners.fitting.training_status import INVERSE_OF_ONE_WAY
 from aligners.reports.names import short_names
 from aligners.reports.study.printed import beside
 
@@ -13,12 +13,30 @@ STAGES = ("random", "pretrained", "finetuned")  # in this order, wherever they s
 STAGE_WORDS = {"random": "untrained", "pretrained": "pretrained", "finetuned": "fine-tuned"}
 KIND_WORDS = {"tokens": "token", "words": "word", "mean": "mean", "cls": "CLS"}
 STATES, ATTENTION = "states", "attention weights"  # what is mapped
-ERRORS = {STATES: {"inject": True, "fit": False}, ATTENTION: {"attention": True}}  # kind -> whether texts are held out
+ERRORS = {
+    STATES: {"inject": True, "fit": False},
+    ATTENTION: {"attention": True},
+}  # kind -> whether texts are held out
 LEAST_SITE = 1  # of the papers' means over layers: the first block, without the embeddings
 NAMED = ("model_x", "model_y", "model")  # columns that name a model
 TUNED = ("tuned", "tuned_x", "tuned_y")  # the task that a model was fine-tuned on
-KEYS = ("task", "stage", "stage_x", "stage_y", "group_x", "group_y", "rows", "direction")  # missing: not told apart
-EVERYWHERE = (*KEYS, *TUNED, "role", "training", "overflow")  # None where a kind of cell does not have it
+KEYS = (
+    "task",
+    "stage",
+    "stage_x",
+    "stage_y",
+    "group_x",
+    "group_y",
+    "rows",
+    "direction",
+)  # missing: not told apart
+EVERYWHERE = (
+    *KEYS,
+    *TUNED,
+    "role",
+    "training",
+    "overflow",
+)  # None where a kind of cell does not have it
 
 
 class Missing(Exception):
@@ -35,7 +53,12 @@ class Frames:
 
     def __init__(self, collected: Mapping[str, pd.DataFrame]) -> None:
         frames = {kind: _with_keys(frame) for kind, frame in collected.items() if len(frame)}
-        models = (frame[column].dropna().unique() for frame in frames.values() for column in NAMED if column in frame)
+        models = (
+            frame[column].dropna().unique()
+            for frame in frames.values()
+            for column in NAMED
+            if column in frame
+        )
         short = short_names(str(name) for names in models for name in names)
         for frame in frames.values():
             for column in frame.columns.intersection([*NAMED, "base"]):
@@ -45,9 +68,21 @@ class Frames:
     @property
     def groups(self) -> dict[str, str]:
         """Model -> its group, of all models that have one."""
-        sides = [(frame, side) for frame in self._collected.values() for side in "xy" if f"model_{side}" in frame]
-        ends = (frame[[f"model_{side}", f"group_{side}"]].drop_duplicates().dropna() for frame, side in sides)
-        return {model: group for known in ends for model, group in known.itertuples(index=False, name=None)}
+        sides = [
+            (frame, side)
+            for frame in self._collected.values()
+            for side in "xy"
+            if f"model_{side}" in frame
+        ]
+        ends = (
+            frame[[f"model_{side}", f"group_{side}"]].drop_duplicates().dropna()
+            for frame, side in sides
+        )
+        return {
+            model: group
+            for known in ends
+            for model, group in known.itertuples(index=False, name=None)
+        }
 
     def of(self, kind: str, *columns: str, other_tasks: bool = False) -> pd.DataFrame:
         """The rows of a kind.
@@ -66,9 +101,13 @@ class Frames:
         frame = self._collected[kind]
         for tuned in () if other_tasks else TUNED:
             frame = frame[frame[tuned].isna() | (frame[tuned] == frame["task"])]
-        lacking = [name for name in columns if name not in frame.columns or bool(frame[name].isna().all())]
+        lacking = [
+            name for name in columns if name not in frame.columns or bool(frame[name].isna().all())
+        ]
         if lacking:
-            raise Missing(f"the rows of kind `{kind}` have no {', '.join(f'`{name}`' for name in lacking)}")
+            raise Missing(
+                f"the rows of kind `{kind}` have no {', '.join(f'`{name}`' for name in lacking)}"
+            )
         return frame
 
     def errors(self, component: str = STATES) -> pd.DataFrame:
@@ -87,9 +126,13 @@ class Frames:
             if kind in self._collected:
                 frame = self.of(kind, "mse")
                 # a map that overflowed has no error, and counts as lost
-                known = frame["mse"].notna() | (frame["overflow"].eq(True) & frame["site_x"].notna())
+                known = frame["mse"].notna() | (
+                    frame["overflow"].eq(True) & frame["site_x"].notna()
+                )
                 # weights are of one kind of rows, which titles name
-                return frame[known].assign(held_out=held_out, **({} if component == STATES else {"rows": None}))
+                return frame[known].assign(
+                    held_out=held_out, **({} if component == STATES else {"rows": None})
+                )
         kinds = " or ".join(f"`{kind}`" for kind in ERRORS[component])
         raise Missing(f"the study has no errors of maps between {component} (kind {kinds})")
 
@@ -98,16 +141,26 @@ def by(frame: pd.DataFrame, *keys: str) -> list[tuple[dict[str, Any], pd.DataFra
     """Split rows by the values of columns: these by column, None where missing, and the rows; see `in_order`."""
     groups = frame.groupby(list(keys), sort=False, dropna=False)
     parts = [
-        ({key: None if pd.isna(value) else value for key, value in zip(keys, values, strict=True)}, rows)
+        (
+            {
+                key: None if pd.isna(value) else value
+                for key, value in zip(keys, values, strict=True)
+            },
+            rows,
+        )
         for values, rows in groups
     ]
     orders = {key: in_order([place[key] for place, _ in parts]) for key in keys}
-    return sorted(parts, key=lambda part: [orders[key].index(value) for key, value in part[0].items()])
+    return sorted(
+        parts, key=lambda part: [orders[key].index(value) for key, value in part[0].items()]
+    )
 
 
 def in_order(names: Sequence[str | None]) -> list[str | None]:
     """Each name once: stages as training goes, other names in the order of the study."""
-    return sorted(dict.fromkeys(names), key=lambda name: STAGES.index(name) if name in STAGES else len(STAGES))
+    return sorted(
+        dict.fromkeys(names), key=lambda name: STAGES.index(name) if name in STAGES else len(STAGES)
+    )
 
 
 def stage_words(stage: str | None) -> str:
@@ -135,8 +188,12 @@ def _with_keys(frame: pd.DataFrame) -> pd.DataFrame:
     added = {name: None for name in EVERYWHERE if name not in frame.columns}
     frame = frame.assign(**added)
     for side in "xy":
-        frame[f"stage_{side}"] = frame[f"stage_{side}"].where(frame[f"stage_{side}"].notna(), frame["stage"])
-    if "fit" in frame.columns and "method" in frame.columns:  # another map than the one that was trained
+        frame[f"stage_{side}"] = frame[f"stage_{side}"].where(
+            frame[f"stage_{side}"].notna(), frame["stage"]
+        )
+    if (
+        "fit" in frame.columns and "method" in frame.columns
+    ):  # another map than the one that was trained
         turned = frame["fit"] == INVERSE_OF_ONE_WAY
         frame["method"] = frame["method"].where(~turned, frame["method"] + ", inverted")
     return beside(frame) if "method" in frame.columns else frame.reset_index(drop=True)

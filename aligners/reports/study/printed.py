@@ -5,14 +5,18 @@ from typing import Any
 
 import pandas as pd
 
-from aligners.files.tables import table_beside
-from aligners.fitting.outcomes import is_trained
+from aligners.files.yaml_tables import table_beside
+from aligners.fitting.training_status import is_trained
 
 DEFINITIONS = "as_printed.yaml"
 # of maps, that reports show in a column beside ours
 QUANTITIES = ("mse", "mse_fit", "score", "accuracy", "accuracy_source_pooler")
 PLACE = ("cell", "task", "stage", "model_x", "model_y", "rows", "site_x", "site_y")
-FURTHER = ("strength", "target_seed", "direction")  # what tells the rows of one map apart in a recovery
+FURTHER = (
+    "strength",
+    "target_seed",
+    "direction",
+)  # what tells the rows of one map apart in a recovery
 
 
 def with_definitions(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -25,13 +29,21 @@ def with_definitions(kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
     known: dict[str, Any] = table_beside(__file__, DEFINITIONS)
     added = dict(known["options"].get(kind, {}))
     maps = options.get("model", {}).get("aligners") or {}
-    further = {name: about["map"] for name, about in known["maps"].items() if about["beside"] in maps}
+    further = {
+        name: about["map"] for name, about in known["maps"].items() if about["beside"] in maps
+    }
     if further:
         added["model"] = {"aligners": {**maps, **further}}
     measures = options.get("measures")
     if isinstance(measures, list):
-        wanted = {name: {about.get("beside"), about.get("with")} - {None} for name, about in known["measures"].items()}
-        added["measures"] = [*measures, *(name for name, ours in wanted.items() if ours <= set(measures))]
+        wanted = {
+            name: {about.get("beside"), about.get("with")} - {None}
+            for name, about in known["measures"].items()
+        }
+        added["measures"] = [
+            *measures,
+            *(name for name, ours in wanted.items() if ours <= set(measures)),
+        ]
     return added
 
 
@@ -43,7 +55,9 @@ def beside(frame: pd.DataFrame) -> pd.DataFrame:
     Args:
         frame: rows of maps, with `method` and `training`.
     """
-    ours = {name: about["beside"] for name, about in table_beside(__file__, DEFINITIONS)["maps"].items()}
+    ours = {
+        name: about["beside"] for name, about in table_beside(__file__, DEFINITIONS)["maps"].items()
+    }
     printed = frame["method"].map(ours)
     if printed.isna().all():
         return frame.reset_index(drop=True)

@@ -12,17 +12,26 @@ from typing import Any, NamedTuple
 import yaml
 
 from aligners.errors import UserError, check_known, did_you_mean
-from aligners.reports.study import blocks, maps, updates
+from aligners.reports.study import blocks, map_tables, update_tables
 from aligners.reports.study.contents import Content, Figure, Table
-from aligners.reports.study.described import DESCRIBED, NUMBERS, check_described, check_numbers
+from aligners.reports.study.described_tables import (
+    DESCRIBED,
+    NUMBERS,
+    check_described,
+    check_numbers,
+)
 from aligners.reports.study.frames import Frames, Missing
 
 TABLES, PRINTED = "tables.yaml", "numbers.yaml"  # beside a module that registers its own
-HINT = "Those of a paper, or of your own, need the file that registers them, as `--imports FILE.py`."
+HINT = (
+    "Those of a paper, or of your own, need the file that registers them, as `--imports FILE.py`."
+)
 
 # Name -> the function that makes a table or a figure of what was collected, or raises `Missing`.
 CONTENTS: dict[str, Callable[[Frames], Table | Figure]] = {}
-_functions: dict[str, Callable[..., Table | Figure]] = {}  # name -> what makes it, given also the name and `with`
+_functions: dict[
+    str, Callable[..., Table | Figure]
+] = {}  # name -> what makes it, given also the name and `with`
 
 
 def register(module: str) -> None:
@@ -75,7 +84,10 @@ def _add(entries: Mapping[str, dict[str, Any]], home: Any) -> None:
             CONTENTS[name] = partial(_functions[name], name=name, **fields.get("with", {}))
 
 
-_add(_read(Path(__file__).with_name(TABLES)), SimpleNamespace(blocks=blocks, maps=maps, updates=updates))
+_add(
+    _read(Path(__file__).with_name(TABLES)),
+    SimpleNamespace(blocks=blocks, maps=map_tables, updates=update_tables),
+)
 _OWN = tuple(CONTENTS)
 
 
@@ -118,7 +130,9 @@ class ReportContents(NamedTuple):
         """The tables and figures that say something, each with the sentences that none before it says."""
         before, contents = set[str](), list[Content]()
         for item in (*self.tables, *self.figures):
-            sentences = [sentence for sentence in item.findings if sentence and sentence not in before]
+            sentences = [
+                sentence for sentence in item.findings if sentence and sentence not in before
+            ]
             before.update(sentences)
             contents += [replace(item, findings=sentences)] if sentences else []
         return contents
@@ -134,7 +148,9 @@ def make(frames: Frames, names: Sequence[str] | None = None) -> ReportContents:
     items, missing = list[Table | Figure](), dict[str, str]()
     for name in names or usual():
         if name not in CONTENTS:
-            missing[name] = f"there is no table and no figure of this name.{did_you_mean([name], CONTENTS)} {HINT}"
+            missing[name] = (
+                f"there is no table and no figure of this name.{did_you_mean([name], CONTENTS)} {HINT}"
+            )
             continue
         try:
             items.append(CONTENTS[name](frames))

@@ -10,7 +10,12 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
-from aligners.injection.scoring.pair_intervals import OVER_MODELS, Kinds, independent_units, interval_over_models
+from aligners.injection.scoring.pair_intervals import (
+    OVER_MODELS,
+    Kinds,
+    independent_units,
+    interval_over_models,
+)
 
 RANGE_OF_PAIRS = "range of the pairs"
 COPY = r"#\d+$"  # ends the name of a further fine-tuning of a model
@@ -43,7 +48,9 @@ class Estimate(NamedTuple):
     lost: int = 0
 
 
-def over_models(frame: pd.DataFrame, column: str, groups: Mapping[str, str] | None = None) -> Estimate | None:
+def over_models(
+    frame: pd.DataFrame, column: str, groups: Mapping[str, str] | None = None
+) -> Estimate | None:
     """Average a column over pairs of models.
 
     Args:
@@ -76,8 +83,13 @@ def pair_means(frame: pd.DataFrame, column: str) -> pd.Series:
 
     A pair and its reverse are one.
     """
-    pairs = [(min(pair), max(pair)) for pair in zip(frame["model_x"], frame["model_y"], strict=True)]
-    values = pd.Series(pd.to_numeric(frame[column]).to_numpy(dtype=float), index=pd.Index(pairs, tupleize_cols=False))
+    pairs = [
+        (min(pair), max(pair)) for pair in zip(frame["model_x"], frame["model_y"], strict=True)
+    ]
+    values = pd.Series(
+        pd.to_numeric(frame[column]).to_numpy(dtype=float),
+        index=pd.Index(pairs, tupleize_cols=False),
+    )
     by_pair = values.groupby(level=0, sort=False)
     return by_pair.mean().mask(values.isna().groupby(level=0, sort=False).any())
 
@@ -140,12 +152,18 @@ def sign_test(differences: pd.Series, bases: Kinds | None = None) -> Difference 
     shares = count * mean - (count - 1) * (without @ values / without.sum(1))
     exact = 2**count <= MOST_EXACT
     draw = np.random.default_rng(SEED)
-    signs = np.array([*product((1, -1), repeat=count)]) if exact else draw.choice((1, -1), size=(DRAWS, count))
+    signs = (
+        np.array([*product((1, -1), repeat=count)])
+        if exact
+        else draw.choice((1, -1), size=(DRAWS, count))
+    )
     p = _share_as_far(signs @ shares / count, float(shares.mean()), exact)
     return Difference(mean, p, 2 / 2**count, count)
 
 
-def group_test(values: pd.Series, groups: Mapping[str, str], bases: Kinds | None = None) -> Difference | None:
+def group_test(
+    values: pd.Series, groups: Mapping[str, str], bases: Kinds | None = None
+) -> Difference | None:
     """Test whether pairs between two groups of models differ from pairs within, by dealing the models out anew.
 
     Args:
@@ -158,7 +176,9 @@ def group_test(values: pd.Series, groups: Mapping[str, str], bases: Kinds | None
         where copies of one of several pretrained models are in both.
     """
     known = values.dropna()
-    units, _ = independent_units(dict.fromkeys(model for pair in known.index for model in pair), groups, bases)
+    units, _ = independent_units(
+        dict.fromkeys(model for pair in known.index for model in pair), groups, bases
+    )
     if len(units) != 2:
         return None
     place = {model: number for number, unit in enumerate([*units[0], *units[1]]) for model in unit}
@@ -191,7 +211,9 @@ def _deals(count: int, size: int) -> tuple[NDArray[np.bool_], bool]:
     return ways, exact
 
 
-def _between_less_within(first: NDArray[np.bool_], ends: NDArray[np.int64], values: Numbers) -> Numbers:
+def _between_less_within(
+    first: NDArray[np.bool_], ends: NDArray[np.int64], values: Numbers
+) -> Numbers:
     """Mean of the pairs between the groups minus that of the others, for each way to deal (ways, models)."""
     between = first[:, ends[:, 0]] != first[:, ends[:, 1]]
     with np.errstate(invalid="ignore", divide="ignore"):

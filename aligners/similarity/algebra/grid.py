@@ -67,7 +67,14 @@ class SideSums(NamedTuple):
     @classmethod
     def zeros(cls, layers: int, d: int, device: torch.device | str | None = None) -> Self:
         """The sums of no rows."""
-        shapes: tuple[tuple[int, ...], ...] = ((), (layers, d), (layers, d), (layers, d, d), (layers, d), (layers,))
+        shapes: tuple[tuple[int, ...], ...] = (
+            (),
+            (layers, d),
+            (layers, d),
+            (layers, d, d),
+            (layers, d),
+            (layers,),
+        )
         return cls(*(torch.zeros(shape, dtype=torch.float64, device=device) for shape in shapes))
 
     def add_(self, states: Tensor) -> ShiftedRows:
@@ -90,7 +97,9 @@ class SideSums(NamedTuple):
 
     def shifted(self, states: Tensor) -> ShiftedRows:
         """Rows (L, N, d) about the shift, through a single buffer."""
-        rows = torch.empty(states.shape[1], *self.shift.shape, dtype=torch.float64, device=states.device)
+        rows = torch.empty(
+            states.shape[1], *self.shift.shape, dtype=torch.float64, device=states.device
+        )
         rows.copy_(states.transpose(0, 1)).sub_(self.shift)
         return ShiftedRows(rows, torch.linalg.vecdot(rows, rows))
 
@@ -141,7 +150,9 @@ class CrossSums(NamedTuple):
         (layers_x, d_x), (layers_y, d_y) = x.shift.shape, y.shift.shape
         of_pairs = ((layers_x, layers_y, d_y), (layers_y, layers_x, d_x), (layers_x, layers_y))
         shapes = ((layers_x * d_x, layers_y * d_y), *of_pairs)
-        return cls(*(torch.zeros(shape, dtype=torch.float64, device=x.n.device) for shape in shapes))
+        return cls(
+            *(torch.zeros(shape, dtype=torch.float64, device=x.n.device) for shape in shapes)
+        )
 
     def add_(self, x: ShiftedRows, y: ShiftedRows, products: torch.dtype = torch.float64) -> None:
         """Add paired rows in place, without a temporary of the grid's size.
@@ -157,7 +168,9 @@ class CrossSums(NamedTuple):
         else:
             some = max(1, TILE // (flat_x.element_size() * width))  # columns, for a small temporary
             columns = flat_y.to(products).split(some, 1)
-            for layer, rows in zip(self.xy.split(width), flat_x.to(products).split(width, 1), strict=True):
+            for layer, rows in zip(
+                self.xy.split(width), flat_x.to(products).split(width, 1), strict=True
+            ):
                 for part, single in zip(layer.split(some, 1), columns, strict=True):
                     part.add_(rows.T @ single)
         self.cubic_xy.flatten(1).addmm_(x.squares.T, flat_y)
@@ -176,7 +189,9 @@ class CrossSums(NamedTuple):
         (layers_x, d_x), (layers_y, d_y) = to_x.shape, to_y.shape
         a, b = x.move(to_x), y.move(to_y)
         along_x = (a.by[:, None] @ self.xy.view(layers_x, d_x, -1)).view(layers_x, layers_y, d_y)
-        along_y = (self.xy.view(-1, layers_y, d_y).transpose(0, 1) @ b.by[..., None]).view(layers_y, layers_x, d_x)
+        along_y = (self.xy.view(-1, layers_y, d_y).transpose(0, 1) @ b.by[..., None]).view(
+            layers_y, layers_x, d_x
+        )
         cubic_xy = self.cubic_xy - 2 * along_x + _pairs(a.length, y.sum) - _pairs(a.total, b.by)
         cubic_yx = self.cubic_yx - 2 * along_y + _pairs(b.length, x.sum) - _pairs(b.total, a.by)
         quartic = (
@@ -196,9 +211,16 @@ class CrossSums(NamedTuple):
 
     def pair(self, i: int, j: int) -> Self:
         """The sums of one layer of X and one of Y, by index: a 1 x 1 grid, a view of this one."""
-        one, other, d_x, d_y = slice(i, i + 1), slice(j, j + 1), self.cubic_yx.shape[2], self.cubic_xy.shape[2]
+        one, other, d_x, d_y = (
+            slice(i, i + 1),
+            slice(j, j + 1),
+            self.cubic_yx.shape[2],
+            self.cubic_xy.shape[2],
+        )
         xy = self.xy[i * d_x : (i + 1) * d_x, j * d_y : (j + 1) * d_y]
-        return type(self)(xy, self.cubic_xy[one, other], self.cubic_yx[other, one], self.quartic_xy[one, other])
+        return type(self)(
+            xy, self.cubic_xy[one, other], self.cubic_yx[other, one], self.quartic_xy[one, other]
+        )
 
 
 class GridSums(NamedTuple):
@@ -214,7 +236,14 @@ class GridSums(NamedTuple):
     cross: CrossSums
 
     @classmethod
-    def zeros(cls, layers_x: int, d_x: int, layers_y: int, d_y: int, device: torch.device | str | None = None) -> Self:
+    def zeros(
+        cls,
+        layers_x: int,
+        d_x: int,
+        layers_y: int,
+        d_y: int,
+        device: torch.device | str | None = None,
+    ) -> Self:
         """The sums of no rows."""
         x, y = SideSums.zeros(layers_x, d_x, device), SideSums.zeros(layers_y, d_y, device)
         return cls(x, y, CrossSums.zeros(x, y))
@@ -241,19 +270,29 @@ class GridSums(NamedTuple):
         """The moments, in the memory of these sums, if they are about the means already."""
         (x, y, cross), shapes = self, (*self.x.shift.shape, *self.y.shift.shape)
         xy = cross.xy.view(shapes).transpose(1, 2)
-        return GridMoments(x.n, x.shift, y.shift, x.xx, y.xx, xy, x.quartic, y.quartic, cross.quartic_xy)
+        return GridMoments(
+            x.n, x.shift, y.shift, x.xx, y.xx, xy, x.quartic, y.quartic, cross.quartic_xy
+        )
 
     def pair(self, i: int, j: int) -> Self:
         """The sums of one layer of X and one of Y, by index: a 1 x 1 grid, a view of this one."""
-        return type(self)(self.x.of(slice(i, i + 1)), self.y.of(slice(j, j + 1)), self.cross.pair(i, j))
+        return type(self)(
+            self.x.of(slice(i, i + 1)), self.y.of(slice(j, j + 1)), self.cross.pair(i, j)
+        )
 
     def __add__(self, other: object) -> Self:
         """The sums of two disjoint sets of rows, about the shift of the first that has any."""
         if not isinstance(other, GridSums):
             return NotImplemented
-        to = [torch.where(a.n == 0, b.shift, a.shift) for a, b in zip(self[:2], other[:2], strict=True)]
+        to = [
+            torch.where(a.n == 0, b.shift, a.shift)
+            for a, b in zip(self[:2], other[:2], strict=True)
+        ]
         a, b = self.about(*to), other.about(*to)
-        x, y = (SideSums(s.n + t.n, s.shift, *map(torch.add, s[2:], t[2:])) for s, t in zip(a[:2], b[:2], strict=True))
+        x, y = (
+            SideSums(s.n + t.n, s.shift, *map(torch.add, s[2:], t[2:]))
+            for s, t in zip(a[:2], b[:2], strict=True)
+        )
         return type(self)(x, y, CrossSums(*map(torch.add, a.cross, b.cross)))
 
 

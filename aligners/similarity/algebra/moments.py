@@ -8,7 +8,9 @@ from torch import Tensor
 
 from aligners.errors import UserError
 
-TILE = 2**22  # bytes of cross moments: small compared with most comparisons, large enough for a batch of decompositions
+TILE = (
+    2**22
+)  # bytes of cross moments: small compared with most comparisons, large enough for a batch of decompositions
 
 
 class Moments(NamedTuple):
@@ -31,7 +33,12 @@ class Moments(NamedTuple):
     def zeros(cls, sites: int, d_x: int, d_y: int) -> Self:
         """The moments of no rows."""
         shapes: list[tuple[int, ...]] = [(), (d_x,), (d_y,), (d_x, d_x), (d_y, d_y), (d_x, d_y)]
-        return cls(*(torch.zeros((sites, *shape) if shape else (), dtype=torch.float64) for shape in shapes))
+        return cls(
+            *(
+                torch.zeros((sites, *shape) if shape else (), dtype=torch.float64)
+                for shape in shapes
+            )
+        )
 
     def swap(self) -> Self:
         """The moments of the pairs (y, x): what a map from Y to X is fitted on."""
@@ -97,7 +104,17 @@ class GridMoments(NamedTuple):
     def swap(self) -> Self:
         """The moments with X and Y in each other's place: all pairs (L_y, L_x)."""
         xy = self.xy.permute(1, 0, 3, 2)
-        return type(self)(self.n, self.mean_y, self.mean_x, self.yy, self.xx, xy, self.q_yy, self.q_xx, self.q_xy.T)
+        return type(self)(
+            self.n,
+            self.mean_y,
+            self.mean_x,
+            self.yy,
+            self.xx,
+            xy,
+            self.q_yy,
+            self.q_xx,
+            self.q_xy.T,
+        )
 
 
 def squares(scatter: Tensor) -> Tensor:
@@ -119,7 +136,10 @@ def by_tile(moments: GridMoments, compute: Callable[[int, slice, Tensor], Tensor
     xy = moments.xy
     size = max(1, TILE // (xy.shape[2] * xy.shape[3] * xy.element_size()))
     tiles = [slice(j, j + size) for j in range(0, xy.shape[1], size)]
-    rows = (torch.cat([compute(i, some, row[some].contiguous()) for some in tiles]) for i, row in enumerate(xy))
+    rows = (
+        torch.cat([compute(i, some, row[some].contiguous()) for some in tiles])
+        for i, row in enumerate(xy)
+    )
     return torch.stack([*rows])
 
 
@@ -146,11 +166,21 @@ def check_rows(x: Tensor, y: Tensor) -> None:
     for name, states in (("x", x), ("y", y)):
         # A sum is finite only if every term is, and much cheaper than to look at each; it may overflow, though.
         if not states.sum().isfinite():
-            refuse_layers(~states.isfinite().all(-1).all(-1), name, "finite states", "holds NaN or infinite values in")
+            refuse_layers(
+                ~states.isfinite().all(-1).all(-1),
+                name,
+                "finite states",
+                "holds NaN or infinite values in",
+            )
 
 
 def check_moments(
-    moments: GridMoments, measure: str, rows: int, *, x: Varying | None = None, y: Varying | None = None
+    moments: GridMoments,
+    measure: str,
+    rows: int,
+    *,
+    x: Varying | None = None,
+    y: Varying | None = None,
 ) -> None:
     """Raise if moments hold fewer than `rows` rows, rows that were not finite, or something constant.
 
@@ -165,17 +195,29 @@ def check_moments(
         ValueError: which, and in which layers.
     """
     if moments.n < rows:
-        raise UserError(f"{measure} expects at least {rows} rows, but `moments` hold {int(moments.n)}. Give more rows.")
-    for name, varying, mean, scatter in (("x", x, moments.mean_x, moments.xx), ("y", y, moments.mean_y, moments.yy)):
+        raise UserError(
+            f"{measure} expects at least {rows} rows, but `moments` hold {int(moments.n)}. Give more rows."
+        )
+    for name, varying, mean, scatter in (
+        ("x", x, moments.mean_x, moments.xx),
+        ("y", y, moments.mean_y, moments.yy),
+    ):
         variance = squares(scatter) / moments.n
         finite = mean.isfinite() & variance.isfinite()
-        refuse_layers(~finite.all(-1), name, f"finite rows for {measure}", "had NaN or infinite values in")
+        refuse_layers(
+            ~finite.all(-1), name, f"finite rows for {measure}", "had NaN or infinite values in"
+        )
         constant = constant_features(variance, mean)
         if varying == "features":
             received = f"has {int(constant.sum())} constant ones in"
             refuse_layers(constant.any(-1), name, f"features that vary for {measure}", received)
         elif varying == "layers":
-            refuse_layers(constant.all(-1), name, f"states that vary for {measure}", "has only constant features in")
+            refuse_layers(
+                constant.all(-1),
+                name,
+                f"states that vary for {measure}",
+                "has only constant features in",
+            )
 
 
 def constant_features(variance: Tensor, mean: Tensor) -> Tensor:
@@ -202,9 +244,14 @@ def decomposed(what: str, decompose: Callable[..., Any], matrix: Tensor) -> Any:
             factors = decompose(matrix)
         except torch.linalg.LinAlgError as error:
             raise UserError(f"The {what} did not converge: {error}") from error
-        if all(values.isfinite().all() for values in ([factors] if isinstance(factors, Tensor) else factors)):
+        if all(
+            values.isfinite().all()
+            for values in ([factors] if isinstance(factors, Tensor) else factors)
+        ):
             return factors
-    raise UserError(f"The {what} met or gave values that are not finite. Look for NaN, infinite or overflowing states.")
+    raise UserError(
+        f"The {what} met or gave values that are not finite. Look for NaN, infinite or overflowing states."
+    )
 
 
 def refuse_layers(bad: Tensor, name: str, expected: str, received: str) -> None:

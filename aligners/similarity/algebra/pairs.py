@@ -50,7 +50,11 @@ class CentredRows:
             from_mean, mean = centred(rows)
             along.append((from_mean @ mean.mT)[0, :, 0])
             means.append(mean)
-        self._mean, self.along, self.squares = torch.cat(means), torch.stack(along), torch.stack(squares)
+        self._mean, self.along, self.squares = (
+            torch.cat(means),
+            torch.stack(along),
+            torch.stack(squares),
+        )
 
     def __len__(self) -> int:
         """L."""
@@ -62,7 +66,11 @@ class CentredRows:
 
     def _scaled(self, rows: Tensor) -> Tensor:
         rows = rows.to(torch.float64, copy=True)
-        return rows.div_(torch.linalg.vector_norm(rows, dim=2, keepdim=True)) if self._of_length_one else rows
+        return (
+            rows.div_(torch.linalg.vector_norm(rows, dim=2, keepdim=True))
+            if self._of_length_one
+            else rows
+        )
 
 
 class PairSums(NamedTuple):
@@ -116,7 +124,9 @@ def by_gram(n: int, l_x: int, d_x: int, l_y: int, d_y: int, *, double: bool) -> 
     """Whether the Gram side is the cheaper route of `linear_pair_sums`, for rows of such sizes in double precision."""
     gram = n * n * (l_x * d_x + l_y * d_y + l_x * l_y) / 2
     feature = n * (l_x * l_y * d_x * d_y + l_x * d_x**2 + l_y * d_y**2)
-    return gram <= (feature if double else 2 * feature)  # the feature side is in float64, at half the speed
+    return gram <= (
+        feature if double else 2 * feature
+    )  # the feature side is in float64, at half the speed
 
 
 def gram_pair_sums(x: Tensor | CentredRows, y: Tensor | CentredRows) -> PairSums:
@@ -144,7 +154,9 @@ def feature_pair_sums(x: Tensor | CentredRows, y: Tensor | CentredRows) -> PairS
     )
 
 
-def kernel_pair_sums(x: Tensor | CentredRows, y: Tensor | CentredRows, kernel_x: Kernel, kernel_y: Kernel) -> PairSums:
+def kernel_pair_sums(
+    x: Tensor | CentredRows, y: Tensor | CentredRows, kernel_x: Kernel, kernel_y: Kernel
+) -> PairSums:
     """Sums of any two symmetric kernels, for all layer pairs by one product a block, over the upper triangle.
 
     Args:
@@ -155,7 +167,9 @@ def kernel_pair_sums(x: Tensor | CentredRows, y: Tensor | CentredRows, kernel_x:
     """
     (l_x, n, _), l_y = x.shape, len(y)
     shapes = ((l_x, l_y), (l_x,), (l_y,), (l_x, n), (l_y, n))
-    sums = PairSums(n, *(torch.zeros(shape, dtype=torch.float64, device=x.device) for shape in shapes))
+    sums = PairSums(
+        n, *(torch.zeros(shape, dtype=torch.float64, device=x.device) for shape in shapes)
+    )
     for i, j in upper_blocks(n):
         twice = 1 if i == j else 2
         if i == j:  # the first of its row of blocks

@@ -8,7 +8,9 @@ from torch import Tensor
 
 from aligners.errors import UserError
 
-BUDGET = 2**18  # float64 values of a temporary (2 MiB, near the processor); at most three of them at once
+BUDGET = (
+    2**18
+)  # float64 values of a temporary (2 MiB, near the processor); at most three of them at once
 CLOSE = 1e-6  # squared distances below this share of the squared norms are taken entry by entry
 CONSTANT = 1e-12  # deviations below this share of a row are rounding
 Kinds = Literal["norm", "pearson", "js"]  # of similarities of heads
@@ -37,7 +39,12 @@ class AttentionSums(NamedTuple):
 
     @classmethod
     def zeros(
-        cls, layers_x: int, heads_x: int, layers_y: int, heads_y: int, device: torch.device | str | None = None
+        cls,
+        layers_x: int,
+        heads_x: int,
+        layers_y: int,
+        heads_y: int,
+        device: torch.device | str | None = None,
     ) -> Self:
         """The sums of no texts."""
         pairs = (layers_x, heads_x, layers_y, heads_y)
@@ -46,11 +53,17 @@ class AttentionSums(NamedTuple):
 
     def __add__(self, other: object) -> Self:
         """The sums of two disjoint sets of texts."""
-        return type(self)(*map(torch.add, self, other)) if isinstance(other, AttentionSums) else NotImplemented
+        return (
+            type(self)(*map(torch.add, self, other))
+            if isinstance(other, AttentionSums)
+            else NotImplemented
+        )
 
     def pair(self, i: int, j: int) -> Self:
         """Those of one block of X and one of Y, by index."""
-        return type(self)(*(value[i : i + 1, :, j : j + 1] if value.ndim else value for value in self))
+        return type(self)(
+            *(value[i : i + 1, :, j : j + 1] if value.ndim else value for value in self)
+        )
 
     def swap(self) -> Self:
         """The sums of (Y, X): what the similarity in the other direction is computed from."""
@@ -125,7 +138,10 @@ def attention_sums(a: Tensor, b: Tensor, words: Tensor) -> AttentionSums:
     }
     used = words.where(words > 1, 0).double()
     return AttentionSums(
-        **{name: value.unflatten(1, heads[2:]).unflatten(0, heads[:2]) for name, value in per_pair.items()},
+        **{
+            name: value.unflatten(1, heads[2:]).unflatten(0, heads[:2])
+            for name, value in per_pair.items()
+        },
         texts=(used > 0).sum().double(),
         words=used.sum(),
     )
@@ -162,7 +178,9 @@ def fold(weights: Sequence[Tensor], word: Tensor, words: Tensor) -> Tensor:
             "model does not see, the number -1 and count the others anew."
         )
     to = member[:, None].double()
-    of = (member / counts.clamp(min=1)[:, None]).double().mT[:, None]  # the mean over a word's tokens
+    of = (
+        (member / counts.clamp(min=1)[:, None]).double().mT[:, None]
+    )  # the mean over a word's tokens
     folded = torch.stack([(of @ (matrix.double() @ to)).transpose(0, 1) for matrix in weights])
     mass = folded.sum(-1)
     if not bool((mass[..., real] > 0).all()):

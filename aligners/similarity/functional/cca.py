@@ -8,7 +8,13 @@ from torch import Tensor
 from aligners.errors import UserError
 from aligners.similarity.algebra.grid import of_moments
 from aligners.similarity.algebra.moments import GridMoments, Varying, by_tile, check_moments
-from aligners.similarity.functional.canonical import Canonical, Whitening, Whitenings, canonical, whitenings
+from aligners.similarity.functional.canonical_correlations import (
+    Canonical,
+    Whitening,
+    Whitenings,
+    canonical,
+    whitenings,
+)
 
 
 class Correlations(NamedTuple):
@@ -59,14 +65,18 @@ class SharedMoments:
         origin: whose swapped form this is, which remembers for both.
     """
 
-    def __init__(self, moments: GridMoments, *white: Whitenings, origin: Self | None = None) -> None:
+    def __init__(
+        self, moments: GridMoments, *white: Whitenings, origin: Self | None = None
+    ) -> None:
         self.moments, self._origin = moments, origin
         self.white_x, self.white_y = white or map(whitenings, (moments.xx, moments.yy))
         self._known: dict[tuple[float, bool, SharedMoments | None, bool], Correlations] = {}
 
     def swap(self) -> Self:
         """Swap X and Y."""
-        return self._origin or type(self)(self.moments.swap(), self.white_y, self.white_x, origin=self)
+        return self._origin or type(self)(
+            self.moments.swap(), self.white_y, self.white_x, origin=self
+        )
 
     def correlations(
         self,
@@ -91,7 +101,9 @@ class SharedMoments:
         """
         if self._origin is not None:
             other = held_out and held_out.swap()
-            swapped = self._origin.correlations(measure, share, other, standardised=standardised, weighted=weighted)
+            swapped = self._origin.correlations(
+                measure, share, other, standardised=standardised, weighted=weighted
+            )
             return swapped.swap()
         kept, directions = (share, standardised), weighted or held_out is not None
         keys = (*kept, held_out, True), (*kept, held_out, directions)
@@ -100,13 +112,22 @@ class SharedMoments:
         return next(self._known[key] for key in keys if key in self._known)
 
     def _computed(
-        self, held_out: Self | None, share: float, standardised: bool, measure: str, directions: bool
+        self,
+        held_out: Self | None,
+        share: float,
+        standardised: bool,
+        measure: str,
+        directions: bool,
     ) -> Correlations:
         """Correlations, of the rows or of held-out ones, and weights on the rows that the directions were fitted on."""
         if held_out is None:
-            return _decomposed(_whitened(self, measure, share, standardised), self.moments, None, directions)
+            return _decomposed(
+                _whitened(self, measure, share, standardised), self.moments, None, directions
+            )
         check_moments(held_out.moments, f"Held-out {measure}", 3)
-        result = _decomposed(_whitened(self, measure, share, standardised), self.moments, held_out.moments)
+        result = _decomposed(
+            _whitened(self, measure, share, standardised), self.moments, held_out.moments
+        )
         used = torch.arange(result.rho.shape[-1], device=result.rho.device) < result.rank[..., None]
         constant = used & result.rho.isnan()
         if constant.any():
@@ -190,7 +211,11 @@ def svcca(moments: GridMoments, *, share: float = 0.99, standardised: bool = Fal
         ValueError: `share` out of range, fewer rows than the components need, non-finite rows, a layer in which
             nothing varies (`standardised`: a feature that does not), or a decomposition that does not converge.
     """
-    return SharedMoments(moments).correlations("SVCCA", share, standardised=standardised, weighted=False).mean()
+    return (
+        SharedMoments(moments)
+        .correlations("SVCCA", share, standardised=standardised, weighted=False)
+        .mean()
+    )
 
 
 @of_moments
@@ -229,14 +254,18 @@ def cca_held_out(fitted: GridMoments, held_out: GridMoments) -> Tensor:
     return SharedMoments(fitted).correlations("CCA", 1.0, SharedMoments(held_out)).mean()
 
 
-def _whitened(shared: SharedMoments, measure: str, share: float, standardised: bool) -> tuple[Whitening, Whitening]:
+def _whitened(
+    shared: SharedMoments, measure: str, share: float, standardised: bool
+) -> tuple[Whitening, Whitening]:
     """Whitenings of all layers of X and of Y. Raises if there are no correlations."""
     varying: Varying = "features" if share == 1 or standardised else "layers"
     moments = shared.moments
     check_moments(moments, measure, 3, x=varying, y=varying)
     x, y = shared.white_x(share, standardised), shared.white_y(share, standardised)
     rank_x, rank_y, n = int(x.rank.max()), int(y.rank.max()), int(moments.n)
-    certain = rank_x + rank_y - (n - 1)  # two subspaces of n - 1 dimensions have at least so many in common
+    certain = (
+        rank_x + rank_y - (n - 1)
+    )  # two subspaces of n - 1 dimensions have at least so many in common
     if certain > 0:
         raise UserError(
             f"{measure} expects more rows than the two layers have directions together, but `moments` hold {n} for "
@@ -248,7 +277,10 @@ def _whitened(shared: SharedMoments, measure: str, share: float, standardised: b
 
 
 def _decomposed(
-    white: tuple[Whitening, Whitening], moments: GridMoments, held_out: GridMoments | None, directions: bool = True
+    white: tuple[Whitening, Whitening],
+    moments: GridMoments,
+    held_out: GridMoments | None,
+    directions: bool = True,
 ) -> Correlations:
     """All correlations and weights, NaN where a canonical variable is constant on the held-out rows."""
     white_x, white_y = white
@@ -256,10 +288,17 @@ def _decomposed(
 
     def of_tile(i: int, some: slice, xy: Tensor) -> Tensor:
         variables = canonical(white_x.of(i), white_y.of(some), xy, directions=directions)
-        rho = variables.rho if held_out is None else _held_out_correlations(variables, held_out, i, some)
+        rho = (
+            variables.rho
+            if held_out is None
+            else _held_out_correlations(variables, held_out, i, some)
+        )
         weights = [torch.zeros_like(rho)] * 2
         if directions:
-            weights = [(moments.xx[i] @ variables.a).abs().sum(-2), (moments.yy[some] @ variables.b).abs().sum(-2)]
+            weights = [
+                (moments.xx[i] @ variables.a).abs().sum(-2),
+                (moments.yy[some] @ variables.b).abs().sum(-2),
+            ]
         return torch.nn.functional.pad(torch.stack([rho, *weights], 1), (0, c - rho.shape[-1]))
 
     rho, weight_x, weight_y = by_tile(moments, of_tile).unbind(2)

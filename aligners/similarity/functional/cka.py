@@ -7,7 +7,13 @@ from torch import Tensor
 
 from aligners.errors import UserError
 from aligners.similarity.algebra.grid import of_moments
-from aligners.similarity.algebra.moments import GridMoments, by_tile, check_moments, refuse_layers, squares
+from aligners.similarity.algebra.moments import (
+    GridMoments,
+    by_tile,
+    check_moments,
+    refuse_layers,
+    squares,
+)
 from aligners.similarity.algebra.pairs import PairSums, centred, check_enough, linear_pair_sums
 
 
@@ -56,7 +62,9 @@ def unbiased_cka(moments: GridMoments) -> Tensor:
     own_y = _hsic(moments.n, _squared(moments.yy), moments.q_yy, trace_y.square())
     for name, within, trace in (("x", own_x, trace_x), ("y", own_y, trace_y)):
         refused = ~(within > 1e-12 * trace.square())  # what rounding leaves of 0 is not positive
-        expected = f"a positive HSIC of each layer with itself from {int(moments.n)} rows for Unbiased CKA"
+        expected = (
+            f"a positive HSIC of each layer with itself from {int(moments.n)} rows for Unbiased CKA"
+        )
         refuse_layers(refused, name, expected, "has none in")
     return cross / (own_x[:, None] * own_y).sqrt()
 
@@ -104,12 +112,16 @@ class HSIC(NamedTuple):
 
     def __add__(self, other: object) -> Self:
         """The sums of two disjoint sets of batches."""
-        return type(self)(*map(torch.add, self, other)) if isinstance(other, HSIC) else NotImplemented
+        return (
+            type(self)(*map(torch.add, self, other)) if isinstance(other, HSIC) else NotImplemented
+        )
 
     def pair(self, i: int, j: int) -> Self:
         """Those of one layer of X and one of Y, by index."""
         one = slice(i, i + 1), slice(j, j + 1)
-        return type(self)(self.xy[one], self.xx[one[0]], self.yy[one[1]], self.ratios[one], self.batches)
+        return type(self)(
+            self.xy[one], self.xx[one[0]], self.yy[one[1]], self.ratios[one], self.batches
+        )
 
 
 def unbiased_hsic(x: Tensor, y: Tensor) -> HSIC:
@@ -208,7 +220,9 @@ def mean_cka(hsic: HSIC) -> Tensor:
     """
     unknown = ~hsic.ratios.isfinite()
     for name, refused in (("x", unknown.all(1)), ("y", unknown.all(0))):
-        expected = "batches in each of which a layer's HSIC with itself is positive, as larger ones are"
+        expected = (
+            "batches in each of which a layer's HSIC with itself is positive, as larger ones are"
+        )
         refuse_layers(refused, name, expected, "has others in")
     return hsic.ratios / hsic.batches
 
@@ -221,7 +235,9 @@ def _of_batches(x: Tensor, y: Tensor, batch: int) -> HSIC:
             f"Expected batches of at least {LEAST_ROWS} rows, but `batch` = {batch} leaves one of {left} of the "
             f"{x.shape[1]} rows. Choose another `batch`, or leave out the last rows."
         )
-    batches = [unbiased_hsic(a, b) for a, b in zip(x.split(batch, 1), y.split(batch, 1), strict=True)]
+    batches = [
+        unbiased_hsic(a, b) for a, b in zip(x.split(batch, 1), y.split(batch, 1), strict=True)
+    ]
     return HSIC(*(torch.stack(parts).sum(0) for parts in zip(*batches, strict=True)))
 
 

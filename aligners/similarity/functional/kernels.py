@@ -12,7 +12,12 @@ from torch import Tensor
 from aligners.errors import check_known, check_range
 from aligners.similarity.algebra import pairs
 from aligners.similarity.algebra.moments import refuse_layers
-from aligners.similarity.functional.cka import HSIC, LEAST_ROWS, cka_from_hsic, unbiased_hsic_from_sums
+from aligners.similarity.functional.cka import (
+    HSIC,
+    LEAST_ROWS,
+    cka_from_hsic,
+    unbiased_hsic_from_sums,
+)
 
 Kernel = Literal["cosine", "linear", "euclidean"]
 # Variances below these shares, of the mean square and of the square of a row's similarity with itself, are rounding.
@@ -46,10 +51,17 @@ def rsa(x: Tensor, y: Tensor, kernel: Kernel = "cosine") -> Tensor:
     if kernel == "cosine":
         for name, rows in (("x", x), ("y", y)):
             expected = "rows that are not zero, whose cosine is not defined"
-            refuse_layers(~rows.any(2).all(1), name, expected, f"has {int((~rows.any(2)).sum())} rows of zeros in")
+            refuse_layers(
+                ~rows.any(2).all(1),
+                name,
+                expected,
+                f"has {int((~rows.any(2)).sum())} rows of zeros in",
+            )
     rows_x, rows_y = (pairs.CentredRows(rows, of_length_one=kernel == "cosine") for rows in (x, y))
     if kernel == "euclidean":
-        return _correlation(pairs.kernel_pair_sums(rows_x, rows_y, _minus_distances, _minus_distances))
+        return _correlation(
+            pairs.kernel_pair_sums(rows_x, rows_y, _minus_distances, _minus_distances)
+        )
     # With x_i = c + w_i, K_ij is w_i·w_j + c·w_i + c·w_j and a constant, which no correlation sees.
     sums = _added(pairs.linear_pair_sums(rows_x, rows_y), rows_x.along, rows_y.along)
     return _correlation(sums, rows_x.squares, rows_y.squares)
@@ -79,7 +91,10 @@ def rbf_cka(x: Tensor, y: Tensor, width: float = 0.5, unbiased: bool = False) ->
     check_range(above=0, width=width)  # σ in units of the median distance
     pairs.check_enough(x, y, LEAST_ROWS, "RBF CKA")
     rows_x, rows_y = pairs.CentredRows(x), pairs.CentredRows(y)
-    kernels = [_rbf(width**2 * _median_squares(rows, name)) for name, rows in (("x", rows_x), ("y", rows_y))]
+    kernels = [
+        _rbf(width**2 * _median_squares(rows, name))
+        for name, rows in (("x", rows_x), ("y", rows_y))
+    ]
     sums = pairs.kernel_pair_sums(rows_x, rows_y, *kernels)
     if unbiased:
         return cka_from_hsic(unbiased_hsic_from_sums(sums))
@@ -100,7 +115,14 @@ def _added(sums: pairs.PairSums, a: Tensor, b: Tensor) -> pairs.PairSums:
     total_a, total_b = a.sum(1), b.sum(1)
     return pairs.PairSums(
         n,
-        sums.xy + 2 * (sums.rows_x @ b.mT + a @ sums.rows_y.mT + (n - 2) * a @ b.mT + total_a[:, None] * total_b),
+        sums.xy
+        + 2
+        * (
+            sums.rows_x @ b.mT
+            + a @ sums.rows_y.mT
+            + (n - 2) * a @ b.mT
+            + total_a[:, None] * total_b
+        ),
         sums.xx + 4 * (sums.rows_x * a).sum(1) + 2 * ((n - 2) * (a**2).sum(1) + total_a**2),
         sums.yy + 4 * (sums.rows_y * b).sum(1) + 2 * ((n - 2) * (b**2).sum(1) + total_b**2),
         sums.rows_x + (n - 2) * a + total_a[:, None],
@@ -108,12 +130,17 @@ def _added(sums: pairs.PairSums, a: Tensor, b: Tensor) -> pairs.PairSums:
     )
 
 
-def _correlation(sums: pairs.PairSums, self_x: Tensor | None = None, self_y: Tensor | None = None) -> Tensor:
+def _correlation(
+    sums: pairs.PairSums, self_x: Tensor | None = None, self_y: Tensor | None = None
+) -> Tensor:
     """Pearson correlation over pairs of rows; `self_x` (L_x,) is a row's mean similarity with itself, if not zero."""
     count = sums.n * (sums.n - 1)
     total_x, total_y = sums.rows_x.sum(1), sums.rows_y.sum(1)
     variances = []
-    for name, squares, total, to_self in (("x", sums.xx, total_x, self_x), ("y", sums.yy, total_y, self_y)):
+    for name, squares, total, to_self in (
+        ("x", sums.xx, total_x, self_x),
+        ("y", sums.yy, total_y, self_y),
+    ):
         variance = (squares - total**2 / count) / count
         least = _CONSTANT * squares / count
         if to_self is not None:
@@ -149,13 +176,22 @@ def _median_squares(x: pairs.CentredRows, name: str) -> Tensor:
         squares = layer.new_empty(n * (n - 1) // 2)
         for i, j in pairs.upper_blocks(n):
             block = _squared_distances(layer[:, i], layer[:, j])[0]
-            some = block.flatten() if i != j else block[torch.ones_like(block, dtype=torch.bool).triu(1)]
+            some = (
+                block.flatten()
+                if i != j
+                else block[torch.ones_like(block, dtype=torch.bool).triu(1)]
+            )
             squares[filled : filled + len(some)] = some
             filled += len(some)
         # The mean of the two in the middle, as statistics has it: `torch.median` is the lower one.
-        middle = [squares.kthvalue(k).values.sqrt() for k in ((len(squares) + 1) // 2, len(squares) // 2 + 1)]
+        middle = [
+            squares.kthvalue(k).values.sqrt()
+            for k in ((len(squares) + 1) // 2, len(squares) // 2 + 1)
+        ]
         medians.append((middle[0] + middle[1]) / 2)
     median = torch.stack(medians)
-    expected = "rows with a median distance above 0: features that vary, and no row that most rows repeat"
+    expected = (
+        "rows with a median distance above 0: features that vary, and no row that most rows repeat"
+    )
     refuse_layers(median == 0, name, expected, "has others in")
     return median**2

@@ -5,8 +5,14 @@ from torch import Tensor
 
 from aligners.errors import UserError
 from aligners.similarity.algebra.grid import of_moments
-from aligners.similarity.algebra.moments import GridMoments, Varying, by_tile, check_moments, squares
-from aligners.similarity.functional.canonical import Whitenings, whitenings
+from aligners.similarity.algebra.moments import (
+    GridMoments,
+    Varying,
+    by_tile,
+    check_moments,
+    squares,
+)
+from aligners.similarity.functional.canonical_correlations import Whitenings, whitenings
 
 
 @of_moments
@@ -24,7 +30,10 @@ def neuronsim(moments: GridMoments) -> Tensor:
     """
     check_moments(moments, "Neuron similarity", 3, x="features", y="features")
     length_x, length_y = (squares(scatter).sqrt() for scatter in (moments.xx, moments.yy))
-    return by_tile(moments, lambda i, some, xy: ((xy.abs() / length_y[some, None]).amax(-1) / length_x[i]).mean(-1))
+    return by_tile(
+        moments,
+        lambda i, some, xy: ((xy.abs() / length_y[some, None]).amax(-1) / length_x[i]).mean(-1),
+    )
 
 
 @of_moments
@@ -46,7 +55,9 @@ def r2(moments: GridMoments, *, white_y: Whitenings | None = None) -> Tensor:
         ValueError: no more rows than Y's rank + 1, non-finite rows, constant features of Y, a layer of X in which
             nothing varies, or a decomposition that does not converge.
     """
-    return _explained(moments, white_y, "R²", "layers").sum(-1) / squares(moments.xx).sum(-1)[:, None]
+    return (
+        _explained(moments, white_y, "R²", "layers").sum(-1) / squares(moments.xx).sum(-1)[:, None]
+    )
 
 
 @of_moments
@@ -72,14 +83,18 @@ def mixedsim(moments: GridMoments, *, white_y: Whitenings | None = None) -> Tens
     return (explained / squares(moments.xx)[:, None]).sqrt().mean(-1)
 
 
-def _explained(moments: GridMoments, white_y: Whitenings | None, measure: str, varying: Varying) -> Tensor:
+def _explained(
+    moments: GridMoments, white_y: Whitenings | None, measure: str, varying: Varying
+) -> Tensor:
     """The squares of each neuron of X that a regression on all of Y explains, (L_x, L_y, d_x)."""
     check_moments(moments, measure, 3, x=varying, y="features")
     basis = _basis(moments, white_y, measure)
     return by_tile(moments, lambda i, some, xy: (xy @ basis[some]).square().sum(-1))
 
 
-def r2_held_out(fitted: GridMoments, held_out: GridMoments, *, white_y: Whitenings | None = None) -> Tensor:
+def r2_held_out(
+    fitted: GridMoments, held_out: GridMoments, *, white_y: Whitenings | None = None
+) -> Tensor:
     """1 − ‖X − prediction‖² / ‖X − X̄‖² on held-out rows, regression and X̄ from the fitting rows, (L_x, L_y).
 
     Free of the bias of `r2`; negative where the regression does worse than the mean.
@@ -104,14 +119,19 @@ def r2_held_out(fitted: GridMoments, held_out: GridMoments, *, white_y: Whitenin
 
     def residuals(i: int, some: slice, xy: Tensor) -> Tensor:
         weight = xy @ basis[some]
-        cross = held_out.xy[i, some] @ basis[some] + held_out.n * shift_x[i, :, None] * along[some, None]
+        cross = (
+            held_out.xy[i, some] @ basis[some]
+            + held_out.n * shift_x[i, :, None] * along[some, None]
+        )
         return total[i] + (weight * (weight @ scatter[some] - 2 * cross)).sum(-1)
 
     residual = by_tile(fitted, residuals)
     return 1 - residual.sum(-1) / total.sum(-1)[:, None]
 
 
-def mixedsim_held_out(fitted: GridMoments, held_out: GridMoments, *, white_y: Whitenings | None = None) -> Tensor:
+def mixedsim_held_out(
+    fitted: GridMoments, held_out: GridMoments, *, white_y: Whitenings | None = None
+) -> Tensor:
     """Mean over neurons of X of the Pearson correlation between prediction and regressand on held-out rows, (L_x, L_y).
 
     The regression of each neuron on all of Y comes from `fitted`, the correlations from `held_out`. On the fitting

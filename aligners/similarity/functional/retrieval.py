@@ -19,8 +19,12 @@ AT_ONCE = 2**22  # cosines that are held at a time
 
 def distinct_rows(y: Tensor) -> tuple[Tensor, Tensor]:
     """Find equal rows of y (N, d): the first row of each of C sets, (C,), and the set of every row, (N,)."""
-    direction = torch.randn(y.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    order = (y.double() @ direction.to(y.device)).argsort(stable=True)  # equal rows have equal products: neighbours
+    direction = torch.randn(
+        y.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
+    order = (y.double() @ direction.to(y.device)).argsort(
+        stable=True
+    )  # equal rows have equal products: neighbours
     above, below = y[order[1:]], y[order[:-1]]
     apart = (above - below).abs().amax(-1) > EQUAL * above.abs().amax(-1)
     every, sets = torch.arange(len(y), device=y.device), torch.zeros_like(order)
@@ -51,7 +55,10 @@ def retrieval_scores(
         shift = y.double().mean(0)
         partners, mapped = (partners.double() - shift).float(), mapped.double() - shift
     # the many in float32, which is as exact and takes half the time; what is mapped may be too large for it
-    candidates, queries = normalize(partners.float(), dim=-1), normalize(mapped.double(), dim=-1).float()
+    candidates, queries = (
+        normalize(partners.float(), dim=-1),
+        normalize(mapped.double(), dim=-1).float(),
+    )
     above, tied = [], []
     step = max(1, AT_ONCE // len(first))
     for rows, right in zip(queries.split(step), own[: len(mapped)].split(step), strict=True):
@@ -61,6 +68,12 @@ def retrieval_scores(
         above.append((near > least + TIE).float().sum(1))
         tied.append((near >= least - TIE).float().sum(1) - above[-1])
     before, among = torch.cat(above).double(), torch.cat(tied).double()
-    among = among.where(among > 0, math.nan)  # a cosine that is no number is above nothing, and not as near as itself
-    places = torch.digamma(before + among + 1) - torch.digamma(before + 1)  # Σ 1/place over the places that are shared
-    return torch.stack([*(((top - before) / among).clamp(0, 1) for top in (1, TOP)), places / among])
+    among = among.where(
+        among > 0, math.nan
+    )  # a cosine that is no number is above nothing, and not as near as itself
+    places = torch.digamma(before + among + 1) - torch.digamma(
+        before + 1
+    )  # Σ 1/place over the places that are shared
+    return torch.stack(
+        [*(((top - before) / among).clamp(0, 1) for top in (1, TOP)), places / among]
+    )

@@ -26,7 +26,9 @@ def nuclear_norm(scatter: Tensor) -> Tensor:
     """
     norms = []
     for layer in scatter:  # one at a time, for the memory
-        values = decomposed("eigendecomposition behind a nuclear norm", torch.linalg.eigvalsh, layer)
+        values = decomposed(
+            "eigendecomposition behind a nuclear norm", torch.linalg.eigvalsh, layer
+        )
         rounding = layer.shape[-1] * torch.finfo(layer.dtype).eps * values[..., -1:]
         norms.append(torch.where(values > rounding, values, 0).sqrt().sum(-1))
     return torch.stack(norms)

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from torch.serialization import safe_globals
 
-from aligners.datamodules.identity import differences, kept_alike
+from aligners.datamodules.run_identity import differences, kept_alike
 from aligners.datamodules.store.keeping import load_tensors, save_tensors
 from aligners.errors import UserError
+from aligners.files.atomic import write_text
 from aligners.files.sealed import read_sealed_json, sealed_json
-from aligners.files.whole import write_text
 from aligners.similarity.outcome import TileFigures
-from aligners.similarity.passes.plan import Span, Tile
+from aligners.similarity.passes.pass_plan import Span, Tile
 
 PASSES = "passes"  # the folder, in that of a run, until all of the report is there
 PLAN = "plan.json"
@@ -63,14 +63,19 @@ class SavedPasses:
         Raises:
             ValueError: the comparison that was begun there is another one.
         """
-        plan, now = self._folder / PLAN, json.loads(json.dumps({**about, "memory": limit}, default=str))
+        plan, now = (
+            self._folder / PLAN,
+            json.loads(json.dumps({**about, "memory": limit}, default=str)),
+        )
         if not plan.exists():
             write_text(plan, sealed_json(now))
             return limit
         try:
             then = read_sealed_json(plan.read_text(encoding="utf-8"))
         except ValueError as error:
-            raise UserError(f"{plan} is damaged: it is not what was written. Name a new `run`.") from error
+            raise UserError(
+                f"{plan} is damaged: it is not what was written. Name a new `run`."
+            ) from error
         now = kept_alike(then, now if given else {**now, "memory": then.get("memory")})
         changes = differences(then, now, "")
         if changes:
@@ -88,7 +93,9 @@ class SavedPasses:
         """
         path = self._path(number)
         content = load_tensors(path).get("pass") if path.exists() else None
-        if content is None:  # nor if a version before wrote the file, in another form: the pass is then made again
+        if (
+            content is None
+        ):  # nor if a version before wrote the file, in another form: the pass is then made again
             return None
         with safe_globals([PassFigures, TileFigures, Tile, Span]):
             return torch.load(io.BytesIO(content.numpy().tobytes()), weights_only=True)
@@ -101,7 +108,9 @@ class SavedPasses:
         """
         written = io.BytesIO()
         torch.save(figures, written)
-        save_tensors(self._path(number), {"pass": torch.frombuffer(written.getbuffer(), dtype=torch.uint8)})
+        save_tensors(
+            self._path(number), {"pass": torch.frombuffer(written.getbuffer(), dtype=torch.uint8)}
+        )
 
     def remove(self) -> None:
         """Remove all of them: the comparison has ended."""

@@ -13,20 +13,25 @@ from aligners.similarity.algebra.grid import CrossSums, GridSums, ShiftedRows, S
 from aligners.similarity.catalogue import ATTENTION, Family, Measure
 from aligners.similarity.controls import Draw, Sample, cropped, permuted_rows
 from aligners.similarity.functional.attention import AttentionSums, attention_sums
-from aligners.similarity.functional.canonical import Whitenings, whitenings
+from aligners.similarity.functional.canonical_correlations import Whitenings, whitenings
 from aligners.similarity.functional.cca import SharedMoments
 from aligners.similarity.functional.cka import HSIC, unbiased_hsic
 from aligners.similarity.passes.ranks import summed
 
 Matching = Sequence[tuple[int, int]]  # positions of matching layers within a tile
 Means = Mapping[Family, Tensor]  # of the rows of all ranks, (L, d)
-Key = tuple[Family, int, tuple[int, int] | None]  # family, place of the group, layers of X and of Y or None for all
+Key = tuple[
+    Family, int, tuple[int, int] | None
+]  # family, place of the group, layers of X and of Y or None for all
 # What some layers of a model give of a batch: `moments`, their states (L, N, d). If the batch has words: `heads`, the
 # attention between them (L, H, B, W, W); `words`, their number in each text (B,); `head_moments`, word pairs (L, M, H).
 Given = Mapping[str, Tensor]
 
 
-FAR_VALUES = {"leave_out": "with_far", "keep": "without_far"}  # by `data.far_rows`, what stands beside the value
+FAR_VALUES = {
+    "leave_out": "with_far",
+    "keep": "without_far",
+}  # by `data.far_rows`, what stands beside the value
 
 
 class Shape(NamedTuple):
@@ -80,7 +85,11 @@ class Stream(NamedTuple):
 
 
 def streams_of(
-    measures: Sequence[Measure], controls: bool, groups: int, permutations: int, beside: str | None = None
+    measures: Sequence[Measure],
+    controls: bool,
+    groups: int,
+    permutations: int,
+    beside: str | None = None,
 ) -> list[Stream]:
     """All streams of a comparison, those of the fitting texts first.
 
@@ -100,7 +109,13 @@ def streams_of(
     shares = [(roll + 1) / (permutations + 1) for roll in range(permutations)]
     observed = Stream("fit", fitted, split="fit"), Stream("value", every, groups)
     nulls = (Stream(f"null_{roll}", every, share=share) for roll, share in enumerate(shares))
-    return [*observed, *nulls, Stream("untrained", every), Stream("standardised", on_states), *counterpart]
+    return [
+        *observed,
+        *nulls,
+        Stream("untrained", every),
+        Stream("standardised", on_states),
+        *counterpart,
+    ]
 
 
 class BatchRows(NamedTuple):
@@ -159,19 +174,28 @@ class SpanSums:
         shifted: rows of the last batch about the shifts of all texts.
     """
 
-    def __init__(self, stream: Stream, shape: Shape, groups: int, heads: bool, device: torch.device) -> None:
+    def __init__(
+        self, stream: Stream, shape: Shape, groups: int, heads: bool, device: torch.device
+    ) -> None:
         sizes: dict[Family, tuple[int, int]] = {"moments": (shape.layers, shape.width)}
         sizes |= {"head_moments": (shape.blocks, shape.heads)} if heads else {}
         self.shape, self.device = shape, device
         self.moments: dict[Family, list[SideSums]] = {
-            family: [SideSums.zeros(*size, device) for _ in range(1 + (groups if groups > 1 else 0))]
+            family: [
+                SideSums.zeros(*size, device) for _ in range(1 + (groups if groups > 1 else 0))
+            ]
             for family, size in sizes.items()
             if family in stream.families
         }
-        self.samples = {rows: torch.zeros(shape.layers, rows, shape.width, device=device) for rows in stream.budgets}
+        self.samples = {
+            rows: torch.zeros(shape.layers, rows, shape.width, device=device)
+            for rows in stream.budgets
+        }
         self.shifted: dict[Family, ShiftedRows] = {}
 
-    def update(self, given: Given, group: int, admitted: Mapping[int, tuple[Tensor, Tensor]]) -> None:
+    def update(
+        self, given: Given, group: int, admitted: Mapping[int, tuple[Tensor, Tensor]]
+    ) -> None:
         """Add a batch whose texts belong to one group; `admitted` is what `Draw.admit` says of its rows."""
         for budget, (places, rows) in admitted.items():
             self.samples[budget][:, places] = given["moments"][:, rows].float()
@@ -236,7 +260,10 @@ class TileSums:
         self.x, self.y, self.groups, self.products = x, y, groups, products
         families = stream.families if heads else stream.families - set(ATTENTION)
         apart = list(range(1, groups + 1)) if groups > 1 else []
-        keys: list[Key] = [("moments", 0, None), *(("moments", place, pair) for place in apart for pair in matching)]
+        keys: list[Key] = [
+            ("moments", 0, None),
+            *(("moments", place, pair) for place in apart for pair in matching),
+        ]
         keys += [("head_moments", place, None) for place in apart or [0]]
         self.grids = {key: self._nothing(key) for key in keys if key[0] in families}
         heads_of_both = (x.shape.blocks, x.shape.heads, y.shape.blocks, y.shape.heads)
@@ -244,7 +271,11 @@ class TileSums:
             "batches": lambda: HSIC.zeros(x.shape.layers, y.shape.layers, x.device),
             "heads": lambda: AttentionSums.zeros(*heads_of_both, x.device),
         }
-        self.added = {family: [zero() for _ in range(groups)] for family, zero in zeros.items() if family in families}
+        self.added = {
+            family: [zero() for _ in range(groups)]
+            for family, zero in zeros.items()
+            if family in families
+        }
         self.texts: Mapping[int, Tensor] = {}
         self._contents: dict[tuple[Family, int], Any] = {}
 
@@ -304,7 +335,9 @@ class TileSums:
             return [grid for (family, _, _), grid in self.grids.items() if family == "head_moments"]
         whole = self._sample(measure.budget)
         sizes = (whole.text % self.groups).bincount(minlength=self.groups).tolist()
-        parts = zip(whole.x.split(sizes, 1), whole.y.split(sizes, 1), whole.text.split(sizes), strict=True)
+        parts = zip(
+            whole.x.split(sizes, 1), whole.y.split(sizes, 1), whole.text.split(sizes), strict=True
+        )
         return [Sample(*part) for part in parts]
 
     def _sample(self, budget: int) -> Sample:
@@ -326,4 +359,8 @@ def joined(groups: Sequence[Any]) -> Any:
 
 def _slices(pair: tuple[int, int] | None) -> tuple[slice, slice]:
     """Layers of X and of Y: one of each, or all."""
-    return (slice(None), slice(None)) if pair is None else (slice(pair[0], pair[0] + 1), slice(pair[1], pair[1] + 1))
+    return (
+        (slice(None), slice(None))
+        if pair is None
+        else (slice(pair[0], pair[0] + 1), slice(pair[1], pair[1] + 1))
+    )

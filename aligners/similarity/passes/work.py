@@ -35,12 +35,16 @@ def comparison_work(
     kinds = {(measure.family, measure.budget) for measure in measures}
     fitted = [one.decomposed for one in measures if one.family == "moments" and one.decomposed]
     whitened = EIGEN * len({one.whitening for one in fitted})  # × d³, of a layer
-    pairs = {one.whitening: SINGULAR if one.directions else VALUES for one in sorted(fitted) if one.pairs}
+    pairs = {
+        one.whitening: SINGULAR if one.directions else VALUES for one in sorted(fitted) if one.pairs
+    }
     sizes = {kind: 1.0 if kind[0] == 1 else KEPT**3 for kind in pairs}  # × d³, of a pair of layers
     correlated = sum(pairs[kind] * size for kind, size in sizes.items())
     held_out = SINGULAR * sum(sizes.values())
     products = solved = 0.0
-    streams = 1 + controls * (3 + 2 * permutations)  # fit, untrained, standardised, both sides of a null
+    streams = 1 + controls * (
+        3 + 2 * permutations
+    )  # fit, untrained, standardised, both sides of a null
     for layers, d, *_ in shapes * (("moments", 0) in kinds):
         products += 2.0 * rows * layers * d**2 * (streams + controls)
         solved += layers * d**3 * (whitened * streams + EIGENVALUES)
@@ -48,7 +52,11 @@ def comparison_work(
         if i == j and len(shapes) == 2 and not controls:
             continue
         (layers_x, d_x, *_), (layers_y, d_y, *_), beside = shapes[i], shapes[j], controls and i != j
-        grid, matching, cube = layers_x * layers_y, max(layers_x, layers_y), max(d_x, d_y) * min(d_x, d_y) ** 2
+        grid, matching, cube = (
+            layers_x * layers_y,
+            max(layers_x, layers_y),
+            max(d_x, d_y) * min(d_x, d_y) ** 2,
+        )
         streams = 1 + beside * (2 + permutations)
         for family, budget in kinds:
             if family == "moments":
@@ -60,5 +68,8 @@ def comparison_work(
                 products += streams * (n if family == "rows" else rows) * min(gram, features)
         products += len(fitted) * streams * grid * 4.0 * cube
         left_out = beside * matching * (1 + groups)
-        solved += cube * (grid * (streams * correlated + beside * held_out) + left_out * (correlated + 2 * whitened))
+        solved += cube * (
+            grid * (streams * correlated + beside * held_out)
+            + left_out * (correlated + 2 * whitened)
+        )
     return DOUBLE * products, solved

@@ -26,7 +26,11 @@ def cut(plain: Options, about: Mapping[str, Any]) -> tuple[Options, list[str]]:
     study = read_study(plain)
     cut_down, lowered = deepcopy(plain), dict[str, int]()
     for at, (*_, name) in _options(cut_down):
-        if type(at[name]) is int and name in about["most"] and not 0 <= at[name] <= about["most"][name]:
+        if (
+            type(at[name]) is int
+            and name in about["most"]
+            and not 0 <= at[name] <= about["most"][name]
+        ):
             at[name] = lowered[name] = about["most"][name]
     models, pairs = _models(study, about["most_models"])
     cut_down |= {"models": models, "pairs": {**plain["pairs"], **pairs}}
@@ -43,19 +47,31 @@ def cut(plain: Options, about: Mapping[str, Any]) -> tuple[Options, list[str]]:
             cut_down[kind]["options"] = merged(cut_down[kind]["options"], options)
     limits = ", ".join(f"{name} {most}" for name, most in about["text"].items())
     words += [f"texts: {limits}", *(f"{name} at most {most}" for name, most in lowered.items())]
-    words += [f"{kind}: {options}" for kind, options in about["options"].items() if cut_down.get(kind)]
+    words += [
+        f"{kind}: {options}" for kind, options in about["options"].items() if cut_down.get(kind)
+    ]
     return cut_down, words
 
 
 def texts_of(content: Options) -> list[Options]:
     """Every description of texts in a study file, to be changed in place."""
-    return [at["text"] for at, name in _options(content) if name[-1] == "text" and isinstance(at["text"], dict)]
+    return [
+        at["text"]
+        for at, name in _options(content)
+        if name[-1] == "text" and isinstance(at["text"], dict)
+    ]
 
 
 def layers_named(content: Options) -> int:
     """The largest number in an option that names blocks, what the plan assumes apart."""
-    naming = [at[name[-1]] for at, name in _options(content) if {*LAYERS} & {*name} and "assume" not in name]
-    return max((int(number) for option in naming for number in re.findall(r"\d+", str(option))), default=0)
+    naming = [
+        at[name[-1]]
+        for at, name in _options(content)
+        if {*LAYERS} & {*name} and "assume" not in name
+    ]
+    return max(
+        (int(number) for option in naming for number in re.findall(r"\d+", str(option))), default=0
+    )
 
 
 def _options(content: Options, *above: str) -> Iterator[tuple[Options, tuple[str, ...]]]:
@@ -73,7 +89,9 @@ def _models(study: Study, most: int) -> tuple[Options, Options]:
         given = given[:most]
         names = list(dict.fromkeys(chain.from_iterable(given)))
     else:
-        patterns = [study.models.names] if isinstance(study.models.names, str) else study.models.names
+        patterns = (
+            [study.models.names] if isinstance(study.models.names, str) else study.models.names
+        )
         alike: dict[object, list[str]] = {}  # seeds of one pattern and group
         for pattern in patterns:
             for name in Models([pattern], study.models.seeds).listed():
@@ -81,7 +99,9 @@ def _models(study: Study, most: int) -> tuple[Options, Options]:
         names = [name for seeds in alike.values() for name in seeds[:most]]
     bare = {name.split("#")[0] for name in names}
     known = study.models.groups or {}
-    groups = {group: [name for name in of if name.split("#")[0] in bare] for group, of in known.items()}
+    groups = {
+        group: [name for name in of if name.split("#")[0] in bare] for group, of in known.items()
+    }
     there = [name for name in study.models.listed() if name in bare]
     pairs = len(there) * (len(there) - 1) // 2
     random = study.pairs.random and min(study.pairs.random, pairs)

@@ -24,9 +24,15 @@ def words(folder: Path) -> list[str]:
     return [
         MEANINGLESS,
         *_listed("In the place of", [line for line in stood_in if ASSUMED not in line]),
-        *_listed("Nothing is known of these; check them by hand", [line for line in stood_in if ASSUMED in line]),
+        *_listed(
+            "Nothing is known of these; check them by hand",
+            [line for line in stood_in if ASSUMED in line],
+        ),
         *_listed("What was cut", notes["cut"]),
-        *_listed("Tables and figures that were not made", [f"{name}: {reason}" for name, reason in why.items()]),
+        *_listed(
+            "Tables and figures that were not made",
+            [f"{name}: {reason}" for name, reason in why.items()],
+        ),
     ]
 
 

@@ -14,13 +14,16 @@ from datasets.naming import camelcase_to_snakecase
 from datasets.packaged_modules.parquet.parquet import Parquet
 from huggingface_hub.file_download import repo_folder_name
 from transformers import CONFIG_MAPPING, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
-from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES, tokenizer_class_from_name
+from transformers.models.auto.tokenization_auto import (
+    TOKENIZER_MAPPING_NAMES,
+    tokenizer_class_from_name,
+)
 
-from aligners.datamodules.text.annotated.files import TREEBANK
+from aligners.datamodules.text.annotated.annotated_files import TREEBANK
 from aligners.datamodules.text.annotated.grammar import Lexicon, sentences
 from aligners.datamodules.text.annotated.sentence import Sentence
 from aligners.models.architectures import FAMILIES
-from aligners.models.loading.files import quiet, read_config, save_model
+from aligners.models.loading.model_files import quiet, read_config, save_model
 from aligners.models.loading.named import located
 from aligners.models.tokenizers import byte_pairs
 
@@ -49,7 +52,9 @@ def generated(columns: Columns, rows: int, seed: int) -> Dataset:
         rows: how many.
         seed: of the texts.
     """
-    texts = iter(drawn_sentences(rows * sum(TEXTS.get(str(kind), 0) for kind in columns.values()), seed))
+    texts = iter(
+        drawn_sentences(rows * sum(TEXTS.get(str(kind), 0) for kind in columns.values()), seed)
+    )
     kinds: dict[str, Callable[[int], Any]] = {
         "text": lambda _: next(texts).text,
         "texts": lambda _: [next(texts).text for _ in range(TEXTS["texts"])],
@@ -60,9 +65,16 @@ def generated(columns: Columns, rows: int, seed: int) -> Dataset:
     }
     values = dict[str, list[Any]]()
     for name, kind in columns.items():
-        values[name] = [kinds[kind](row) if isinstance(kind, str) else row * 7 % 11 % len(kind) for row in range(rows)]
+        values[name] = [
+            kinds[kind](row) if isinstance(kind, str) else row * 7 % 11 % len(kind)
+            for row in range(rows)
+        ]
     table = Dataset.from_dict(values)
-    classes = {name: ClassLabel(names=list(kind)) for name, kind in columns.items() if not isinstance(kind, str)}
+    classes = {
+        name: ClassLabel(names=list(kind))
+        for name, kind in columns.items()
+        if not isinstance(kind, str)
+    }
     return table.cast(Features({**table.features, **classes}))
 
 
@@ -70,7 +82,10 @@ def first_rows(name: str, subset: str | None, rows: int) -> dict[str, Dataset] |
     """The first rows of every split of a data set on the Hub; None if it cannot be reached."""
     try:
         splits = dict(load_dataset(name, subset, streaming=True))
-        return {split: Dataset.from_list(list(of.take(rows)), features=of.features) for split, of in splits.items()}
+        return {
+            split: Dataset.from_list(list(of.take(rows)), features=of.features)
+            for split, of in splits.items()
+        }
     except (OSError, ValueError):  # no such data set, gated, offline
         return None
 
@@ -112,9 +127,15 @@ def put_file(path: Path, columns: Columns, rows: int, seed: int, *, annotated: b
     elif path.suffix == ".txt":
         path.write_text("".join(f"{sentence.text}\n" for sentence in lines), encoding="utf-8")
     elif annotated and path.suffix in (".json", ".jsonl"):
-        path.write_text("".join(f"{json.dumps(_spans(sentence))}\n" for sentence in lines), encoding="utf-8")
+        path.write_text(
+            "".join(f"{json.dumps(_spans(sentence))}\n" for sentence in lines), encoding="utf-8"
+        )
     else:
-        writers = {".parquet": Dataset.to_parquet, ".csv": Dataset.to_csv, ".tsv": partial(Dataset.to_csv, sep="\t")}
+        writers = {
+            ".parquet": Dataset.to_parquet,
+            ".csv": Dataset.to_csv,
+            ".tsv": partial(Dataset.to_csv, sep="\t"),
+        }
         writers.get(path.suffix, Dataset.to_json)(generated(columns, rows, seed), path)
 
 
@@ -123,7 +144,8 @@ def _tree(sentence: Sentence) -> str:
     pos, relations = sentence.labels("pos"), sentence.labels("dependencies")
     words = enumerate(zip(sentence.words, sentence.heads, strict=True))
     fields = (
-        [n + 1, word, "_", pos[n], "_", "_", head, relations.get(n, "root"), "_", "_"] for n, (word, head) in words
+        [n + 1, word, "_", pos[n], "_", "_", head, relations.get(n, "root"), "_", "_"]
+        for n, (word, head) in words
     )
     return "".join("\t".join(map(str, line)) + "\n" for line in fields)
 
@@ -131,13 +153,20 @@ def _tree(sentence: Sentence) -> str:
 def _spans(sentence: Sentence) -> dict[str, Any]:
     """A sentence with its roles as labelled pairs of spans."""
     targets = [target for target in sentence.targets if target.task == "roles"]
-    spans = [{"span1": target.span1, "span2": target.span2, "label": target.labels[0]} for target in targets]
+    spans = [
+        {"span1": target.span1, "span2": target.span2, "label": target.labels[0]}
+        for target in targets
+    ]
     return {"text": sentence.text, "targets": spans}
 
 
 COMMIT = "0" * 40  # by which the cache of the Hub knows the files
 VOCABULARY, LONGEST = 600, 128  # pieces of a tokenizer; tokens of a text
-BLOCKS, WIDTH, STEP = 3, 384, 8  # a stand-in has a third of the blocks, and 8 of every 384 components
+BLOCKS, WIDTH, STEP = (
+    3,
+    384,
+    8,
+)  # a stand-in has a third of the blocks, and 8 of every 384 components
 SOURCE = {"revision": None, "trust_remote_code": False}
 
 
@@ -171,8 +200,16 @@ def about_model(name: str, known: Mapping[str, Mapping[str, Any]]) -> About:
     try:
         config: Any = read_config(name, SOURCE)
         sizes = config.get_text_config()
-        labels = list(config.id2label.values()) if "Classification" in config.architectures[0] else ()
-        return About(config.model_type, config.architectures[0], sizes.num_hidden_layers, sizes.hidden_size, labels)
+        labels = (
+            list(config.id2label.values()) if "Classification" in config.architectures[0] else ()
+        )
+        return About(
+            config.model_type,
+            config.architectures[0],
+            sizes.num_hidden_layers,
+            sizes.hidden_size,
+            labels,
+        )
     except (ValueError, TypeError):  # it cannot be reached, or names no class
         begins = [begin for begin in known if name.startswith(begin)]
     if begins:
@@ -181,11 +218,18 @@ def about_model(name: str, known: Mapping[str, Mapping[str, Any]]) -> About:
     families = sorted(FAMILIES, key=len, reverse=True)
     family = next((family for family in families if family.replace("_", "-") in plain), "bert")
     model: Any = transformers.MODEL_MAPPING[CONFIG_MAPPING[family]]
-    return About(family, model.__name__, 12, 768, (), f"family {family}, no head, 12 blocks of width 768")
+    return About(
+        family, model.__name__, 12, 768, (), f"family {family}, no head, 12 blocks of width 768"
+    )
 
 
 def put_model(
-    hub: Path, name: str, about: About, texts: Sequence[str], settings: Mapping[str, Any], least_layers: int
+    hub: Path,
+    name: str,
+    about: About,
+    texts: Sequence[str],
+    settings: Mapping[str, Any],
+    least_layers: int,
 ) -> PreTrainedConfig:
     """Write a random model where `from_pretrained` finds it without a network.
 
@@ -211,10 +255,15 @@ def put_model(
             "hidden_size": STEP * max(2, round(about.width / WIDTH)),
             "num_hidden_layers": max(least_layers, about.layers // BLOCKS),
             "id2label": dict(enumerate(about.labels)) or None,
-            **{f"{name}_token_id": getattr(tokenizer, f"{name}_token_id", None) for name in ("pad", "bos", "eos")},
+            **{
+                f"{name}_token_id": getattr(tokenizer, f"{name}_token_id", None)
+                for name in ("pad", "bos", "eos")
+            },
             **settings,
         }
-        config = kind(**{kind.attribute_map.get(name, name): n for name, n in given.items() if n is not None})
+        config = kind(
+            **{kind.attribute_map.get(name, name): n for name, n in given.items() if n is not None}
+        )
         model = getattr(transformers, about.architecture)(config)
         save_model(place / "snapshots" / COMMIT / where.get("subfolder", ""), model, tokenizer)
     (place / "refs").mkdir(exist_ok=True)

@@ -12,7 +12,28 @@ from itertools import accumulate
 
 from aligners.datamodules.text.annotated.sentence import Sentence, Target
 
-ONSETS = ("b", "bl", "br", "d", "dr", "f", "fl", "g", "gl", "gr", "k", "kl", "m", "n", "p", "pl", "s", "sk", "st", "t")
+ONSETS = (
+    "b",
+    "bl",
+    "br",
+    "d",
+    "dr",
+    "f",
+    "fl",
+    "g",
+    "gl",
+    "gr",
+    "k",
+    "kl",
+    "m",
+    "n",
+    "p",
+    "pl",
+    "s",
+    "sk",
+    "st",
+    "t",
+)
 VOWELS = ("a", "e", "i", "o", "u", "ee", "oa")
 CODAS = ("b", "ck", "d", "ff", "g", "lt", "m", "mp", "n", "nd", "p", "rk", "sk", "t", "x")
 SHARED = 0.2  # of the noun stems are verb stems, too
@@ -115,7 +136,9 @@ class _Writer:
         else:
             kind = self.draw.choice(("intransitive", "transitive", "ditransitive"))
             verb = self.verb(kind, number, relation)
-            subject = self.noun(number, "nsubj", "theme" if kind == "intransitive" else "agent", nested + 1)
+            subject = self.noun(
+                number, "nsubj", "theme" if kind == "intransitive" else "agent", nested + 1
+            )
             verb.after += self.objects(kind, nested + 1)
         verb.before.insert(0, subject)
         self.adjuncts(verb, nested)
@@ -123,14 +146,24 @@ class _Writer:
 
     def objects(self, kind: str, nested: int) -> list[Node]:
         """What a verb of this kind has to its right."""
-        nodes = [] if kind == "intransitive" else [self.noun(self.number(), "obj", "patient", nested)]
-        return nodes + ([self.phrase("to", "obl", "recipient", nested)] if kind == "ditransitive" else [])
+        nodes = (
+            [] if kind == "intransitive" else [self.noun(self.number(), "obj", "patient", nested)]
+        )
+        return nodes + (
+            [self.phrase("to", "obl", "recipient", nested)] if kind == "ditransitive" else []
+        )
 
     def passive(self, number: str, relation: str, nested: int) -> Node:
         """A clause whose subject is what is done to."""
-        verb = Node(f"{self.lexicon.draw('transitive', self.draw)}ed", "VERB", relation, ("VerbForm=Part",))
+        verb = Node(
+            f"{self.lexicon.draw('transitive', self.draw)}ed", "VERB", relation, ("VerbForm=Part",)
+        )
         past = self.chance(0.5)
-        form = ("was" if number == SINGULAR else "were") if past else ("is" if number == SINGULAR else "are")
+        form = (
+            ("was" if number == SINGULAR else "were")
+            if past
+            else ("is" if number == SINGULAR else "are")
+        )
         verb.before = [
             self.noun(number, "nsubj:pass", "patient", nested + 1),
             Node(form, "AUX", "aux:pass", (number, PAST if past else PRESENT)),
@@ -146,7 +179,11 @@ class _Writer:
             adverb = Node(self.lexicon.draw("adverb", self.draw), "ADV", "advmod")
             verb.before.append(adverb) if self.chance(0.5) else verb.after.insert(0, adverb)
         if self.chance(0.25) and nested < MOST_NESTED:
-            verb.after.append(self.phrase(self.draw.choice(("in", "near", "under", "on")), "obl", "place", nested + 1))
+            verb.after.append(
+                self.phrase(
+                    self.draw.choice(("in", "near", "under", "on")), "obl", "place", nested + 1
+                )
+            )
 
     def verb(self, kind: str, number: str, relation: str) -> Node:
         """A finite verb that agrees with its subject."""
@@ -159,7 +196,11 @@ class _Writer:
         """A noun with its determiner, adjectives, and perhaps a phrase or a relative clause."""
         stem = self.lexicon.draw("noun", self.draw)
         noun = Node(stem if number == SINGULAR else f"{stem}s", "NOUN", relation, (number,), role)
-        determiners = ("the", "a", "this", "every") if number == SINGULAR else ("the", "some", "these", "many")
+        determiners = (
+            ("the", "a", "this", "every")
+            if number == SINGULAR
+            else ("the", "some", "these", "many")
+        )
         noun.before.append(Node(self.draw.choice(determiners), "DET", "det"))
         while self.chance(0.3):
             noun.before.append(Node(self.lexicon.draw("adjective", self.draw), "ADJ", "amod"))
@@ -178,7 +219,10 @@ class _Writer:
         else:
             subject_number = self.number()
             verb = self.verb("transitive", subject_number, "acl:relcl")
-            verb.before = [Node("that", "PRON", "obj"), self.noun(subject_number, "nsubj", "agent", nested)]
+            verb.before = [
+                Node("that", "PRON", "obj"),
+                self.noun(subject_number, "nsubj", "agent", nested),
+            ]
         return verb
 
     def phrase(self, word: str, relation: str, role: str, nested: int) -> Node:
@@ -207,9 +251,13 @@ def _flat(root: Node) -> Sentence:
             if below.role:
                 places = [place[id(part)] for part in _in_order(below)]
                 targets.append(Target("roles", span, (min(places), max(places) + 1), (below.role,)))
-    verb = {feature for node in (root, *root.before) for feature in node.features}  # an auxiliary stands before it
+    verb = {
+        feature for node in (root, *root.before) for feature in node.features
+    }  # an auxiliary stands before it
     words, ordered = (node.word for node in nodes), (heads[id(node)] for node in nodes)
-    return Sentence(tuple(words), tuple(ordered), tuple(targets), "past" if PAST in verb else "present")
+    return Sentence(
+        tuple(words), tuple(ordered), tuple(targets), "past" if PAST in verb else "present"
+    )
 
 
 def _in_order(node: Node) -> Iterator[Node]:

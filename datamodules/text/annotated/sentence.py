@@ -59,13 +59,18 @@ class Sentence:
 
     def annotation(self) -> str:
         """Heads and targets, as JSON."""
-        return json.dumps([self.heads, [(t.task, t.span1, t.span2, t.labels) for t in self.targets]])
+        return json.dumps(
+            [self.heads, [(t.task, t.span1, t.span2, t.labels) for t in self.targets]]
+        )
 
     @classmethod
     def of(cls, text: str, annotation: str) -> Self:
         """Make a sentence from its `text` and `annotation`."""
         heads, targets = json.loads(annotation)
-        parsed = (Target(task, tuple(span1), tuple(span2), tuple(labels)) for task, span1, span2, labels in targets)
+        parsed = (
+            Target(task, tuple(span1), tuple(span2), tuple(labels))
+            for task, span1, span2, labels in targets
+        )
         return cls(tuple(text.split()), tuple(heads), tuple(parsed))
 
     def labels(self, task: str) -> dict[int, str]:
@@ -89,7 +94,9 @@ def check_tree(heads: Sequence[int]) -> None:
     """
     beyond = [head for head in heads if not 0 <= head <= len(heads)]
     if beyond:
-        raise UserError(f"Expected heads between 0 and {len(heads)}, the number of words, but got {beyond[0]}.")
+        raise UserError(
+            f"Expected heads between 0 and {len(heads)}, the number of words, but got {beyond[0]}."
+        )
     roots = [word for word, head in enumerate(heads, start=1) if head == 0]
     if len(roots) != 1:
         raise UserError(f"Expected one root, a word with the head 0, but got {len(roots)}.")
@@ -98,7 +105,9 @@ def check_tree(heads: Sequence[int]) -> None:
         path: list[int] = []
         while word not in reached:
             if word in path:
-                raise UserError(f"Expected a tree, but the words {sorted(path[path.index(word) :])} are in a cycle.")
+                raise UserError(
+                    f"Expected a tree, but the words {sorted(path[path.index(word) :])} are in a cycle."
+                )
             path.append(word)
             word = heads[word - 1]
         reached.update(path)

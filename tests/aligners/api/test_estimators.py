@@ -9,13 +9,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from tests.runs import related_rows
 
 from aligners import api, maps
 from aligners.api import INN, MLP, ArrayMap, Identity, Linear, Permutation, Procrustes, TrainedMap
-from aligners.fitting.bank import StoredBank, load_bank, save_bank
+from aligners.fitting.saved_bank import StoredBank, load_bank, save_bank
 from aligners.maps.linear import Affine
 from aligners.similarity.algebra.moments import moments_of
-from tests.runs import related_rows
 
 ESTIMATORS = [name for name in maps.__all__ if issubclass(getattr(api, name, int), ArrayMap)]
 SHORT = {"INN": {"couplings": 2, "hidden": 4, "steps": 3}, "MLP": {"hidden": [4], "steps": 3}}

@@ -5,13 +5,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.references.retrieval import retrieval_scores as scores
+from tests.rows import paired
 
 from aligners import api
 from aligners.api import cka, measure, r2, retrieval
 from aligners.similarity.catalogue import catalogue
 from aligners.similarity.functional import regression
-from tests.references.retrieval import retrieval_scores as scores
-from tests.rows import paired
 
 OF_ROWS = [name for name, each in catalogue().items() if each.family in ("moments", "rows", "batches")]
 

@@ -3,9 +3,9 @@
 import doctest
 
 import pytest
+from tests.processes import ROOT
 
 from aligners.api import load
-from tests.processes import ROOT
 
 
 @pytest.mark.slow

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.runs import related_rows
 
 from aligners import api
 from aligners.api import Linear, Procrustes
-from tests.runs import related_rows
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed: pip install '.[dev]'")
 

@@ -11,10 +11,10 @@ from typing import Any, NoReturn
 
 import pytest
 import yaml
+from tests.world import World
 
 from aligners.cli.table import study
-from aligners.studies.folder import StudyFolder
-from tests.world import World
+from aligners.studies.study_folder import StudyFolder
 
 MAPS = {"linear": "Linear", "mlp": {"class_path": "MLP", "init_args": {"hidden": [8]}}}
 LOCAL = ["--executor", "slurm", "--executor_options", '{"cluster": "local", "timeout_min": 5}']

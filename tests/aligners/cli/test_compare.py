@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
+from tests.shell import options
+from tests.world import World
 
 from aligners.cli.table import evaluate, train
 from aligners.errors import UserError
-from tests.shell import options
-from tests.world import World
 
 USUAL = {"data__max_length": 60, "data__batch_size": 12, "trainer__accelerator": "cpu", "trainer__logger": False}
 

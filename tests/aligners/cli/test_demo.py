@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.processes import ROOT
 
 from aligners.cli import demo, table
 from aligners.cli.endings import goes_on_with
 from aligners.cli.table import COMMANDS
 from aligners.cli.words import CONFIGS
-from aligners.reports.runs.demo import demo_words
-from tests.processes import ROOT
+from aligners.reports.runs.demo_report import demo_words
 
 Row = dict[str, Any]
 

@@ -17,15 +17,15 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
-
-from aligners.cli import endings, table
-from aligners.cli.run import Command, Run
-from aligners.cli.train import fit
-from aligners.datamodules import frozen_models, module
-from aligners.errors import UserError
 from tests.processes import ROOT, Started
 from tests.shell import TWO_RANKS, options
 from tests.world import World
+
+from aligners.cli import endings, table
+from aligners.cli.command import Command, Run
+from aligners.cli.train import fit
+from aligners.datamodules import frozen_models, module
+from aligners.errors import UserError
 
 Fails = Callable[..., int]
 

@@ -8,6 +8,9 @@ import pytest
 import torch
 import yaml
 from matplotlib import image
+from tests.shell import metrics, printed
+from tests.tiny import tiny_folder
+from tests.world import TEST_TEXTS, World
 
 from aligners.cli.table import train as main
 from aligners.cli.train import finetune
@@ -16,10 +19,7 @@ from aligners.datamodules.model_texts import ModelTexts, labelled_texts
 from aligners.datamodules.text.sources import TextSource
 from aligners.finetuning.jobs import Job
 from aligners.models import load_frozen
-from aligners.reports.runs.finetuning import finetuning_figure, finetuning_table, summarise
-from tests.shell import metrics, printed
-from tests.tiny import tiny_folder
-from tests.world import TEST_TEXTS, World
+from aligners.reports.runs.finetuning_report import finetuning_figure, finetuning_table, summarise
 
 
 def options(world: World, run: Path, **changes: str) -> list[str]:

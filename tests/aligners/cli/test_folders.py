@@ -12,12 +12,12 @@ import wandb
 import yaml
 from lightning.pytorch.demos.boring_classes import BoringDataModule
 from lightning.pytorch.utilities import rank_zero_only
+from tests.processes import PROCESSES
 
-from aligners.cli import folders, lineage
+from aligners.cli import folders, run_loggers
+from aligners.cli.command import Command, Run
 from aligners.cli.folders import CONFIG, RANKS_SHARE, claim, claim_checkpoints, is_begun, new_run_folder, try_run_folder
 from aligners.cli.log import RUN_LOG, end_log
-from aligners.cli.run import Command, Run
-from tests.processes import PROCESSES
 
 
 @pytest.fixture(autouse=True)
@@ -171,7 +171,7 @@ def test_the_options_are_kept_before_wandb_starts(monkeypatch: pytest.MonkeyPatc
     def killed(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(lineage, "start_run", killed)
+    monkeypatch.setattr(run_loggers, "start_run", killed)
     command = Command(lambda run: None, "boring", data=BoringDataModule)
     with pytest.raises(KeyboardInterrupt):
         Run(command, command.parser(), command.parser().parse_args(["--run", "here"])).start()
@@ -186,7 +186,7 @@ def test_wandb_without_a_key_says_how_to_log_in_and_goes_on_offline(
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "nothing"))
     with caplog.at_level("WARNING"):
-        _, logger = lineage.run_loggers(tmp_path / "run", "fit")
+        _, logger = run_loggers.run_loggers(tmp_path / "run", "fit")
     assert re.search(r"no key: run `wandb login`.*logged offline", caplog.text)
     assert logger.experiment.settings._offline
     wandb.finish()

@@ -6,18 +6,18 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.processes import ROOT, Started
+from tests.shell import options
+from tests.test_adding_things import example
+from tests.world import World
 
 from aligners.cli.endings import what_to_mend
 from aligners.cli.evaluate.similarity import similarity
 from aligners.cli.table import evaluate, train
 from aligners.datamodules.rows.policies import POLICIES
 from aligners.errors import UserError
-from aligners.fitting.bank import load_bank
+from aligners.fitting.saved_bank import load_bank
 from aligners.maps.base import Aligner
-from tests.processes import ROOT, Started
-from tests.shell import options
-from tests.test_adding_things import example
-from tests.world import World
 
 
 @pytest.fixture(autouse=True)

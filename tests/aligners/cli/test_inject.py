@@ -4,13 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from aligners.cli.table import evaluate
-from aligners.fitting import moments
-from aligners.fitting.moments import MomentsSoFar
 from tests.shell import options
 from tests.tiny import tiny_folder
 from tests.world import World, sentences, write_texts
+
+from aligners.cli.table import evaluate
+from aligners.fitting import read_moments
+from aligners.fitting.read_moments import MomentsSoFar
 
 
 class Begun(Exception):
@@ -22,7 +22,7 @@ def _stop_at_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*_: Any) -> None:
         raise Begun
 
-    monkeypatch.setattr(moments, "read_moments", read)
+    monkeypatch.setattr(read_moments, "read_moments", read)
 
 
 def inject(world: World, run: Path, **changes: Any) -> None:
@@ -59,7 +59,7 @@ def test_an_evaluation_that_is_stopped_keeps_nothing_to_go_on_from(
         next(each for each in given if isinstance(each, MomentsSoFar)).batches = 1
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(moments, "read_moments", stop)
+    monkeypatch.setattr(read_moments, "read_moments", stop)
     with pytest.raises(SystemExit):
         inject(world, tmp_path / "run")
     assert not (tmp_path / "run" / "last.ckpt").exists()

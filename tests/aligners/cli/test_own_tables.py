@@ -9,13 +9,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
-
-from aligners.cli.table import study
-from aligners.errors import UserError
-from aligners.reports.study import described, registry
 from tests.aligners.cli.small_study import study_file
 from tests.processes import ROOT
 from tests.world import World
+
+from aligners.cli.table import study
+from aligners.errors import UserError
+from aligners.reports.study import described_tables, registry
 
 PAGE = (ROOT / "docs" / "study_reports.md").read_text(encoding="utf-8").split("## My own table")[1]
 OURS = ["similarity", "errors", "differences", "injection", "errors_by_layer", "all_layers", "updates"]
@@ -28,10 +28,10 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "CONTENTS", ours)
     monkeypatch.setattr(registry, "_functions", dict(registry._functions))
     monkeypatch.setattr(registry, "NUMBERS", dict(registry.NUMBERS))
-    monkeypatch.setattr(described, "NUMBERS", registry.NUMBERS)
+    monkeypatch.setattr(described_tables, "NUMBERS", registry.NUMBERS)
     fields = {name: registry.DESCRIBED[name] for name in OURS}
     monkeypatch.setattr(registry, "DESCRIBED", fields)
-    monkeypatch.setattr(described, "DESCRIBED", fields)
+    monkeypatch.setattr(described_tables, "DESCRIBED", fields)
     for name in ("mine", "ren"):
         monkeypatch.delitem(sys.modules, name, raising=False)
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
-
-from aligners.cli.table import study
 from tests.processes import ROOT
 from tests.world import World
+
+from aligners.cli.table import study
 
 
 @pytest.mark.slow

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.interrupting import strike
+from tests.processes import Started
+from tests.tiny import tiny_folder
+from tests.world import World
 
 from aligners.api import Direction, Head, write_artefact
 from aligners.cli.folders import is_free
 from aligners.cli.log import RUN_LOG
 from aligners.cli.table import COMMANDS, train
 from aligners.datamodules.text.sources import TextSource
-from tests.interrupting import strike
-from tests.processes import Started
-from tests.tiny import tiny_folder
-from tests.world import World
 
 QUIET = ["--trainer.accelerator=cpu", "--trainer.logger=false", "--trainer.enable_progress_bar=false"]
 LONG = "--trainer.max_epochs=1000"
@@ -47,7 +47,10 @@ STOPPED: dict[str, tuple[str, list[str]]] = {
     "evaluate compare": (COMPARED, ["{pair}", "{text}"]),
     "evaluate inject": ("aligners.injection.injecting:InjectionEvaluation.test_step", ["{pair}", "{text}"]),
     "evaluate probe": (PROBES, ["--checkpoints=[{fit}]", "{trees}", "--training.least_steps=100000", "--tasks=[pos]"]),
-    "evaluate similarity": ("aligners.similarity.evaluation:SimilarityEvaluation.test_step", ["{models}", "{text}"]),
+    "evaluate similarity": (
+        "aligners.similarity.similarity_evaluation:SimilarityEvaluation.test_step",
+        ["{models}", "{text}"],
+    ),
     "evaluate steer": (
         "aligners.injection.generation.steering:SteeringEvaluation.test_step",
         ["--data.model={gpt}", "{text}", "--artefacts={direction}", "--words_for=[good]", "--words_against=[bad]"],

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from tests.aligners.cli.small_study import kinds, study_file
+from tests.tiny import tiny_folder
+from tests.world import World
 
 from aligners.cli.table import study
 from aligners.datamodules.store.keeping import kept_in
 from aligners.errors import UserError
-from aligners.studies.folder import ERROR, RESULT, StudyFolder
-from tests.aligners.cli.small_study import kinds, study_file
-from tests.tiny import tiny_folder
-from tests.world import World
+from aligners.studies.study_folder import ERROR, RESULT, StudyFolder
 
 pytestmark = pytest.mark.usefixtures("cells_here")
 

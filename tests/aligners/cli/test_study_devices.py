@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-
-from aligners.cli.table import study
 from tests.aligners.cli.small_study import study_file
 from tests.world import World
+
+from aligners.cli.table import study
 
 
 @pytest.mark.slow

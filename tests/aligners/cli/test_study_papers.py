@@ -8,17 +8,17 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
+from tests.aligners.cli.small_study import kinds, rehearse_here
+from tests.processes import ROOT
+from tests.tiny import tiny_folder
+from tests.world import World, sentences
 
 import papers  # noqa: F401  (registers their tables)
 from aligners.cli.table import study
 from aligners.reports.study.frames import Frames
 from aligners.reports.study.registry import make
 from aligners.studies.collecting import tables
-from aligners.studies.folder import StudyFolder
-from tests.aligners.cli.small_study import kinds, rehearse_here
-from tests.processes import ROOT
-from tests.tiny import tiny_folder
-from tests.world import World, sentences
+from aligners.studies.study_folder import StudyFolder
 
 pytestmark = pytest.mark.usefixtures("cells_here")
 PAPERS = ROOT / "papers"

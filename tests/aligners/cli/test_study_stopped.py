@@ -11,15 +11,15 @@ from typing import Any
 import pandas as pd
 import pytest
 import yaml
-
-from aligners.cli.table import study
-from aligners.similarity.passes.saved import SavedPasses
-from aligners.studies.folder import RESULT, StudyFolder
 from tests.aligners.cli.small_study import LOCAL, MAPS, fits_in_parts, study_file, waiting_fits
 from tests.cells import Inline
 from tests.processes import Started
 from tests.tiny import tiny_folder
 from tests.world import World
+
+from aligners.cli.table import study
+from aligners.similarity.passes.saved import SavedPasses
+from aligners.studies.study_folder import RESULT, StudyFolder
 
 EACH_STEP = {"checkpoint": {"every_n_minutes": 1e-9}}
 pytestmark = [

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 from matplotlib import image
 from rich.console import Console
+from tests.shell import printed
+from tests.world import World
 
 from aligners.cli.table import evaluate as main
 from aligners.finetuning.truncating import MEAN, conditions
 from aligners.reports.publishing import write
-from aligners.reports.runs.surgery import report, skipping_figure, surgery_table, truncation_figure
-from tests.shell import printed
-from tests.world import World
+from aligners.reports.runs.surgery_report import report, skipping_figure, surgery_table, truncation_figure
 
 QUIET = ["--trainer.logger", "false", "--trainer.enable_progress_bar", "false"]
 

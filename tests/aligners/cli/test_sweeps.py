@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.processes import ROOT
+from tests.shell import metrics
+from tests.world import World
 from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
 from aligners.cli.options import flat
 from aligners.cli.table import find, train
-from tests.processes import ROOT
-from tests.shell import metrics
-from tests.world import World
 
 SWEEPS = sorted((ROOT / "aligners" / "configs" / "sweeps").glob("*.yaml"))
 

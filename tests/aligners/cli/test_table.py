@@ -4,11 +4,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.processes import HANGS, ROOT
 
 from aligners.cli import table
-from aligners.cli.run import Command
+from aligners.cli.command import Command
 from aligners.cli.train import fit
-from tests.processes import HANGS, ROOT
 
 
 @pytest.fixture

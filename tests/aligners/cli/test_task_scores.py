@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 import torch
 from scipy import stats
+from tests.runs import activations, quiet_trainer
+from tests.tiny import WORDS
+from tests.world import TEST_TEXTS, World, sentences
 from torchmetrics.functional.classification import binary_matthews_corrcoef
 
 from aligners.cli.table import evaluate, train
@@ -15,9 +18,6 @@ from aligners.datamodules.text.sources import TextSource
 from aligners.fitting.alignment import Alignment
 from aligners.maps.linear import Linear
 from aligners.models import load_frozen
-from tests.runs import activations, quiet_trainer
-from tests.tiny import WORDS
-from tests.world import TEST_TEXTS, World, sentences
 
 QUIET = ["--trainer.logger=false", "--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu"]
 

@@ -9,28 +9,28 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.shell import options
+from tests.test_adding_things import example
+from tests.world import World
 
 from aligners.cli.table import evaluate, study, train
 from aligners.cli.trusted import BASES, check_typed
 from aligners.errors import UserError
 from aligners.maps.base import Aligner
-from aligners.studies.folder import PLAN, STUDY
-from tests.shell import options
-from tests.test_adding_things import example
-from tests.world import World
+from aligners.studies.study_folder import PLAN, STUDY
 
 CALL = {"class_path": "os.system", "init_args": {"command": "touch touched"}}
 EVIL = {"class_path": "evil.Thing"}
 LAMBDA = "lightning.pytorch.callbacks.LambdaCallback"
 NESTED: dict[str, Any] = {"class_path": LAMBDA, "init_args": {"on_fit_start": "os.system"}}
-INSIDE: dict[str, Any] = {"class_path": LAMBDA, "init_args": {"on_fit_start": "aligners.files.whole.remove"}}
+INSIDE: dict[str, Any] = {"class_path": LAMBDA, "init_args": {"on_fit_start": "aligners.files.atomic.remove"}}
 BASE: dict[str, Any] = {"class_path": "INN", "init_args": {"start": EVIL}}
 HOSTILE = [
     ("fit", {"model": {"aligners": {"linear": CALL}}}),
     ("fit", {"model": {"aligners": {"linear": EVIL}}}),
     ("fit", {"model": {"aligners": {"linear": "evil.Thing"}}}),
     ("fit", {"model": {"aligners": {"linear": {"class_path": "aligners.cli.table.os.system"}}}}),
-    ("fit", {"model": {"aligners": {"linear": {"class_path": "aligners.files.whole.remove"}}}}),
+    ("fit", {"model": {"aligners": {"linear": {"class_path": "aligners.files.atomic.remove"}}}}),
     ("fit", {"model": {"aligners": {"inn": BASE}}}),
     ("fit", {"model": {"optimizer": "os.system"}}),
     ("fit", {"model": {"optimizer": EVIL}}),

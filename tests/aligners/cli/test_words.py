@@ -8,16 +8,16 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from benchmarks.real.run import TABLE, words_of
+from tests.aligners.cli.test_stopped import STOPPED
+from tests.processes import ROOT
 
-from aligners.cli.known import kept as known
-from aligners.cli.known.described import describe, example_of
+from aligners.cli.known import option_cache as known
+from aligners.cli.known.describe_options import describe, example_of
 from aligners.cli.parsing import OptionParser
 from aligners.cli.table import COMMANDS, find, known_options, train
 from aligners.cli.words import CONFIGS, as_parsed, help_of
 from aligners.errors import UserError
-from benchmarks.real.run import TABLE, words_of
-from tests.aligners.cli.test_stopped import STOPPED
-from tests.processes import ROOT
 
 EVERY = [f"{script} {name}" for script, names in COMMANDS.items() for name in names]
 parser_of = cache(lambda command: find(*command.split()).parser())

@@ -10,6 +10,9 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from tests.aligners.fitting.storage.test_bank import FITTED, bank
+from tests.damage import without_checksum
+from tests.world import World
 
 from aligners.api import Head, read_artefacts, write_artefact
 from aligners.callbacks.checkpoint import WholeCheckpoints
@@ -18,15 +21,12 @@ from aligners.datamodules.store.keeping import load_tensors, save_tensors
 from aligners.datamodules.text.texts import FittedTexts
 from aligners.errors import UserError
 from aligners.files.sealed import NAME, SUMS, read_sealed_json, save_sealed, sealed_json
-from aligners.fitting.bank import ALIGNMENT, load_bank, save_bank
-from aligners.models.loading.files import save_model
-from aligners.models.loading.models import load_frozen
-from aligners.probing.bank import Arm, Bank, ModelLayer
+from aligners.fitting.saved_bank import ALIGNMENT, load_bank, save_bank
+from aligners.models.loading.load_models import load_frozen
+from aligners.models.loading.model_files import save_model
+from aligners.probing.probe_bank import Arm, Bank, ModelLayer
 from aligners.probing.probes import EdgeProbes
 from aligners.probing.storing import load_banks, save_banks
-from tests.aligners.fitting.storage.test_bank import FITTED, bank
-from tests.damage import without_checksum
-from tests.world import World
 
 
 def goes_on(path: Path) -> None:

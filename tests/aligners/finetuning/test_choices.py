@@ -8,6 +8,11 @@ from unittest.mock import Mock
 import datasets
 import pytest
 import torch
+from tests.aligners.finetuning.test_resuming import same
+from tests.interrupting import strike
+from tests.runs import quiet_trainer, rank_of
+from tests.tiny import WORDS, tiny_model
+from tests.world import World
 from torch.nn.functional import cross_entropy
 from transformers import BertForMultipleChoice
 
@@ -17,15 +22,10 @@ from aligners.datamodules.model_texts import ModelTexts, labelled_texts
 from aligners.datamodules.text.loading import load_texts
 from aligners.datamodules.text.sources import TextSource
 from aligners.datamodules.text.texts import FittedTexts
+from aligners.finetuning.classifier_training import Finetuning, FinetuningRecipe
 from aligners.finetuning.jobs import Job, Variant, train
-from aligners.finetuning.training import Finetuning, FinetuningRecipe
 from aligners.finetuning.truncating import SurgeryEvaluation
 from aligners.models import load_frozen
-from tests.aligners.finetuning.test_resuming import same
-from tests.interrupting import strike
-from tests.runs import quiet_trainer, rank_of
-from tests.tiny import WORDS, tiny_model
-from tests.world import World
 
 PLAIN = [word for word in WORDS if word != "good"]
 

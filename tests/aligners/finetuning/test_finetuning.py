@@ -8,20 +8,20 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from datasets import Dataset
+from tests.runs import quiet_trainer
+from tests.tiny import tiny_model, tiny_tokenizer
+from tests.world import World
 from transformers import PreTrainedModel
 
 from aligners.datamodules.asking import classification_targets
 from aligners.datamodules.model_texts import ModelTexts, labelled_texts
 from aligners.datamodules.text.sources import TextSource
 from aligners.datamodules.text.texts import FittedTexts
+from aligners.finetuning.classifier_training import Finetuning, FinetuningRecipe, mean_loss
 from aligners.finetuning.jobs import FINISHED, Variant, finished_row, parse_variants, save_classifier
-from aligners.finetuning.training import Finetuning, FinetuningRecipe, mean_loss
-from aligners.injection.scoring.tasks import unit_answers
+from aligners.injection.scoring.task_scores import unit_answers
 from aligners.models import FrozenModel, load_frozen
 from aligners.models.classifiers import freeze
-from tests.runs import quiet_trainer
-from tests.tiny import tiny_model, tiny_tokenizer
-from tests.world import World
 
 FAST = FinetuningRecipe(learning_rate=1e-2)
 

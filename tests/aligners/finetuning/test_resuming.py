@@ -8,16 +8,16 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.interrupting import strike
+from tests.runs import quiet_trainer, state
+from tests.world import World
 
 from aligners.callbacks.checkpoint import SaveFinetuning
 from aligners.datamodules.model_texts import ModelTexts, labelled_texts
 from aligners.datamodules.text.sources import TextSource
 from aligners.files.sealed import read_sealed_json
+from aligners.finetuning.classifier_training import FINETUNING, Finetuning, FinetuningRecipe
 from aligners.finetuning.jobs import FINISHED, LAST, Job, Variant, train
-from aligners.finetuning.training import FINETUNING, Finetuning, FinetuningRecipe
-from tests.interrupting import strike
-from tests.runs import quiet_trainer, state
-from tests.world import World
 
 BATCHES, EPOCHS = 11, 2
 FAST = FinetuningRecipe(learning_rate=1e-2, weight_decay=0.1, warmup=0.1)

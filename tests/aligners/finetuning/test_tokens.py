@@ -10,6 +10,11 @@ from typing import Any, cast
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.aligners.finetuning.test_resuming import same
+from tests.interrupting import strike
+from tests.runs import quiet_trainer
+from tests.tiny import WORDS
+from tests.world import World
 from torch import Tensor, nn
 
 from aligners.callbacks.checkpoint import SaveFinetuning
@@ -17,15 +22,10 @@ from aligners.datamodules.batches import TextBatch
 from aligners.datamodules.model_texts import ModelTexts, labelled_texts
 from aligners.datamodules.text.loading import load_texts
 from aligners.datamodules.text.sources import TextSource
+from aligners.finetuning.classifier_training import Finetuning, FinetuningRecipe
 from aligners.finetuning.jobs import Job, Variant, train
 from aligners.finetuning.tokens import NOTHING, RELATION, Biaffine, Spans, Trees, token_task
-from aligners.finetuning.training import Finetuning, FinetuningRecipe
 from aligners.models import load_frozen
-from tests.aligners.finetuning.test_resuming import same
-from tests.interrupting import strike
-from tests.runs import quiet_trainer
-from tests.tiny import WORDS
-from tests.world import World
 
 
 def sentence(seed: int) -> list[str]:

@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 import torch
+from tests.runs import quiet_trainer
+from tests.tiny import CLASSIFIERS, TEXTS, tiny_folder, tiny_frozen, tokenised
+from tests.world import TEST_TEXTS, World, sentences, write_texts
 from torch import Tensor
 
 from aligners.datamodules.model_texts import ModelTexts, labelled_texts
 from aligners.datamodules.text.sources import TextSource
-from aligners.finetuning.training import FinetuningRecipe
+from aligners.finetuning.classifier_training import FinetuningRecipe
 from aligners.finetuning.truncating import MEAN, HeadBank, SurgeryEvaluation, conditions
 from aligners.models import FrozenModel
-from tests.runs import quiet_trainer
-from tests.tiny import CLASSIFIERS, TEXTS, tiny_folder, tiny_frozen, tokenised
-from tests.world import TEST_TEXTS, World, sentences, write_texts
 
 LABELS = torch.tensor([0, 1, 0, 1, 1])
 

@@ -12,23 +12,23 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
+from tests.references.maps import fvu, ridge_regression
+from tests.runs import activations, quiet_trainer
+from tests.world import World
 from torch import Tensor
 
 from aligners.api import retrieval
 from aligners.callbacks.best import BestPerSite
-from aligners.callbacks.progress import FitSummary
-from aligners.datamodules.rows.reading import PairedBatch
+from aligners.callbacks.progress_bar import FitSummary
+from aligners.datamodules.rows.read_rows import PairedBatch
 from aligners.datamodules.text.sources import TextSource
 from aligners.datamodules.tokens.splits import Split
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.outcomes import few_rows, outcomes
+from aligners.fitting.training_status import few_rows, outcomes
 from aligners.maps.inn import INN
 from aligners.maps.linear import Identity, Linear, Mean, Procrustes, Ridge
 from aligners.maps.mlp import MLP
 from aligners.similarity.algebra.moments import moments_of
-from tests.references.maps import fvu, ridge_regression
-from tests.runs import activations, quiet_trainer
-from tests.world import World
 
 TRAINED = {
     "mlp": partial(MLP, hidden=[8], skip=False),

@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 import torch
+from tests.references.maps import cosine, fvu, mse
+from tests.runs import related_rows
 from torch import Tensor
 
-from aligners.fitting.errors import MapErrors
 from aligners.fitting.fits import fit_map
-from aligners.fitting.outcomes import (
+from aligners.fitting.map_errors import MapErrors
+from aligners.fitting.training_status import (
     MEANING,
     TRAINED_WELL,
     is_trained,
@@ -23,8 +25,6 @@ from aligners.maps.inn import INN
 from aligners.maps.linear import Linear, Procrustes
 from aligners.maps.mlp import MLP
 from aligners.similarity.algebra.moments import Moments, moments_of
-from tests.references.maps import cosine, fvu, mse
-from tests.runs import related_rows
 
 TRAINED = {"inn": partial(INN, couplings=2, hidden=4), "mlp": partial(MLP, hidden=[4])}
 SITES, ROWS, D_X, D_Y = 3, 200, 6, 4

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+from tests.runs import activations, quiet_trainer
+from tests.world import World
 
 from aligners.cli.table import study
-from aligners.datamodules.rows.reading import PairReader
+from aligners.datamodules.rows.read_rows import PairReader
 from aligners.fitting.alignment import Alignment
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP
 from aligners.similarity.algebra.moments import Moments
-from tests.runs import activations, quiet_trainer
-from tests.world import World
 
 MAPS = {"linear": Linear}
 

@@ -5,22 +5,22 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.tiny import tiny_model
 
 from aligners.callbacks.best import BestPerSite
 from aligners.callbacks.checkpoint import SaveAligners
 from aligners.errors import UserError, check_known, check_range
+from aligners.finetuning.classifier_training import FinetuningRecipe
 from aligners.finetuning.jobs import Variant, parse_variants
-from aligners.finetuning.training import FinetuningRecipe
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.bijection.price import BijectionPrice
 from aligners.fitting.bijection.recovering import target_states
 from aligners.fitting.universe.fitting import UniverseAlignment
 from aligners.injection.injecting import InjectionEvaluation
-from aligners.injection.stitching.training import LossWeights, Stitching
+from aligners.injection.stitching.stitching_training import LossWeights, Stitching
 from aligners.maps.affine import AffineLayer
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP
-from tests.tiny import tiny_model
 
 
 @pytest.mark.parametrize(

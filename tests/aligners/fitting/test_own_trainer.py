@@ -7,6 +7,10 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
+from tests.runs import activations
+from tests.stitches import model_texts
+from tests.tiny import tiny_folder, tiny_model
+from tests.world import World
 from torch import nn
 
 from aligners.callbacks.best import BestPerSite
@@ -14,18 +18,14 @@ from aligners.cli.table import train
 from aligners.datamodules.model_texts import labelled_texts
 from aligners.datamodules.pairings import universe_states
 from aligners.errors import UserError
-from aligners.finetuning.training import Finetuning, FinetuningRecipe
+from aligners.finetuning.classifier_training import Finetuning, FinetuningRecipe
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.bank import load_bank
+from aligners.fitting.saved_bank import load_bank
 from aligners.fitting.universe.fitting import UniverseAlignment
-from aligners.injection.stitching.training import Stitching
+from aligners.injection.stitching.stitching_training import Stitching
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP
-from tests.runs import activations
-from tests.stitches import model_texts
-from tests.tiny import tiny_folder, tiny_model
-from tests.world import World
 
 SHORT: dict[str, Any] = {"most_steps": 25}
 FAST = partial(torch.optim.AdamW, lr=0.1)  # validation gets worse at some sites

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.world import World
 
 from aligners.cli.table import train
-from aligners.files.room import free_memory
+from aligners.files.resources import free_memory
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.bank import load_bank
 from aligners.fitting.parts import bytes_a_site, find_part, sites_at_once
+from aligners.fitting.saved_bank import load_bank
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP
-from tests.world import World
 
 
 def options(world: World, run: Path) -> list[str]:

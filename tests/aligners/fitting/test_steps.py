@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from aligners.callbacks.best import BestPerSite
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.errors import MapErrors
+from aligners.fitting.map_errors import MapErrors
 from aligners.fitting.steps import LAST, SiteSteps
 from aligners.maps.base import Aligner
 from aligners.maps.inn import INN, MUCH_LEFT

@@ -7,6 +7,9 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
+from tests.shell import options
+from tests.sinks import sink_folder
+from tests.world import World
 
 from aligners.cli.table import evaluate, train
 from aligners.datamodules.layers import LayerActivations
@@ -14,10 +17,7 @@ from aligners.datamodules.pairings import pair_states
 from aligners.fitting.alignment import Alignment
 from aligners.injection.injecting import InjectionEvaluation
 from aligners.maps.linear import Linear
-from aligners.similarity.evaluation import SimilarityEvaluation
-from tests.shell import options
-from tests.sinks import sink_folder
-from tests.world import World
+from aligners.similarity.similarity_evaluation import SimilarityEvaluation
 
 QUIET: dict[str, Any] = {
     **dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False),

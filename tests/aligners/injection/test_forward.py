@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.tiny import TEXTS, reference, tiny_frozen, tokenised
 from torch import Tensor
 
 from aligners.datamodules.asking import TaskBatch, classification_targets, masked_targets, next_token_targets
@@ -12,11 +13,10 @@ from aligners.datamodules.batches import TextBatch
 from aligners.datamodules.rows.policies import select_rows
 from aligners.injection.behaviour import mapped_rows, own_logits, read_all, stitched_logits
 from aligners.injection.routes import Route
-from aligners.injection.scoring.tasks import chosen, unit_losses
-from aligners.injection.stitching.training import bank_gradients
+from aligners.injection.scoring.task_scores import chosen, unit_losses
+from aligners.injection.stitching.stitching_training import bank_gradients
 from aligners.maps.affine import AffineLayer
 from aligners.models import FrozenModel
-from tests.tiny import TEXTS, reference, tiny_frozen, tokenised
 
 PAIRS = ((2, 1), (0, 2), (1, 0), (3, 1), (2, 2))
 # What is read (3 blocks of width 16), and what goes on from there (2 blocks of width 24).

@@ -8,16 +8,20 @@ from typing import Any
 
 import pytest
 import torch
+from tests.references.maps import cosine, fvu, mse
+from tests.runs import activations, quiet_trainer
+from tests.tiny import tiny_folder, tiny_tokenizer, tokenised
+from tests.world import TEST_TEXTS, World, read_texts, sentences, write_texts
 from tokenizers import normalizers
 from torch import Tensor
 
 from aligners.api import retrieval
 from aligners.callbacks.checkpoint import SaveAligners
-from aligners.callbacks.progress import ProgressBar
+from aligners.callbacks.progress_bar import ProgressBar
 from aligners.datamodules.text.sources import TextSource
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.bank import DIRECTIONS, StoredBank, load_bank
-from aligners.fitting.retrieval import QUERIES
+from aligners.fitting.heldout_retrieval import QUERIES
+from aligners.fitting.saved_bank import DIRECTIONS, StoredBank, load_bank
 from aligners.injection.behaviour import DRAWS
 from aligners.injection.injecting import InjectionEvaluation
 from aligners.injection.methods import CLOSED_FORMS
@@ -27,14 +31,10 @@ from aligners.maps.inn import INN
 from aligners.maps.linear import Identity, Linear, Mean, Ridge
 from aligners.maps.mlp import MLP
 from aligners.models import FrozenModel
-from aligners.models.loading.models import load_frozen
-from aligners.reports.finished import make_report
+from aligners.models.loading.load_models import load_frozen
+from aligners.reports.finished_runs import make_report
 from aligners.reports.publishing import write
-from aligners.reports.runs.injection import reading
-from tests.references.maps import cosine, fvu, mse
-from tests.runs import activations, quiet_trainer
-from tests.tiny import tiny_folder, tiny_tokenizer, tokenised
-from tests.world import TEST_TEXTS, World, read_texts, sentences, write_texts
+from aligners.reports.runs.injection_report import reading
 
 report = partial(make_report, "injection")
 

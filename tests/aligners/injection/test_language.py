@@ -4,16 +4,16 @@ from typing import Any
 
 import pytest
 import torch
-
-from aligners.injection.injecting import InjectionEvaluation
-from aligners.maps.inn import INN
-from aligners.maps.linear import Linear
-from aligners.reports.runs.injection import report
 from tests.aligners.injection.test_injecting import evaluate, fit
 from tests.stitches import evaluate as stitch
 from tests.stitches import rows_of
 from tests.tiny import WORDS, tiny_tokenizer
 from tests.world import TEST_TEXTS, World, sentences, write_texts
+
+from aligners.injection.injecting import InjectionEvaluation
+from aligners.maps.inn import INN
+from aligners.maps.linear import Linear
+from aligners.reports.runs.injection_report import report
 
 SITES = ["1:2", 2]
 MAPS: dict[str, Any] = {"linear": Linear, "inn": partial(INN, couplings=2, hidden=8)}

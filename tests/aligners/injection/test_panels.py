@@ -7,22 +7,22 @@ from typing import Any
 
 import pytest
 import torch
-
-from aligners.cli.table import evaluate as main
-from aligners.datamodules.rows.reading import PairedBatch
-from aligners.datamodules.text.sources import TextSource
-from aligners.fitting.bank import DIRECTIONS, StoredBank, load_bank
-from aligners.injection.injecting import InjectionEvaluation
-from aligners.injection.methods import CLOSED_FORMS
-from aligners.maps.linear import Linear
-from aligners.reports import templates
-from aligners.reports.finished import make_report
-from aligners.reports.publishing import write
-from aligners.reports.runs.injection import console_tables, reading
 from tests.aligners.injection.test_injecting import evaluate, fit, rows_of
 from tests.runs import activations
 from tests.shell import options
 from tests.world import TEST_TEXTS, World, sentences, write_texts
+
+from aligners.cli.table import evaluate as main
+from aligners.datamodules.rows.read_rows import PairedBatch
+from aligners.datamodules.text.sources import TextSource
+from aligners.fitting.saved_bank import DIRECTIONS, StoredBank, load_bank
+from aligners.injection.injecting import InjectionEvaluation
+from aligners.injection.methods import CLOSED_FORMS
+from aligners.maps.linear import Linear
+from aligners.reports import templates
+from aligners.reports.finished_runs import make_report
+from aligners.reports.publishing import write
+from aligners.reports.runs.injection_report import console_tables, reading
 
 report = partial(make_report, "injection")
 

@@ -3,10 +3,10 @@ from typing import Any
 
 import pytest
 import torch
+from tests.tiny import tiny_frozen
 
 from aligners.injection.routes import build_routes, check_routes
 from aligners.models import FrozenModel
-from tests.tiny import tiny_frozen
 
 LABELS = torch.tensor([0, 1])
 

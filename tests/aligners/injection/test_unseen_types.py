@@ -6,15 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from aligners.datamodules.rows.types import is_held_out
-from aligners.datamodules.text.sources import TextSource
-from aligners.fitting.alignment import Alignment
-from aligners.fitting.bank import StoredBank
-from aligners.injection.injecting import InjectionEvaluation
-from aligners.maps.linear import Linear, Procrustes
-from aligners.maps.mlp import MLP
-from aligners.models.loading.models import load_frozen
 from tests.aligners.injection.test_injecting import evaluate as evaluate_anything
 from tests.aligners.injection.test_injecting import fit as fit_anything
 from tests.aligners.injection.test_injecting import rows_of
@@ -22,6 +13,15 @@ from tests.references.maps import fvu
 from tests.runs import activations, quiet_trainer
 from tests.tiny import WORDS, tokenised
 from tests.world import TEST_TEXTS, World, read_texts, sentences, write_texts
+
+from aligners.datamodules.rows.row_types import is_held_out
+from aligners.datamodules.text.sources import TextSource
+from aligners.fitting.alignment import Alignment
+from aligners.fitting.saved_bank import StoredBank
+from aligners.injection.injecting import InjectionEvaluation
+from aligners.maps.linear import Linear, Procrustes
+from aligners.maps.mlp import MLP
+from aligners.models.loading.load_models import load_frozen
 
 SHARE = 0.25
 HELD = {word for word in WORDS if is_held_out(word, SHARE, 0)}

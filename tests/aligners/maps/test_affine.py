@@ -4,6 +4,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.rows import fitted
+from tests.runs import related_rows
 from torch import Tensor
 from torch.nn.functional import layer_norm
 
@@ -14,8 +16,6 @@ from aligners.maps.linear import Affine, Identity, Linear, Procrustes
 from aligners.maps.mlp import MLP
 from aligners.maps.permutation import Permutation
 from aligners.similarity.algebra.moments import moments_of
-from tests.rows import fitted
-from tests.runs import related_rows
 
 SITES, ROWS, WIDTH = 2, 400, 12
 

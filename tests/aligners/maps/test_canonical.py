@@ -3,13 +3,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.references.maps import Canonical, canonical, canonical_map, carrying, components, fvu, mse
+from tests.rows import fitted
+from tests.runs import related_rows
 from torch import Tensor
 
 from aligners.maps.canonical import CCA, PWCCA, SVCCA
 from aligners.maps.linear import Affine, Linear
-from tests.references.maps import Canonical, canonical, canonical_map, carrying, components, fvu, mse
-from tests.rows import fitted
-from tests.runs import related_rows
 
 SITES = 2
 SHAPES = [(6, 6), (4, 7), (7, 4)]

@@ -5,6 +5,8 @@ from functools import partial
 
 import pytest
 import torch
+from tests.runs import activations
+from tests.world import World
 
 from aligners.fitting.fits import fit_map
 from aligners.maps.affine import AffineLayer, Orthogonal
@@ -16,9 +18,7 @@ from aligners.maps.linear import Procrustes, determined_svd
 from aligners.maps.mlp import MLP
 from aligners.maps.permutation import Permutation
 from aligners.similarity.algebra.moments import Moments
-from aligners.similarity.moments import MomentsMetric
-from tests.runs import activations
-from tests.world import World
+from aligners.similarity.moment_metrics import MomentsMetric
 
 SITES, D, TEXTS = 2, 16, 9
 MAPS: dict[str, Callable[[int, int, int], Aligner]] = {

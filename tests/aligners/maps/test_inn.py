@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.runs import related_rows
 from torch import Tensor
 
 from aligners.fitting.alignment import Alignment
@@ -10,7 +11,6 @@ from aligners.maps.inn import INN
 from aligners.maps.invertible import AffineCoupling, feature_deviations
 from aligners.maps.linear import RIDGES, Procrustes, ridge_regression
 from aligners.similarity.algebra.moments import Moments, moments_of
-from tests.runs import related_rows
 
 SITES, ROWS = 2, 40
 PLAIN: dict[str, Any] = {"mixing": "none", "start": "identity", "both_ways": False}

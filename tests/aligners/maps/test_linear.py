@@ -3,6 +3,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.references.maps import procrustes, ridge_regression
+from tests.rows import fitted
+from tests.runs import related_rows
 from torch import Tensor
 
 from aligners.maps.baselines import GaussianStates, random_labels
@@ -12,9 +15,6 @@ from aligners.maps.linear import ridge_regression as ridge_regression_of_moments
 from aligners.maps.mlp import MLP, FreeForm
 from aligners.similarity.algebra.moments import Moments, moments_of
 from aligners.similarity.functional.regression import r2
-from tests.references.maps import procrustes, ridge_regression
-from tests.rows import fitted
-from tests.runs import related_rows
 
 SITES = 2
 

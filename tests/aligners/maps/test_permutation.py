@@ -1,13 +1,13 @@
 import numpy as np
 import pytest
 import torch
+from tests.references.maps import best_matching
+from tests.rows import fitted
+from tests.runs import related_rows
 from torch import Tensor
 
 from aligners.maps.permutation import Permutation
 from aligners.similarity.algebra.moments import moments_of
-from tests.references.maps import best_matching
-from tests.rows import fitted
-from tests.runs import related_rows
 
 SITES = 2
 

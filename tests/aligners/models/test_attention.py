@@ -3,9 +3,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tests.tiny import ARCHITECTURES, TEXTS, VARIED, reference, tiny_folder, tiny_frozen, tokenised
 
 from aligners.models import FrozenModel, load_frozen
-from tests.tiny import ARCHITECTURES, TEXTS, VARIED, reference, tiny_folder, tiny_frozen, tokenised
 
 SITES = (3, 0, 1)
 

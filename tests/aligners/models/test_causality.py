@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.tiny import TEXTS, tiny_frozen, tiny_model, tiny_tokenizer, tokenised
 from transformers import BertLMHeadModel
 
 from aligners.api import inject
@@ -12,7 +13,6 @@ from aligners.injection.generation.continuing import Replaced, generate
 from aligners.injection.routes import build_routes, check_routes
 from aligners.models import FrozenModel, load_frozen
 from aligners.models.causality import MOST, movement, ordinary_tokens, random_texts, rounding
-from tests.tiny import TEXTS, tiny_frozen, tiny_model, tiny_tokenizer, tokenised
 
 
 def test_a_decoder_whose_config_lets_it_see_ahead_is_not_causal_and_has_no_answers() -> None:

@@ -4,11 +4,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.tiny import CLASSIFIERS, TEXTS, tiny_folder, tiny_model, tokenised
 from torch import Tensor
 
 from aligners.models import FrozenModel, load_frozen
 from aligners.models.classifiers import head_parts, new_classifier
-from tests.tiny import CLASSIFIERS, TEXTS, tiny_folder, tiny_model, tokenised
 
 # The tokenizer that transformers makes of this family's saved folder has one token more than the tiny model.
 FAMILIES = [name for name in CLASSIFIERS if name not in ("qwen2", "qwen3")]

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 import torch
+from tests.kinds import AFTER
+from tests.tiny import ARCHITECTURES, CLASSIFIERS, LANGUAGE_HEADS, VARIED, tiny_frozen, tiny_model, tokenised
 from torch import Tensor, nn
 
 from aligners.models import FrozenModel
 from aligners.models.architectures import Architecture, SubLayer, architecture_of
-from tests.kinds import AFTER
-from tests.tiny import ARCHITECTURES, CLASSIFIERS, LANGUAGE_HEADS, VARIED, tiny_frozen, tiny_model, tokenised
 
 SITES = range(1, 4)
 COMPONENTS = ("attention", "mlp")

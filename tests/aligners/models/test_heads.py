@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 import torch
+from tests.kinds import WORDS
+from tests.tiny import LANGUAGE_HEADS, TEXTS, tiny_frozen, tiny_model, tokenised
 from torch import nn
 from transformers import BertLMHeadModel, XLNetLMHeadModel
 
@@ -12,8 +14,6 @@ from aligners.injection.routes import build_routes, check_routes
 from aligners.models import FrozenModel
 from aligners.models.classifiers import head_parts, with_head
 from aligners.models.hooks import inject
-from tests.kinds import WORDS
-from tests.tiny import LANGUAGE_HEADS, TEXTS, tiny_frozen, tiny_model, tokenised
 
 SITES = range(4)
 CAUSAL = [architecture for architecture, task in LANGUAGE_HEADS if task == "causal"]

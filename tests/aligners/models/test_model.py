@@ -7,12 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
-
-from aligners.models import FrozenModel
-from aligners.models.architectures import architecture_of
-from aligners.models.calling import Layout
 from tests.tiny import (
     ARCHITECTURES,
     CLASSIFIERS,
@@ -24,6 +18,12 @@ from tests.tiny import (
     tiny_model,
     tokenised,
 )
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from aligners.models import FrozenModel
+from aligners.models.architectures import architecture_of
+from aligners.models.calling import Layout
 
 SITES = range(4)
 RELATIVE = {

@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.stitches import model_texts
+from tests.tiny import tiny_folder, tiny_model, tiny_tokenizer
+from tests.world import World
 from transformers import dynamic_module_utils
 
 from aligners import api
 from aligners.models import load_frozen
 from aligners.models.own_code import code_not_run
-from tests.stitches import model_texts
-from tests.tiny import tiny_folder, tiny_model, tiny_tokenizer
-from tests.world import World
 
 CODE = """from transformers import LlamaForCausalLM
 

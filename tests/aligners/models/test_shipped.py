@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.processes import ROOT
 from torch.testing import assert_close
 
 from aligners.datamodules.text.loading import load_texts
@@ -18,9 +19,8 @@ from aligners.datamodules.text.sources import TextSource
 from aligners.datamodules.text.texts import Texts
 from aligners.models import embedded
 from aligners.models.embedded import embedded_model
-from aligners.models.loading.models import load_frozen
+from aligners.models.loading.load_models import load_frozen
 from aligners.models.recipes import GPTRecipe
-from tests.processes import ROOT
 
 (FAMILY,) = embedded.SHIPPED.iterdir()
 MANIFEST = json.loads((FAMILY / "manifest.json").read_text())

@@ -3,12 +3,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.tiny import CLASSIFIERS, VARIED, tiny_frozen, tiny_model, tokenised
 from transformers import PreTrainedModel
 
 from aligners.models import FrozenModel, load_frozen
 from aligners.models.classifiers import freeze, shortened
 from aligners.models.hooks import blocks_of
-from tests.tiny import CLASSIFIERS, VARIED, tiny_frozen, tiny_model, tokenised
 
 SPANS = [(1, 1), (2, 2), (3, 3), (1, 2), (2, 3)]
 

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from tests.tiny import WORDS
 from torch import Tensor
 
 from aligners.datamodules.text.annotated.sentence import Sentence, Target
-from aligners.probing.bank import Arm, Bank, ModelLayer, Words, fresh_bank
+from aligners.probing.probe_bank import Arm, Bank, ModelLayer, Words, fresh_bank
 from aligners.probing.probes import EdgeProbes
 from aligners.probing.targets import Labels
-from tests.tiny import WORDS
 
 PLACES = (ModelLayer("model", 0), ModelLayer("model", 1), ModelLayer("untrained", 0), ModelLayer("untrained", 1))
 FORMS = ("ba", "do", "fe", "gu", "ka", "lo", "me")

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+from tests.aligners.probing.made import made_words
 
 from aligners.datamodules.text.annotated.sentence import Sentence, Target
 from aligners.injection.scoring.scores import resampled_counts, with_interval
-from aligners.probing.bank import Arm, Examples
 from aligners.probing.codes import OnlineCode, code_rows, compressions, frequency_bits, portion_ends, send, uniform_bits
-from aligners.probing.evaluation import ProbeExperiment
+from aligners.probing.probe_bank import Arm, Examples
 from aligners.probing.probes import EdgeTask
-from aligners.probing.tasks import ProbeTraining, train_bank
-from aligners.reports.runs.probing.report import codes_in_words
-from tests.aligners.probing.made import made_words
+from aligners.probing.probing_evaluation import ProbeExperiment
+from aligners.probing.probing_tasks import ProbeTraining, train_bank
+from aligners.reports.runs.probing.probing_report import codes_in_words
 
 Row = dict[str, Any]
 KINDS, COUNT = 4, 200  # of sentences of six words

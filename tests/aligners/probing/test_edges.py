@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 import torch
+from tests.aligners.probing.made import FORMS, PLACES, drawn_words, edge_bank
 from torch import Tensor, nn
 
 from aligners.datamodules.text.annotated.sentence import Sentence, Target
-from aligners.probing.bank import Arm, Bank, Examples, ModelLayer, Words, answers
+from aligners.probing.probe_bank import Arm, Bank, Examples, ModelLayer, Words, answers
 from aligners.probing.probes import EdgeProbes, EdgeTask, accuracy, codelengths, counts, f1, majority
+from aligners.probing.probing_tasks import ProbeTraining, train_bank
 from aligners.probing.targets import Labels, Targets, targets_of
-from aligners.probing.tasks import ProbeTraining, train_bank
-from tests.aligners.probing.made import FORMS, PLACES, drawn_words, edge_bank
 
 ARMS = [Arm(*PLACES[1]), Arm("untrained", 0), Arm("model", None), Arm("model", None, control=True)]
 SIZES = {"projection": 5, "hidden": 4}

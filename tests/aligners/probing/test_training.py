@@ -7,15 +7,15 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from tests.aligners.probing.made import drawn_words
 from torch import nn
 
-from aligners.probing.bank import Arm, Bank, Examples, answers, fresh_bank, losses
+from aligners.probing.probe_bank import Arm, Bank, Examples, answers, fresh_bank, losses
 from aligners.probing.probes import DepthProbes, DistanceProbes, EdgeTask, StructuralProbes, TreeTask
-from aligners.probing.reading import make_task
+from aligners.probing.probing_tasks import ProbeTraining, Progress, ended, train_bank
 from aligners.probing.storing import ENTRY, load_banks, save_banks
-from aligners.probing.tasks import ProbeTraining, Progress, ended, train_bank
 from aligners.probing.trees import Trees
-from tests.aligners.probing.made import drawn_words
+from aligners.probing.word_states import make_task
 
 ARMS = [Arm("model", 0), Arm("model", 1)]
 OF_EDGES = [Arm("model", 1), Arm("untrained", 0), Arm("model", None), Arm("model", None, control=True)]

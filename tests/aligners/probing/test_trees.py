@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import rankdata, spearmanr
+from tests.aligners.probing.made import drawn_words, made_words
 
 from aligners.datamodules.text.annotated.grammar import sentences
 from aligners.datamodules.text.annotated.sentence import Sentence, Target
-from aligners.probing.bank import Arm, Bank, Examples, Words, fresh_bank
+from aligners.probing.probe_bank import Arm, Bank, Examples, Words, fresh_bank
 from aligners.probing.probes import DepthProbes, DistanceProbes, StructuralProbes, TreeTask
-from aligners.probing.tasks import ProbeTraining
+from aligners.probing.probing_tasks import ProbeTraining
 from aligners.probing.trees import (
     Trees,
     by_length,
@@ -23,8 +24,7 @@ from aligners.probing.trees import (
     tree_edges,
     tree_scores,
 )
-from aligners.reports.runs.probing.report import trees_figure
-from tests.aligners.probing.made import drawn_words, made_words
+from aligners.reports.runs.probing.probing_report import trees_figure
 
 WIDTH, RANK = 32, 14  # of planted trees
 ARMS = [Arm("model", 0, rank=2), Arm("model", 1), Arm("untrained", 1, rank=4)]

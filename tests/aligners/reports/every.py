@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
-from aligners.finetuning.truncating import MEAN, conditions
-from aligners.fitting.outcomes import BOTH_WAYS, CLOSED, TRAINED
-from aligners.reports.report import Row
-from aligners.reports.runs.updates.carrying import SCORES
 from tests.aligners.reports.made import curves, row, scored, stitched
+
+from aligners.finetuning.truncating import MEAN, conditions
+from aligners.fitting.training_status import BOTH_WAYS, CLOSED, TRAINED
+from aligners.reports.report import Row
+from aligners.reports.runs.updates.carrying_report import SCORES
 
 X, Y = "embedded-gpt:0", "embedded-gpt:1"
 MAPS = {  # of an evaluation: how it was fitted, and its FVU at the first site

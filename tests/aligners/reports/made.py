@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from aligners.fitting.retrieval import RETRIEVAL_COLUMNS
+from aligners.fitting.heldout_retrieval import RETRIEVAL_COLUMNS
 from aligners.injection.behaviour import BEHAVIOUR_COLUMNS
 from aligners.injection.panels import ERROR_COLUMNS
 from aligners.reports.screen import SiteTable

@@ -13,7 +13,7 @@ from rich.console import Console
 from aligners.errors import UserError, check_file_names, visible
 from aligners.progress import tell
 from aligners.reports.escaping import csv_cell, csv_text, in_cell, in_markdown, markdown_table
-from aligners.reports.page.run import save_figure
+from aligners.reports.page.run_page import save_figure
 from aligners.reports.publishing import show, write
 from aligners.reports.report import Report, Row
 from aligners.reports.screen import SiteTable, say

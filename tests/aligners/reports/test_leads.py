@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from aligners.reports.finished import KINDS, make_report
-from aligners.reports.page.run import write_page
-from aligners.reports.report import Row
 from tests.aligners.reports.every import carrying, compared, comparison, steering
 from tests.aligners.reports.made import printed, row, scored, stitched
+
+from aligners.reports.finished_runs import KINDS, make_report
+from aligners.reports.page.run_page import write_page
+from aligners.reports.report import Row
 
 FIVE = {"score": 0.5, "score_low": 0.4, "score_high": 0.6, "score_name": "accuracy", "n_texts": 1200}
 MAPS = [

@@ -19,8 +19,8 @@ from aligners.reports.names import (
 )
 from aligners.reports.screen import SiteTable, say
 from aligners.reports.study.contents import Column
-from aligners.reports.study.report import plain_cell
 from aligners.reports.study.statistics import Estimate
+from aligners.reports.study.study_report import plain_cell
 
 DEEP = "/tmp/" + "folder/" * 40
 

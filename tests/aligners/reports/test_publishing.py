@@ -16,14 +16,14 @@ import wandb
 from lightning.pytorch.loggers import WandbLogger
 from matplotlib.figure import Figure
 from PIL import Image
+from tests.aligners.reports.every import every_kind
 
-from aligners.reports.finished import make_report
-from aligners.reports.page.run import MOST_PIXELS, alt_text, page_tables, save_figure, stacked, write_page
+from aligners.reports.finished_runs import make_report
+from aligners.reports.page.run_page import MOST_PIXELS, alt_text, page_tables, save_figure, stacked, write_page
 from aligners.reports.publishing import WriteReport, publish, write
 from aligners.reports.report import Report, Row
 from aligners.reports.screen import SiteTable
 from aligners.reports.templates import GLOSSARY, glossary
-from tests.aligners.reports.every import every_kind
 
 META: Row = {
     "models": {"x": {"name": "runs/deep/seed-0", "revision": None, "fingerprint": "f" * 32}},
@@ -142,8 +142,8 @@ def test_the_callback_hands_tables_and_options_to_the_report(tmp_path: Path, mon
         got.extend((meta["seed"], meta["ranks"], rows, curves, groups))
         return Report("thing", meta, rows)
 
-    monkeypatch.setattr("aligners.reports.finished.maker", lambda kind: made)
-    monkeypatch.setattr("aligners.reports.finished.lead", lambda kind, **values: "")
+    monkeypatch.setattr("aligners.reports.finished_runs.maker", lambda kind: made)
+    monkeypatch.setattr("aligners.reports.finished_runs.lead", lambda kind, **values: "")
     module: Any = SimpleNamespace(meta={"seed": 3}, rows=ROWS, report_tables={"curves": [{"step": 1}]})
     for rank in (1, 0):
         run = trainer()
@@ -251,7 +251,7 @@ def test_a_page_stays_small_and_its_heading_short(tmp_path: Path, monkeypatch: p
     noise = Image.effect_noise((60, 60), 80)
     for name in ("one", "two"):
         noise.save(tmp_path / f"{name}.png")
-    monkeypatch.setattr("aligners.reports.page.run.MOST_BYTES", 1.5 * (tmp_path / "one.png").stat().st_size)
+    monkeypatch.setattr("aligners.reports.page.run_page.MOST_BYTES", 1.5 * (tmp_path / "one.png").stat().st_size)
     many = {"models": [{"name": f"m{number}"} for number in range(6)]}
     text = write_page(replace(report(figures=dict.fromkeys(("one", "two"), Figure)), meta=many), tmp_path).read_text()
     assert "<h1>Fit: m0, m1, m2, m3 and 2 more</h1>" in text

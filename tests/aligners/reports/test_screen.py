@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from tests.aligners.reports.every import compared, every_kind
+from tests.aligners.reports.made import printed
 
-from aligners.reports.finished import KINDS, make_report
+from aligners.reports.finished_runs import KINDS, make_report
 from aligners.reports.names import aligned
 from aligners.reports.report import Report
 from aligners.reports.screen import SiteTable
-from tests.aligners.reports.every import compared, every_kind
-from tests.aligners.reports.made import printed
 
 LONG = {"x": "/home/me/" + "folder/" * 9 + "a-model-of-a-name-of-forty-letters-or-more-1", "y": "org/" + "b" * 60}
 

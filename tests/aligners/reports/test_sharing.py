@@ -12,23 +12,23 @@ from typing import Any
 import pytest
 import torch
 from huggingface_hub import ModelCard
+from tests.tiny import tiny_folder
+from tests.world import TEST_TEXTS, World
 
 import aligners
 from aligners import SharedMaps, SharedProbes, SharedUniverse
 from aligners.cli.table import evaluate
 from aligners.errors import UserError
-from aligners.files.shared import sha256
-from aligners.fitting.bank import load_bank
-from aligners.models.loading.models import load_frozen
-from aligners.probing.bank import Arm, Bank, ModelLayer
+from aligners.files.shared_folder import sha256
+from aligners.fitting.saved_bank import load_bank
+from aligners.models.loading.load_models import load_frozen
+from aligners.probing.probe_bank import Arm, Bank, ModelLayer
 from aligners.probing.probes import EdgeProbes
 from aligners.probing.storing import load_banks, save_banks
-from aligners.reports.finished import finished_run
+from aligners.reports.finished_runs import finished_run
 from aligners.reports.names import four_digits
-from aligners.reports.sharing.models import renamed
-from aligners.reports.sharing.run import shared_from_run
-from tests.tiny import tiny_folder
-from tests.world import TEST_TEXTS, World
+from aligners.reports.sharing.public_names import renamed
+from aligners.reports.sharing.share_run import shared_from_run
 
 
 @pytest.fixture(scope="module")

@@ -4,14 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from aligners.reports.finished import make_report
-from aligners.reports.names import percentage, quoted
-from aligners.reports.page.run import write_page
-from aligners.reports.publishing import write
-from aligners.reports.report import Row
 from tests.aligners.reports.every import carrying, compared, comparison
 from tests.aligners.reports.made import cells
+
+from aligners.reports.finished_runs import make_report
+from aligners.reports.names import percentage, quoted
+from aligners.reports.page.run_page import write_page
+from aligners.reports.publishing import write
+from aligners.reports.report import Row
 
 
 def artefact(name: str, own: float | None, fidelity: float, **more: Any) -> Row:

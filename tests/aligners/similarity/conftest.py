@@ -1,5 +1,4 @@
 import pytest
-
 from tests.tiny import tiny_folder
 
 

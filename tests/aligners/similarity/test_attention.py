@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.references import attention as reference
 from torch import Tensor
 
 from aligners.similarity.functional import attention
@@ -16,7 +17,6 @@ from aligners.similarity.functional.attention import (
     real_pairs,
     word_pairs,
 )
-from tests.references import attention as reference
 
 KINDS = ("norm", "pearson", "js")
 WORDS = torch.tensor([4, 1, 2, 5, 3, 5, 2])

@@ -7,6 +7,9 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
+from tests.references import kernels, measures
+from tests.rows import CASES, grid, paired, rows_of
+from tests.runs import related_rows
 from torch import Tensor
 
 from aligners.similarity.algebra import pairs
@@ -18,9 +21,6 @@ from aligners.similarity.functional.cka import (
     unbiased_cka,
     unbiased_hsic,
 )
-from tests.references import kernels, measures
-from tests.rows import CASES, grid, paired, rows_of
-from tests.runs import related_rows
 
 Measure = Callable[..., Tensor]
 MEASURES = {linear_cka: measures.linear_cka, unbiased_cka: measures.unbiased_cka}

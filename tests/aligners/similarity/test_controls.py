@@ -5,12 +5,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from tests.runs import related_rows
 from torch import Tensor
 
 from aligners.datamodules.rows.policies import row_keys
 from aligners.similarity import controls
 from aligners.similarity.controls import Draw, Sample, cropped, jackknife_interval, matching_layers, permuted_rows
-from tests.runs import related_rows
 
 
 @settings(max_examples=40, deadline=None)

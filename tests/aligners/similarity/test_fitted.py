@@ -11,12 +11,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.references import measures as reference
+from tests.rows import CASES, grid, paired, rows_of
 from torch import Tensor
 
 from aligners.similarity.algebra import moments
 from aligners.similarity.algebra.grid import GridSums, grid_moments
 from aligners.similarity.catalogue import catalogue
-from aligners.similarity.functional.canonical import (
+from aligners.similarity.functional.canonical_correlations import (
     Whitening,
     canonical,
     canonical_chance,
@@ -27,8 +29,6 @@ from aligners.similarity.functional.cca import SharedMoments, cca, cca_held_out,
 from aligners.similarity.functional.cka import linear_cka, minibatch_cka, unbiased_cka
 from aligners.similarity.functional.regression import mixedsim, mixedsim_held_out, neuronsim, r2, r2_held_out
 from aligners.similarity.outcome import evaluate
-from tests.references import measures as reference
-from tests.rows import CASES, grid, paired, rows_of
 
 Measure = Callable[..., Tensor]
 Reference = Callable[..., float]

@@ -5,12 +5,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
-
-from aligners.similarity.functional.kernels import Kernel, rbf_cka, rsa
 from tests.references import kernels as reference
 from tests.rows import grid
 from tests.runs import related_rows
+from torch import Tensor
+
+from aligners.similarity.functional.kernels import Kernel, rbf_cka, rsa
 
 D_X, D_Y = 6, 4
 KERNELS = get_args(Kernel)

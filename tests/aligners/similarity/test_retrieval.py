@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from tests.references import retrieval as reference
 from torch import Tensor
 
 from aligners.similarity.functional import retrieval
 from aligners.similarity.functional.retrieval import distinct_rows, retrieval_scores
-from tests.references import retrieval as reference
 
 WIDTH = 6
 

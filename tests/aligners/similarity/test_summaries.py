@@ -1,13 +1,13 @@
 import numpy as np
 import pytest
 import torch
+from tests.references import measures as reference
+from tests.rows import CASES, paired, rows_of
 
 from aligners.similarity.algebra.grid import grid_moments
 from aligners.similarity.functional.cka import linear_cka
 from aligners.similarity.functional.regression import neuronsim
 from aligners.similarity.functional.summaries import angular_distance, localization, nuclear_norm
-from tests.references import measures as reference
-from tests.rows import CASES, paired, rows_of
 
 
 @pytest.mark.parametrize("case", CASES)

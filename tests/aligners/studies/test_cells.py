@@ -2,10 +2,10 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from tests.cells import NoCommands, study_of
 
 from aligners.studies.cells import Cell, expand
 from aligners.studies.spec import Models, Pairs
-from tests.cells import NoCommands, study_of
 
 
 def cells_of(**changes: Any) -> list[Cell]:

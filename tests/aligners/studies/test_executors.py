@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.processes import ROOT
 
 from aligners.cli.endings import ended_by_signals
 from aligners.errors import UserError
 from aligners.studies import executors
 from aligners.studies.executors import Processes, Unfinished, cpu_cores, make_executor
-from tests.processes import ROOT
 
 if TYPE_CHECKING:
     from tests.world import World
@@ -188,10 +188,10 @@ def test_a_job_of_submitit_is_cancelled_politely(tmp_path: Path, monkeypatch: py
 def test_cells_of_a_study_on_ray(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray", reason="the extra `cluster` is not installed")
     from ray.cluster_utils import Cluster
+    from tests.aligners.cli.small_study import study_file
 
     from aligners.cli.table import study  # here, as the processes of the other tests import this module
-    from aligners.studies.folder import StudyFolder
-    from tests.aligners.cli.small_study import study_file
+    from aligners.studies.study_folder import StudyFolder
 
     monkeypatch.chdir(tmp_path)
     fit = {"model": {"aligners": {"linear": "Linear"}}, "data": {"sites": [1]}, "trainer": {"max_epochs": 1}}

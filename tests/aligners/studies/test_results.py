@@ -8,11 +8,11 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from tests.cells import begun, finish
 
 from aligners.studies import collecting
 from aligners.studies.collecting import collect
-from aligners.studies.folder import StudyFolder, as_lines
-from tests.cells import begun, finish
+from aligners.studies.study_folder import StudyFolder, as_lines
 
 RESULT: dict[str, Any] = {
     "kind": "fit", "seconds": 12.25, "meta": {"text": {"source": "a \"}] {"}, "empty": []},

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.cells import Inline, begun, each, finish
 
 from aligners.studies.cells import Cell
-from aligners.studies.folder import ERROR, OPTIONS, RESULT, StudyFolder, locked
-from aligners.studies.plan import Pace
 from aligners.studies.schedule import Schedule, missing
-from tests.cells import Inline, begun, each, finish
+from aligners.studies.study_folder import ERROR, OPTIONS, RESULT, StudyFolder, locked
+from aligners.studies.study_plan import Pace
 
 TUNED = {"stages": ["finetuned"], "finetune": {}}
 

@@ -7,8 +7,8 @@ import pytest
 
 from aligners.datamodules.text.loading import load_texts
 from aligners.datamodules.text.sources import TextSource
-from aligners.studies.plan import TextSizes, _splits, text_sizes
 from aligners.studies.spec import Assumed
+from aligners.studies.study_plan import TextSizes, _splits, text_sizes
 
 ASSUMED = Assumed(texts=700, held_out=300)
 

@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from aligners.api.models import inject, states
-from aligners.datamodules.layers import LayerActivations
-from aligners.datamodules.model_texts import stitched_texts
-from aligners.datamodules.pairings import pair_states
-from aligners.datamodules.rows.far import Reach, far_rows
-from aligners.datamodules.states import States
 from tests.sinks import sink_folder
 from tests.world import World, read_texts
+
+from aligners.api.model_states import inject, states
+from aligners.datamodules.layers import LayerActivations
+from aligners.datamodules.model_texts import stitched_texts
+from aligners.datamodules.paired_activations import States
+from aligners.datamodules.pairings import pair_states
+from aligners.datamodules.rows.far import Reach, far_rows
 
 
 @pytest.fixture(scope="module")

@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-
-from aligners.datamodules.batches import TextBatch
-from aligners.datamodules.rows.policies import RowKind, rows_of_each, select_rows, select_words
-from aligners.datamodules.rows.reading import Link, PairReader, Plan
-from aligners.datamodules.rows.sites import parse_sites
-from aligners.datamodules.rows.types import SeenTypes, is_held_out
-from aligners.datamodules.states import States
-from aligners.datamodules.text.sources import TextSource
-from aligners.models import FrozenModel
 from tests.runs import activations, rank_of
 from tests.tiny import SPECIAL, TEXTS, WORDS, tiny_frozen, tokenised
 from tests.world import World, sentences, write_texts
+from torch import Tensor
+
+from aligners.datamodules.batches import TextBatch
+from aligners.datamodules.paired_activations import States
+from aligners.datamodules.rows.policies import RowKind, rows_of_each, select_rows, select_words
+from aligners.datamodules.rows.read_rows import Link, PairReader, Plan
+from aligners.datamodules.rows.row_types import SeenTypes, is_held_out
+from aligners.datamodules.rows.sites import parse_sites
+from aligners.datamodules.text.sources import TextSource
+from aligners.models import FrozenModel
 
 SITES = [(0, 0), (2, 1), (2, 3)]  # X's site 2 is paired twice
 every_side = pytest.mark.parametrize("side", ["left", "right"])

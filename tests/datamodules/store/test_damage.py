@@ -12,22 +12,22 @@ import pytest
 import torch
 from filelock import FileLock
 from safetensors.torch import load_file
-
-from aligners.cli.table import study
-from aligners.datamodules.states import States
-from aligners.datamodules.store import states, stores
-from aligners.datamodules.store.keeping import kept_in, remove_down_to
-from aligners.datamodules.store.shards import ShardWriter
-from aligners.files.sealed import read_sealed_json
 from tests.runs import activations
 from tests.store_kills import everything
 from tests.world import TEST_TEXTS, World
+
+from aligners.cli.table import study
+from aligners.datamodules.paired_activations import States
+from aligners.datamodules.store import stored_states, stores
+from aligners.datamodules.store.keeping import kept_in, remove_down_to
+from aligners.datamodules.store.shards import ShardWriter
+from aligners.files.sealed import read_sealed_json
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _small() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(states, "SHARD", 4_000)
+        patch.setattr(stored_states, "SHARD", 4_000)
         yield
 
 
@@ -71,7 +71,9 @@ def test_a_shard_is_a_safetensors_file_and_the_manifest_says_what_it_holds(world
 
 
 def _name(data: States, place: int) -> str:
-    return states.StoredStates(Path(), data.frozen[place], data.split("test"), place, "residual", "float32").source
+    return stored_states.StoredStates(
+        Path(), data.frozen[place], data.split("test"), place, "residual", "float32"
+    ).source
 
 
 def unsealed(text: str) -> str:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-
-from aligners.datamodules.states import States
-from aligners.datamodules.store import reading
-from aligners.datamodules.store.reading import Ring
 from tests.runs import activations
 from tests.world import World
+
+from aligners.datamodules.paired_activations import States
+from aligners.datamodules.store import read_ahead
+from aligners.datamodules.store.read_ahead import Ring
 
 
 def test_what_is_held_is_never_given_out_again() -> None:
@@ -34,7 +34,7 @@ def test_what_is_held_is_never_given_out_again() -> None:
 @pytest.fixture
 def data(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> States:
     """States in a store, read a few batches at a time."""
-    monkeypatch.setattr(reading, "ROWS", 250)
+    monkeypatch.setattr(read_ahead, "ROWS", 250)
     return activations(world, sites=[1, 2], store=tmp_path, batch_size=4)
 
 
@@ -67,7 +67,7 @@ def test_memory_is_free_once_read_though_a_thread_has_not_let_go_of_its_task(
             kept.append(arguments)
             return super().submit(function, *arguments)
 
-    monkeypatch.setattr(reading, "ThreadPoolExecutor", Slow)
+    monkeypatch.setattr(read_ahead, "ThreadPoolExecutor", Slow)
     rows = data.loader("fit")
     for _ in range(2):
         for batch in rows:
@@ -88,7 +88,7 @@ def test_for_a_gpu_rows_are_read_into_page_locked_memory(data: States, monkeypat
 
     rows = data.loader("test")
     rows.pin_memory = True
-    monkeypatch.setattr(reading.torch, "empty", fake)
+    monkeypatch.setattr(read_ahead.torch, "empty", fake)
     found = [_values(batch) for batch in rows]
     assert [pin for pin, shape in pinned if shape].count(True) == len(data.frozen) * len(found)
     for one, other in zip(found, expected, strict=True):

@@ -11,33 +11,33 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.datamodules.test_run_identity import fit
+from tests.interrupting import strike
+from tests.runs import activations, quiet_trainer, rank_of
+from tests.world import TEST_TEXTS, World
 
 from aligners.datamodules.layers import LayerActivations
 from aligners.datamodules.model_texts import stitched_texts
 from aligners.datamodules.rows.policies import RowKind
-from aligners.datamodules.rows.reading import Plan
-from aligners.datamodules.store import reading, states, stores
-from aligners.datamodules.store.states import Manifest
+from aligners.datamodules.rows.read_rows import Plan
+from aligners.datamodules.store import read_ahead, stored_states, stores
+from aligners.datamodules.store.stored_states import Manifest
 from aligners.fitting.alignment import Alignment
 from aligners.injection.behaviour import read_all
 from aligners.injection.routes import Route
-from aligners.models.loading import models
+from aligners.models.loading import load_models
 from aligners.models.loading.known import SleepingModel
-from aligners.models.loading.models import load_frozen
+from aligners.models.loading.load_models import load_frozen
 from aligners.models.model import FrozenModel
-from aligners.similarity.evaluation import SimilarityEvaluation
-from tests.datamodules.test_identity import fit
-from tests.interrupting import strike
-from tests.runs import activations, quiet_trainer, rank_of
-from tests.world import TEST_TEXTS, World
+from aligners.similarity.similarity_evaluation import SimilarityEvaluation
 
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many shards, windows, pieces and batches."""
-    monkeypatch.setattr(states, "SHARD", 50_000)
-    monkeypatch.setattr(reading, "ROWS", 250)
-    monkeypatch.setattr(reading, "PIECE", 3_000)
+    monkeypatch.setattr(stored_states, "SHARD", 50_000)
+    monkeypatch.setattr(read_ahead, "ROWS", 250)
+    monkeypatch.setattr(read_ahead, "PIECE", 3_000)
     monkeypatch.setattr(stores, "MOST_TOKENS", 100)
 
 
@@ -242,13 +242,13 @@ def test_ranks_read_their_parts(world: World, tmp_path: Path) -> None:
 @pytest.fixture
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The models that were read."""
-    found, read = [], models.read_weights
+    found, read = [], load_models.read_weights
 
     def counted(name: str, *rest: Any) -> Any:
         found.append(name)
         return read(name, *rest)
 
-    monkeypatch.setattr(models, "read_weights", counted)
+    monkeypatch.setattr(load_models, "read_weights", counted)
     return found
 
 
@@ -275,7 +275,7 @@ def test_a_model_is_read_once_to_write_its_states_and_again_only_where_it_runs(
 
 
 def test_a_sleeping_model_is_the_model(world: World, tmp_path: Path, loads: list[str]) -> None:
-    known = models.KnownModels(tmp_path)
+    known = load_models.KnownModels(tmp_path)
     plain = load_frozen(world.model_x, known=known)
     known.save()
     asleep = load_frozen(world.model_x, known=known)
@@ -296,7 +296,7 @@ def test_a_sleeping_model_is_the_model(world: World, tmp_path: Path, loads: list
 
 
 def test_weights_that_were_written_again_are_read_again(world: World, tmp_path: Path, loads: list[str]) -> None:
-    copy, known = Path(shutil.copytree(world.model_x, tmp_path / "copy")), models.KnownModels(tmp_path / "known")
+    copy, known = Path(shutil.copytree(world.model_x, tmp_path / "copy")), load_models.KnownModels(tmp_path / "known")
     before = load_frozen(copy, known=known)
     known.save()
     asleep = load_frozen(copy, known=known)

@@ -2,11 +2,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from aligners.datamodules.store.states import StoredStates, plan_shards
 from tests.processes import HANGS, PROCESSES
 from tests.store_kills import Kills, everything, kill_writers, write
 from tests.world import World
+
+from aligners.datamodules.store.stored_states import StoredStates, plan_shards
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from datasets import Dataset
 from pyarrow import Table
+from tests.tiny import WORDS, tiny_folder, tiny_tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from aligners.datamodules.layers import LayerActivations
@@ -14,7 +15,6 @@ from aligners.datamodules.text.loading import load_texts
 from aligners.datamodules.text.sources import TextSource
 from aligners.datamodules.tokens.splits import TokenisedSplits
 from aligners.errors import UserError
-from tests.tiny import WORDS, tiny_folder, tiny_tokenizer
 
 TEMPLATE = "<s>{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}</s>"
 PLAIN = "{% for m in messages %}{{ m.content }} {% endfor %}"

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 from datasets import Dataset
+from tests.tiny import tiny_folder
+from tests.world import sentences, write_texts
 
 from aligners.datamodules.model_texts import labelled_texts
 from aligners.datamodules.pairings import pair_states
@@ -14,9 +16,7 @@ from aligners.datamodules.text.loading import load_texts
 from aligners.datamodules.text.sources import TextSource
 from aligners.datamodules.text.texts import FITTED, FittedTexts, hash_texts, words_on
 from aligners.models.recipes import Recipe
-from aligners.reports.finished import make_report
-from tests.tiny import tiny_folder
-from tests.world import sentences, write_texts
+from aligners.reports.finished_runs import make_report
 
 
 def table(*texts: str, **columns: list[str]) -> Dataset:

@@ -18,7 +18,7 @@ from aligners.datamodules.text.loading import load_texts, split_of, split_shares
 from aligners.datamodules.text.sources import TextSource
 from aligners.datamodules.text.texts import Texts, words_on
 from aligners.errors import UserError
-from aligners.reports.finished import make_report
+from aligners.reports.finished_runs import make_report
 
 WORDS = ("good", "bad", "long", "short", "bright", "dull")
 

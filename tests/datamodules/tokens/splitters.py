@@ -3,11 +3,10 @@
 from pathlib import Path
 from string import ascii_lowercase
 
+from tests.tiny import tiny_model
 from tokenizers import Tokenizer, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE, WordPiece
 from transformers import PreTrainedTokenizerFast
-
-from tests.tiny import tiny_model
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 

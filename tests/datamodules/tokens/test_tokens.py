@@ -12,15 +12,15 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.datamodules.tokens.splitters import SPLITTERS, byte_level, crossing, metaspace, word_piece
+from tests.runs import activations, made_again
+from tests.tiny import tiny_tokenizer
+from tests.world import World
 from transformers import PreTrainedTokenizerFast
 
 from aligners.datamodules.pairings import pair_states
 from aligners.datamodules.tokens.splits import bytes_per_token, end_of_text, pack
 from aligners.datamodules.tokens.tokenised import TokenisedTexts, number_words, tokenise
-from tests.datamodules.tokens.splitters import SPLITTERS, byte_level, crossing, metaspace, word_piece
-from tests.runs import activations, made_again
-from tests.tiny import tiny_tokenizer
-from tests.world import World
 
 TOKENIZERS = {name: make() for name, make in SPLITTERS.items()}
 ALPHABET = "abfgilotTé'.,!  \t\n\u00a0\u2003\u0301\u200b漢😀\x00"

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cells import begun, finish
 
 from aligners.cli.cells import running
 from aligners.errors import UserError
 from aligners.studies.executors import Unfinished
-from aligners.studies.folder import ERROR, LOG, StudyFolder
-from tests.cells import begun, finish
+from aligners.studies.study_folder import ERROR, LOG, StudyFolder
 
 
 @pytest.fixture

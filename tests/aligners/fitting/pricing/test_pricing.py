@@ -7,23 +7,23 @@ from typing import Any
 import pytest
 import torch
 from scipy.linalg import sqrtm
+from tests.references.maps import fvu
+from tests.runs import activations, quiet_trainer, related_rows
+from tests.tiny import tiny_folder
+from tests.world import World, sentences, write_texts
 from torch import Tensor
 
 from aligners.cli.table import evaluate
-from aligners.datamodules.states import States
+from aligners.datamodules.paired_activations import States
 from aligners.datamodules.text.sources import TextSource
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.bijection.price import NAMES, BijectionPrice, factory, floor, gelbrich, parameters_of, stretches
 from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP
-from aligners.reports.finished import make_report
+from aligners.reports.finished_runs import make_report
 from aligners.reports.publishing import write
-from aligners.reports.runs.bijection import report
+from aligners.reports.runs.bijection_report import report
 from aligners.similarity.algebra.moments import moments_of
-from tests.references.maps import fvu
-from tests.runs import activations, quiet_trainer, related_rows
-from tests.tiny import tiny_folder
-from tests.world import World, sentences, write_texts
 
 STEPS, SEEDS, SIZE, MOST = [3, 6], 2, 6000, 1000
 

@@ -4,19 +4,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.references.maps import fvu, mse
+from tests.runs import quiet_trainer, related_rows
+from tests.world import World
 
-from aligners.datamodules.states import States
+from aligners.datamodules.paired_activations import States
 from aligners.datamodules.text.sources import TextSource
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.bijection.recovering import random_inns, target_states
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear
-from aligners.reports.finished import make_report
+from aligners.reports.finished_runs import make_report
 from aligners.reports.publishing import write
 from aligners.similarity.algebra.moments import moments_of
-from tests.references.maps import fvu, mse
-from tests.runs import quiet_trainer, related_rows
-from tests.world import World
 
 
 @pytest.fixture(scope="module")

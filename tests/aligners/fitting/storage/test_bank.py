@@ -10,11 +10,14 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from tests.damage import without_checksum
+from tests.pickled import Code
+from tests.runs import related_rows
 
-from aligners.datamodules.rows.types import SeenTypes
+from aligners.datamodules.rows.row_types import SeenTypes
 from aligners.datamodules.text.texts import FittedTexts
 from aligners.errors import UserError
-from aligners.fitting.bank import (
+from aligners.fitting.saved_bank import (
     ALIGNMENT,
     STITCHING,
     StoredBank,
@@ -28,9 +31,6 @@ from aligners.maps.affine import LowRank
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear, Procrustes
 from aligners.similarity.algebra.moments import Moments, moments_of
-from tests.damage import without_checksum
-from tests.pickled import Code
-from tests.runs import related_rows
 
 MODELS = {which: {"name": f"model-{which}", "revision": None, "fingerprint": which * 32} for which in "xy"}
 FITTED = FittedTexts(np.array([-3, 5]), [{"source": "texts.csv", "n_texts": 2}])

@@ -7,20 +7,20 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.runs import activations, quiet_trainer, related_rows
+from tests.world import World, read_texts
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.bank import save_bank
+from aligners.fitting.saved_bank import save_bank
 from aligners.injection.injecting import InjectionEvaluation
 from aligners.maps.base import Aligner
 from aligners.maps.inn import INN
 from aligners.maps.linear import Linear, Procrustes
 from aligners.maps.mlp import MLP
 from aligners.similarity.algebra.moments import moments_of
-from tests.runs import activations, quiet_trainer, related_rows
-from tests.world import World, read_texts
 
 KINDS: dict[str, Any] = {
     "linear": Linear,

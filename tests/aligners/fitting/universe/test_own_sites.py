@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-
-from aligners.cli.table import evaluate, train
-from aligners.datamodules.rows.types import RowTypes
-from aligners.fitting.bank import FORWARD, load_bank
-from aligners.fitting.universe.files import load_universe, sites_of, universes_of, without_member
-from aligners.fitting.universe.types import LEAST_ROWS, TypeErrors
-from aligners.reports.finished import make_report
 from tests.aligners.fitting.universe.test_universe import QUICK, Found, held_out, joining, measured, states
 from tests.tiny import tiny_folder
 from tests.world import World
+
+from aligners.cli.table import evaluate, train
+from aligners.datamodules.rows.row_types import RowTypes
+from aligners.fitting.saved_bank import FORWARD, load_bank
+from aligners.fitting.universe.type_errors import LEAST_ROWS, TypeErrors
+from aligners.fitting.universe.universe_files import load_universe, sites_of, universes_of, without_member
+from aligners.reports.finished_runs import make_report
 
 SITES, TOGETHER = "1:2:2,3:1:1", [(1, 2, 2), (3, 1, 1)]
 PAIR = Path("pairs", "x--shallow", "aligners.safetensors")

@@ -8,34 +8,34 @@ from typing import Any
 
 import pytest
 import torch
+from tests.interrupting import strike
+from tests.ranks import two_ranks
+from tests.runs import quiet_trainer
+from tests.tiny import tiny_folder
+from tests.world import World, sentences, write_texts
 from torch import Tensor
 
 from aligners.api import retrieval
 from aligners.callbacks.best import BestPerSite
 from aligners.callbacks.checkpoint import SaveAligners
 from aligners.cli.table import train
+from aligners.datamodules.paired_activations import States
 from aligners.datamodules.pairings import universe_states
-from aligners.datamodules.states import States
 from aligners.datamodules.text.sources import TextSource
-from aligners.fitting.bank import FORWARD, load_bank
 from aligners.fitting.fits import seeded
+from aligners.fitting.saved_bank import FORWARD, load_bank
 from aligners.fitting.steps import make_optimizer
-from aligners.fitting.universe.evaluation import UniverseEvaluation
-from aligners.fitting.universe.files import load_universe, universes_of
 from aligners.fitting.universe.fitting import UniverseAlignment
 from aligners.fitting.universe.joint import JointMoments, directions, linear_universe, paired_rows
 from aligners.fitting.universe.universe import RIVALS, TEMPERATURE, Universe, fit_network, fit_procrustes
+from aligners.fitting.universe.universe_evaluation import UniverseEvaluation
+from aligners.fitting.universe.universe_files import load_universe, universes_of
 from aligners.injection.methods import between_two_models
 from aligners.maps.inn import INN
 from aligners.maps.linear import Procrustes
-from aligners.reports.finished import make_report
+from aligners.reports.finished_runs import make_report
 from aligners.reports.publishing import write
 from aligners.similarity.algebra.moments import moments_of
-from tests.interrupting import strike
-from tests.ranks import two_ranks
-from tests.runs import quiet_trainer
-from tests.tiny import tiny_folder
-from tests.world import World, sentences, write_texts
 
 SMALL = partial(INN, couplings=2, hidden=8)
 EPOCHS = 8

@@ -8,7 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from benchmarks.updates.updated import permute_residual, permute_units, plant, rank_one, rotate, turn_heads
 from scipy.special import log_softmax
+from tests.tiny import WORDS, tiny_frozen, tiny_tokenizer
+from tests.world import sentences
 
 from aligners.api import compare
 from aligners.errors import UserError
@@ -16,10 +19,7 @@ from aligners.injection.comparing import comparison
 from aligners.injection.comparing.comparison import Compared
 from aligners.injection.comparing.precision import INT8, rounded, stored_precision, with_weights
 from aligners.models import FrozenModel
-from aligners.reports.finished import make_report
-from benchmarks.updates.updated import permute_residual, permute_units, plant, rank_one, rotate, turn_heads
-from tests.tiny import WORDS, tiny_frozen, tiny_tokenizer
-from tests.world import sentences
+from aligners.reports.finished_runs import make_report
 
 TEXTS = sentences(80)
 GPT = partial(tiny_frozen, "gpt2", task="causal")

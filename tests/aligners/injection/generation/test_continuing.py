@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 import torch
+from tests.shell import options
+from tests.tiny import WORDS, tiny_folder, tiny_frozen
+from tests.world import World
 from torch import Tensor
 
 from aligners.cli.table import evaluate
 from aligners.injection.generation.continuing import Added, Continuing, continuations, figures, generate
 from aligners.models import FrozenModel
-from tests.shell import options
-from tests.tiny import WORDS, tiny_folder, tiny_frozen
-from tests.world import World
 
 PROMPTS = torch.tensor([[0, 5, 9], [0, 20, 7], [0, 8, 30]])
 

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-
-from aligners.api import Direction, Steered, steer, write_artefact
-from aligners.cli.table import evaluate
 from tests.shell import options
 from tests.tiny import tiny_folder
 from tests.world import TEST_TEXTS, World, read_texts
+
+from aligners.api import Direction, Steered, steer, write_artefact
+from aligners.cli.table import evaluate
 
 
 def directions(folder: Path, model: str, *, name: str = "mine", sites: tuple[int, ...] = (1, 2), seed: int = 0) -> Path:

@@ -2,11 +2,11 @@ from typing import Any
 
 import pytest
 import torch
+from tests.tiny import TEXTS, hooks_of, tiny_frozen, tokenised
 from torch import Tensor
 
 from aligners.injection.generation.continuing import Added, Replaced, generate
 from aligners.models import FrozenModel
-from tests.tiny import TEXTS, hooks_of, tiny_frozen, tokenised
 
 FAMILIES = ("gpt2", "llama", "gpt_neox", "qwen2", "opt", "gemma3_text")
 NEW = 6

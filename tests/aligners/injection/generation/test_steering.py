@@ -4,6 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.tiny import TEXTS, WORDS, tiny_frozen, tokenised
 from torch import Tensor
 
 from aligners.datamodules.asking import TaskBatch, next_token_targets
@@ -20,7 +21,6 @@ from aligners.injection.generation.steering import (
     random_directions,
 )
 from aligners.models import FrozenModel
-from tests.tiny import TEXTS, WORDS, tiny_frozen, tokenised
 
 GOOD, BAD = ([WORDS.index(word) + 4] for word in ("good", "bad"))
 ASKED = (["good"], ["bad"])

@@ -5,22 +5,22 @@ from typing import Any
 
 import pytest
 import torch
-
-from aligners.datamodules.text.labels import class_map
-from aligners.datamodules.text.sources import TextSource
-from aligners.finetuning.truncating import SurgeryEvaluation
-from aligners.injection.injecting import InjectionEvaluation
-from aligners.injection.scoring.scores import wrong_order
-from aligners.injection.scoring.tasks import in_data_order, match_heads, one_after_another
-from aligners.maps.linear import Linear
-from aligners.models.loading.models import load_frozen
-from aligners.reports.finished import make_report
 from tests.aligners.injection.test_injecting import evaluate, fit
 from tests.datamodules.test_model_texts import labelled
 from tests.runs import activations, quiet_trainer
 from tests.stitches import evaluate as stitch
 from tests.tiny import tiny_model, tiny_tokenizer, tokenised
 from tests.world import GOOD, TEST_TEXTS, World, read_texts, sentences, write_texts
+
+from aligners.datamodules.text.labels import class_map
+from aligners.datamodules.text.sources import TextSource
+from aligners.finetuning.truncating import SurgeryEvaluation
+from aligners.injection.injecting import InjectionEvaluation
+from aligners.injection.scoring.scores import wrong_order
+from aligners.injection.scoring.task_scores import in_data_order, match_heads, one_after_another
+from aligners.maps.linear import Linear
+from aligners.models.loading.load_models import load_frozen
+from aligners.reports.finished_runs import make_report
 
 NAMES = ["negative", "positive"]
 NLI = ["entailment", "neutral", "contradiction"]

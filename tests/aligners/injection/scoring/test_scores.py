@@ -10,11 +10,12 @@ import pytest
 import torch
 from scipy import stats
 from scipy.special import log_softmax
+from tests.tiny import tiny_frozen
 from torchmetrics.functional.classification import binary_matthews_corrcoef
 
 from aligners.datamodules.asking import Targets, classification_targets, masked_targets
 from aligners.datamodules.text.sources import Score, TextSource
-from aligners.injection.scoring import tasks
+from aligners.injection.scoring import task_scores
 from aligners.injection.scoring.pair_intervals import OVER_MODELS, RANGE, over_pairs
 from aligners.injection.scoring.scores import (
     OF_CLASSES,
@@ -27,7 +28,7 @@ from aligners.injection.scoring.scores import (
     score_interval,
     task_score,
 )
-from aligners.injection.scoring.tasks import (
+from aligners.injection.scoring.task_scores import (
     agreement,
     batch_answers,
     check_labels,
@@ -36,7 +37,6 @@ from aligners.injection.scoring.tasks import (
     unit_answers,
     unit_losses,
 )
-from tests.tiny import tiny_frozen
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_answers_are_the_same_to_the_last_digit_in_any_parts(monkeypatch: pytest
     first = chosen(logits, targets, groups).argmax(-1).double()
     assert torch.equal(expected.answer[[0, 2, 4]], first[[0, 2, 4]])
     for part in (1, 2 * C, 2**18):
-        monkeypatch.setattr(tasks, "PART", (part, part))
+        monkeypatch.setattr(task_scores, "PART", (part, part))
         found = batch_answers(logits, targets, groups)
         for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)

@@ -4,19 +4,19 @@ from typing import cast
 
 import pytest
 import torch
+from tests.runs import quiet_trainer
+from tests.stitches import LAYERS, evaluate, model_texts, rows_of, train
+from tests.tiny import tiny_folder, tokenised
+from tests.world import TEST_TEXTS, World, read_texts
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSequenceClassification
 
 from aligners.datamodules.model_texts import ModelTexts
-from aligners.fitting.bank import StoredBank
+from aligners.fitting.saved_bank import StoredBank
 from aligners.injection.scoring.scores import interval, named
 from aligners.injection.stitching.measuring import StitchingEvaluation
 from aligners.models import load_frozen
-from tests.runs import quiet_trainer
-from tests.stitches import LAYERS, evaluate, model_texts, rows_of, train
-from tests.tiny import tiny_folder, tokenised
-from tests.world import TEST_TEXTS, World, read_texts
 
 
 @pytest.fixture(scope="module")

@@ -5,18 +5,18 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-
-from aligners.callbacks.best import BestPerSite
-from aligners.callbacks.checkpoint import SaveStitching
-from aligners.fitting.bank import load_bank
-from aligners.injection.stitching.measuring import StitchingEvaluation
-from aligners.injection.stitching.training import Stitching
-from aligners.maps.affine import AffineLayer, LowRank
-from aligners.maps.mlp import MLP
 from tests.interrupting import Interrupt, strike
 from tests.runs import state
 from tests.stitches import evaluate, model_texts, train
 from tests.world import World
+
+from aligners.callbacks.best import BestPerSite
+from aligners.callbacks.checkpoint import SaveStitching
+from aligners.fitting.saved_bank import load_bank
+from aligners.injection.stitching.measuring import StitchingEvaluation
+from aligners.injection.stitching.stitching_training import Stitching
+from aligners.maps.affine import AffineLayer, LowRank
+from aligners.maps.mlp import MLP
 
 MIXED = {"mlp": partial(MLP, hidden=[8]), "low": partial(LowRank, rank=3), "norm": partial(AffineLayer, norm=True)}
 STEPS, INTERVAL, BATCHES = 9, 4, 6  # so that a validation lies in the middle of the first and of the second pass

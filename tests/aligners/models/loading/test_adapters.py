@@ -8,6 +8,7 @@ import pytest
 import torch
 from peft import LoraConfig, PeftConfig, PeftModel, PromptTuningConfig, get_peft_model
 from safetensors.torch import load_file, save_file
+from tests.tiny import TEXTS, tiny_folder, tiny_model, tiny_tokenizer, tokenised
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
@@ -16,7 +17,6 @@ from aligners.errors import UserError
 from aligners.models import FrozenModel, load_frozen
 from aligners.models.classifiers import new_classifier
 from aligners.models.loading.known import KnownModels, SleepingModel
-from tests.tiny import TEXTS, tiny_folder, tiny_model, tiny_tokenizer, tokenised
 
 LAYERS = {"llama": ["q_proj", "down_proj"], "gpt2": ["c_attn"], "bert": ["query", "dense"]}
 

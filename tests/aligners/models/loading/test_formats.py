@@ -9,6 +9,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
 from huggingface_hub import constants
+from tests.tiny import TEXTS, tiny_folder, tiny_frozen, tiny_model, tokenised
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from aligners.errors import UserError
@@ -16,7 +17,6 @@ from aligners.models import load_frozen
 from aligners.models.loading.known import KnownModels, SleepingModel
 from aligners.models.loading.named import located
 from aligners.models.tokenizers import byte_pairs
-from tests.tiny import TEXTS, tiny_folder, tiny_frozen, tiny_model, tokenised
 
 WIDTH = 64  # rows of blocks have 32 values
 NAMES = {  # of llama's weights in a GGUF file

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 from accelerate import dispatch_model
+from tests.tiny import CLASSIFIERS, VARIED, tiny_folder, tiny_frozen, tiny_model, tiny_tokenizer, tokenised
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import BitsAndBytesConfig, PreTrainedModel
 
 from aligners.models import FrozenModel, load_frozen
 from aligners.models.hooks import blocks_of, inject
-from tests.tiny import CLASSIFIERS, VARIED, tiny_folder, tiny_frozen, tiny_model, tiny_tokenizer, tokenised
 
 SITES = range(4)
 FIRST, SECOND, ELSEWHERE = "lazy:0", "lazy:1", "lazy:2"  # a device type that every build of torch can name

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.tiny import tiny_folder, tiny_tokenizer, tokenised
 from transformers import AutoModelForCausalLM, TorchAoConfig
 
 from aligners.models import FrozenModel, load_frozen
 from aligners.models.loading.known import KnownModels, SleepingModel
-from tests.tiny import tiny_folder, tiny_tokenizer, tokenised
 
 quantization = pytest.importorskip("torchao.quantization")
 

@@ -8,27 +8,27 @@ from typing import Any
 
 import pytest
 import torch
+from tests.aligners.probing.made import drawn_words, edge_bank, made_words, sentences_of_words, write_treebank
+from tests.runs import quiet_trainer
 
 from aligners.callbacks.checkpoint import SaveAligners
 from aligners.cli.table import evaluate
+from aligners.datamodules.paired_activations import States
 from aligners.datamodules.pairings import pair_states
-from aligners.datamodules.states import States
 from aligners.datamodules.text.sources import TextSource
 from aligners.fitting.alignment import Alignment
-from aligners.fitting.bank import StoredBank, load_bank
+from aligners.fitting.saved_bank import StoredBank, load_bank
 from aligners.injection.behaviour import BEHAVIOUR
 from aligners.maps.linear import Identity, Linear
-from aligners.probing.across.evaluation import PairedWords, ProbesAcrossMaps, columns
+from aligners.probing.across.across_evaluation import PairedWords, ProbesAcrossMaps, columns
 from aligners.probing.across.twin import Twin, principal_subspaces, random_subspaces, read_subspaces, swapped
-from aligners.probing.bank import Arm, Examples, answers, fresh_bank
+from aligners.probing.probe_bank import Arm, Examples, answers, fresh_bank
 from aligners.probing.probes import DistanceProbes, counts, f1
+from aligners.probing.probing_tasks import ProbeTraining
 from aligners.probing.targets import Labels, targets_of
-from aligners.probing.tasks import ProbeTraining
 from aligners.probing.trees import Trees
 from aligners.reports.report import where
-from aligners.reports.runs.probing.across import report
-from tests.aligners.probing.made import drawn_words, edge_bank, made_words, sentences_of_words, write_treebank
-from tests.runs import quiet_trainer
+from aligners.reports.runs.probing.across_report import report
 
 Row = dict[str, Any]
 SITES, PAIRS = ["0", "1:2", "2:2"], [(0, 0), (1, 2), (2, 2)]

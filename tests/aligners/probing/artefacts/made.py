@@ -5,12 +5,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from aligners.fitting.bank import describe_aligner
+from aligners.fitting.saved_bank import describe_aligner
 from aligners.maps import INN, Linear
 from aligners.maps.linear import Ridge
+from aligners.probing.artefacts.carrying_maps import PairedRows
 from aligners.probing.artefacts.kinds import Artefact, Dictionary, Direction, Head, Probe, Stitching
-from aligners.probing.artefacts.maps import PairedRows
-from aligners.probing.bank import Arm, Bank, ModelLayer
+from aligners.probing.probe_bank import Arm, Bank, ModelLayer
 from aligners.probing.probes import DepthProbes, DistanceProbes, EdgeProbes
 
 WIDTH, FEATURES = 12, 20

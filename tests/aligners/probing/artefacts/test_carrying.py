@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.aligners.probing.artefacts.made import draw
+from tests.tiny import tiny_folder, tiny_tokenizer
+from tests.world import World, read_texts
 
 from aligners.api import Direction, Head, load, read_artefacts, states, write_artefact
 from aligners.cli.table import train
@@ -18,9 +21,6 @@ from aligners.datamodules.text.labels import places_of
 from aligners.maps.linear import Ridge
 from aligners.probing.artefacts import carrying
 from aligners.probing.artefacts.kinds import Artefact
-from tests.aligners.probing.artefacts.made import draw
-from tests.tiny import tiny_folder, tiny_tokenizer
-from tests.world import World, read_texts
 
 WIDTH, SITE = 16, 2
 

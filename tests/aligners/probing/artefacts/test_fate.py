@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import spearmanr
+from tests.aligners.probing.artefacts.made import ARTEFACTS, about, draw, head, paired
 
 from aligners.probing.artefacts.fate import (
     attenuated,
@@ -20,7 +21,6 @@ from aligners.probing.artefacts.fate import (
     with_labels,
 )
 from aligners.probing.artefacts.kinds import Head
-from tests.aligners.probing.artefacts.made import ARTEFACTS, about, draw, head, paired
 
 
 def test_statistics_of_resampled_texts_are_those_of_rows_that_are_there_more_than_once() -> None:

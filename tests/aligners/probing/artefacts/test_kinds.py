@@ -8,12 +8,6 @@ from typing import cast
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
-
-from aligners import maps as banks
-from aligners.api import INN, Linear, carry, read_artefacts, write_artefact
-from aligners.fitting.bank import StoredBank, save_bank
-from aligners.probing.artefacts.kinds import Dictionary, Direction, Head, Probe, Stitching
 from tests.aligners.probing.artefacts.made import (
     ARTEFACTS,
     FEATURES,
@@ -27,6 +21,12 @@ from tests.aligners.probing.artefacts.made import (
     head,
     paired,
 )
+from torch import Tensor
+
+from aligners import maps as banks
+from aligners.api import INN, Linear, carry, read_artefacts, write_artefact
+from aligners.fitting.saved_bank import StoredBank, save_bank
+from aligners.probing.artefacts.kinds import Dictionary, Direction, Head, Probe, Stitching
 
 
 @pytest.mark.parametrize("update", UPDATES)

@@ -6,16 +6,22 @@ from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
-
-from aligners.fitting.outcomes import BOTH_WAYS, CLOSED, TRAINED
-from aligners.reports.drawing import FLOORS, METHODS, lines_by_site, method_looks
-from aligners.reports.finished import make_report
-from aligners.reports.page.run import write_page
-from aligners.reports.publishing import write
-from aligners.reports.runs.fit import report as report_of_fit
-from aligners.reports.runs.injection import below_chance, console_tables, fvu_figure, price_of_bijectivity, reading
 from tests.aligners.reports.made import Row, cells, printed, scored
 from tests.aligners.reports.made import row as made_row
+
+from aligners.fitting.training_status import BOTH_WAYS, CLOSED, TRAINED
+from aligners.reports.drawing import FLOORS, METHODS, lines_by_site, method_looks
+from aligners.reports.finished_runs import make_report
+from aligners.reports.page.run_page import write_page
+from aligners.reports.publishing import write
+from aligners.reports.runs.fit_report import report as report_of_fit
+from aligners.reports.runs.injection_report import (
+    below_chance,
+    console_tables,
+    fvu_figure,
+    price_of_bijectivity,
+    reading,
+)
 
 report = partial(make_report, "injection")
 

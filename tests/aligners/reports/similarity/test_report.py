@@ -4,9 +4,9 @@ from itertools import combinations_with_replacement, product
 from typing import Any
 
 import pytest
-
-from aligners.reports.runs.similarity import block_map, layer_lines, pair_map, report
 from tests.aligners.reports.made import printed
+
+from aligners.reports.runs.similarity_report import block_map, layer_lines, pair_map, report
 
 CONTROLS = ("low", "high", "held_out", "null", "null_high", "untrained", "ceiling")
 PAIR = [("X", "Y")]

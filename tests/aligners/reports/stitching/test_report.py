@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from tests.aligners.reports.made import Row, cells, curves, printed, stitched
 
 from aligners.reports.drawing import METHODS, MOST_LINES, method_looks
-from aligners.reports.finished import make_report
+from aligners.reports.finished_runs import make_report
 from aligners.reports.report import Report, grouped, where
-from aligners.reports.runs.stitching import Routes
-from tests.aligners.reports.made import Row, cells, curves, printed, stitched
+from aligners.reports.runs.stitching_report import Routes
 
 GRID = list(product((1, 2, 3), repeat=2))
 EIGHT = [f"m{i}" for i in range(8)]

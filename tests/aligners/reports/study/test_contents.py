@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-
-from aligners.reports.study.contents import HeatPanel, LinePanel
-from aligners.reports.study.described import NUMBERS
-from aligners.reports.study.frames import Frames
-from aligners.reports.study.registry import CONTENTS, ReportContents, make, usual
-from papers.phang2021.phang import two_clusters
 from tests.aligners.reports.study import rows as given
 from tests.aligners.reports.study.rows import Collected, items
 from tests.processes import ROOT
+
+from aligners.reports.study.contents import HeatPanel, LinePanel
+from aligners.reports.study.described_tables import NUMBERS
+from aligners.reports.study.frames import Frames
+from aligners.reports.study.registry import CONTENTS, ReportContents, make, usual
+from papers.phang2021.phang import two_clusters
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import yaml
-
 from tests.processes import ROOT
 
 FACTS = yaml.safe_load((ROOT / "tests/references/papers.yaml").read_text(encoding="utf-8"))

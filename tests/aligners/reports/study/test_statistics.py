@@ -5,10 +5,10 @@ from itertools import combinations, product
 import numpy as np
 import pandas as pd
 import pytest
+from tests.aligners.reports.study.rows import MODELS, inject
 
 from aligners.injection.scoring.pair_intervals import OVER_BASES, OVER_COPIES, OVER_MODELS, over_pairs
 from aligners.reports.study.statistics import RANGE_OF_PAIRS, group_test, holm, over_models, sign_test
-from tests.aligners.reports.study.rows import MODELS, inject
 
 PAIRS = list(combinations("abcdef", 2))
 

@@ -10,24 +10,24 @@ from unittest.mock import patch
 
 import pytest
 import torch
-
-from aligners.datamodules.layers import LayerActivations
-from aligners.datamodules.store.keeping import save_tensors
-from aligners.datamodules.text.sources import TextSource
-from aligners.similarity import evaluation
-from aligners.similarity.algebra.pairs import CentredRows
-from aligners.similarity.evaluation import SimilarityEvaluation
-from aligners.similarity.functional import canonical, cca
-from aligners.similarity.functional.cca import pwcca, svcca
-from aligners.similarity.outcome import TileFigures
-from aligners.similarity.passes.plan import Needs, Tile
-from aligners.similarity.passes.run import PassRun
-from aligners.similarity.passes.saved import SavedPasses
 from tests.pickled import Code
 from tests.ranks import two_ranks
 from tests.runs import quiet_trainer
 from tests.tiny import tiny_folder
 from tests.world import World
+
+from aligners.datamodules.layers import LayerActivations
+from aligners.datamodules.store.keeping import save_tensors
+from aligners.datamodules.text.sources import TextSource
+from aligners.similarity import similarity_evaluation
+from aligners.similarity.algebra.pairs import CentredRows
+from aligners.similarity.functional import canonical_correlations, cca
+from aligners.similarity.functional.cca import pwcca, svcca
+from aligners.similarity.outcome import TileFigures
+from aligners.similarity.passes.one_pass import PassRun
+from aligners.similarity.passes.pass_plan import Needs, Tile
+from aligners.similarity.passes.saved import SavedPasses
+from aligners.similarity.similarity_evaluation import SimilarityEvaluation
 
 MEASURES = ["cka", "unbiased_cka", "minibatch_cka", "rbf_cka", "svcca", "pwcca", "r2", "neuronsim", "rsa"]
 ON_HEADS = ["attnsim_js", "attention_cka", "attention_pwcca"]
@@ -60,7 +60,7 @@ def compared(
     settings = {"devices": ranks, "strategy": "ddp"} if ranks > 1 else {}
     with pytest.MonkeyPatch.context() as monkeypatch:
         if at_once is not None:
-            monkeypatch.setattr(evaluation, "PassCosts", LayerPairs)
+            monkeypatch.setattr(similarity_evaluation, "PassCosts", LayerPairs)
         quiet_trainer(use_distributed_sampler=False, **settings).test(found, datamodule=activations, verbose=False)
     return found
 
@@ -146,8 +146,8 @@ def test_a_tile_keeps_one_copy_of_everything_and_is_decomposed_once(world: World
 
 
 def test_a_layer_is_whitened_once_for_all_pairs_and_measures(world: World, models: list[str]) -> None:
-    whiten = canonical._whitened
-    with patch.object(canonical, "_whitened", side_effect=whiten) as whitened:
+    whiten = canonical_correlations._whitened
+    with patch.object(canonical_correlations, "_whitened", side_effect=whiten) as whitened:
         found = compared(world, models, None, measures=["cca", "r2_cca", "r2", "mixedsim", "svcca", "pwcca"])
     assert len(found.pairs) == 6
     assert whitened.call_count == 2 * sum(map(len, found.places))  # all features, and components
@@ -158,10 +158,10 @@ def test_a_layer_is_whitened_once_for_all_pairs_and_measures(world: World, model
     whitenings = 8 * (4 * 16**2 + 3 * 12**2)  # bytes, one of each layer
     assert more.passes[0].bytes - of_components.passes[0].bytes == whitenings
     options = {"controls": True, "groups": 3, "batch_size": 8}
-    with patch.object(canonical, "_whitened", side_effect=whiten) as whitened:
+    with patch.object(canonical_correlations, "_whitened", side_effect=whiten) as whitened:
         some = compared(world, models[:2], None, measures=["cca"], **options)
     alone = whitened.call_count
-    with patch.object(canonical, "_whitened", side_effect=whiten) as whitened:
+    with patch.object(canonical_correlations, "_whitened", side_effect=whiten) as whitened:
         more = compared(world, models[:2], None, measures=["cca", "r2", "mixedsim", "r2_cca"], **options)
     assert whitened.call_count == alone  # of every control and of what the jackknife leaves out, too
     assert some.refusals == more.refusals == {}
@@ -236,7 +236,7 @@ def test_it_goes_on_after_the_last_finished_pass_to_the_same_bits(
     for path in sorted(tmp_path.glob("*.safetensors"))[2:]:  # as where the third is not finished
         path.unlink()
     for missing in (3, 1):  # the second time as if killed between the last pass and the report
-        with patch.object(evaluation, "PassRun", side_effect=PassRun) as begun:
+        with patch.object(similarity_evaluation, "PassRun", side_effect=PassRun) as begun:
             resumed = compared(world, models[:2], 9, kept=tmp_path, **RESUMED)
         assert begun.call_count == missing
         assert repr(tables(resumed)) == repr(tables(whole))

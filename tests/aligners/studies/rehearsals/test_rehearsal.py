@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.aligners.cli.small_study import stand_ins_here
 
 from aligners.datamodules.text.loading import load_texts
 from aligners.datamodules.text.sources import KNOWN, TextSource
-from aligners.models.loading.models import load_frozen
+from aligners.models.loading.load_models import load_frozen
 from aligners.studies.rehearsals.cuts import cut, layers_named
 from aligners.studies.rehearsals.notes import words
 from aligners.studies.rehearsals.rehearsal import ABOUT, environment, prepare
 from aligners.studies.rehearsals.stand_ins import generated
 from aligners.studies.spec import read_study
-from tests.aligners.cli.small_study import stand_ins_here
 
 EVERY = {"names": "org/m{seed}", "seeds": 9}
 

@@ -1,0 +1,412 @@
+"""States of models as arrays, and injection: from names, folders or loaded models, and texts."""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+import datasets
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from aligners.api.array_maps import ArrayMap
+from aligners.datamodules.asking import TaskBatch, check_mask, task_batch
+from aligners.datamodules.batches import TextBatch
+from aligners.datamodules.frozen_models import FrozenModels
+from aligners.datamodules.rows.far import SAMPLE_TEXTS, FarRows, FarSample, Reach
+from aligners.datamodules.rows.policies import PAIRS_TOKENS, RowKind, policy_of, rows_of_each
+from aligners.datamodules.rows.read_rows import read_rows
+from aligners.datamodules.text.loading import load_texts
+from aligners.datamodules.text.sources import TextSource
+from aligners.datamodules.tokens.tokenised import TokenisedTexts, same_tokens, tokenise
+from aligners.errors import UserError, check_known, check_range
+from aligners.injection.behaviour import stitched_logits
+from aligners.injection.routes import gives_answers
+from aligners.injection.scoring.task_scores import agreement, check_labels, chosen, unit_answers
+from aligners.models.model import FrozenModel
+
+__all__ = ["Injected", "TextSource", "inject", "load", "load_texts", "states"]
+
+Model = str | Path | FrozenModel | tuple[PreTrainedModel, PreTrainedTokenizerBase]
+
+logger = logging.getLogger(__name__)
+
+SELF_TEST = 8  # texts on which injecting what was read must change nothing
+
+
+class Injected(NamedTuple):
+    """What a model does with mapped states in place of its own.
+
+    Attributes:
+        loss: in nats a token or text; None for a classifier without labels.
+        native_loss: the model's own.
+        penalty: loss − native_loss.
+        accuracy: share of right answers; None likewise.
+        native_accuracy: the model's own.
+        agreement: share of answers that are the model's own.
+        n: number of answers: texts of a classifier, tokens of a language model.
+    """
+
+    loss: float | None
+    native_loss: float | None
+    penalty: float | None
+    accuracy: float | None
+    native_accuracy: float | None
+    agreement: float
+    n: int
+
+
+def load(
+    model: Model, *, device: str = "cpu", dtype: str = "float32", text: TextSource | None = None
+) -> FrozenModel:
+    """Load a model once, for many calls of `states` and `inject`.
+
+    Args:
+        model: a Hub id, a folder, an embedded model such as `embedded-gpt:0`, or a model of `transformers` with its
+            tokenizer, (model, tokenizer), which is frozen in place and stays where it is.
+        device: where the weights go.
+        dtype: of the weights: float32, bfloat16 or float16.
+        text: what embedded models are trained on. Default: the Rotten Tomatoes sentences.
+
+    Raises:
+        ValueError: there is no such model, it is given without its tokenizer, or it is not one of `transformers`.
+    """
+    if isinstance(model, FrozenModel):
+        return model
+    if isinstance(model, tuple) and len(model) == 2:
+        if not isinstance(model[0], PreTrainedModel):
+            kind = type(model[0])
+            raise UserError(
+                f"Expected (model, tokenizer) with a model of `transformers`, but got a {kind.__name__} of "
+                f"{kind.__module__.split('.')[0]}: its blocks are other modules. Give the model of `transformers` that "
+                "it was made of, or its name."
+            )
+        frozen = FrozenModel(
+            *model, name=getattr(model[0], "name_or_path", "") or type(model[0]).__name__
+        )
+        for caution in frozen.cautions:
+            logger.warning(caution)
+        return frozen
+    if not isinstance(model, (str, Path)):
+        raise UserError(
+            f"Expected a model's name, its folder, or (model, tokenizer), but got a {type(model).__name__}. A loaded "
+            "model needs its tokenizer beside it."
+        )
+    named, texts = [(str(model), None)], partial(load_texts, text or TextSource())
+    return FrozenModels(named, None, texts, max_length=2, dtype=dtype).loaded[0].to(device)
+
+
+@torch.no_grad()
+def states(
+    model: Model | list[Model], texts: Sequence[str], site: int | Sequence[int], *, rows: str = "tokens",
+    batch_size: int = 32, max_length: int = 128, far_rows: FarRows = "keep",
+) -> Any:  # fmt: skip
+    """States of a model at a site, or at several: one row for each real token, word or text, in the texts' order.
+
+    Two models of one tokenizer have their tokens in one order. Those of others can be compared word by word: read them
+    in one call, as a list, which leaves out the words that one of them has no token of or only in part.
+
+    Args:
+        model: see `load`; or a list of models.
+        texts: what it reads.
+        site: 0 is the embedding output, l the output of block l, before any final norm; or a list of them.
+        rows: `tokens`; `mean`, the mean over a text's tokens; `cls`, its first; `last`, its last; or `words`, the last
+            token of each word, between white space, `words_first`, or `words_mean`.
+        batch_size: texts that are read together.
+        max_length: most tokens of a text, or fewer where a model has fewer positions; what is beyond is cut, and the
+            log says of how many texts.
+        far_rows: leave_out: without the rows that one of the models sets far from all others at one of the sites, as
+            language models do with the first token of a text. The log says how many there are, either way: a few of
+            them decide every error and every similarity.
+
+    Returns:
+        (N, d) float32, or (S, N, d) at several sites, on the model's device; of a list of models a list, row by row of
+        the same token, word or text.
+
+    Raises:
+        ValueError: a model has no such site, there are no texts, `rows` is something else, a text has no token, or
+            tokens are asked for of models with different tokenizers.
+        RuntimeError: a model gives states that are not finite.
+    """
+    sites = [site] if isinstance(site, int) else list(site)
+    models = [load(one) for one in (model if isinstance(model, list) else [model])]
+    words = policy_of(rows).types == "words"
+    for frozen in models:
+        for place in sites:
+            frozen.check_site(place, "site")
+    check_known(get_args(FarRows), far_rows=far_rows)
+    parts: list[list[Tensor]] = [[] for _ in models]
+    first: list[Tensor] = []
+    for batch in _batches(models, texts, None, batch_size, max_length, words=words):
+        if rows == "tokens" and any(inputs is not batch.inputs_x for inputs in batch.inputs):
+            raise UserError(
+                f"{PAIRS_TOKENS[0]}, but these models have different tokenizers. {PAIRS_TOKENS[1]}."
+            )
+        selected = rows_of_each(batch, RowKind(rows))
+        for part, frozen, inputs, places in zip(parts, models, batch.inputs, selected, strict=True):
+            placed = {name: value.to(frozen.device) for name, value in inputs.items()}
+            part.append(read_rows(frozen, placed, sites, places.to(frozen.device)))
+            _check_finite(frozen, sites, part[-1])
+        first.append(selected[0].place == 0)
+    every = [torch.cat(part, 1) for part in parts]
+    far = _far(models, every, torch.cat(first), sites, far_rows)
+    if far_rows == "leave_out":
+        every = [read[:, ~far.to(read.device)] for read in every]
+    read = [states[0] if isinstance(site, int) else states for states in every]
+    return read if isinstance(model, list) else read[0]
+
+
+def _far(
+    models: Sequence[FrozenModel],
+    every: Sequence[Tensor],
+    first: Tensor,
+    sites: Sequence[int],
+    far_rows: FarRows,
+) -> Tensor:
+    """Which rows are far from all others for one of the models, (N,) on the CPU, which the log says.
+
+    Args:
+        models: that were read.
+        every: (S, N, d) rows of each.
+        first: (N,) which rows are the first of their texts.
+        sites: where they were read.
+        far_rows: what becomes of far rows.
+    """
+    far, said = torch.zeros(len(first), dtype=torch.bool), dict[str, str]()
+    for model, states in zip(models, every, strict=True):
+        if not len(first):
+            continue
+        sample = FarSample.of(states, first.to(states.device), sites, "residual")
+        if sample.far.any():
+            far |= sample.far.cpu()
+            said[model.name] = sample.words(model.name)
+    if said:
+        become = (
+            "are left out"
+            if far_rows == "leave_out"
+            else "count like any other; `far_rows` 'leave_out' drops them"
+        )
+        where = "; ".join(said.values())
+        logger.warning(
+            "Caution: %d of %d rows are far from all others: %s. They %s.",
+            far.sum(),
+            len(far),
+            where,
+            become,
+        )
+    return far
+
+
+@torch.no_grad()
+def inject(
+    model_x: Model,
+    model_y: Model,
+    map: ArrayMap | Callable[[Tensor], Tensor],
+    texts: Sequence[str],
+    *,
+    site: int | tuple[int, int],
+    labels: Sequence[int] | None = None,
+    batch_size: int = 32,
+    max_length: int = 128,
+    masked_share: float = 0.15,
+    seed: int = 0,
+    far_rows: FarRows = "keep",
+) -> Injected:
+    """Put mapped states of X into Y in place of its own, for every token, and see what Y answers.
+
+    Args:
+        model_x: see `load`.
+        model_y: likewise; a classifier, or a causal or masked language model, with X's tokenizer. It must first give
+            bit-identical logits with its own states injected.
+        map: from X's rows (N, d_x) to Y's (N, d_y): a fitted map of this package, or any function of a tensor.
+        texts: what both read: texts that nothing was fitted on.
+        site: of both models, or (of X, of Y).
+        labels: of a classifier: the class of each text, 0, 1, ... as its head numbers them.
+        batch_size: see `states`.
+        max_length: see `states`.
+        masked_share: of the tokens that a masked language model has to find.
+        seed: of the masks.
+        far_rows: leave_out: tokens whose states X or Y sets far from all others, as language models do with the first
+            token of a text, keep Y's own: a map that was fitted without such rows does not know them.
+
+    Raises:
+        ValueError: Y has no head, or predicts the next token, which X sees already; the tokenizers differ, a site is
+            not there, the map gives rows of another shape, or there are not as many labels as texts.
+    """
+    of_x, of_y = site if isinstance(site, tuple) else (site, site)
+    source, target = load(model_x), load(model_y)
+    source.check_site(of_x, "site")
+    target.check_site(of_y, "site")
+    _check(source, target, texts, max_length, labelled=labels is not None)
+    scored = labels is not None or target.task != "classification"
+    check_mask(target)
+    mapped = map.transform if isinstance(map, ArrayMap) else map
+    n, sums = 0, dict[str, Any]()
+    check_known(get_args(FarRows), far_rows=far_rows)
+    read = partial(states, batch_size=batch_size, max_length=max_length, far_rows=far_rows)
+    reaches = []
+    for frozen, place in ((source, of_x), (target, of_y)):
+        some = read(frozen, texts[:SAMPLE_TEXTS], [place])  # which says what is far
+        reaches += [(frozen, place, Reach.of(some))] if far_rows == "leave_out" else []
+    for batch in _batches([target], texts, labels, batch_size, max_length):
+        if not sums:
+            target.self_test(
+                {name: part[:SELF_TEST].to(target.device) for name, part in batch.inputs_x.items()}
+            )
+        if labels is not None:
+            check_labels(target, batch.labels, "labels")
+        elif not scored:  # how well they answer is not said
+            batch = replace(batch, labels=torch.zeros_like(batch.text))
+        task = task_batch(batch, target, masked_share=masked_share, seed=seed).to(target.device)
+        for name, values in _scores(source, target, (of_x, of_y), mapped, task, reaches).items():
+            sums[name] = sums.get(name, 0) + values.double().sum()
+        n += len(task.targets)
+    if not n:
+        raise UserError(
+            "Expected `texts` of two tokens or more, but all have only one. Give longer texts."
+        )
+    means: dict[str, Any] = {name: float(total) / n for name, total in sums.items()}
+    if not scored:
+        means = {**dict.fromkeys(means), "agreement": means["agreement"]}
+    return Injected(**means, penalty=means["loss"] - means["native_loss"] if scored else None, n=n)
+
+
+Reaches = Sequence[tuple[FrozenModel, int, Reach]]  # what is far for a model at a site
+
+
+def _scores(
+    source: FrozenModel, target: FrozenModel, site: tuple[int, int], mapped: Callable[[Tensor], Tensor],
+    task: TaskBatch, reaches: Reaches,
+) -> dict[str, Tensor]:  # fmt: skip
+    """What stands for each unit of a batch, a text or a token, in the fields of `Injected`."""
+    rows = read_rows(source, task.inputs, [site[0]], task.rows)[0]
+    states = mapped(rows.to(source.device)).to(target.device)
+    if states.shape != (len(rows), target.width):
+        raise UserError(
+            f"Expected `map` to give rows of shape {(len(rows), target.width)}, those of {target.name}, but got "
+            f"{tuple(states.shape)}."
+        )
+    for model, at, reach in reaches:
+        far = reach.beyond(read_rows(model, task.inputs, [at], task.rows)).to(states.device)
+        own = read_rows(target, task.inputs, [site[1]], task.rows)[0]
+        states = own.where(far[:, None], states)
+    own_logits = chosen(target.logits(task.inputs), task.targets)
+    logits = stitched_logits(target, task.inputs, site[1], task.rows, states)
+    native, injected = (
+        unit_answers(own_logits, task.targets),
+        unit_answers(chosen(logits, task.targets), task.targets),
+    )
+    return {
+        "loss": injected.loss,
+        "native_loss": native.loss,
+        "accuracy": injected.correct,
+        "native_accuracy": native.correct,
+        "agreement": agreement(injected.answer, own_logits.argmax(-1)),
+    }
+
+
+def _check(
+    source: FrozenModel, target: FrozenModel, texts: Sequence[str], longest: int, *, labelled: bool
+) -> None:
+    if target.task is None or target.regression:
+        why = "predicts a number" if target.regression else target.no_task
+        raise UserError(
+            f"Expected `model_y` to be a classifier or a language model, but {target.name} {why}. Name another; states "
+            "can still be mapped."
+        )
+    if labelled and target.task != "classification":
+        raise UserError(
+            f"Expected no `labels` for the language model {target.name}: it predicts tokens."
+        )
+    tokens, _ = tokenised([source, target], texts, None, longest)
+    if not tokens.alike:
+        raise UserError(
+            f"Expected models of one tokenizer, since every token's state is replaced, but those of {source.name} and "
+            f"{target.name} differ on these texts. Compare them by `rows` 'words', with `train.py fit`."
+        )
+    leak = gives_answers(source, target)
+    if leak is not None:
+        raise UserError(
+            f"{leak}: a low loss would mean nothing. Name models of one kind; states can still be mapped."
+        )
+
+
+def _batches(
+    models: Sequence[FrozenModel], texts: Sequence[str], labels: Sequence[int] | None, size: int, longest: int, *,
+    words: bool = False,
+) -> Iterator[TextBatch]:  # fmt: skip
+    """The texts in their order, tokenised and padded, `size` at a time; see `tokenised`."""
+    check_range(least=1, batch_size=size)
+    tokens, _ = tokenised(models, texts, labels, longest, words=words)
+    return (
+        tokens[range(first, min(first + size, len(tokens)))]
+        for first in range(0, len(tokens), size)
+    )
+
+
+def _check_finite(model: FrozenModel, sites: Sequence[int], rows: Tensor) -> None:
+    """Raise, as `self_test` does, if rows (S, N, d) of a model hold NaN or infinity."""
+    for site, values in zip(sites, rows, strict=True):
+        if not bool(values.isfinite().all()):
+            raise RuntimeError(
+                f"{model.name} gives non-finite states at site {site}: nothing read from it can be trusted. Look at "
+                "its weights, or load it in float32."
+            )
+
+
+def tokenised(
+    models: Sequence[FrozenModel], texts: Sequence[str], labels: Sequence[int] | None, longest: int, *,
+    words: bool = False,
+) -> tuple[TokenisedTexts, datasets.Dataset]:  # fmt: skip
+    """The texts in their order, as tokens of every model and as a table.
+
+    Args:
+        models: that read them.
+        texts: one or more.
+        labels: the class of each, if known.
+        longest: most tokens of a text, or fewer where a model has fewer positions.
+        words: whether words are numbered.
+
+    Raises:
+        ValueError: there are no texts or a string instead, no tokenizer, or not one label for each.
+    """
+    if isinstance(texts, str) or not len(texts) or not all(isinstance(text, str) for text in texts):
+        other = next(
+            (f"a list with a {type(text).__name__}" for text in texts if not isinstance(text, str)),
+            "none",
+        )
+        got = "a single string" if isinstance(texts, str) else other
+        raise UserError(f"Expected `texts` as a list of one or more strings, but got {got}.")
+    if labels is not None and len(labels) != len(texts):
+        raise UserError(
+            f"Expected one of `labels` for each of {len(texts)} texts, but got {len(labels)}."
+        )
+    columns: dict[str, list[Any]] = {"text": list(texts), "id": list(range(len(texts)))}
+    columns |= {} if labels is None else {"label": [int(label) for label in labels]}
+    length = min(longest, *(model.max_length or longest for model in models))
+    split, shown = (
+        datasets.Dataset.from_dict(columns),
+        not datasets.utils.are_progress_bars_disabled(),
+    )
+    tokenizers: list[PreTrainedTokenizerBase] = []  # one object for those that make the same tokens
+    for model in models:
+        if model.tokenizer is None:
+            raise UserError(
+                f"Expected a model with its tokenizer, but {model.name} has none. Give (model, tokenizer)."
+            )
+        own = model.tokenizer
+        tokenizers.append(
+            next((known for known in tokenizers if same_tokens(known, own, [split], length)), own)
+        )
+    datasets.disable_progress_bars()
+    try:
+        tables = {id(t): tokenise(split, t, length, words=words) for t in tokenizers}
+    finally:
+        if shown:
+            datasets.enable_progress_bars()
+    tokens = TokenisedTexts([tables[id(t)] for t in tokenizers], tokenizers)
+    tokens.check_vocabulary(models, "given")
+    return tokens, split

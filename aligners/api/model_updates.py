@@ -1,0 +1,162 @@
+"""What changed when a model was updated, and what becomes of things that live in its states."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+
+from aligners.api.array_maps import ArrayMap
+from aligners.api.model_states import Model, _batches, load, tokenised
+from aligners.datamodules.asking import task_batch
+from aligners.datamodules.rows.policies import RowKind, policy_of
+from aligners.datamodules.rows.sites import parse_sites
+from aligners.errors import UserError
+from aligners.injection.comparing.comparison import MAPS, Compared, Comparison
+from aligners.injection.generation import steering
+from aligners.injection.scoring.task_scores import check_labels
+from aligners.maps.base import Aligner
+from aligners.probing.artefacts.artefact_files import read_artefacts, write_artefact
+from aligners.probing.artefacts.kinds import Artefact, Dictionary, Direction, Head
+
+__all__ = [
+    "Artefact", "Dictionary", "Direction", "Head", "Steered", "carry", "compare", "read_artefacts", "steer",
+    "write_artefact",
+]  # fmt: skip
+
+
+def compare(
+    old: Model, new: Model, texts: Sequence[str], *, labels: Sequence[int] | None = None, rows: str = "tokens",
+    sites: str | Sequence[str | int] = "all", maps: Sequence[str] = MAPS, costs: int = 0, batch_size: int = 32,
+    max_length: int = 128, seed: int = 0,
+) -> Compared:  # fmt: skip
+    """Say what has changed between two models: nothing beyond rounding, only coordinates, or from which block on.
+
+    Maps are fitted on every other text, and everything is measured on those between them.
+
+    Args:
+        old: the model as it was; see `load`.
+        new: the model as it is.
+        texts: what both read.
+        labels: of classifiers: the class of each text, 0, 1, ... as both heads number them.
+        rows: `tokens` of models with one tokenizer; `words` of any.
+        sites: `all` of models of equal depth, or sites 3 and pairs "3:5" (OLD's site 3, NEW's site 5).
+        maps: out of permutation, rotation and linear; none: the states are compared as they are, and few texts do.
+        costs: on how many texts OLD's states are put into NEW, to see what that costs.
+        batch_size: texts that are read together.
+        max_length: most tokens of a text.
+        seed: of masks, batches and resampling.
+
+    Returns:
+        The `verdict`, the rows of the report with their tables, and the directions of what differs (`vectors`).
+
+    Raises:
+        ValueError: there are no texts, too few for the maps, or none with rows in common; the tokenizers differ where
+            rows are tokens, the depths where no sites are named; or there are not as many labels as texts.
+    """
+    models = [load(old), load(new)]
+    pairs = parse_sites(sites, models[0].depth, models[1].depth)
+    for pair in pairs:
+        for model, site in zip(models, pair, strict=True):
+            model.check_site(site, "sites")
+    for model in models if labels is not None else ():
+        check_labels(model, torch.tensor(labels), "labels")
+    words = policy_of(rows).types == "words"
+    halves = ((texts[n::2], None if labels is None else labels[n::2]) for n in range(2))
+    (fit, _), (held, table) = (tokenised(models, *half, max_length, words=words) for half in halves)
+    return Comparison(
+        models[0], models[1], fit, held, table, pairs=pairs, kind=RowKind(rows), labelled=labels is not None, maps=maps,
+        costs=costs, batch_size=batch_size, seed=seed,
+    ).run()  # fmt: skip
+
+
+def carry(
+    artefact: Artefact,
+    map: ArrayMap | Aligner,
+    forward: ArrayMap | Aligner | None = None,
+    **about: Any,
+) -> Any:
+    """An artefact for another model: it says of the new model's states what it said of the old one's.
+
+    Args:
+        artefact: of `read_artefacts`; or a `Head`, `Direction` or `Dictionary`. `Head.of(clf.coef_, clf.intercept_)`
+            takes what scikit-learn has fitted.
+        map: g from rows of the new model to rows of the old one, fitted on the same tokens, words or texts; no labels.
+        forward: a map from the old model's rows to the new one's: a vector to steer by and a dictionary's decoder go
+            through it. Default: the (pseudo-)inverse of `map`.
+        about: fields that change, `model` and `site` among them; `write_artefact` needs the name of the new model.
+
+    Returns:
+        An artefact of the same kind. Where `map` is not affine, it is kept beside what was carried.
+
+    Raises:
+        ValueError: the map is of other widths or several sites, or not fitted.
+    """
+    return artefact.carried(
+        _bank(map, "map"), None if forward is None else _bank(forward, "forward"), **about
+    )
+
+
+def _bank(map: ArrayMap | Aligner | Callable[..., Any], name: str) -> Aligner:
+    bank = map.bank if isinstance(map, ArrayMap) else map
+    if not isinstance(bank, Aligner):
+        raise UserError(
+            f"Expected `{name}` to be a fitted map of this package, but got a {type(map).__name__}."
+        )
+    return bank
+
+
+class Steered(NamedTuple):
+    """What steering does and costs.
+
+    Attributes:
+        curve: a row for each direction and α: `kl` and the rise of the `loss`, of the log-odds of `words` and of what
+            a probe reads (`reading`), a token, each with its interval (`kl_low`, `kl_high`).
+        equal: a row for each effect, cost and direction: its `value` there, and its `share` of the first direction's.
+            Directions drawn at random are one row.
+    """
+
+    curve: list[dict[str, Any]]
+    equal: list[dict[str, Any]]
+
+
+def steer(
+    model: Model, directions: Direction | Mapping[str, Direction], texts: Sequence[str], *,
+    words: tuple[Sequence[str], Sequence[str]] = ((), ()), probe: Artefact | None = None,
+    alphas: Sequence[float] = steering.ALPHAS, equal_kl: Sequence[float] = steering.LEVELS, random: int = 3,
+    batch_size: int = 16, max_length: int = 128, seed: int = 0,
+) -> Steered:  # fmt: skip
+    """Add directions to the states of a causal language model at every token, and measure what it answers.
+
+    Args:
+        model: see `load`.
+        directions: one, or several by name, with their `site`; the others are compared with the first of a site.
+        texts: in which every token but the first is predicted.
+        words: those that should become more likely, and those that should become less.
+        probe: an artefact of the model at the site of the directions or later, whose reading should rise.
+        alphas: how much is added, in typical deviations of the states there (median distance from their median).
+        equal_kl: costs, in nats of KL a token, at which effects are compared.
+        random: directions drawn at random beside them, at each site.
+        batch_size: see `states`.
+        max_length: likewise.
+        seed: of these, and of the resampling of texts.
+
+    Raises:
+        ValueError: the model is no causal language model, a direction does not fit it, a word is unknown to it, or
+            neither words nor a probe are given.
+    """
+    frozen, given = load(model), list[steering.Direction]()
+    for name, one in (
+        directions if isinstance(directions, Mapping) else {directions.name: directions}
+    ).items():
+        role = "carried" if one.site in {other.site for other in given} else "native"
+        given.append(steering.Direction(name, one.site, one.tensors["vector"], role))
+    given += steering.random_directions(given, random, seed)
+    steered = steering.Steering(frozen, given, alphas, words, cast(Any, probe))
+    parts = _batches([frozen], texts, None, batch_size, max_length)
+    batches = [task_batch(part, frozen).to(frozen.device) for part in parts]
+    steered.measure_units(batches)
+    sums = [steered.sums(batch) for batch in batches]
+    table = {name: torch.cat([part[name] for part in sums], -1).cpu() for name in sums[0]}
+    return Steered(
+        steering.curve(steered, table, seed), steering.at_equal_cost(steered, table, equal_kl, seed)
+    )

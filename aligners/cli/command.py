@@ -1,0 +1,448 @@
+"""A command, and a run of it: its options, folder, loggers and Trainer."""
+
+import re
+from argparse import SUPPRESS
+from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import cache, cached_property, partial
+from inspect import cleandoc, isclass, signature
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeVar
+
+import lightning.pytorch as pl
+import yaml
+from jsonargparse import ArgumentParser, Namespace, class_from_function
+from lightning.pytorch.loggers import WandbLogger
+
+from aligners.callbacks.best import BestPerSite
+from aligners.callbacks.progress_bar import ProgressBar
+from aligners.cli import folders
+from aligners.cli.endings import goes_on_with
+from aligners.cli.options import (
+    RunOptions,
+    TrainingOptions,
+    check_begun,
+    check_machine,
+    check_trains,
+    flat,
+)
+from aligners.cli.parsing import OptionParser
+from aligners.cli.run_loggers import run_loggers, tell_wandb
+from aligners.datamodules.run_identity import NOT_OF_FILES
+from aligners.errors import UserError, check_range
+from aligners.files.atomic import confined, let_write
+from aligners.progress import tell
+from aligners.reports.publishing import WriteReport, write_report
+from aligners.reports.tracking import new_number, unfinished
+
+LARGEST_SEED = 2**32 - 1  # NumPy's
+_at_the_end: list[
+    Callable[[], None]
+] = []  # what is done for each run of this process's command if it ends well
+Made = TypeVar("Made")
+
+
+def unchecked(options: Namespace) -> None:
+    """Any options will do."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command: its options, and what it does; `command` makes one of a function.
+
+    Attributes:
+        work: what it does, given a `Run` and its own options, which its docstring explains. What stands above its
+            arguments is shown above the list of options, the words of its example after the command's name.
+        kind: first part of the default name of its run's folder; None: it leaves no run.
+        options: classes whose arguments become options, too.
+        parts: name -> a class whose arguments become `--NAME.ARGUMENT`.
+        data: makes the data module: its arguments become `--data.ARGUMENT`, and those of the Trainer
+            `--trainer.ARGUMENT`; None: neither is there.
+        skip: arguments of all these that are no options.
+        defaults: of options, by their dotted names, where they differ from those of the classes.
+        check: raises, given the instantiated options, if the command could not run with them; studies ask it for their
+            cells.
+        usage: the words after the command's name. Where there is no `--config`, options without a default are given in
+            their order, without their names.
+        config: help of `--config`, which takes a file of options; None: only a command that leaves a run takes one.
+        from_files: those of `options` whose arguments may each stand in a file of its own.
+        flags: option without a value -> its help.
+    """
+
+    work: Callable[..., object]
+    kind: str | None = None
+    options: Sequence[type] = ()
+    parts: Mapping[str, type] = field(default_factory=dict)
+    data: Callable[..., pl.LightningDataModule] | None = None
+    skip: Collection[str] = ()
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    check: Callable[[Namespace], object] = unchecked
+    usage: str = "[options]"
+    config: str | None = None
+    from_files: Collection[type] = ()
+    flags: Mapping[str, str] = field(default_factory=dict)
+
+    def parser(self) -> ArgumentParser:
+        """Make the parser of its options."""
+        about = re.split(r"\n\n(?:Example|Args):", cleandoc(self.work.__doc__ or ""))[0]
+        parser = OptionParser(description=about, usage=f"%(prog)s {self.usage}", allow_abbrev=False)
+        skip = set(self.skip)
+        config = self.config or (self.kind and "YAML file with any of these options.")
+        if config:
+            parser.add_argument("-c", "--config", action="config", help=config)
+        if self.kind is not None:
+            parser.add_argument(
+                "--run", type=Path | None, default=None,
+                help=f"New folder for this run: config, logs, checkpoints, report. Default: runs/{self.kind}-<date>-"
+                "<time>.",
+            )  # fmt: skip
+            parser.add_class_arguments(RunOptions, None)
+        positional = not config  # a file of options has names
+        parser.add_function_arguments(self.work, as_group=False, as_positional=positional, skip={1})
+        for options in self.options:
+            from_files = options in self.from_files
+            parser.add_class_arguments(
+                options, None, as_positional=positional, skip=skip, sub_configs=from_files
+            )
+        for name, part in self.parts.items():
+            parser.add_class_arguments(part, name, skip=skip, sub_configs=True)
+        if self.data is not None:
+            parser.add_class_arguments(_class_of(self.data), "data", skip=skip, sub_configs=True)
+            parser.add_class_arguments(pl.Trainer, "trainer", instantiate=False, sub_configs=True)
+            parser.set_defaults({"trainer.enable_checkpointing": False})
+        traceback = "Show the traceback of every error, also of those that you can fix."
+        for name, help_line in {**self.flags, "traceback": traceback}.items():
+            parser.add_argument(f"--{name}", action="store_true", default=SUPPRESS, help=help_line)
+        parser.set_defaults(dict(self.defaults))
+        return parser
+
+
+@cache
+def _class_of(data: Callable[..., pl.LightningDataModule]) -> type:
+    """What makes a data module as a class, which jsonargparse takes a tenth of a second to make of a function."""
+    return data if isclass(data) else class_from_function(data)
+
+
+def command(
+    kind: str | None = None, *options: type, **more: Any
+) -> Callable[[Callable[..., object]], Command]:
+    """Make a command of the function that does its work.
+
+    Args:
+        kind: see `Command`.
+        options: likewise.
+        more: further attributes of `Command`.
+    """
+    return lambda work: Command(work, kind, options, **more)
+
+
+def trains(
+    kind: str,
+    *options: type,
+    module: type[pl.LightningModule],
+    data: Callable[..., pl.LightningDataModule],
+    saving: type[pl.Callback],
+    check: Callable[[Namespace], object] = check_trains,
+    **trainer: Any,
+) -> Callable[[Callable[..., object]], Command]:
+    """Make a command that trains maps of the function that does its work.
+
+    Args:
+        kind: name of the command.
+        options: classes whose arguments become options.
+        module: what is trained; its arguments become `--model.NAME`.
+        data: makes the data module.
+        saving: the callback that writes checkpoints; its arguments become `--checkpoint.NAME`.
+        check: see `Command`.
+        trainer: Trainer options whose defaults differ from Lightning's.
+    """
+    trainer = {
+        "max_epochs": -1,
+        "log_every_n_steps": 20,
+        "enable_model_summary": False,
+    } | trainer  # it ends by steps
+    return command(
+        kind,
+        TrainingOptions,
+        *options,
+        parts={"early_stopping": BestPerSite, "checkpoint": saving, "model": module},
+        data=data,
+        defaults=of_trainer(**trainer),
+        check=check,
+    )
+
+
+def of_trainer(**values: Any) -> dict[str, Any]:
+    """Options of the Trainer by their dotted names."""
+    return {f"trainer.{name}": value for name, value in values.items()}
+
+
+def run_command(command: Command, program: str, words: Sequence[str]) -> None:
+    """Run a command; tell W&B what its runs have left, or give back the folders that it has not used.
+
+    Args:
+        command: the command.
+        program: what the user typed before the words.
+        words: of the command line.
+    """
+    parser = command.parser()
+    parser.prog = program
+    try:
+        run = Run(command, parser, parser.parse_args(words), words)
+        names = list(signature(command.work).parameters)[1:]
+        with (
+            confined(),
+            goes_on_with(run.begun_again_by, "To begin again"),
+            goes_on_with(run.resumed_by),
+        ):
+            command.work(run, **{name: run.options[name] for name in names})
+        for tell in _at_the_end:
+            tell()
+    except BaseException:
+        folders.release_unused()
+        raise
+    finally:
+        _at_the_end.clear()
+
+
+class Run:
+    """A command as it was typed; once it has started, a run with a folder, loggers and a Trainer.
+
+    Args:
+        command: the command.
+        parser: its parser.
+        options: as plain values.
+        words: from which the options were parsed.
+
+    Attributes:
+        folder: where everything is written, once `claim` has been called.
+        settings: arguments of the Trainer, with loggers and the user's callbacks, once `start` has been called.
+    """
+
+    folder: Path
+    settings: dict[str, Any]
+
+    def __init__(
+        self,
+        command: Command,
+        parser: ArgumentParser,
+        options: Namespace,
+        words: Sequence[str] = (),
+    ) -> None:
+        self.command, self.parser, self.options, self.words = command, parser, options, words
+
+    @cached_property
+    def made(self) -> Namespace:
+        """The options, instantiated and checked, after the seed was set. A drawn seed is written into the options.
+
+        Raises:
+            ValueError: the command could not run with them.
+        """
+        seed = self.options.get("seed_everything", False)
+        if seed is not False:
+            check_range(least=0, most=LARGEST_SEED, seed_everything=seed)
+            wanted = None if seed is True else seed
+            self.options.seed_everything = pl.seed_everything(wanted, workers=True, verbose=False)
+        made = self.parser.instantiate(self.options)
+        self.command.check(made)
+        return made
+
+    def build(self, kind: Callable[..., Made], *given: Any) -> Made:
+        """Call a class with the options that it takes as arguments, after those that are given."""
+        return kind(*given, **options_of(kind, self.made))
+
+    def use_data_of(self, config: Mapping[str, Any]) -> None:
+        """Parse the command line again, with a checkpoint's data options as defaults, but for `NOT_OF_FILES`.
+
+        Args:
+            config: the checkpoint's data options.
+
+        Raises:
+            ValueError: the checkpoint has options that this version does not know.
+        """
+        left_out = ("batch_size", *NOT_OF_FILES)  # the first affects nothing but speed
+        defaults = {name: value for name, value in config.items() if name not in left_out}
+        try:
+            self.parser.set_defaults(
+                {f"data.{name}": value for name, value in flat(defaults).items()}
+            )
+        except KeyError as error:
+            raise UserError(
+                "Expected a checkpoint of this version or an earlier one, but its data options are not all known here: "
+                f"{error.args[0]}. Update the package to read it."
+            ) from error
+        self.options = self.parser.parse_args(self.words)
+        store = config.get("store")
+        if store and not self.options.data.get("store") and folders.rank() == 0:
+            tell(f"The states of the fit are kept in {store}: `--data.store {store}` reads them.")
+
+    def check_begun(self) -> None:
+        """Raise unless the folder that `--run` names was begun with these options.
+
+        Raises:
+            ValueError: its config.yaml is damaged, or says something else; options that change no result may differ.
+        """
+        check_begun(self.options.run, yaml.safe_load(self.parser.dump(self.options)))
+
+    def claim(self, *, begun: bool = False) -> None:
+        """Claim the run's folder with config.yaml.
+
+        Args:
+            begun: whether to resume the run in the folder `--run`.
+
+        Raises:
+            ValueError: another command has claimed the folder, or it cannot be written to.
+        """
+        self.folder = folders.new_run_folder(self.options.run, self.command.kind or "", begun=begun)
+        let_write(self.folder)
+        if folders.rank() == 0:
+            folders.claim(self.folder, self.parser.dump(self.options), begun=begun)
+
+    def start(self, *, begun: bool = False) -> None:
+        """Begin the run: claim its folder, then start its loggers.
+
+        Args:
+            begun: see `claim`.
+
+        Raises:
+            ValueError: an option is wrong, another command has claimed the folder, or it cannot be written to.
+        """
+        check_machine(self.options.trainer)
+        options, trainer = self.options, self.made.trainer
+        resumed = options.get("ckpt_path")
+        self.claim(begun=begun)  # before W&B starts, which can take half a minute
+        before = self.folder if begun else folders.interrupted_run(resumed)
+        number = None if before is None else unfinished(before)
+        if folders.rank() == 0:
+            if resumed:  # the run to go on with may have been killed as it wrote
+                folders.tidy(Path(resumed) if Path(resumed).is_dir() else Path(resumed).parent)
+            saving = options.get("checkpoint")
+            if isinstance(saving, Namespace) and saving.get("folder") is not None:
+                folders.claim_checkpoints(saving.folder, self.folder, resumed and Path(resumed))
+        self.settings = {
+            **vars(trainer),
+            "use_distributed_sampler": False,
+        }  # data modules divide batches among ranks
+        if trainer.logger in (None, True):
+            # A resumed run logs to another folder: a logger deletes the files that it finds in its own.
+            again = f"resumed-{len(list(self.folder.glob('resumed-*'))) + 1}"
+            number = new_number(self.folder, number) if folders.rank() == 0 else None
+            place = self.folder / again if begun else self.folder
+            self.settings["logger"] = run_loggers(place, self.command.kind or "", number)
+        if trainer.default_root_dir is None:
+            self.settings["default_root_dir"] = str(
+                self.folder
+            )  # for files that no logger has a place for
+        loggers = self.settings["logger"]
+        for logger in loggers if isinstance(loggers, list) else [loggers]:
+            if isinstance(logger, WandbLogger) and folders.rank() == 0:
+                written = yaml.safe_load(self.parser.dump(options))
+                logger.experiment.config.update(written, allow_val_change=True)
+                _at_the_end.append(
+                    partial(tell_wandb, logger.experiment, self.folder, options, self.made)
+                )
+
+    def resumed_by(self) -> dict[str, Path] | None:
+        """Options of a command that goes on where this training was stopped; None if nothing is saved."""
+        saving = self.options.get("checkpoint")
+        if (
+            not hasattr(self, "folder")
+            or not isinstance(saving, Namespace)
+            or "ckpt_path" not in self.options
+        ):
+            return None
+        saved = folders.goes_on_from(self.folder, saving.folder)
+        return None if saved is None else {**self._next_run(), "ckpt_path": saved}
+
+    def begun_again_by(self) -> dict[str, Path] | None:
+        """The option that names another folder, if this run's is named and no longer empty; None if it is not."""
+        folders.release_unused()
+        return (
+            None
+            if not hasattr(self, "folder") or folders.is_free(self.folder)
+            else self._next_run() or None
+        )
+
+    def _next_run(self) -> dict[str, Path]:
+        names = (self.folder.with_name(f"{self.folder.name}-{number}") for number in count(2))
+        return (
+            {"run": next(name for name in names if not name.exists())}
+            if self.options.get("run")
+            else {}
+        )
+
+    def trainer(self, *callbacks: pl.Callback, **changes: Any) -> pl.Trainer:
+        """Make a Trainer for this run.
+
+        Args:
+            callbacks: added to the progress bar and to copies of the user's callbacks.
+            changes: settings that differ.
+
+        Raises:
+            ValueError: an option is of the wrong type.
+        """
+        given = self.settings["callbacks"] or []
+        given = deepcopy(given if isinstance(given, list) else [given])
+        bar = [] if self.settings["enable_progress_bar"] is False else [ProgressBar()]
+        try:
+            return pl.Trainer(
+                **{**self.settings, **changes, "callbacks": [*given, *bar, *callbacks]}
+            )
+        except (
+            TypeError,
+            ValueError,
+        ) as error:  # Lightning's words for another type of `devices`, or no strategy
+            raise UserError(f"Lightning's Trainer does not take these options: {error}") from error
+
+    def training(self, *callbacks: pl.Callback) -> pl.Trainer:
+        """Make a Trainer that keeps each site's best parameters and saves the maps."""
+        return self.trainer(
+            self.made.early_stopping, self.made.checkpoint.inside(self.folder), *callbacks
+        )
+
+    def fit(self, trainer: pl.Trainer) -> None:
+        """Train what the options describe. Only tensors and plain values are read from a checkpoint."""
+        built, resumed = self.made, self.options.ckpt_path
+        trainer.fit(built.model, datamodule=built.data, ckpt_path=resumed, weights_only=True)
+
+    def test(
+        self, evaluation: pl.LightningModule, kind: str, *callbacks: pl.Callback, **options: Any
+    ) -> None:
+        """Test a LightningModule on this run's data, and report.
+
+        Args:
+            evaluation: the LightningModule.
+            kind: the kind of report.
+            callbacks: added to those of every run.
+            options: arguments of the report.
+        """
+        trainer = self.trainer(WriteReport(kind, self.folder, **options), *callbacks)
+        trainer.test(evaluation, datamodule=self.made.data, verbose=False)
+
+    def read(
+        self, evaluation: pl.LightningModule, measure: Callable[[], None], kind: str, **changes: Any
+    ) -> None:
+        """Let a LightningModule read this run's data, measure, and report.
+
+        Args:
+            evaluation: the LightningModule, which reads as it is tested.
+            measure: what it does once everything is read.
+            kind: the kind of report.
+            changes: settings of the Trainer that differ.
+        """
+        trainer = self.trainer(**changes)
+        trainer.test(evaluation, datamodule=self.made.data, verbose=False)
+        measure()
+        write_report(evaluation, kind, self.folder, trainer)
+
+
+def can_build(kind: Callable[..., Any]) -> Callable[[Namespace], object]:
+    """A check: the class takes these options."""
+    return lambda options: kind(**options_of(kind, options))
+
+
+def options_of(function: Callable[..., Any], options: Namespace) -> dict[str, Any]:
+    """Select the options that a function or class takes as arguments."""
+    return {name: options[name] for name in signature(function).parameters if name in options}

@@ -1,0 +1,90 @@
+"""The commands for finished runs: `evaluate.py show` and `evaluate.py share`."""
+
+from pathlib import Path
+
+from aligners.cli.command import Run, command
+from aligners.errors import UserError
+from aligners.files.atomic import check_new_folder, let_write
+from aligners.files.shared_folder import is_hub_name
+from aligners.progress import tell
+from aligners.reports.finished_runs import finished_run, refusing_report
+from aligners.reports.page.run_page import PAGE, write_page
+from aligners.reports.publishing import show as show_report
+from aligners.reports.screen import WhenToOpen, open_where_there_is_a_desktop
+from aligners.reports.sharing.share_run import shared_from_run
+
+
+@command(usage="RUN [options]")
+def show(_: Run, run: Path, open: WhenToOpen = "auto") -> None:
+    """Show the tables and findings of a finished run, and open its report.html.
+
+    The page of a run of an earlier version is made now. Nothing is computed anew.
+
+    Example: `runs/mine`
+
+    Args:
+        run: Folder of the run.
+        open: Whether to open the page in a browser: `auto` where there is a desktop, `true`, or `false`.
+    """
+    finished = finished_run(run)
+    page = run / PAGE
+    let_write(run)
+    with refusing_report(run):
+        show_report(finished.report)
+        if not page.is_file():
+            write_page(finished.report, run)
+    opened = open_where_there_is_a_desktop(page, open)
+    tell(f"\n{'Opened' if opened else 'Report'}: {page}")
+
+
+@command(usage="RUN FOLDER [options]")
+def share(
+    _: Run,
+    run: Path,
+    folder: Path,
+    report: Path | None = None,
+    names: list[str] | None = None,
+    models: list[str] | None = None,
+    license: str | None = None,
+    push: str | None = None,
+    private: bool = True,
+) -> None:
+    """Write what a finished run has trained to a folder that others can load.
+
+    That is weights as safetensors, the models that they belong to with their fingerprints, and a card with what was
+    measured and what it is not good for. Every option that takes a file of maps takes such a folder, or its name on the
+    Hub. Paths and options of this machine are left out.
+
+    Example: `runs/mine shared/mine`
+
+    Args:
+        run: Folder of a finished `train.py fit`, `universe`, `join`, `stitch` or `probe`, one of the folders pairs/X--Y
+            of `fit_pairs` or `universe`, or a file of theirs; also a shared folder, or its name on the Hub.
+        folder: New folder to write.
+        report: Folder of the run whose report makes the card. Default: RUN. A fit has figures of its validation texts
+            alone, so name the `evaluate.py inject` that measured it.
+        names: Names under which others find the models, in their order. Default: as in RUN; a folder of this machine by
+            the end of its path.
+        models: Declare it for these models, though it was trained on others. Config and card then say so.
+        license: As the Hub names it, such as mit.
+        push: Upload it under this name, OWNER/NAME, as well.
+        private: Whether an uploaded one is for its owner alone.
+    """
+    check_new_folder(folder, "folder")
+    if push is not None and not is_hub_name(push):
+        raise UserError(f"Expected `push` to be a name on the Hub, OWNER/NAME, but got {push}.")
+    with refusing_report(report or run):
+        shared = shared_from_run(run, report, names=names, license=license)
+    if models is not None:
+        shared.use_with(models, str(run), other_models=True)
+    shared.save_pretrained(folder)
+    tell(f"Saved {folder}: its card is {folder / 'README.md'}")
+    if push is not None:
+        try:
+            place = shared.push_to_hub(push, private=private)
+        except Exception as error:  # the Hub's own, and those of the network
+            raise UserError(
+                f"{folder} is written, but it cannot be uploaded as {push}: {error}. `hf auth login` "
+                f"logs in; `hf upload {push} {folder}` uploads the folder."
+            ) from error
+        tell(f"Uploaded: {place}")

@@ -1,0 +1,130 @@
+"""The commands for a study's folder: how far it is, its results as tables, and its report."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from aligners.cli.command import Run, command
+from aligners.cli.options import Imported
+from aligners.files.user_files import refusing
+from aligners.progress import tell
+from aligners.reports.screen import SiteTable, screen
+from aligners.reports.study.study_report import report as write_report
+from aligners.studies import collecting
+from aligners.studies.cells import Cell
+from aligners.studies.rehearsals.notes import MEANINGLESS, NOTES
+from aligners.studies.study_folder import ERROR, STATES, StudyFolder
+from aligners.studies.study_plan import Pace, duration
+
+EDITED = (
+    "One was edited, or another version wrote it: remove it, and `study.py run` makes it again."
+)
+# Makes a command for a study's folder of the function that does its work.
+for_folder = partial(command, usage="FOLDER [options]")
+
+
+@for_folder()
+def status(_: Run, folder: Path) -> None:
+    """Count a study's cells by kind and state, say how long the rest takes, and list those that failed.
+
+    Example: `runs/embedded`
+
+    Args:
+        folder: Folder of the study, such as runs/NAME.
+    """
+    study = StudyFolder(folder)
+    screen().print(status_table(study))
+    for line in (*time_left(study), *failures(study)):
+        tell(line)
+
+
+@for_folder()
+def collect(_: Run, folder: Path) -> None:
+    """Write the results of all finished cells into one table of each kind, Parquet and CSV.
+
+    Example: `runs/embedded`
+
+    Args:
+        folder: Folder of the study, such as runs/NAME.
+    """
+    study = StudyFolder(folder)
+    with refusing(f"The results in {folder} cannot be collected", EDITED):
+        paths = collecting.collect(study).values()
+    for path in paths:
+        tell(str(path))
+
+
+@dataclass
+class Reporting:
+    """What a report is made of.
+
+    Args:
+        imports: Python files or modules that register tables and figures. They are run: name only what you trust.
+    """
+
+    imports: list[Imported] = field(default_factory=list)
+
+
+@for_folder(None, Reporting)
+def report(_: Run, folder: Path) -> None:
+    """Collect the results of a study's cells, and make its tables and figures.
+
+    Example: `runs/embedded`
+
+    Args:
+        folder: Folder of the study, such as runs/NAME.
+    """
+    study = StudyFolder(folder)
+    with refusing(f"The results in {folder} cannot be reported on", EDITED):
+        collect_and_report(study)
+
+
+def collect_and_report(folder: StudyFolder) -> None:
+    """Collect the results, and make the report if there is anything to report on."""
+    collected = collecting.tables(folder)
+    if collected:
+        results = [
+            folder.about(number)
+            for number in sorted(folder.cells)
+            if folder.state(number) == "done"
+        ]
+        first = MEANINGLESS if (folder.path / NOTES).is_file() else None
+        write_report(folder.path, collected, folder.study, results, folder.failed(), first)
+
+
+def status_table(folder: StudyFolder) -> SiteTable:
+    """Count the cells by kind and state."""
+    counts = Counter(
+        (folder.described(number)["kind"], folder.state(number)) for number in folder.cells
+    )
+    title = f"{folder.study['name']}: {len(folder.cells)} cells in {folder.path}"
+    table = SiteTable(title, ["cells"], list(STATES), {})
+    for kind in dict.fromkeys(kind for kind, _ in counts):
+        table.add_row(kind, *(str(counts[kind, state] or "") for state in STATES))
+    return table
+
+
+def time_left(folder: StudyFolder) -> list[str]:
+    """How long the rest takes, at the speed of the cells that are done and on as many workers as are at work."""
+    cells = [Cell(**folder.described(number)) for number in folder.cells]
+    states, pace = {cell.id: folder.state(cell.id) for cell in cells}, Pace(folder.planned)
+    for cell in cells:
+        pace.add(cell, folder.took(cell.id))
+    rest = [cell for cell in cells if states[cell.id] in ("running", "waiting")]
+    workers = list(states.values()).count("running")
+    left = pace.left(rest, workers)
+    on = f"{workers} workers" if workers > 1 else "1 worker"
+    return [f"About {duration(left)} left on {on}."] if left else []
+
+
+def failures(folder: StudyFolder) -> list[str]:
+    """One line for each failed cell: what it is, the last line of its traceback, and where to read all of it."""
+    lines = []
+    for number, said in folder.failed().items():
+        cell = folder.described(number)
+        names = " – ".join(model["name"] for model in cell["models"][:4])
+        lines.append(
+            f"{cell['kind']} {names}, {cell['task']}: {said}\n  {folder.cell(number) / ERROR}"
+        )
+    return lines

@@ -1,0 +1,154 @@
+"""The commands that fit models to one shared space: k models at once, or one more."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from aligners.callbacks.checkpoint import save_maps
+from aligners.cli.command import Run, command
+from aligners.cli.train.fit import check_resumed, fits
+from aligners.datamodules.pairings import universe_states
+from aligners.datamodules.rows.sites import sites_of_each
+from aligners.errors import UserError
+from aligners.files.atomic import check_new_folder
+from aligners.fitting.saved_bank import StoredBank, load_bank, save_bank
+from aligners.fitting.universe.fitting import Joining, UniverseAlignment
+from aligners.fitting.universe.universe import NETWORK
+from aligners.fitting.universe.universe_evaluation import UniverseEvaluation, between_members
+from aligners.fitting.universe.universe_files import (
+    load_universe,
+    sites_of,
+    universes_of,
+    without_member,
+)
+from aligners.progress import tell
+
+
+@fits("universe", data=universe_states, module=UniverseAlignment)
+def universe(run: Run, against: Sequence[Path] = ()) -> None:
+    """Fit k models, of any widths, to one shared space: a bijection u_i for each model.
+
+    The map from model i into model j is u_i followed by the inverse of u_j, for all pairs from k maps. Models of other
+    widths, or `--model.shared`, share the first coordinates; the rest is completed by what is average. Every map is
+    measured on held-out text, and universe.safetensors and pairs/X--Y/aligners.safetensors are written, which
+    `evaluate.py inject` takes.
+
+    Example: `--data.models embedded:0 embedded:1 embedded:2 --run runs/universe`
+
+    Args:
+        run: of the command.
+        against: Files aligners.safetensors of `fit` or `fit_pairs` between its models, to measure beside it.
+    """
+    check_resumed(run)
+    beside = [load_bank(path) for path in against]
+    _check_members(run, beside)
+    model = run.made.model
+    widths = run.made.data.frozen_models.widths()
+    model.network(len(widths), widths)
+    run.start()
+    run.fit(run.training())
+    stored = replace(model.stored().freeze(), path=run.folder / UniverseAlignment.final)
+    run.test(UniverseEvaluation(stored, beside), "universe")
+
+
+@fits("join", data=universe_states, module=Joining)
+def join(run: Run, universe: Path | None = None, against: Sequence[Path] = ()) -> None:
+    """Fit one more model, `--data.models '[NEW]'`, to the shared space of a universe that stays as it is.
+
+    It is one fit for the maps from and to all its members, whose states on the same texts are read. The universe of
+    all is written. `--data.sites` names the newcomer's layers, one for each of the members'; by default, the same ones.
+
+    Example: `--universe runs/universe/universe.safetensors --data.models embedded:3 --run runs/joined`
+
+    Args:
+        run: of the command.
+        universe: The file universe.safetensors to join.
+        against: As in `train.py universe`: maps of pairs to measure beside.
+    """
+    if universe is None:
+        raise UserError("Expected `universe` to name a file universe.safetensors, but got nothing.")
+    check_resumed(run)
+    stored, beside = load_universe(universe), [load_bank(path) for path in against]
+    run.use_data_of(
+        {"far_rows": "keep", **stored.data_config, "models": []}
+    )  # earlier versions kept far rows
+    _add_members(run, stored)
+    _check_members(run, beside)
+    model, data = run.made.model, run.made.data
+    model.members = universes_of(stored)[NETWORK]
+    model.refuse_narrow(data.frozen_models.widths())
+    run.start()
+    data.prepare_data()
+    model.refuse_other_members(stored, data)
+    trainer = run.training()
+    run.fit(trainer)
+    evaluation = UniverseEvaluation(
+        replace(model.joined(stored), path=run.folder / UniverseAlignment.final), beside
+    )
+    run.test(evaluation, "universe")
+    if trainer.is_global_zero:
+        save_maps(evaluation.stored, data, evaluation.stored.path)
+
+
+@command(usage="UNIVERSE MODEL FOLDER [options]")
+def leave(_: Run, universe: Path, model: str, folder: Path) -> None:
+    """Write a universe that one of its models has left. All other maps stay as they are, and nothing is computed anew.
+
+    Example: `runs/universe/universe.safetensors embedded:1 runs/smaller`
+
+    Args:
+        universe: The file universe.safetensors.
+        model: The model that leaves, as it was named in `--data.models`.
+        folder: New folder for universe.safetensors.
+    """
+    check_new_folder(folder, "folder")
+    left = without_member(load_universe(universe), model)
+    folder.mkdir(exist_ok=True)
+    save_bank(left, folder / UniverseAlignment.final)
+    tell(f"Saved {folder / UniverseAlignment.final}")
+
+
+def _check_members(run: Run, against: Sequence[StoredBank]) -> None:
+    """Raise before anything is trained unless maps of pairs can be measured beside the models.
+
+    Raises:
+        ValueError: as `between_members`.
+    """
+    data = run.made.data
+    if against:
+        data.prepare_data()
+        described = data.describe()
+        between_members(against, described["models"], described["sites"])
+
+
+def _add_members(run: Run, stored: StoredBank) -> None:
+    """Put the members of a universe before the newcomer.
+
+    Raises:
+        ValueError: not one model is named, or one that is in the universe, or no site of it for one of the members'.
+    """
+    members, data = stored.data_config["models"], run.options.data
+    if len(data.models) != 1:
+        raise UserError(
+            f"Expected `data.models` to name the one model that joins, but got {data.models}."
+        )
+    if data.models[0] in members:
+        raise UserError(
+            f"Expected a model that is not in {stored.path}, but {data.models[0]} is in it already."
+        )
+    revisions = data.revisions or [None]
+    data.models = [*members, *data.models]
+    data.revisions = [*(stored.data_config["revisions"] or [None] * len(members)), revisions[-1]]
+    of_members = sites_of(stored)
+    same = data.sites == stored.data_config["sites"]  # as those of the members, by default
+    own = list(
+        map(set, of_members if same else sites_of_each(data.sites, [-1]))
+    )  # its depth is not known yet
+    if len(own) != len(of_members) or any(len(site) > 1 for site in own):
+        raise UserError(
+            f"Expected `data.sites` to name the newcomer's site for each of the members' {of_members}, but got "
+            f"{data.sites}. Name as many layers, such as `--data.sites {','.join(['3'] * len(of_members))}`."
+        )
+    data.sites = ",".join(
+        ":".join(map(str, (*of, *new))) for of, new in zip(of_members, own, strict=True)
+    )

@@ -1,0 +1,338 @@
+"""The LightningModule that trains banks of maps, each site by itself, and figures over ranks."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor, nn
+
+from aligners.datamodules.run_identity import identity, refuse_other_run, trainer_identity
+from aligners.errors import UserError, check_range
+from aligners.files.user_files import refusing
+from aligners.fitting.lengths import KnownLength
+from aligners.fitting.saved_bank import StoredBank, refuse_other_models
+from aligners.fitting.steps import (
+    LEAST_RISE,
+    Divergence,
+    Schedule,
+    SiteSteps,
+    clip_per_site,
+    describe_optimizer,
+    learning_rates,
+    make_optimizer,
+    schedule_factor,
+)  # fmt: skip
+from aligners.maps.base import Aligner
+from aligners.maps.matrices import Products, products_in
+
+AVERAGING = (pl.callbacks.StochasticWeightAveraging, pl.callbacks.WeightAveraging)
+IN_MEMORY = "the fit in memory"  # in place of the name of a file
+
+
+def mean_over_ranks(trainer: pl.Trainer, values: Tensor) -> Tensor:
+    """Return the mean of all ranks' `values`, on every rank. All ranks have to call it."""
+    if trainer.world_size == 1:
+        return values
+    return cast(Tensor, trainer.strategy.reduce(values.clone(), reduce_op="mean"))
+
+
+def mean_count(trainer: pl.Trainer, count: int, device: torch.device) -> Tensor | float:
+    """The mean over ranks of what each rank has of something; in a run of one process, that number itself."""
+    if trainer.world_size == 1:
+        return float(count)
+    # filled on the device: a number that is copied there would wait for it
+    return mean_over_ranks(trainer, torch.full((), float(count), device=device))
+
+
+def validate_if_due(trainer: pl.Trainer, validated_at: int | None, complete: bool) -> None:
+    """Validate before the first batch of a run, if the current step still lacks its validation.
+
+    It does at the start, which training has to beat, and when an interruption cut a validation off.
+
+    Args:
+        trainer: the run's Trainer, after its training loader was set up.
+        validated_at: step of the last validation; None if there was none.
+        complete: whether this is the last step.
+    """
+    fitting = cast(Any, trainer)
+    if validated_at == trainer.global_step or not fitting.enable_validation:
+        return
+    epochs = trainer.check_val_every_n_epoch
+    interval = fitting.val_check_batch if epochs is None else epochs * trainer.num_training_batches
+    if complete or trainer.global_step % interval == 0:
+        validation = fitting.fit_loop.epoch_loop.val_loop
+        validation.restarting = False  # from its first batch
+        validation.reset_restart_stage()
+        fitting.validating = True
+        validation.run()
+        fitting.training = True
+
+
+class BankTraining(KnownLength, ABC):
+    """Trains banks of maps, each site by itself: one optimiser for all, and one course of its learning rates.
+
+    Any Trainer will do: the best state of each site is kept by a `BestPerSite`, which the module brings along unless
+    the Trainer has one.
+
+    Args:
+        optimizer: makes the optimiser.
+        schedule: how the learning rate moves over the training steps.
+        warmup: share of the steps over which it rises.
+        gradient_clip: largest gradient norm of a site of a bank; 0 turns clipping off.
+        seed: of the initial weights.
+        averaging: whether maps are the average of the weights of all steps: see `SiteSteps`.
+
+    Attributes:
+        stream: the data module.
+        final: name of the file that a finished run leaves; empty: it leaves none.
+        products: precision of matrix products in training.
+        maps: route -> name -> bank.
+        training_record: route.name -> how training went, site by site; written by `BestPerSite`.
+        training_steps: of the whole run, once training has begun.
+        parts: of a batch, each of which gets a step of the optimiser, likewise.
+        site_steps: how steps are taken, likewise.
+    """
+
+    automatic_optimization = False
+    stream: Any
+    final = ""
+    products: Products = "float32"
+
+    def __init__(
+        self,
+        optimizer: OptimizerCallable,
+        schedule: Schedule,
+        warmup: float,
+        gradient_clip: float,
+        seed: int,
+        averaging: bool = False,
+    ) -> None:
+        super().__init__()
+        check_range(least=0, below=1, warmup=warmup)
+        self.optimizer_factory, self.schedule, self.warmup = optimizer, schedule, warmup
+        self.gradient_clip, self.seed, self.averaging = gradient_clip, seed, averaging
+        self.maps, self.divergence = nn.ModuleDict(), Divergence()
+        self.training_record: dict[str, dict[str, Any]] = {}
+        self._complete, self.parts = False, 1
+        self._limits: dict[
+            str, Any
+        ] = {}  # of a run that goes on with all its steps taken: Lightning's is then lifted
+
+    def banks_of(self, route: str) -> dict[str, Aligner]:
+        """Name -> bank of a route."""
+        return {
+            name: cast(Aligner, bank)
+            for name, bank in cast(nn.ModuleDict, self.maps[route]).items()
+        }
+
+    def banks(self) -> dict[str, Aligner]:
+        """The trained banks by route.name."""
+        every = (
+            (f"{route}.{name}", bank)
+            for route in self.maps
+            for name, bank in self.banks_of(route).items()
+        )
+        return {key: bank for key, bank in every if not bank.closed_form}
+
+    @abstractmethod
+    def criteria(self) -> dict[str, Tensor]:
+        """The last validation's criterion at each site of each trained bank, (S,): lower is better."""
+
+    @abstractmethod
+    def stored(self) -> StoredBank:
+        """The maps as they are now, with what another process needs to use them."""
+
+    @abstractmethod
+    def options(self) -> dict[str, Any]:
+        """What a run that goes on from this one has to share beside the options of any training, as plain values."""
+
+    def has_begun(self) -> bool:
+        """Whether a run that is stopped now has anything to go on from."""
+        return self.global_step > 0
+
+    def identity(self) -> dict[str, Any]:
+        """What a run that goes on from this one has to share, as plain values."""
+        options = {
+            name: getattr(self, name) for name in ("schedule", "warmup", "gradient_clip", "seed")
+        }
+        options |= {"optimizer": describe_optimizer(self.optimizer_factory), **self.options()}
+        trainer = trainer_identity(self.trainer) | self._limits
+        return identity(self.stream, **options) | {
+            "trainer": trainer,
+            "early_stopping": self._stopping(),
+        }
+
+    def _stopping(self) -> dict[str, Any]:
+        """By what the best state of each site is chosen, as callbacks say it."""
+        said: dict[str, Any] = {}
+        for callback in cast(Any, self.trainer).callbacks:
+            describe = getattr(callback, "choosing", None)
+            if describe is not None:
+                said |= describe()
+        return said
+
+    def resume(self, checkpoint: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
+        """Prepare to go on from a checkpoint. With all of `max_steps` it is validated: Lightning would just return.
+
+        Args:
+            checkpoint: what Lightning saved.
+            stored: what was added to it, with the `identity` of the run.
+
+        Raises:
+            ValueError: it is of other models; to go on from it, data or options differ.
+        """
+        what = f"The checkpoint {self.trainer.ckpt_path}"
+        refuse_other_models(stored["data"]["models"], self.stream.describe()["models"], what)
+        if self.trainer.state.fn == "fit":
+            refuse_other_run(stored, self.identity(), what)
+        self._limits = {"max_steps": self.trainer.max_steps}
+        self._complete = 0 < self.trainer.max_steps <= checkpoint["global_step"]
+        if self._complete:
+            cast(Any, self.trainer).fit_loop.epoch_loop.max_steps = -1
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Take back the maps of a checkpoint.
+
+        Raises:
+            ValueError: it has others, or of another shape.
+        """
+        with refusing(
+            "The maps of the checkpoint do not fit those of this run",
+            "Resume it with its own command.",
+        ):
+            return super().load_state_dict(*args, **kwargs)
+
+    def configure_callbacks(self) -> list[pl.Callback]:
+        """What keeps each site's best parameters, unless the Trainer has such a callback with options of its own."""
+        from aligners.callbacks.best import BestPerSite  # which imports this module
+
+        callbacks = cast(Any, self.trainer).callbacks
+        averages = [
+            type(callback).__name__ for callback in callbacks if isinstance(callback, AVERAGING)
+        ]
+        if averages:
+            raise UserError(
+                f"Expected `trainer.callbacks` without averages of weights, but got {averages[0]}: the best state of "
+                "each site is kept, and a run can be resumed from it, which averages are no part of. Leave it out."
+            )
+        there = any(isinstance(callback, BestPerSite) for callback in callbacks)
+        return [] if there else [BestPerSite()]
+
+    def configure_optimizers(self) -> Any:
+        """One optimiser for all trained banks."""
+        return make_optimizer(self.optimizer_factory, self.banks().values())
+
+    def begin(self, steps: int, validated_at: int | None, *, rows: float | None = None) -> None:
+        """Validate the starting point, which training has to beat, and set the course of the learning rates.
+
+        Args:
+            steps: of the whole run; one that has taken them ends here.
+            validated_at: step of the last validation; None if there was none.
+            rows: of a step of maps between rows, see `learning_rates`; their rate rises over `LEAST_RISE` steps.
+        """
+        self.training_steps = steps
+        self.parts = self.parts_of(rows)
+        complete = self._complete or not self.banks() or self.global_step >= steps
+        validate_if_due(self.trainer, validated_at, complete)
+        if complete:
+            self.trainer.should_stop = True
+            return
+        optimizer = self.trainer.optimizers[0]
+        course = schedule_factor(
+            self.schedule, steps * self.parts, self.warmup, 0 if rows is None else LEAST_RISE
+        )
+        self._rate = learning_rates(optimizer, course, rows, self.global_step * self.parts)
+        self.site_steps = SiteSteps(optimizer, self.banks().values(), averaged=self.averaging)
+
+    def parts_of(self, rows: float | None) -> int:
+        """Into how many parts a batch of about so many rows is cut, with a step along the gradient of each."""
+        return 1
+
+    def step(self, last: bool = True) -> None:
+        """Take a step along the gradients, and end the run with the last one.
+
+        Args:
+            last: of the batch: Lightning counts batches as steps.
+        """
+        optimizer = cast(Any, self.optimizers())
+        (optimizer if last else optimizer.optimizer).step()
+        self._rate.step()
+        if last and self.global_step >= self.training_steps:
+            self.trainer.should_stop = (
+                True  # Lightning then validates: without it the steps since would not count
+            )
+
+    def log_sites(self, where: str, figure: str, values: Mapping[str, Tensor]) -> None:
+        """Log a figure of some sites, which is that of all ranks: site -> value."""
+        self.log_dict(
+            {f"{where}/{site}/{figure}": value for site, value in values.items()},
+            rank_zero_only=True,
+        )
+
+    @property
+    def logs_now(self) -> bool:
+        """Whether Lightning writes what is logged in this step."""
+        trainer = cast(Any, self.trainer)
+        return trainer.should_stop or self.global_step % trainer.log_every_n_steps == 0
+
+    def train_on_rows(
+        self, aligner: Aligner, x: Tensor, y: Tensor, steps: int, a_step: int, seed: int
+    ) -> Tensor:
+        """Train a map that is ready to train on rows in memory, drawn with replacement, as this module trains its own.
+
+        Args:
+            aligner: the map, already fitted to the moments.
+            x: (S, N, d_x).
+            y: (S, N, d_y).
+            steps: how many; the learning rate takes its whole course over them.
+            a_step: rows a step.
+            seed: of the rows that are drawn.
+
+        Returns:
+            (S,) the step at which a site diverged; 0 where none did.
+        """
+        optimizer = make_optimizer(self.optimizer_factory, [aligner])
+        if optimizer is None:
+            return torch.zeros(aligner.sites, dtype=torch.long)
+        parts = self.parts_of(a_step)
+        course = schedule_factor(self.schedule, steps * parts, self.warmup, LEAST_RISE)
+        rate, divergence = learning_rates(optimizer, course, a_step), Divergence()
+        site_steps = SiteSteps(optimizer, [aligner], averaged=self.averaging)
+        draw = torch.Generator().manual_seed(seed)
+        for step in range(1, steps * parts + 1):
+            chosen = torch.randint(x.shape[1], (a_step // parts,), generator=draw).to(x.device)
+            optimizer.zero_grad(set_to_none=True)
+            with site_steps.step():
+                with products_in(self.products):
+                    loss = aligner.loss(x[:, chosen], y[:, chosen])
+                    loss.sum().backward()
+                clip_per_site(
+                    aligner, self.gradient_clip, partial(divergence.watch, "map", loss, step=step)
+                )
+                optimizer.step()
+            rate.step()
+        return divergence.step["map"]
+
+
+def stored_of(maps: StoredBank | BankTraining) -> StoredBank:
+    """The maps that an evaluation measures: those of a file, or frozen copies of what a module has trained.
+
+    Raises:
+        ValueError: the module has not been trained.
+    """
+    if isinstance(maps, StoredBank):
+        return maps
+    if maps._trainer is None:
+        name = type(maps).__name__
+        raise UserError(
+            f"Expected maps that are fitted, but this `{name}` is not. Call `Trainer().fit` with it first."
+        )
+    bank = maps.stored()
+    return replace(bank, maps=bank.of_each(deepcopy), path=Path(IN_MEMORY)).freeze()

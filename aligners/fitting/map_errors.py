@@ -1,0 +1,214 @@
+"""Errors of maps on held-out and on fitting rows, site by site, and the rows of a report that say them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from aligners.datamodules.rows.read_rows import Place
+from aligners.errors import finite
+from aligners.fitting.training_status import how_fitted
+from aligners.maps.base import Aligner
+from aligners.similarity.moment_metrics import DoubleMetric
+
+
+class Way(NamedTuple):
+    """A map, and the map back that belongs to it, if there is one."""
+
+    there: Callable[[Tensor], Tensor]
+    back: Callable[[Tensor], Tensor] | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """(S, N, d_x) -> (S, N, d_y)."""
+        return self.there(x)
+
+    @property
+    def invertible(self) -> bool:
+        """Whether there is a map back."""
+        return self.back is not None
+
+    def inverse(self, y: Tensor) -> Tensor:
+        """(S, N, d_y) -> (S, N, d_x)."""
+        return cast(Callable[[Tensor], Tensor], self.back)(y)
+
+
+def squared_errors(mapped: Tensor, y: Tensor) -> Tensor:
+    """The squared error of each row: (S, N, d) -> (S, N) in float64."""
+    return (mapped - y).double().square_().sum(-1)
+
+
+def squared_distances(y: Tensor, mean: Tensor) -> Tensor:
+    """The squared distance of each row (S, N, d) from the mean (S, 1, d): (S, N) in float64."""
+    return squared_errors(y.double(), mean)
+
+
+def parameters_of(aligner: Aligner) -> int:
+    """Parameters of one site."""
+    return sum(weight[0].numel() for weight in aligner.parameters())
+
+
+def columns_of(place: Place) -> dict[str, Any]:
+    """The columns of a report that say where a row is from."""
+    return {
+        **{name: getattr(place, name) for name in ("model_x", "model_y", "site_x", "site_y")},
+        **place.about,
+    }
+
+
+def error_rows(
+    places: Sequence[Place],
+    method: str,
+    aligner: Aligner,
+    training: Sequence[str | None],
+    figures: Mapping[str, Any],
+) -> list[dict[str, Any]]:
+    """The rows of a report on a map: one for each place, of which `training` and every figure have an entry."""
+    about = {
+        "method": method,
+        "role": "method",
+        "parameters": parameters_of(aligner),
+        "fit": how_fitted(aligner),
+    }
+    return [
+        columns_of(at)
+        | about
+        | {"training": training[s], **{name: finite(part[s]) for name, part in figures.items()}}
+        for s, at in enumerate(places)
+    ]
+
+
+FAR_COLUMNS = {
+    "leave_out": "fvu_with_far",
+    "keep": "fvu_without_far",
+}  # by `data.far_rows`, what stands beside `fvu`
+
+
+class FarErrors(DoubleMetric):
+    """The FVU of g(X) on the rows that stand beside those that count: with far rows, or without them.
+
+    Its means are those of the very rows, as the mean of the fitting rows is of the others.
+
+    Args:
+        mean_y: (S, d_y) from which squares are taken, so that nothing cancels.
+    """
+
+    full_state_update = False
+    mean_y: Tensor
+    rows: Tensor
+    squares: Tensor
+    sums: Tensor
+
+    def __init__(self, mean_y: Tensor, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        sites = len(mean_y)
+        self.register_buffer("mean_y", mean_y[:, None].double(), persistent=False)
+        self.add_state("rows", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("squares", torch.zeros(2, sites, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("sums", torch.zeros(mean_y.shape, dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, mapped: Tensor, y: Tensor) -> None:
+        """Add mapped rows (S, N, d_y) and what they should be."""
+        away = y.double() - self.mean_y
+        self.rows += y.shape[1]
+        self.squares += torch.stack([squared_errors(mapped, y).sum(-1), away.square().sum((1, 2))])
+        self.sums += away.sum(1)
+
+    def compute(self) -> Tensor:
+        """The FVU, (S,); NaN where there were no rows."""
+        squares, totals = self.squares
+        return squares / (totals - self.sums.square().sum(-1) / self.rows)
+
+
+def far_columns(policy: str, fvu: Tensor | None, like: Tensor) -> dict[str, Tensor]:
+    """The columns of `FAR_COLUMNS`: the one that stands beside `fvu` under a policy; NaN where nothing is known."""
+    columns = {name: torch.full_like(like, torch.nan) for name in FAR_COLUMNS.values()}
+    if fvu is not None:
+        columns[FAR_COLUMNS[policy]] = fvu.to(like)
+    return columns
+
+
+class MapErrors(DoubleMetric):
+    """mse, l2, relative error, FVU and cosine of g(X) against Y; round trip and FVU of the inverse.
+
+    `fvu_unseen` is the FVU on the rows whose types fitting did not see; NaN where there are none.
+
+    The round trip is ‖g⁻¹(g(x)) − x‖∞ / ‖x‖∞, both norms over all rows.
+
+    FVU takes Y's mean from the fitting rows, so it is 1 for the map that always answers that mean. Sums are in float64.
+    Sums and maxima combine over batches and ranks: however the rows are split, the figures are the same.
+
+    Args:
+        mean_x: (S, d_x) mean of X's states on the fitting rows.
+        mean_y: (S, d_y) the same for Y.
+        widths: (S,) of Y's states, where some end in zeros that are no part of them. Default: d_y.
+    """
+
+    full_state_update = False
+    mean_x: Tensor
+    mean_y: Tensor
+    widths: Tensor
+    sums: Tensor
+    worst: Tensor
+
+    def __init__(
+        self, mean_x: Tensor, mean_y: Tensor, widths: Tensor | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        sites, d_y = mean_y.shape
+        self.register_buffer(
+            "widths", torch.tensor(d_y) if widths is None else widths, persistent=False
+        )
+        self.register_buffer("mean_x", mean_x[:, None].double(), persistent=False)
+        self.register_buffer("mean_y", mean_y[:, None].double(), persistent=False)
+        self.add_state("sums", torch.zeros(9, sites, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("worst", torch.zeros(2, sites, dtype=torch.float64), dist_reduce_fx="max")
+
+    def update(
+        self, aligner: Aligner | Way, x: Tensor, y: Tensor, unseen: Tensor | None = None
+    ) -> None:
+        """Map x (S, N, d_x) and add its errors against y (S, N, d_y); `unseen` (N,) marks rows of unseen types."""
+        mapped = aligner(x)
+        squares, totals = squared_errors(mapped, y), squared_distances(y, self.mean_y)
+        cosine = torch.nn.functional.cosine_similarity(mapped.double(), y.double(), dim=-1)
+        total = totals.sum(-1)
+        marked = totals.new_zeros(x.shape[1], dtype=torch.bool) if unseen is None else unseen
+        back = back_total = torch.full_like(total, torch.nan)
+        if aligner.invertible:
+            back = (aligner.inverse(y) - x).double().square().sum((1, 2))
+            back_total = (x.double() - self.mean_x).square().sum((1, 2))
+            # An inverse that overflows gives inf or NaN, which counts as the worst error, not as no inverse.
+            gap = (aligner.inverse(mapped) - x).abs().amax((1, 2)).nan_to_num(torch.inf, torch.inf)
+            self.worst = torch.maximum(
+                self.worst, torch.stack([gap, x.abs().amax((1, 2))]).double()
+            )
+        rows = torch.full_like(total, x.shape[1])
+        sums = [
+            rows,
+            squares.sum(-1),
+            squares.sqrt().sum(-1),
+            cosine.sum(-1),
+            total,
+            back,
+            back_total,
+        ]
+        self.sums += torch.stack(
+            [*sums, *(values.where(marked, 0).sum(-1) for values in (squares, totals))]
+        )
+
+    def compute(self) -> dict[str, Tensor]:
+        """Return each figure as (S,); those of the inverse are NaN if there is none."""
+        rows, squares, norms, cosine, total, back, back_total, squares_unseen, total_unseen = (
+            self.sums
+        )
+        fvu = squares / total
+        return {
+            "mse": squares / (rows * self.widths),
+            "l2": norms / rows,
+            "fvu": fvu,
+            "fvu_unseen": squares_unseen / total_unseen,
+            "relative_error": fvu.sqrt(),
+            "cosine": cosine / rows,
+            "fvu_inverse": back / back_total,
+            "round_trip": self.worst[0] / self.worst[1],  # 0/0, so NaN, without an inverse
+        }

@@ -1,0 +1,470 @@
+"""The file of a finished run: its maps, what describes them, and the moments of the rows that they were fitted on."""
+
+import json
+import re
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+import aligners
+from aligners.datamodules.rows.row_types import SeenTypes
+from aligners.datamodules.text.texts import FittedTexts
+from aligners.errors import UserError
+from aligners.files.atomic import whole_file
+from aligners.files.sealed import check_sealed, save_sealed
+from aligners.files.shared_folder import is_shared, shared_file
+from aligners.maps.base import Aligner
+from aligners.models.model_identity import differing, listed_change
+from aligners.similarity.algebra.moments import Moments
+
+
+def check_names(names: Iterable[str], argument: str) -> None:
+    """Refuse names under which a module cannot hold aligners.
+
+    Raises:
+        ValueError: naming `argument` and them.
+    """
+    bad = [
+        name
+        for name in names
+        if not name.replace("_", "").isalnum() or hasattr(nn.ModuleDict, name)
+    ]
+    if bad:
+        raise UserError(
+            f"Expected the names in `{argument}` to be letters, digits and underscores, and not a name that PyTorch "
+            f"keeps for itself, but got {', '.join(bad)}."
+        )
+
+
+def describe_aligner(aligner: Aligner) -> dict[str, Any]:
+    """Class, sizes and options of an aligner as plain values: `build_aligner` makes an equal one."""
+    size = {"sites": aligner.sites, "d_x": aligner.d_x, "d_y": aligner.d_y}
+    return {"class": aligner.kind, **size, "options": aligner.options()}
+
+
+def kind_of(aligner: Aligner) -> dict[str, Any]:
+    """Class and options of an aligner of any size, as plain values."""
+    return {"class": aligner.kind, "options": aligner.options()}
+
+
+def is_known(kind: str) -> bool:
+    """Whether there is an aligner class of this name here; one of ours is imported now."""
+    return kind in Aligner.registry or getattr(aligners, kind, None) is not None
+
+
+def build_aligner(description: Mapping[str, Any]) -> Aligner:
+    """An aligner as described, not yet fitted.
+
+    Raises:
+        ValueError: no aligner of that name is known here.
+    """
+    known = Aligner.registry
+    name = description["class"]
+    if not is_known(name):
+        raise UserError(
+            f"The checkpoint holds an aligner of class {name!r}, but only {', '.join(sorted(known))} are known. "
+            "Import the module that defines it first."
+        )
+    with torch.random.fork_rng(devices=[]):
+        return known[name](
+            description["sites"], description["d_x"], description["d_y"], **description["options"]
+        )
+
+
+def restored(description: Mapping[str, Any], state: Mapping[str, Tensor]) -> Aligner:
+    """An aligner as described, with these parameters and buffers in the precision that they have."""
+    aligner = build_aligner(description)
+    precision = next((value.dtype for value in state.values() if value.is_floating_point()), None)
+    aligner.to(precision).load_state_dict(state)
+    return aligner
+
+
+def take_places(bank: Aligner, places: slice | list[int]) -> Aligner:
+    """Some places of a bank as a bank of their own, frozen."""
+    description = {**describe_aligner(bank), "sites": len(torch.arange(bank.sites)[places])}
+    taken = restored(
+        description, {name: value[places] for name, value in bank.state_dict().items()}
+    )
+    return taken.requires_grad_(False).eval()
+
+
+def join_banks(banks: Sequence[Aligner]) -> Aligner:
+    """Concatenate banks along their sites."""
+    joined = build_aligner(
+        {**describe_aligner(banks[0]), "sites": sum(bank.sites for bank in banks)}
+    )
+    states = [bank.state_dict() for bank in banks]
+    joined.load_state_dict(
+        {name: torch.cat([state[name] for state in states]) for name in states[0]}
+    )
+    return joined.requires_grad_(False).eval()
+
+
+def moments_at(moments: Moments, places: slice | list[int]) -> Moments:
+    """Moments of some places of a bank, by their numbers."""
+    return Moments(moments.n, *(value[places] for value in moments[1:]))
+
+
+def records_at(
+    records: Mapping[str, Mapping[str, Any]], places: list[int]
+) -> dict[str, dict[str, Any]]:
+    """What training left at some places of banks: lists have an entry for each place."""
+    return {
+        key: {
+            name: [value[s] for s in places] if isinstance(value, list) else value
+            for name, value in record.items()
+        }
+        for key, record in records.items()
+    }
+
+
+Identities = (
+    Mapping[str, Mapping[str, Any]] | Sequence[Mapping[str, Any]]
+)  # of models: name, fingerprint, ...
+
+
+def refuse_other_models(stored: Identities, present: Identities, what: str) -> None:
+    """Compare models by what decides their states: a name may differ, as of a folder that has moved.
+
+    Args:
+        stored: identities in a checkpoint, X and Y by name or all in the order of the run.
+        present: identities of the run's models, likewise.
+        what: the checkpoint, for the message.
+
+    Raises:
+        ValueError: they are not the same models in the same order; says which differ.
+    """
+    missing = {"name": "nothing", "fingerprint": "none"}
+    then, now = (
+        list(models.values()) if isinstance(models, Mapping) else models
+        for models in (stored, present)
+    )
+    sided, others = isinstance(present, Mapping), []
+    for place, (before, after) in enumerate(zip_longest(then, now, fillvalue=missing)):
+        if differing(before, after):
+            side = "XY"[place] if sided and place < 2 else f"model {place}"
+            others.append(f"{side} was {listed_change(before, after)}")
+    if others:
+        raise UserError(
+            f"{what} was fitted on other models: {'; '.join(others)}. Name the same models in the same order. "
+            "`evaluate.py share` with `--models` makes a copy of a finished run's maps for other models."
+        )
+
+
+@dataclass
+class StoredBank:
+    """The maps of a run, and what another process has to know of them.
+
+    Routes have the numbers of their two models for keys: `0_1` leads from the first model of the run into the second.
+
+    Attributes:
+        command: of `train.py`, which made it; `arrays`: a map of `aligners.api`, whose models nobody has named.
+        maps: route -> name -> bank, one map for each site pair.
+        pairs: route -> site pairs (l, m) in the order of the banks.
+        data: what the data module was, by its `describe()`.
+        data_config: the data module's options as they were given, enough to make it again.
+        moments: of the fitting rows of route `0_1`; None where only some were read, for a start.
+        seen: the types of the fitting rows; None where types are not told apart.
+        fitted: hashes of the fitting and validation texts.
+        training: route.name -> at which step each site was best and whether it diverged: see
+            `aligners.fitting.training_status.outcomes`.
+        spread: route -> mean (S, d_y) and variance (S,) of the target's states, where they were read.
+        curves: points of the learning curves of stitching layers.
+        loss: weights of the loss of stitching layers.
+        path: the file, the shared folder, or its name on the Hub.
+    """
+
+    command: Literal["fit", "stitch", "universe", "arrays"]
+    maps: dict[str, dict[str, Aligner]]
+    pairs: dict[str, list[tuple[int, int]]]
+    data: dict[str, Any]
+    data_config: dict[str, Any]
+    moments: Moments | None = None
+    seen: SeenTypes | None = None
+    fitted: FittedTexts | None = None
+    training: dict[str, dict[str, Any]] = field(default_factory=dict)
+    spread: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    curves: list[dict[str, Any]] = field(default_factory=list)
+    loss: dict[str, float] | None = None
+    path: Path = Path()
+
+    def of_each(self, function: Callable[[Aligner], Any]) -> dict[str, dict[str, Any]]:
+        """What a function returns for each map: route -> name -> value."""
+        return {
+            route: {name: function(aligner) for name, aligner in maps.items()}
+            for route, maps in self.maps.items()
+        }
+
+    def freeze(self) -> Self:
+        """Keep the maps from training, as those are that come from a file."""
+        self.of_each(lambda aligner: aligner.requires_grad_(False).eval())
+        return self
+
+
+def take_sites(bank: StoredBank, sites: Sequence[int]) -> StoredBank:
+    """Some sites of a bank, by their numbers, as a bank of their own."""
+    chosen = list(sites)
+    return replace(
+        bank,
+        maps=bank.of_each(lambda aligner: take_places(aligner, chosen)),
+        pairs={route: [pairs[s] for s in chosen] for route, pairs in bank.pairs.items()},
+        moments=bank.moments and moments_at(bank.moments, chosen),
+        training=records_at(bank.training, chosen),
+    )
+
+
+def refuse_other_bank(
+    bank: StoredBank,
+    models: Identities,
+    component: str,
+    pairs: Mapping[str, Sequence[tuple[int, int]]],
+) -> None:
+    """Compare the maps of a finished run with the run that is to use them.
+
+    Args:
+        bank: the maps.
+        models: of the run, as in `refuse_other_models`.
+        component: `data.component` of the run.
+        pairs: route -> the run's site pairs.
+
+    Raises:
+        ValueError: the models, the component, or the site pairs of a route differ.
+    """
+    refuse_other_models(bank.data["models"], models, str(bank.path))
+    then = bank.data.get("component", "residual")
+    if then != component:
+        raise UserError(
+            f"{bank.path} was fitted on `component` {then!r}, but `data.component` is {component!r}. Leave it out, or "
+            f"set it to {then!r}."
+        )
+    for route, present in pairs.items():
+        fitted = bank.pairs.get(route, [])
+        if fitted != list(present):
+            raise UserError(
+                f"{bank.path} holds maps of the site pairs {fitted}, but `data.sites` gives {list(present)}. Leave "
+                "`data.sites` out, or set it to those of the fit."
+            )
+
+
+FORWARD, BACKWARD = "0_1", "1_0"  # the routes between the two models of a fit
+DIRECTIONS = {FORWARD: "forward", BACKWARD: "backward"}  # as reports and messages call them
+ROUTE = re.compile(r"\d+_\d+")
+HEADER = "bank"  # the one entry of the file's metadata, as JSON
+PLAIN = (
+    "command",
+    "pairs",
+    "data",
+    "data_config",
+    "training",
+    "curves",
+    "loss",
+)  # attributes that JSON can hold
+ALIGNMENT, STITCHING = (
+    "alignment",
+    "stitching",
+)  # what each module adds to the checkpoint that a run goes on from
+# Options of the machine, and what they are where nothing was chosen. The first would run somebody else's code.
+OF_A_MACHINE: dict[str, Any] = {
+    "trust_remote_code": False, "cache": None, "store": None, "devices": None, "device_map": None, "workers": 0,
+}  # fmt: skip
+
+
+def save_bank(bank: StoredBank, path: Path) -> None:
+    """Write a bank as safetensors, whole or not at all. Equal banks make equal files.
+
+    Raises:
+        OSError: the file cannot be written; what was there before is still there.
+    """
+    described: dict[str, Any] = {name: getattr(bank, name) for name in PLAIN}
+    described["maps"] = bank.of_each(describe_aligner)
+    described["seen"] = None if bank.seen is None else bank.seen.state()
+    described["fitted"] = None if bank.fitted is None else bank.fitted.origins
+    states = {
+        "maps": bank.of_each(lambda aligner: aligner.state_dict()),
+        "moments": {} if bank.moments is None else bank.moments._asdict(),
+        "fitted": {} if bank.fitted is None else {"keys": bank.fitted.state()["keys"]},
+        "spread": bank.spread,
+    }
+    # Copies: safetensors refuses tensors that share memory, as tied weights do.
+    tensors = {
+        name: value.detach().to("cpu", copy=True).contiguous() for name, value in flat(states)
+    }
+    with whole_file(path) as unfinished:
+        save_sealed(save_file, tensors, unfinished, {HEADER: json.dumps(described)})
+
+
+def flat(tree: Mapping[str, Any], folder: str = "") -> Iterator[tuple[str, Tensor]]:
+    """The tensors of nested dictionaries, by names such as maps/0_1/linear/weight."""
+    for name, value in tree.items():
+        if isinstance(value, Tensor):
+            yield folder + name, value
+        else:
+            yield from flat(value, f"{folder}{name}/")
+
+
+def nested(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Nested dictionaries of tensors from their names: the inverse of `flat`."""
+    tree: dict[str, Any] = {}
+    for name, value in tensors.items():
+        *folders, last = name.split("/")
+        place = tree
+        for folder in folders:
+            place = place.setdefault(folder, {})
+        place[last] = value
+    return tree
+
+
+Wanted = Callable[[str, str], bool]  # of a map, by its name and that of its class
+
+
+def every_map(name: str, kind: str) -> bool:
+    """Want all maps of a file."""
+    return True
+
+
+def load_bank(path: Path | str, *, arrays: bool = False, wanted: Wanted = every_map) -> StoredBank:
+    """Read the file of a finished run of `train.py fit` or `train.py stitch`. Nothing in it is run.
+
+    Args:
+        path: the file, a folder of `evaluate.py share`, or the name of one on the Hub.
+        arrays: whether it may be a map that `save` of `aligners.api` wrote, which says nothing of models.
+        wanted: which maps are read. Of the others, nothing has to be known here.
+
+    Raises:
+        ValueError: the file is not there, cannot be read, is damaged, is a last.ckpt to go on from, a map on arrays, or
+            holds a map with NaN or infinity; or as `shared_file`.
+    """
+    shared, file, path = is_shared(path), shared_file(path), Path(path)
+    try:
+        check_sealed(file)
+        command = _goes_on_with(file)
+        bank = None if command else _read(file, wanted)
+    except FileNotFoundError:
+        raise UserError(f"Expected a checkpoint at {path}, but there is no such file.") from None
+    except Exception as error:  # reading any other file can raise anything
+        raise UserError(
+            f"Expected {path} to be a checkpoint written by `train.py fit` or `train.py stitch`, but it cannot be read "
+            f"as one: {error}"
+        ) from error
+    if bank is None:
+        raise UserError(
+            f"Expected the file of a finished run, but {path} is one to go on from: `train.py {command} --ckpt_path "
+            f"{path}` goes on, and leaves the finished file beside its report."
+        )
+    if bank.command == "arrays" and not arrays:
+        raise UserError(
+            f"Expected a file of `train.py`, which says which models its maps are between, but {path} was written from "
+            "Python. Read it there, by `aligners.api.ArrayMap.load`."
+        )
+    bank.path = path
+    refuse_not_finite(bank)
+    bank.data_config = for_others(bank.data_config) if shared else bank.data_config
+    return bank.freeze()
+
+
+@torch.no_grad()
+def refuse_not_finite(bank: StoredBank) -> None:
+    """Raise if a map has NaN or infinity among its numbers, which it would hand on to every figure.
+
+    Raises:
+        ValueError: naming the map and the site pairs.
+    """
+    for route, maps in bank.maps.items():
+        for name, aligner in maps.items():
+            sound = _finite_sites(aligner)
+            sites = [
+                f"{i}-{j}"
+                for (i, j), fine in zip(bank.pairs[route], sound, strict=False)
+                if not fine
+            ]
+            if not bool(sound.all()):
+                where = f" at site pair {', '.join(sites)}" if sites else ""
+                raise UserError(
+                    f"Expected finite numbers in every map of {bank.path}, but {name} ({DIRECTIONS.get(route, route)}) "
+                    f"holds NaN or infinity{where}. Fit it again, or leave it out."
+                )
+
+
+def _finite_sites(aligner: Aligner) -> Tensor:
+    """Whether the parameters of a map, and its answer to zeros, are finite: (S,) bool.
+
+    Not every buffer is: what a closed form says of itself may be NaN where there is nothing to say.
+    """
+    kept = next(
+        (value.dtype for value in aligner.state_dict().values() if value.is_floating_point()), None
+    )
+    answer = aligner(torch.zeros(aligner.sites, 1, aligner.d_x, dtype=kept))
+    sound = answer.isfinite().flatten(1).all(1)
+    for name, weight in aligner.named_parameters():
+        sound[aligner.places(name)] &= weight.isfinite().flatten(1).all(1)
+    return sound
+
+
+def for_others(data_config: Mapping[str, Any]) -> dict[str, Any]:
+    """A data module's options without those that are about one machine."""
+    return {name: OF_A_MACHINE.get(name, value) for name, value in data_config.items()}
+
+
+def _goes_on_with(path: Path) -> str | None:
+    """The command of `train.py` that goes on from a checkpoint of Lightning; None for any other file."""
+    if path.suffix == ".safetensors" or not zipfile.is_zipfile(path):
+        return None
+    content = torch.load(path, map_location="meta", weights_only=True, mmap=True)
+    return "fit" if ALIGNMENT in content else "stitch" if STITCHING in content else None
+
+
+def _check_names_in(described: Mapping[str, Any]) -> None:
+    """Check the names of routes, maps and sites in a file as those are that somebody types.
+
+    Raises:
+        ValueError: one of them could not be typed.
+    """
+    for route, entries in described["maps"].items():
+        if not ROUTE.fullmatch(route):
+            raise UserError(f"it holds a route {route!r} between models that are no numbers")
+        check_names(entries, "aligners")
+    for route, pairs in described["pairs"].items():
+        if not ROUTE.fullmatch(route) or not all(
+            type(site) is int for pair in pairs for site in pair
+        ):
+            raise UserError(f"its site pairs of {route!r} are no numbers")
+
+
+def _read(path: Path, wanted: Wanted) -> StoredBank:
+    with safe_open(path, framework="pt") as file:
+        header = (file.metadata() or {}).get(HEADER)
+        if header is None:
+            raise UserError("it holds no maps")
+        tensors = nested({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+    described = json.loads(header)
+    _check_names_in(described)
+    maps: dict[str, dict[str, Aligner]] = {}
+    for route, entries in described["maps"].items():
+        states = tensors.get("maps", {}).get(route, {})
+        maps[route] = {}
+        for name, about in entries.items():
+            if wanted(name, about["class"]):
+                maps[route][name] = restored(about, states.get(name, {}))
+    plain = {name: described[name] for name in PLAIN}
+    plain["pairs"] = {
+        route: [(i, j) for i, j in entries] for route, entries in described["pairs"].items()
+    }
+    seen, origins = described["seen"], described["fitted"]
+    return StoredBank(
+        **plain,
+        maps=maps,
+        moments=Moments(**tensors["moments"]) if "moments" in tensors else None,
+        seen=SeenTypes.from_state(seen) if seen else None,
+        fitted=FittedTexts.from_state({**tensors["fitted"], "origins": origins})
+        if origins
+        else None,
+        spread=tensors.get("spread", {}),
+    )

@@ -1,0 +1,165 @@
+"""The outcome of training at each site, in words, and cautions about maps that had few rows or learned nothing."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from aligners.similarity.algebra.moments import Moments
+from aligners.similarity.functional.canonical_correlations import MOST_BY_CHANCE
+
+TRAINED_WELL = "trained"
+# How a map was fitted, in the column `fit` of reports.
+CLOSED, TRAINED, BOTH_WAYS = "closed form", "trained", "trained both ways"
+INVERSE_OF_ONE_WAY = "inverse of a map trained one way"
+MARK = "*"
+MEANING = f"{MARK}: a map that kept its untrained start, or diverged and was set back."
+MOST_ROUTES = 3  # that are named; of more, their number is
+
+
+def outcomes(record: Mapping[str, Any] | None, sites: int) -> list[str | None]:
+    """Say of each site: "trained", "untrained start (NAME)", or when it diverged and to what it was set back.
+
+    A start that is exact already, because two models differ in their coordinates alone, counts as trained.
+
+    Args:
+        record: one entry of `Alignment.training_record`; None for a closed form, or if nothing was validated.
+        sites: S, the number of site pairs.
+    """
+    if record is None:
+        return [None] * sites
+    words: list[str | None] = []
+    steps, starts = zip(record["best_step"], record["diverged_step"], strict=True), record["start"]
+    exact = record.get("exact", [False] * sites)  # older records do not say
+    for (best, diverged), start, nothing_left in zip(steps, starts, exact, strict=True):
+        fallback = f"step {best}" if best else f"the untrained start ({start})"
+        trained = TRAINED_WELL if best or nothing_left else f"untrained start ({start})"
+        words.append(
+            f"diverged at step {diverged}, set back to {fallback}" if diverged else trained
+        )
+    return words
+
+
+def how_fitted(aligner: Any, *, turned: bool = False) -> str:
+    """How a map was fitted, in the words of the column `fit`; `turned`: it is the inverse of what was fitted."""
+    if aligner.closed_form:
+        return CLOSED
+    return BOTH_WAYS if aligner.both_ways else INVERSE_OF_ONE_WAY if turned else TRAINED
+
+
+def is_trained(row: Mapping[str, Any]) -> bool:
+    """Tell whether the map of a row is what its fit was to make of it, and not its start or what it was set back to."""
+    outcome = row.get("training")
+    return (
+        not isinstance(outcome, str) or outcome == TRAINED_WELL
+    )  # in a table, a missing value is NaN
+
+
+def mark(text: str, row: Mapping[str, Any]) -> str:
+    """A number of a row with the mark of a map that is not trained; nothing stays nothing. See `what_did_not_train`."""
+    return text if is_trained(row) or not text else text + MARK
+
+
+def worst_of(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """One of the rows: one that is not trained, if there is any."""
+    return min((dict(row) for row in rows), key=is_trained)
+
+
+def trained_methods(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The methods whose maps are trained in all of their rows: those that a report may compare."""
+    by_method: dict[str, bool] = {}
+    for row in rows:
+        by_method[row["method"]] = by_method.get(row["method"], True) and is_trained(row)
+    return [method for method, trained in by_method.items() if trained]
+
+
+def what_did_not_train(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the mark means, then a sentence for each method, outcome and set of sites; nothing if all maps are trained.
+
+    Args:
+        rows: rows with method, model_x, model_y, site_x, site_y and training.
+    """
+    places: dict[tuple[str, str], dict[str, dict[str, None]]] = {}
+    for row in rows:
+        if not is_trained(row):
+            i, j = row["site_x"], row["site_y"]
+            sites = places.setdefault((row["method"], row["training"]), {}).setdefault(
+                _route(row), {}
+            )
+            sites[str(i) if i == j else f"{i}→{j}"] = None
+    routes, lines = list(dict.fromkeys(_route(row) for row in rows)), []
+    for (method, outcome), by_route in places.items():
+        for named in dict.fromkeys(tuple(sites) for sites in by_route.values()):
+            where = [route for route, sites in by_route.items() if tuple(sites) == named]
+            text = (
+                "; ".join(where)
+                if len(where) <= MOST_ROUTES
+                else f"{len(where)} of {len(routes)} pairs"
+            )
+            of = "" if where == routes else f", {text}"
+            lines.append(
+                f"{MARK} {method} at site{'s' * (len(named) > 1)} {', '.join(named)}{of}: {outcome}."
+            )
+    return [MEANING, *lines] if lines else []
+
+
+def _route(row: Mapping[str, Any]) -> str:
+    return f"{row.get('model_x')} → {row.get('model_y')}"
+
+
+def no_better_than_the_mean(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A sentence on the maps of a report's rows that leave all of the variance, or more, at some site; none if none do.
+
+    Args:
+        rows: rows with method, role and fvu.
+    """
+    worst: dict[str, float] = {}
+    for row in rows:
+        if row["role"] == "method" and row["fvu"] is not None and row["fvu"] >= 1:
+            worst[row["method"]] = max(row["fvu"], worst.get(row["method"], 0.0))
+    text = ", ".join(f"{name} {fvu:.3g}" for name, fvu in worst.items())
+    return (
+        [
+            f"No better than the mean of the target's states at some site, by its largest FVU: {text}."
+        ]
+        if text
+        else []
+    )
+
+
+def beside_far_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A sentence on the error of maps with rows far from all others, or without them, beside `fvu`; none if none are.
+
+    Args:
+        rows: rows with method, role if they have several, and the columns of `aligners.fitting.map_errors.FAR_COLUMNS`,
+            where these are known.
+    """
+    sentences = []
+    for column, which in {"fvu_with_far": "with", "fvu_without_far": "without"}.items():
+        found: dict[str, list[float]] = {}
+        for row in rows:
+            if row.get("role", "method") == "method" and row.get(column) is not None:
+                found.setdefault(row["method"], []).append(row[column])
+        each = []
+        for name, values in found.items():
+            least, most = f"{min(values):.3f}", f"{max(values):.3f}"
+            each.append(f"{name} {least}" if least == most else f"{name} {least} to {most}")
+        if each:
+            sentences.append(
+                f"FVU {which} the rows that are far from all others: {', '.join(each)}."
+            )
+    return sentences
+
+
+def few_rows(*each: Moments) -> list[str]:
+    """A caution for all moments of fitting rows that have fewer than ten rows a dimension."""
+    cautions = {}
+    for moments in each:
+        rows, width = int(moments.n), max(moments.mean_x.shape[-1], moments.mean_y.shape[-1])
+        chance = min(1.0, width / max(1, rows - 1))
+        if chance > MOST_BY_CHANCE:
+            cautions[rows] = (
+                f"Caution: {rows:,} fitting rows for {width} dimensions, from which least "
+                f"squares would explain {chance:.0%} of the variance of independent data. On other rows the errors are "
+                "larger: trust only errors on held-out texts, use `ridge` in place of `linear`, or give "
+                f"{round(width / MOST_BY_CHANCE) + 1:,} rows or more."
+            )
+    return list(cautions.values())

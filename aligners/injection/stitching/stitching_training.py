@@ -1,0 +1,437 @@
+"""The LightningModule that trains stitching layers through frozen tails.
+
+Sites never meet: each is run through its own tail and its graph is dropped before the next is built, so a bank needs
+the memory of one site.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor, nn
+
+from aligners.datamodules.asking import TaskBatch
+from aligners.datamodules.batches import TextBatch
+from aligners.datamodules.model_texts import ModelTexts
+from aligners.datamodules.module import stream_of
+from aligners.datamodules.text.texts import FittedTexts
+from aligners.errors import UserError, check_range
+from aligners.fitting.bank_training import BankTraining, mean_count, mean_over_ranks
+from aligners.fitting.fits import AlignerFactory, fit_map, seeded
+from aligners.fitting.read_moments import read_moments
+from aligners.fitting.saved_bank import (
+    STITCHING,
+    StoredBank,
+    check_names,
+    describe_aligner,
+    load_bank,
+)
+from aligners.fitting.steps import Schedule, clip_per_site
+from aligners.injection.behaviour import (
+    bank_answers,
+    mapped_rows,
+    own_answers,
+    own_logits,
+    pair_logits,
+    read_all,
+)
+from aligners.injection.methods import fitted_layers
+from aligners.injection.routes import Route, Routes, build_routes, check_routes
+from aligners.injection.scoring.scores import UnitMeans
+from aligners.injection.scoring.task_scores import divergence, match_heads, unit_losses
+from aligners.maps.affine import AffineLayer
+from aligners.maps.base import Aligner
+from aligners.models.calling import FiniteCheck
+from aligners.models.loading.load_models import check_precision
+from aligners.models.model import FrozenModel
+
+
+@dataclass(frozen=True)
+class LossWeights:
+    """What a stitching layer is trained on: a weighted sum.
+
+    Args:
+        task: weight of the loss of the target's own task, cross-entropy in nats per text or predicted token.
+        distillation: weight of KL(target's own prediction ‖ stitched prediction), likewise per text or token.
+        temperature: temperature at which both predictions are compared; the divergence is multiplied by its square.
+        activation: weight of the squared distance to the target's own states, in units of FVU.
+
+    Raises:
+        ValueError: a weight is negative, or all are zero; the temperature is not positive.
+    """
+
+    task: float = 1.0
+    distillation: float = 0.0
+    temperature: float = 1.0
+    activation: float = 0.0
+
+    def __post_init__(self) -> None:
+        weights = (self.task, self.distillation, self.activation)
+        if not (min(weights) >= 0 and max(weights) > 0):
+            raise UserError(
+                "Expected `loss` weights of zero or more, at least one of them positive, but got task "
+                f"{self.task}, distillation {self.distillation}, activation {self.activation}."
+            )
+        check_range(above=0, **{"loss.temperature": self.temperature})
+
+
+def bank_gradients(mapped: Tensor, loss: Callable[[int, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """The loss of each site and its gradient with respect to the mapped rows, one site after another.
+
+    Args:
+        mapped: (S, N, d) outputs of a bank; its own graph is not touched.
+        loss: (number of the site pair, rows (N, d)) -> a scalar.
+
+    Returns:
+        Losses (S,) without a graph, and gradients (S, N, d), for `mapped.backward(gradients)`.
+    """
+    losses, gradients = [], torch.empty_like(mapped)
+    for s, rows in enumerate(mapped.detach()):
+        leaf = rows.requires_grad_()
+        with torch.enable_grad():
+            value = loss(s, leaf)
+        (gradients[s],) = torch.autograd.grad(value, leaf)
+        losses.append(value.detach())
+    return torch.stack(losses), gradients
+
+
+PRECISIONS = ("32-true", "bf16-mixed")
+STEPS = 2000  # where the Trainer says nothing else
+MORE_ROWS = "Give more texts, a larger `start_batches`, or another `start`."
+
+
+class Stitching(BankTraining):
+    """Trains banks of stitching layers: every route, every layer, every site pair, on the same batches.
+
+    Each model's front is run once a batch for all routes that leave it. The models live in the data module: they are
+    never in train mode and never in a checkpoint. What is trained is a site's own affair, clipping included, so a bank
+    gives each site what it would get alone. Training takes 2,000 steps, or as many as the Trainer says.
+
+    Args:
+        layers: name in the report -> the stitching layer, any aligner that can be trained. Default: affine with a
+            LayerNorm (Brown et al., App. C.1), started at the closed-form map.
+        routes: `all`: every ordered pair of models, including each model with itself; `different`: only different
+            models; `forward`: from the first model into the others.
+        loss: what the layers are trained on.
+        fitted: file aligners.safetensors of `train.py fit` on the first two models at the same sites: each of its maps
+            is trained further, from its present state.
+        start_batches: batches of fitting texts from whose states the starts of the layers are computed; 0 if no layer
+            needs any.
+        allow_mixed: allow routes from a model that sees the next token to one that has to predict it.
+        optimizer: one optimiser for all layers.
+        schedule: how the learning rate changes over the training steps: constant, linear, cosine or one_cycle.
+        warmup: share of the steps over which it rises.
+        gradient_clip: largest gradient norm of a site of a layer; 0 turns clipping off.
+        seed: of every layer's starting weights.
+    """
+
+    stream: ModelTexts
+    final = "stitching.safetensors"
+    usual_steps = STEPS
+
+    def __init__(
+        self,
+        layers: dict[str, AlignerFactory] | None = None,
+        routes: Routes = "all",
+        loss: LossWeights = LossWeights(),
+        fitted: Path | None = None,
+        start_batches: int = 50,
+        allow_mixed: bool = False,
+        optimizer: OptimizerCallable = lambda p: torch.optim.AdamW(
+            p, lr=1e-3, weight_decay=0.0, fused=True
+        ),
+        schedule: Schedule = "linear",
+        warmup: float = 0.1,
+        gradient_clip: float = 1.0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(optimizer, schedule, warmup, gradient_clip, seed)
+        self.factories = (
+            {"affine_norm": partial(AffineLayer, norm=True)} if layers is None else dict(layers)
+        )
+        check_names(self.factories, "layers")
+        if not self.factories and fitted is None:
+            raise UserError(
+                "Expected at least one of `layers`, or `fitted` maps to train on, but got neither."
+            )
+        if start_batches < 0 or (start_batches == 0 and loss.activation > 0):
+            raise UserError(
+                "Expected `start_batches` to be at least 1, or 0 where neither a layer's start nor the activation loss "
+                f"needs the models' states, but got {start_batches}."
+            )
+        self.wanted_routes, self.weights, self.fitted = routes, loss, fitted
+        self.start_batches, self.allow_mixed = start_batches, allow_mixed
+        self.spread: dict[str, dict[str, Tensor]] = {}
+        self.curves: list[dict[str, Any]] = []
+        self._losses: dict[str, Tensor] = {}
+        self._started_from: FittedTexts | None = None
+        self._check = FiniteCheck()
+
+    # ------------------------------------------------------------------ setting up
+
+    def setup(self, stage: str) -> None:
+        """Check everything, and build the banks of each route."""
+        check_precision(self.trainer, PRECISIONS)
+        if stage == "fit" and self.trainer.max_steps < 1:
+            raise UserError(
+                f"Expected `trainer.max_steps` to be at least 1, but got {self.trainer.max_steps}: it says for how "
+                "many steps the layers are trained, and the learning rate follows it."
+            )
+        data = self.stream = stream_of(self.trainer, ModelTexts)
+        self.routes = build_routes(data.frozen, data.sites, self.wanted_routes, data.component)
+        for split in (
+            "fit",
+            "validation",
+            "test",
+        ):  # also what is measured in the end: not after hours of training
+            labels = data.split(split).labels
+            check_routes(
+                self.routes, labels, data.text.source, allow_mixed=self.allow_mixed, gradients=True
+            )
+        if data.task == "classification":
+            match_heads(data, self._targets())
+        if not len(self.maps):
+            further: dict[str, dict[str, Aligner]] = {}
+            if self.fitted is not None:
+                bank = load_bank(self.fitted)
+                further, self._started_from = (
+                    fitted_layers(bank, self.routes, data.frozen),
+                    bank.fitted,
+                )
+            for route in self.routes:
+                sizes = len(route.pairs), route.source.width, route.target.width
+                layers = {
+                    name: seeded(factory, self.seed, *sizes)
+                    for name, factory in self.factories.items()
+                }
+                self.maps[route.key] = nn.ModuleDict({**layers, **further.get(route.key, {})})
+        if not self.banks() or any(
+            layer.closed_form for key in self.maps for layer in self.banks_of(key).values()
+        ):
+            raise UserError(
+                "Expected `layers` that can be trained, but got one without parameters. Leave it out."
+            )
+
+    def on_fit_start(self) -> None:
+        """Start every layer from the states of some fitting texts, unless a checkpoint says where to go on."""
+        if self.start_batches == 0 or self.spread:
+            return
+        loader = self.stream.loader("fit", shuffle=True)
+        by_route = read_moments(self.trainer, loader, self._read, self._check, self.start_batches)
+        for route in self.routes:
+            moments = by_route[route.key]
+            variance = moments.yy.diagonal(dim1=-2, dim2=-1).sum(-1) / moments.n
+            self.spread[route.key] = {"mean": moments.mean_y.cpu(), "variance": variance.cpu()}
+            for name, layer in self.banks_of(route.key).items():
+                if name in self.factories:
+                    fit_map(f"{name} from {route.name}", layer, moments, advice=MORE_ROWS)
+
+    def _read(self, texts: TextBatch) -> dict[str, tuple[Tensor, Tensor]]:
+        states = read_all(self.routes, self.stream.prepare(texts).to(self.device), targets=True)
+        rows = {route.key: (states.sources(route), states.targets(route)) for route in self.routes}
+        for route in self.routes:
+            for model, values in zip((route.source, route.target), rows[route.key], strict=True):
+                names = [f"site pair {site} of {route.name}" for site in route.site_names()]
+                self._check.watch(values, names, f"states of {model.name}", texts.number)
+        return rows
+
+    # ------------------------------------------------------------------ training
+
+    def on_train_start(self) -> None:
+        """The start is validated first; after an interruption between a step and its validation, that step is."""
+        by_epochs = self.trainer.max_epochs not in (None, -1)  # which may end first
+        steps = self.trainer.estimated_stepping_batches if by_epochs else self.trainer.max_steps
+        self.begin(int(steps), self.curves[-1]["step"] if self.curves else None)
+
+    def training_step(self, batch: TaskBatch, batch_idx: int) -> None:
+        """One step of every layer at every site."""
+        cast(Any, self.optimizers()).zero_grad(set_to_none=True)
+        # the mean over ranks: with it, ranks' mean gradient is that of all units
+        units, rows = (
+            mean_count(self.trainer, len(part), self.device) for part in (batch.targets, batch.rows)
+        )
+        activation, distillation = self.weights.activation > 0, self.weights.distillation > 0
+        states = read_all(self.routes, batch, targets=activation)
+        natives = (
+            {target: own_logits(target, batch) for target in self._targets()}
+            if distillation
+            else {}
+        )
+        surrogates, losses = [], {}
+        for route in self.routes:
+            source, target = states.sources(route), states.targets(route) if activation else None
+            loss = partial(
+                self._loss, route, batch, (units, rows), natives.get(route.target), target
+            )
+            for name, layer in self.banks_of(route.key).items():
+                mapped = mapped_rows(layer, source)
+                losses[route, name], gradients = bank_gradients(mapped, loss)
+                surrogates.append((mapped * gradients).sum())
+        self.manual_backward(torch.stack(surrogates).sum())
+        for layer in self.banks().values() if self.gradient_clip else ():
+            clip_per_site(layer, self.gradient_clip)
+        self.step()
+        self._watch(losses, batch_idx)
+
+    def _loss(
+        self,
+        route: Route,
+        batch: TaskBatch,
+        counts: tuple[Tensor | float, Tensor | float],
+        own: Tensor | None,
+        states: Tensor | None,
+        pair: int,
+        mapped: Tensor,
+    ) -> Tensor:
+        """The weighted sum of a route's losses for mapped rows (N, d_y) at the site pair of this number, a scalar.
+
+        Args:
+            route: from which model into which.
+            batch: on the device.
+            counts: the units (texts or tokens) and the rows that means are over; of several ranks, the mean.
+            own: (U, C) answers of the target by itself, for distillation.
+            states: (S, N, d_y) states of the target itself, for the activation loss.
+            pair: number of the site pair.
+            mapped: the rows.
+        """
+        (units, rows), total = counts, mapped.new_zeros(())
+        if self.weights.task or own is not None:
+            logits = pair_logits(route, pair, batch, mapped)
+            if self.weights.task:
+                total = total + self.weights.task * unit_losses(logits, batch.targets).sum() / units
+            if own is not None:
+                gap = divergence(logits, own, self.weights.temperature).sum() / units
+                total = total + self.weights.distillation * gap
+        if states is not None:
+            squares, variance = (
+                (mapped - states[pair]).square().sum(),
+                float(self.spread[route.key]["variance"][pair]),
+            )
+            total = total + self.weights.activation * squares / (rows * variance)
+        return total
+
+    def _targets(self) -> list[FrozenModel]:
+        """Each target once, in the same order on every rank: their sums are added over ranks in this order."""
+        return list(dict.fromkeys(route.target for route in self.routes))
+
+    def _watch(self, losses: dict[tuple[Route, str], Tensor], batch_idx: int) -> None:
+        for (route, name), loss in losses.items():
+            names = [f"{name}, {route.name}, site pair {site}" for site in route.site_names()]
+            self._check.watch(loss, names, "training loss", batch_idx)
+            if self.logs_now:
+                whole = mean_over_ranks(self.trainer, loss)
+                self.log_sites(
+                    f"step/{route.key}/{name}",
+                    "loss",
+                    dict(zip(route.site_names(), whole, strict=True)),
+                )
+
+    def on_train_epoch_end(self) -> None:
+        """Check the last losses as well."""
+        self._check.flush()
+
+    # ------------------------------------------------------------------ validation: the learning curves
+
+    def on_validation_epoch_start(self) -> None:
+        """Reset the sums, and raise for losses that are not finite before a checkpoint is written."""
+        self._check.flush()
+        self._means = {
+            key: UnitMeans(bank.sites).to(self.device) for key, bank in self.banks().items()
+        }
+        self._natives = {target: UnitMeans(1).to(self.device) for target in self._targets()}
+
+    def validation_step(self, batch: TaskBatch, batch_idx: int) -> None:
+        """Losses of every layer and of the targets by themselves."""
+        for target, means in self._natives.items():
+            means.update(own_answers(target, batch).loss[None])
+        states = read_all(self.routes, batch)
+        for route in self.routes:
+            for name, layer in self.banks_of(route.key).items():
+                answers = bank_answers(route, batch, mapped_rows(layer, states.sources(route)))
+                self._means[f"{route.key}.{name}"].update(
+                    torch.stack([site.loss for site in answers])
+                )
+
+    def on_validation_epoch_end(self) -> None:
+        """One point of every learning curve: the penalty on the validation texts. A sanity check has but some."""
+        if self.trainer.sanity_checking:
+            return
+        natives = {target: means.compute() for target, means in self._natives.items()}
+        self._losses = {key: means.compute() for key, means in self._means.items()}
+        for route in self.routes:
+            for name in self.banks_of(route.key):
+                penalty = (self._losses[f"{route.key}.{name}"] - natives[route.target]).cpu()
+                sites = dict(zip(route.site_names(), penalty.float(), strict=True))
+                self.log_sites(f"validation/{route.key}/{name}", "penalty", sites)
+                for (i, j), value in zip(route.pairs, penalty.tolist(), strict=True):
+                    models = {"model_x": route.source.name, "model_y": route.target.name}
+                    place = {"method": name, "site_x": i, "site_y": j}
+                    self.curves.append(
+                        {"step": self.global_step, **models, **place, "penalty": value}
+                    )
+
+    def criteria(self) -> dict[str, Tensor]:
+        """The last validation's loss at each site of each bank, (S,)."""
+        return self._losses
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def stored(self) -> StoredBank:
+        """The layers as they are, and what another process needs to use them."""
+        data = self.stream
+        return StoredBank(
+            "stitch",
+            {route.key: self.banks_of(route.key) for route in self.routes},
+            {route.key: list(route.pairs) for route in self.routes},
+            data.describe(),
+            data.config(),
+            fitted=data.texts.fitted("fit", "validation") | self._started_from,
+            spread=self.spread,
+            curves=self.curves,
+            loss=asdict(self.weights),
+            training=self.training_record,
+        )
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add what a resumed run needs, and what tells it from another run.
+
+        Raises:
+            ValueError: a loss since the last check was not finite.
+        """
+        self._check.flush()
+        checkpoint[STITCHING] = {"spread": self.spread, "curves": self.curves, **self.identity()}
+
+    def options(self) -> dict[str, Any]:
+        """The routes, the layers, and what these start from and are trained on."""
+        routes = {route.key: list(route.pairs) for route in self.routes}
+        layers = {key: describe_aligner(layer) for key, layer in self.banks().items()}
+        how = {"loss": asdict(self.weights), "start_batches": self.start_batches}
+        return {"routes": routes, "layers": layers, **how}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restore where the layers started, and the curves so far.
+
+        Raises:
+            ValueError: it is no checkpoint of stitching, or was trained on other models, at other site pairs, along
+                other routes, or with other layers, data or options.
+        """
+        if STITCHING not in checkpoint:
+            raise UserError(
+                "Expected `ckpt_path` to be a last.ckpt of `train.py stitch`, but it is another file."
+            )
+        stored = checkpoint[STITCHING]
+        steps, most = (
+            checkpoint["global_step"],
+            self.trainer.max_steps,
+        )  # before a complete run takes the limit away
+        self.resume(checkpoint, stored)
+        if steps > most:
+            raise UserError(
+                f"Nothing is left to train: the checkpoint has {steps} steps, and `trainer.max_steps` is {most}. "
+                "Measure its layers with `evaluate.py stitch --checkpoint`, or train for more steps."
+            )
+        self.spread, self.curves = stored["spread"], stored["curves"]

@@ -1,0 +1,261 @@
+"""Artefacts on disk: safetensors and JSON, each in the format that it came in."""
+
+import json
+import logging
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from aligners.errors import UserError, check_file_names, check_known
+from aligners.files.atomic import whole_folder
+from aligners.files.sealed import check_sealed, save_sealed
+from aligners.fitting.saved_bank import (
+    FORWARD,
+    StoredBank,
+    describe_aligner,
+    load_bank,
+    save_bank,
+    take_places,
+)
+from aligners.maps.base import Aligner
+from aligners.models.model_identity import deciding
+from aligners.probing.artefacts.kinds import KINDS, Artefact, Dictionary, Probe, Stitching
+from aligners.probing.probe_bank import Bank
+from aligners.probing.storing import PROBES, load_banks
+
+logger = logging.getLogger(__name__)
+
+ABOUT, TENSORS, MAP, CARD = "artefact.json", "artefact.safetensors", "map.safetensors", "README.md"
+CFG, WEIGHTS = "cfg.json", "sae_weights.safetensors"  # of SAELens
+STITCHED = ("stitching.safetensors", "aligners.safetensors")
+CONDITION = "condition"  # number of a linear map: infinite where it has no inverse
+PICKLED = (".pkl", ".pickle", ".pt", ".pth", ".bin", ".joblib", ".npz", ".npy", ".ckpt")
+HOOK = re.compile(r"blocks\.(\d+)\.hook_resid_(pre|post)")
+
+
+def read_artefacts(place: Path | str) -> list[Artefact]:
+    """All artefacts of a folder: of the folder itself, or of the folders in it.
+
+    Args:
+        place: a folder with artefact.json, with cfg.json of SAELens, or a run of `train.py probe` or `stitch`, whose
+            probes of single layers and whose maps out of its first model are artefacts; or a folder of such folders.
+
+    Raises:
+        ValueError: there is no artefact, one is damaged, says nothing of its model, or is a pickle.
+    """
+    folder = Path(place)
+    if not folder.is_dir():
+        raise UserError(
+            f"Expected `artefacts` to be a folder of artefacts, but there is no folder {folder}."
+        )
+    found = _of_folder(folder)
+    for inner in sorted(path for path in folder.iterdir() if path.is_dir()) if not found else []:
+        found += _of_folder(inner)
+    if not found:
+        pickles = sorted(path.name for path in folder.rglob("*") if path.suffix in PICKLED)
+        advice = "`write_artefact` of aligners.api writes one, of coefficients of scikit-learn, too (`Head.of`)."
+        if pickles:
+            advice = f"{pickles[0]} can run code as it is read, and is not. {advice}"
+        raise UserError(
+            f"Expected `artefacts` to hold {ABOUT} and {TENSORS}, {CFG} and {WEIGHTS} of SAELens, {PROBES} or "
+            f"{STITCHED[0]}, but {folder} holds none. {advice}"
+        )
+    (name, times), *_ = Counter(artefact.name for artefact in found).most_common(1)
+    if times > 1:
+        raise UserError(
+            f"Expected artefacts of different names, each for a folder, but {name!r} is there {times} times."
+        )
+    for artefact in found:
+        for sentence in artefact.doubts:
+            logger.warning(sentence)
+    return found
+
+
+def _of_folder(folder: Path) -> list[Artefact]:
+    if (folder / ABOUT).is_file():
+        about = _json(folder / ABOUT)
+        check_known(KINDS, kind=str(about.get("kind")))
+        about.setdefault("name", folder.name)
+        check_file_names(name=str(about["name"]))
+        _check_model(about, folder / ABOUT)
+        maps = load_bank(folder / MAP, arrays=True).maps[FORWARD] if (folder / MAP).exists() else {}
+        if KINDS[about["kind"]] is Dictionary:
+            return [_dictionary(folder, about, list(maps.values()))]
+        return [KINDS[about["kind"]](_tensors(folder / TENSORS), about, list(maps.values()))]
+    if (folder / CFG).is_file():
+        return [_dictionary(folder, {"name": folder.name})]
+    if (folder / PROBES).is_file():
+        return [
+            probe
+            for name, entry in load_banks(folder / PROBES).items()
+            for probe in _probes(name, *entry)
+        ]
+    stitched = next((folder / name for name in STITCHED if (folder / name).is_file()), None)
+    return [] if stitched is None else _maps(load_bank(stitched))
+
+
+def _dictionary(folder: Path, about: dict[str, Any], through: Sequence[Aligner] = ()) -> Dictionary:
+    """A dictionary of SAELens, whose cfg.json has its metadata in a dictionary of that name, or beside the rest."""
+    cfg = _json(folder / CFG)
+    told = {**cfg, **(cfg.get("metadata") or {})}
+    hook = HOOK.fullmatch(str(told.get("hook_name")))
+    if "site" not in about:
+        if hook is None:
+            raise UserError(
+                f"Expected `hook_name` of {folder / CFG} to be blocks.N.hook_resid_pre or blocks.N.hook_resid_post, "
+                f"but got {told.get('hook_name')!r}: only the residual stream between blocks is carried."
+            )
+        about["site"] = int(hook[1]) + (hook[2] == "post")
+    about = {
+        "kind": "dictionary",
+        "model": told.get("model_name"),
+        "rows": "tokens",
+        **about,
+        "cfg": cfg,
+    }
+    _check_model(about, folder / CFG)
+    return Dictionary(_tensors(folder / WEIGHTS), about, through)
+
+
+def _probes(name: str, bank: Bank, about: Mapping[str, Any]) -> list[Artefact]:
+    """The probes of a bank that read one layer of the model, and are asked the task itself."""
+    found = list[Artefact]()
+    for number, arm in enumerate(bank.arms):
+        if arm.source == "model" and arm.layer is not None and not arm.control:
+            own = bank.only([number])
+            probe = {
+                "class": type(own.probes).__name__,
+                "rank": arm.rank,
+                "options": own.probes.options(),
+                **about,
+            }
+            told = {
+                "kind": "probe",
+                "name": _named(name, arm.layer, arm.rank),
+                "model": about["model"],
+            }
+            place = {"site": arm.layer, "rows": "words_mean", "probe": probe}
+            found.append(Probe(dict(own.state_dict()), {**told, **place}))
+    return found
+
+
+def _maps(stored: StoredBank) -> list[Artefact]:
+    """The maps from the first model of a run into its second."""
+    source, rows = stored.data["models"]["x"], stored.data.get("rows", "tokens")
+    found = list[Artefact]()
+    for name, bank in stored.maps.get(FORWARD, {}).items():
+        for number, (site, other) in enumerate(stored.pairs[FORWARD]):
+            own = take_places(bank, [number])
+            told = {
+                "kind": "stitching",
+                "name": _named(name, f"{site}-{other}"),
+                "model": source["name"],
+            }
+            place = {**deciding(source), "site": site, "rows": rows}
+            into = {
+                "into": stored.data["models"]["y"]["name"],
+                "into_site": other,
+                "map": describe_aligner(own),
+            }
+            found.append(Stitching(dict(own.state_dict()), {**told, **place, **into}))
+    return found
+
+
+def _named(*parts: Any) -> str:
+    return re.sub(
+        r"[^\w.-]+", "-", "-".join(str(part) for part in parts if part is not None)
+    ).strip("-")
+
+
+def _check_model(about: Mapping[str, Any], path: Path) -> None:
+    missing = [name for name in ("model", "site") if about.get(name) is None]
+    if missing:
+        raise UserError(
+            f"Expected `{missing[0]}` in {path}, but it is not there: say which model the artefact reads, by its name "
+            "or folder, and at which site (0: the embeddings, l: the output of block l)."
+        )
+
+
+def _whole(path: Path, read: Callable[[Path], Any], what: str) -> Any:
+    try:
+        return read(path)
+    except (OSError, TypeError, ValueError, SafetensorError) as error:
+        raise UserError(
+            f"Expected {path} to be a {what} file, but it cannot be read as one: {error}"
+        ) from error
+
+
+def _json(path: Path) -> dict[str, Any]:
+    return _whole(path, lambda path: dict(json.loads(path.read_text(encoding="utf-8"))), "JSON")
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    tensors = _whole(path, _loaded, "safetensors")
+    for name, value in tensors.items():
+        if name.rpartition(".")[2] != CONDITION and not bool(value.isfinite().all()):
+            raise UserError(
+                f"Expected finite numbers in {path}, but {name} holds NaN or infinity. Train it again."
+            )
+    return tensors
+
+
+def _loaded(path: Path) -> dict[str, Tensor]:
+    check_sealed(path)
+    return load_file(path)
+
+
+def write_artefact(artefact: Artefact, folder: Path | str, card: str | None = None) -> None:
+    """Write an artefact into a new folder, whole or not at all, in the format of its kind.
+
+    Args:
+        artefact: with the name of its model and its site.
+        folder: new or empty.
+        card: text of README.md.
+
+    Raises:
+        ValueError: it does not say which model it is for.
+        OSError: something cannot be written.
+    """
+    folder = Path(folder)
+    _check_model(artefact.about, folder / ABOUT)
+    about = {
+        "kind": artefact.kind,
+        **{key: value for key, value in artefact.about.items() if key != "cfg"},
+    }
+    tensors = {name: value.detach().cpu().contiguous() for name, value in artefact.tensors.items()}
+    with whole_folder(folder) as unfinished:
+        (unfinished / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+        weights = unfinished / (WEIGHTS if isinstance(artefact, Dictionary) else TENSORS)
+        save_sealed(save_file, tensors, weights, {})
+        if isinstance(artefact, Dictionary):
+            (unfinished / CFG).write_text(
+                json.dumps(_cfg(artefact), indent=2) + "\n", encoding="utf-8"
+            )
+        if artefact.through:
+            maps = {FORWARD: {str(number): map_ for number, map_ in enumerate(artefact.through)}}
+            save_bank(
+                StoredBank("arrays", maps, {FORWARD: []}, {"columns": [], "keys": None}, {}),
+                unfinished / MAP,
+            )
+        if card is not None:
+            (unfinished / CARD).write_text(card, encoding="utf-8")
+
+
+def _cfg(dictionary: Dictionary) -> dict[str, Any]:
+    """cfg.json with the model and the hook as they are now, where it had them."""
+    site = dictionary.site
+    hook = f"blocks.{site - 1}.hook_resid_post" if site else "blocks.0.hook_resid_pre"
+    new = {
+        "model_name": dictionary.about["model"],
+        "hook_name": hook,
+        "hook_layer": max(site - 1, 0),
+    }
+    parts = ({**dictionary.cfg}, dict(dictionary.cfg.get("metadata") or {}))
+    cfg, metadata = ({key: new.get(key, value) for key, value in told.items()} for told in parts)
+    return cfg | ({"metadata": metadata} if metadata else {})

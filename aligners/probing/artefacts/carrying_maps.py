@@ -1,0 +1,181 @@
+"""Maps to carry artefacts with: closed forms between two models' states, each chosen by what the artefact says."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from aligners.datamodules.rows.far import far_rows
+from aligners.errors import UserError, check_known
+from aligners.fitting.fits import fit_map
+from aligners.maps.base import Aligner
+from aligners.maps.linear import STRENGTHS, Identity, Linear, Procrustes, Ridge, ridge_path
+from aligners.probing.artefacts.kinds import Artefact
+from aligners.similarity.algebra.moments import Moments, merge_moments, moments_of
+
+STALE = "identity"
+MAPS = (STALE, "shift", "procrustes", "linear", "ridge", "ridge_identity")
+EQUAL_WIDTHS = (STALE, "shift", "ridge_identity")
+
+
+@dataclass(frozen=True)
+class PairedRows:
+    """Rows of the same tokens, words or texts.
+
+    Attributes:
+        old: (N, d_old) states of the old model.
+        new: (N, d_new) of the new one.
+        text: (N,) number of the text of each row.
+    """
+
+    old: Tensor
+    new: Tensor
+    text: Tensor
+
+    def at(self, chosen: Tensor) -> "PairedRows":
+        """Some of the rows."""
+        return PairedRows(
+            *(part[chosen] for part in vars(self).values() if isinstance(part, Tensor))
+        )
+
+    @property
+    def typical(self) -> "PairedRows":
+        """Those that neither model sets far from all others, as language models do with the first token of a text."""
+        return self.at(~(far_rows(self.old) | far_rows(self.new)))
+
+    @cached_property
+    def moments(self) -> Moments:
+        """Of the pairs (new, old): what a map to pull back by is fitted on; added up once for all artefacts."""
+        return moments_of(self.new[None], self.old[None])
+
+
+class FittedMap(NamedTuple):
+    """A map that was fitted for an artefact.
+
+    Attributes:
+        name: one of `MAPS`.
+        back: g, from new states to old ones, a bank of one.
+        error: share of the variance of the artefact's own answers that those through the map miss, on rows that the
+            map was not fitted on.
+        strength: of a ridge.
+        common: whether that is relative to the mean variance of all features, and not to each feature's own.
+    """
+
+    name: str
+    back: Aligner
+    error: float
+    strength: float | None = None
+    common: bool = False
+
+    def refitted(self, fitting: PairedRows, validation: PairedRows) -> "FittedMap":
+        """The same map with its strength, fitted on the rows that chose it as well."""
+        moments = merge_moments(fitting.moments, validation.moments)
+        found = {(bank.strength, bank.common): bank.aligner for bank in _banks(self.name, moments)}
+        return self._replace(back=found[self.strength, self.common])
+
+
+def fit_maps(
+    artefact: Artefact, fitting: PairedRows, validation: PairedRows, maps: Sequence[str] = MAPS
+) -> list[FittedMap]:
+    """Fit maps for an artefact on rows without labels, the best first.
+
+    The strength of a ridge is the one with which the artefact says most nearly the same on the validation rows. A ridge
+    towards the identity, argmin ‖YW − X‖² + λ‖W − I‖² on centred rows, leaves the artefact as it is where the rows say
+    nothing. λ is relative to each feature's own variance or to the mean of all, whichever the artefact chooses.
+
+    Args:
+        artefact: to be carried.
+        fitting: rows that maps are fitted on.
+        validation: other rows, which choose.
+        maps: out of `MAPS`. Those that the widths or the number of rows rule out are left out.
+
+    Raises:
+        ValueError: a name is unknown, or no map can be fitted; says how many rows it takes.
+    """
+    check_known(MAPS, maps=maps)
+    moments = fitting.moments
+    d_new, d_old = moments.xy.shape[1:]
+    able = [name for name in dict.fromkeys(maps) if d_new == d_old or name not in EQUAL_WIDTHS]
+    if not able:
+        raise UserError(
+            f"Expected a map between the widths {d_new} and {d_old} in `maps`, but got {', '.join(maps)}."
+        )
+    least = min(rows_needed(name, d_new) for name in able)
+    if moments.n < least:
+        raise UserError(
+            f"Expected at least {least} fitting rows for the maps {', '.join(maps)} from width {d_new} to {d_old}, but "
+            f"got {int(moments.n)}. Give more texts."
+        )
+    truth, found = artefact.answers(validation.old), list[FittedMap]()
+    for name in (name for name in able if moments.n >= rows_needed(name, d_new)):
+        tried = []
+        for bank in _banks(name, moments):
+            error = answers_missed(truth, artefact.carried(bank.aligner).answers(validation.new))
+            tried.append(FittedMap(name, bank.aligner, error, bank.strength, bank.common))
+        found.append(min(tried, key=lambda fitted: fitted.error))
+    return sorted(found, key=lambda fitted: fitted.error)
+
+
+def forward_map(name: str, fitting: PairedRows, validation: PairedRows) -> Aligner:
+    """The map of that name from old states to new ones, which what is put into states is pushed forward by.
+
+    It is fitted on `typical` rows: otherwise a few huge states are all that its least squares see.
+
+    Args:
+        name: one of `MAPS`.
+        fitting: rows that it is fitted on.
+        validation: other rows, which choose the strength of a ridge by the states themselves.
+    """
+    fitting, validation = fitting.typical, validation.typical
+    tried = [bank.aligner for bank in _banks(name, fitting.moments.swap())]
+    return min(
+        tried, key=lambda bank: answers_missed(validation.new, bank(validation.old[None])[0])
+    )
+
+
+def rows_needed(name: str, width: int) -> int:
+    """The fewest fitting rows of a map: those that determine it; a few where it shrinks."""
+    return width + 2 if name == "linear" else 1 if name == STALE else 10
+
+
+def answers_missed(truth: Tensor, answers: Tensor) -> float:
+    """‖answers − truth‖² / ‖truth − mean‖², of (N, C)."""
+    spread = (truth - truth.mean(0)).double().square().sum().clamp(min=1e-30)
+    return float((answers - truth).double().square().sum() / spread)
+
+
+class _Bank(NamedTuple):
+    """A map, and of a ridge its strength and what that is relative to."""
+
+    aligner: Aligner
+    strength: float | None = None
+    common: bool = False
+
+
+def _banks(name: str, moments: Moments) -> list[_Bank]:
+    """Maps of a name from X to Y, one for each strength."""
+    d_x, d_y = moments.xy.shape[1:]
+    if name in ("ridge", "ridge_identity"):
+        return list(_ridges(moments, towards_identity=name == "ridge_identity"))
+    bank: Aligner = {STALE: Identity, "shift": Ridge, "procrustes": Procrustes, "linear": Linear}[
+        name
+    ](1, d_x, d_y)
+    if isinstance(bank, Ridge):
+        bank.set_map(moments, torch.eye(d_x, dtype=torch.float64)[None])
+    else:
+        fit_map(name, bank, moments)
+    return [_Bank(bank)]
+
+
+def _ridges(moments: Moments, *, towards_identity: bool) -> Iterator[_Bank]:
+    """Ridge regression with every strength, relative to each feature's own variance and to the mean of all."""
+    towards = torch.eye(moments.xx.shape[-1]).to(moments.xx) if towards_identity else None
+    for common in (True, False):
+        weights = ridge_path(moments, STRENGTHS, towards, common)
+        for strength, weight in zip(STRENGTHS, weights, strict=True):
+            bank = Ridge(1, *moments.xy.shape[1:])
+            bank.set_map(moments, weight)
+            yield _Bank(bank, strength, common)

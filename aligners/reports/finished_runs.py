@@ -1,0 +1,191 @@
+"""Every kind of report, as `kinds.yaml` lists them, and a finished run read back: its report, options and figures."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from importlib import import_module
+from inspect import signature
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from jinja2 import UndefinedError
+
+from aligners.datamodules.text.texts import words_on
+from aligners.errors import UserError
+from aligners.files.shared_folder import own_file
+from aligners.files.user_files import read_json, read_yaml, refusing
+from aligners.files.yaml_tables import table_beside
+from aligners.reports.names import with_short_names
+from aligners.reports.page.run_page import CONFIG
+from aligners.reports.report import Report, Row
+from aligners.reports.templates import lead
+
+KINDS: dict[str, Row] = table_beside(__file__, "kinds.yaml")
+
+
+def file_name(kind: str) -> str:
+    """Name of the files of a kind of report, which is the `name` of its Report."""
+    return str(KINDS[kind].get("name", kind))
+
+
+def maker(kind: str) -> Callable[..., Report]:
+    """The function that makes a kind of report; its module is imported now."""
+    make: Callable[..., Report] = import_module(
+        f".runs.{KINDS[kind]['module']}", __package__
+    ).report
+    return make
+
+
+def make_report(kind: str, meta: Row, rows: Sequence[Row], **more: Any) -> Report:
+    """Turn what was measured into a report.
+
+    Args:
+        kind: one of `KINDS`.
+        meta: what holds for all rows.
+        rows: one for each thing that was measured, all with the same keys.
+        more: further tables and options of this kind of report.
+    """
+    about = KINDS[kind]
+    options = about.get("options", {})
+    report = maker(kind)(meta, rows, **options, **more)
+    texts = [meta.get(name, {}) for name in ("text", "other_text")]
+    of_texts = [
+        sentence for text in texts for sentence in words_on(text, "filled", "copies", "left_out")
+    ]
+    given = {
+        name: about[name]
+        for name in ("title", "note", "columns", "captions", "files")
+        if name in about
+    }
+    begins = report.lead or lead(
+        about.get("lead", kind),
+        meta=meta,
+        rows=with_short_names(rows),
+        tables=report.tables,
+        **options,
+    )
+    first = list(dict.fromkeys(meta.get("data_cautions", ())))  # nothing is to be read without them
+    begins = " ".join([*first, begins])
+    cautions = [
+        caution for caution in dict.fromkeys(meta.get("cautions", ())) if caution not in first
+    ]
+    sentences = [*cautions, *report.sentences, *of_texts]
+    return replace(report, name=file_name(kind), lead=begins, sentences=sentences, **given)
+
+
+PARTS = ("meta", "findings", "rows")
+AGAIN = "Run its command again."
+EDITED = f"It was edited, or another version wrote it. {AGAIN}"
+
+
+class FinishedRun(NamedTuple):
+    """A run and its report.
+
+    Attributes:
+        folder: of the run.
+        kind: of report, from `aligners.reports.finished_runs.KINDS`.
+        report: as it was written, its sentences included.
+        config: the run's options as they were resolved, as YAML; empty where there are none.
+    """
+
+    folder: Path
+    kind: str
+    report: Report
+    config: str
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The run's options; none where there is no `config`."""
+        return yaml.safe_load(self.config) or {}
+
+    @property
+    def figures(self) -> list[Path]:
+        """The images of the report's figures that are there."""
+        paths = [own_file(self.folder, f"{name}.png") for name in self.report.figures]
+        return [path for path in paths if path is not None]
+
+
+def kinds_in(folder: Path) -> list[str]:
+    """The kinds of report that a run's folder holds."""
+    return [kind for kind in KINDS if (folder / f"{file_name(kind)}.json").is_file()]
+
+
+def finished_run(folder: Path) -> FinishedRun:
+    """Read the report of a run's folder.
+
+    Raises:
+        ValueError: it is no folder of a finished run: says what it is, or what it lacks; or a file of it is a link
+            that leads out of it.
+    """
+    kinds = kinds_in(folder)
+    if not kinds:
+        raise UserError(
+            f"Expected `run` to be the folder of a finished run, but {folder} {_what_it_is(folder)}"
+        )
+    name = f"{file_name(kinds[0])}.json"
+    place = own_file(folder, name) or folder / name
+    content = _read(place)
+    config = own_file(folder, CONFIG)
+    options = read_yaml(config, "the options of a run", EDITED) if config is not None else {}
+    written = config.read_text(encoding="utf-8") if config is not None else ""
+    with refusing_report(place):
+        report = _report(kinds[0], content, options)
+        said = [sentence for sentence in content["findings"] if sentence != report.lead]
+    return FinishedRun(folder, kinds[0], replace(report, sentences=said), written)
+
+
+def refusing_report(place: Path) -> AbstractContextManager[None]:
+    """Within it, whatever the content of a report raises is an error that names the report.
+
+    Args:
+        place: its file, or the folder of its run.
+    """
+    return refusing(
+        f"Expected {place} to be a report as this version writes it, but it cannot be shown", EDITED
+    )
+
+
+def _what_it_is(folder: Path) -> str:
+    """Say what a folder without a report holds instead, and what to do."""
+    if not folder.is_dir():
+        return "is not a folder."
+    if (folder / "study.yaml").is_file():
+        return f"is that of a study: `study.py status {folder}` shows how far it is, report/report.html what it found."
+    runs = sorted(path.parent for path in folder.glob(f"*/{CONFIG}") if kinds_in(path.parent))
+    if runs:
+        return f"holds several: name one of {', '.join(map(str, runs))}."
+    if not (folder / CONFIG).is_file():
+        return f"holds no {CONFIG}, which every run begins with."
+    if (folder / "last.ckpt").is_file():
+        return (
+            f"holds no report yet: the run is at work, or was stopped. The same command with `--ckpt_path "
+            f"{folder / 'last.ckpt'}` goes on from where it was saved."
+        )
+    return f"holds {CONFIG} and no report: the run is at work, was stopped, or failed. Run its command again."
+
+
+def _read(path: Path) -> dict[str, Any]:
+    content = read_json(path, "a report", AGAIN)
+    if not all(part in content for part in PARTS):
+        raise UserError(
+            f"Expected {path} to be a report with {', '.join(PARTS)}, but it is something else."
+        )
+    return content
+
+
+def _report(kind: str, content: Row, options: Row) -> Report:
+    """Make a report again, from its rows and further tables, and those of the run's options that are about reports."""
+    takes = signature(maker(kind)).parameters
+    further = {
+        name: value
+        for name, value in {**options, **content}.items()
+        if name in takes and name not in PARTS
+    }
+    try:
+        return make_report(kind, content["meta"], content["rows"], **further)
+    except (KeyError, UndefinedError) as error:
+        raise UserError(
+            f"Expected a {kind} report as this version writes them, but its rows have no {error}: another "
+            "version wrote it. Its own files are unchanged; run its command again to write a new one."
+        ) from error

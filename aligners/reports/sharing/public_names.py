@@ -1,0 +1,74 @@
+"""Names of models and paths, as others know them."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from aligners.errors import UserError
+from aligners.reports.names import short_names
+
+
+def is_local(name: str) -> bool:
+    """Whether a name is that of a file or a folder here."""
+    return os.sep in name and (os.path.isabs(name) or Path(name).exists())
+
+
+def public_names(models: Sequence[str], names: Sequence[str] | None) -> dict[str, str]:
+    """Under which name others find each model.
+
+    Args:
+        models: as they are named here.
+        names: as others find them, in the same order; default: as here, but folders of this machine by their short
+            names, with which nothing can be loaded.
+
+    Raises:
+        ValueError: there is not one name for each.
+    """
+    every = list(dict.fromkeys(models))
+    if names is None:
+        return {
+            name: short if is_local(name) else name for name, short in short_names(every).items()
+        }
+    if len(names) != len(models):
+        raise UserError(
+            f"Expected `names` to have one name for each of the {len(models)} models {', '.join(models)}, but got "
+            f"{len(names)}: {', '.join(names)}."
+        )
+    return dict(zip(models, names, strict=True))
+
+
+def last_parts(value: Any) -> dict[str, str]:
+    """Every file and folder of this machine among nested plain values -> the last part of its path."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return {path: last for item in value for path, last in last_parts(item).items()}
+    return {value: Path(value).name} if isinstance(value, str) and is_local(value) else {}
+
+
+def renamed(value: Any, names: Mapping[str, str]) -> Any:
+    """Nested plain values in which models and paths have the names that others know.
+
+    Args:
+        value: of anything that JSON can hold.
+        names: name here -> name for others; of paths that it does not have, the last part stays.
+    """
+    if isinstance(value, Mapping):
+        return {
+            _name(key, names) if is_local(key) else key: renamed(item, names)
+            for key, item in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [renamed(item, names) for item in value]
+    return _name(value, names) if isinstance(value, str) else value
+
+
+def _name(text: str, names: Mapping[str, str]) -> str:
+    if text in names:
+        return names[text]
+    for name in sorted(
+        names, key=len, reverse=True
+    ):  # within a sentence; no path within a longer one
+        text = text.replace(name, names[name]) if is_local(name) else text
+    return Path(text).name if is_local(text) else text

@@ -1,0 +1,180 @@
+"""Tables and figures as `tables.yaml` describes them, and the numbers that somebody printed beside ours."""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+import pandas as pd
+from jinja2 import Environment, StrictUndefined
+
+from aligners.errors import UserError, check_known
+from aligners.files.yaml_tables import table_beside
+from aligners.reports.names import listed
+from aligners.reports.report import Row
+from aligners.reports.study.contents import Column, Figure, Panel, Table
+from aligners.reports.study.frames import counted, kind_words, place_words, stage_words
+from aligners.reports.study.statistics import Estimate
+
+DESCRIBED: dict[
+    str, dict[str, Any]
+] = {}  # of each table and figure; `aligners.reports.study.registry` fills it
+NUMBERS: dict[
+    str, dict[str, Any]
+] = {}  # name of a table or figure -> `metric`, `source`, `setting`, and `values`
+WORDS: dict[str, Any] = table_beside(__file__, "words.yaml")  # that any description may use
+MADE = {
+    "from",
+    "like",
+    "with",
+}  # fields of a description that say how it is made; the others are its texts
+TEMPLATES = Environment(undefined=StrictUndefined)
+TEMPLATES.globals |= {"place_words": place_words, "kind_words": kind_words, "counted": counted}
+TEMPLATES.filters |= {"form": format, "listed": listed}
+
+
+def table(name: str, rows: Sequence[Row], **words: Any) -> Table:
+    """Make a table as it is described, with the columns that have a value in some row, and stages in words.
+
+    Args:
+        name: of its description.
+        rows: column's key -> cell.
+        words: what the description's templates ask for, besides `rows` and `known`, the keys of the columns.
+    """
+    shown = [{**row, "stage": stage_words(row["stage"])} if "stage" in row else row for row in rows]
+    known = {key for row in shown for key, cell in row.items() if cell is not None}
+    texts = _texts(name, {**words, "known": known, "rows": rows}, rows)
+    about = {
+        key: [heading] if isinstance(heading, str) else heading
+        for key, heading in texts.pop("columns").items()
+    }
+    columns = [Column(key, *heading) for key, heading in about.items() if key in known]
+    return Table(name=name, columns=columns, rows=shown, **texts)
+
+
+def figure(name: str, panels: Sequence[Panel], values: Sequence[Row] = (), **words: Any) -> Figure:
+    """Make a figure as it is described.
+
+    Args:
+        name: of its description.
+        panels: all of one kind.
+        values: the values as rows of a table.
+        words: what the description's templates ask for.
+    """
+    return Figure(name=name, panels=panels, values=values, **_texts(name, words, values))
+
+
+def paper_value(
+    table: str, quantity: str, present: Collection[str] = (), **where: str | None
+) -> Estimate | None:
+    """Return the printed number for the same thing, or None if there is none.
+
+    Args:
+        table: name of a table, which has numbers or not.
+        quantity: `test`, `score`, ...
+        present: the methods that the study has; of several that are the same thing, the closest gets the number.
+        where: `task`, `method`, `variant`, ...; names of tasks agree if they differ in case and punctuation only.
+    """
+    for entry in NUMBERS.get(table, {}).get("values", ()):
+        if _is_of(entry, where, present):
+            printed = entry.get(quantity)
+            if printed is None:
+                return None
+            return Estimate(*printed) if isinstance(printed, list) else Estimate(printed)
+    return None
+
+
+def _is_of(
+    entry: Mapping[str, Any], where: Mapping[str, str | None], present: Collection[str]
+) -> bool:
+    """Whether printed numbers are of a place; what they do not state may be anything."""
+    stated = [key for key in where if key in entry]
+    return all(_agrees(entry[key], where[key], present) for key in stated)
+
+
+def printed_metric(table: str, frame: pd.DataFrame) -> list[str]:
+    """The metric of the printed numbers, if rows have it beside another score; none if it is their score.
+
+    Args:
+        table: name of a table.
+        frame: rows with `score_name` and a column for each metric.
+    """
+    metric = NUMBERS.get(table, {}).get("metric")
+    other = frame.get("score_name", pd.Series()).dropna() != metric
+    return [metric] if metric and other.any() else []
+
+
+def plain(name: str) -> str:
+    """A name in lower case, letters and digits only: SST-2 and sst2 are one task."""
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def _agrees(printed: str | list[str], ours: str | None, present: Collection[str]) -> bool:
+    if isinstance(printed, list):
+        return ours == next((name for name in printed if name in present), "")
+    return ours is not None and plain(printed) == plain(ours)
+
+
+def check_described(name: str, own: Mapping[str, Any]) -> None:
+    """Raise if a description has a field that no table and no figure has, or lacks what it needs.
+
+    Args:
+        name: of the table or figure.
+        own: its fields, those included of what it is like.
+
+    Raises:
+        ValueError: it has, or does.
+    """
+    known = {field.name for kind in (Table, Figure) for field in fields(kind)}
+    check_known(sorted(known | MADE), **{name: own})
+    lacking = {"title", "caption"} - set(own)
+    if lacking:
+        raise UserError(
+            f"Expected `{name}` to have {' and '.join(sorted(lacking))}, but it has {', '.join(own)} alone."
+        )
+
+
+def check_numbers(printed: Mapping[str, Any]) -> None:
+    """Raise if printed numbers do not say where they are from.
+
+    Args:
+        printed: name of a table or figure -> its numbers.
+
+    Raises:
+        ValueError: some do not.
+    """
+    for name, about in printed.items():
+        for key in ("source", "setting"):
+            if key not in about:
+                raise UserError(
+                    f"Expected the numbers of `{name}` to have `{key}`, which stands below the table."
+                )
+
+
+def _texts(name: str, words: dict[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
+    """The fields of a description that are fields of tables and figures, filled in.
+
+    There is a note if intervals are over pretrained models, or over the fine-tunings of one, and not over models.
+    """
+    numbers = NUMBERS.get(words.get("paper", name))
+    note = f"Paper: {numbers['source']}: {numbers['setting']}." if numbers else ""
+    own = {key: value for key, value in DESCRIBED[name].items() if key not in MADE}
+    words = {**WORDS, "paper_note": note, **words}
+    lines = [line for text in _filled(own.pop("findings", []), words) for line in text.splitlines()]
+    words["findings"] = [sentence for line in lines if (sentence := " ".join(line.split()))]
+    texts = {"notes": [], **_filled(own, words), "findings": words["findings"]}
+    intervals = {
+        cell.interval for row in rows for cell in row.values() if isinstance(cell, Estimate)
+    }
+    intervals |= {str(row.get("interval")) for row in rows}
+    texts["notes"] += [said for interval, said in WORDS["units"].items() if interval in intervals]
+    return texts
+
+
+def _filled(field: Any, words: dict[str, Any]) -> Any:
+    """Render every template in a field; texts of a list that say nothing are left out."""
+    if isinstance(field, dict):
+        return {key: _filled(value, words) for key, value in field.items()}
+    if isinstance(field, list):
+        return [text for part in field if (text := _filled(part, words)) != ""]
+    return TEMPLATES.from_string(field).render(words) if isinstance(field, str) else field

@@ -1,0 +1,174 @@
+"""Rows that tables and figures choose, and cells that they make of them."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import pandas as pd
+
+from aligners.fitting.training_status import MARK, is_trained
+from aligners.reports.report import Row
+from aligners.reports.study.frames import LEAST_SITE, Frames, Missing, by
+from aligners.reports.study.statistics import COPY, over_models
+from aligners.similarity.controls import matching_layers
+
+Rows = TypeVar("Rows", pd.DataFrame, list[Any])
+
+# ---------------------------------------------------------------------- rows that are chosen
+
+
+def present(rows: Rows, lacking: str) -> Rows:
+    """Rows, or whatever a table or figure is made of, if there are any.
+
+    Raises:
+        Missing: there are none; with these words.
+    """
+    if not len(rows):
+        raise Missing(lacking)
+    return rows
+
+
+def similarities(frames: Frames, measures: Sequence[str] = ()) -> pd.DataFrame:
+    """Similarities of raw features, by those of some measures that there are; none named: by all.
+
+    Raises:
+        Missing: none of them was measured.
+    """
+    frame = frames.of("similarity", "value")
+    frame = frame[frame["features"] == "raw"]
+    if not measures:
+        return frame
+    return present(
+        frame[frame["measure"].isin(measures)], f"none of {', '.join(measures)} was measured"
+    )
+
+
+def of_one_base(frames: Frames, measures: Sequence[str]) -> pd.DataFrame:
+    """Similarities, by some measures, of two models of one base before or after fine-tuning, with the column `base`."""
+    frame = frames.of("similarity", "value", other_tasks=True)
+    frame = frame[frame["measure"].isin(measures) & (frame["features"] == "raw")]
+    frame = frame[frame[["stage_x", "stage_y"]].isin(("pretrained", "finetuned")).all(axis=1)]
+    bases = [without_copy(frame[f"model_{side}"]) for side in "xy"]
+    return frame.assign(base=bases[0])[bases[0] == bases[1]]
+
+
+def not_computed(frames: Frames) -> list[Row]:
+    """Measures without a value of some pairs of models at one stage: how many pairs, and the first of the reasons."""
+    try:
+        frame = between_models(of_one_stage(frames.of("similarity_missing")))
+    except Missing:
+        return []
+    return [
+        {
+            **place,
+            "not_computed": rows["why"].iloc[0],
+            "pairs": len(rows),
+            "models": models_in(rows),
+        }
+        for place, rows in by(frame[frame["figure"] == "value"], "task", "stage", "measure")
+    ]
+
+
+def of_one_stage(frame: pd.DataFrame) -> pd.DataFrame:
+    """Rows of two models at the same stage."""
+    return frame[frame["stage_x"].fillna("") == frame["stage_y"].fillna("")]
+
+
+def between_models(frame: pd.DataFrame) -> pd.DataFrame:
+    """Rows of two different models.
+
+    Raises:
+        Missing: there are none.
+    """
+    return present(
+        frame[frame["model_x"] != frame["model_y"]], "the study has no pair of different models"
+    )
+
+
+def models_in(frame: pd.DataFrame) -> int:
+    """Number of models among the rows."""
+    return len(set(frame["model_x"]) | set(frame["model_y"]))
+
+
+def blocks(frame: pd.DataFrame) -> pd.DataFrame:
+    """Rows of one and the same site of both models: blocks, or whatever there is; rows without a site stay."""
+    sited = frame["site_x"].notna()
+    same = frame["site_x"] == frame["site_y"]
+    if not (sited & same).any():  # models of different depth
+        return frame
+    some = same & (frame["site_x"] >= LEAST_SITE)
+    return frame[~sited | (some if some.any() else same)]
+
+
+def matching(frame: pd.DataFrame) -> pd.DataFrame:
+    """Rows of matching layers of each pair, without the embeddings where there are blocks."""
+    matched = []
+    for _, rows in frame.groupby(["model_x", "model_y"], sort=False):
+        layers = [
+            sorted(layer for layer in rows[f"layer_{side}"].unique() if layer >= LEAST_SITE)
+            for side in "xy"
+        ]
+        if all(layers):
+            pairs = set(matching_layers(*layers))
+            rows = rows[
+                [place in pairs for place in zip(rows["layer_x"], rows["layer_y"], strict=True)]
+            ]
+        matched.append(rows)
+    return pd.concat(matched) if matched else frame
+
+
+def is_last(rows: pd.DataFrame) -> pd.Series:
+    """The last site of every pair, or rows without a site."""
+    last = rows.groupby(["model_x", "model_y"])["site_y"].transform("max")
+    return rows["site_y"].isna() | (rows["site_y"] == last)
+
+
+def without_copy(models: pd.Series) -> pd.Series:
+    """The models that these are fine-tunings of."""
+    return models.str.replace(COPY, "", regex=True)
+
+
+def trained(frame: pd.DataFrame) -> pd.Series:
+    """Whether the map of each row is trained; closed forms and floors are."""
+    return frame["training"].map(lambda outcome: is_trained({"training": outcome})).astype(bool)
+
+
+def untrained_said(frame: pd.DataFrame) -> str:
+    """What the mark means, method by method; nothing if all maps are trained."""
+    maps = trained(frame).groupby(frame["method"], sort=False).agg(["sum", "size"])
+    counted = ", ".join(
+        f"{name} {size - sound} of {size}"
+        for name, sound, size in maps.itertuples()
+        if sound < size
+    )
+    meaning = f"{MARK}: maps that kept their untrained start or diverged, which findings and tests leave out: "
+    return f"{meaning}{counted}." if counted else ""
+
+
+def about_maps(errors: pd.DataFrame) -> dict[str, bool | str]:
+    """Whether errors are on held-out texts, and which maps are not trained, in words."""
+    held_out = "held_out" not in errors or bool(errors["held_out"].all())
+    return {"held_out": held_out, "untrained": untrained_said(errors)}
+
+
+# ---------------------------------------------------------------------- rows that are made
+
+
+def map_cells(method: str | None, rows: pd.DataFrame) -> Row:
+    """The cells of a map: its name, marked where it is not trained everywhere, and whether findings may compare it."""
+    sound = bool(trained(rows).all())
+    return {"method": f"{method}{'' if sound else MARK}", "compared": sound}
+
+
+def estimates(
+    rows: pd.DataFrame, quantities: Iterable[str], groups: Mapping[str, str] | None = None
+) -> Row:
+    """The means of quantities over pairs of models, and of how many pairs and models the first of them is.
+
+    Args:
+        rows: of one line of a table.
+        quantities: its columns, as far as the rows have them.
+        groups: model -> group, of pairs between two groups.
+    """
+    means = {name: over_models(rows, name, groups) for name in quantities if name in rows}
+    first = next(iter(means.values()), None)
+    return {**means, "pairs": first.pairs if first else 0, "models": first.models if first else 0}

@@ -1,0 +1,429 @@
+"""Compares two or more models: all measures of all layer pairs within a limit of memory, with controls."""
+
+import logging
+from itertools import combinations_with_replacement, product
+from math import inf
+from typing import Any, Literal, cast
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+
+from aligners.datamodules.batches import LengthBatches
+from aligners.datamodules.layers import LayerActivations
+from aligners.datamodules.module import stream_of
+from aligners.datamodules.tokens.splits import Split
+from aligners.errors import UserError, check_known, check_range
+from aligners.files.resources import free_memory
+from aligners.models.loading.load_models import check_precision
+from aligners.progress import hidden, track
+from aligners.similarity.catalogue import ATTENTION, DEFAULT, Measure, catalogue
+from aligners.similarity.functional.summaries import nuclear_norm
+from aligners.similarity.outcome import TileFigures
+from aligners.similarity.passes.one_pass import PassRun
+from aligners.similarity.passes.pass_plan import Pass, PassCosts, Settings, in_words, plan_passes
+from aligners.similarity.passes.ranks import alone, collected, from_first, ranks, this_rank
+from aligners.similarity.passes.saved import PassFigures, SavedPasses
+from aligners.similarity.passes.sums import FAR_VALUES, Shape, streams_of
+from aligners.similarity.similarity_tables import (
+    PairFigures,
+    Row,
+    distance_rows,
+    joined_norms,
+    layer_rows,
+    rows_of,
+)
+
+logger = logging.getLogger(__name__)
+
+GROUPS = 10  # of the jackknife
+OWN = (
+    "controls",
+    "within",
+    "groups",
+    "permutations",
+    "share",
+    "seed",
+    "products",
+)  # options that decide the figures
+EVEN = 4  # so many passes for each process keep all of them busy
+
+
+class SimilarityEvaluation(pl.LightningModule):
+    """Measures how similar all layers of the data module's models are, within a limit of memory.
+
+    With `controls`, every value comes with
+    - its 95 % interval, from a jackknife over groups of texts, along matching layers;
+    - its null: the same rows, with those of Y rolled to other texts;
+    - its floor: untrained twins of the two models on the same texts;
+    - its ceiling: the model with itself;
+    - its value on standardised features (mean and deviation of the fitting texts);
+    - for fitted measures (CCA family, regression), its value when fitted on the fitting texts.
+
+    Args:
+        measures: names, or `all`. The default leaves out what needs attention weights (`attnsim_*`, `attention_*`:
+            set `data.attention` too) and what is defined by a batch or a small sample (`minibatch_cka`, `rbf_cka`).
+        controls: compute the controls. They cost about five times the measures alone, and a pass over the fitting
+            texts.
+        within: also compare each model's layers with each other; `controls`, or more or fewer than two models, do so
+            in any case.
+        groups: groups of texts that the jackknife leaves out in turn; default: 10, or as many as there are batches if
+            these are fewer.
+        permutations: number of permutations over which the null is averaged.
+        share: the share of the variance that SVCCA and PWCCA keep.
+        products: float64, or float32 for the products of X with Y in moments, for GPUs that are slow in double
+            precision; six digits of each covariance are kept.
+        seed: seed of the samples of rows and of the untrained twins.
+        memory: the most memory to take for sums, samples and their decompositions, in GB (10⁹ bytes) for each process;
+            on a GPU, of its memory, models included. More pairs of models than fit are compared in several passes over
+            the texts. Default: half of what is free.
+
+    Attributes:
+        saved: where the figures of each finished pass are kept, and from which another run goes on; None: nowhere.
+    """
+
+    def __init__(
+        self,
+        measures: list[str] | str = list(DEFAULT),  # noqa: B006  (never changed)
+        controls: bool = False,
+        within: bool = False,
+        groups: int | None = None,
+        permutations: int = 1,
+        share: float = 0.99,
+        products: Literal["float64", "float32"] = "float64",
+        seed: int = 0,
+        memory: float | None = None,
+    ) -> None:
+        super().__init__()
+        known = catalogue(share)
+        names = (
+            list(known)
+            if measures == "all"
+            else [measures]
+            if isinstance(measures, str)
+            else list(measures)
+        )
+        check_known([*known, "all"], measures=names or ["none"])
+        check_range(least=2, groups=groups)
+        check_range(least=1, permutations=permutations)
+        check_range(above=0, below=inf, memory=memory)
+        check_range(above=0, most=1, share=share)
+        self.measures: list[Measure] = [known[name] for name in dict.fromkeys(names)]
+        self.controls, self.within, self.memory = controls, within, memory
+        self.wanted_groups, self.permutations, self.share, self.seed = (
+            groups,
+            permutations,
+            share,
+            seed,
+        )
+        self.products: torch.dtype = getattr(torch, products)
+        self.rows: list[Row] = []
+        self.report_tables: dict[str, list[Row]] = {}
+        self.meta: dict[str, Any] = {}
+        self.saved: SavedPasses | None = None
+
+    @property
+    def _stream(self) -> LayerActivations:
+        """The data module of the run."""
+        return stream_of(self.trainer, LayerActivations)
+
+    # ------------------------------------------------------------------ before
+
+    def setup(self, stage: str) -> None:
+        """Run all checks that can be made before reading, and plan the passes."""
+        check_precision(self.trainer)
+        self.refusals: dict[str, str] = {}
+        self.cautions: list[str] = []
+        self._finished: dict[int, PassFigures] = {}
+        self._choose_layers(self._stream)
+        self._choose_groups()
+        self._plan()
+
+    def _choose_layers(self, data: LayerActivations) -> None:
+        """The models, their layers and their sizes."""
+        on_attention = [measure.name for measure in self.measures if measure.family in ATTENTION]
+        if on_attention and not data.attention:
+            raise UserError(
+                "Measures of attention need attention weights, but got `data.attention` false: set it to true, or "
+                f"leave out {', '.join(on_attention)}."
+            )
+        self.models = list(data.reader.models)
+        self.names = [model.name for model in self.models]
+        twice = sorted({name for name in self.names if self.names.count(name) > 1})
+        if twice:
+            raise UserError(
+                f"Expected `data.models` to name each model once, but got {', '.join(twice)} more than once. "
+                "To set a model's layers against each other, name it alone, or set `within`."
+            )
+        self.places = [list(layers) for layers in data.reader.layers]
+        self.shapes = [
+            Shape(len(layers), model.width, *((model.depth, model.heads) if on_attention else ()))
+            for model, layers in zip(self.models, self.places, strict=True)
+        ]
+
+    def _choose_groups(self) -> None:
+        """The number of groups of held-out texts, of which all ranks together read so many batches."""
+        count, limit = self._held_out_batches().count, self.trainer.limit_test_batches
+        ranks = self.trainer.world_size
+        self._batches = (
+            int(count * limit) if isinstance(limit, float) else min(count, limit * ranks)
+        )
+        self.groups = self.wanted_groups or min(GROUPS, self._batches)
+        if self._fits and self._batches < self.groups:
+            raise UserError(
+                f"The jackknife leaves out `groups` = {self.groups} groups of batches in turn, but the held-out texts "
+                f"make {self._batches} batches. Lower `groups` or `data.batch_size`, or give more texts."
+            )
+
+    def _held_out_batches(self) -> LengthBatches:
+        """The batches of held-out texts. No states are asked for yet: a store would write those that it lacks."""
+        nothing: list[list[int]] = [[] for _ in self.models]
+        return cast(LengthBatches, self._stream.loader("test", layers=nothing).sampler)
+
+    def _plan(self) -> None:
+        """Divide the pairs of models into passes, and say what they take.
+
+        It raises if a pass does not fit, before anything is read: which rows are far is not known yet.
+        """
+        data, device = self._stream, self.trainer.strategy.root_device
+        here = (
+            self.trainer.num_devices if device.type == "cpu" else 1
+        )  # processes that share this memory
+        own = free_memory(device) // (2 * here) if self.memory is None else int(self.memory * 1e9)
+        limit = min(collected(own))
+        self._divided(limit, None)
+        beside = FAR_VALUES[data.far_rows] if data.far.of("test", data.kinds_read) else None
+        limit = self._begun(limit)
+        self.passes = self._divided(limit, beside)
+        self._choose_passes()
+        splits: tuple[Split, ...] = ("fit", "test") if self._fits else ("test",)
+        layers = [
+            self._settings.numbers(self.passes[number]) for number in self._mine for _ in splits
+        ]
+        data.plan(splits * len(self._mine), layers, alone=self._own_passes)
+        self.announced = max(this.bytes for this in self.passes)
+        if self.trainer.is_global_zero:
+            besides = "besides its models" if device.type == "cpu" else "with its models"
+            memory = f"{self.announced / 1e9:.3g} GB {besides}, of {limit / 1e9:.3g} GB (`memory`)"
+            logger.warning(
+                "This comparison takes up to %s, in %s.", memory, in_words(self.passes, self.names)
+            )
+
+    def _divided(self, limit: int, beside: str | None) -> list[Pass]:
+        """The passes within a limit of memory; `beside` as for `streams_of`."""
+        device = self.trainer.strategy.root_device
+        streams = streams_of(self.measures, self._fits, self.groups, self.permutations, beside)
+        self._settings = Settings(
+            streams, self.shapes, self._stream.reader, self.seed, self.products, device
+        )
+        batches = self._held_out_batches()
+        longest = np.sort(batches.lengths)[
+            -int(np.diff(batches.bounds).max()) :
+        ]  # texts of the largest batch, at most
+        sizes = int(longest.sum()), len(longest) * int(longest.max()) ** 2
+        # Weights count besides those on the CPU, which are always there: on a GPU, and of untrained twins.
+        copies = int(device.type != "cpu") + int(self._fits)
+        costs = PassCosts(self._settings, *sizes, [copies * model.nbytes for model in self.models])
+        return plan_passes(
+            [shape.layers for shape in self.shapes], self.pairs, costs.of, costs.fixed, limit
+        )
+
+    def _begun(self, limit: int) -> int:
+        """The limit of the run that is gone on with, if passes are kept; else the one given.
+
+        Raises:
+            ValueError: another comparison was begun.
+        """
+        if (saved := self.saved) is None:
+            return limit
+        trainer = {
+            "world_size": self.trainer.world_size,
+            "limit_test_batches": self.trainer.limit_test_batches,
+        }
+        setup = {
+            "measures": [measure.name for measure in self.measures],
+            **{name: getattr(self, name) for name in OWN},
+        }
+        about = {"data": self._stream.describe(), **setup, "trainer": trainer}
+        return int(from_first(lambda: saved.begin(about, limit, self.memory is not None)))
+
+    def _choose_passes(self) -> None:
+        """Look which passes are finished, and choose those of this process.
+
+        Of enough passes each process has its own, and reads all texts in them: the same work as where all divide the
+        texts of every pass, but no sums are sent. One pass is always made again, so that there is something to run.
+        """
+        if (saved := self.saved) is not None:
+            every = from_first(lambda: [saved.load(number) for number in range(len(self.passes))])
+            self._finished = {
+                number: part for number, part in enumerate(every[:-1]) if part is not None
+            }
+        missing = [number for number in range(len(self.passes)) if number not in self._finished]
+        ranks, whole = self.trainer.world_size, self.trainer.limit_test_batches == 1.0
+        even = len(self.passes) % ranks == 0 or len(self.passes) >= EVEN * ranks
+        self._own_passes = ranks > 1 and whole and even
+        self._to_save = missing[self.trainer.global_rank :: ranks] if self._own_passes else missing
+        self._mine = self._to_save or missing[-1:]
+        if self._finished and self.trainer.is_global_zero:
+            logger.warning(
+                "Going on: %d of %d passes are finished.", len(self._finished), len(self.passes)
+            )
+
+    @property
+    def pairs(self) -> list[tuple[int, int]]:
+        """The pairs of models to compare, by index."""
+        every = combinations_with_replacement(range(len(self.models)), 2)
+        several = len(self.models) != 2
+        return [(i, j) for i, j in every if i != j or several or self.within or self.controls]
+
+    @property
+    def _fits(self) -> bool:
+        """Whether the fitting texts are read too."""
+        return self.controls and len(self.models) > 1
+
+    # ------------------------------------------------------------------ the passes
+
+    def on_test_start(self) -> None:
+        """Nothing has been read."""
+        self._place = -1
+
+    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Add one batch to the sums of its pass."""
+        while self._place < dataloader_idx:  # every rank goes through all texts of all passes
+            self._leave()
+            self._place += 1
+            self._enter()
+        self._run.add(
+            batch,
+            self._stream.splits[dataloader_idx],
+            batch.texts.number * self.groups // self._batches,
+        )
+
+    def _enter(self) -> None:
+        """Begin a pass, with the first texts that it reads."""
+        splits = self._stream.splits
+        if splits[self._place] == splits[0]:
+            self._number = self._mine[self._place * len(self._mine) // len(splits)]
+            with alone(self._own_passes):
+                self._run = PassRun(self.passes[self._number], self._settings)
+
+    def _leave(self) -> None:
+        """End the texts that were read last."""
+        if self._place < 0:
+            return
+        self._stream.reader.check.flush()
+        with alone(self._own_passes):
+            if self._stream.splits[self._place] == "fit":
+                self._run.end_fit()
+            else:
+                self._end_pass()
+
+    def _end_pass(self) -> None:
+        """Measure what the pass has summed, and forget it."""
+        self._run.end()
+        mine = self._run.mine(this_rank())
+        count = len(self._run.this.tiles[this_rank() :: ranks()])
+        shown = track(mine, "Measuring", count, disable=hidden(self.trainer))
+        tiles = [
+            TileFigures.of(tile, self.measures, sums, self._settings.matching(tile))
+            for tile, sums in shown
+        ]
+        norms = {
+            (span.model, span.first): nuclear_norm(scatter).cpu()
+            for span, scatter in self._run.scatters()
+        }
+        every = [figures for some in collected(tiles) for figures in some]
+        self._finished[self._number] = PassFigures(every, norms, int(self._run.rows))
+        if self.saved is not None and this_rank() == 0 and self._number in self._to_save:
+            self.saved.save(self._number, self._finished[self._number])
+        del self._run
+
+    # ------------------------------------------------------------------ after
+
+    def on_test_epoch_end(self) -> None:
+        """End the last pass, and make the tables of all."""
+        self._leave()
+        self._finished = {
+            number: part
+            for finished in collected(self._finished)
+            for number, part in finished.items()
+        }
+        every = [self._finished[number] for number in sorted(self._finished)]
+        tiles = [figures for part in every for figures in part.tiles]
+        pairs: dict[tuple[int, int], PairFigures] = {}
+        for i, j in self.pairs:
+            own = [figures for figures in tiles if figures.tile.pair == (i, j)]
+            pairs[i, j] = PairFigures(own, (self.shapes[i].layers, self.shapes[j].layers))
+        self._note(pairs)
+        each = product(pairs.items(), self.measures)
+        values = {
+            (*models, measure.name): pair.grids(measure, "value")
+            for (models, pair), measure in each
+        }
+        if not any(values.values()):
+            reasons = " ".join(dict.fromkeys(self.refusals.values()))
+            raise UserError(
+                f"No measure could be computed. {reasons} `data.layers` says which layers are compared."
+            )
+        self.rows = []
+        for (i, j), pair in pairs.items():
+            for measure in self.measures:
+                same = [values[m, m, measure.name] if self._fits and i != j else {} for m in (i, j)]
+                models = {"model_x": self.names[i], "model_y": self.names[j]}
+                head = {**models, "n_rows": every[0].rows, "measure": measure.name}
+                layers = [self.places[m] for m in (i, j)]
+                if measure.family in ATTENTION:  # which compare all blocks
+                    layers = [list(range(1, self.models[m].depth + 1)) for m in (i, j)]
+                self.rows += rows_of(
+                    head, "raw", pair.grids(measure, "value"), layers, pair.controls(measure, same)
+                )
+                self.rows += rows_of(
+                    head, "standardised", pair.grids(measure, "standardised"), layers, {}
+                )
+        norms = joined_norms([part.norms for part in every])
+        self.report_tables = {
+            "layers": layer_rows(self.names, self.places, norms, values),
+            "distances": distance_rows(self.names, values),
+            "missing": self._missing,
+            "models": [{"model": model.name, **model.sizes} for model in self.models],
+        }
+        self.meta = {
+            **self._stream.describe(),
+            "split": "test",
+            "n_rows": every[0].rows,
+            "controls": self.controls,
+            **{
+                name: getattr(self, name) if self._fits else None
+                for name in ("groups", "permutations")
+            },
+            "share": self.share,
+            "products": str(self.products).removeprefix("torch."),
+            "sample_seed": self.seed,
+            "passes": len(self.passes),
+            "memory_gb": self.announced / 1e9,
+            "refusals": self.refusals,
+            "cautions": self.cautions,
+        }
+
+    def _note(self, pairs: dict[tuple[int, int], PairFigures]) -> None:
+        """Log and keep what could not be computed, and what is mostly counting."""
+        self._missing: list[Row] = []
+        for (i, j), pair in pairs.items():
+            models = f"of {self.names[i]} and {self.names[j]}"
+            for measure, figure, why in pair.refusals(self.measures):
+                suffix = "" if figure == "value" else f", {figure.replace('held_out', 'held out')}"
+                self.refusals[f"{measure.name} {models}{suffix}"] = why
+                about = {
+                    "model_x": self.names[i],
+                    "model_y": self.names[j],
+                    "measure": measure.name,
+                }
+                self._missing.append({**about, "figure": figure, "why": why})
+            for measure in self.measures:
+                self.cautions += pair.cautions(measure, f"{measure.name} {models}")
+        if self.trainer.is_global_zero:
+            for line in (
+                *(f"No {what}: {why}" for what, why in self.refusals.items()),
+                *self.cautions,
+            ):
+                logger.warning(line)

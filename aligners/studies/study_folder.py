@@ -1,0 +1,350 @@
+"""A study's folder: what the study is, and one folder for each cell, with its result.
+
+A result is JSON whose rows are read one by one: a comparison of many models has millions of them.
+"""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import yaml
+
+from aligners.datamodules.run_identity import differences
+from aligners.errors import UserError, check_file_names
+from aligners.files.atomic import check_folder, lock, remove_unfinished, write_text
+from aligners.files.user_files import read_yaml, refusing
+from aligners.studies.cells import FOLDER, KINDS, Cell
+from aligners.studies.spec import Study
+
+STUDY, PLAN = "study.yaml", "plan.json"
+CELL, RESULT, ERROR, LOG, LOCK = "cell.json", "result.json", "error.txt", "log.txt", "lock"
+OPTIONS = "options.yaml"  # written as the command begins
+# What a cell goes on from, below its folder: states of a training, passes and parts that are finished, classifiers.
+GOES_ON_FROM = ("*/last.ckpt", "*/*/last.ckpt", "*/*/*.safetensors", "*/*/*/finetuned.json")
+FREE = ("assume", "report", "store", "keep")  # parts of a study that no result depends on
+State = Literal["done", "running", "waiting", "failed"]
+STATES: tuple[State, ...] = get_args(State)
+MORE = ",\n"
+BEGIN_AGAIN = (
+    "The folder is incomplete, or was edited. "
+    "Remove that file: `study.py run` with the study's own writes it."
+)
+AGAIN = "Remove it: `study.py run` makes it again."
+ENCODER = json.JSONEncoder(allow_nan=False)
+
+
+class StudyFolder:
+    """Where a study is written.
+
+    `study.yaml` is the study as resolved, `plan.json` the ids of its cells and their planned seconds, `cells/ID/` a
+    folder for each of them: `cell.json` says what it is, `run/` is the folder of its command, and it is done once
+    `result.json` is there.
+
+    Args:
+        path: of the folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @cached_property
+    def study(self) -> dict[str, Any]:
+        """The study as plain values.
+
+        Raises:
+            ValueError: this is no study's folder.
+        """
+        file = self.path / STUDY
+        if not file.is_file() or not (self.path / PLAN).is_file():
+            raise UserError(
+                f"Expected the folder of a study, with its {STUDY}, but got {self.path}."
+            )
+        study = read_yaml(file, "a study as it was begun", BEGIN_AGAIN)
+        lacking = [name for name in ("name", "models", "tasks", "finetune") if name not in study]
+        if lacking:
+            raise UserError(
+                f"Expected {file} to be a study as it was begun, but it has no {lacking[0]}. {BEGIN_AGAIN}"
+            )
+        for name in ("stages", "tasks"):  # of fine-tuning, in files of an earlier version
+            (study["finetune"] or {}).pop(name, None)
+        return study
+
+    # ------------------------------------------------------------------ cells
+
+    @property
+    def cells(self) -> list[str]:
+        """The ids of its cells, each after those that it needs."""
+        return list(self._plan) if self.study else []
+
+    @property
+    def _plan(self) -> dict[str, float] | list[str]:
+        """The ids of the cells, and their planned seconds unless an earlier version wrote them."""
+        file = self.path / PLAN
+        with refusing(
+            f"Expected {file} to list the cells of a study, but it cannot be read", BEGIN_AGAIN
+        ):
+            plan = json.loads(file.read_text(encoding="utf-8"))
+            if not isinstance(plan, dict | list) or not all(
+                isinstance(number, str) for number in plan
+            ):
+                raise TypeError("it holds something else")
+        for number in plan:
+            check_file_names(**{f"{PLAN} of {self.path}": number})
+        return plan
+
+    def cell(self, number: str) -> Path:
+        """The folder of a cell."""
+        return self.path / "cells" / number
+
+    def described(self, number: str) -> dict[str, Any]:
+        """Describe a cell by plain values, with this folder in the names of files."""
+        file = self.cell(number) / CELL
+        if not file.is_file():
+            raise UserError(
+                f"Expected {file} to describe a cell of the study, but it is not there. {BEGIN_AGAIN}"
+            )
+        with refusing(
+            f"Expected {file} to describe a cell of the study, but it cannot be read", BEGIN_AGAIN
+        ):
+            text = file.read_text(encoding="utf-8")
+            here = json.dumps(str(self.path.resolve()))[1:-1]
+            return asdict(Cell(**json.loads(text.replace(FOLDER, here))))
+
+    def state(self, number: str) -> State:
+        """How far a cell is."""
+        place = self.cell(number)
+        if not (place / RESULT).is_file() and (place / LOCK).is_file():
+            with locked(place) as free:
+                if not free:
+                    return "running"
+        return self.ended(number) or "waiting"
+
+    def ended(self, number: str) -> State | None:
+        """How a cell that was submitted has ended, by what it has left; None: it has not."""
+        place = self.cell(number)
+        return (
+            "done"
+            if (place / RESULT).is_file()
+            else "failed"
+            if (place / ERROR).is_file()
+            else None
+        )
+
+    @property
+    def planned(self) -> dict[str, float]:
+        """Seconds that each cell was planned to take; none in folders of an earlier version."""
+        planned = self._plan
+        return planned if isinstance(planned, dict) else {}
+
+    def took(self, number: str) -> float | None:
+        """Seconds that a finished cell took from its last beginning; None: it is not finished."""
+        begun, ended = (self.cell(number) / name for name in (OPTIONS, RESULT))
+        return (
+            ended.stat().st_mtime - begun.stat().st_mtime
+            if begun.is_file() and ended.is_file()
+            else None
+        )
+
+    def about(self, number: str) -> dict[str, Any]:
+        """What a finished cell says beside its tables: how long it took, versions, `meta`, findings."""
+        with self._refusing_result(number):
+            return json.loads(next(_lines(self.cell(number) / RESULT)).rstrip(MORE) + "}")
+
+    def rows(self, number: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The rows that a finished cell has found, one by one, each with the name of its table."""
+        name, lines = "", _lines(self.cell(number) / RESULT)
+        while True:
+            with self._refusing_result(number):
+                line = next(lines, None)
+                row = (
+                    json.loads(line.rstrip(MORE))
+                    if name and line and line.startswith("{")
+                    else None
+                )
+            if line is None:
+                return
+            if line.startswith('"'):
+                name = line.split('"')[1]
+            if row is not None:
+                yield name, row
+
+    def _refusing_result(self, number: str) -> AbstractContextManager[None]:
+        file = self.cell(number) / RESULT
+        return refusing(f"Expected {file} to be the result of a cell, but it cannot be read", AGAIN)
+
+    def reached(self, number: str) -> list[tuple[int, int]]:
+        """How far an unfinished cell is, to compare: the time and size of every file that it would go on from."""
+        return sorted(
+            (file.stat().st_mtime_ns, file.stat().st_size) for file in self.goes_on_from(number)
+        )
+
+    def goes_on_from(self, number: str) -> list[Path]:
+        """Files that an unfinished cell goes on from."""
+        return [file for pattern in GOES_ON_FROM for file in self.cell(number).glob(pattern)]
+
+    def failed(self) -> dict[str, str]:
+        """The last line of the traceback of each cell that failed."""
+        errors = {
+            number: self.cell(number) / ERROR
+            for number in self.cells
+            if self.state(number) == "failed"
+        }
+        texts = {
+            number: file.read_text(encoding="utf-8", errors="replace")
+            for number, file in errors.items()
+        }
+        return {number: text.strip().rpartition("\n")[2].strip() for number, text in texts.items()}
+
+    def leaves(self, cell: Cell) -> bool:
+        """Whether a cell is done, and what other cells need of it is there."""
+        place = self.path / cell.folder
+        left = place / KINDS[cell.kind].leaves
+        names = left, left.with_suffix(".ckpt")  # as the version before called maps
+        return (place / RESULT).is_file() and any(name.exists() for name in names)
+
+    # ------------------------------------------------------------------ beginning
+
+    def begin(
+        self,
+        study: Study,
+        cells: Sequence[Cell],
+        *,
+        changed: bool,
+        planned: Mapping[str, float] | None = None,
+    ) -> list[str]:
+        """Write down what the study is; only under `only_one`.
+
+        Args:
+            study: the study.
+            cells: its cells.
+            changed: whether results of an earlier version of the study may be set aside.
+            planned: seconds that each cell is to take, by its id.
+
+        Returns:
+            What has changed since the study was begun, in words.
+
+        Raises:
+            ValueError: finished cells would be set aside, and `changed` is not set; or the folder is of another study.
+        """
+        self._refuse_links()
+        now = json.loads(json.dumps(asdict(study)))
+        changes = self._changes(now, cells, changed) if (self.path / STUDY).is_file() else []
+        for file in sorted((self.path / "cells").glob(f"*/{LOCK}")):
+            with locked(file.parent) as free:
+                if free:  # no job of an earlier command is at work there
+                    remove_unfinished(file.parent)  # what killed workers have left half-written
+        for cell in cells:
+            place = self.path / cell.folder
+            text = json.dumps(asdict(cell), indent=1)
+            if not (place / CELL).is_file() or (place / CELL).read_text(encoding="utf-8") != text:
+                place.mkdir(parents=True, exist_ok=True)
+                write_text(place / CELL, text)  # also where somebody has changed it
+        seconds = {cell.id: round((planned or {}).get(cell.id, 0.0), 2) for cell in cells}
+        write_text(self.path / PLAN, json.dumps(seconds, indent=0))
+        write_text(self.path / STUDY, yaml.safe_dump(now, sort_keys=False, allow_unicode=True))
+        self.__dict__.pop("study", None)
+        return changes
+
+    def _refuse_links(self) -> None:
+        """Raise if a cell's folder, or something that it goes on from, is a link.
+
+        Raises:
+            ValueError: it is: what it leads to would be written over, or removed.
+        """
+        cells = self.path / "cells"
+        for pattern in ("*", "*/*", "*/*/*"):
+            for path in cells.glob(pattern):
+                if path.is_symlink():
+                    raise UserError(
+                        f"Expected {self.path} to hold its own files, but {path} is a link to {path.resolve()}. Put "
+                        "the file itself there, or remove the link."
+                    )
+
+    def _changes(self, now: dict[str, Any], cells: Sequence[Cell], changed: bool) -> list[str]:
+        """Say what differs from the study as it was begun, and which cells that touches."""
+        then = self.study
+        if then.get("name") != now["name"]:
+            raise UserError(
+                f"Expected {self.path} to hold the study {now['name']}, but it holds {then.get('name')}."
+            )
+        before, after = (
+            {k: v for k, v in version.items() if k not in FREE} for version in (then, now)
+        )
+        changes = differences(before, after, "")
+        known, wanted = set(self.cells), {cell.id for cell in cells}
+        gone = [self.described(number) for number in self.cells if number not in wanted]
+        lost = [cell for cell in gone if self.state(cell["id"]) == "done"]
+        new = [cell.kind for cell in cells if cell.id not in known]
+        lines = [f"The study has changed: {'; '.join(changes)}."] if changes else []
+        if gone:
+            lines.append(
+                f"No longer part of it: {_counted([cell['kind'] for cell in gone])} ({len(lost)} done)."
+            )
+        if new:
+            lines.append(f"New: {_counted(new)}.")
+        if lost and not changed:
+            raise UserError(
+                f"{' '.join(lines)} To go on with the study as it is now, and leave these results out of its tables, "
+                "give `--changed true`; or correct the study file, or name another `--folder`."
+            )
+        return lines
+
+    @contextmanager
+    def only_one(self) -> Iterator[None]:
+        """Within it, no other process runs the study.
+
+        Raises:
+            ValueError: one does, or the folder cannot be written to.
+        """
+        check_folder(self.path, "folder")
+        with locked(self.path) as free:
+            if not free:
+                raise UserError(
+                    f"Expected no other command to run this study, but one is at work in {self.path}. Wait for it, or "
+                    "end it: a study goes on from where it was."
+                )
+            yield
+
+
+def as_lines(result: Mapping[str, Any]) -> str:
+    """A result as JSON: all that is no table on the first line, then each row of a table on a line of its own."""
+    tables = {
+        name: rows for name, rows in result.items() if isinstance(rows, list) and name != "findings"
+    }
+    first = ENCODER.encode({name: value for name, value in result.items() if name not in tables})
+    lists = (
+        f'"{name}": [\n{MORE.join(map(ENCODER.encode, rows))}\n]' for name, rows in tables.items()
+    )
+    return MORE.join([first.removesuffix("}"), *lists]) + "\n}\n"
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """The lines of a result; one of an earlier version, which has no lines, is read as a whole."""
+    with path.open(encoding="utf-8") as file:
+        first = file.readline()
+        if first.endswith(MORE):
+            yield first
+            yield from file
+        else:
+            yield from as_lines(json.loads(first + file.read())).splitlines(keepends=True)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[bool]:
+    """Lock a folder against other processes as long as it lasts; false if one has it."""
+    file = lock(folder / LOCK)
+    try:
+        yield file is not None
+    finally:
+        if file is not None:
+            os.close(file)
+
+
+def _counted(kinds: Sequence[str]) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in Counter(kinds).items())

@@ -1,0 +1,122 @@
+"""The token or word types of rows: which are held out of fitting, and which rows have unseen ones."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Self, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from aligners.datamodules.rows.policies import Kind, RowKind
+from aligners.datamodules.tokens.tokenised import Marks, TokenisedTexts
+
+if TYPE_CHECKING:
+    import datasets
+    from transformers import PreTrainedTokenizerBase
+
+
+def is_held_out(name: str, share: float, seed: int) -> bool:
+    """Whether a type is one of the `share` that fitting leaves out: a keyed hash of its name decides."""
+    secret = seed.to_bytes(8, "little", signed=True)
+    digest = blake2b(
+        name.encode("utf-8", "surrogatepass"), key=secret, person=b"type", digest_size=8
+    ).digest()
+    return int.from_bytes(digest, "big") / 2**64 < share
+
+
+@dataclass(frozen=True)
+class SeenTypes:
+    """The row types that a map was fitted on.
+
+    Attributes:
+        kind: `tokens`: entries of the vocabulary, as it writes them; `words`: words, case folded; None: the rows had
+            no types.
+        names: of the types.
+    """
+
+    kind: Kind | None
+    names: frozenset[str]
+
+    def state(self) -> dict[str, Any]:
+        """Return plain values for a checkpoint."""
+        return {"kind": self.kind, "names": sorted(self.names)}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Self:
+        """Restore what `state` returned."""
+        return cls(state["kind"], frozenset(state["names"]))
+
+
+@dataclass
+class RowTypes:
+    """The type of each row of a split.
+
+    Attributes:
+        kind: of the types.
+        names: of the types, by number.
+        number: (R,) int type of each row, text by text, in the order of the rows.
+        counts: (n,) rows of each text.
+        always: types that are never held out: special tokens.
+    """
+
+    kind: Kind
+    names: list[str]
+    number: Tensor
+    counts: Tensor
+    always: Collection[str] = ()
+
+    def seen(self, share: float, seed: int) -> SeenTypes:
+        """Return the types that occur here and are not held out."""
+        names = [self.names[i] for i in self.number.bincount().nonzero()[:, 0].tolist()]
+        kept = (name for name in names if name in self.always or not is_held_out(name, share, seed))
+        return SeenTypes(self.kind, frozenset(kept))
+
+    def at(self, text: Tensor, place: Tensor) -> Tensor:
+        """The number of the type of some rows, (N,), by their text's place in the split and their own in the text."""
+        return self.number[(self.counts.cumsum(0) - self.counts)[text] + place].long()
+
+    def unseen(self, seen: SeenTypes) -> Marks:
+        """Mark the rows whose types are not among those seen."""
+        table = torch.tensor([name not in seen.names for name in self.names])
+        return Marks(table[self.number], self.counts)
+
+
+def types_of(
+    kind: RowKind, data: TokenisedTexts, texts: datasets.Dataset, tokenizer: PreTrainedTokenizerBase
+) -> RowTypes | None:
+    """Find the types of a split's rows, words case folded; None if rows of this kind have no types.
+
+    Args:
+        kind: of the rows.
+        data: a split, tokenised with its words if rows are words.
+        texts: the same as text.
+        tokenizer: of the first model.
+    """
+    if kind.types is None:
+        return None
+    if kind.types == "words":
+        parts = [texts[name][:] for name in ("text", "text_pair") if name in texts.column_names]
+        words = chain.from_iterable(
+            part.casefold().split() for text in zip(*parts, strict=True) for part in text
+        )
+        first: dict[str, int] = {}  # a number for each word, by its first appearance
+        number = torch.from_numpy(
+            np.fromiter((first.setdefault(word, len(first)) for word in words), dtype=np.int64)
+        )
+        common, counts = cast(tuple[Tensor, Tensor], (data.words_in_common, data.word_counts))
+        return RowTypes("words", list(first), number[common], counts)
+    names = {number: name for name, number in tokenizer.get_vocab().items()}
+    ids, special, lengths = data.first_tokens()
+    rows = torch.ones_like(special) if kind.special_tokens else ~special
+    before = torch.cat([torch.zeros(1, dtype=torch.int64), rows.cumsum(0)])
+    ends = lengths.cumsum(0)
+    counts = before[ends] - before[ends - lengths]
+    always = {str(token) for token in tokenizer.convert_ids_to_tokens(tokenizer.all_special_ids)}
+    return RowTypes(
+        "tokens", [names.get(n, "") for n in range(max(names) + 1)], ids[rows], counts, always
+    )

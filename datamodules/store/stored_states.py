@@ -1,0 +1,321 @@
+"""The stored states of one model on one set of texts: whose they are, a manifest, and shards of each site."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from hashlib import blake2b
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from filelock import FileLock
+
+from aligners.datamodules.rows.policies import RowKind
+from aligners.datamodules.store.shards import DTYPES, Shard, layout_size
+from aligners.datamodules.tokens.tokenised import TokenisedTexts
+from aligners.errors import UserError
+from aligners.files.atomic import write_text
+from aligners.files.sealed import read_sealed_json, sealed_json
+from aligners.models.architectures import Component
+from aligners.models.model import FrozenModel
+
+FORMAT = 1  # of the files; a store of another format has another name
+# What a config says beside what decides the states.
+BESIDE = (
+    "_name_or_path",
+    "transformers_version",
+    "dtype",
+    "torch_dtype",
+    "id2label",
+    "label2id",
+    "architectures",
+)
+
+
+@dataclass(frozen=True)
+class StateIdentity:
+    """Everything that decides the states of a model, at all of its sites.
+
+    Attributes:
+        weights: the model's fingerprint.
+        config: hash of its config, without names.
+        inputs: hash of the tokenised texts.
+        component: what is read at a site.
+        computed_in: data type of the weights, and the precision of products in float32.
+        stored_as: data type of the stored values: float32, float16 or bfloat16.
+        format: of the files.
+        rows: which rows are kept, one of each text; empty: every token, of which any rows can be made.
+        attention: implementation of attention, and a hash of the model's own code; empty: the one that transformers
+            prefers, and its code, or those of a version that did not tell them apart.
+    """
+
+    weights: str
+    config: str
+    inputs: str
+    component: Component
+    computed_in: str
+    stored_as: str
+    format: int = FORMAT
+    rows: str = ""
+    attention: str = ""
+
+    def values(self) -> dict[str, Any]:
+        """It as plain values; what is empty is left out, as earlier versions did not know it."""
+        return {name: value for name, value in asdict(self).items() if value != ""}
+
+    @property
+    def name(self) -> str:
+        """The name of the store's folder."""
+        return blake2b(
+            json.dumps(self.values(), sort_keys=True).encode(), digest_size=12
+        ).hexdigest()
+
+    @property
+    def kept_as(self) -> str:
+        """Data type of what is in the files: means of values of the type `stored_as` are kept in full."""
+        return "float32" if self.rows else self.stored_as
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """`float32` for torch.float32."""
+    return str(dtype).removeprefix("torch.")
+
+
+MANIFEST = "manifest.json"
+
+
+@dataclass
+class Manifest:
+    """Everything about a store but the states themselves.
+
+    Attributes:
+        identity: what the states are states of.
+        about: the same in words: names of the model and of the texts.
+        width: d of the states.
+        bounds: shard k holds the texts bounds[k] to bounds[k + 1] - 1, at every site.
+        rows: rows of each shard.
+        sites: site -> number of a shard that is there -> checksum of all in it but the rows.
+    """
+
+    identity: StateIdentity
+    about: dict[str, Any]
+    width: int
+    bounds: list[int]
+    rows: list[int]
+    sites: dict[int, dict[int, str]] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Read the manifest of a folder.
+
+        Raises:
+            ValueError: there is none, it is damaged, another version wrote it, or it belongs to another folder.
+        """
+        path = folder / MANIFEST
+        try:
+            text = path.read_text(encoding="utf-8")
+            written = json.loads(text)["identity"]["format"]
+            if written != FORMAT:
+                raise ValueError(f"its format is {written}: another version of aligners wrote it")
+            held = read_sealed_json(text)
+            held["identity"] = StateIdentity(**held["identity"])
+            if held["identity"].name != folder.name:
+                raise ValueError(f"it describes the states of the folder {held['identity'].name}")
+            held["sites"] = {
+                int(n): {int(k): v for k, v in shards.items()}
+                for n, shards in held["sites"].items()
+            }
+            return cls(**held)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(
+                f"Expected {path} to be the manifest of the store of states that its folder is named after, in format "
+                f"{FORMAT}, but it cannot be read: {error!r}. Remove the folder {folder}: the states are then "
+                "computed again where they are needed."
+            ) from error
+
+    def save(self, folder: Path) -> None:
+        """Write the manifest, whole or not at all."""
+        ordered = {
+            str(site): {str(k): shards[k] for k in sorted(shards)}
+            for site, shards in sorted(self.sites.items())
+        }  # the same file, whoever wrote which shard first
+        plain = {**asdict(self), "identity": self.identity.values(), "sites": ordered}
+        write_text(folder / MANIFEST, sealed_json(plain))
+
+
+def plan_shards(lengths: np.ndarray, row_bytes: int, most: int) -> list[int]:
+    """Divide texts into shards of whole texts: the number of each shard's first text, and the number of texts.
+
+    Args:
+        lengths: rows of each text, (n,).
+        row_bytes: bytes of a row.
+        most: bytes of a shard, which its last text may exceed.
+    """
+    before = (np.cumsum(lengths) - lengths) * row_bytes // most
+    return [0, *(np.flatnonzero(np.diff(before)) + 1).tolist(), len(lengths)]
+
+
+def shard_path(folder: Path, site: int, shard: int) -> Path:
+    """The file of a shard at a site."""
+    return folder / "sites" / f"{site:02d}" / f"{shard:05d}.safetensors"
+
+
+SHARD = 250_000_000  # bytes of a shard, at most one text more
+USED = "used"  # whose date says when the states were last read
+
+
+class StoredStates:
+    """Where the states of a model on some texts are kept, or will be.
+
+    Args:
+        root: folder of all stores.
+        model: whose states they are.
+        data: the texts.
+        place: the model's number among those that the texts are tokenised for.
+        component: what is read at a site.
+        stored_as: data type of the stored values.
+        kind: of the rows that are kept, one of each text; None: every token is.
+
+    Attributes:
+        folder: of this store.
+        source: name of the store of every token of the same states.
+        tokens: of each text, (n,).
+        lengths: rows of each text, (n,).
+        row_bytes: bytes of a row.
+
+    Raises:
+        ValueError: the folder holds a manifest that does not belong there.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        model: FrozenModel,
+        data: TokenisedTexts,
+        place: int,
+        component: Component,
+        stored_as: str,
+        kind: RowKind | None = None,
+    ) -> None:
+        self.model, self.data, self.place, self.kind = model, data, place, kind
+        self.identity, tokens = (
+            self._identity(component, stored_as, rows) for rows in (kind, None)
+        )
+        self.folder, self.source = root / self.identity.name, tokens.name
+        self.tokens = data.lengths_of(place).numpy()
+        self.lengths = self.tokens if kind is None else np.ones_like(self.tokens)
+        self.dtype = DTYPES[self.identity.kept_as]
+        self.row_bytes = model.width * self.dtype.itemsize
+        self.manifest = (
+            Manifest.load(self.folder) if (self.folder / MANIFEST).exists() else self._planned()
+        )
+        self._open: dict[tuple[int, int], Shard] = {}
+        self._checked: dict[int, np.ndarray] = {}
+
+    def _identity(
+        self, component: Component, stored_as: str, kind: RowKind | None
+    ) -> StateIdentity:
+        model = self.model
+        settings = {
+            name: value for name, value in model.config.to_dict().items() if name not in BESIDE
+        }
+        config = blake2b(
+            json.dumps(settings, sort_keys=True, default=str).encode(), digest_size=16
+        ).hexdigest()
+        computed_in = f"{name_of(model.dtype)}, products {torch.get_float32_matmul_precision()}"
+        inputs = self.data.digest(self.place, special=kind is not None and not kind.special_tokens)
+        rows = "" if kind is None else str(kind)
+        own = (
+            ""
+            if model.attention_used in (None, model.attention_preferred)
+            else str(model.attention_used)
+        )
+        attention = f"{own}{model.code or ''}"
+        decides = model.fingerprint, config, inputs, component, computed_in, stored_as
+        return StateIdentity(*decides, rows=rows, attention=attention)
+
+    def _planned(self) -> Manifest:
+        # Those of every token: a text is then read in the same batch, whatever rows are kept.
+        bounds = plan_shards(
+            self.tokens, self.model.width * DTYPES[self.identity.stored_as].itemsize, SHARD
+        )
+        about: dict[str, Any] = {
+            "model": self.model.name,
+            "revision": self.model.revision,
+            "tokenizer": getattr(self.model.tokenizer, "name_or_path", None),
+            "texts": len(self.lengths),
+            "longest_text": int(self.tokens.max()),
+        }
+        rows = [int(self.lengths[a:b].sum()) for a, b in pairwise(bounds)]
+        return Manifest(self.identity, about, self.model.width, bounds, rows)
+
+    # ------------------------------------------------------------------ what is there
+
+    def missing(self, sites: Sequence[int]) -> dict[int, list[int]]:
+        """Number of each shard that is not there at all of the sites -> at which it is not."""
+        lacking = {shard: self.lacking(sites, shard) for shard in range(len(self.manifest.rows))}
+        return {shard: absent for shard, absent in lacking.items() if absent}
+
+    def lacking(self, sites: Sequence[int], shard: int) -> list[int]:
+        """Those of some sites whose shard of this number is not there."""
+        written = self.manifest.sites
+        paths = {site: shard_path(self.folder, site, shard) for site in sites}
+        return [
+            site
+            for site, path in paths.items()
+            if shard not in written.get(site, {}) or not path.exists()
+        ]
+
+    def size(self, shard: int) -> int:
+        """Bytes of a shard at one site."""
+        rows, texts = self.manifest.rows[shard], self.texts(shard)
+        return layout_size(len(texts), rows, self.manifest.width, self.identity.kept_as)
+
+    def texts(self, shard: int) -> range:
+        """The row numbers of the texts in a shard."""
+        return range(*self.manifest.bounds[shard : shard + 2])
+
+    def shard(self, site: int, shard: int) -> Shard:
+        """Open a shard, once.
+
+        Raises:
+            ValueError: it is damaged.
+        """
+        if (site, shard) not in self._open:
+            checksum, texts = self.manifest.sites[site][shard], len(self.texts(shard))
+            path = shard_path(self.folder, site, shard)
+            self._open[site, shard] = Shard.open(path, checksum, texts, self.row_bytes)
+        return self._open[site, shard]
+
+    def checked(self, site: int) -> np.ndarray:
+        """Which texts' rows at a site have been compared with their checksums, (n,)."""
+        return self._checked.setdefault(site, np.zeros(len(self.lengths), dtype=bool))
+
+    # ------------------------------------------------------------------ what is written
+
+    def lock(self, name: str) -> FileLock:
+        """A lock between processes, of a shard or of the manifest."""
+        folder = self.folder / "locks"
+        folder.mkdir(parents=True, exist_ok=True)
+        return FileLock(folder / f"{name}.lock")
+
+    def reload(self) -> None:
+        """See what other processes have written."""
+        if (self.folder / MANIFEST).exists():
+            self.manifest = Manifest.load(self.folder)
+
+    def record(self, shard: int, checksums: Mapping[int, str]) -> None:
+        """Enter a shard into the manifest.
+
+        Args:
+            shard: its number.
+            checksums: site -> checksum.
+        """
+        with self.lock("manifest"):
+            self.reload()
+            for site, checksum in checksums.items():
+                self.manifest.sites.setdefault(site, {})[shard] = checksum
+                self._open.pop((site, shard), None)
+            self.manifest.save(self.folder)
