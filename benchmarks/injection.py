@@ -39,7 +39,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
-from aligners.datamodules.paired_activations import States
+from aligners.datamodules.paired_activations import PairedActivations
 from aligners.datamodules.pairings import pair_states
 from aligners.datamodules.rows.read_rows import PairedBatch, Prepared
 from aligners.datamodules.text.sources import TextSource
@@ -104,7 +104,7 @@ class Material(NamedTuple):
     """
 
     evaluation: InjectionEvaluation
-    data: States
+    data: PairedActivations
     batches: list[Prepared]
     own: list[Own]
 

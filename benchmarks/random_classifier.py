@@ -21,7 +21,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
-from aligners.datamodules.paired_activations import States
+from aligners.datamodules.paired_activations import PairedActivations
 from aligners.datamodules.pairings import pair_states
 from aligners.datamodules.text.sources import TextSource
 from aligners.fitting.alignment import Alignment
@@ -40,7 +40,7 @@ NEAR = 5.0  # points
 
 
 def evaluated(
-    options: Namespace, data: States, stored: StoredBank, seed: int, heads: int
+    options: Namespace, data: PairedActivations, stored: StoredBank, seed: int, heads: int
 ) -> InjectionEvaluation:
     """What the evaluation finds in both directions with so many heads."""
     DRAWS[FLOOR] = heads

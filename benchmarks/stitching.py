@@ -23,9 +23,9 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
-from aligners.datamodules.asking import TaskBatch, classification_targets
 from aligners.datamodules.batches import TextBatch
 from aligners.datamodules.rows.policies import select_rows
+from aligners.datamodules.task_targets import TaskBatch, classification_targets
 from aligners.injection.behaviour import mapped_rows, read_all, stitched_logits
 from aligners.injection.routes import Route
 from aligners.injection.scoring.task_scores import chosen, unit_losses

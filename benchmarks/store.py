@@ -29,7 +29,7 @@ from transformers import BertModel, PreTrainedTokenizerBase
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
-from aligners.datamodules.paired_activations import States
+from aligners.datamodules.paired_activations import PairedActivations
 from aligners.datamodules.pairings import pair_states
 from aligners.datamodules.store import read_ahead
 from aligners.datamodules.text.loading import load_texts
@@ -77,13 +77,13 @@ def plainly(folder: Path, memory: bytearray) -> None:
         os.close(file)
 
 
-def epoch(data: States) -> None:
+def epoch(data: PairedActivations) -> None:
     """All paired rows of the fitting texts, in a shuffled order."""
     for batch in data.paired("fit", shuffle=True):
         del batch
 
 
-def loading(data: States) -> None:
+def loading(data: PairedActivations) -> None:
     """The batches of texts with their stored rows."""
     for texts in data.loader("fit", shuffle=True):
         del texts
@@ -131,7 +131,7 @@ def cold(folder: Path, work: Callable[[], object]) -> Callable[[], Used]:
     return run
 
 
-def rounding(exact: States, rounded: States) -> float:
+def rounding(exact: PairedActivations, rounded: PairedActivations) -> float:
     """Share of the variance of X's states that is lost by rounding, at the site that loses most, on 100 texts."""
     x, y = (
         torch.cat([batch.x.double() for batch in data.paired("fit", only=100)], 1)
@@ -141,7 +141,7 @@ def rounding(exact: States, rounded: States) -> float:
     return float(lost.max())
 
 
-def in_small_windows(data: States, rows: int) -> None:
+def in_small_windows(data: PairedActivations, rows: int) -> None:
     """As `loading`, looking so many rows ahead."""
     before, read_ahead.ROWS = read_ahead.ROWS, rows
     try:
@@ -158,12 +158,12 @@ def measure(options: argparse.Namespace, folder: Path) -> Figures:
         model_folder(folder / str(n), tokenizer, n, options.layers, options.width) for n in (0, 1)
     ]
 
-    def module(**given: Any) -> States:
+    def module(**given: Any) -> PairedActivations:
         own = {"text": source, "batch_size": options.batch, "held_out_types": 0.0}
         return pair_states(pair[0], pair[1], **own, **given)
 
     figures, plain = Figures("cpu"), module()
-    stored: dict[str, States] = {}
+    stored: dict[str, PairedActivations] = {}
     figures.add("processes that others run at the start (load average)", os.getloadavg()[0])
     work: dict[str, Callable[[], Used]] = {}
     sizes = {}

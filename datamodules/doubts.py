@@ -10,7 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from aligners.datamodules.asking import Targets, mask_tokens, masked_targets, next_token_targets
+from aligners.datamodules.task_targets import (
+    Targets,
+    mask_tokens,
+    masked_targets,
+    next_token_targets,
+)
 from aligners.datamodules.tokens.splits import Split
 from aligners.datamodules.tokens.tokenised import TokenisedTexts
 from aligners.models.loading.known import SleepingModel

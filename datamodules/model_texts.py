@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from aligners.datamodules.asking import TaskBatch, check_mask, task_batch
 from aligners.datamodules.batches import TextBatch
 from aligners.datamodules.far_marks import FarMarks
 from aligners.datamodules.frozen_models import with_revisions
 from aligners.datamodules.module import WITHOUT_GRADIENTS, TextModule, splits_of_stage
 from aligners.datamodules.rows.policies import RowKind, check_component
 from aligners.datamodules.rows.sites import route_sites
+from aligners.datamodules.task_targets import TaskBatch, check_mask, task_batch
 from aligners.datamodules.text.annotated.sentence import ANNOTATION, ANSWERS, CHOICE, Sentence
 from aligners.datamodules.text.labels import LabelsOption, check_labelled
 from aligners.datamodules.text.texts import FittedTexts

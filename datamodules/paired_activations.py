@@ -37,16 +37,16 @@ Links = Callable[[Sequence[int], Component], list[Link]]
 
 @dataclass(frozen=True)
 class Pairing:
-    """What `States` pairs: the columns, and the options by which a user names them. `datamodules.pairings` makes them.
+    """What `PairedActivations` pairs: the columns, and the options that name them; `datamodules.pairings` makes them.
 
     Attributes:
         named: name and revision of each model.
         links: from the depths of the models and the component to what stands along the leading axis.
-        options: by their names, for `States.config`.
-        hidden: options of `States` that are not a user's.
+        options: by their names, for `PairedActivations.config`.
+        hidden: options of `PairedActivations` that are not a user's.
         pairs: numbers of the two models of each pair, known before the models are.
         check: raises unless the loaded models can be paired.
-        about: what `States.describe` says of this pairing alone.
+        about: what `PairedActivations.describe` says of this pairing alone.
         token_pairs: from the data module to the rows, where attention weights are read.
         transform: what becomes of every batch.
         padded: the widths of the models may differ: states of narrower ones end in zeros.
@@ -58,13 +58,13 @@ class Pairing:
     hidden: tuple[str, ...] = ()
     pairs: Sequence[tuple[int, int]] = ((0, 1),)
     check: Callable[[Sequence[FrozenModel]], None] = lambda models: None
-    about: Callable[[States], dict[str, Any]] = lambda data: {}
-    token_pairs: Callable[[States], TokenPairs] | None = None
-    transform: Callable[[States, PairedBatch], PairedBatch] | None = None
+    about: Callable[[PairedActivations], dict[str, Any]] = lambda data: {}
+    token_pairs: Callable[[PairedActivations], TokenPairs] | None = None
+    transform: Callable[[PairedActivations, PairedBatch], PairedBatch] | None = None
     padded: bool = False
 
 
-class States(TextModule):
+class PairedActivations(TextModule):
     """Turns text into paired rows of frozen models, read on the device where the aligner is.
 
     A batch is a `PairedBatch`: x (S, N, d_x) and y (S, N, d_y), for each link of the pairing its rows.
@@ -328,8 +328,8 @@ class States(TextModule):
     def on_before_batch_transfer(self, batch: TextBatch, dataloader_idx: int) -> Prepared:
         """Choose the rows while the batch is still on the CPU."""
         held_out = self.splits[dataloader_idx : dataloader_idx + 1] == ("test",)
-        asking = self._plan.asking if held_out else None
-        return self.reader.prepare(batch, self._plan.kinds, asking)
+        targets_of = self._plan.targets_of if held_out else None
+        return self.reader.prepare(batch, self._plan.kinds, targets_of)
 
     def on_after_batch_transfer(self, batch: Prepared, dataloader_idx: int) -> PairedBatch:
         """Run the models where the batch is now."""

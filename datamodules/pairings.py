@@ -1,11 +1,11 @@
-"""The options by which users name the states that are paired, each a function that makes a `States` of them."""
+"""The options by which users name the states that are paired: functions that make `PairedActivations` of them."""
 
 from collections.abc import Sequence
 from itertools import combinations, permutations
 from typing import Any, Literal
 
 from aligners.datamodules.frozen_models import with_revisions
-from aligners.datamodules.paired_activations import Links, Pairing, States
+from aligners.datamodules.paired_activations import Links, PairedActivations, Pairing
 from aligners.datamodules.rows.policies import TokenPairs
 from aligners.datamodules.rows.read_rows import Link
 from aligners.datamodules.rows.sites import check_written, parse_sites, sites_of_each
@@ -27,7 +27,7 @@ def pair_states(
     revision_y: str | None = None,
     labels: LabelsOption = None,
     **options: Any,
-) -> States:
+) -> PairedActivations:
     """Pair the states of two models at site pairs.
 
     Args:
@@ -43,14 +43,14 @@ def pair_states(
         labels: which classes of a head stand for each class of the texts, where their names differ, by number or name:
             {"entailment": 0, "not_entailment": [1, 2]}. The probabilities of several are added. One map, or a list of
             one for each model.
-        options: of `States`, by their names.
+        options: of `PairedActivations`, by their names.
 
     Raises:
         ValueError: an option is out of its range.
     """
     chosen = {name: value for name, value in locals().items() if name != "options"}
     named = [(model_x, revision_x), (model_y, revision_y)]
-    return States(Pairing(named, _linked([(0, 1)], sites), chosen), **options)
+    return PairedActivations(Pairing(named, _linked([(0, 1)], sites), chosen), **options)
 
 
 def pairs_states(
@@ -59,7 +59,7 @@ def pairs_states(
     sites: Sites = "blocks",
     revisions: list[str | None] | None = None,
     **options: Any,
-) -> States:
+) -> PairedActivations:
     """Pair the states of many pairs of models, for one bank of pairs x sites: pair after pair, its sites in order.
 
     Every model is read once a batch, however many pairs it is in.
@@ -69,7 +69,7 @@ def pairs_states(
         pairs: numbers of X and Y in `models`, such as [[0, 1], [0, 2]]; default: every model with each later one.
         sites: as in `pair_states`, the same for every pair.
         revisions: of each model on the Hub.
-        options: of `States`, by their names. Words are those that all models have in full.
+        options: of `PairedActivations`, by their names. Words are those that all models have in full.
 
     Raises:
         ValueError: an option is out of its range.
@@ -85,13 +85,13 @@ def pairs_states(
             f"twice, but got {[list(pair) for pair in known]}."
         )
 
-    def about(data: States) -> dict[str, Any]:
+    def about(data: PairedActivations) -> dict[str, Any]:
         return {
             "models": [model.identity() for model in data.frozen],
             "pairs": [list(pair) for pair in known],
         }
 
-    return States(
+    return PairedActivations(
         Pairing(named, _linked(known, sites, "{}-{}/"), chosen, pairs=known, about=about), **options
     )
 
@@ -101,7 +101,7 @@ def universe_states(
     sites: Sites = "blocks",
     revisions: list[str | None] | None = None,
     **options: Any,
-) -> States:
+) -> PairedActivations:
     """Pair the states of k models with themselves: model after model, and site by site.
 
     Args:
@@ -109,7 +109,7 @@ def universe_states(
         sites: `all` (0..L), `blocks` (1..L), or layers that all models are read at, `2`, and sites of each model's own,
             `2:4:6`, the first model's first.
         revisions: of each model on the Hub.
-        options: of `States`, by their names. Words are those that all models have in full.
+        options: of `PairedActivations`, by their names. Words are those that all models have in full.
 
     Raises:
         ValueError: there are too few models, one is there twice, or an option is out of its range.
@@ -137,13 +137,13 @@ def universe_states(
                 )
         return [Link(m, m, i, i, f"{m}-{m}/") for m, own in enumerate(by_model) for i in own]
 
-    def about(data: States) -> dict[str, Any]:
+    def about(data: PairedActivations) -> dict[str, Any]:
         described = [model.identity() for model in data.frozen]
         return {"models": described, "sites": data.sites_together(range(len(described))),
                 "widths": [model.width for model in data.frozen]}  # fmt: skip
 
     named, pairs = with_revisions(models, revisions), [(m, m) for m in range(len(models))]
-    return States(
+    return PairedActivations(
         Pairing(named, links, chosen, pairs=pairs, check=_check_members, about=about, padded=True),
         **options,
     )
@@ -158,7 +158,7 @@ def attention_states(
     revision_x: str | None = None,
     revision_y: str | None = None,
     **options: Any,
-) -> States:
+) -> PairedActivations:
     """Pair the attention weights of two models that read the same tokens (Ren et al. 2023, Fig. 4).
 
     A row is a token and one that it looks at, in a text; its vector is the weight that each head of a block gives.
@@ -176,7 +176,8 @@ def attention_states(
         queries: `each`: a row for each token that looks; `mean`: the mean over them.
         revision_x: revision of X on the Hub.
         revision_y: revision of Y on the Hub.
-        options: of `States`, by their names. `special_tokens` says whether [CLS] and the like look and are looked at.
+        options: of `PairedActivations`, by their names. `special_tokens` says whether [CLS] and the like look and are
+            looked at.
 
     Raises:
         ValueError: an option is out of its range.
@@ -195,11 +196,11 @@ def attention_states(
             )
         return pairs
 
-    def token_pairs(data: States) -> TokenPairs:
+    def token_pairs(data: PairedActivations) -> TokenPairs:
         causal = all(model.causal for model in data.frozen)
         return TokenPairs(data.special_tokens, causal, share, data.seed, queries == "mean")
 
-    def about(data: States) -> dict[str, Any]:
+    def about(data: PairedActivations) -> dict[str, Any]:
         of = "pairs of tokens" if queries == "each" else "tokens, mean over those that look"
         return {"rows": f"attention weights of {of}", "share": share}
 
@@ -209,7 +210,9 @@ def attention_states(
     )
     pairing = Pairing(named, links, chosen, hidden, about=about, token_pairs=token_pairs)
     # by name, so that the command line does not offer what is set here
-    return States(pairing, rows="tokens", component="residual", held_out_types=0.0, **options)
+    return PairedActivations(
+        pairing, rows="tokens", component="residual", held_out_types=0.0, **options
+    )
 
 
 def _linked(pairs: Sequence[tuple[int, int]], sites: Sites, begins: str = "") -> Links:

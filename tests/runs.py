@@ -10,13 +10,13 @@ import torch
 from tests.world import World
 from torch import Tensor
 
-from aligners.datamodules.paired_activations import States
+from aligners.datamodules.paired_activations import PairedActivations
 from aligners.datamodules.pairings import pair_states
 from aligners.datamodules.text.sources import TextSource
 from aligners.models.recipes import Recipe
 
 
-def activations(world: World, **options: Any) -> States:
+def activations(world: World, **options: Any) -> PairedActivations:
     """The data module of the tiny world."""
     text = options.pop("text", TextSource(world.fit, held_out=world.test))
     options = {"held_out_types": 0.0} | options  # only 35 words: what leaves some out says so

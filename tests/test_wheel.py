@@ -87,7 +87,7 @@ def test_a_project_may_have_packages_of_the_same_names(installed: Path, tmp_path
 import callbacks, datamodules
 import aligners.api
 from aligners.callbacks.best import BestPerSite
-from aligners.datamodules.paired_activations import States
+from aligners.datamodules.paired_activations import PairedActivations
 print(callbacks.MINE and datamodules.MINE, aligners.__file__)
 """
     said = run(sys.executable, "-c", code, folder=tmp_path, path=installed).split(maxsplit=1)

@@ -13,12 +13,12 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from aligners.api.array_maps import ArrayMap
-from aligners.datamodules.asking import TaskBatch, check_mask, task_batch
 from aligners.datamodules.batches import TextBatch
 from aligners.datamodules.frozen_models import FrozenModels
 from aligners.datamodules.rows.far import SAMPLE_TEXTS, FarRows, FarSample, Reach
 from aligners.datamodules.rows.policies import PAIRS_TOKENS, RowKind, policy_of, rows_of_each
 from aligners.datamodules.rows.read_rows import read_rows
+from aligners.datamodules.task_targets import TaskBatch, check_mask, task_batch
 from aligners.datamodules.text.loading import load_texts
 from aligners.datamodules.text.sources import TextSource
 from aligners.datamodules.tokens.tokenised import TokenisedTexts, same_tokens, tokenise

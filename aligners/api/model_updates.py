@@ -7,9 +7,9 @@ import torch
 
 from aligners.api.array_maps import ArrayMap
 from aligners.api.model_states import Model, _batches, load, tokenised
-from aligners.datamodules.asking import task_batch
 from aligners.datamodules.rows.policies import RowKind, policy_of
 from aligners.datamodules.rows.sites import parse_sites
+from aligners.datamodules.task_targets import task_batch
 from aligners.errors import UserError
 from aligners.injection.comparing.comparison import MAPS, Compared, Comparison
 from aligners.injection.generation import steering

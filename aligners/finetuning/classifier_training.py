@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from aligners.datamodules.asking import among_answers, classification_targets
 from aligners.datamodules.batches import TextBatch
 from aligners.datamodules.model_texts import ModelTexts
 from aligners.datamodules.module import stream_of
+from aligners.datamodules.task_targets import among_answers, classification_targets
 from aligners.datamodules.text.sources import Score
 from aligners.datamodules.tokens.splits import Split
 from aligners.errors import UserError, check_range

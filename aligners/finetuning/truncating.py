@@ -8,9 +8,9 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from aligners.datamodules.asking import among_answers, classification_targets
 from aligners.datamodules.batches import TextBatch
 from aligners.datamodules.model_texts import ModelTexts
+from aligners.datamodules.task_targets import among_answers, classification_targets
 from aligners.errors import UserError, finite
 from aligners.finetuning.classifier_training import (
     EPOCHS,

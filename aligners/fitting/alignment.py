@@ -11,7 +11,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
 from aligners.datamodules.module import stream_of
-from aligners.datamodules.paired_activations import States
+from aligners.datamodules.paired_activations import PairedActivations
 from aligners.datamodules.rows.read_rows import PairedBatch, Plan
 from aligners.errors import UserError, check_known, check_range
 from aligners.fitting.bank_training import BankTraining, mean_count, mean_over_ranks
@@ -89,7 +89,7 @@ class Alignment(BankTraining):
         seed: the seed of every aligner's initial weights, which do not depend on the other aligners of the run.
     """
 
-    stream: States
+    stream: PairedActivations
     final = "aligners.safetensors"
 
     def __init__(
@@ -132,7 +132,7 @@ class Alignment(BankTraining):
     def setup(self, stage: str) -> None:
         """Build the banks for the sites and widths of the data module."""
         check_precision(self.trainer)
-        self.stream = stream_of(self.trainer, States)
+        self.stream = stream_of(self.trainer, PairedActivations)
         if stage == "test":
             self.stream.plan(Plan(measured=self.stream.seen, fitting=True))
         reader = self.stream.reader

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import torch
 
-from aligners.datamodules.paired_activations import States
+from aligners.datamodules.paired_activations import PairedActivations
 from aligners.datamodules.run_identity import identity, refuse_other_run
 from aligners.errors import UserError
 from aligners.fitting.alignment import Alignment
@@ -90,7 +90,7 @@ def find_part(folder: Path, number: int) -> tuple[Path, Path | None, Path | None
     return folder / f"part-{number}-{len(tries) + 1}", done, newest("last.ckpt")
 
 
-def check_part(file: Path, sites: str, module: Alignment, data: States) -> None:
+def check_part(file: Path, sites: str, module: Alignment, data: PairedActivations) -> None:
     """Check that a finished part belongs to a run.
 
     Args:

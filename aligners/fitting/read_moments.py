@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from aligners.datamodules.batches import LengthBatches, TextBatch, limited
-from aligners.datamodules.paired_activations import States
+from aligners.datamodules.paired_activations import PairedActivations
 from aligners.datamodules.rows.read_rows import PairedBatch
 from aligners.datamodules.store.keeping import load_tensors, save_tensors
 from aligners.datamodules.store.read_ahead import StoredLoader
@@ -117,7 +117,7 @@ def read_moments(
 
 
 def moments_of_states(
-    data: States,
+    data: PairedActivations,
     rows: Callable[[PairedBatch], Mapping[str, tuple[Tensor, Tensor]]],
     split: Split = "fit",
     *,

@@ -7,9 +7,9 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from aligners.datamodules.asking import TaskBatch
 from aligners.datamodules.rows.policies import Rows
 from aligners.datamodules.rows.read_rows import read_rows
+from aligners.datamodules.task_targets import TaskBatch
 from aligners.injection.routes import Route
 from aligners.injection.scoring.scores import (
     ScoredTask,

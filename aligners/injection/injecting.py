@@ -7,11 +7,11 @@ from typing import Any, cast
 import lightning.pytorch as pl
 from torch import Tensor, nn
 
-from aligners.datamodules.asking import TaskBatch
 from aligners.datamodules.module import TextModule, stream_of
-from aligners.datamodules.paired_activations import States
+from aligners.datamodules.paired_activations import PairedActivations
 from aligners.datamodules.rows.policies import RowKind
 from aligners.datamodules.rows.read_rows import PairedBatch, Plan
+from aligners.datamodules.task_targets import TaskBatch
 from aligners.datamodules.text.sources import TextSource
 from aligners.datamodules.tokens.splits import Split
 from aligners.errors import UserError, check_known
@@ -185,7 +185,7 @@ class InjectionEvaluation(Evaluation):
             Nothing is added for models of different widths, or without a pooler.
     """
 
-    kind = States
+    kind = PairedActivations
 
     def __init__(
         self,
@@ -243,7 +243,7 @@ class InjectionEvaluation(Evaluation):
                 self.kinds,
                 seen_by_any(self.stored, data),
                 self.other_text,
-                task.asking,
+                task.targets_of,
                 self.fitting_errors,
             )
         )

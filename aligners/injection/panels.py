@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from aligners.datamodules.asking import TaskBatch
 from aligners.datamodules.rows.policies import Rows
+from aligners.datamodules.task_targets import TaskBatch
 from aligners.errors import finite
 from aligners.fitting.heldout_retrieval import RETRIEVAL_COLUMNS, HeldOutRows
 from aligners.fitting.map_errors import (

@@ -8,10 +8,10 @@ from typing import Any, Literal, Self, cast, get_args
 
 from torch import Tensor
 
-from aligners.datamodules.asking import TaskBatch, check_mask, task_batch
 from aligners.datamodules.batches import TextBatch
-from aligners.datamodules.paired_activations import States
+from aligners.datamodules.paired_activations import PairedActivations
 from aligners.datamodules.rows.sites import route_sites
+from aligners.datamodules.task_targets import TaskBatch, check_mask, task_batch
 from aligners.datamodules.text.labels import known_labels
 from aligners.datamodules.tokens.tokenised import same_tokenizer
 from aligners.errors import UserError, check_known
@@ -168,7 +168,7 @@ def gives_answers(source: FrozenModel, target: FrozenModel) -> str | None:
     )
 
 
-def paired_routes(data: States, *, both_directions: bool) -> list[Route]:
+def paired_routes(data: PairedActivations, *, both_directions: bool) -> list[Route]:
     """The routes between the two models of a data module: from X into Y, and back."""
     reader, component = data.reader, data.component
     models, there = (reader.model_x, reader.model_y), tuple(reader.sites)
@@ -187,17 +187,19 @@ class InjectedTask:
         answering: the models that can be asked.
         labels: of classifiers among them, what was matched with what.
         asked: what is scored; None where nothing is asked.
-        asking: what makes targets of texts, likewise.
+        targets_of: what makes targets of texts, likewise.
     """
 
     not_injected: dict[Route, str | None]
     answering: Sequence[FrozenModel] = ()
     labels: dict[FrozenModel, dict[str, list[str]]] | None = None
     asked: ScoredTask | None = None
-    asking: Callable[[TextBatch], TaskBatch] | None = None
+    targets_of: Callable[[TextBatch], TaskBatch] | None = None
 
     @classmethod
-    def of(cls, data: States, routes: Sequence[Route], *, masked_share: float, seed: int) -> Self:
+    def of(
+        cls, data: PairedActivations, routes: Sequence[Route], *, masked_share: float, seed: int
+    ) -> Self:
         """Find out what can be asked.
 
         Args:
@@ -217,18 +219,18 @@ class InjectedTask:
             return cls(why)
         first, models = targets[0], (routes[0].source, routes[0].target)
         check_mask(first)
-        asking = partial(task_batch, model=first, masked_share=masked_share, seed=data.seed)
+        targets_of = partial(task_batch, model=first, masked_share=masked_share, seed=data.seed)
         labels = match_heads(data, targets, models) if first.task == "classification" else None
         answering = (
             [model for model in dict.fromkeys(models) if model.task == first.task]
             if labels is None
             else labels
         )
-        return cls(why, list(answering), labels, ScoredTask.of(data, first, seed=seed), asking)
+        return cls(why, list(answering), labels, ScoredTask.of(data, first, seed=seed), targets_of)
 
 
 def _no_injection(
-    route: Route, data: States, first: Route, why: dict[Route, str | None]
+    route: Route, data: PairedActivations, first: Route, why: dict[Route, str | None]
 ) -> str | None:
     """Why states cannot be put into the target of a route, or None.
 

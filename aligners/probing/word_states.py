@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from aligners.datamodules.layers import LayerActivations
-from aligners.datamodules.paired_activations import States
+from aligners.datamodules.paired_activations import PairedActivations
 from aligners.datamodules.rows.policies import policy_of
 from aligners.datamodules.text.annotated.sentence import ANNOTATION, Sentence, sentences_in
 from aligners.datamodules.tokens.splits import Split
@@ -25,7 +25,7 @@ MENDING = {
 
 
 def check_annotated(
-    data: LayerActivations | States, tasks: Sequence[str] | None, processes: int = 1
+    data: LayerActivations | PairedActivations, tasks: Sequence[str] | None, processes: int = 1
 ) -> dict[Split, list[Sentence]]:
     """Raise unless the texts are annotated sentences, those of every split for every task, read by one process.
 

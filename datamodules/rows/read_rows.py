@@ -127,14 +127,14 @@ class Plan:
         kinds: kinds of rows to read from the same texts; those beside `data.rows` become `PairedBatch.others`.
         measured: the types by which rows are marked as unseen outside fitting; None: those of the fitting rows.
         other: a source whose held-out texts become one more split, `other`. Their labels are not read.
-        asking: what is asked about every held-out text: `PairedBatch.task`.
+        targets_of: what is asked about every held-out text: `PairedBatch.task`.
         fitting: whether fitting texts come too, as many as are held out: one more split, `fit`.
     """
 
     kinds: Sequence[RowKind] = ()
     measured: SeenTypes | None = None
     other: TextSource | None = None
-    asking: Callable[[TextBatch], Any] | None = None
+    targets_of: Callable[[TextBatch], Any] | None = None
     fitting: bool = False
 
 
@@ -291,7 +291,7 @@ class PairReader:
         self,
         texts: TextBatch,
         others: Sequence[RowKind] = (),
-        asking: Callable[[TextBatch], Any] | None = None,
+        targets_of: Callable[[TextBatch], Any] | None = None,
     ) -> Prepared:
         """Choose the rows of each model for each kind of rows, which belongs on the CPU.
 
@@ -301,7 +301,7 @@ class PairReader:
         Args:
             texts: on the CPU.
             others: further kinds of rows to gather from the same states.
-            asking: turns a batch into what a head is asked about it; see `aligners.datamodules.asking`.
+            targets_of: turns a batch into what a head is asked about it; see `aligners.datamodules.task_targets`.
         """
         if self.token_pairs is not None:
             return Prepared(texts, (self.token_pairs(texts),) * len(self.models))
@@ -309,7 +309,9 @@ class PairReader:
             told_apart(texts, kind, leave_out=self.leave_out_far) for kind in (self.kind, *others)
         ]
         (rows, *further), whole = zip(*every, strict=True)
-        return Prepared(texts, rows, further, None if asking is None else asking(texts), whole)
+        return Prepared(
+            texts, rows, further, None if targets_of is None else targets_of(texts), whole
+        )
 
     def read(self, prepared: Prepared) -> PairedBatch:
         """Run the fronts on the batch's device, if their states do not come from a store, and gather the rows."""

@@ -12,7 +12,8 @@ from tests.tiny import tiny_folder
 from tests.world import TEST_TEXTS, World, sentences, write_texts
 from torch import Tensor
 
-from aligners.datamodules.asking import (
+from aligners.datamodules.model_texts import ModelTexts, labelled_texts
+from aligners.datamodules.task_targets import (
     Targets,
     TaskBatch,
     classification_targets,
@@ -20,7 +21,6 @@ from aligners.datamodules.asking import (
     masked_targets,
     next_token_targets,
 )
-from aligners.datamodules.model_texts import ModelTexts, labelled_texts
 from aligners.datamodules.text.sources import TextSource
 
 

@@ -15,7 +15,7 @@ from tests.world import TEST_TEXTS, World
 from aligners.datamodules.layers import LayerActivations
 from aligners.datamodules.model_texts import ModelTexts, labelled_texts, stitched_texts
 from aligners.datamodules.module import stream_of
-from aligners.datamodules.paired_activations import States
+from aligners.datamodules.paired_activations import PairedActivations
 from aligners.datamodules.pairings import attention_states, pair_states, pairs_states, universe_states
 from aligners.models.recipes import Recipe, embedded_recipe
 
@@ -154,7 +154,7 @@ def test_bad_options_are_refused_before_anything_is_made(
 
 
 def test_a_run_without_what_is_needed_is_refused() -> None:
-    with pytest.raises(ValueError, match="Expected a data module of the kind States, but got none"):
-        stream_of(SimpleNamespace(datamodule=None), States)
-    with pytest.raises(ValueError, match=r"of the kind ModelTexts, but got .*States"):
+    with pytest.raises(ValueError, match="Expected a data module of the kind PairedActivations, but got none"):
+        stream_of(SimpleNamespace(datamodule=None), PairedActivations)
+    with pytest.raises(ValueError, match=r"of the kind ModelTexts, but got .*PairedActivations"):
         stream_of(SimpleNamespace(datamodule=pair_states()), ModelTexts)

@@ -14,7 +14,7 @@ from tests.world import TEST_TEXTS, World, sentences
 from aligners.callbacks.best import BestPerSite
 from aligners.callbacks.checkpoint import SaveAligners
 from aligners.datamodules import frozen_models
-from aligners.datamodules.paired_activations import States
+from aligners.datamodules.paired_activations import PairedActivations
 from aligners.datamodules.pairings import attention_states, pairs_states
 from aligners.datamodules.text.sources import TextSource
 from aligners.fitting.alignment import Alignment
@@ -99,12 +99,12 @@ def test_embedded_models_are_made_from_the_fitting_texts_and_kept(
 # ---------------------------------------------------------------------- many pairs
 
 
-def many(world: World, **options: Any) -> States:
+def many(world: World, **options: Any) -> PairedActivations:
     given = {"models": [world.model_x, world.model_y, world.model_x], "pairs": [[0, 1], [1, 2]], "sites": "1,2:3"}
     return pairs_states(text=world.text, max_length=64, batch_size=16, **{**given, **options})
 
 
-def fit(data: States, folder: Path) -> None:
+def fit(data: PairedActivations, folder: Path) -> None:
     maps = {"linear": Linear, "mlp": partial(MLP, hidden=[8])}
     module = Alignment(maps, both_directions=True, optimizer=partial(torch.optim.AdamW, lr=1e-2))
     quiet_trainer(max_epochs=2, callbacks=[BestPerSite(), SaveAligners(folder)]).fit(module, datamodule=data)
@@ -154,7 +154,7 @@ def test_pairs_that_are_none_are_refused(world: World) -> None:
 # ---------------------------------------------------------------------- attention weights
 
 
-def attention(world: World, **options: Any) -> States:
+def attention(world: World, **options: Any) -> PairedActivations:
     given = {"sites": "1,2:3", "batch_size": 16, "max_length": 64, **options}
     return attention_states(world.model_x, world.model_y, text=world.text, **given)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from aligners.cli.command import Run, command
-from aligners.datamodules.paired_activations import States
+from aligners.datamodules.paired_activations import PairedActivations
 from aligners.datamodules.pairings import pair_states
 from aligners.datamodules.rows.policies import RowKind
 from aligners.errors import UserError, check_known
@@ -89,7 +89,7 @@ def compare(
     write_report(found, "comparison", run.folder, trainer)
 
 
-def _labelled(data: States) -> tuple[bool, list[str]]:
+def _labelled(data: PairedActivations) -> tuple[bool, list[str]]:
     """Whether both models are classifiers of the texts' labels; their classes are then matched. And why not, if so."""
     labels = data.split("test").labels
     if labels is None or any(

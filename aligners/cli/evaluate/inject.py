@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from aligners.cli.command import Run, can_build, command, options_of
 from aligners.datamodules.module import stream_of
-from aligners.datamodules.paired_activations import States
+from aligners.datamodules.paired_activations import PairedActivations
 from aligners.datamodules.pairings import pair_states
 from aligners.errors import UserError, check_known
 from aligners.fitting.saved_bank import DIRECTIONS, StoredBank, load_bank, save_bank
@@ -76,7 +76,7 @@ def _say_what_is_not_injected(
     options: Namespace, trainer: pl.Trainer, module: pl.LightningModule, stage: str
 ) -> None:
     """Say before anything is read where nothing can be injected, and reject labels that no head predicts."""
-    data = stream_of(trainer, States)
+    data = stream_of(trainer, PairedActivations)
     routes = paired_routes(data, both_directions=options.both_directions)
     task = InjectedTask.of(data, routes, masked_share=options.masked_share, seed=0)
     writing = Continuing(**options_of(Continuing, options))

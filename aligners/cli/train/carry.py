@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from aligners.cli.command import Run, command
-from aligners.datamodules.paired_activations import States
+from aligners.datamodules.paired_activations import PairedActivations
 from aligners.datamodules.pairings import pair_states
 from aligners.errors import UserError
 from aligners.probing.artefacts.artefact_files import read_artefacts, write_artefact
@@ -56,7 +56,7 @@ def carry(run: Run, artefacts: Path | None = None) -> None:
         write_artefact(new, run.folder / "artefacts" / names[old.name], card)
 
 
-def check(artefacts: list[Artefact], data: States) -> None:
+def check(artefacts: list[Artefact], data: PairedActivations) -> None:
     """Raise unless artefacts have the width of the old model."""
     name, width = data.models[0], data.frozen_models.widths()[0]
     wrong = next((artefact for artefact in artefacts if artefact.width != width), None)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from aligners.datamodules.module import stream_of
-from aligners.datamodules.paired_activations import States
+from aligners.datamodules.paired_activations import PairedActivations
 from aligners.datamodules.rows.read_rows import PairedBatch, Plan
 from aligners.datamodules.text.sources import TextSource
 from aligners.errors import UserError, check_known, check_range, finite
@@ -349,7 +349,7 @@ class BijectionPrice(pl.LightningModule):
                 f"The price of bijectivity is measured by one process, but `trainer.devices` makes "
                 f"{self.trainer.world_size}. Set it to 1."
             )
-        self.stream = stream_of(self.trainer, States)
+        self.stream = stream_of(self.trainer, PairedActivations)
         self.stream.plan(Plan(other=self.other_text))
         sites, widths = len(self.stream.reader.sites), sum(self.stream.reader.widths)
         free = free_memory(self.trainer.strategy.root_device)

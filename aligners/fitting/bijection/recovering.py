@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from aligners.datamodules.batches import TextBatch
-from aligners.datamodules.paired_activations import Pairing, States
+from aligners.datamodules.paired_activations import PairedActivations, Pairing
 from aligners.datamodules.rows.read_rows import Link, PairedBatch, read_rows
 from aligners.datamodules.rows.sites import parse_sites
 from aligners.errors import UserError, check_known, check_range
@@ -76,7 +76,7 @@ def target_states(
     sites: str | list[str | int] = "blocks",
     revision: str | None = None,
     **options: Any,
-) -> States:
+) -> PairedActivations:
     """Pair the states x of a model with f(x), where f is a random invertible network (Ren et al. 2023, §4.3).
 
     A bijection from X to Y exists then, and is known: what a map leaves unexplained is its own failure. Every strength,
@@ -92,7 +92,7 @@ def target_states(
             or `both`.
         sites: as in `pair_states`, of the model with itself.
         revision: of the model on the Hub.
-        options: of `States`, by their names.
+        options: of `PairedActivations`, by their names.
 
     Raises:
         ValueError: an option is out of its range.
@@ -125,7 +125,7 @@ def target_states(
     }
     drawn["direction"] = direction
 
-    def about(data: States) -> dict[str, Any]:
+    def about(data: PairedActivations) -> dict[str, Any]:
         x = data.reader.model_x.identity()
         return {"models": {"x": x, "y": {**x, "name": f"random INNs of {x['name']}"}}, **drawn}
 
@@ -133,7 +133,7 @@ def target_states(
         INN
     ] = []  # f of all places, drawn when the first states are read, whose scale they need
 
-    def transform(data: States, batch: PairedBatch) -> PairedBatch:
+    def transform(data: PairedActivations, batch: PairedBatch) -> PairedBatch:
         if not networks:
             abouts = [link.about for link in data.reader.links]
             each_strength, each_seed = (
@@ -151,12 +151,12 @@ def target_states(
             return replace(batch, x=x, y=y)
 
     chosen = {"model": model, "sites": sites, "revision": revision, **drawn}
-    return States(
+    return PairedActivations(
         Pairing([(model, revision)] * 2, links, chosen, about=about, transform=transform), **options
     )
 
 
-def _moments(data: States, copies: int) -> Moments:
+def _moments(data: PairedActivations, copies: int) -> Moments:
     """Moments of x with x at each place, `copies` for each site, from some fitting texts that all ranks read alike."""
     reader = data.reader
     sites = [i for i, _ in reader.sites[: len(reader.sites) // copies]]

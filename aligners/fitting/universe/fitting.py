@@ -9,7 +9,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 from torch.nn.functional import pad
 
-from aligners.datamodules.paired_activations import States
+from aligners.datamodules.paired_activations import PairedActivations
 from aligners.datamodules.rows.policies import row_keys
 from aligners.datamodules.rows.read_rows import PairedBatch
 from aligners.errors import UserError, check_known, check_range
@@ -289,7 +289,7 @@ class Joining(Alignment):
                 f"{widths[-1]}. Fit a universe of all with `--model.shared {widths[-1]}`."
             )
 
-    def refuse_other_members(self, stored: StoredBank, data: States) -> None:
+    def refuse_other_members(self, stored: StoredBank, data: PairedActivations) -> None:
         """Raise unless the run reads the universe's models on its texts, and a model that is not in it.
 
         Raises:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from aligners.datamodules.module import stream_of
-from aligners.datamodules.paired_activations import States
+from aligners.datamodules.paired_activations import PairedActivations
 from aligners.datamodules.rows.read_rows import PairedBatch, Place, Plan
 from aligners.errors import UserError
 from aligners.fitting.bank_training import BankTraining, stored_of
@@ -86,7 +86,7 @@ class UniverseEvaluation(pl.LightningModule):
 
     def setup(self, stage: str) -> None:
         """Begin with no rows."""
-        self.stream = stream_of(self.trainer, States)
+        self.stream = stream_of(self.trainer, PairedActivations)
         self.stream.plan(Plan(measured=self.stored.seen))
         self.errors, self.far_errors = nn.ModuleDict(), nn.ModuleDict()
         width, shared = self.spaces[NETWORK].d_x, self.spaces[NETWORK].d_y

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from aligners.datamodules.asking import TaskBatch
 from aligners.datamodules.batches import TextBatch
 from aligners.datamodules.rows.policies import PAIRS_TOKENS, RowKind
 from aligners.datamodules.rows.row_types import types_of
+from aligners.datamodules.task_targets import TaskBatch
 from aligners.datamodules.tokens.tokenised import TokenisedTexts
 from aligners.errors import UserError, check_known, check_range
 from aligners.fitting.map_errors import FarErrors, squared_distances, squared_errors

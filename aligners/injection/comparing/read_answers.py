@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, pad
 
-from aligners.datamodules.asking import TaskBatch, task_batch
 from aligners.datamodules.batches import TextBatch
 from aligners.datamodules.rows.policies import RowKind, Rows, rows_of_each
 from aligners.datamodules.rows.read_rows import gather_rows, told_apart
+from aligners.datamodules.task_targets import TaskBatch, task_batch
 from aligners.injection.scoring.task_scores import chosen, divergence, unit_answers
 from aligners.models.model import FrozenModel, Inputs
 

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from aligners.datamodules.asking import Targets, TaskBatch
 from aligners.datamodules.model_texts import ModelTexts
 from aligners.datamodules.rows.read_rows import read_rows
+from aligners.datamodules.task_targets import Targets, TaskBatch
 from aligners.errors import UserError, check_range, finite
 from aligners.injection.generation.continuing import (
     Added,

@@ -12,9 +12,9 @@ from torchmetrics import Metric
 from torchmetrics.functional import pearson_corrcoef, spearman_corrcoef
 from torchmetrics.functional.classification import binary_f1_score
 
-from aligners.datamodules.asking import Targets
 from aligners.datamodules.module import TextModule
 from aligners.datamodules.rows.policies import Rows
+from aligners.datamodules.task_targets import Targets
 from aligners.datamodules.text.sources import Score, TextSource, known_source
 from aligners.errors import UserError, finite
 from aligners.maps.baselines import random_labels

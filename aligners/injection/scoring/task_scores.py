@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div
 
-from aligners.datamodules.asking import Targets
 from aligners.datamodules.module import TextModule
+from aligners.datamodules.task_targets import Targets
 from aligners.datamodules.text.labels import (
     ClassMap,
     Largest,

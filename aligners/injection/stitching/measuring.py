@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
-from aligners.datamodules.asking import TaskBatch
 from aligners.datamodules.model_texts import ModelTexts
+from aligners.datamodules.task_targets import TaskBatch
 from aligners.errors import UserError
 from aligners.fitting.bank_training import BankTraining, stored_of
 from aligners.fitting.saved_bank import StoredBank, load_bank, refuse_other_bank

@@ -14,10 +14,10 @@ import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
-from aligners.datamodules.asking import TaskBatch
 from aligners.datamodules.batches import TextBatch
 from aligners.datamodules.model_texts import ModelTexts
 from aligners.datamodules.module import stream_of
+from aligners.datamodules.task_targets import TaskBatch
 from aligners.datamodules.text.texts import FittedTexts
 from aligners.errors import UserError, check_range
 from aligners.fitting.bank_training import BankTraining, mean_count, mean_over_ranks

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from aligners.datamodules.asking import TaskBatch
-from aligners.datamodules.paired_activations import States
+from aligners.datamodules.paired_activations import PairedActivations
 from aligners.datamodules.rows.read_rows import PairedBatch, Plan
+from aligners.datamodules.task_targets import TaskBatch
 from aligners.datamodules.text.annotated.sentence import Sentence
 from aligners.datamodules.tokens.splits import Split
 from aligners.errors import UserError, check_known, check_range
@@ -186,7 +186,7 @@ class ProbesAcrossMaps(Evaluation):
         ValueError: an option is out of its range, or no checkpoint holds moments.
     """
 
-    kind = States
+    kind = PairedActivations
 
     def __init__(
         self,
@@ -256,7 +256,7 @@ class ProbesAcrossMaps(Evaluation):
             method for method in self.methods if method.about["fitted_on"] == str(TOKENS)
         ]
         task = self._task()
-        data.plan(Plan(asking=None if task is None else task.asking))
+        data.plan(Plan(targets_of=None if task is None else task.targets_of))
         self.meta = {
             **described, "split": "test", "seed": self.seed, "refusals": refusals, "training": vars(self.how),
             **self.sizes, "dimensions": self.dimensions, "not_swapped": self.not_swapped,

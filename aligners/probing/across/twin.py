@@ -7,7 +7,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from aligners.datamodules.asking import TaskBatch
+from aligners.datamodules.task_targets import TaskBatch
 from aligners.errors import finite
 from aligners.injection.behaviour import BEHAVIOUR, Behaviour, behaviour_columns, read_all
 from aligners.injection.methods import Method

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from aligners.datamodules.module import stream_of
-from aligners.datamodules.paired_activations import States
+from aligners.datamodules.paired_activations import PairedActivations
 from aligners.datamodules.rows.policies import RowKind, policy_of
 from aligners.datamodules.rows.read_rows import Link, PairedBatch, Plan
 from aligners.datamodules.tokens.splits import Split
@@ -99,7 +99,7 @@ class Carrying(pl.LightningModule):
     def setup(self, stage: str) -> None:
         """Check the models, and choose the rows."""
         check_precision(self.trainer)
-        self.stream: States = stream_of(self.trainer, States)
+        self.stream: PairedActivations = stream_of(self.trainer, PairedActivations)
         self.old, self.new = self.stream.frozen[:2]
         self.truths = {artefact.name: self._truth(artefact) for artefact in self.artefacts}
         doubt = caution([*self.truths.values()], self.stream.text.source)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from aligners.datamodules.paired_activations import States
+from aligners.datamodules.paired_activations import PairedActivations
 from aligners.datamodules.text.labels import MISSING, places_of
 from aligners.datamodules.text.texts import Texts
 from aligners.datamodules.tokens.splits import Split
@@ -29,7 +29,7 @@ class Truth(NamedTuple):
     doubt: str = ""
 
 
-def truth_of(artefact: Artefact, data: States) -> Truth:
+def truth_of(artefact: Artefact, data: PairedActivations) -> Truth:
     """Find the labels of the texts that are an artefact's own.
 
     They are if its `classes` have the names of the texts' classes, in any order, or if its `label_column` names their

@@ -17,8 +17,8 @@ from torch.nn.functional import cross_entropy
 from transformers import BertForMultipleChoice
 
 from aligners.callbacks.checkpoint import SaveFinetuning
-from aligners.datamodules.asking import classification_targets
 from aligners.datamodules.model_texts import ModelTexts, labelled_texts
+from aligners.datamodules.task_targets import classification_targets
 from aligners.datamodules.text.loading import load_texts
 from aligners.datamodules.text.sources import TextSource
 from aligners.datamodules.text.texts import FittedTexts

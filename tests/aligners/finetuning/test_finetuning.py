@@ -13,8 +13,8 @@ from tests.tiny import tiny_model, tiny_tokenizer
 from tests.world import World
 from transformers import PreTrainedModel
 
-from aligners.datamodules.asking import classification_targets
 from aligners.datamodules.model_texts import ModelTexts, labelled_texts
+from aligners.datamodules.task_targets import classification_targets
 from aligners.datamodules.text.sources import TextSource
 from aligners.datamodules.text.texts import FittedTexts
 from aligners.finetuning.classifier_training import Finetuning, FinetuningRecipe, mean_loss

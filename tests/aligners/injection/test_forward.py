@@ -8,9 +8,9 @@ import torch
 from tests.tiny import TEXTS, reference, tiny_frozen, tokenised
 from torch import Tensor
 
-from aligners.datamodules.asking import TaskBatch, classification_targets, masked_targets, next_token_targets
 from aligners.datamodules.batches import TextBatch
 from aligners.datamodules.rows.policies import select_rows
+from aligners.datamodules.task_targets import TaskBatch, classification_targets, masked_targets, next_token_targets
 from aligners.injection.behaviour import mapped_rows, own_logits, read_all, stitched_logits
 from aligners.injection.routes import Route
 from aligners.injection.scoring.task_scores import chosen, unit_losses

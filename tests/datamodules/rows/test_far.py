@@ -10,7 +10,7 @@ from tests.world import World, read_texts
 from aligners.api.model_states import inject, states
 from aligners.datamodules.layers import LayerActivations
 from aligners.datamodules.model_texts import stitched_texts
-from aligners.datamodules.paired_activations import States
+from aligners.datamodules.paired_activations import PairedActivations
 from aligners.datamodules.pairings import pair_states
 from aligners.datamodules.rows.far import Reach, far_rows
 
@@ -22,7 +22,7 @@ def sinks(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [str(sink_folder(folder / str(seed), seed=seed)) for seed in range(2)]
 
 
-def states_of(sinks: list[str], world: World, **options: object) -> States:
+def states_of(sinks: list[str], world: World, **options: object) -> PairedActivations:
     """Their tokens, paired at the last block."""
     return pair_states(*sinks, sites=[3], text=world.text, max_length=32, **options)
 

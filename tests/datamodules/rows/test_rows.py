@@ -12,7 +12,7 @@ from tests.world import World, sentences, write_texts
 from torch import Tensor
 
 from aligners.datamodules.batches import TextBatch
-from aligners.datamodules.paired_activations import States
+from aligners.datamodules.paired_activations import PairedActivations
 from aligners.datamodules.rows.policies import RowKind, rows_of_each, select_rows, select_words
 from aligners.datamodules.rows.read_rows import Link, PairReader, Plan
 from aligners.datamodules.rows.row_types import SeenTypes, is_held_out
@@ -180,12 +180,12 @@ SHARE = 0.25
 HELD = {word for word in WORDS if is_held_out(word, SHARE, 0)}
 
 
-def prepared(data: States, split: str, **options: Any) -> list[Any]:
+def prepared(data: PairedActivations, split: str, **options: Any) -> list[Any]:
     """Every batch of a split, its rows chosen."""
     return [data.reader.prepare(texts) for texts in data.loader(split, **options)]  # type: ignore[arg-type]
 
 
-def names_of(data: States, split: str) -> list[str]:
+def names_of(data: PairedActivations, split: str) -> list[str]:
     """The token of every row of a split, which is the word, too."""
     tokenizer = data.reader.model_x.tokenizer
     assert tokenizer is not None

@@ -17,7 +17,7 @@ from tests.store_kills import everything
 from tests.world import TEST_TEXTS, World
 
 from aligners.cli.table import study
-from aligners.datamodules.paired_activations import States
+from aligners.datamodules.paired_activations import PairedActivations
 from aligners.datamodules.store import stored_states, stores
 from aligners.datamodules.store.keeping import kept_in, remove_down_to
 from aligners.datamodules.store.shards import ShardWriter
@@ -31,7 +31,7 @@ def _small() -> Iterator[None]:
         yield
 
 
-def written(world: World, store: Path, **options: Any) -> States:
+def written(world: World, store: Path, **options: Any) -> PairedActivations:
     data = activations(world, **{"model_y": world.model_x, "sites": [1, 2], "store": store} | options)
     for _ in data.loader("test"):
         pass
@@ -70,7 +70,7 @@ def test_a_shard_is_a_safetensors_file_and_the_manifest_says_what_it_holds(world
         torch.testing.assert_close(rows, data.frozen[0].front(inputs, [2])[0][0], rtol=1e-5, atol=1e-5)
 
 
-def _name(data: States, place: int) -> str:
+def _name(data: PairedActivations, place: int) -> str:
     return stored_states.StoredStates(
         Path(), data.frozen[place], data.split("test"), place, "residual", "float32"
     ).source

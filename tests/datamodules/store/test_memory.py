@@ -10,7 +10,7 @@ import torch
 from tests.runs import activations
 from tests.world import World
 
-from aligners.datamodules.paired_activations import States
+from aligners.datamodules.paired_activations import PairedActivations
 from aligners.datamodules.store import read_ahead
 from aligners.datamodules.store.read_ahead import Ring
 
@@ -32,13 +32,15 @@ def test_what_is_held_is_never_given_out_again() -> None:
 
 
 @pytest.fixture
-def data(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> States:
+def data(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PairedActivations:
     """States in a store, read a few batches at a time."""
     monkeypatch.setattr(read_ahead, "ROWS", 250)
     return activations(world, sites=[1, 2], store=tmp_path, batch_size=4)
 
 
-def test_epochs_after_the_first_take_no_fresh_memory_and_batches_that_are_kept_stay_as_they_are(data: States) -> None:
+def test_epochs_after_the_first_take_no_fresh_memory_and_batches_that_are_kept_stay_as_they_are(
+    data: PairedActivations,
+) -> None:
     for _ in range(3):
         for batch in data.loader("fit", shuffle=True):
             assert batch.stored
@@ -58,7 +60,7 @@ def test_epochs_after_the_first_take_no_fresh_memory_and_batches_that_are_kept_s
 
 
 def test_memory_is_free_once_read_though_a_thread_has_not_let_go_of_its_task(
-    data: States, monkeypatch: pytest.MonkeyPatch
+    data: PairedActivations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: list[Any] = []
 
@@ -78,7 +80,9 @@ def test_memory_is_free_once_read_though_a_thread_has_not_let_go_of_its_task(
 
 
 @pytest.mark.filterwarnings("ignore:.*pin_memory.*")  # torch itself pins nothing without a GPU
-def test_for_a_gpu_rows_are_read_into_page_locked_memory(data: States, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_for_a_gpu_rows_are_read_into_page_locked_memory(
+    data: PairedActivations, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected = [_values(batch) for batch in data.loader("test")]
     pinned, empty = [], torch.empty
 
@@ -100,7 +104,7 @@ def _values(batch: Any) -> list[torch.Tensor]:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_batches_that_are_copied_to_a_gpu_while_others_are_read_are_those_of_the_store(data: States) -> None:
+def test_batches_that_are_copied_to_a_gpu_while_others_are_read_are_those_of_the_store(data: PairedActivations) -> None:
     expected = [_values(batch) for batch in data.loader("fit", shuffle=True)]
     rows = data.loader("fit", shuffle=True)
     rows.pin_memory = True

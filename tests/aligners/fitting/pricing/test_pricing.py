@@ -14,7 +14,7 @@ from tests.world import World, sentences, write_texts
 from torch import Tensor
 
 from aligners.cli.table import evaluate
-from aligners.datamodules.paired_activations import States
+from aligners.datamodules.paired_activations import PairedActivations
 from aligners.datamodules.text.sources import TextSource
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.bijection.price import NAMES, BijectionPrice, factory, floor, gelbrich, parameters_of, stretches
@@ -102,7 +102,7 @@ def test_all_maps_have_the_size_that_is_asked_for(name: str) -> None:
         factory(name, 100)(1, 64, 64)
 
 
-def run(data: States, *given: Any, **options: Any) -> BijectionPrice:
+def run(data: PairedActivations, *given: Any, **options: Any) -> BijectionPrice:
     """As the command does."""
     price = BijectionPrice(*given, **options)
     quiet_trainer(inference_mode=False).test(price, datamodule=data, verbose=False)
@@ -110,7 +110,7 @@ def run(data: States, *given: Any, **options: Any) -> BijectionPrice:
     return price
 
 
-Found = tuple[BijectionPrice, States]
+Found = tuple[BijectionPrice, PairedActivations]
 
 
 @pytest.fixture(scope="module")

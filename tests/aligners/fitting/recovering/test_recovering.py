@@ -8,7 +8,7 @@ from tests.references.maps import fvu, mse
 from tests.runs import quiet_trainer, related_rows
 from tests.world import World
 
-from aligners.datamodules.paired_activations import States
+from aligners.datamodules.paired_activations import PairedActivations
 from aligners.datamodules.text.sources import TextSource
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.bijection.recovering import random_inns, target_states
@@ -20,7 +20,7 @@ from aligners.similarity.algebra.moments import moments_of
 
 
 @pytest.fixture(scope="module")
-def found(world: World) -> tuple[States, Alignment]:
+def found(world: World) -> tuple[PairedActivations, Alignment]:
     text = TextSource(world.fit, held_out=world.test)
     places = {"strengths": [0.0, 0.5], "targets": 2, "sites": [1, 3]}
     data = target_states(world.model_x, text=text, batch_size=16, max_length=64, held_out_types=0.0, **places)
@@ -47,7 +47,7 @@ def test_a_target_is_a_bijection_whose_strength_is_its_distance_from_a_linear_ma
 
 
 def test_every_strength_target_and_site_has_its_errors_on_held_out_and_on_fitting_rows(
-    found: tuple[States, Alignment],
+    found: tuple[PairedActivations, Alignment],
 ) -> None:
     data, module = found
     assert {row["method"] for row in module.rows} == {"linear", "inn"}
@@ -84,7 +84,7 @@ def test_both_directions_are_places_of_their_own_the_way_back_with_x_and_y_excha
     torch.testing.assert_close((back.x, back.y), (there.y, there.x))
 
 
-def test_the_report_says_which_map_is_closest(found: tuple[States, Alignment], tmp_path: Path) -> None:
+def test_the_report_says_which_map_is_closest(found: tuple[PairedActivations, Alignment], tmp_path: Path) -> None:
     made = make_report("recovery", found[1].meta, found[1].rows)
     assert re.search(r"\(strength 0\) the closest map, (linear|inn), leaves less than 0\.1% of", made.lead)
     assert [path.name for path in write(made, tmp_path)] == ["recover.png"]

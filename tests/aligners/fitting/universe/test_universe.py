@@ -19,7 +19,7 @@ from aligners.api import retrieval
 from aligners.callbacks.best import BestPerSite
 from aligners.callbacks.checkpoint import SaveAligners
 from aligners.cli.table import train
-from aligners.datamodules.paired_activations import States
+from aligners.datamodules.paired_activations import PairedActivations
 from aligners.datamodules.pairings import universe_states
 from aligners.datamodules.text.sources import TextSource
 from aligners.fitting.fits import seeded
@@ -48,7 +48,7 @@ def models(world: World, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [world.model_x, world.model_y, str(third)]
 
 
-def states(world: World, models: list[str], **options: Any) -> States:
+def states(world: World, models: list[str], **options: Any) -> PairedActivations:
     given: dict[str, Any] = {"sites": [1, 3], "batch_size": 32, "max_length": 64, "held_out_types": 0.1}
     return universe_states(models, text=TextSource(world.fit, held_out=world.test), **{**given, **options})
 
@@ -87,7 +87,7 @@ def measured(
     return module, evaluation, folder
 
 
-def held_out(data: States) -> Tensor:
+def held_out(data: PairedActivations) -> Tensor:
     """(k, S, N, d), where states of narrower models end in zeros."""
     return torch.cat([batch.x for batch in data.batches("test")], 1).unflatten(0, (len(data.models), 2))
 

@@ -7,9 +7,9 @@ import torch
 from tests.tiny import TEXTS, WORDS, tiny_frozen, tokenised
 from torch import Tensor
 
-from aligners.datamodules.asking import TaskBatch, next_token_targets
 from aligners.datamodules.batches import TextBatch
 from aligners.datamodules.rows.policies import select_rows
+from aligners.datamodules.task_targets import TaskBatch, next_token_targets
 from aligners.injection.generation.continuing import Added, generate
 from aligners.injection.generation.steering import (
     Direction,

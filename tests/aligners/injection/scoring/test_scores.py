@@ -13,7 +13,7 @@ from scipy.special import log_softmax
 from tests.tiny import tiny_frozen
 from torchmetrics.functional.classification import binary_matthews_corrcoef
 
-from aligners.datamodules.asking import Targets, classification_targets, masked_targets
+from aligners.datamodules.task_targets import Targets, classification_targets, masked_targets
 from aligners.datamodules.text.sources import Score, TextSource
 from aligners.injection.scoring import task_scores
 from aligners.injection.scoring.pair_intervals import OVER_MODELS, RANGE, over_pairs

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from aligners.callbacks.best import BestPerSite
 from aligners.callbacks.checkpoint import SaveAligners
-from aligners.datamodules.asking import TaskBatch
 from aligners.datamodules.model_texts import ModelTexts
+from aligners.datamodules.task_targets import TaskBatch
 from aligners.datamodules.text.sources import TextSource
 from aligners.datamodules.text.texts import hash_texts
 from aligners.fitting.alignment import Alignment

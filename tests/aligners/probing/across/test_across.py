@@ -13,7 +13,7 @@ from tests.runs import quiet_trainer
 
 from aligners.callbacks.checkpoint import SaveAligners
 from aligners.cli.table import evaluate
-from aligners.datamodules.paired_activations import States
+from aligners.datamodules.paired_activations import PairedActivations
 from aligners.datamodules.pairings import pair_states
 from aligners.datamodules.text.sources import TextSource
 from aligners.fitting.alignment import Alignment
@@ -83,7 +83,7 @@ def test_every_draw_of_a_subspace_counts_alike() -> None:
         torch.testing.assert_close(found[name], each.mean(0))
 
 
-def data_of(models: Sequence[str], text: TextSource, **options: Any) -> States:
+def data_of(models: Sequence[str], text: TextSource, **options: Any) -> PairedActivations:
     usual: dict[str, Any] = {"batch_size": 16, "max_length": 64, "held_out_types": 0.0, "sites": SITES}
     return pair_states(text=text, model_x=models[0], model_y=models[-1], **usual | options)
 
