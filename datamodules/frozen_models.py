@@ -49,7 +49,6 @@ class FrozenModels:
         merge_adapters: add the weights of adapters (LoRA and others) to those of their bases. Unmerged, an adapter and
             its base, or two adapters of one base, share the base's memory. Default: where that is exact to rounding, in
             float32 and unquantised.
-        recipe: how embedded classifiers are made.
         cache: where embedded models are kept. Default: $ALIGNERS_CACHE, else ~/.cache/aligners.
         devices: device of each model, such as cuda:1; default: the run's. For one process only. Batches and what is
             read stay on the run's device.
@@ -69,7 +68,6 @@ class FrozenModels:
     attn_implementation: str | None = None
     trust_remote_code: bool = False
     merge_adapters: bool | None = None
-    recipe: Recipe = Recipe()  # noqa: RUF009  (frozen)
     cache: Path | None = None
     devices: list[str | None] | None = None
     device_map: list[DeviceMap | None] | None = None
@@ -246,7 +244,7 @@ class FrozenModels:
         """The number of blocks of each model, before any is made; None unless all are embedded."""
         if not all(name.startswith(EMBEDDED) for name, _ in self.named):
             return None
-        return [embedded_recipe(name, self.recipe)[1].layers for name, _ in self.named]
+        return [embedded_recipe(name)[1].layers for name, _ in self.named]
 
     def widths(self) -> list[int]:
         """The width of each model's states, known before any is made or loaded.
@@ -256,7 +254,7 @@ class FrozenModels:
         """
         source = {"trust_remote_code": self.trust_remote_code}
         return [
-            embedded_recipe(name, self.recipe)[1].width
+            embedded_recipe(name)[1].width
             if name.startswith(EMBEDDED)
             else int(read_config(name, {**source, "revision": revision}).hidden_size)
             for name, revision in self.named
@@ -270,7 +268,7 @@ class FrozenModels:
         """
         embedded = list(dict.fromkeys(name for name, _ in self.named if name.startswith(EMBEDDED)))
         for name in embedded:
-            self._check_positions(name, embedded_recipe(name, self.recipe)[1].max_length)
+            self._check_positions(name, embedded_recipe(name)[1].max_length)
         for name in embedded:
             self.path(name)
 
@@ -278,7 +276,7 @@ class FrozenModels:
         """The folder of an embedded model, which is trained now if the cache lacks it; any other name unchanged."""
         if not name.startswith(EMBEDDED):
             return name
-        seed, recipe = embedded_recipe(name, self.recipe)
+        seed, recipe = embedded_recipe(name)
         texts = self.texts()
         if isinstance(recipe, Recipe):
             _check_classes(name, texts)

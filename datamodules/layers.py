@@ -205,7 +205,7 @@ class LayerActivations(TextModule):
 
     Args:
         models: Hub ids, local folders, or `embedded:SEED` for small BERTs that are trained on the fitting texts the
-            first time they are needed and kept in `cache`; `embedded:SEED:layers=6,width=96` departs from `recipe`.
+            first time they are needed and kept in `cache`; `embedded:SEED:layers=6,width=96` is of another size.
             `embedded-gpt:SEED`, `embedded-mlm:SEED` and `embedded-sentences:SEED` are small language models, causal,
             masked, and masked text by text, which need no labels. One or more; widths, depths and tokenizers may
             differ.

@@ -29,7 +29,6 @@ from aligners.errors import UserError, check_range
 from aligners.models.architectures import Component, first_site
 from aligners.models.loading.known import KnownModels
 from aligners.models.model import FrozenModel
-from aligners.models.recipes import Recipe
 
 WITHOUT_GRADIENTS = (
     4  # so many times the training batch fits where nothing is kept for a backward pass
@@ -500,6 +499,6 @@ def _warned(texts: Texts) -> Texts:
 
 def _plain(value: Any) -> Any:
     """Convert an option to what YAML and checkpoints can hold."""
-    if isinstance(value, (TextSource, Recipe)):
+    if isinstance(value, TextSource):
         return asdict(value)
     return str(value) if isinstance(value, Path) else value

@@ -89,7 +89,7 @@ class PairedActivations(TextModule):
             without them are reported either way.
         options: of `TextModule` and `FrozenModels`, by their names: `text`, `batch_size`, `max_length`, `packed`,
             `seed`, `workers`, `store`, `store_dtype`, `store_rows`, `dtype`, `attn_implementation`,
-            `trust_remote_code`, `recipe`, `cache`, `devices`, `device_map`.
+            `trust_remote_code`, `cache`, `devices`, `device_map`.
 
     Attributes:
         models: as the user named them.

@@ -32,8 +32,8 @@ def pair_states(
 
     Args:
         model_x: X: a Hub id, a local folder, or `embedded:SEED` for a small BERT that is trained on the fitting
-            texts when it is first needed and kept in `cache`; `embedded:SEED:layers=6,width=96` for one that departs
-            from `recipe`. `embedded-gpt:SEED` and `embedded-mlm:SEED` are small causal and masked language
+            texts when it is first needed and kept in `cache`; `embedded:SEED:layers=6,width=96` for one of
+            another size. `embedded-gpt:SEED` and `embedded-mlm:SEED` are small causal and masked language
             models, which need no labels; `embedded-gpt:SEED:activation=solu` is one with SoLU.
         model_y: Y, likewise.
         sites: `all` (0..L), `blocks` (1..L), or layers and pairs: `1,3:5` is site 1 of both and X's 3 with Y's 5.
@@ -167,8 +167,8 @@ def attention_states(
 
     Args:
         model_x: X: a Hub id, a local folder, or `embedded:SEED` for a small BERT that is trained on the fitting
-            texts when it is first needed and kept in `cache`; `embedded:SEED:layers=6,width=96` for one that departs
-            from `recipe`. `embedded-gpt:SEED` and `embedded-mlm:SEED` are small causal and masked language
+            texts when it is first needed and kept in `cache`; `embedded:SEED:layers=6,width=96` for one of
+            another size. `embedded-gpt:SEED` and `embedded-mlm:SEED` are small causal and masked language
             models, which need no labels; `embedded-gpt:SEED:activation=solu` is one with SoLU.
         model_y: Y, likewise.
         sites: pairs of blocks, as in `pair_states`.

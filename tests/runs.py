@@ -13,7 +13,6 @@ from torch import Tensor
 from aligners.datamodules.paired_activations import PairedActivations
 from aligners.datamodules.pairings import pair_states
 from aligners.datamodules.text.sources import TextSource
-from aligners.models.recipes import Recipe
 
 
 def activations(world: World, **options: Any) -> PairedActivations:
@@ -26,8 +25,8 @@ def activations(world: World, **options: Any) -> PairedActivations:
 
 def made_again(kind: Callable[..., Any], config: dict[str, Any]) -> Any:
     """A data module from what its `config` kept."""
-    text, recipe = TextSource(**config["text"]), Recipe(**config["recipe"])
-    return kind(**{**config, "text": text, "recipe": recipe, "cache": config["cache"] and Path(config["cache"])})
+    text = TextSource(**config["text"])
+    return kind(**{**config, "text": text, "cache": config["cache"] and Path(config["cache"])})
 
 
 def rank_of(rank: int, world_size: int) -> Any:

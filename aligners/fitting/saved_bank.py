@@ -23,6 +23,7 @@ from aligners.files.sealed import check_sealed, save_sealed
 from aligners.files.shared_folder import is_shared, shared_file
 from aligners.maps.base import Aligner
 from aligners.models.model_identity import differing, listed_change
+from aligners.models.recipes import recipe_in_names
 from aligners.similarity.algebra.moments import Moments
 
 
@@ -366,7 +367,9 @@ def load_bank(path: Path | str, *, arrays: bool = False, wanted: Wanted = every_
         )
     bank.path = path
     refuse_not_finite(bank)
-    bank.data_config = for_others(bank.data_config) if shared else bank.data_config
+    bank.data_config = recipe_in_names(bank.data_config)  # as earlier versions kept it
+    if shared:
+        bank.data_config = for_others(bank.data_config)
     return bank.freeze()
 
 

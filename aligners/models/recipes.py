@@ -1,9 +1,8 @@
 """Kinds of embedded models: how large each is, its tokenizer, what it reads, and what it learns."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import partial
-from itertools import accumulate, chain
+from itertools import chain
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -19,12 +18,7 @@ from aligners.models.architectures import register_solu
 from aligners.models.tokenizers import byte_pairs, ended_texts, word_pieces
 
 ACTIVATIONS = ("gelu_new", "solu")
-
-
-TOKENIZER_CHARACTERS = (
-    5_000_000  # of the 25 million of the IMDB reviews: the rest makes no better tokenizer
-)
-
+TOKENIZER_CHARACTERS = 5_000_000  # of IMDB's 25 million: the rest makes no better tokenizer
 
 Batch = dict[str, Tensor]
 
@@ -64,10 +58,9 @@ class Size:
     max_length: int = 128
 
     def __post_init__(self) -> None:
-        check_range(
-            least=1,
-            **{name: value for name, value in asdict(self).items() if isinstance(value, int)},
-        )
+        for name, value in asdict(self).items():
+            if isinstance(value, int):
+                check_range(least=1, **{name: value})
         if self.width % self.heads:
             raise UserError(
                 f"Expected `width` of an embedded model to be a multiple of its `heads`, {self.heads}, but got "
@@ -130,9 +123,8 @@ class ByTexts(Size):
     ) -> DataLoader:
         """Batches of texts of similar length, in an order determined by the seed."""
         draw = torch.Generator().manual_seed(seed)
-        sampler = LengthGroupedSampler(
-            self.batch, lengths=[len(row["input_ids"]) for row in rows], generator=draw
-        )
+        lengths = [len(row["input_ids"]) for row in rows]
+        sampler = LengthGroupedSampler(self.batch, lengths=lengths, generator=draw)
         return DataLoader(rows, self.batch, sampler=sampler, collate_fn=collate)  # type: ignore[arg-type]
 
 
@@ -153,13 +145,12 @@ class Recipe(ByTexts):
         """Make a classifier and its batches."""
         names = {number: f"LABEL_{number}" for number in range(max(labels) + 1)}
         config = self.bert_config(len(tokenizer), self.dropout, id2label=names)
-        rows = [
-            row | {"labels": label}
-            for row, label in zip(self.rows(texts, tokenizer), labels, strict=True)
-        ]
+        rows = self.rows(texts, tokenizer)
+        for row, label in zip(rows, labels, strict=True):
+            row["labels"] = label
         batches = self.batches(rows, seed, transformers.DataCollatorWithPadding(tokenizer))
         model = transformers.BertForSequenceClassification(config)
-        return Plan(model, batches, lambda bert, batch: bert(**batch).loss, self.epochs)
+        return Plan(model, batches, classified, self.epochs)
 
 
 @dataclass(frozen=True)
@@ -189,13 +180,11 @@ class SentenceRecipe(ByTexts):
         self, seed: int, texts: list[str], labels: list[int], tokenizer: PreTrainedTokenizerBase
     ) -> Plan:
         """Make a masked model and its batches."""
-        model = transformers.BertForMaskedLM(
-            self.bert_config(len(tokenizer), initializer_range=self.initial)
-        )
-        batches = self.batches(
-            self.rows(texts, tokenizer), seed, _masking(tokenizer, self.masked_share, seed)
-        )
-        return Plan(model, batches, partial(masked_tokens, padded=True), self.epochs)
+        config = self.bert_config(len(tokenizer), initializer_range=self.initial)
+        model = transformers.BertForMaskedLM(config)
+        mask = _masking(tokenizer, self.masked_share, seed)
+        batches = self.batches(self.rows(texts, tokenizer), seed, mask)
+        return Plan(model, batches, masked_and_padded, self.epochs)
 
 
 # ---------------------------------------------------------------------- packed text
@@ -231,9 +220,11 @@ class LanguageRecipe(Size):
         self, texts: list[str], tokenizer: PreTrainedTokenizerBase, end: int, length: int
     ) -> Tensor:
         """The first packed sequences, (n, length), no more than training reads."""
-        wanted, ids = self.steps * self.batch, list[int]()
+        wanted = self.steps * self.batch
+        ids: list[int] = []
         for first in range(0, len(texts), 1000):
-            ids += chain.from_iterable(ended_texts(texts[first : first + 1000], tokenizer, end))
+            some = ended_texts(texts[first : first + 1000], tokenizer, end)
+            ids += chain.from_iterable(some)
             if len(ids) >= wanted * length:
                 break
         count = min(wanted, len(ids) // length)
@@ -248,11 +239,12 @@ class LanguageRecipe(Size):
         self, rows: Tensor, seed: int, collate: Callable[[list[Tensor]], Batch]
     ) -> DataLoader:
         """`steps` batches of sequences, each sequence equally often, in an order determined by the seed."""
-        wanted, draw = self.steps * self.batch, torch.Generator().manual_seed(seed)
-        order = torch.cat(
-            [torch.randperm(len(rows), generator=draw) for _ in range(-(-wanted // len(rows)))]
-        )[:wanted]
-        return DataLoader(rows, self.batch, sampler=order.tolist(), collate_fn=collate)  # type: ignore[arg-type]
+        wanted = self.steps * self.batch
+        draw = torch.Generator().manual_seed(seed)
+        order: list[int] = []
+        while len(order) < wanted:
+            order += torch.randperm(len(rows), generator=draw).tolist()
+        return DataLoader(rows, self.batch, sampler=order[:wanted], collate_fn=collate)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -300,15 +292,9 @@ class GPTRecipe(LanguageRecipe):
             bos_token_id=end,
             eos_token_id=end,
         )
-        model, rows = (
-            transformers.GPT2LMHeadModel(config),
-            self.sequences(texts, tokenizer, end, self.max_length),
-        )
-        return Plan(
-            model,
-            self.batches(rows, seed, lambda some: {"input_ids": torch.stack(some)}),
-            next_tokens,
-        )
+        model = transformers.GPT2LMHeadModel(config)
+        rows = self.sequences(texts, tokenizer, end, self.max_length)
+        return Plan(model, self.batches(rows, seed, _stacked), next_tokens)
 
 
 @dataclass(frozen=True)
@@ -334,17 +320,26 @@ class MaskedRecipe(LanguageRecipe):
         self, seed: int, texts: list[str], labels: list[int], tokenizer: PreTrainedTokenizerBase
     ) -> Plan:
         """Make a masked model and its batches."""
-        model = transformers.BertForMaskedLM(
-            self.bert_config(len(tokenizer), initializer_range=self.initial)
-        )
+        config = self.bert_config(len(tokenizer), initializer_range=self.initial)
+        model = transformers.BertForMaskedLM(config)
         mask = _masking(tokenizer, self.masked_share, seed)
-        first, last = torch.tensor([tokenizer.cls_token_id]), torch.tensor([tokenizer.sep_token_id])
+        first = torch.tensor([tokenizer.cls_token_id])
+        last = torch.tensor([tokenizer.sep_token_id])
         rows = self.sequences(texts, tokenizer, tokenizer.sep_token_id, self.max_length - 2)
-        ends = lambda some: mask([{"input_ids": torch.cat([first, row, last])} for row in some])  # noqa: E731
-        return Plan(model, self.batches(rows, seed, ends), masked_tokens)
+
+        def collate(some: list[Tensor]) -> Batch:
+            whole = [torch.cat([first, row, last]) for row in some]
+            return mask([{"input_ids": ids} for ids in whole])
+
+        return Plan(model, self.batches(rows, seed, collate), masked_tokens)
 
 
 AnyRecipe = Recipe | GPTRecipe | MaskedRecipe | SentenceRecipe
+
+
+def classified(model: transformers.BertForSequenceClassification, batch: Batch) -> Tensor:
+    """Mean cross-entropy of the classes."""
+    return model(**batch).loss
 
 
 def next_tokens(model: transformers.GPT2LMHeadModel, batch: Batch) -> Tensor:
@@ -354,13 +349,21 @@ def next_tokens(model: transformers.GPT2LMHeadModel, batch: Batch) -> Tensor:
 
 
 def masked_tokens(
-    model: transformers.BertForMaskedLM, batch: Batch, padded: bool = False
+    model: transformers.BertForMaskedLM, batch: Batch, attention_mask: Tensor | None = None
 ) -> Tensor:
     """Mean cross-entropy of the masked tokens. Running the head on these alone saves a third of the time."""
     masked = batch["labels"] != -100
-    mask = batch["attention_mask"] if padded else None
-    states = model.bert(input_ids=batch["input_ids"], attention_mask=mask).last_hidden_state[masked]
-    return cross_entropy(model.cls(states), batch["labels"][masked])
+    output = model.bert(input_ids=batch["input_ids"], attention_mask=attention_mask)
+    return cross_entropy(model.cls(output.last_hidden_state[masked]), batch["labels"][masked])
+
+
+def masked_and_padded(model: transformers.BertForMaskedLM, batch: Batch) -> Tensor:
+    """`masked_tokens` of texts of several lengths."""
+    return masked_tokens(model, batch, batch["attention_mask"])
+
+
+def _stacked(rows: list[Tensor]) -> Batch:
+    return {"input_ids": torch.stack(rows)}
 
 
 def _masking(
@@ -368,19 +371,22 @@ def _masking(
 ) -> Callable[[list[Any]], Batch]:
     """A function that pads rows of token ids to a batch and masks it, the same for every process."""
     mask = transformers.DataCollatorForLanguageModeling(tokenizer, mlm_probability=share, seed=seed)
-    mask.generator = torch.Generator().manual_seed(
-        seed
-    )  # it makes none of its own in a process of a pool
+    # It makes no generator of its own in a process of a pool.
+    mask.generator = torch.Generator().manual_seed(seed)
     return mask
 
 
 def _first(texts: list[str]) -> list[str]:
     """The first texts, up to the one with which they reach `TOKENIZER_CHARACTERS` together."""
-    ends = accumulate(map(len, texts))
-    return texts[
-        : 1 + next((n for n, end in enumerate(ends) if end >= TOKENIZER_CHARACTERS), len(texts))
-    ]
+    characters = 0
+    for number, text in enumerate(texts, start=1):
+        characters += len(text)
+        if characters >= TOKENIZER_CHARACTERS:
+            return texts[:number]
+    return texts
 
+
+# ---------------------------------------------------------------------- names
 
 # From the prefix of a name to the recipe of such models.
 _KINDS: dict[str, type[AnyRecipe]] = {
@@ -389,40 +395,74 @@ _KINDS: dict[str, type[AnyRecipe]] = {
     "embedded-mlm": MaskedRecipe,
     "embedded-sentences": SentenceRecipe,
 }
-
-
 EMBEDDED = tuple(f"{kind}:" for kind in _KINDS)  # for `startswith`
 
 
-def embedded_recipe(name: str, recipe: Recipe) -> tuple[int, AnyRecipe]:
+def embedded_recipe(name: str) -> tuple[int, AnyRecipe]:
     """Seed and recipe of an embedded model, from its name.
 
     `embedded:SEED` is a classifier, `embedded-gpt:SEED` a causal language model, `embedded-mlm:SEED` a masked one,
-    `embedded-sentences:SEED` a masked one that reads text by text; `embedded:SEED:layers=6,width=96` is one that
-    departs from the recipe.
+    `embedded-sentences:SEED` a masked one that reads text by text. `embedded:SEED:layers=6,width=96` departs from the
+    defaults of its recipe, any field of which can be named. Models of one kind and vocabulary, made from the same
+    texts, share their tokenizer whatever their size.
 
     Args:
-        name: the model's name; what it does not mention is as in `recipe`, or for a language model as in its recipe's
-            defaults. Models of one kind and vocabulary, made from the same texts, share their tokenizer whatever
-            their size.
-        recipe: of all embedded classifiers.
+        name: the model's name.
 
     Raises:
         ValueError: the name is written in another way, or a field is unknown or named twice.
+
+    Examples:
+        >>> seed, recipe = embedded_recipe("embedded:3:layers=6")
+        >>> seed, recipe.layers, recipe.width
+        (3, 6, 64)
     """
     prefix, _, rest = name.partition(":")
     seed, colon, written = rest.partition(":")
-    kind = _KINDS.get(prefix, Recipe)
-    default: AnyRecipe = recipe if kind is Recipe else kind()
-    kinds = {field: type(value) for field, value in asdict(default).items()}
-    entries = [tuple(entry.strip().split("=")) for entry in written.split(",")] if colon else []
-    try:
-        changes: dict[str, Any] | None = {field: kinds[field](value) for field, value in entries}
-    except (ValueError, KeyError):
-        changes = None
-    if changes is None or len(changes) < len(entries) or not seed.isdigit() or prefix not in _KINDS:
+    default = _KINDS.get(prefix, Recipe)()
+    changes: dict[str, Any] | None = {}
+    if colon:
+        changes = _fields(written, asdict(default))
+    if changes is None or not seed.isdigit() or prefix not in _KINDS:
         raise UserError(
             f"Expected an embedded model to be named `{prefix}:SEED`, or `{prefix}:SEED:layers=6,width=96` with any "
-            f"of {', '.join(kinds)}, each once, but got {name!r}."
+            f"of {', '.join(asdict(default))}, each once, but got {name!r}."
         )
     return int(seed), replace(default, **changes)
+
+
+def _fields(written: str, defaults: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The fields that a name sets, in the type of their defaults; None if they cannot be read."""
+    fields: dict[str, Any] = {}
+    for entry in written.split(","):
+        field, _, value = entry.strip().partition("=")
+        if field not in defaults or field in fields:
+            return None
+        try:
+            fields[field] = type(defaults[field])(value)
+        except ValueError:
+            return None
+    return fields
+
+
+def recipe_in_names(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The data options of an earlier version, with its `recipe` of embedded classifiers said in their names."""
+    options = dict(options)
+    recipe = options.pop("recipe", None) or {}
+    usual = asdict(Recipe())
+    changed = {field: value for field, value in recipe.items() if value != usual.get(field)}
+    for option in ("model_x", "model_y"):
+        if option in options:
+            options[option] = _named_with(options[option], changed)
+    if "models" in options:
+        options["models"] = [_named_with(name, changed) for name in options["models"]]
+    return options
+
+
+def _named_with(name: str, changed: Mapping[str, Any]) -> str:
+    """The name of an embedded classifier with further fields, unless it has them; other names as they are."""
+    if not changed or not str(name).startswith("embedded:"):
+        return name
+    prefix, seed, *written = name.split(":")
+    entries = [f"{field}={value}" for field, value in changed.items() if f"{field}=" not in name]
+    return ":".join([prefix, seed, ",".join([*written, *entries])])

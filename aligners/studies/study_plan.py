@@ -185,7 +185,7 @@ def size_of(name: str, data: Mapping[str, Any]) -> Size:
         ValueError: there is no such model, or it cannot be reached.
     """
     if name.startswith(EMBEDDED):
-        _, recipe = embedded_recipe(name, Recipe(**data.get("recipe", {})))
+        _, recipe = embedded_recipe(name)
         head_task = (
             "classification"
             if isinstance(recipe, Recipe)

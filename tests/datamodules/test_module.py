@@ -19,9 +19,7 @@ from aligners.datamodules.paired_activations import PairedActivations
 from aligners.datamodules.pairings import attention_states, pair_states, pairs_states, universe_states
 from aligners.models.recipes import Recipe, embedded_recipe
 
-COMMON = (
-    "text batch_size max_length seed dtype attn_implementation trust_remote_code merge_adapters recipe cache workers"
-)
+COMMON = "text batch_size max_length seed dtype attn_implementation trust_remote_code merge_adapters cache workers"
 OF_PAIRS = "model_x model_y sites revision_x revision_y special_tokens packed"
 OF_STATES = "rows special_tokens component held_out_types packed far_rows"
 KEPT = {  # in checkpoints, whatever becomes of the code
@@ -37,12 +35,12 @@ KEPT = {  # in checkpoints, whatever becomes of the code
 
 @pytest.mark.parametrize("kind", KEPT)
 def test_options_are_kept_under_the_names_that_checkpoints_know(kind: Callable[..., Any]) -> None:
-    config = kind(seed=3, workers=1, cache=Path("some"), recipe=Recipe(layers=2)).config()
+    config = kind(seed=3, workers=1, cache=Path("some")).config()
     assert set(config) == {*COMMON.split(), *KEPT[kind].split()}
     assert (config["seed"], config["workers"], config["cache"]) == (3, 1, "some")
     again = made_again(kind, json.loads(json.dumps(config)))
     assert again.config() == config
-    assert (again.frozen_models.recipe, again.frozen_models.cache) == (Recipe(layers=2), Path("some"))
+    assert again.frozen_models.cache == Path("some")
     with pytest.raises(TypeError, match="sed"):
         kind(sed=3)
 
@@ -99,11 +97,11 @@ def test_options_make_an_equal_data_module_whose_batches_are_those_of_a_trainer(
 
 def test_names_of_embedded_models() -> None:
     expected = Recipe(width=96, layers=6, learning_rate=1e-3)
-    assert embedded_recipe("embedded:0:layers=6, width=96,learning_rate=1e-3", Recipe(width=32)) == (0, expected)
+    assert embedded_recipe("embedded:0:layers=6, width=96,learning_rate=1e-3") == (0, expected)
     for wrong in (":", ":-1", ":a", ":0:", ":0:depth=3", ":0:layers=two", ":0:layers", ":0:layers=2,layers=2",
                   ":0:layers=2=3", ":0:layers=1.5"):  # fmt: skip
         with pytest.raises(ValueError, match=rf"`embedded:SEED:layers=6,width=96`.*width, .*got 'embedded{wrong}'"):
-            embedded_recipe(f"embedded{wrong}", Recipe())
+            embedded_recipe(f"embedded{wrong}")
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,6 @@ from aligners.maps.linear import Linear
 from aligners.maps.mlp import MLP
 from aligners.models import FrozenModel
 from aligners.models.embedded import embedded_model
-from aligners.models.recipes import Recipe
 
 
 def test_nothing_is_trained_without_validation_texts_but_evaluations_need_none(world: World) -> None:
@@ -79,9 +78,9 @@ def test_embedded_models_are_made_from_the_fitting_texts_and_kept(
         return embedded_model(seed, texts, labels, **options)
 
     monkeypatch.setattr(frozen_models, "embedded_model", watched)
-    recipe = Recipe(vocabulary=100, layers=1, width=8, epochs=1, max_length=64)
-    models = {"model_x": "embedded:0", "model_y": "embedded:1:layers=2,width=12", "sites": "1:2"}  # one tokenizer
-    options = {**models, "recipe": recipe, "cache": tmp_path}
+    small = "vocabulary=100,epochs=1,max_length=64"  # and one tokenizer
+    model_x, model_y = f"embedded:0:layers=1,width=8,{small}", f"embedded:1:layers=2,width=12,{small}"
+    options = {"model_x": model_x, "model_y": model_y, "sites": "1:2", "cache": tmp_path}
     data = activations(world, **options)
     data.prepare_data()
     made = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("model.safetensors")}
@@ -89,7 +88,7 @@ def test_embedded_models_are_made_from_the_fitting_texts_and_kept(
     fit = data.texts.fit
     assert given == [(list(fit["text"]), list(fit["label"]))] * 2
     assert [(model.name, model.depth, model.width, model.n_labels) for model in data.frozen] == [
-        ("embedded:0", 1, 8, 2), (models["model_y"], 2, 12, 2),
+        (model_x, 1, 8, 2), (model_y, 2, 12, 2),
     ]  # fmt: skip
     again = activations(world, **options)
     assert again.reader.model_y.fingerprint == data.reader.model_y.fingerprint

@@ -29,7 +29,6 @@ from aligners.files.shared_folder import (
 from aligners.fitting.saved_bank import StoredBank, for_others, load_bank, save_bank
 from aligners.models.model import FrozenModel
 from aligners.models.model_identity import same_models
-from aligners.models.recipes import Recipe
 from aligners.probing.probe_bank import Bank
 from aligners.probing.storing import PROBES, load_banks, save_banks
 from aligners.reports.finished_runs import FinishedRun, finished_run
@@ -406,7 +405,7 @@ def identities(models: Sequence[str | FrozenModel], data: Mapping[str, Any]) -> 
     Args:
         models: loaded ones, or names, which are loaded now.
         data: options of a data module, of which those that decide what a name means are taken: the precision, and the
-            texts and sizes of embedded models.
+            texts of embedded models.
     """
     return [
         (model if isinstance(model, FrozenModel) else _loaded(model, data)).identity()
@@ -419,9 +418,8 @@ def _loaded(name: str, data: Mapping[str, Any]) -> FrozenModel:
         "max_length": 2,
         "dtype": data.get("dtype", "float32"),
     }  # nothing is read
-    for part, kind in (("text", TextSource), ("recipe", Recipe)):
-        if part in data:
-            options[part] = kind(**data[part])
+    if "text" in data:
+        options["text"] = TextSource(**data["text"])
     return LayerActivations([name], **options).frozen[0]
 
 

@@ -2,7 +2,7 @@
 
 import math
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,15 @@ from transformers.activations import ACT2FN
 from aligners.models import FrozenModel, embedded, load_frozen
 from aligners.models.architectures import SoLU, solu
 from aligners.models.embedded import cache_folder, embedded_model
-from aligners.models.recipes import AnyRecipe, GPTRecipe, MaskedRecipe, Recipe, SentenceRecipe, embedded_recipe
+from aligners.models.recipes import (
+    AnyRecipe,
+    GPTRecipe,
+    MaskedRecipe,
+    Recipe,
+    SentenceRecipe,
+    embedded_recipe,
+    recipe_in_names,
+)
 from aligners.models.tokenizers import END_OF_TEXT, byte_pairs, word_pieces
 
 RECIPE = Recipe(vocabulary=200, layers=1, width=16, max_length=24, epochs=1, batch=20)
@@ -240,12 +248,41 @@ def test_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_names() -> None:
-    mine = Recipe(width=32)
-    assert embedded_recipe("embedded:1", mine) == (1, mine)
-    assert embedded_recipe("embedded-gpt:3", mine) == (3, GPTRecipe())
+    assert embedded_recipe("embedded:1") == (1, Recipe())
+    assert embedded_recipe("embedded-gpt:3") == (3, GPTRecipe())
     solu = GPTRecipe(activation="solu", layers=4)
-    assert embedded_recipe("embedded-gpt:0:activation=solu,layers=4", mine) == (0, solu)
-    assert embedded_recipe("embedded-mlm:1:masked_share=.2", mine) == (1, MaskedRecipe(masked_share=0.2))
+    assert embedded_recipe("embedded-gpt:0:activation=solu,layers=4") == (0, solu)
+    assert embedded_recipe("embedded-mlm:1:masked_share=.2") == (1, MaskedRecipe(masked_share=0.2))
+
+
+@pytest.mark.parametrize(
+    ("prefix", "kind"),
+    [
+        ("embedded", Recipe),
+        ("embedded-gpt", GPTRecipe),
+        ("embedded-mlm", MaskedRecipe),
+        ("embedded-sentences", SentenceRecipe),
+    ],
+)
+def test_every_number_of_a_recipe_can_be_said_in_a_name(prefix: str, kind: type[AnyRecipe]) -> None:
+    usual = kind()
+    other = {name: "solu" if name == "activation" else value * 2 for name, value in asdict(usual).items()}
+    prefix = {Recipe: "embedded", GPTRecipe: "embedded-gpt", MaskedRecipe: "embedded-mlm"}.get(
+        kind, "embedded-sentences"
+    )
+    written = ",".join(f"{name}={value}" for name, value in other.items())
+    assert embedded_recipe(f"{prefix}:5:{written}") == (5, kind(**other))
+
+
+def test_the_recipe_that_earlier_versions_kept_goes_into_the_names() -> None:
+    kept = {"recipe": asdict(Recipe(width=32, epochs=2)), "model_x": "embedded:0", "model_y": "embedded:1:width=8"}
+    named = recipe_in_names({**kept, "models": ["embedded-gpt:0", "a/b"], "seed": 3})
+    assert named == {
+        "model_x": "embedded:0:width=32,epochs=2", "model_y": "embedded:1:width=8,epochs=2",
+        "models": ["embedded-gpt:0", "a/b"], "seed": 3,
+    }  # fmt: skip
+    usual = {"recipe": asdict(Recipe()), "models": ["embedded:0"]}
+    assert recipe_in_names(usual) == {"models": ["embedded:0"]} == recipe_in_names({"models": ["embedded:0"]})
 
 
 def test_names_of_which_there_is_no_model_are_refused() -> None:
@@ -259,7 +296,7 @@ def test_names_of_which_there_is_no_model_are_refused() -> None:
         ("embedded-mlm:0:activation=solu", "masked_share, initial, each once"),
     ):
         with pytest.raises(ValueError, match=says):
-            embedded_recipe(name, RECIPE)
+            embedded_recipe(name)
 
 
 def test_texts_that_cannot_be_learned_are_refused(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from aligners.datamodules.pairings import pair_states
 from aligners.datamodules.text.loading import load_texts
 from aligners.datamodules.text.sources import TextSource
 from aligners.datamodules.text.texts import FITTED, FittedTexts, hash_texts, words_on
-from aligners.models.recipes import Recipe
 from aligners.reports.finished_runs import make_report
 
 
@@ -108,8 +107,8 @@ def test_maps_are_measured_on_texts_that_they_were_not_fitted_on(source: str, tm
 
 
 def test_an_embedded_model_is_known_by_its_folder_too(source: str, tmp_path: Path) -> None:
-    recipe = Recipe(layers=1, width=8, vocabulary=200, epochs=1)
-    made = labelled_texts("embedded:0", text=TextSource(source), recipe=recipe, cache=tmp_path)
+    model = "embedded:0:layers=1,width=8,vocabulary=200,epochs=1"
+    made = labelled_texts(model, text=TextSource(source), cache=tmp_path)
     made.prepare_data()
     (folder,) = tmp_path.rglob("seed-0")
     known = FittedTexts.load(folder)
@@ -118,7 +117,7 @@ def test_an_embedded_model_is_known_by_its_folder_too(source: str, tmp_path: Pat
     assert not known.among(hash_texts(made.texts.validation)).any()
     assert known.origins[0]["splits"] == ["fit"]
     (folder / FITTED).unlink()  # one that was made before there was such a file
-    made = labelled_texts("embedded:0", text=TextSource(source), recipe=recipe, cache=tmp_path)
+    made = labelled_texts(model, text=TextSource(source), cache=tmp_path)
     made.prepare_data()
     assert (folder / FITTED).is_file()
     other = labelled_texts(str(folder), text=TextSource(source, test_share=0.5, seed=1))
