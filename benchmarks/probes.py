@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare
 from aligners.datamodules.text.annotated.grammar import sentences
 from aligners.datamodules.text.annotated.sentence import Sentence
 from aligners.models import FrozenModel
-from aligners.probing.probe_bank import Arm, ModelLayer, Words
+from aligners.probing.probe_bank import ModelLayer, Variant, Words
 from aligners.probing.probes import EdgeTask, TreeTask
 from aligners.probing.probing_tasks import ProbeTraining
 from benchmarks.harness import Figures, interleaved, parser_with_sizes, ratio
@@ -59,8 +59,8 @@ def read(
 
 def train(task: str, words: Words, sizes: dict[str, int], how: ProbeTraining) -> None:
     """Train the probes of all places of some words, as one bank."""
-    arms = [Arm(*place) for place in words.places]
-    given = (words, words, arms)  # what is watched costs both ways in proportion, too
+    variants = [Variant(*place) for place in words.places]
+    given = (words, words, variants)  # what is watched costs both ways in proportion, too
     made = EdgeTask(task, *given, 0, sizes) if task == "pos" else TreeTask("distance", *given, 0)
     made.train(how, 0)
 

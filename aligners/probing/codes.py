@@ -11,7 +11,7 @@ from torch import Tensor
 
 from aligners.errors import UserError
 from aligners.injection.scoring.scores import resampled_counts
-from aligners.probing.probe_bank import Examples
+from aligners.probing.probe_bank import Examples, Variant
 from aligners.probing.probes import EdgeTask, codelengths
 from aligners.probing.probing_tasks import ProbeTraining, Row, score_columns, train_bank
 
@@ -30,7 +30,8 @@ def portion_ends(count: int, shares: Sequence[float] = PORTIONS) -> list[int]:
     Raises:
         ValueError: shares do not ascend to 1, or leave fewer than two portions.
     """
-    if list(shares) != sorted(set(shares)) or not shares or shares[0] <= 0 or shares[-1] != 1:
+    ascending = list(shares) == sorted(set(shares))
+    if not shares or not ascending or shares[0] <= 0 or shares[-1] != 1:
         raise UserError(f"Expected `portions` to ascend from above 0 to 1, but got {list(shares)}.")
     ends = sorted({round(share * count) for share in shares} - {0})
     if len(ends) < 2:
@@ -43,7 +44,9 @@ def portion_ends(count: int, shares: Sequence[float] = PORTIONS) -> list[int]:
 
 def uniform_bits(labels: int, *, several: bool) -> float:
     """Bits of a target that is sent without any model: log₂ K, or 1 for each of K labels that may stand together."""
-    return float(labels) if several else math.log2(labels)
+    if several:
+        return float(labels)
+    return math.log2(labels)
 
 
 def frequency_bits(labels: Tensor, *, several: bool) -> float:
@@ -59,15 +62,21 @@ def frequency_bits(labels: Tensor, *, several: bool) -> float:
         several: whether a target may have any number of them.
     """
     counts = labels.sum(0).double()
-    sent = [torch.stack((count, len(labels) - count)) for count in counts] if several else [counts]
-    return float(sum(map(_sequence_bits, sent)))
+    if not several:
+        return float(_sequence_bits(counts))
+    bits = 0.0
+    for count in counts:
+        bits += float(_sequence_bits(torch.stack((count, len(labels) - count))))
+    return bits
 
 
 def _sequence_bits(counts: Tensor) -> Tensor:
     """Bits of any sequence with these counts of each symbol."""
     prior = torch.full_like(counts, PRIOR)
-    joint = (counts + prior).lgamma().sum() - (counts + prior).sum().lgamma()
-    return (prior.lgamma().sum() - prior.sum().lgamma() - joint) / math.log(2)
+    seen = counts + prior
+    before = prior.lgamma().sum() - prior.sum().lgamma()
+    after = seen.lgamma().sum() - seen.sum().lgamma()
+    return (before - after) / math.log(2)
 
 
 @dataclass(frozen=True)
@@ -100,7 +109,8 @@ class OnlineCode:
     def bits(self) -> Tensor:
         """Bits of each unit, (A, U)."""
         first = self.uniform[: self.ends[0]].expand(len(self.sent[0]), -1)
-        return torch.cat((first, *(bits.double() for bits in self.sent)), 1)
+        others = [bits.double() for bits in self.sent]
+        return torch.cat([first, *others], 1)
 
     @property
     def codelength(self) -> Tensor:
@@ -115,8 +125,10 @@ class OnlineCode:
     def losses(self) -> Tensor:
         """Bits a target in each portion, (A, P). The first is sent by the uniform code."""
         sizes = [end - first for first, end in pairwise([0, *self.ends])]
-        portions = zip(self.bits.split(sizes, 1), self.targets.split(sizes), strict=True)
-        return torch.stack([bits.sum(1) / targets.sum() for bits, targets in portions], 1)
+        losses = []
+        for bits, targets in zip(self.bits.split(sizes, 1), self.targets.split(sizes), strict=True):
+            losses.append(bits.sum(1) / targets.sum())
+        return torch.stack(losses, 1)
 
 
 def compressions(codes: Sequence[OnlineCode], weights: Tensor) -> Tensor:
@@ -127,10 +139,13 @@ def compressions(codes: Sequence[OnlineCode], weights: Tensor) -> Tensor:
         weights: (R, U) how often each unit counts in each resample, by its number among all units that are sent, in
             ascending order. Probes and order stay as they are.
     """
-    order = [code.units.argsort() for code in codes]
-    bits = sum(code.bits[:, places] for code, places in zip(codes, order, strict=True))
-    uniform = sum(code.uniform[places] for code, places in zip(codes, order, strict=True))
-    return (torch.as_tensor(uniform) @ weights.T) / (torch.as_tensor(bits) @ weights.T)
+    bits = torch.zeros(())
+    uniform = torch.zeros(())
+    for code in codes:
+        order = code.units.argsort()
+        bits = bits + code.bits[:, order]
+        uniform = uniform + code.uniform[order]
+    return (uniform @ weights.T) / (bits @ weights.T)
 
 
 def send(
@@ -140,7 +155,7 @@ def send(
 
     The receiver knows the number of labels, the sentences themselves, and the labels of the validation sentences, which
     nobody trains on: they say when a probe has learned enough. All probes of a bank are trained on, and send, the same
-    sentences; an arm with a control task sends its labels.
+    sentences; a variant with a control task sends its labels.
 
     Args:
         task: whose labels are sent.
@@ -151,11 +166,17 @@ def send(
     Raises:
         ValueError: too few sentences, or as `train_bank` does.
     """
-    words, targets, watched = task.words, task.fitting.annotations, task.validation()
-    draw = torch.Generator().manual_seed(seed)
+    words = task.words
+    targets = task.fitting.annotations
+    watched = task.validation()
     sentences = torch.tensor(targets.sentences)
+    draw = torch.Generator().manual_seed(seed)
     units = sentences[torch.randperm(len(sentences), generator=draw)]
-    order, counts, sent, unfinished = units.tolist(), targets.first.diff()[units], [], 0
+    order = units.tolist()
+    counts = targets.first.diff()[units]
+
+    sent = []
+    unfinished = 0
     ends = portion_ends(len(order), portions)
     for first, end in pairwise(ends):
         bank = task.fresh(seed)
@@ -163,13 +184,14 @@ def send(
         unfinished += len(bank.unfinished)
         bits = codelengths(bank, Examples(words, targets, order[first:end]))
         owner = torch.arange(end - first).repeat_interleave(counts[first:end])
-        sent.append(bits.new_zeros(len(bits), end - first).index_add_(1, owner, bits))
+        of_units = bits.new_zeros(len(bits), end - first)
+        sent.append(of_units.index_add_(1, owner, bits))
     uniform = counts * uniform_bits(len(task.labels.names), several=task.labels.several)
     return OnlineCode(ends, units, sent, uniform.double(), counts, unfinished)
 
 
 def code_rows(task: EdgeTask, codes: Sequence[OnlineCode]) -> Iterator[Row]:
-    """One row for each arm, with the mean of the codelengths over seeds.
+    """One row for each variant, with the mean of the codelengths over seeds.
 
     Args:
         task: whose labels were sent.
@@ -177,37 +199,37 @@ def code_rows(task: EdgeTask, codes: Sequence[OnlineCode]) -> Iterator[Row]:
     """
     bits = torch.stack([code.codelength for code in codes])
     by_seed = torch.stack([code.compression for code in codes])
-    weights, targets = resampled_counts(len(codes[0].units), task.seed), task.fitting.annotations
-    every = compressions(codes, weights)
-    for a, arm in enumerate(task.arms):
-        compression = score_columns("compression", every[a], by_seed[:, a])
-        yield {
-            **_about(task, a),
-            "bits": float(bits[:, a].mean()),
+    units = len(codes[0].units)
+    resampled = compressions(codes, resampled_counts(units, task.seed))
+    targets = task.fitting.annotations
+    for number, variant in enumerate(task.variants):
+        labels = targets.labels[int(variant.control)]
+        row = {
+            **_about(task, variant),
+            "bits": float(bits[:, number].mean()),
             "uniform_bits": float(codes[0].uniform.sum()),
-            "frequency_bits": frequency_bits(
-                targets.labels[int(arm.control)], several=task.labels.several
-            ),
-            **{name: float(value) for name, value in compression.items()},
-            "n_sentences": len(codes[0].units),
-            "n_targets": len(targets),
+            "frequency_bits": frequency_bits(labels, several=task.labels.several),
         }
+        compression = score_columns("compression", resampled[number], by_seed[:, number])
+        for name, value in compression.items():
+            row[name] = float(value)
+        yield {**row, "n_sentences": units, "n_targets": len(targets)}
 
 
 def portion_rows(task: EdgeTask, codes: Sequence[OnlineCode]) -> Iterator[Row]:
-    """One row for each arm, seed and portion, with the bits that a target took."""
+    """One row for each variant, seed and portion, with the bits that a target took."""
     for seed, code in enumerate(codes):
-        losses = code.losses()
-        for a in range(len(task.arms)):
-            for end, loss in zip(code.ends, losses[a].tolist(), strict=True):
-                yield {
-                    **_about(task, a),
-                    "seed": seed,
-                    "share": end / code.ends[-1],
-                    "bits_a_target": loss,
-                }
+        losses = code.losses().tolist()
+        for variant, own in zip(task.variants, losses, strict=True):
+            for end, loss in zip(code.ends, own, strict=True):
+                share = end / code.ends[-1]
+                yield {**_about(task, variant), "seed": seed, "share": share, "bits_a_target": loss}
 
 
-def _about(task: EdgeTask, a: int) -> Row:
-    arm = task.arms[a]
-    return {"task": task.name, "source": arm.source, "site": arm.layer, "control": arm.control}
+def _about(task: EdgeTask, variant: Variant) -> Row:
+    return {
+        "task": task.name,
+        "source": variant.source,
+        "site": variant.layer,
+        "control": variant.control,
+    }

@@ -1,4 +1,4 @@
-"""A bank of probes, all trained and asked at once, and the words that they read, with their states in memory."""
+"""A bank of probes that are trained and applied at once, and the words that they read, with their states in memory."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +12,8 @@ from aligners.datamodules.text.annotated.sentence import Sentence
 from aligners.errors import UserError
 
 Source = Literal["model", "untrained"]
+MIX_SPEED = 10  # the weights of a mix learn ten times faster: they have far to go in few steps
+AT_ONCE = 128  # sentences that are read together
 
 
 class ModelLayer(NamedTuple):
@@ -26,13 +28,13 @@ class ModelLayer(NamedTuple):
     layer: int
 
 
-class Arm(NamedTuple):
-    """One probe of a bank.
+class Variant(NamedTuple):
+    """One probe of a bank: which states it reads, and what it is trained on.
 
     Attributes:
         source: the model, or its untrained twin.
-        layer: that it reads; None: a learned mix of all.
-        control: whether it is asked the control task.
+        layer: that it reads; None: a learned mix of all layers.
+        control: whether it is trained on the control task.
         rank: of a structural probe; None: the usual one of the bank.
     """
 
@@ -42,7 +44,7 @@ class Arm(NamedTuple):
     rank: int | None = None
 
     def reads(self, place: ModelLayer) -> bool:
-        """Whether it reads what was read at a place."""
+        """Whether it reads the states of a place."""
         return place.source == self.source and self.layer in (None, place.layer)
 
 
@@ -69,7 +71,7 @@ class Words:
         return numbers_within(self.first, sentences)
 
     def starts(self, sentences: Sequence[int]) -> Tensor:
-        """The place of the first word of each of some sentences among the `rows` of these, (b,)."""
+        """Where each of some sentences starts among the `rows` of these, (b,)."""
         lengths = self.first.diff()[list(sentences)]
         return lengths.cumsum(0) - lengths
 
@@ -79,28 +81,32 @@ class Words:
         Raises:
             ValueError: nothing was read at a place.
         """
-        missing = [place for place in places if place not in self.places]
-        if missing:
-            raise UserError(
-                f"Expected states that were read at layer {missing[0].layer} of the {missing[0].source}, but got "
-                f"{len(self.places)} other places."
-            )
-        where = torch.tensor([self.places.index(place) for place in places])
-        rows, device = self.rows(sentences), self.states.device
-        return self.states[where[:, None].to(device), rows.to(device)]
+        for place in places:
+            if place not in self.places:
+                raise UserError(
+                    f"Expected states of layer {place.layer} of the {place.source}, but got those "
+                    f"of {len(self.places)} other places."
+                )
+
+        device = self.states.device
+        numbers = torch.tensor([self.places.index(place) for place in places], device=device)
+        rows = self.rows(sentences).to(device)
+        return self.states[numbers[:, None], rows]
 
 
 def numbers_within(first: Tensor, chosen: Sequence[int]) -> Tensor:
-    """The numbers first[c], ..., first[c + 1] - 1 of each c that is chosen, one after the other."""
+    """The numbers first[c], ..., first[c + 1] - 1 of each chosen c, one after the other."""
     wanted = torch.as_tensor(chosen, dtype=torch.int64)
-    lengths = first[wanted + 1] - first[wanted]
+    begins = first[wanted]
+    lengths = first[wanted + 1] - begins
     ends = lengths.cumsum(0)
-    return torch.arange(int(ends[-1])) + (first[wanted] - ends + lengths).repeat_interleave(lengths)
+    shifts = begins - (ends - lengths)
+    return torch.arange(int(ends[-1])) + shifts.repeat_interleave(lengths)
 
 
 @dataclass
 class WordsBeingRead:
-    """Collects batches.
+    """Collects the words of a split, batch by batch.
 
     Attributes:
         sentences: of the split, by the numbers of its texts.
@@ -133,28 +139,30 @@ class WordsBeingRead:
             drop: whether sentences that the model does not read whole may be left out.
 
         Raises:
-            ValueError: no sentence was read whole, or one was not that must be.
+            ValueError: no sentence was read whole, or one was not and `drop` is false.
         """
+        expected = "Expected sentences that every model reads whole"
         if self._cut and not drop:
             begins = " ".join(self.sentences[self._cut[0]].words[:5])
             raise UserError(
-                f"Expected sentences that every model reads whole, but {len(self._cut)} are not, such as {begins!r}. "
+                f"{expected}, but {len(self._cut)} are not, such as {begins!r}. "
                 "Raise `data.max_length`, or leave them out with `long_sentences` drop."
             )
         if not self._parts:
             raise UserError(
-                f"Expected sentences that every model reads whole, but none of {len(self._cut)} is. Raise "
-                "`data.max_length`, or give shorter sentences."
+                f"{expected}, but none of {len(self._cut)} is. "
+                "Raise `data.max_length`, or give shorter sentences."
             )
-        parts = sorted(self._parts, key=lambda part: part[0])
-        lengths = torch.tensor([0, *(part.shape[1] for _, part in parts)])
-        states = torch.cat([part for _, part in parts], 1)
+
+        self._parts.sort(key=lambda part: part[0])
+        sentences, states, first = [], [], [0]
+        for number, part in self._parts:
+            sentences.append(self.sentences[number])
+            states.append(part)
+            first.append(first[-1] + part.shape[1])
         self._parts = []
-        sentences = [self.sentences[number] for number, _ in parts]
-        return Words(states, self.places, sentences, lengths.cumsum(0), len(self._cut))
-
-
-AT_ONCE = 128  # sentences that are read together
+        joined = torch.cat(states, 1)
+        return Words(joined, self.places, sentences, torch.tensor(first), len(self._cut))
 
 
 class Examples:
@@ -168,7 +176,8 @@ class Examples:
     """
 
     def __init__(self, words: Words, annotations: Any, sentences: list[int] | None = None) -> None:
-        self.words, self.annotations = words, annotations
+        self.words = words
+        self.annotations = annotations
         self.sentences = annotations.sentences if sentences is None else sentences
 
     def batch(self, places: Sequence[ModelLayer], sentences: Sequence[int]) -> tuple[Tensor, Any]:
@@ -182,13 +191,13 @@ class Examples:
 
 
 class Probes(nn.Module):
-    """The networks of a bank, one for each arm. Every parameter has the arms on its first axis.
+    """The networks of a bank, one for each variant. Every parameter has the variants on its first axis.
 
-    A subclass has `forward`, from what is read, (A, n, d), and the annotations of some sentences to answers, (A, ...);
-    and `losses`, likewise to the loss of each arm on each of the n targets or sentences, (A, n).
+    A subclass has `forward`, from the states that are read, (A, n, d), and the annotations of some sentences to
+    answers, (A, ...); and `losses`, likewise to the loss of each variant on each of the n targets or sentences, (A, n).
 
     Args:
-        arms: A of them.
+        variants: A of them.
         width: d, of the states.
 
     Attributes:
@@ -198,77 +207,84 @@ class Probes(nn.Module):
     centred: ClassVar[bool] = True
     losses: Callable[[Tensor, Any], Tensor]
 
-    def __init__(self, arms: Sequence[Arm], width: int) -> None:
+    def __init__(self, variants: Sequence[Variant], width: int) -> None:
         super().__init__()
-        self.arms, self.width = tuple(arms), width
+        self.variants = tuple(variants)
+        self.width = width
 
     def options(self) -> dict[str, Any]:
-        """The constructor's arguments after arms and width, as plain values; attributes have their names."""
-        return {name: getattr(self, name) for name in list(signature(type(self)).parameters)[2:]}
+        """The constructor's arguments after variants and width, as plain values; attributes have their names."""
+        names = list(signature(type(self)).parameters)[2:]
+        return {name: getattr(self, name) for name in names}
 
 
 class Bank(nn.Module):
     """Probes with what they read.
 
     Attributes:
-        arms: A of them.
-        places: L, where the states are read that it takes, in this order.
-        unfinished: those of its arms that were still learning when their training reached its limit.
+        variants: A of them.
+        places: L, where the states that it takes are read, in this order.
+        unfinished: the variants that were still learning when training reached its limit.
 
     Args:
         probes: the networks.
-        places: of which those are kept that an arm reads.
+        places: of these, the ones that a variant reads are kept.
     """
 
     def __init__(self, probes: Probes, places: Sequence[ModelLayer]) -> None:
         super().__init__()
-        self.arms, self.places = probes.arms, needed(probes.arms, places)
-        self.readings = ArmInputs(self.arms, self.places, probes.width)
+        self.variants = probes.variants
+        self.places = needed(probes.variants, places)
+        self.readings = Readings(self.variants, self.places, probes.width)
         self.probes = probes
-        self.unfinished: list[Arm] = []
+        self.unfinished: list[Variant] = []
 
     def forward(self, states: Tensor, part: Any) -> Tensor:
         """Answers: states (L, n, d) and the annotations of some sentences -> (A, ...)."""
         return self.probes(self.readings(states), part)
 
     def losses(self, states: Tensor, part: Any) -> Tensor:
-        """Loss of each arm on each of the n targets or sentences, (A, n)."""
+        """Loss of each variant on each of the n targets or sentences, (A, n)."""
         return self.probes.losses(self.readings(states), part)
 
     def only(self, chosen: Sequence[int]) -> Self:
-        """Some of the arms, as a bank of their own."""
-        probes = type(self.probes)(
-            [self.arms[a] for a in chosen], self.probes.width, **self.probes.options()
-        )
+        """Some of the variants, as a bank of their own."""
+        variants = [self.variants[a] for a in chosen]
+        probes = type(self.probes)(variants, self.probes.width, **self.probes.options())
         bank = type(self)(probes, self.places)
-        indices = [self.places.index(place) for place in bank.places]
+
+        places = [self.places.index(place) for place in bank.places]
         state = {}
         for name, value in self.state_dict().items():
-            per_place = name in ("readings.mean", "readings.scale")
-            state[name] = value[indices] if per_place else value[list(chosen)]
-        state["readings.mix"] = state["readings.mix"][:, indices]
+            if name in ("readings.mean", "readings.scale"):
+                state[name] = value[places]
+            elif name == "readings.mix":
+                state[name] = value[list(chosen)][:, places]
+            else:
+                state[name] = value[list(chosen)]
         bank.load_state_dict(state)
         return bank.to(self.readings.mean.device).eval().requires_grad_(False)
 
 
 def fresh_bank(
-    kind: type[Probes], arms: Sequence[Arm], words: Words, seed: int, **options: Any
+    kind: type[Probes], variants: Sequence[Variant], words: Words, seed: int, **options: Any
 ) -> Bank:
     """Make an untrained bank.
 
     Args:
         kind: of probes.
-        arms: what they read.
+        variants: what they read.
         words: whose states they are to be trained on; centre and scale are theirs.
         seed: of the weights. No other random number is affected.
         options: of the probes.
 
     Raises:
-        ValueError: an arm has nothing to read among the words' places; or as the probes do.
+        ValueError: a variant has nothing to read among the words' places; or as the probes do.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        bank = Bank(kind(arms, words.states.shape[-1], **options), words.places)
+        probes = kind(variants, words.states.shape[-1], **options)
+        bank = Bank(probes, words.places)
     bank.readings.fit(words, bank.places, centred=kind.centred)
     return bank.to(words.states.device)
 
@@ -282,38 +298,36 @@ def answers(bank: Bank, examples: Examples) -> Iterator[tuple[Any, Tensor]]:
 
 @torch.no_grad()
 def losses(bank: Bank, examples: Examples) -> Tensor:
-    """Mean loss of each arm over all targets or sentences, (A,)."""
-    return torch.cat(
-        [bank.losses(states, part) for states, part in examples.batches(bank.places)], 1
-    ).mean(1)
+    """Mean loss of each variant over all targets or sentences, (A,)."""
+    parts = [bank.losses(states, part) for states, part in examples.batches(bank.places)]
+    return torch.cat(parts, 1).mean(1)
 
 
-QUICKER = 10  # how much faster than other parameters the weights of a mix learn: they have far to go in few steps
-
-
-def needed(arms: Sequence[Arm], places: Sequence[ModelLayer]) -> tuple[ModelLayer, ...]:
-    """The places that any arm reads.
+def needed(variants: Sequence[Variant], places: Sequence[ModelLayer]) -> tuple[ModelLayer, ...]:
+    """The places that any variant reads.
 
     Raises:
-        ValueError: an arm has nothing to read.
+        ValueError: a variant has nothing to read.
     """
-    for arm in arms:
-        if not any(map(arm.reads, places)):
-            raise UserError(
-                f"Expected a place that {arm} reads, but got {', '.join(map(str, places)) or 'none'}."
-            )
-    return tuple(place for place in places if any(arm.reads(place) for arm in arms))
+    read = set[ModelLayer]()
+    for variant in variants:
+        own = [place for place in places if variant.reads(place)]
+        if not own:
+            known = ", ".join(map(str, places)) or "none"
+            raise UserError(f"Expected a place that {variant} reads, but got {known}.")
+        read.update(own)
+    return tuple(place for place in places if place in read)
 
 
-class ArmInputs(nn.Module):
-    """What the arms of a bank read: each a layer at unit scale, mostly centred, or a learned mix of such layers.
+class Readings(nn.Module):
+    """What the variants of a bank read: each a layer at unit scale, mostly centred, or a learned mix of such layers.
 
     The mix is γ Σ_l softmax(a)_l h_l. One number scales a layer, so that one learning rate suits all layers and
     widths.
 
     Args:
-        arms: A, of the bank.
-        places: L, of what is read.
+        variants: A, of the bank.
+        places: L, of the states.
         width: d.
 
     References:
@@ -326,33 +340,41 @@ class ArmInputs(nn.Module):
     read: Tensor
     mixed: Tensor
 
-    def __init__(self, arms: Sequence[Arm], places: Sequence[ModelLayer], width: int) -> None:
+    def __init__(
+        self, variants: Sequence[Variant], places: Sequence[ModelLayer], width: int
+    ) -> None:
         super().__init__()
+        read = torch.zeros(len(variants), len(places), dtype=torch.bool)
+        mixed = torch.zeros(len(variants), 1, dtype=torch.bool)
+        for a, variant in enumerate(variants):
+            read[a] = torch.tensor([variant.reads(place) for place in places])
+            mixed[a] = variant.layer is None
         self.register_buffer("mean", torch.zeros(len(places), 1, width))
         self.register_buffer("scale", torch.ones(len(places), 1, 1))
-        read = torch.tensor([[arm.reads(place) for place in places] for arm in arms])
         self.register_buffer("read", read, persistent=False)
-        self.register_buffer(
-            "mixed", torch.tensor([[arm.layer is None] for arm in arms]), persistent=False
-        )
-        self.mix = nn.Parameter(torch.zeros(len(arms), len(places)))
-        self.gamma = nn.Parameter(torch.ones(len(arms), 1))
+        self.register_buffer("mixed", mixed, persistent=False)
+        self.mix = nn.Parameter(torch.zeros(len(variants), len(places)))
+        self.gamma = nn.Parameter(torch.ones(len(variants), 1))
 
     def fit(self, words: Words, places: Sequence[ModelLayer], *, centred: bool) -> None:
         """Take scales, and centres if they are wanted, from words, in double precision."""
         for number, place in enumerate(places):
             states = words.states[words.places.index(place)].double()
             mean = states.mean(0, keepdim=True)
-            self.mean[number] = mean if centred else 0
-            self.scale[number] = (states - mean).square().mean().sqrt().clamp(min=1e-12)
+            if centred:
+                self.mean[number] = mean
+            else:
+                self.mean[number] = 0
+            variance = (states - mean).square().mean()
+            self.scale[number] = variance.sqrt().clamp(min=1e-12)
 
     def weights(self) -> Tensor:
-        """How much of each place each arm reads, (A, L), adding up to 1."""
-        return (QUICKER * self.mix).masked_fill(~self.read, -torch.inf).softmax(-1)
+        """How much of each place each variant reads, (A, L), adding up to 1."""
+        logits = (MIX_SPEED * self.mix).masked_fill(~self.read, -torch.inf)
+        return logits.softmax(-1)
 
     def forward(self, states: Tensor) -> Tensor:
         """(L, n, d) -> (A, n, d)."""
-        gamma = self.gamma.where(self.mixed, 1)
-        return torch.einsum(
-            "al,lnd->and", self.weights() * gamma, (states - self.mean) / self.scale
-        )
+        weights = self.weights() * self.gamma.where(self.mixed, 1)
+        scaled = (states - self.mean) / self.scale
+        return torch.einsum("al,lnd->and", weights, scaled)

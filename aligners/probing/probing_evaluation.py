@@ -1,18 +1,19 @@
 """The experiment: every probe of every model and its controls, trained on fitting words, measured on held-out words."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import lightning.pytorch as pl
 import torch
 
 from aligners.datamodules.layers import LayerActivations, LayerBatch
 from aligners.datamodules.module import stream_of
+from aligners.datamodules.tokens.splits import Split
 from aligners.errors import UserError, check_range
 from aligners.probing.codes import PORTIONS, code_rows, portion_ends, portion_rows, send
-from aligners.probing.probe_bank import Arm, ModelLayer, Source, WordsBeingRead
+from aligners.probing.probe_bank import ModelLayer, Source, Variant, Words, WordsBeingRead
 from aligners.probing.probes import STRUCTURAL, EdgeTask
 from aligners.probing.probing_tasks import ProbeTraining, Row, Task, ended
 from aligners.probing.storing import save_banks
@@ -78,14 +79,10 @@ class ProbeExperiment(pl.LightningModule):
         twin_mix: bool = False,
     ) -> None:
         super().__init__()
-        self.seeds, self.sizes = seeds, {"projection": projection, "hidden": hidden}
-        check_range(
-            least=1,
-            tasks=None if tasks is None else len(tasks),
-            ranks=ranks,
-            seeds=seeds,
-            **self.sizes,
-        )
+        self.seeds = seeds
+        self.sizes = {"projection": projection, "hidden": hidden}
+        count = None if tasks is None else len(tasks)
+        check_range(least=1, tasks=count, ranks=ranks, seeds=seeds, **self.sizes)
         check_range(least=0, drawn=drawn)
         if twin_mix and not (mix and controls):
             raise UserError(
@@ -94,10 +91,17 @@ class ProbeExperiment(pl.LightningModule):
         if portions:
             portion_ends(10**6, portions)
         self.portions = list(portions)
-        self.tasks, self.ranks, self.controls = list(dict.fromkeys(tasks or ())), ranks, controls
-        mixes: dict[Source, bool] = {"model": mix, "untrained": twin_mix}
-        self.mixes = [source for source, mixed in mixes.items() if mixed]
-        self.how, self.drop, self.drawn = training, long_sentences == "drop", drawn
+        self.tasks = list(dict.fromkeys(tasks or ()))
+        self.ranks = ranks
+        self.controls = controls
+        self.mixes = list[Source]()
+        if mix:
+            self.mixes.append("model")
+        if twin_mix:
+            self.mixes.append("untrained")
+        self.how = training
+        self.drop = long_sentences == "drop"
+        self.drawn = drawn
 
     @property
     def _data(self) -> LayerActivations:
@@ -119,34 +123,40 @@ class ProbeExperiment(pl.LightningModule):
                 f"Expected `data.component` residual, as layer 0 is a control, but got {data.component!r}."
             )
         data.keep_far()  # a probe answers for every word of a sentence
-        wide = sum(model.width * len(self._places(m)) for m, model in enumerate(data.reader.models))
-        check_room(self._sentences.values(), wide, self.trainer.strategy.root_device)
+        numbers = 0
+        for m, model in enumerate(data.reader.models):
+            numbers += model.width * len(self._places(m))
+        check_room(self._sentences.values(), numbers, self.trainer.strategy.root_device)
         data.plan(tuple(SPLITS))
 
     def _places(self, m: int) -> tuple[ModelLayer, ...]:
-        sources: list[Source] = ["model", "untrained"] if self.controls else ["model"]
-        return tuple(
-            ModelLayer(source, layer) for source in sources for layer in self._data.reader.layers[m]
-        )
+        """Where states of a model are read: all layers, those of its twin after its own."""
+        layers = self._data.reader.layers[m]
+        places = [ModelLayer("model", layer) for layer in layers]
+        if self.controls:
+            places += [ModelLayer("untrained", layer) for layer in layers]
+        return tuple(places)
 
     def on_test_start(self) -> None:
         """Make the untrained twins."""
-        models = self._data.reader.models
-        twins = enumerate(models if self.controls else [])
-        self._twins = [model.untrained(self._data.seed + m) for m, model in twins]
-        self._reading = {
-            (m, split): WordsBeingRead(self._sentences[split], self._places(m))
-            for m in range(len(models)) for split in SPLITS
-        }  # fmt: skip
+        self._twins = []
+        self._reading: dict[tuple[int, Split], WordsBeingRead] = {}
+        for m, model in enumerate(self._data.reader.models):
+            if self.controls:
+                self._twins.append(model.untrained(self._data.seed + m))
+            for split in SPLITS:
+                words = WordsBeingRead(self._sentences[split], self._places(m))
+                self._reading[m, split] = words
 
     def test_step(self, batch: LayerBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Keep the states of a batch's words."""
         split = list(SPLITS)[dataloader_idx]
         for m, states in enumerate(batch.states):
-            read = self._data.reader.read_model
-            twins = [read(self._twins[m].to(states.device), batch, m)[0]] if self.controls else []
-            words = torch.cat([states, *twins])
-            self._reading[m, split].add(batch.texts.text_numbers, batch.rows[m].counts, words)
+            if self.controls:
+                twin = self._twins[m].to(states.device)
+                untrained, *_ = self._data.reader.read_model(twin, batch, m)
+                states = torch.cat([states, untrained])
+            self._reading[m, split].add(batch.texts.text_numbers, batch.rows[m].counts, states)
 
     def on_test_epoch_end(self) -> None:
         """Look at the last batch, and let the twins go."""
@@ -157,55 +167,65 @@ class ProbeExperiment(pl.LightningModule):
 
     def train_probes(self) -> None:
         """Train every bank on the words that were read, and measure it on the held-out words."""
-        data = self._data
-        self.words = {
-            which: being_read.whole(drop=self.drop) for which, being_read in self._reading.items()
-        }
-        self.probed = [
-            (m, self._task(m, name)) for m in range(len(self._names)) for name in self.tasks
-        ]
-        planned = [(task, seed) for _, task in self.probed for seed in range(self.seeds)]
-        for task, seed in self._shown(planned, "Training"):
-            task.train(self.how, seed)
+        self.words: dict[tuple[int, Split], Words] = {}
+        for place, being_read in self._reading.items():
+            self.words[place] = being_read.whole(drop=self.drop)
+        self.probed: list[tuple[int, Task]] = []
+        for m in range(len(self._names)):
+            for name in self.tasks:  # all are made, and checked, before any training
+                self.probed.append((m, self._task(m, name)))
+        self._train()
+
         unfinished = ended(bank for _, task in self.probed for bank in task.banks)
-        names = self._names
-        self.rows = [
-            row | {"model": names[m]}
-            for m, task in self.probed
-            for row in task.rows(self.words[m, "test"])
-        ]
-        self.report_tables = {"mixes": self._mixes(), "trees": self._trees()}
+        self.rows = []
+        for m, task in self.probed:
+            for row in task.rows(self.words[m, "test"]):
+                self.rows.append({**row, "model": self._names[m]})
+        self.report_tables = {"mixes": list(self._mixes()), "trees": self._trees()}
         if self.portions:
             self.report_tables |= self._sent(unfinished)
-        self.meta = {
-            **data.describe(), "split": "test", "seeds": self.seeds, "training": vars(self.how), **self.sizes,
-            "sentences": {split: len(self.words[0, split].sentences) for split in SPLITS},
-            "sentences_dropped": {split: self.words[0, split].cut for split in SPLITS}, "unfinished": dict(unfinished),
-        }  # fmt: skip
 
-    def _shown(self, planned: Sequence[Any], what: str) -> Any:
-        return track(planned, what, disable=hidden(self.trainer))
+        first = {split: self.words[0, split] for split in SPLITS}
+        self.meta = {
+            **self._data.describe(),
+            "split": "test",
+            "seeds": self.seeds,
+            "training": vars(self.how),
+            **self.sizes,
+            "sentences": {split: len(words.sentences) for split, words in first.items()},
+            "sentences_dropped": {split: words.cut for split, words in first.items()},
+            "unfinished": dict(unfinished),
+        }
 
     def _task(self, m: int, name: str) -> Task:
-        """A task on a model's words. All are made, and checked, before any training."""
-        places = self._places(m)
+        """A task on a model's words."""
+        fitting, watched = self.words[m, "fit"], self.words[m, "validation"]
+        variants = self._variants(m, name)
+        return make_task(name, fitting, watched, variants, self.sizes, self._data.seed)
+
+    def _variants(self, m: int, name: str) -> list[Variant]:
+        """The probes of a task: one for each place and rank, or place, mix and control task."""
+        variants = []
         if name in STRUCTURAL:
-            arms = [Arm(*place, rank=rank) for place in places for rank in (self.ranks or (None,))]
-        else:
-            arms = [Arm(*place) for place in places] + [Arm(source, None) for source in self.mixes]
-            arms += [
-                arm._replace(control=True)
-                for arm in arms
-                if self.controls and arm.source == "model"
-            ]
-        return make_task(
-            name,
-            self.words[m, "fit"],
-            self.words[m, "validation"],
-            arms,
-            self.sizes,
-            self._data.seed,
-        )
+            ranks: list[int | None] = [*self.ranks] if self.ranks else [None]
+            for place in self._places(m):
+                for rank in ranks:
+                    variants.append(Variant(*place, rank=rank))
+            return variants
+
+        variants += [Variant(*place) for place in self._places(m)]
+        variants += [Variant(source, None) for source in self.mixes]
+        if self.controls:
+            own = [variant for variant in variants if variant.source == "model"]
+            variants += [variant._replace(control=True) for variant in own]
+        return variants
+
+    def _train(self) -> None:
+        planned = []
+        for _, task in self.probed:
+            planned += [(task, seed) for seed in range(self.seeds)]
+        for task, seed in track(planned, "Training", disable=hidden(self.trainer)):
+            task.train(self.how, seed)
 
     def save(self, path: Path) -> None:
         """Write the trained probes to a file; `load_banks` reads them."""
@@ -221,41 +241,42 @@ class ProbeExperiment(pl.LightningModule):
     def _sent(self, unfinished: Counter[str]) -> dict[str, list[Row]]:
         """How many bits the labels of the fitting sentences take, by model and task, and portion by portion."""
         tables: dict[str, list[Row]] = {"codelengths": [], "portions": []}
-        for m, task in self._shown(
-            [pair for pair in self.probed if isinstance(pair[1], EdgeTask)], "Sending"
-        ):
-            codes = [send(task, self.how, seed, self.portions) for seed in range(self.seeds)]
-            for code in codes:
-                unfinished.update(probes=code.unfinished, of=len(code.bits) * (len(code.ends) - 1))
-            for name, rows in {
-                "codelengths": code_rows(task, codes),
-                "portions": portion_rows(task, codes),
-            }.items():
-                tables[name] += [{"model": self._names[m], **row} for row in rows]
+        labelled = [(m, task) for m, task in self.probed if isinstance(task, EdgeTask)]
+        for m, task in track(labelled, "Sending", disable=hidden(self.trainer)):
+            codes = []
+            for seed in range(self.seeds):
+                code = send(task, self.how, seed, self.portions)
+                trained = len(code.bits) * (len(code.ends) - 1)
+                unfinished.update(probes=code.unfinished, of=trained)
+                codes.append(code)
+            model = {"model": self._names[m]}
+            tables["codelengths"] += [model | row for row in code_rows(task, codes)]
+            tables["portions"] += [model | row for row in portion_rows(task, codes)]
         return tables
 
-    def _mixes(self) -> list[Row]:
+    def _mixes(self) -> Iterator[Row]:
         """The weight of each layer in each mix."""
-        return [
-            {"model": self._names[m], "task": task.name, "seed": seed, "layer": place.layer, "weight": float(weight)}
-            for m, task in self.probed for seed, bank in enumerate(task.banks)
-            for arm, weights in zip(bank.arms, bank.readings.weights(), strict=True)
-            for place, weight in zip(bank.places, weights.tolist(), strict=True)
-            if arm == Arm("model", None) and arm.reads(place)
-        ]  # fmt: skip
+        mix = Variant("model", None)
+        for m, task in self.probed:
+            for seed, bank in enumerate(task.banks):
+                if mix not in bank.variants:
+                    continue
+                weights = bank.readings.weights()[bank.variants.index(mix)].tolist()
+                about = {"model": self._names[m], "task": task.name, "seed": seed}
+                for place, weight in zip(bank.places, weights, strict=True):
+                    if mix.reads(place):
+                        yield {**about, "layer": place.layer, "weight": weight}
 
     def _trees(self) -> list[Row]:
         """Trees of a few held-out sentences, as the best distance probe of each model sees them."""
         trees: list[Row] = []
         for m, task in self.probed:
-            if task.name == "distance":
-                wanted = (self._names[m], task.name, "model")
-                rows = [
-                    row for row in self.rows if (row["model"], row["task"], row["source"]) == wanted
-                ]
-                best = max(rows, key=lambda row: row["score"] or -1)
-                arm = task.arms.index(Arm("model", best["site"], rank=best["rank"]))
-                trees += drawn_trees(
-                    task.banks[0].only([arm]), self.words[m, "test"], self.drawn, self._names[m]
-                )
+            if task.name != "distance":
+                continue
+            wanted = (self._names[m], task.name, "model")
+            own = [row for row in self.rows if (row["model"], row["task"], row["source"]) == wanted]
+            best = max(own, key=lambda row: row["score"] or -1)
+            place = task.variants.index(Variant("model", best["site"], rank=best["rank"]))
+            probe = task.banks[0].only([place])
+            trees += drawn_trees(probe, self.words[m, "test"], self.drawn, self._names[m])
         return trees

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from aligners.errors import UserError, check_range
 from aligners.injection.scoring.scores import Row, named, resampled_counts, with_interval
-from aligners.probing.probe_bank import Arm, Bank, Examples, Words, losses
+from aligners.probing.probe_bank import Bank, Examples, Variant, Words, losses
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class ProbeTraining:
 
 
 class Progress:
-    """How far each arm of a bank has come.
+    """How far each variant of a bank has come.
 
     Attributes:
         rates: (A,) factor of its learning rate; 0: its training has ended.
@@ -55,33 +55,38 @@ class Progress:
     """
 
     def __init__(self, bank: Bank, loss: Tensor, patience: int) -> None:
-        self._parameters, self._patience = list(bank.parameters()), patience
-        self.rates, self._lowest, self._looks = torch.ones_like(loss), loss, torch.zeros_like(loss)
-        self._kept = [parameter.detach().clone() for parameter in self._parameters]
+        self._parameters = list(bank.parameters())
+        self._patience = patience
+        self.rates = torch.ones_like(loss)
+        self._lowest = loss
+        self._looks = torch.zeros_like(loss)
+        self._kept = self._copies()
+
+    def _copies(self) -> list[Tensor]:
+        return [parameter.detach().clone() for parameter in self._parameters]
 
     @torch.no_grad()
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take a step, of each arm with its own rate."""
-        before = [parameter.detach().clone() for parameter in self._parameters]
+        """Take a step, of each variant with its own rate."""
+        before = self._copies()
         optimizer.step()
         for parameter, old in zip(self._parameters, before, strict=True):
             parameter.copy_(old.lerp(parameter, _along(self.rates, parameter)))
 
     @torch.no_grad()
     def look(self, loss: Tensor) -> None:
-        """Keep the arms whose loss is their lowest, slow down or end the others."""
+        """Keep the variants whose loss is their lowest, slow down or end the others."""
         lower = (loss < self._lowest) & (self.rates > 0)
         for parameter, best in zip(self._parameters, self._kept, strict=True):
             best.copy_(parameter.where(_along(lower, parameter), best))
         self._lowest = loss.where(lower, self._lowest)
         self._looks = (self._looks + 1).where(~lower, 0)
-        self.rates = (
-            (self.rates / 2).where(~lower, self.rates).where(self._looks < self._patience, 0)
-        )
+        halved = (self.rates / 2).where(~lower, self.rates)
+        self.rates = halved.where(self._looks < self._patience, 0)
 
     @torch.no_grad()
     def take_back(self) -> None:
-        """Give every arm the weights of its lowest loss."""
+        """Give every variant the weights of its lowest loss."""
         for parameter, best in zip(self._parameters, self._kept, strict=True):
             parameter.copy_(best)
 
@@ -89,17 +94,17 @@ class Progress:
 def train_bank(
     bank: Bank, fitting: Examples, watched: Examples, how: ProbeTraining, seed: int
 ) -> None:
-    """Train, all arms on the same sentences in the same order.
+    """Train, all variants on the same sentences in the same order.
 
     Args:
         bank: changed in place; then it no longer takes gradients.
         fitting: what it learns, with states at the bank's places.
-        watched: what says when an arm has learned enough, likewise.
+        watched: what says when a variant has learned enough, likewise.
         how: rates and lengths.
         seed: of the order.
 
     Raises:
-        ValueError: nothing is asked, or a loss is not finite.
+        ValueError: there are no targets, or a loss is not finite.
     """
     for kind, examples in {"fitting": fitting, "validation": watched}.items():
         if not examples.sentences:
@@ -107,48 +112,52 @@ def train_bank(
                 f"Expected {kind} sentences with targets to train probes on, but got none. Give more "
                 "text, or a larger `data.text.validation_share`."
             )
-    steps = max(how.least_steps, -(-len(fitting.sentences) // how.batch))  # an epoch
+
+    epoch = max(how.least_steps, math.ceil(len(fitting.sentences) / how.batch))
+    batches = _batches(fitting.sentences, how.batch, epoch * how.max_epochs, seed)
     optimizer = torch.optim.Adam(bank.parameters(), lr=how.learning_rate)
     progress = Progress(bank, losses(bank, watched), how.patience)
-    for step, chosen in enumerate(
-        _batches(fitting.sentences, how.batch, steps * how.max_epochs, seed), start=1
-    ):
+    for step, chosen in enumerate(batches, start=1):
         optimizer.zero_grad(set_to_none=True)
-        loss = bank.losses(*fitting.batch(bank.places, chosen)).mean(1)
-        if not bool(loss.isfinite().all()):
-            arm = bank.arms[int((~loss.isfinite()).nonzero()[0])]
+        states, part = fitting.batch(bank.places, chosen)
+        loss = bank.losses(states, part).mean(1)
+        if not loss.isfinite().all():
+            diverged = int((~loss.isfinite()).nonzero()[0])
             raise UserError(
-                f"The loss of {arm} is not finite at step {step}. Lower `training.learning_rate`."
+                f"The loss of {bank.variants[diverged]} is not finite at step {step}. "
+                "Lower `training.learning_rate`."
             )
         loss.sum().backward()
         progress.step(optimizer)
-        if step % steps == 0:
+        if step % epoch == 0:
             progress.look(losses(bank, watched))
-            if not bool(progress.rates.any()):
+            if not progress.rates.any():
                 break
+
     progress.take_back()
-    bank.unfinished = [
-        arm for arm, rate in zip(bank.arms, progress.rates.tolist(), strict=True) if rate
-    ]
+    rates = progress.rates.tolist()
+    bank.unfinished = [v for v, rate in zip(bank.variants, rates, strict=True) if rate > 0]
     bank.eval().requires_grad_(False)
 
 
 def ended(banks: Iterable[Bank]) -> Counter[str]:
     """How many `probes` of trained banks were still learning at the limit, `of` how many: for the report."""
-    every = list(banks)
-    return Counter(
-        probes=sum(len(bank.unfinished) for bank in every), of=sum(len(bank.arms) for bank in every)
-    )
+    total = Counter(probes=0, of=0)
+    for bank in banks:
+        total["probes"] += len(bank.unfinished)
+        total["of"] += len(bank.variants)
+    return total
 
 
 def _along(values: Tensor, parameter: Tensor) -> Tensor:
-    """Values of each arm, (A,), to be combined with a parameter (A, ...)."""
+    """Values of each variant, (A,), to be combined with a parameter (A, ...)."""
     return values.view(-1, *[1] * (parameter.ndim - 1))
 
 
 def _batches(sentences: Sequence[int], size: int, steps: int, seed: int) -> Iterator[list[int]]:
     """Batches in an order that the seed draws anew in each epoch; all have equally many sentences."""
-    draw, order = torch.Generator().manual_seed(seed), list[int]()
+    draw = torch.Generator().manual_seed(seed)
+    order = list[int]()
     size = min(size, len(sentences))
     for _ in range(steps):
         if len(order) < size:
@@ -165,20 +174,20 @@ class Task(ABC):
         name: of the task.
         words: the fitting words.
         watched: the validation words.
-        arms: of the bank.
+        variants: of the bank.
         seed: of the control task and of the intervals.
         sizes: `projection` and `hidden` of edge probes.
 
     Attributes:
         fitting: the fitting words with their labels or trees.
-        banks: trained probes of all arms, those of each `train`.
+        banks: trained probes of all variants, those of each `train`.
         baseline: what the report calls the answer that needs no states.
     """
 
     name: str
     words: Words
     watched: Words
-    arms: Sequence[Arm]
+    variants: Sequence[Variant]
     seed: int
     sizes: Mapping[str, int] = field(default_factory=dict)
     fitting: Examples = field(init=False)
@@ -205,12 +214,12 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def columns(self, scores: Sequence[Any], arm: int, weights: Tensor) -> Row:
-        """What the report says of an arm, or of the baseline, by its scores of each seed."""
+    def columns(self, scores: Sequence[Any], variant: int, weights: Tensor) -> Row:
+        """What the report says of a variant, or of the baseline, by its scores of each seed."""
 
     @abstractmethod
-    def of_probe(self, scores: Sequence[Any], arm: int, weights: Tensor) -> Row:
-        """What the report says besides of an arm, and not of the baseline."""
+    def of_probe(self, scores: Sequence[Any], variant: int, weights: Tensor) -> Row:
+        """What the report says besides of a variant, and not of the baseline."""
 
     def about(self) -> dict[str, Any]:
         """What is kept beside a bank, as plain values."""
@@ -227,17 +236,18 @@ class Task(ABC):
         self.banks.append(bank)
 
     def rows(self, held: Words) -> Iterator[Row]:
-        """Rows of the report on held-out words: one of the baseline, and one for each arm that is not a control."""
-        scores, least = [self.scores(bank, held) for bank in self.banks], self.scores(None, held)
-        weights, about = (
-            resampled_counts(least.sentences, self.seed),
-            {"task": self.name, **least.about},
-        )
-        yield row_of(self.baseline, None, **about, **self.columns([least], 0, weights))
-        for a, arm in enumerate(self.arms):
-            if not arm.control:
-                figures = self.columns(scores, a, weights) | self.of_probe(scores, a, weights)
-                yield row_of(arm.source, arm, **about, **figures)
+        """Rows of the report on held-out words: one of the baseline, and one for each variant that is not a control."""
+        baseline = self.scores(None, held)
+        scores = [self.scores(bank, held) for bank in self.banks]
+        weights = resampled_counts(baseline.sentences, self.seed)
+        about = {"task": self.name, **baseline.about}
+        yield row_of(self.baseline, None, **about, **self.columns([baseline], 0, weights))
+        for number, variant in enumerate(self.variants):
+            if variant.control:
+                continue
+            columns = self.columns(scores, number, weights)
+            columns |= self.of_probe(scores, number, weights)
+            yield row_of(variant.source, variant, **about, **columns)
 
     def measures(self, bank: Bank | None, held: Words, seed: int) -> dict[str, Tensor]:
         """Each measure on held-out words, then in R resamples of the sentences, (A, 1 + R).
@@ -252,48 +262,41 @@ class Task(ABC):
 
     def at(self, layer: int, held: Words, seed: int) -> dict[str, Tensor]:
         """`measures` of the first bank's probe of a layer, (1, 1 + R)."""
-        arm = next(a for a, arm in enumerate(self.arms) if arm.layer == layer)
-        return self.measures(self.banks[0].only([arm]), held, seed)
+        layers = [variant.layer for variant in self.variants]
+        probe = self.banks[0].only([layers.index(layer)])
+        return self.measures(probe, held, seed)
 
 
 COLUMNS = (
     *("model", "task", "probe", "source", "site", "rank", "parameters"),
     *("score", "score_low", "score_high", "score_seeds_low", "score_seeds_high"),
-    *("control", "selectivity", "selectivity_low", "selectivity_high"),
-    *(
-        "accuracy",
-        "uuas",
-        "uuas_low",
-        "uuas_high",
-        "root_accuracy",
-        "root_accuracy_low",
-        "root_accuracy_high",
-    ),
+    *("control", "selectivity", "selectivity_low", "selectivity_high", "accuracy"),
+    *("uuas", "uuas_low", "uuas_high"),
+    *("root_accuracy", "root_accuracy_low", "root_accuracy_high"),
     *("centre_of_gravity", "n_sentences", "n_targets", "n_unknown"),
 )
 
 
-def row_of(source: str, arm: Arm | None = None, **known: Any) -> Row:
+def row_of(source: str, variant: Variant | None = None, **known: Any) -> Row:
     """A row with all `COLUMNS`; None where nothing is known, or no finite number.
 
     Args:
         source: the model, its untrained twin, or a baseline.
-        arm: that was asked.
+        variant: that was scored.
         known: further columns.
     """
-    cells = {
-        "source": source,
-        "site": arm.layer if arm else None,
-        "rank": arm.rank if arm else None,
-        **known,
-    }
+    cells = {"source": source, **known}
+    if variant is not None:
+        cells |= {"site": variant.layer, "rank": variant.rank}
     return {column: _plain(cells.get(column)) for column in COLUMNS}
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Tensor):
         value = value.item()
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 def score_columns(name: str, values: Tensor, by_seed: Tensor | None = None) -> dict[str, Tensor]:
@@ -306,7 +309,8 @@ def score_columns(name: str, values: Tensor, by_seed: Tensor | None = None) -> d
     """
     columns = named(name, with_interval(values))
     if by_seed is not None:
-        columns |= {f"{name}_seeds_low": by_seed.min(), f"{name}_seeds_high": by_seed.max()}
+        columns[f"{name}_seeds_low"] = by_seed.min()
+        columns[f"{name}_seeds_high"] = by_seed.max()
     return columns
 
 

@@ -13,13 +13,15 @@ from aligners.errors import UserError
 from aligners.files.atomic import whole_file
 from aligners.files.sealed import check_sealed, save_sealed
 from aligners.files.shared_folder import shared_file
-from aligners.probing.probe_bank import Arm, Bank, ModelLayer, Probes
+from aligners.probing.probe_bank import Bank, ModelLayer, Probes, Variant
 from aligners.probing.probes import DepthProbes, DistanceProbes, EdgeProbes
 
 PROBES = "probes.safetensors"
 ENTRY = "banks"
 KINDS: dict[str, type[Probes]] = {
-    kind.__name__: kind for kind in (EdgeProbes, DepthProbes, DistanceProbes)
+    "EdgeProbes": EdgeProbes,
+    "DepthProbes": DepthProbes,
+    "DistanceProbes": DistanceProbes,
 }
 
 
@@ -35,21 +37,20 @@ def save_banks(path: Path, banks: Mapping[str, tuple[Bank, Mapping[str, Any]]]) 
     for number, (name, (bank, about)) in enumerate(banks.items()):
         described[name] = {
             "kind": type(bank.probes).__name__,
-            "arms": bank.arms,
+            "arms": bank.variants,
             "places": bank.places,
             "width": bank.probes.width,
             "options": bank.probes.options(),
             "about": about,
         }
-        tensors |= {
-            f"{number}/{key}": value.cpu().contiguous() for key, value in bank.state_dict().items()
-        }
+        for key, value in bank.state_dict().items():
+            tensors[f"{number}/{key}"] = value.cpu().contiguous()
     with whole_file(path) as unfinished:
         save_sealed(save_file, tensors, unfinished, {ENTRY: json.dumps(described)})
 
 
 def load_banks(path: Path | str) -> dict[str, tuple[Bank, dict[str, Any]]]:
-    """Read banks, ready to be asked, and what is known of each.
+    """Read banks, ready to be applied, and what is known of each.
 
     Args:
         path: the file, a folder of `evaluate.py share`, or the name of one on the Hub.
@@ -58,39 +59,36 @@ def load_banks(path: Path | str) -> dict[str, tuple[Bank, dict[str, Any]]]:
         ValueError: there is no such file, or it holds no banks; or as `shared_file`.
     """
     path = shared_file(path)
+    expected = f"Expected `probes` to be a {PROBES} of `train.py probe`"
     if not path.is_file():
-        raise UserError(
-            f"Expected `probes` to be a {PROBES} of `train.py probe`, but there is no such file: {path}."
-        )
+        raise UserError(f"{expected}, but there is no such file: {path}.")
     check_sealed(path)
     try:
         with safe_open(path, "pt") as file:
             described = json.loads(file.metadata()[ENTRY])
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (no mapping)
     except Exception as error:  # reading any other file can raise anything
-        raise UserError(
-            f"Expected `probes` to be a {PROBES} of `train.py probe`, but {path} is not."
-        ) from error
-    for number, name in enumerate(described):
-        own = [value for key, value in tensors.items() if key.startswith(f"{number}/")]
-        if not all(bool(value.isfinite().all()) for value in own):
+        raise UserError(f"{expected}, but {path} is not.") from error
+
+    parts: list[dict[str, Tensor]] = [{} for _ in described]
+    for key, value in tensors.items():
+        number, _, name = key.partition("/")
+        parts[int(number)][name] = value
+
+    banks = {}
+    for (name, entry), state in zip(described.items(), parts, strict=True):
+        if not all(value.isfinite().all() for value in state.values()):
             raise UserError(
                 f"Expected finite numbers in {path}, but the probes of {name} hold NaN or infinity."
             )
-    numbered = enumerate(described.items())
-    return {
-        name: (_bank(entry, tensors, f"{number}/"), entry["about"])
-        for number, (name, entry) in numbered
-    }
+        banks[name] = _bank(entry, state), entry["about"]
+    return banks
 
 
-def _bank(each: Mapping[str, Any], tensors: Mapping[str, Any], start: str) -> Bank:
-    arms = [Arm(*arm) for arm in each["arms"]]
-    bank = Bank(
-        KINDS[each["kind"]](arms, each["width"], **each["options"]),
-        [ModelLayer(*p) for p in each["places"]],
-    )
-    bank.load_state_dict(
-        {key.removeprefix(start): value for key, value in tensors.items() if key.startswith(start)}
-    )
+def _bank(entry: Mapping[str, Any], state: Mapping[str, Tensor]) -> Bank:
+    variants = [Variant(*values) for values in entry["arms"]]
+    places = [ModelLayer(*place) for place in entry["places"]]
+    probes = KINDS[entry["kind"]](variants, entry["width"], **entry["options"])
+    bank = Bank(probes, places)
+    bank.load_state_dict(state)
     return bank.eval().requires_grad_(False)

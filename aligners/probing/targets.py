@@ -42,26 +42,28 @@ class Labels:
         Raises:
             ValueError: no sentence has a target of it, only some targets have a second span, or all have one label.
         """
-        targets = [target for _, target in _of_task(task, sentences)]
-        if not targets:
+        names, sets, spans = Counter[str](), Counter[tuple[str, ...]](), Counter[int]()
+        for _, target in _of_task(task, sentences):
+            names.update(target.labels)
+            sets[tuple(sorted(target.labels))] += 1
+            spans[2 if target.span2 else 1] += 1
+
+        if not sets:
             known = ", ".join(tasks_of(sentences)) or "none"
             raise UserError(
                 f"Expected `tasks` that the fitting sentences have, but got {task!r}; there are: {known}."
             )
-        spans = {2 if target.span2 else 1 for target in targets}
         if len(spans) > 1:
             raise UserError(
                 f"Expected every target of {task!r} to have `span2`, or none, but only some have."
             )
-        every = Counter(label for target in targets for label in target.labels)
-        sets = Counter(tuple(sorted(target.labels)) for target in targets)
-        names = tuple(sorted(every, key=lambda name: (-every[name], name)))
         if len(sets) < 2:
             raise UserError(
-                f"Expected targets of {task!r} to differ, but all have the labels {targets[0].labels}."
+                f"Expected targets of {task!r} to differ, but all have the labels {next(iter(sets))}."
             )
-        ordered = tuple(sorted(sets.items(), key=lambda entry: (-entry[1], entry[0])))
-        return cls(task, names, any(len(entry) != 1 for entry in sets), spans.pop(), ordered)
+        several = any(len(labels) != 1 for labels in sets)
+        ordered = tuple(name for name, _ in _by_frequency(names))
+        return cls(task, ordered, several, next(iter(spans)), tuple(_by_frequency(sets)))
 
     @property
     def shape(self) -> dict[str, Any]:
@@ -82,11 +84,14 @@ class Labels:
             Hewitt and Liang 2019, "Designing and interpreting probes with control tasks", EMNLP, §2.
         """
         ends = list(accumulate(count for _, count in self.sets))
-        place = (
-            int.from_bytes(blake2b(f"{seed} {words}".encode(), digest_size=8).digest(), "big")
-            % ends[-1]
-        )
+        digest = blake2b(f"{seed} {words}".encode(), digest_size=8).digest()
+        place = int.from_bytes(digest, "big") % ends[-1]
         return self.sets[bisect_right(ends, place)][0]
+
+
+def _by_frequency(counts: Counter[Any]) -> list[tuple[Any, int]]:
+    """Most frequent first; in the order of the names where counts are equal."""
+    return sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))
 
 
 @dataclass(frozen=True)
@@ -97,8 +102,8 @@ class Targets:
         spans: (T, S, 2), first word and word after the last of each span, within the sentence; of a `part` the rows.
         labels: (2, T, K) bool, of the task and of its control task.
         sentence: (T,) number of the sentence among those of `Words`, on the CPU.
-        unknown: (T,) number of labels that fitting has not seen, and that no probe can give, on the CPU.
-        count: B, of sentences, those without a target included.
+        unknown: (T,) number of labels that do not occur in fitting, and that no probe can give, on the CPU.
+        count: B, of sentences, including those without a target.
     """
 
     spans: Tensor
@@ -131,19 +136,29 @@ class Targets:
 
     def part(self, words: Words, sentences: Sequence[int]) -> Self:
         """The targets of some sentences, whose rows are counted from 0, on the device of the states."""
-        starts = words.starts(sentences).repeat_interleave(self.first.diff()[list(sentences)])
-        some, device = self._at(numbers_within(self.first, sentences)), words.states.device
+        some = self._at(numbers_within(self.first, sentences))
+        counts = self.first.diff()[list(sentences)]
+        starts = words.starts(sentences).repeat_interleave(counts)
         spans = some.spans + starts[:, None, None]
+        device = words.states.device
         return replace(some, spans=spans.to(device), labels=some.labels.to(device))
 
     def _at(self, index: Tensor) -> Self:
-        numbers: dict[str, Any] = {"sentence": self.sentence[index], "unknown": self.unknown[index]}
-        return replace(self, spans=self.spans[index], labels=self.labels[:, index], **numbers)
+        return replace(
+            self,
+            spans=self.spans[index],
+            labels=self.labels[:, index],
+            sentence=self.sentence[index],
+            unknown=self.unknown[index],
+        )
 
 
 def tasks_of(sentences: Sequence[Sentence]) -> list[str]:
     """The names of the tasks that sentences have targets of, in order."""
-    return list(dict.fromkeys(target.task for sentence in sentences for target in sentence.targets))
+    names = dict[str, None]()
+    for sentence in sentences:
+        names.update(dict.fromkeys(target.task for target in sentence.targets))
+    return list(names)
 
 
 def targets_of(labels: Labels, words: Words, seed: int = 0) -> Targets:
@@ -157,35 +172,38 @@ def targets_of(labels: Labels, words: Words, seed: int = 0) -> Targets:
     Raises:
         ValueError: a span is not within its sentence, or there are other than `labels.spans` spans.
     """
-    spans, sets, sentence = [], [], []
+    spans, own, control, sentence, unknown = [], [], [], [], []
     for number, target in _of_task(labels.task, words.sentences):
         strings = words.sentences[number].words
         given = _spans(target, labels, len(strings))
+        covered = "\t".join(" ".join(strings[first:end]) for first, end in given)
         spans.append(given)
-        sets.append(
-            (
-                target.labels,
-                labels.drawn("\t".join(" ".join(strings[slice(*span)]) for span in given), seed),
-            )
-        )
+        own.append(target.labels)
+        control.append(labels.drawn(covered, seed))
         sentence.append(number)
-    hot = {labelling: labels.multi_hot(labelling) for pair in sets for labelling in pair}
-    own_labels = (
-        [torch.stack([hot[pair[side]] for pair in sets]) for side in range(2)] if sets else []
-    )
+        unknown.append(len(set(target.labels) - set(labels.names)))
+
     return Targets(
         torch.tensor(spans, dtype=torch.int64).view(-1, labels.spans, 2),
-        torch.stack(own_labels) if sets else torch.zeros(2, 0, len(labels.names), dtype=torch.bool),
+        torch.stack([_multi_hot(labels, own), _multi_hot(labels, control)]),
         torch.tensor(sentence, dtype=torch.int64),
-        torch.tensor(
-            [len(set(strings) - set(labels.names)) for strings, _ in sets], dtype=torch.int64
-        ),
+        torch.tensor(unknown, dtype=torch.int64),
         len(words.sentences),
     )
 
 
+def _multi_hot(labels: Labels, sets: Sequence[tuple[str, ...]]) -> Tensor:
+    """(T, K) bool: the labels of each of T sets, of which few differ."""
+    if not sets:
+        return torch.zeros(0, len(labels.names), dtype=torch.bool)
+    rows = {names: labels.multi_hot(names) for names in set(sets)}
+    return torch.stack([rows[names] for names in sets])
+
+
 def _spans(target: Target, labels: Labels, words: int) -> list[tuple[int, int]]:
-    spans = [target.span1, *([target.span2] if target.span2 else [])]
+    spans = [target.span1]
+    if target.span2:
+        spans.append(target.span2)
     if len(spans) != labels.spans:
         raise UserError(
             f"Expected {labels.spans} spans of every target of {labels.task!r}, but got {len(spans)}."
@@ -201,4 +219,6 @@ def _spans(target: Target, labels: Labels, words: int) -> list[tuple[int, int]]:
 
 def _of_task(task: str, sentences: Sequence[Sentence]) -> Iterator[tuple[int, Target]]:
     for number, sentence in enumerate(sentences):
-        yield from ((number, target) for target in sentence.targets if target.task == task)
+        for target in sentence.targets:
+            if target.task == task:
+                yield number, target

@@ -18,10 +18,12 @@ from aligners.probing.probe_bank import Bank, Examples, Words, answers
 from aligners.probing.probing_tasks import Row, pooled_ratio
 
 LEAST = 2  # words of a tree: one word has no distances
-WORDS = range(7, 14)  # of a sentence that is drawn: its tree is no trifle, and fits on a page
-
+DRAWN_LENGTHS = range(7, 14)  # words of a sentence that is drawn: no trifle, and it fits on a page
+LENGTHS = range(5, 51)  # words of the sentences over which rank correlations are averaged
+PUNCTUATION = "PUNCT"  # universal part of speech
 
 Edge = tuple[int, int]  # two words, the earlier one first, counted from 0
+Numbers = NDArray[np.float64]
 
 
 class TreesPart(NamedTuple):
@@ -61,20 +63,21 @@ class Trees:
         Raises:
             ValueError: none has, or heads make no tree.
         """
-        heads = {
-            b: sentence.heads
-            for b, sentence in enumerate(words.sentences)
-            if len(sentence.heads) >= LEAST
-        }
-        if not heads:
+        trees = cls({}, {})
+        for number, sentence in enumerate(words.sentences):
+            if len(sentence.heads) < LEAST:
+                continue
+            check_tree(sentence.heads)
+            distances = tree_distances(sentence.heads)
+            root = sentence.heads.index(0)
+            trees.distances[number] = distances
+            trees.depths[number] = distances[root]
+        if not trees.depths:
             raise UserError(
                 f"Expected sentences with trees for structural probes, but none of {len(words.sentences)} has one: all "
                 "heads are missing. Leave distance and depth out of `tasks`, or give a treebank."
             )
-        for tree in heads.values():
-            check_tree(tree)
-        distances = {b: tree_distances(tree) for b, tree in heads.items()}
-        return cls({b: distances[b][tree.index(0)] for b, tree in heads.items()}, distances)
+        return trees
 
     @property
     def sentences(self) -> list[int]:
@@ -83,14 +86,20 @@ class Trees:
 
     def part(self, words: Words, sentences: Sequence[int]) -> TreesPart:
         """The trees of some sentences, whose rows are counted from 0, on the device of the states."""
-        chosen, device = list(sentences), words.states.device
+        chosen = list(sentences)
+        device = words.states.device
         depths = pad_sequence([self.depths[b] for b in chosen], batch_first=True)
-        columns, lengths = torch.arange(depths.shape[1]), words.first.diff()[chosen]
+        longest = depths.shape[1]
+
+        lengths = words.first.diff()[chosen]
+        columns = torch.arange(longest)
         real = columns < lengths[:, None]
         rows = (words.starts(chosen)[:, None] + columns).where(real, 0)
-        distances = torch.zeros(*depths.shape, depths.shape[1])
-        for place, (b, n) in enumerate(zip(chosen, lengths.tolist(), strict=True)):
-            distances[place, :n, :n] = self.distances[b]
+
+        distances = torch.zeros(len(chosen), longest, longest)
+        for place, number in enumerate(chosen):
+            n = len(self.depths[number])
+            distances[place, :n, :n] = self.distances[number]
         return TreesPart(
             rows.to(device), real.to(device), depths.to(device), distances.to(device), chosen
         )
@@ -102,25 +111,23 @@ def tree_distances(heads: Sequence[int]) -> Tensor:
     Args:
         heads: of each word the number of its head, counted from 1; 0 for the root. They make a tree.
     """
-    edges = np.zeros((len(heads),) * 2)
+    edges = np.zeros((len(heads), len(heads)))
     for pair in tree_edges(heads):
         edges[pair] = 1
     return torch.from_numpy(shortest_path(edges, directed=False)).float()
 
 
 def tree_edges(heads: Sequence[int]) -> set[Edge]:
-    """The edges of a tree, the root's own none of them."""
-    pairs = ((word, head - 1) for word, head in enumerate(heads) if head)
-    return {(min(pair), max(pair)) for pair in pairs}
+    """The edges of a tree, without the root's own."""
+    edges = set()
+    for word, head in enumerate(heads):
+        if head:
+            edges.add(_edge(word, head - 1))
+    return edges
 
 
-LENGTHS = range(5, 51)  # words of the sentences over which rank correlations are averaged
-
-
-PUNCTUATION = "PUNCT"  # universal part of speech
-
-
-Numbers = NDArray[np.float64]
+def _edge(a: int, b: int) -> Edge:
+    return min(a, b), max(a, b)
 
 
 class TreeScores(NamedTuple):
@@ -128,16 +135,16 @@ class TreeScores(NamedTuple):
 
     Attributes:
         probe: distance or depth.
-        spearman: (A, B) rank correlation of what is predicted with what is true; NaN where one of them is constant.
-        hits: (A, B) edges that are in the tree that is predicted, or 1 if its root is.
-        asked: (B,) edges of the tree that count, or 1.
+        spearman: (A, B) rank correlation of predicted and true values; NaN where one of them is constant.
+        hits: (A, B) edges of the predicted tree that are right, or 1 if its root is.
+        totals: (B,) edges of the tree that count, or 1.
         lengths: (B,) words.
     """
 
     probe: str
     spearman: Tensor
     hits: Tensor
-    asked: Tensor
+    totals: Tensor
     lengths: Tensor
 
     @property
@@ -148,17 +155,16 @@ class TreeScores(NamedTuple):
     @property
     def about(self) -> Row:
         """The probe, and numbers of sentences and targets, for the report."""
-        return {
-            "probe": self.probe,
-            "n_sentences": self.sentences,
-            "n_targets": int(self.lengths.sum()),
-        }
+        words = int(self.lengths.sum())
+        return {"probe": self.probe, "n_sentences": self.sentences, "n_targets": words}
 
     def measures(self, weights: Tensor) -> dict[str, Tensor]:
         """Each measure, (A, R), where a sentence counts as often as `weights` (R, B) say."""
         spearman = by_length(self.spearman, self.lengths, weights)
-        hits = pooled_ratio(self.hits, self.asked, weights)
-        return {"Spearman": spearman, "UUAS" if self.probe == "distance" else "root": hits}
+        hits = pooled_ratio(self.hits, self.totals, weights)
+        if self.probe == "distance":
+            return {"Spearman": spearman, "UUAS": hits}
+        return {"Spearman": spearman, "root": hits}
 
 
 def rank_correlations(predicted: Numbers, true: Numbers) -> Numbers:
@@ -168,10 +174,15 @@ def rank_correlations(predicted: Numbers, true: Numbers) -> Numbers:
         predicted: (..., n).
         true: (..., n), or broadcast to that.
     """
-    a, b = (rankdata(side, axis=-1) for side in (predicted, true))
-    a, b = a - a.mean(-1, keepdims=True), b - b.mean(-1, keepdims=True)
+    a = _centred_ranks(predicted)
+    b = _centred_ranks(true)
     with np.errstate(invalid="ignore", divide="ignore"):
         return (a * b).sum(-1) / np.sqrt((a**2).sum(-1) * (b**2).sum(-1))
+
+
+def _centred_ranks(values: Numbers) -> Numbers:
+    ranks = rankdata(values, axis=-1)
+    return ranks - ranks.mean(-1, keepdims=True)
 
 
 def by_length(values: Tensor, lengths: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -185,17 +196,21 @@ def by_length(values: Tensor, lengths: Tensor, weights: Tensor | None = None) ->
     Returns:
         (A,), or (A, R) with weights; NaN if no sentence counts.
     """
-    of_length = (
-        lengths[:, None] == torch.tensor([n for n in lengths.unique().tolist() if n in LENGTHS])
-    ).double()
-    known = values.isfinite()
-    counted = (
-        torch.ones(1, len(lengths), dtype=torch.float64) if weights is None else weights.double()
-    )
-    sums = torch.einsum("rb,ab,bl->arl", counted, values.nan_to_num().double() * known, of_length)
-    shares = torch.einsum("rb,ab,bl->arl", counted, known.double(), of_length)
+    averaged = [n for n in lengths.unique().tolist() if n in LENGTHS]
+    of_length = (lengths[:, None] == torch.tensor(averaged)).double()
+    if weights is None:
+        counted = torch.ones(1, len(lengths), dtype=torch.float64)
+    else:
+        counted = weights.double()
+
+    known = values.isfinite().double()
+    given = values.nan_to_num().double() * known
+    sums = torch.einsum("rb,ab,bl->arl", counted, given, of_length)
+    shares = torch.einsum("rb,ab,bl->arl", counted, known, of_length)
     means = (sums / shares).nanmean(-1)
-    return means[:, 0] if weights is None else means
+    if weights is None:
+        return means[:, 0]
+    return means
 
 
 def spanning_edges(predicted: Numbers, kept: NDArray[np.bool_]) -> set[Edge]:
@@ -206,12 +221,13 @@ def spanning_edges(predicted: Numbers, kept: NDArray[np.bool_]) -> set[Edge]:
         kept: (n,).
     """
     words = kept.nonzero()[0]
-    lengths = predicted[np.ix_(words, words)]
-    spanning = minimum_spanning_tree(
-        np.triu(lengths - lengths.min() + 1, 1)
-    ).tocoo()  # zero would be no edge at all
-    pairs = zip(words[spanning.row].tolist(), words[spanning.col].tolist(), strict=True)
-    return {(min(pair), max(pair)) for pair in pairs}
+    distances = predicted[np.ix_(words, words)]
+    positive = distances - distances.min() + 1  # zero would be no edge at all
+    spanning = minimum_spanning_tree(np.triu(positive, 1)).tocoo()
+    edges = set()
+    for row, column in zip(spanning.row, spanning.col, strict=True):
+        edges.add(_edge(int(words[row]), int(words[column])))
+    return edges
 
 
 def punctuation(sentence: Sentence) -> NDArray[np.bool_]:
@@ -224,9 +240,9 @@ def punctuation(sentence: Sentence) -> NDArray[np.bool_]:
 
 
 def counted_edges(sentence: Sentence) -> set[Edge]:
-    """The edges of a sentence's tree that UUAS asks for: those between words that are no punctuation."""
-    counted = ~punctuation(sentence)
-    return {pair for pair in tree_edges(sentence.heads) if counted[list(pair)].all()}
+    """The edges of a sentence's tree that UUAS counts: those between words other than punctuation."""
+    marks = punctuation(sentence)
+    return {(a, b) for a, b in tree_edges(sentence.heads) if not (marks[a] or marks[b])}
 
 
 def predictions(bank: Bank, examples: Examples) -> Iterator[tuple[int, Numbers]]:
@@ -237,13 +253,12 @@ def predictions(bank: Bank, examples: Examples) -> Iterator[tuple[int, Numbers]]
     """
     for part, predicted in answers(bank, examples):
         numbers = predicted.double().cpu().numpy()
-        for place, (sentence, n) in enumerate(
-            zip(part.sentences, part.real.sum(1).tolist(), strict=True)
-        ):
-            yield (
-                sentence,
-                numbers[:, place, :n] if numbers.ndim == 3 else numbers[:, place, :n, :n],
-            )
+        lengths = part.real.sum(1).tolist()
+        for place, (sentence, n) in enumerate(zip(part.sentences, lengths, strict=True)):
+            own = numbers[:, place, :n]
+            if own.ndim == 3:  # distances
+                own = own[:, :, :n]
+            yield sentence, own
 
 
 def tree_scores(
@@ -263,11 +278,17 @@ def tree_scores(
         sentences: by number.
         trees: the true ones.
     """
-    score = _distances if probe == "distance" else _depths
-    scores = [
-        score(prediction, sentences[number], trees, number) for number, prediction in predicted
-    ]
-    spearman, hits, totals, lengths = zip(*scores, strict=True)
+    spearman, hits, totals, lengths = [], [], [], []
+    for number, prediction in predicted:
+        sentence = sentences[number]
+        if probe == "distance":
+            found = _score_distances(prediction, sentence, trees.distances[number])
+        else:
+            found = _score_depths(prediction, sentence, trees.depths[number])
+        spearman.append(found[0])
+        hits.append(found[1])
+        totals.append(found[2])
+        lengths.append(len(sentence.words))
     return TreeScores(
         probe,
         torch.from_numpy(np.stack(spearman, 1)),
@@ -277,32 +298,39 @@ def tree_scores(
     )
 
 
-Found = tuple[Numbers, list[int], int, int]  # correlations, hits, what is asked for, words
+Found = tuple[Numbers, list[int], int]  # correlations and hits of A probes, and the total
 
 
-def _distances(predicted: Numbers, sentence: Sentence, trees: Trees, number: int) -> Found:
-    counted, edges = ~punctuation(sentence), counted_edges(sentence)
-    correlations = rank_correlations(predicted, trees.distances[number].double().numpy())
-    with np.errstate(invalid="ignore"):  # a prediction that is constant has no correlation
+def _score_distances(predicted: Numbers, sentence: Sentence, true: Tensor) -> Found:
+    correlations = rank_correlations(predicted, true.double().numpy())
+    with np.errstate(invalid="ignore"):  # a constant prediction has no correlation
         spearman = np.nansum(correlations, -1) / np.isfinite(correlations).sum(-1)
-    hits = [
-        len(edges & spanning_edges(distances, counted)) if edges else 0 for distances in predicted
-    ]
-    return spearman, hits, len(edges), len(counted)
 
-
-def _depths(predicted: Numbers, sentence: Sentence, trees: Trees, number: int) -> Found:
+    edges = counted_edges(sentence)
+    if not edges:
+        return spearman, [0] * len(predicted), 0
     counted = ~punctuation(sentence)
-    least = np.where(counted | ~counted.any(), predicted, np.inf).argmin(-1)
-    spearman = rank_correlations(predicted, trees.depths[number].double().numpy())
-    return spearman, (least == sentence.heads.index(0)).tolist(), 1, len(counted)
+    hits = [len(edges & spanning_edges(distances, counted)) for distances in predicted]
+    return spearman, hits, len(edges)
+
+
+def _score_depths(predicted: Numbers, sentence: Sentence, true: Tensor) -> Found:
+    spearman = rank_correlations(predicted, true.double().numpy())
+    counted = ~punctuation(sentence)
+    if counted.any():
+        predicted = np.where(counted, predicted, np.inf)
+    right = predicted.argmin(-1) == sentence.heads.index(0)
+    return spearman, right.tolist(), 1
 
 
 def chain(trees: Trees, probe: str) -> Iterator[tuple[int, Numbers]]:
     """Predictions of a baseline that knows the order of the words alone: each hangs on the one before it."""
     for number, depths in trees.depths.items():
         place = np.arange(len(depths), dtype=float)
-        yield number, (place if probe == "depth" else np.abs(place[:, None] - place))[None]
+        if probe == "depth":
+            yield number, place[None]
+        else:
+            yield number, np.abs(place[:, None] - place)[None]
 
 
 def drawn_trees(bank: Bank, words: Words, count: int, model: str) -> Iterator[dict[str, Any]]:
@@ -318,15 +346,18 @@ def drawn_trees(bank: Bank, words: Words, count: int, model: str) -> Iterator[di
         Rows with the words, and edges as `0-1 1-3`; `counted` are those of the tree that UUAS counts.
     """
     trees = Trees.of(words)
-    chosen = [number for number, depths in trees.depths.items() if len(depths) in WORDS][:count]
-    for number, predicted in predictions(bank, Examples(words, trees, chosen)):
+    chosen = [number for number, depths in trees.depths.items() if len(depths) in DRAWN_LENGTHS]
+    for number, predicted in predictions(bank, Examples(words, trees, chosen[:count])):
         sentence = words.sentences[number]
-        every = {
-            "edges": tree_edges(sentence.heads),
-            "counted": counted_edges(sentence),
-            "found": spanning_edges(predicted[0], ~punctuation(sentence)),
+        yield {
+            "model": model,
+            "layer": bank.variants[0].layer,
+            "words": sentence.text,
+            "edges": _written(tree_edges(sentence.heads)),
+            "counted": _written(counted_edges(sentence)),
+            "found": _written(spanning_edges(predicted[0], ~punctuation(sentence))),
         }
-        written = {
-            name: " ".join(f"{a}-{b}" for a, b in sorted(edges)) for name, edges in every.items()
-        }
-        yield {"model": model, "layer": bank.arms[0].layer, "words": sentence.text, **written}
+
+
+def _written(edges: set[Edge]) -> str:
+    return " ".join(f"{a}-{b}" for a, b in sorted(edges))

@@ -11,14 +11,14 @@ from aligners.datamodules.text.annotated.sentence import ANNOTATION, Sentence, s
 from aligners.datamodules.tokens.splits import Split
 from aligners.errors import UserError
 from aligners.files.resources import free_memory, in_words
-from aligners.probing.probe_bank import Arm, Words
+from aligners.probing.probe_bank import Variant, Words
 from aligners.probing.probes import STRUCTURAL, EdgeTask, TreeTask
 from aligners.probing.targets import Labels, tasks_of
 from aligners.probing.trees import LEAST
 
 SPLITS: dict[Split, str] = {"fit": "fitting", "validation": "validation", "test": "held-out"}
 USUAL = ("pos", "dependencies", *STRUCTURAL)
-MENDING = {
+ADVICE = {
     "validation": ": `text.validation_share` says how many",
     "test": ": a `text.held_out` with the same tasks. In JSON lines, the entry `task` of a line names its task",
 }
@@ -55,30 +55,40 @@ def check_annotated(
         raise UserError(
             f"Expected `data.rows` to be of words, such as words or words_mean, but got {data.rows!r}."
         )
+
     sentences = {split: sentences_in(getattr(data.texts, split)) for split in SPLITS}
+    probed = tasks or usual_tasks(sentences["fit"])
     for split, texts in sentences.items():
-        there = _tasks_there(texts)
-        for task in tasks or usual_tasks(sentences["fit"]):
-            if split == "fit" and task not in STRUCTURAL:
-                Labels.of(task, texts)
-            elif task not in there:
-                raise UserError(
-                    f"Expected {SPLITS[split]} sentences to have what {task!r} of `tasks` asks for, but none of "
-                    f"{len(texts):,} has; they have: {', '.join(there) or 'nothing'}. Leave it out, or give "
-                    f"others{MENDING.get(split, '')}."
-                )
+        _check_split(split, texts, probed)
     return sentences
+
+
+def _check_split(split: Split, texts: Sequence[Sentence], tasks: Sequence[str]) -> None:
+    """Raise unless the sentences of a split have targets or trees for every task."""
+    known = _known_tasks(texts)
+    for task in tasks:
+        if split == "fit" and task not in STRUCTURAL:
+            Labels.of(task, texts)
+        elif task not in known:
+            raise UserError(
+                f"Expected {SPLITS[split]} sentences to have what {task!r} of `tasks` asks for, but none of "
+                f"{len(texts):,} has; they have: {', '.join(known) or 'nothing'}. Leave it out, or give "
+                f"others{ADVICE.get(split, '')}."
+            )
 
 
 def usual_tasks(sentences: Sequence[Sentence]) -> list[str]:
     """What is probed unless `tasks` says so: those of `USUAL` that the sentences have, or else all that they have."""
-    there = _tasks_there(sentences)
-    return [task for task in USUAL if task in there] or there or list(USUAL)
+    known = _known_tasks(sentences)
+    usual = [task for task in USUAL if task in known]
+    return usual or known or list(USUAL)
 
 
-def _tasks_there(sentences: Sequence[Sentence]) -> list[str]:
-    trees = any(len(sentence.heads) >= LEAST for sentence in sentences)
-    return [*tasks_of(sentences), *(STRUCTURAL if trees else ())]
+def _known_tasks(sentences: Sequence[Sentence]) -> list[str]:
+    tasks = tasks_of(sentences)
+    if any(len(sentence.heads) >= LEAST for sentence in sentences):
+        tasks.extend(STRUCTURAL)
+    return tasks
 
 
 def check_room(sentences: Iterable[Sequence[Sentence]], numbers: int, device: torch.device) -> None:
@@ -92,18 +102,27 @@ def check_room(sentences: Iterable[Sequence[Sentence]], numbers: int, device: to
     Raises:
         ValueError: they take more than half of what is free.
     """
-    rows = sum(len(sentence.words) for split in sentences for sentence in split)
-    size, free = 2 * 4 * rows * numbers, free_memory(device)
-    if size > free / 2:
+    rows = 0
+    for split in sentences:
+        rows += sum(len(sentence.words) for sentence in split)
+    size = 2 * 4 * rows * numbers
+    half = free_memory(device) / 2
+    if size > half:
         raise UserError(
-            f"Expected the states of {rows:,} words to fit in half of the free memory, {in_words(free / 2)}, but they "
+            f"Expected the states of {rows:,} words to fit in half of the free memory, {in_words(half)}, but they "
             f"take {in_words(size)}. Take fewer layers or sites, or fewer texts."
         )
 
 
 def make_task(
-    name: str, words: Words, watched: Words, arms: Sequence[Arm], sizes: dict[str, int], seed: int
+    name: str,
+    words: Words,
+    watched: Words,
+    variants: Sequence[Variant],
+    sizes: dict[str, int],
+    seed: int,
 ) -> EdgeTask | TreeTask:
     """The task of this name: see `Task`."""
-    kind = TreeTask if name in STRUCTURAL else EdgeTask
-    return kind(name, words, watched, arms, seed, sizes)
+    if name in STRUCTURAL:
+        return TreeTask(name, words, watched, variants, seed, sizes)
+    return EdgeTask(name, words, watched, variants, seed, sizes)

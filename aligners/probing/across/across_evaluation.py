@@ -28,16 +28,14 @@ from aligners.injection.scoring.scores import ScoredTask, resampled_columns
 from aligners.models.loading.load_models import check_precision
 from aligners.models.model import FrozenModel
 from aligners.probing.across.twin import Twin, parts_of, read_subspaces
-from aligners.probing.probe_bank import Arm, ModelLayer, Words, WordsBeingRead
+from aligners.probing.probe_bank import ModelLayer, Variant, Words, WordsBeingRead
 from aligners.probing.probes import STRUCTURAL
 from aligners.probing.probing_tasks import ProbeTraining, Row, Task, ended
 from aligners.probing.word_states import check_annotated, check_room, make_task
 from aligners.progress import hidden, track
 
 MEAN = "mean"  # the floor: what a probe says of states that all are equal
-BASELINE = (
-    "baseline"  # what is said without any state: the most frequent labels, or a chain of the words
-)
+BASELINE = "baseline"  # needs no states: the most frequent labels, or a chain of the words
 AT_ONCE = 8192  # rows that are mapped together
 
 
@@ -56,13 +54,15 @@ class PairedWords(NamedTuple):
 
     def mapped(self, method: Method) -> list[Words]:
         """What a map makes of X's words, as words of Y: for each site pair words with states at Y's site."""
-        x = self.x.states[[self.x.places.index(ModelLayer("model", i)) for i, _ in self.pairs]]
+        sources = [self.x.places.index(ModelLayer("model", i)) for i, _ in self.pairs]
+        x = self.x.states[sources]
         with torch.no_grad():
             y = torch.cat([method.map(rows, None) for rows in x.split(AT_ONCE, 1)], 1)
-        targets = [ModelLayer("model", j) for _, j in self.pairs]
-        return [
-            replace(self.y, states=y[s : s + 1], places=(place,)) for s, place in enumerate(targets)
-        ]
+        words = []
+        for s, (_, j) in enumerate(self.pairs):
+            place = ModelLayer("model", j)
+            words.append(replace(self.y, states=y[s : s + 1], places=(place,)))
+        return words
 
 
 class PairsBeingRead:
@@ -74,19 +74,14 @@ class PairsBeingRead:
     """
 
     def __init__(self, sentences: Sequence[Sentence], pairs: Sequence[tuple[int, int]]) -> None:
-        self.pairs, sides = pairs, list(zip(*pairs, strict=True))
-        self._chosen = [[side.index(layer) for layer in dict.fromkeys(side)] for side in sides]
-        places = [
-            tuple(ModelLayer("model", layer) for layer in dict.fromkeys(side)) for side in sides
-        ]
-        self._reading = [WordsBeingRead(sentences, side_places) for side_places in places]
+        self.pairs = pairs
+        self._x = SideBeingRead(sentences, [i for i, _ in pairs])
+        self._y = SideBeingRead(sentences, [j for _, j in pairs])
 
     def add(self, batch: PairedBatch) -> None:
         """Add the sentences of a batch that both models read whole."""
-        for reading, states, chosen in zip(
-            self._reading, (batch.x, batch.y), self._chosen, strict=True
-        ):
-            reading.add(batch.texts.text_numbers, batch.rows.counts, states[chosen])
+        self._x.add(batch, batch.x)
+        self._y.add(batch, batch.y)
 
     def whole(self) -> PairedWords:
         """All of them, in the order of the texts.
@@ -94,8 +89,26 @@ class PairsBeingRead:
         Raises:
             ValueError: no sentence is read whole.
         """
-        x, y = (reading.whole() for reading in self._reading)
-        return PairedWords(x, y, self.pairs)
+        return PairedWords(self._x.words.whole(), self._y.words.whole(), self.pairs)
+
+
+class SideBeingRead:
+    """The words of one model, with the states of each of its sites once.
+
+    Args:
+        sentences: of the split, by the numbers of its texts.
+        sites: of the model, one of each site pair.
+    """
+
+    def __init__(self, sentences: Sequence[Sentence], sites: Sequence[int]) -> None:
+        distinct = list(dict.fromkeys(sites))
+        self._chosen = [sites.index(site) for site in distinct]
+        places = [ModelLayer("model", site) for site in distinct]
+        self.words = WordsBeingRead(sentences, tuple(places))
+
+    def add(self, batch: PairedBatch, states: Tensor) -> None:
+        """Add a batch with the model's states, (S, n, d)."""
+        self.words.add(batch.texts.text_numbers, batch.rows.counts, states[self._chosen])
 
 
 def compared(
@@ -111,30 +124,51 @@ def compared(
         seed: of the resampling of sentences.
     """
     mapped = {method.name: held.mapped(method) for method in methods}
-    known = {method.name: method for method in methods}
-    roles = {method.name: method.role for method in methods}
-    roles |= {"native_y": "ceiling", "native_x": "ceiling", BASELINE: "floor"}
-    least = y.measures(None, held.y, seed)
+    baseline = y.measures(None, held.y, seed)
     for s, (site_x, site_y) in enumerate(held.pairs):
-        scores = {"native_y": y.at(site_y, held.y, seed), "native_x": x.at(site_x, held.x, seed)}
-        scores |= {name: y.at(site_y, words[s], seed) for name, words in mapped.items()} | {
-            BASELINE: least
-        }
-        place = {"site_x": site_x, "site_y": site_y, "n_sentences": len(held.y.sentences)}
-        for measured in scores["native_y"]:
-            for name, measures in scores.items():
-                native, floor = scores["native_y"][measured][0], scores[MEAN][measured][0]
-                beaten = bool(
-                    native[0] > torch.stack((least[measured][0, 0], floor[0])).nan_to_num(0.0).max()
-                )
-                outcome = known[name].outcome(s) if name in known else None
-                about = {"task": y.name, "measure": measured, "method": name, "role": roles[name]}
+        own = y.at(site_y, held.y, seed)
+        lines = [
+            Line("native_y", "ceiling", own),
+            Line("native_x", "ceiling", x.at(site_x, held.x, seed)),
+        ]
+        for method in methods:
+            measures = y.at(site_y, mapped[method.name][s], seed)
+            lines.append(Line(method.name, method.role, measures, method.outcome(s)))
+        lines.append(Line(BASELINE, "floor", baseline))
+        floors = next(line.measures for line in lines if line.method == MEAN)
+
+        for measure, (native, *_) in own.items():
+            floor = floors[measure][0]
+            to_beat = torch.stack((baseline[measure][0, 0], floor[0])).nan_to_num(0.0).max()
+            beaten = bool(native[0] > to_beat)
+            for line in lines:
                 yield {
-                    **about,
-                    "training": outcome,
-                    **place,
-                    **columns(measures[measured][0], native, floor, beaten),
+                    "task": y.name,
+                    "measure": measure,
+                    "method": line.method,
+                    "role": line.role,
+                    "training": line.training,
+                    "site_x": site_x,
+                    "site_y": site_y,
+                    "n_sentences": len(held.y.sentences),
+                    **columns(line.measures[measure][0], native, floor, beaten),
                 }
+
+
+class Line(NamedTuple):
+    """What one method, ceiling or floor scores at a site pair.
+
+    Attributes:
+        method: its name.
+        role: method, ceiling or floor.
+        measures: name -> (1, 1 + R).
+        training: how the training of a map ended, if it was trained.
+    """
+
+    method: str
+    role: str
+    measures: dict[str, Tensor]
+    training: str | None = None
 
 
 def columns(score: Tensor, own: Tensor, floor: Tensor, beaten: bool) -> Row:
@@ -150,8 +184,10 @@ def columns(score: Tensor, own: Tensor, floor: Tensor, beaten: bool) -> Row:
         beaten: whether Y's own beats the baseline and the floor.
     """
     least = floor.nan_to_num(0.0)
-    share = (score - least) / (own - least if beaten else torch.nan)
-    return resampled_columns({"score": score, "lost": own - score, "kept": share})
+    kept = torch.full_like(score, torch.nan)
+    if beaten:
+        kept = (score - least) / (own - least)
+    return resampled_columns({"score": score, "lost": own - score, "kept": kept})
 
 
 class ProbesAcrossMaps(Evaluation):
@@ -209,13 +245,14 @@ class ProbesAcrossMaps(Evaluation):
             raise UserError(
                 "Expected a checkpoint of `train.py fit` in `checkpoints`, whose moments the mean needs."
             )
-        self.stored, self.closed_form, self.tasks = (
-            list(stored),
-            list(closed_form),
-            list(dict.fromkeys(tasks)),
-        )
-        self.dimensions, self.draws, self.how = dimensions, draws, training
-        self.sizes, self.masked_share = {"projection": projection, "hidden": hidden}, masked_share
+        self.stored = list(stored)
+        self.closed_form = list(closed_form)
+        self.tasks = list(dict.fromkeys(tasks))
+        self.dimensions = dimensions
+        self.draws = draws
+        self.how = training
+        self.sizes = {"projection": projection, "hidden": hidden}
+        self.masked_share = masked_share
         self.report_tables: dict[str, list[Row]] = {}
 
     # ------------------------------------------------------------------ before
@@ -224,64 +261,72 @@ class ProbesAcrossMaps(Evaluation):
         """Check everything, and collect the maps."""
         check_precision(self.trainer)
         data, reader = self.stream, self.stream.reader
+        device = self.trainer.strategy.root_device
         self.sentences = check_annotated(data, self.tasks, self.trainer.world_size)
         if data.held_out_types:
             raise UserError(
                 "Expected `data.held_out_types` 0, as probes need every word of a sentence, but got "
                 f"{data.held_out_types}."
             )
-        check_room(
-            self.sentences.values(),
-            len(reader.sites) * sum(reader.widths),
-            self.trainer.strategy.root_device,
-        )
+        check_room(self.sentences.values(), len(reader.sites) * sum(reader.widths), device)
         described = data.describe()
         check_stored(self.stored, described, reader.sites)
+
         (self.route,) = paired_routes(data, both_directions=False)
         methods, refusals = route_methods(self.route, self.stored, self.closed_form)
-        first = next(checkpoint for checkpoint in self.stored if checkpoint.moments is not None)
-        kind, every = (
-            {"fitted_on": str(stored_kind(first))},
-            build_floors(self.route, cast(Any, first.moments), self.seed),
-        )
-        floors = [
-            floor._replace(about={**floor.about, **kind})
-            for floor in every
-            if floor.aligner is not None
-        ]
-        self.methods = [*methods, *floors]
+        self.methods = [*methods, *self._floors()]
         for method in self.methods:
-            cast(Any, method.aligner).to(self.trainer.strategy.root_device)
-        self.swapped = [
-            method for method in self.methods if method.about["fitted_on"] == str(TOKENS)
-        ]
+            cast(Any, method.aligner).to(device)
+        token_kind = str(TOKENS)
+        self.swapped = [m for m in self.methods if m.about["fitted_on"] == token_kind]
+
         task = self._task()
         data.plan(Plan(targets_of=None if task is None else task.targets_of))
         self.meta = {
-            **described, "split": "test", "seed": self.seed, "refusals": refusals, "training": vars(self.how),
-            **self.sizes, "dimensions": self.dimensions, "not_swapped": self.not_swapped,
-        }  # fmt: skip
+            **described,
+            "split": "test",
+            "seed": self.seed,
+            "refusals": refusals,
+            "training": vars(self.how),
+            **self.sizes,
+            "dimensions": self.dimensions,
+            "not_swapped": self.not_swapped,
+        }
+
+    def _floors(self) -> list[Method]:
+        """Floors that are maps, by the moments of the first checkpoint that has some."""
+        first = next(checkpoint for checkpoint in self.stored if checkpoint.moments is not None)
+        fitted_on = {"fitted_on": str(stored_kind(first))}
+        floors = []
+        for floor in build_floors(self.route, cast(Any, first.moments), self.seed):
+            if floor.aligner is not None:
+                floors.append(floor._replace(about={**floor.about, **fitted_on}))
+        return floors
 
     def _task(self) -> InjectedTask | None:
         """What Y is asked; None where there is no twin, and `not_swapped` then says why."""
-        self.asked, self.not_swapped = None, None
+        self.asked = None
+        self.not_swapped: str | None = None
         if not self.dimensions:
             self.not_swapped = "`dimensions` is 0"
-        elif not self.swapped:
+            return None
+        if not self.swapped:
             self.not_swapped = (
                 "no map was fitted on all tokens, and injection replaces the states of all tokens"
             )
-        else:
-            task = InjectedTask.of(
-                self.stream, [self.route], masked_share=self.masked_share, seed=self.seed
-            )
-            self.asked, self.not_swapped = task.asked, task.not_injected[self.route]
-            return task
-        return None
+            return None
+        task = InjectedTask.of(
+            self.stream, [self.route], masked_share=self.masked_share, seed=self.seed
+        )
+        self.asked = task.asked
+        self.not_swapped = task.not_injected[self.route]
+        return task
 
     def injected_into(self) -> list[FrozenModel]:
         """Y, if there is a twin."""
-        return [] if self.asked is None else [self.route.target]
+        if self.asked is None:
+            return []
+        return [self.route.target]
 
     # ------------------------------------------------------------------ the held-out sentences
 
@@ -302,31 +347,29 @@ class ProbesAcrossMaps(Evaluation):
 
     def train_probes(self) -> None:
         """Train probes on the fitting words of both models, measure those of Y on mapped words, and swap."""
-        fitting, watched, self.held = (
-            self._read("fit"),
-            self._read("validation"),
-            self.reading.whole(),
-        )
-        held = self.held
-        planned = [
-            (name, *side)
-            for name in self.tasks
-            for side in ((fitting.x, watched.x), (fitting.y, watched.y))
-        ]
-        trained = [
-            self._trained(*job) for job in track(planned, "Training", disable=hidden(self.trainer))
-        ]
-        self.fitted, self.narrow = list(zip(trained[::2], trained[1::2], strict=True)), list[Task]()
-        twin = None if self.asked is None else self._twin(self.asked, fitting.y, watched.y)
+        fitting, watched = self._read("fit"), self._read("validation")
+        self.held = held = self.reading.whole()
+        self.fitted: list[tuple[Task, Task]] = []
+        self.narrow: list[Task] = []
+        for name in track(self.tasks, "Training", disable=hidden(self.trainer)):
+            x = self._trained(name, fitting.x, watched.x)
+            y = self._trained(name, fitting.y, watched.y)
+            self.fitted.append((x, y))
+
+        twin = None
+        if self.asked is not None:
+            twin = self._twin(self.asked, fitting.y, watched.y)
+        trained = [task for pair in self.fitted for task in pair]
         self.meta["unfinished"] = dict(ended(task.banks[0] for task in (*trained, *self.narrow)))
         self.meta["sentences"] = {"test": len(held.y.sentences), "dropped": held.y.cut}
+
         names = {"model_x": self.route.source.name, "model_y": self.route.target.name}
-        self.rows = [
-            {**names, **row}
-            for x, y in self.fitted
-            for row in compared(x, y, held, self.methods, self.seed)
-        ]
-        self.report_tables = {"twin": [] if twin is None else list(self._swaps(twin, held.y))}
+        self.rows = []
+        for x, y in self.fitted:
+            self.rows += [names | row for row in compared(x, y, held, self.methods, self.seed)]
+        self.report_tables = {"twin": []}
+        if twin is not None:
+            self.report_tables["twin"] = list(self._swaps(twin, held.y))
 
     def _read(self, split: Split) -> PairedWords:
         """The words of a split."""
@@ -339,11 +382,12 @@ class ProbesAcrossMaps(Evaluation):
         self, name: str, words: Words, watched: Words, dimensions: int | None = None
     ) -> Task:
         """Train the probes of a task at all places of words, or narrow ones."""
-        arms = [
-            Arm(*place, rank=dimensions if name in STRUCTURAL else None) for place in words.places
-        ]
-        sizes = self.sizes if dimensions is None else {**self.sizes, "projection": dimensions}
-        task = make_task(name, words, watched, arms, sizes, self.seed)
+        rank = dimensions if name in STRUCTURAL else None
+        variants = [Variant(*place, rank=rank) for place in words.places]
+        sizes = dict(self.sizes)
+        if dimensions is not None:
+            sizes["projection"] = dimensions
+        task = make_task(name, words, watched, variants, sizes, self.seed)
         task.train(self.how, self.seed)
         return task
 
@@ -359,11 +403,13 @@ class ProbesAcrossMaps(Evaluation):
 
     def _swaps(self, twin: Twin, held: Words) -> Iterator[Row]:
         """Swap on the held-out texts: the rows of the twin, with what the narrow probes score."""
+        target = self.route.target
         with torch.no_grad():
             paired, batches = self.stream.paired("test"), len(self.stream.loader("test"))
             for batch in track(paired, "Swapping", batches, disable=hidden(self.trainer)):
                 task = cast(TaskBatch, batch.task)
-                twin.update(task, self.natives([self.route.target], task)[self.route.target])
+                twin.update(task, self.natives([target], task)[target])
+
         scores: dict[tuple[str, int], float] = {}
         for probed in self.narrow:
             for place in probed.words.places:

@@ -17,8 +17,9 @@ from aligners.probing.probe_bank import Bank
 from aligners.probing.probes import EdgeProbes, StructuralProbes
 
 CHANGES = (
-    "penalty", "penalty_low", "penalty_high", "loss", "accuracy", "accuracy_low", "accuracy_high", "agreement",
-)  # fmt: skip
+    *("penalty", "penalty_low", "penalty_high", "loss"),
+    *("accuracy", "accuracy_low", "accuracy_high", "agreement"),
+)
 RANDOM, PRINCIPAL, WHOLE = "random", "principal", "whole state"  # parts that no probe reads
 
 
@@ -46,10 +47,10 @@ def parts_of(
         seed: of the first draw.
     """
     parts = [SwappedPart(name, [subspaces]) for name, subspaces in read.items()]
-    for like in {subspaces.shape: subspaces for subspaces in read.values()}.values():
-        parts.append(
-            SwappedPart(RANDOM, [random_subspaces(like, seed + draw) for draw in range(draws)])
-        )
+    sizes = {subspaces.shape: subspaces for subspaces in read.values()}
+    for like in sizes.values():
+        drawn = [random_subspaces(like, seed + draw) for draw in range(draws)]
+        parts.append(SwappedPart(RANDOM, drawn))
         parts.append(SwappedPart(PRINCIPAL, [principal_subspaces(states, like.shape[-1])]))
     return [*parts, SwappedPart(WHOLE, [None])]
 
@@ -74,9 +75,12 @@ class Twin(nn.Module):
         seed: int,
     ) -> None:
         super().__init__()
-        self.behaviour, self.maps, self.parts, self.seed = behaviour, list(maps), list(parts), seed
-        sites = len(behaviour.route.pairs)
-        self.scores = TextScores(BEHAVIOUR, len(self.maps) * len(self.parts), sites, texts)
+        self.behaviour = behaviour
+        self.maps = list(maps)
+        self.parts = list(parts)
+        self.seed = seed
+        swaps, sites = len(self.maps) * len(self.parts), len(behaviour.route.pairs)
+        self.scores = TextScores(BEHAVIOUR, swaps, sites, texts)
         self.native = TextScores(BEHAVIOUR, 1, 1, texts)
 
     def update(self, task: TaskBatch, own: UnitAnswers) -> None:
@@ -93,49 +97,41 @@ class Twin(nn.Module):
         results = []
         for method in self.maps:
             mapped = method.map(x, task)
-            results += [self._mean(task, y, mapped, subspaces, own) for _, subspaces in self.parts]
-        self.scores.update(
-            text, {name: torch.stack([result[name] for result in results]) for name in BEHAVIOUR}
-        )
+            for part in self.parts:
+                results.append(self._mean(task, y, mapped, part, own))
+        stacked = {name: torch.stack([result[name] for result in results]) for name in BEHAVIOUR}
+        self.scores.update(text, stacked)
 
     def _mean(
-        self,
-        task: TaskBatch,
-        y: Tensor,
-        mapped: Tensor,
-        subspaces: Sequence[Tensor | None],
-        own: UnitAnswers,
+        self, task: TaskBatch, y: Tensor, mapped: Tensor, part: SwappedPart, own: UnitAnswers
     ) -> dict[str, Tensor]:
         """What Y does, averaged over subspaces that are drawn alike: quantity -> (S, B)."""
-        draws = [self.behaviour.injected(task, swapped(y, mapped, one), own) for one in subspaces]
+        draws = []
+        for subspaces in part.subspaces:
+            draws.append(self.behaviour.injected(task, swapped(y, mapped, subspaces), own))
         return {name: torch.stack([draw[name] for draw in draws]).mean(0) for name in BEHAVIOUR}
 
     def rows(self) -> Iterator[Row]:
         """One row for each map, part and site pair."""
-        route, native = (
-            self.behaviour.route,
-            {name: figures[0, 0] for name, figures in self.native.compute().items()},
-        )
+        route = self.behaviour.route
+        native = {name: values[0, 0] for name, values in self.native.compute().items()}
         columns = behaviour_columns(self.scores.compute(), native, self.behaviour.asked, self.seed)
-        names = {"model_x": route.source.name, "model_y": route.target.name}
-        counts = {"n_texts": len(native["units"]), "n_units": int(native["units"].sum())}
-        for place, (method, part) in enumerate(product(self.maps, self.parts)):
+        for swap, (method, part) in enumerate(product(self.maps, self.parts)):
             subspace = part.subspaces[0]
-            about = {
-                "part": part.name,
-                "dimensions": route.target.width if subspace is None else subspace.shape[-1],
-            }
+            dimensions = route.target.width if subspace is None else subspace.shape[-1]
             for s, (site_x, site_y) in enumerate(route.pairs):
-                through = {"method": method.name, "training": method.outcome(s)}
-                values = {name: finite(columns[name][place, s]) for name in CHANGES}
                 yield {
-                    **names,
+                    "model_x": route.source.name,
+                    "model_y": route.target.name,
                     "site_x": site_x,
                     "site_y": site_y,
-                    **through,
-                    **about,
-                    **counts,
-                    **values,
+                    "method": method.name,
+                    "training": method.outcome(s),
+                    "part": part.name,
+                    "dimensions": dimensions,
+                    "n_texts": len(native["units"]),
+                    "n_units": int(native["units"].sum()),
+                    **{name: finite(columns[name][swap, s]) for name in CHANGES},
                 }
 
 
@@ -150,9 +146,8 @@ def read_subspaces(bank: Bank) -> Tensor:
         then twice the projection's width, at most d.
     """
     if isinstance(bank.probes, EdgeProbes):
-        weight = torch.cat(
-            [cast(Tensor, projection.weight) for projection in bank.probes.projections], -1
-        )
+        weights = [cast(Tensor, projection.weight) for projection in bank.probes.projections]
+        weight = torch.cat(weights, -1)
     else:
         probes = cast(StructuralProbes, bank.probes)
         weight = probes.weight[:, :, probes.kept[0]]
@@ -161,9 +156,8 @@ def read_subspaces(bank: Bank) -> Tensor:
 
 def random_subspaces(like: Tensor, seed: int) -> Tensor:
     """Subspaces of the same dimension, each drawn uniformly: (A, d, k)."""
-    drawn = torch.randn(
-        like.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
-    )
+    draw = torch.Generator().manual_seed(seed)
+    drawn = torch.randn(like.shape, generator=draw, dtype=torch.float64)
     return _orthonormal(drawn).to(like)
 
 

@@ -126,21 +126,21 @@ def _dictionary(folder: Path, about: dict[str, Any], through: Sequence[Aligner] 
 def _probes(name: str, bank: Bank, about: Mapping[str, Any]) -> list[Artefact]:
     """The probes of a bank that read one layer of the model, and are asked the task itself."""
     found = list[Artefact]()
-    for number, arm in enumerate(bank.arms):
-        if arm.source == "model" and arm.layer is not None and not arm.control:
+    for number, variant in enumerate(bank.variants):
+        if variant.source == "model" and variant.layer is not None and not variant.control:
             own = bank.only([number])
             probe = {
                 "class": type(own.probes).__name__,
-                "rank": arm.rank,
+                "rank": variant.rank,
                 "options": own.probes.options(),
                 **about,
             }
             told = {
                 "kind": "probe",
-                "name": _named(name, arm.layer, arm.rank),
+                "name": _named(name, variant.layer, variant.rank),
                 "model": about["model"],
             }
-            place = {"site": arm.layer, "rows": "words_mean", "probe": probe}
+            place = {"site": variant.layer, "rows": "words_mean", "probe": probe}
             found.append(Probe(dict(own.state_dict()), {**told, **place}))
     return found
 

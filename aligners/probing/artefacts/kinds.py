@@ -21,7 +21,7 @@ from aligners.maps.affine import AffineLayer
 from aligners.maps.base import Aligner
 from aligners.maps.linear import Affine, Identity
 from aligners.models.model_identity import DECIDING
-from aligners.probing.probe_bank import Arm, Bank, ModelLayer
+from aligners.probing.probe_bank import Bank, ModelLayer, Variant
 from aligners.probing.storing import KINDS as PROBES
 
 ROWS = ("tokens", "words", "words_first", "words_mean", "mean", "last", "cls")
@@ -298,19 +298,20 @@ class Head(Artefact):
 
 
 class Probe(Artefact):
-    """One probe of `train.py probe`: tensors of a bank of one arm; `probe` has its class and options."""
+    """One probe of `train.py probe`: tensors of a bank of one variant; `probe` has its class and options."""
 
     kind, reads = "probe", "readings.mean"
 
     @property
     def bank(self) -> Bank:
-        """The probe as a bank of one arm."""
+        """The probe as a bank of one variant."""
         described = self.about["probe"]
         place = ModelLayer("model", int(self.about["site"]))
         with torch.random.fork_rng(devices=[]):
-            arm = Arm(*place, rank=described["rank"])
+            variant = Variant(*place, rank=described["rank"])
             bank = Bank(
-                PROBES[described["class"]]([arm], self.own_width, **described["options"]), [place]
+                PROBES[described["class"]]([variant], self.own_width, **described["options"]),
+                [place],
             )
         bank.load_state_dict(self.tensors)
         return bank.eval().requires_grad_(False)

@@ -24,7 +24,7 @@ from aligners.files.sealed import NAME, SUMS, read_sealed_json, save_sealed, sea
 from aligners.fitting.saved_bank import ALIGNMENT, load_bank, save_bank
 from aligners.models.loading.load_models import load_frozen
 from aligners.models.loading.model_files import save_model
-from aligners.probing.probe_bank import Arm, Bank, ModelLayer
+from aligners.probing.probe_bank import Bank, ModelLayer, Variant
 from aligners.probing.probes import EdgeProbes
 from aligners.probing.storing import load_banks, save_banks
 
@@ -46,7 +46,7 @@ def kept_run(folder: Path) -> Path:
 
 
 def kept_probes(folder: Path) -> Path:
-    probes = EdgeProbes([Arm("model", 1)], 4, 2)
+    probes = EdgeProbes([Variant("model", 1)], 4, 2)
     save_banks(folder / "probes.safetensors", {"pos": (Bank(probes, [ModelLayer("model", 1)]), {"task": "pos"})})
     return folder / "probes.safetensors"
 

@@ -9,7 +9,7 @@ from tests.tiny import WORDS
 from torch import Tensor
 
 from aligners.datamodules.text.annotated.sentence import Sentence, Target
-from aligners.probing.probe_bank import Arm, Bank, ModelLayer, Words, fresh_bank
+from aligners.probing.probe_bank import Bank, ModelLayer, Variant, Words, fresh_bank
 from aligners.probing.probes import EdgeProbes
 from aligners.probing.targets import Labels
 
@@ -58,9 +58,9 @@ def made_words(sentences: Sequence[Sentence], *states: Tensor) -> Words:
     return Words(torch.stack(states), places, sentences, first)
 
 
-def edge_bank(arms: Sequence[Arm], words: Words, labels: Labels, seed: int, **sizes: int) -> Bank:
+def edge_bank(variants: Sequence[Variant], words: Words, labels: Labels, seed: int, **sizes: int) -> Bank:
     """An untrained bank of edge probes."""
-    return fresh_bank(EdgeProbes, arms, words, seed, **labels.shape, **sizes)
+    return fresh_bank(EdgeProbes, variants, words, seed, **labels.shape, **sizes)
 
 
 def sentences_of_words(count: int, seed: int) -> list[Sentence]:

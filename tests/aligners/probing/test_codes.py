@@ -13,7 +13,7 @@ from tests.aligners.probing.made import made_words
 from aligners.datamodules.text.annotated.sentence import Sentence, Target
 from aligners.injection.scoring.scores import resampled_counts, with_interval
 from aligners.probing.codes import OnlineCode, code_rows, compressions, frequency_bits, portion_ends, send, uniform_bits
-from aligners.probing.probe_bank import Arm, Examples
+from aligners.probing.probe_bank import Examples, Variant
 from aligners.probing.probes import EdgeTask
 from aligners.probing.probing_evaluation import ProbeExperiment
 from aligners.probing.probing_tasks import ProbeTraining, train_bank
@@ -88,7 +88,7 @@ def test_frequencies_are_counted_as_they_come() -> None:
 
 
 QUICK = ProbeTraining(max_epochs=5, batch=16, learning_rate=5e-3, least_steps=20)
-ARMS = [*(Arm("model", layer) for layer in range(3)), Arm("model", 2, control=True)]
+VARIANTS = [*(Variant("model", layer) for layer in range(3)), Variant("model", 2, control=True)]
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ def task() -> EdgeTask:
     states = (noise[0], noise[1] + 2 * told, 0.1 * noise[2] + told)
     words = made_words(sentences[:COUNT], *(own[: 6 * COUNT] for own in states))
     watched = made_words(sentences[COUNT:], *(own[6 * COUNT :] for own in states))
-    return EdgeTask("kind", words, watched, ARMS, 0, {"projection": 16, "hidden": 16})
+    return EdgeTask("kind", words, watched, VARIANTS, 0, {"projection": 16, "hidden": 16})
 
 
 def test_what_states_tell_shortens_the_code_and_noise_compresses_nothing(task: EdgeTask) -> None:
@@ -125,7 +125,7 @@ def test_what_states_tell_shortens_the_code_and_noise_compresses_nothing(task: E
 
 
 def test_a_portion_is_sent_by_probes_of_the_portions_before(task: EdgeTask) -> None:
-    task = replace(task, arms=ARMS[1:2])
+    task = replace(task, variants=VARIANTS[1:2])
     found = send(task, QUICK, 3, [0.1, 0.5, 1.0])
     order = torch.randperm(COUNT, generator=torch.Generator().manual_seed(3)).tolist()
     bank, targets = task.fresh(3), task.annotations(task.words)

@@ -8,20 +8,20 @@ from tests.aligners.probing.made import FORMS, PLACES, drawn_words, edge_bank
 from torch import Tensor, nn
 
 from aligners.datamodules.text.annotated.sentence import Sentence, Target
-from aligners.probing.probe_bank import Arm, Bank, Examples, ModelLayer, Words, answers
+from aligners.probing.probe_bank import Bank, Examples, ModelLayer, Variant, Words, answers
 from aligners.probing.probes import EdgeProbes, EdgeTask, accuracy, codelengths, counts, f1, majority
 from aligners.probing.probing_tasks import ProbeTraining, train_bank
 from aligners.probing.targets import Labels, Targets, targets_of
 
-ARMS = [Arm(*PLACES[1]), Arm("untrained", 0), Arm("model", None), Arm("model", None, control=True)]
+VARIANTS = [Variant(*PLACES[1]), Variant("untrained", 0), Variant("model", None), Variant("model", None, control=True)]
 SIZES = {"projection": 5, "hidden": 4}
 HOW = ProbeTraining(max_epochs=3, batch=2, learning_rate=1e-2, least_steps=4)
 
 
-def bank_of(task: str, words: Words, arms: list[Arm] = ARMS, seed: int = 0) -> tuple[Bank, Targets]:
-    """A bank with weights that differ between its arms."""
+def bank_of(task: str, words: Words, variants: list[Variant] = VARIANTS, seed: int = 0) -> tuple[Bank, Targets]:
+    """A bank with weights that differ between its variants."""
     labels = Labels.of(task, words.sentences)
-    bank = edge_bank(arms, words, labels, seed, **SIZES)
+    bank = edge_bank(variants, words, labels, seed, **SIZES)
     draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in bank.parameters():
@@ -29,13 +29,13 @@ def bank_of(task: str, words: Words, arms: list[Arm] = ARMS, seed: int = 0) -> t
     return bank, targets_of(labels, words)
 
 
-def plain_logits(bank: Bank, arm: int, states: Tensor, spans: Tensor) -> Tensor:
+def plain_logits(bank: Bank, variant: int, states: Tensor, spans: Tensor) -> Tensor:
     """One probe on one target, written with the layers of PyTorch."""
     probes = bank.probes
     assert isinstance(probes, EdgeProbes)
 
     def layer(part: nn.Module, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, part.get_parameter("weight")[arm].T, part.get_parameter("bias")[arm, 0])
+        return nn.functional.linear(x, part.get_parameter("weight")[variant].T, part.get_parameter("bias")[variant, 0])
 
     pooled = []
     for place, (first, end) in enumerate(spans.tolist()):
@@ -52,13 +52,13 @@ def test_answers_are_those_of_plain_layers(task: str) -> None:
     bank, targets = bank_of(task, words)
     found = torch.cat([logits for _, logits in answers(bank, Examples(words, targets))], 1)
     scaled = [(own - own.mean(0)) / (own - own.mean(0)).square().mean().sqrt() for own in words.states]
-    for a, arm in enumerate(ARMS):
-        if arm.layer is None:
+    for a, variant in enumerate(VARIANTS):
+        if variant.layer is None:
             own = bank.readings.mix[a, [bank.places.index(ModelLayer("model", layer)) for layer in (0, 1)]]
             shares = (10 * own).softmax(0) * bank.readings.gamma[a]
             read = shares[0] * scaled[0] + shares[1] * scaled[1]
         else:
-            read = scaled[PLACES.index(ModelLayer(arm.source, arm.layer))]
+            read = scaled[PLACES.index(ModelLayer(variant.source, variant.layer))]
         for t in range(len(targets)):
             expected = plain_logits(bank, a, read, targets.spans[t] + words.first[targets.sentence[t]])
             torch.testing.assert_close(found[a, t], expected, rtol=1e-4, atol=1e-5)
@@ -69,11 +69,11 @@ def test_scores_and_codes_are_those_of_plain_counting() -> None:
     bank, targets = bank_of("flags", words)
     logits = torch.cat([each for _, each in answers(bank, Examples(words, targets))], 1)
     found, bits = counts(bank, Examples(words, targets)).sum(1), codelengths(bank, Examples(words, targets))
-    for a, arm in enumerate(ARMS):
+    for a, variant in enumerate(VARIANTS):
         right = given = true = exact = 0
         for t in range(len(targets)):
             mine = {k for k in range(3) if logits[a, t, k].sigmoid() > 0.5}
-            theirs = {k for k in range(3) if targets.labels[int(arm.control), t, k]}
+            theirs = {k for k in range(3) if targets.labels[int(variant.control), t, k]}
             right, given, true = right + len(mine & theirs), given + len(mine), true + len(theirs)
             exact += mine == theirs
             chances = logits[a, t].double().sigmoid()
@@ -136,10 +136,10 @@ def test_a_label_that_fitting_has_not_seen_is_counted_and_never_right() -> None:
     assert int(targets.unknown.sum()) == len(words.sentences)
     unknown = targets.unknown > 0
     bits = codelengths(bank, Examples(words, targets))
-    assert torch.equal(bits.isinf(), unknown & torch.tensor([[not arm.control] for arm in ARMS]))
+    assert torch.equal(bits.isinf(), unknown & torch.tensor([[not variant.control] for variant in VARIANTS]))
     whole, known = (counts(bank, Examples(words, own)).sum(1) for own in (targets, targets.only(~unknown)))
-    for a, arm in enumerate(ARMS):
-        if not arm.control:
+    for a, variant in enumerate(VARIANTS):
+        if not variant.control:
             assert whole[a].tolist() == [known[a, 0], known[a, 1] + len(new), known[a, 2] + len(new), known[a, 3]]
     least = majority(labels, targets).sum(1)[0]
     assert least[0] == labels.sets[0][1]
@@ -166,15 +166,20 @@ def test_spans_tasks_and_arms_that_there_are_not_are_refused() -> None:
     with pytest.raises(ValueError, match=r"to differ, but all have the labels \('x',\)"):
         Labels.of("t", both[:1])
     with pytest.raises(ValueError, match=r"Expected a place that .*layer=7"):
-        edge_bank([Arm("model", 7)], words, kinds, 0)
+        edge_bank([Variant("model", 7)], words, kinds, 0)
     with pytest.raises(ValueError, match="read at layer 1 of the model"):
         replace(words, states=words.states[:1], places=PLACES[:1]).read(PLACES[1:2], [0])
 
 
 def test_rows_have_intervals_selectivity_and_the_centre_of_gravity() -> None:
     words = drawn_words((6,) * 30)
-    arms = [Arm("model", 0), Arm("model", None), Arm("model", 0, control=True), Arm("model", None, control=True)]
-    task = EdgeTask("kind", words, drawn_words((6,) * 10, seed=70), arms, 0, SIZES)
+    variants = [
+        Variant("model", 0),
+        Variant("model", None),
+        Variant("model", 0, control=True),
+        Variant("model", None, control=True),
+    ]
+    task = EdgeTask("kind", words, drawn_words((6,) * 10, seed=70), variants, 0, SIZES)
     for seed in range(2):
         task.train(HOW, seed)
     banks, held = task.banks, drawn_words((6,) * 40, seed=100)

@@ -79,7 +79,7 @@ def test_saved_probes_answer_as_the_report_says(probed: ProbeExperiment, world: 
         sets = tuple((tuple(names), count) for names, count in about["labels"]["sets"])
         labels = Labels(**{**about["labels"], "names": tuple(about["labels"]["names"]), "sets": sets})
         targets = targets_of(labels, held)
-        chosen = [a for a, arm in enumerate(bank.arms) if arm.source == "model" and not arm.control]
+        chosen = [a for a, variant in enumerate(bank.variants) if variant.source == "model" and not variant.control]
         found.append(f1(counts(bank.only(chosen), Examples(held, targets)).sum(1)))
     rows = where(probed.rows, task="pos", source="model")
     assert [row["site"] for row in rows] == SITES
@@ -166,7 +166,7 @@ def test_the_untrained_twin_may_have_a_mix_of_its_own(treebank: TextSource, worl
     made = run_on(data_of(treebank, world.model_x), experiment(tasks=["pos"], portions=[], twin_mix=True))
     assert [row["site"] for row in made.rows if row["source"] == "untrained"] == SITES
     (bank,) = made.probed[0][1].banks
-    twin = [arm.source == "untrained" and arm.layer is None for arm in bank.arms].index(True)
+    twin = [variant.source == "untrained" and variant.layer is None for variant in bank.variants].index(True)
     read = {
         place.source for place, weight in zip(bank.places, bank.readings.weights()[twin], strict=True) if weight > 0
     }

@@ -10,7 +10,7 @@ from tests.aligners.probing.made import drawn_words, made_words
 
 from aligners.datamodules.text.annotated.grammar import sentences
 from aligners.datamodules.text.annotated.sentence import Sentence, Target
-from aligners.probing.probe_bank import Arm, Bank, Examples, Words, fresh_bank
+from aligners.probing.probe_bank import Bank, Examples, Variant, Words, fresh_bank
 from aligners.probing.probes import DepthProbes, DistanceProbes, StructuralProbes, TreeTask
 from aligners.probing.probing_tasks import ProbeTraining
 from aligners.probing.trees import (
@@ -27,11 +27,11 @@ from aligners.probing.trees import (
 from aligners.reports.runs.probing.probing_report import trees_figure
 
 WIDTH, RANK = 32, 14  # of planted trees
-ARMS = [Arm("model", 0, rank=2), Arm("model", 1), Arm("untrained", 1, rank=4)]
+VARIANTS = [Variant("model", 0, rank=2), Variant("model", 1), Variant("untrained", 1, rank=4)]
 
 
 def bank_of(kind: type[StructuralProbes]) -> Bank:
-    bank = fresh_bank(kind, ARMS, drawn_words(), 0)
+    bank = fresh_bank(kind, VARIANTS, drawn_words(), 0)
     assert bool(bank.readings.mean.any()) is kind.centred is (kind is DistanceProbes)
     with torch.no_grad():
         bank.probes.weight += torch.randn(bank.probes.weight.shape, generator=torch.Generator().manual_seed(1))
@@ -57,13 +57,13 @@ def test_predictions_and_losses_are_those_of_the_paper(kind: type[StructuralProb
     words, bank = drawn_words(), bank_of(kind)
     trees = Trees.of(words)
     found = dict(predictions(bank, Examples(words, trees)))
-    losses = torch.zeros(len(ARMS))
+    losses = torch.zeros(len(VARIANTS))
     assert sorted(found) == trees.sentences == [b for b, own in enumerate(words.sentences) if len(own.words) > 1]
-    for a, arm in enumerate(ARMS):
-        states = words.states[words.places.index((arm.source, arm.layer))]
+    for a, variant in enumerate(VARIANTS):
+        states = words.states[words.places.index((variant.source, variant.layer))]
         centre = states.mean(0)
         scaled = (states - centre if kind is DistanceProbes else states) / (states - centre).square().mean().sqrt()
-        matrix = bank.probes.weight[a, :, : arm.rank]
+        matrix = bank.probes.weight[a, :, : variant.rank]
         for b in trees.sentences:
             own = (scaled[words.rows([b])] @ matrix).detach()
             if kind is DistanceProbes:
@@ -115,14 +115,14 @@ def test_true_distances_give_the_tree_and_punctuation_does_not_count() -> None:
     assert punctuation(marked).nonzero()[0].tolist() == [leaf]
     perfect = ((b, own.double().numpy()[None]) for b, own in trees.distances.items())
     found = tree_scores("distance", perfect, [marked, words.sentences[1]], trees)
-    assert found.asked.tolist() == [6, 10]
+    assert found.totals.tolist() == [6, 10]
     assert found.hits.tolist() == [[6, 10]]
     assert found.spearman.min() > 1 - 1e-12
     flat = ((b, own.double().numpy()[None]) for b, own in trees.depths.items())
     assert tree_scores("depth", flat, words.sentences, trees).hits.tolist() == [[1, 1]]
     # the caption of a drawn tree counts the edges that UUAS counts
     words = replace(words, sentences=[marked, words.sentences[1]])
-    (row,) = drawn_trees(fresh_bank(DistanceProbes, ARMS[:1], words, 0), words, 1, "m")
+    (row,) = drawn_trees(fresh_bank(DistanceProbes, VARIANTS[:1], words, 0), words, 1, "m")
     edges, counted, drawn = (set(row[name].split()) for name in ("edges", "counted", "found"))
     assert (len(edges), len(counted)) == (7, 6)
     (axis,) = trees_figure([row]).axes
@@ -134,7 +134,7 @@ def test_rows_of_a_structural_probe_stand_beside_those_of_a_chain_in_the_order_o
     assert next(chain(trees, "depth"))[1].tolist() == [[0, 1, 2, 3]]
     assert next(chain(trees, "distance"))[1][0, 1].tolist() == [1, 0, 1, 2]
     words = drawn_words((6,) * 20)
-    task = TreeTask("distance", words, drawn_words((6,) * 5, seed=60), ARMS, seed=0)
+    task = TreeTask("distance", words, drawn_words((6,) * 5, seed=60), VARIANTS, seed=0)
     for seed in range(2):
         task.train(ProbeTraining(max_epochs=3, batch=2, learning_rate=1e-2, least_steps=4), seed)
     held = drawn_words((7, 8) * 15, seed=30)
@@ -160,7 +160,7 @@ def test_sentences_without_trees_cycles_and_ranks_that_there_are_not_are_refused
         Trees.of(replace(words, sentences=[replace(bare[0], heads=(2, 1, 0)), *bare[1:]]))
     for rank in (0, 7):
         with pytest.raises(ValueError, match=f"`ranks` between 1 and 6, the width of the states, but got {rank}"):
-            fresh_bank(DistanceProbes, [Arm("model", 0, rank=rank)], words, 0)
+            fresh_bank(DistanceProbes, [Variant("model", 0, rank=rank)], words, 0)
 
 
 def planted(own: list[Sentence], seed: int) -> Words:
@@ -200,14 +200,14 @@ def test_planted_trees_are_found_and_noise_has_none(probe: str) -> None:
     short = [sentence for sentence in sentences(700) if 5 <= len(sentence.words) <= RANK]
     cuts = ((0, 240), (240, 300), (300, 340))
     words, held, watched = (planted(short[first:end], seed) for seed, (first, end) in enumerate(cuts))
-    task = TreeTask(probe, words, watched, [Arm("model", 0, rank=RANK), Arm("model", 1, rank=RANK)], seed=0)
+    task = TreeTask(probe, words, watched, [Variant("model", 0, rank=RANK), Variant("model", 1, rank=RANK)], seed=0)
     task.train(ProbeTraining(batch=40, learning_rate=2e-2, least_steps=12, patience=3), 0)
     trees = Trees.of(held)
     exact = dict(predictions(task.banks[0], Examples(held, trees)))
     rounded = {number: values.round() for number, values in exact.items()}
     found, of_integers = (tree_scores(probe, each.items(), held.sentences, trees) for each in (exact, rounded))
-    assert found.hits[0].sum() >= 0.99 * found.asked.sum()  # edges, or roots; rounding may cost one of them
-    assert found.hits[1].sum() < 0.6 * found.asked.sum()
+    assert found.hits[0].sum() >= 0.99 * found.totals.sum()  # edges, or roots; rounding may cost one of them
+    assert found.hits[1].sum() < 0.6 * found.totals.sum()
     own = trees.distances if probe == "distance" else trees.depths
     most = torch.tensor([[most_spearman(true.double().numpy()).mean() for true in own.values()]])
     spearman = by_length(found.spearman, found.lengths)

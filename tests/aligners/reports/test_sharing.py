@@ -22,7 +22,7 @@ from aligners.errors import UserError
 from aligners.files.shared_folder import sha256
 from aligners.fitting.saved_bank import load_bank
 from aligners.models.loading.load_models import load_frozen
-from aligners.probing.probe_bank import Arm, Bank, ModelLayer
+from aligners.probing.probe_bank import Bank, ModelLayer, Variant
 from aligners.probing.probes import EdgeProbes
 from aligners.probing.storing import load_banks, save_banks
 from aligners.reports.finished_runs import finished_run
@@ -186,8 +186,8 @@ def test_what_is_uploaded_is_fetched_by_its_name(
 
 
 def test_probes_are_shared_with_their_models(world: World, tmp_path: Path) -> None:
-    arms = [Arm("model", 0), Arm("model", 1)]
-    bank = Bank(EdgeProbes(arms, 4, labels=3, spans=1, several=False, projection=2, hidden=2),
+    variants = [Variant("model", 0), Variant("model", 1)]
+    bank = Bank(EdgeProbes(variants, 4, labels=3, spans=1, several=False, projection=2, hidden=2),
                 [ModelLayer("model", 0), ModelLayer("model", 1)])  # fmt: skip
     model = load_frozen(world.model_x, tokenizer=False).identity()
     banks = {f"pos, seed 0, {world.model_x}": (bank, {"model": world.model_x, "task": "pos"})}

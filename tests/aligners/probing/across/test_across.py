@@ -21,8 +21,16 @@ from aligners.fitting.saved_bank import StoredBank, load_bank
 from aligners.injection.behaviour import BEHAVIOUR
 from aligners.maps.linear import Identity, Linear
 from aligners.probing.across.across_evaluation import PairedWords, ProbesAcrossMaps, columns
-from aligners.probing.across.twin import Twin, principal_subspaces, random_subspaces, read_subspaces, swapped
-from aligners.probing.probe_bank import Arm, Examples, answers, fresh_bank
+from aligners.probing.across.twin import (
+    RANDOM,
+    SwappedPart,
+    Twin,
+    principal_subspaces,
+    random_subspaces,
+    read_subspaces,
+    swapped,
+)
+from aligners.probing.probe_bank import Examples, Variant, answers, fresh_bank
 from aligners.probing.probes import DistanceProbes, counts, f1
 from aligners.probing.probing_tasks import ProbeTraining
 from aligners.probing.targets import Labels, targets_of
@@ -37,10 +45,10 @@ TASKS = ["pos", "distance", "depth"]
 
 
 def test_only_what_a_probe_reads_is_in_its_subspace() -> None:
-    words, arms = drawn_words(width=10), [Arm("model", 0, rank=3), Arm("model", 1, rank=3)]
+    words, variants = drawn_words(width=10), [Variant("model", 0, rank=3), Variant("model", 1, rank=3)]
     labels, own = Labels.of("kind", words.sentences), words.states[:2]
-    edge = edge_bank(arms, words, labels, 0, projection=3, hidden=5)
-    structural = fresh_bank(DistanceProbes, arms, words, 0)
+    edge = edge_bank(variants, words, labels, 0, projection=3, hidden=5)
+    structural = fresh_bank(DistanceProbes, variants, words, 0)
     other = torch.randn(own.shape, generator=torch.Generator().manual_seed(1))
     for bank, asked in ((edge, targets_of(labels, words)), (structural, Trees.of(words))):
         subspace = read_subspaces(bank)
@@ -76,7 +84,7 @@ def test_every_draw_of_a_subspace_counts_alike() -> None:
         injected=lambda task, states, answered: dict.fromkeys(BEHAVIOUR, states.square().sum(-1)),
     )
     unused: Any = None
-    found = Twin(behaviour, [], [], 7, 0)._mean(unused, own, other, draws, unused)
+    found = Twin(behaviour, [], [], 7, 0)._mean(unused, own, other, SwappedPart(RANDOM, draws), unused)
     each = torch.stack([swapped(own, other, one).square().sum(-1) for one in draws])
     assert each.std(0).min() > 0
     for name in BEHAVIOUR:
@@ -131,8 +139,8 @@ def test_the_score_is_that_of_ys_probe_on_mapped_words(found: ProbesAcrossMaps, 
         source = held.x.read([place for place in held.x.places if place.layer == i], range(len(held.x.sentences)))
         mapped = linear(source.expand(len(PAIRS), -1, -1))[s]
         words = made_words(held.y.sentences, *[mapped] * (j + 1))
-        arm = [arm.layer for arm in y.arms].index(j)
-        expected = f1(counts(y.banks[0].only([arm]), Examples(words, targets)).sum(1)).item()
+        variant = [variant.layer for variant in y.variants].index(j)
+        expected = f1(counts(y.banks[0].only([variant]), Examples(words, targets)).sum(1)).item()
         (row,) = where(found.rows, task="pos", method="linear", site_x=i, site_y=j)
         (own,) = where(found.rows, task="pos", method="native_y", site_x=i, site_y=j)
         (least,) = where(found.rows, task="pos", method="mean", site_x=i, site_y=j)

@@ -10,7 +10,7 @@ from aligners.maps import INN, Linear
 from aligners.maps.linear import Ridge
 from aligners.probing.artefacts.carrying_maps import PairedRows
 from aligners.probing.artefacts.kinds import Artefact, Dictionary, Direction, Head, Probe, Stitching
-from aligners.probing.probe_bank import Arm, Bank, ModelLayer
+from aligners.probing.probe_bank import Bank, ModelLayer, Variant
 from aligners.probing.probes import DepthProbes, DistanceProbes, EdgeProbes
 
 WIDTH, FEATURES = 12, 20
@@ -27,7 +27,7 @@ def about(kind: str, **more: Any) -> dict[str, Any]:
 
 
 def _probe(cls: type[Any], rank: int | None = None, **options: Any) -> Probe:
-    bank = Bank(cls([Arm("model", 2, rank=rank)], WIDTH, **options), [ModelLayer("model", 2)])
+    bank = Bank(cls([Variant("model", 2, rank=rank)], WIDTH, **options), [ModelLayer("model", 2)])
     with torch.no_grad():
         for number, value in enumerate(bank.state_dict().values()):
             value.copy_(draw(*value.shape, seed=number).abs() + 0.1)
