@@ -1,8 +1,8 @@
 """The experiment of `train.py carry`: maps without labels, carried artefacts, their fate and scores."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from functools import cache, partial
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, cast
 
 import lightning.pytorch as pl
@@ -42,15 +42,46 @@ from aligners.probing.artefacts.owning import Truth, caution, truth_of
 
 TOKENS, WORDS = RowKind("tokens"), RowKind("words")
 Answers = dict[str, Tensor]  # condition -> answers (N, C)
+SPLITS: tuple[Split, Split] = ("fit", "validation")
 PENALTIES = (1e-4, 1e-3, 1e-2, 0.1)  # of heads that are trained anew
-OWNER, HELD_OUT = (
-    "its owner",
-    "labelled held-out texts",
-)  # whose score on the old model a forecast begins with
-DRAWS, SHUFFLES = (
-    20,
-    5,
-)  # of random directions, and of shuffled maps: one alone is above or below chance
+OWNER = "its owner"  # whose score on the old model a forecast begins with
+HELD_OUT = "labelled held-out texts"
+DRAWS = 20  # of random directions: one alone is above or below chance
+SHUFFLES = 5  # of shuffled maps
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A map that was tried for an artefact.
+
+    Attributes:
+        fitted: the map, and its error.
+        fitted_on: the rows that it was fitted on.
+        place: number of the site pair.
+    """
+
+    fitted: FittedMap
+    fitted_on: RowKind
+    place: int
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Answers that are scored against labels.
+
+    Attributes:
+        condition: what gave them.
+        judge: whose decisions they are scored as.
+        old: the answers (N, C) that decide where scores become decisions.
+        draws: the answers (N, C), one or several draws of them.
+        labels: (N,), -1 for none.
+    """
+
+    condition: str
+    judge: Artefact
+    old: Tensor
+    draws: Sequence[Tensor]
+    labels: Tensor
 
 
 class Carrying(pl.LightningModule):
@@ -88,12 +119,11 @@ class Carrying(pl.LightningModule):
         check_known(MAPS, maps=maps)
         check_range(least=1, maps=len(maps))
         check_range(least=0, most=1, least_kept=least_kept)
-        self.artefacts, self.maps, self.least_kept = (
-            list(owned),
-            list(dict.fromkeys(maps)),
-            least_kept,
-        )
-        self.labelled, self.seed = labelled, seed
+        self.artefacts = list(owned)
+        self.maps = list(dict.fromkeys(maps))
+        self.least_kept = least_kept
+        self.labelled = labelled
+        self.seed = seed
         self.report_tables: dict[str, list[Row]] = {"scores": [], "maps": []}
 
     def setup(self, stage: str) -> None:
@@ -102,37 +132,42 @@ class Carrying(pl.LightningModule):
         self.stream: PairedActivations = stream_of(self.trainer, PairedActivations)
         self.old, self.new = self.stream.frozen[:2]
         self.truths = {artefact.name: self._truth(artefact) for artefact in self.artefacts}
-        doubt = caution([*self.truths.values()], self.stream.text.source)
+        doubt = caution(list(self.truths.values()), self.stream.text.source)
         if doubt:
             self.stream.caution(doubt)
+
+        cautions = []
+        for artefact in self.artefacts:
+            cautions += [*artefact.doubts, *check_model(artefact, self.old)]
         self.meta = {
             **self.stream.describe(),
             "maps": self.maps,
             "least_kept": self.least_kept,
             "seed": self.seed,
+            "cautions": cautions,
         }
-        self.meta["cautions"] = []
-        for artefact in self.artefacts:
-            self.meta["cautions"] += [*artefact.doubts, *check_model(artefact, self.old)]
+
         self.one_tokenizer = same_tokenizer(*self.stream.frozen_models.tokenizers[:2])
-        kinds = [
-            self.stream.reader.kind,
-            *map(self.kind, self.artefacts),
-            *([TOKENS] if self.one_tokenizer else []),
-        ]
+        kinds = [self.stream.reader.kind]
+        kinds += [self.kind(artefact) for artefact in self.artefacts]
+        if self.one_tokenizer:
+            kinds.append(TOKENS)
         self.kinds = list(dict.fromkeys(kinds))
         self.stream.plan(Plan(kinds=self.kinds[1:]))
         self.batches: dict[Split, list[PairedBatch]] = {"test": []}
 
     def _truth(self, artefact: Artefact) -> Truth:
         """The labels that an artefact is scored against, where it reads one row of each text."""
-        whole = policy_of(artefact.rows).types is None
-        return truth_of(artefact, self.stream) if self.labelled and whole else Truth()
+        if self.labelled and policy_of(artefact.rows).types is None:
+            return truth_of(artefact, self.stream)
+        return Truth()
 
     def kind(self, artefact: Artefact) -> RowKind:
         """The rows that an artefact reads; of tokens, where the models have different ones, words."""
         kind = RowKind(artefact.rows, bool(artefact.about.get("special_tokens", True)))
-        return WORDS if kind.policy == "tokens" and not self.one_tokenizer else kind
+        if kind.policy == "tokens" and not self.one_tokenizer:
+            return WORDS
+        return kind
 
     def test_step(self, batch: PairedBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Keep the held-out rows."""
@@ -140,84 +175,122 @@ class Carrying(pl.LightningModule):
 
     def carry(self) -> None:
         """Fit, carry, and measure."""
-        self.batches |= {split: list(self.stream.paired(split)) for split in ("fit", "validation")}
+        for split in SPLITS:
+            self.batches[split] = list(self.stream.paired(split))
         self.paired = cache(self._paired)
-        done = [self._carried(artefact) for artefact in self.artefacts]
-        self.carried, self.rows = [new for new, _ in done], [row for _, row in done]
+        self.carried: list[Artefact] = []
+        self.rows: list[Row] = []
+        for artefact in self.artefacts:
+            new, row = self._carried(artefact)
+            self.carried.append(new)
+            self.rows.append(row)
 
     def _paired(self, split: Split, kind: RowKind, place: int) -> PairedRows:
         """The rows of a split at a site pair; of the held-out ones at most `MOST_ROWS`, evenly spaced."""
-        batches = [(batch, *batch.others)[self.kinds.index(kind)] for batch in self.batches[split]]
-        parts = [
-            [b.x[place] for b in batches],
-            [b.y[place] for b in batches],
-            [b.text for b in batches],
-        ]
-        rows = PairedRows(*(torch.cat(part).cpu() for part in parts))
-        n = len(rows.text)
-        return (
-            rows
-            if split != "test" or n <= MOST_ROWS
-            else rows.at(torch.linspace(0, n - 1, MOST_ROWS).long())
-        )
+        number = self.kinds.index(kind)
+        batches = [(batch, *batch.others)[number] for batch in self.batches[split]]
+        old = torch.cat([batch.x[place] for batch in batches]).cpu()
+        new = torch.cat([batch.y[place] for batch in batches]).cpu()
+        text = torch.cat([batch.text for batch in batches]).cpu()
+        rows = PairedRows(old, new, text)
+        if split != "test" or len(text) <= MOST_ROWS:
+            return rows
+        return rows.at(torch.linspace(0, len(text) - 1, MOST_ROWS).long())
 
     def _carried(self, artefact: Artefact) -> tuple[Artefact, Row]:
         """Carry one artefact by the best of all maps and sites; its row of the report."""
-        kind, sites = self.kind(artefact), self.stream.reader.sites
+        kind = self.kind(artefact)
+        places = self._places(artefact)
+        best = self._best(artefact, kind, places)
+        on, place = best.fitted_on, best.place
+        fitted = best.fitted.refitted(
+            self.paired("fit", on, place), self.paired("validation", on, place)
+        )
+        new = self._moved(artefact, fitted, on, place)
+        answers = self._answers(artefact, new, kind, place, places)
+
+        held = self.paired("test", kind, place)
+        weights = text_weights(held.text, self.seed)
+        own, measured_by = self._own_score(artefact, answers["native"], held, weights)
+        after = fate(artefact, answers["native"], answers["carried"], own, weights)
+        before = None
+        if "stale" in answers:
+            before = fate(artefact, answers["native"], answers["stale"], own, weights)
+
+        site_x, site_y = self.stream.reader.sites[place]
+        about = {
+            "artefact": artefact.name,
+            "kind": artefact.kind,
+            "model_x": self.old.name,
+            "model_y": self.new.name,
+        }
+        row = {
+            **about,
+            "site_x": site_x,
+            "site_y": site_y,
+            "rows": str(kind),
+            "n_texts": len(held.text.unique()),
+            "n_fitted": len(self.stream.texts.fit),
+            "map": fitted.name,
+            "fitted_on": str(on),
+            "error": fitted.error,
+            "verdict": verdict(own, after, before, self.least_kept),
+            "own_score": None if own is None else float(own[0]),
+            "own_score_of": measured_by,
+            **after,
+        }
+        for name in after:
+            row[f"stale_{name}"] = None if before is None else before[name]
+        if self.truths[artefact.name].labels is not None:
+            for score in self._scored(artefact, answers, weights, kind, place):
+                self.report_tables["scores"].append({**about, **score})
+        return new, row
+
+    def _places(self, artefact: Artefact) -> list[int]:
+        """Numbers of the site pairs at which an artefact reads the old model."""
+        sites = self.stream.reader.sites
         places = [place for place, (site, _) in enumerate(sites) if site == artefact.site]
         if not places:
             raise UserError(
                 f"Expected `data.sites` with site {artefact.about['site']} of {self.old.name}, which {artefact.name} "
                 f"reads, but got {', '.join(f'{i}:{j}' for i, j in sites)}."
             )
-        tried = [entry for place in places for entry in self._tried(artefact, kind, place)]
-        best, on, place = min(tried, key=lambda entry: entry[0].error)
-        about = {"artefact": artefact.name, "kind": artefact.kind}
-        for fitted, rows, p in tried:
-            named = {
-                **about,
-                "site_x": sites[p][0],
-                "site_y": sites[p][1],
-                "map": fitted.name,
-                "fitted_on": str(rows),
-            }
+        return places
+
+    def _best(self, artefact: Artefact, kind: RowKind, places: Sequence[int]) -> Attempt:
+        """The map with the lowest error of all that are tried; the report lists them."""
+        attempts: list[Attempt] = []
+        for place in places:
+            attempts += self._tried(artefact, kind, place)
+        best = min(attempts, key=lambda attempt: attempt.fitted.error)
+        for attempt in attempts:
+            site_x, site_y = self.stream.reader.sites[attempt.place]
             row = {
-                **named,
-                "strength": fitted.strength,
-                "error": fitted.error,
-                "chosen": fitted is best,
+                "artefact": artefact.name,
+                "kind": artefact.kind,
+                "site_x": site_x,
+                "site_y": site_y,
+                "map": attempt.fitted.name,
+                "fitted_on": str(attempt.fitted_on),
+                "strength": attempt.fitted.strength,
+                "error": attempt.fitted.error,
+                "chosen": attempt is best,
             }
             self.report_tables["maps"].append(row)
-        best = best.refitted(*(self.paired(split, on, place) for split in ("fit", "validation")))
-        new, held = self._moved(artefact, best, on, place), self.paired("test", kind, place)
-        weights, answers = (
-            text_weights(held.text, self.seed),
-            {"native": artefact.answers(held.old)},
-        )
+        return best
+
+    def _answers(
+        self, artefact: Artefact, new: Artefact, kind: RowKind, place: int, places: Sequence[int]
+    ) -> Answers:
+        """Answers on held-out rows: of the old model, of the new one as it is, and of the carried artefact."""
+        held = self.paired("test", kind, place)
+        answers = {"native": artefact.answers(held.old)}
         if artefact.width == self.new.width:
-            own_place = next((p for p in places if sites[p][1] == sites[p][0]), place)
+            same = [p for p in places if len(set(self.stream.reader.sites[p])) == 1]
+            own_place = same[0] if same else place
             answers["stale"] = artefact.answers(self.paired("test", kind, own_place).new)
         answers["carried"] = new.answers(held.new)
-        own, measured_by = self._own_score(artefact, answers["native"], held, weights)
-        told = partial(fate, artefact, answers["native"], own=own, weights=weights)
-        after, before = (
-            told(answers["carried"]),
-            told(answers["stale"]) if "stale" in answers else None,
-        )
-        about |= {"model_x": self.old.name, "model_y": self.new.name}
-        row = {
-            **{**about, "site_x": sites[place][0], "site_y": sites[place][1], "rows": str(kind)},
-            **{"n_texts": len(held.text.unique()), "n_fitted": len(self.stream.texts.fit)},
-            **{"map": best.name, "fitted_on": str(on), "error": best.error},
-            "verdict": verdict(own, after, before, self.least_kept),
-            "own_score": None if own is None else float(own[0]),
-            "own_score_of": measured_by,
-            **{**after, **{f"stale_{name}": before and before[name] for name in after}},
-        }
-        if self.truths[artefact.name].labels is not None:
-            scores = self._scored(artefact, answers, weights, kind, place)
-            self.report_tables["scores"] += [{**about, **score} for score in scores]
-        return new, row
+        return answers
 
     def _own_score(
         self, artefact: Artefact, answers: Tensor, held: PairedRows, weights: Tensor
@@ -230,54 +303,56 @@ class Carrying(pl.LightningModule):
         if labels is None:
             return None, None
         own = measured_score(artefact, answers, labels["test"][held.text], weights)
-        return (own, HELD_OUT) if own[0].isfinite() else (None, None)  # of one class there is none
+        if own[0].isfinite():
+            return own, HELD_OUT
+        return None, None  # texts of one class have no AUROC
 
-    def _tried(
-        self, artefact: Artefact, kind: RowKind, place: int
-    ) -> Iterator[tuple[FittedMap, RowKind, int]]:
+    def _tried(self, artefact: Artefact, kind: RowKind, place: int) -> Iterator[Attempt]:
         """Maps that are fitted on the rows that it reads, and on tokens where that is one row of a text."""
-        whole = policy_of(kind.policy).types is None and self.one_tokenizer
-        for on in (kind, *([TOKENS] if whole else ())):
-            maps = [name for name in self.maps if on == kind or name != STALE]
-            fitting, validation = (
-                self.paired("fit", on, place),
-                self.paired("validation", kind, place),
-            )
-            for fitted in fit_maps(artefact, fitting, validation, maps) if maps else ():
-                yield fitted, on, place
+        fitted_on = [kind]
+        if policy_of(kind.policy).types is None and self.one_tokenizer:
+            fitted_on.append(TOKENS)
+        validation = self.paired("validation", kind, place)
+        for on in fitted_on:
+            maps = self.maps
+            if on != kind:
+                maps = [name for name in maps if name != STALE]
+            if not maps:
+                continue
+            for fitted in fit_maps(artefact, self.paired("fit", on, place), validation, maps):
+                yield Attempt(fitted, on, place)
 
     def _moved(self, artefact: Artefact, best: FittedMap, on: RowKind, place: int) -> Artefact:
         """The artefact for the new model; pushed forward, too, where something is put into states."""
         forward = None
         if isinstance(artefact, (Direction, Dictionary)):
-            fitting, validation = (
-                self.paired("fit", on, place),
-                self.paired("validation", on, place),
-            )
-            forward = forward_map(best.name, fitting, validation)
-        model, came = (
-            self.new.identity(),
-            {"model": self.old.name, "site": artefact.site, "map": best.name},
-        )
-        about = {"model": model["name"], **deciding(model), "carried_from": came}
+            fitting = self.paired("fit", on, place)
+            forward = forward_map(best.name, fitting, self.paired("validation", on, place))
+        model = self.new.identity()
         return artefact.carried(
-            best.back, forward, site=self.stream.reader.sites[place][1], **about
+            best.back,
+            forward,
+            site=self.stream.reader.sites[place][1],
+            model=model["name"],
+            **deciding(model),
+            carried_from={"model": self.old.name, "site": artefact.site, "map": best.name},
         )
 
     def _shuffled(self, artefact: Artefact, kind: RowKind, place: int) -> Iterator[Artefact]:
         """Carried by the best maps between rows of different texts."""
         maps = [name for name in self.maps if name not in EQUAL_WIDTHS] or ["ridge"]
-        parts = [self.paired(split, kind, place) for split in ("fit", "validation")]
         for seed in range(self.seed, self.seed + SHUFFLES):
             draw = torch.Generator().manual_seed(seed)
-            mixed = [
-                replace(rows, old=rows.old[torch.randperm(len(rows.old), generator=draw)])
-                for rows in parts
-            ]
-            yield artefact.carried(fit_maps(artefact, mixed[0], mixed[1], maps)[0].back)
+            mixed = []
+            for split in SPLITS:
+                rows = self.paired(split, kind, place)
+                order = torch.randperm(len(rows.old), generator=draw)
+                mixed.append(replace(rows, old=rows.old[order]))
+            best = fit_maps(artefact, mixed[0], mixed[1], maps)[0]
+            yield artefact.carried(best.back)
 
     def _scored(
-        self, artefact: Artefact, answers: Answers, weights: Tensor, *at: Any
+        self, artefact: Artefact, answers: Answers, weights: Tensor, kind: RowKind, place: int
     ) -> Iterator[Row]:
         """Scores against labels: of all answers, of a head that is trained anew, and of floors.
 
@@ -285,49 +360,61 @@ class Carrying(pl.LightningModule):
             artefact: that was carried.
             answers: on the held-out rows.
             weights: of these; see `text_weights`.
-            at: the kind of rows, and the number of the site pair.
+            kind: of the rows.
+            place: number of the site pair.
         """
-        held, native, fitting = self.paired("test", *at), answers["native"], self.paired("fit", *at)
+        held = self.paired("test", kind, place)
         own = cast(dict[Split, Tensor], self.truths[artefact.name].labels)
-        labels, columns = (
-            own["test"][held.text],
-            native.shape[1] if isinstance(artefact, Head) else 1,
-        )
-        known, anew = (
-            labels >= 0,
-            trained_anew(fitting.new, own["fit"][fitting.text], max(columns, 2)),
-        )
-        drawn = torch.randn(
-            self.new.width, DRAWS, generator=torch.Generator().manual_seed(self.seed)
-        )
-        floor, at_random = Direction({"vector": drawn[:, 0]}), (held.new @ drawn).split(1, dim=1)
-        judged = {name: (artefact, native, [given], labels) for name, given in answers.items()}
-        shuffled = [floor.answers(held.new) for floor in self._shuffled(artefact, *at)]
-        judged["shuffled map"] = artefact, native, shuffled, labels
-        judged["trained anew"] = anew, anew.answers(held.new), [anew.answers(held.new)], labels
-        judged["random direction"] = (
-            floor,
-            at_random[0],
-            list(at_random),
-            (labels == int(columns < 3)).long(),
-        )
-        for name, (judge, old, each, truth) in judged.items():
+        labels = own["test"][held.text]
+        known = labels >= 0
+        texts = len(held.text[known].unique())
+        for judged in self._judged(artefact, answers, labels, kind, place):
             row = with_labels(
-                judge, [given[known] for given in each], old[known], truth[known], weights[:, known]
+                judged.judge,
+                [draw[known] for draw in judged.draws],
+                judged.old[known],
+                judged.labels[known],
+                weights[:, known],
             )
-            yield {"condition": name, "n_texts": len(held.text[known].unique()), **row}
+            yield {"condition": judged.condition, "n_texts": texts, **row}
+
+    def _judged(
+        self, artefact: Artefact, answers: Answers, labels: Tensor, kind: RowKind, place: int
+    ) -> Iterator[Judged]:
+        """The answers that labels score, of each condition."""
+        native = answers["native"]
+        for condition, given in answers.items():
+            yield Judged(condition, artefact, native, [given], labels)
+
+        held, fitting = self.paired("test", kind, place), self.paired("fit", kind, place)
+        shuffled = [moved.answers(held.new) for moved in self._shuffled(artefact, kind, place)]
+        yield Judged("shuffled map", artefact, native, shuffled, labels)
+
+        classes = max(native.shape[1], 2) if isinstance(artefact, Head) else 2
+        own = cast(dict[Split, Tensor], self.truths[artefact.name].labels)
+        anew = trained_anew(fitting.new, own["fit"][fitting.text], classes)
+        again = anew.answers(held.new)
+        yield Judged("trained anew", anew, again, [again], labels)
+
+        draw = torch.Generator().manual_seed(self.seed)
+        drawn = torch.randn(self.new.width, DRAWS, generator=draw)
+        at_random = list((held.new @ drawn).split(1, dim=1))
+        floor = Direction({"vector": drawn[:, 0]})
+        read = 1 if classes == 2 else 0  # the class that a direction is scored for
+        yield Judged("random direction", floor, at_random[0], at_random, (labels == read).long())
 
 
 def own_sites(
     artefacts: Sequence[Artefact], depths: Sequence[int], component: Any = None
 ) -> list[Link]:
     """Each artefact's own site of the old model, with the same of the new one, or with all where depths differ."""
-    sites = sorted({artefact.site for artefact in artefacts})
-    return [
-        Link(0, 1, i, j)
-        for i in sites
-        for j in ([i] if depths[0] == depths[1] else range(1, depths[1] + 1))
-    ]
+    links = []
+    for i in sorted({artefact.site for artefact in artefacts}):
+        if depths[0] == depths[1]:
+            links.append(Link(0, 1, i, i))
+        else:
+            links += [Link(0, 1, i, j) for j in range(1, depths[1] + 1)]
+    return links
 
 
 def check_model(artefact: Artefact, model: Any) -> list[str]:
@@ -361,27 +448,35 @@ def trained_anew(rows: Tensor, labels: Tensor, classes: int) -> Head:
     known = labels >= 0
     x, y = rows[known].double(), labels[known]
     mean, scale = x.mean(0), x.std(0).clamp(min=1e-6)
-    x, last = (x - mean) / scale, len(y) * 4 // 5
+    x = (x - mean) / scale
+    last = len(y) * 4 // 5
 
-    def loss(weight: Tensor, rows: slice) -> Tensor:
-        return nn.functional.cross_entropy(x[rows] @ weight[:-1] + weight[-1], y[rows])
-
-    def fitted(rows: slice, penalty: float) -> Tensor:
-        weight = torch.zeros(x.shape[1] + 1, classes, dtype=torch.float64, requires_grad=True)
-        optimizer = torch.optim.LBFGS([weight], max_iter=200, line_search_fn="strong_wolfe")
-
-        def closure() -> Any:
-            optimizer.zero_grad()
-            penalised = loss(weight, rows) + penalty * weight[:-1].square().sum()
-            penalised.backward()
-            return penalised
-
-        optimizer.step(closure)
-        return weight.detach()
-
-    best = min(
-        PENALTIES, key=lambda penalty: float(loss(fitted(slice(last), penalty), slice(last, None)))
-    )
-    weight = fitted(slice(None), best)
+    best, lowest = PENALTIES[0], float("inf")
+    for penalty in PENALTIES:
+        weight = _fitted_head(x[:last], y[:last], classes, penalty)
+        loss = float(_head_loss(weight, x[last:], y[last:]))
+        if loss < lowest:
+            best, lowest = penalty, loss
+    weight = _fitted_head(x, y, classes, best)
     slope = weight[:-1] / scale[:, None]
     return Head.of(slope.T.float(), (weight[-1] - mean @ slope).float())
+
+
+def _head_loss(weight: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Cross-entropy; the last row of `weight` (d + 1, C) is the bias."""
+    return nn.functional.cross_entropy(x @ weight[:-1] + weight[-1], y)
+
+
+def _fitted_head(x: Tensor, y: Tensor, classes: int, penalty: float) -> Tensor:
+    """Weights (d + 1, C) of least penalised loss."""
+    weight = torch.zeros(x.shape[1] + 1, classes, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.LBFGS([weight], max_iter=200, line_search_fn="strong_wolfe")
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        penalised = _head_loss(weight, x, y) + penalty * weight[:-1].square().sum()
+        penalised.backward()
+        return penalised
+
+    optimizer.step(closure)
+    return weight.detach()

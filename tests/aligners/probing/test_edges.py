@@ -167,7 +167,7 @@ def test_spans_tasks_and_arms_that_there_are_not_are_refused() -> None:
         Labels.of("t", both[:1])
     with pytest.raises(ValueError, match=r"Expected a place that .*layer=7"):
         edge_bank([Variant("model", 7)], words, kinds, 0)
-    with pytest.raises(ValueError, match="read at layer 1 of the model"):
+    with pytest.raises(ValueError, match="states of layer 1 of the model"):
         replace(words, states=words.states[:1], places=PLACES[:1]).read(PLACES[1:2], [0])
 
 
