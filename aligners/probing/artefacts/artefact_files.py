@@ -31,8 +31,12 @@ from aligners.probing.storing import PROBES, load_banks
 
 logger = logging.getLogger(__name__)
 
-ABOUT, TENSORS, MAP, CARD = "artefact.json", "artefact.safetensors", "map.safetensors", "README.md"
-CFG, WEIGHTS = "cfg.json", "sae_weights.safetensors"  # of SAELens
+ABOUT = "artefact.json"
+TENSORS = "artefact.safetensors"
+MAP = "map.safetensors"
+CARD = "README.md"
+CFG = "cfg.json"  # of SAELens
+WEIGHTS = "sae_weights.safetensors"
 STITCHED = ("stitching.safetensors", "aligners.safetensors")
 CONDITION = "condition"  # number of a linear map: infinite where it has no inverse
 PICKLED = (".pkl", ".pickle", ".pt", ".pth", ".bin", ".joblib", ".npz", ".npy", ".ckpt")
@@ -55,18 +59,17 @@ def read_artefacts(place: Path | str) -> list[Artefact]:
             f"Expected `artefacts` to be a folder of artefacts, but there is no folder {folder}."
         )
     found = _of_folder(folder)
-    for inner in sorted(path for path in folder.iterdir() if path.is_dir()) if not found else []:
-        found += _of_folder(inner)
     if not found:
-        pickles = sorted(path.name for path in folder.rglob("*") if path.suffix in PICKLED)
-        advice = "`write_artefact` of aligners.api writes one, of coefficients of scikit-learn, too (`Head.of`)."
-        if pickles:
-            advice = f"{pickles[0]} can run code as it is read, and is not. {advice}"
+        for inner in sorted(folder.iterdir()):
+            if inner.is_dir():
+                found += _of_folder(inner)
+    if not found:
         raise UserError(
             f"Expected `artefacts` to hold {ABOUT} and {TENSORS}, {CFG} and {WEIGHTS} of SAELens, {PROBES} or "
-            f"{STITCHED[0]}, but {folder} holds none. {advice}"
+            f"{STITCHED[0]}, but {folder} holds none. {_advice(folder)}"
         )
-    (name, times), *_ = Counter(artefact.name for artefact in found).most_common(1)
+    names = Counter(artefact.name for artefact in found)
+    name, times = names.most_common(1)[0]
     if times > 1:
         raise UserError(
             f"Expected artefacts of different names, each for a folder, but {name!r} is there {times} times."
@@ -77,27 +80,45 @@ def read_artefacts(place: Path | str) -> list[Artefact]:
     return found
 
 
+def _advice(folder: Path) -> str:
+    advice = "`write_artefact` of aligners.api writes one, of coefficients of scikit-learn, too (`Head.of`)."
+    pickles = sorted(path.name for path in folder.rglob("*") if path.suffix in PICKLED)
+    if pickles:
+        return f"{pickles[0]} can run code as it is read, and is not. {advice}"
+    return advice
+
+
 def _of_folder(folder: Path) -> list[Artefact]:
+    """The artefacts of one folder, in whichever format they are."""
     if (folder / ABOUT).is_file():
-        about = _json(folder / ABOUT)
-        check_known(KINDS, kind=str(about.get("kind")))
-        about.setdefault("name", folder.name)
-        check_file_names(name=str(about["name"]))
-        _check_model(about, folder / ABOUT)
-        maps = load_bank(folder / MAP, arrays=True).maps[FORWARD] if (folder / MAP).exists() else {}
-        if KINDS[about["kind"]] is Dictionary:
-            return [_dictionary(folder, about, list(maps.values()))]
-        return [KINDS[about["kind"]](_tensors(folder / TENSORS), about, list(maps.values()))]
+        return [_described(folder)]
     if (folder / CFG).is_file():
         return [_dictionary(folder, {"name": folder.name})]
     if (folder / PROBES).is_file():
-        return [
-            probe
-            for name, entry in load_banks(folder / PROBES).items()
-            for probe in _probes(name, *entry)
-        ]
-    stitched = next((folder / name for name in STITCHED if (folder / name).is_file()), None)
-    return [] if stitched is None else _maps(load_bank(stitched))
+        found = []
+        for name, (bank, about) in load_banks(folder / PROBES).items():
+            found += _probes(name, bank, about)
+        return found
+    for name in STITCHED:
+        if (folder / name).is_file():
+            return _maps(load_bank(folder / name))
+    return []
+
+
+def _described(folder: Path) -> Artefact:
+    """The artefact of a folder with artefact.json."""
+    about = _json(folder / ABOUT)
+    check_known(KINDS, kind=str(about.get("kind")))
+    about.setdefault("name", folder.name)
+    check_file_names(name=str(about["name"]))
+    _check_model(about, folder / ABOUT)
+    through = list[Aligner]()
+    if (folder / MAP).exists():
+        through += load_bank(folder / MAP, arrays=True).maps[FORWARD].values()
+    kind = KINDS[about["kind"]]
+    if kind is Dictionary:
+        return _dictionary(folder, about, through)
+    return kind(_tensors(folder / TENSORS), about, through)
 
 
 def _dictionary(folder: Path, about: dict[str, Any], through: Sequence[Aligner] = ()) -> Dictionary:
@@ -112,36 +133,34 @@ def _dictionary(folder: Path, about: dict[str, Any], through: Sequence[Aligner] 
                 f"but got {told.get('hook_name')!r}: only the residual stream between blocks is carried."
             )
         about["site"] = int(hook[1]) + (hook[2] == "post")
-    about = {
-        "kind": "dictionary",
-        "model": told.get("model_name"),
-        "rows": "tokens",
-        **about,
-        "cfg": cfg,
-    }
+    usual = {"kind": "dictionary", "model": told.get("model_name"), "rows": "tokens"}
+    about = {**usual, **about, "cfg": cfg}
     _check_model(about, folder / CFG)
     return Dictionary(_tensors(folder / WEIGHTS), about, through)
 
 
 def _probes(name: str, bank: Bank, about: Mapping[str, Any]) -> list[Artefact]:
-    """The probes of a bank that read one layer of the model, and are asked the task itself."""
+    """The probes of a bank that read one layer of the model, and are trained on the task itself."""
     found = list[Artefact]()
     for number, variant in enumerate(bank.variants):
-        if variant.source == "model" and variant.layer is not None and not variant.control:
-            own = bank.only([number])
-            probe = {
-                "class": type(own.probes).__name__,
-                "rank": variant.rank,
-                "options": own.probes.options(),
-                **about,
-            }
-            told = {
-                "kind": "probe",
-                "name": _named(name, variant.layer, variant.rank),
-                "model": about["model"],
-            }
-            place = {"site": variant.layer, "rows": "words_mean", "probe": probe}
-            found.append(Probe(dict(own.state_dict()), {**told, **place}))
+        if variant.source != "model" or variant.layer is None or variant.control:
+            continue
+        own = bank.only([number])
+        probe = {
+            "class": type(own.probes).__name__,
+            "rank": variant.rank,
+            "options": own.probes.options(),
+            **about,
+        }
+        described = {
+            "kind": "probe",
+            "name": _named(name, variant.layer, variant.rank),
+            "model": about["model"],
+            "site": variant.layer,
+            "rows": "words_mean",
+            "probe": probe,
+        }
+        found.append(Probe(dict(own.state_dict()), described))
     return found
 
 
@@ -152,25 +171,24 @@ def _maps(stored: StoredBank) -> list[Artefact]:
     for name, bank in stored.maps.get(FORWARD, {}).items():
         for number, (site, other) in enumerate(stored.pairs[FORWARD]):
             own = take_places(bank, [number])
-            told = {
+            described = {
                 "kind": "stitching",
                 "name": _named(name, f"{site}-{other}"),
                 "model": source["name"],
-            }
-            place = {**deciding(source), "site": site, "rows": rows}
-            into = {
+                **deciding(source),
+                "site": site,
+                "rows": rows,
                 "into": stored.data["models"]["y"]["name"],
                 "into_site": other,
                 "map": describe_aligner(own),
             }
-            found.append(Stitching(dict(own.state_dict()), {**told, **place, **into}))
+            found.append(Stitching(dict(own.state_dict()), described))
     return found
 
 
 def _named(*parts: Any) -> str:
-    return re.sub(
-        r"[^\w.-]+", "-", "-".join(str(part) for part in parts if part is not None)
-    ).strip("-")
+    name = "-".join(str(part) for part in parts if part is not None)
+    return re.sub(r"[^\w.-]+", "-", name).strip("-")
 
 
 def _check_model(about: Mapping[str, Any], path: Path) -> None:
@@ -192,7 +210,10 @@ def _whole(path: Path, read: Callable[[Path], Any], what: str) -> Any:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    return _whole(path, lambda path: dict(json.loads(path.read_text(encoding="utf-8"))), "JSON")
+    def read(path: Path) -> dict[str, Any]:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+
+    return _whole(path, read, "JSON")
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:
@@ -224,38 +245,42 @@ def write_artefact(artefact: Artefact, folder: Path | str, card: str | None = No
     """
     folder = Path(folder)
     _check_model(artefact.about, folder / ABOUT)
-    about = {
-        "kind": artefact.kind,
-        **{key: value for key, value in artefact.about.items() if key != "cfg"},
-    }
+    about = {"kind": artefact.kind, **artefact.about}
+    about.pop("cfg", None)
     tensors = {name: value.detach().cpu().contiguous() for name, value in artefact.tensors.items()}
     with whole_folder(folder) as unfinished:
-        (unfinished / ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-        weights = unfinished / (WEIGHTS if isinstance(artefact, Dictionary) else TENSORS)
-        save_sealed(save_file, tensors, weights, {})
+        _write_json(about, unfinished / ABOUT)
         if isinstance(artefact, Dictionary):
-            (unfinished / CFG).write_text(
-                json.dumps(_cfg(artefact), indent=2) + "\n", encoding="utf-8"
-            )
+            _write_json(_cfg(artefact), unfinished / CFG)
+            save_sealed(save_file, tensors, unfinished / WEIGHTS, {})
+        else:
+            save_sealed(save_file, tensors, unfinished / TENSORS, {})
         if artefact.through:
-            maps = {FORWARD: {str(number): map_ for number, map_ in enumerate(artefact.through)}}
-            save_bank(
-                StoredBank("arrays", maps, {FORWARD: []}, {"columns": [], "keys": None}, {}),
-                unfinished / MAP,
-            )
+            maps = {str(number): map_ for number, map_ in enumerate(artefact.through)}
+            data: dict[str, Any] = {"columns": [], "keys": None}
+            stored = StoredBank("arrays", {FORWARD: maps}, {FORWARD: []}, data, {})
+            save_bank(stored, unfinished / MAP)
         if card is not None:
             (unfinished / CARD).write_text(card, encoding="utf-8")
+
+
+def _write_json(content: Mapping[str, Any], path: Path) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def _cfg(dictionary: Dictionary) -> dict[str, Any]:
     """cfg.json with the model and the hook as they are now, where it had them."""
     site = dictionary.site
-    hook = f"blocks.{site - 1}.hook_resid_post" if site else "blocks.0.hook_resid_pre"
+    hook = "blocks.0.hook_resid_pre"
+    if site:
+        hook = f"blocks.{site - 1}.hook_resid_post"
     new = {
         "model_name": dictionary.about["model"],
         "hook_name": hook,
         "hook_layer": max(site - 1, 0),
     }
-    parts = ({**dictionary.cfg}, dict(dictionary.cfg.get("metadata") or {}))
-    cfg, metadata = ({key: new.get(key, value) for key, value in told.items()} for told in parts)
-    return cfg | ({"metadata": metadata} if metadata else {})
+    cfg = {key: new.get(key, value) for key, value in dictionary.cfg.items()}
+    metadata = cfg.get("metadata")
+    if metadata:
+        cfg["metadata"] = {key: new.get(key, value) for key, value in metadata.items()}
+    return cfg

@@ -37,14 +37,13 @@ class PairedRows:
 
     def at(self, chosen: Tensor) -> "PairedRows":
         """Some of the rows."""
-        return PairedRows(
-            *(part[chosen] for part in vars(self).values() if isinstance(part, Tensor))
-        )
+        return PairedRows(self.old[chosen], self.new[chosen], self.text[chosen])
 
     @property
     def typical(self) -> "PairedRows":
         """Those that neither model sets far from all others, as language models do with the first token of a text."""
-        return self.at(~(far_rows(self.old) | far_rows(self.new)))
+        far = far_rows(self.old) | far_rows(self.new)
+        return self.at(~far)
 
     @cached_property
     def moments(self) -> Moments:
@@ -73,8 +72,10 @@ class FittedMap(NamedTuple):
     def refitted(self, fitting: PairedRows, validation: PairedRows) -> "FittedMap":
         """The same map with its strength, fitted on the rows that chose it as well."""
         moments = merge_moments(fitting.moments, validation.moments)
-        found = {(bank.strength, bank.common): bank.aligner for bank in _banks(self.name, moments)}
-        return self._replace(back=found[self.strength, self.common])
+        for bank in _banks(self.name, moments):
+            if (bank.strength, bank.common) == (self.strength, self.common):
+                return self._replace(back=bank.aligner)
+        raise RuntimeError(f"there is no map {self.name} of strength {self.strength}")
 
 
 def fit_maps(
@@ -109,11 +110,15 @@ def fit_maps(
             f"Expected at least {least} fitting rows for the maps {', '.join(maps)} from width {d_new} to {d_old}, but "
             f"got {int(moments.n)}. Give more texts."
         )
-    truth, found = artefact.answers(validation.old), list[FittedMap]()
-    for name in (name for name in able if moments.n >= rows_needed(name, d_new)):
+    truth = artefact.answers(validation.old)
+    found = list[FittedMap]()
+    for name in able:
+        if moments.n < rows_needed(name, d_new):
+            continue
         tried = []
         for bank in _banks(name, moments):
-            error = answers_missed(truth, artefact.carried(bank.aligner).answers(validation.new))
+            answers = artefact.carried(bank.aligner).answers(validation.new)
+            error = answers_missed(truth, answers)
             tried.append(FittedMap(name, bank.aligner, error, bank.strength, bank.common))
         found.append(min(tried, key=lambda fitted: fitted.error))
     return sorted(found, key=lambda fitted: fitted.error)
@@ -130,15 +135,21 @@ def forward_map(name: str, fitting: PairedRows, validation: PairedRows) -> Align
         validation: other rows, which choose the strength of a ridge by the states themselves.
     """
     fitting, validation = fitting.typical, validation.typical
+
+    def error(aligner: Aligner) -> float:
+        return answers_missed(validation.new, aligner(validation.old[None])[0])
+
     tried = [bank.aligner for bank in _banks(name, fitting.moments.swap())]
-    return min(
-        tried, key=lambda bank: answers_missed(validation.new, bank(validation.old[None])[0])
-    )
+    return min(tried, key=error)
 
 
 def rows_needed(name: str, width: int) -> int:
     """The fewest fitting rows of a map: those that determine it; a few where it shrinks."""
-    return width + 2 if name == "linear" else 1 if name == STALE else 10
+    if name == "linear":
+        return width + 2
+    if name == STALE:
+        return 1
+    return 10
 
 
 def answers_missed(truth: Tensor, answers: Tensor) -> float:
@@ -160,9 +171,13 @@ def _banks(name: str, moments: Moments) -> list[_Bank]:
     d_x, d_y = moments.xy.shape[1:]
     if name in ("ridge", "ridge_identity"):
         return list(_ridges(moments, towards_identity=name == "ridge_identity"))
-    bank: Aligner = {STALE: Identity, "shift": Ridge, "procrustes": Procrustes, "linear": Linear}[
-        name
-    ](1, d_x, d_y)
+    kinds: dict[str, type[Aligner]] = {
+        STALE: Identity,
+        "shift": Ridge,
+        "procrustes": Procrustes,
+        "linear": Linear,
+    }
+    bank = kinds[name](1, d_x, d_y)
     if isinstance(bank, Ridge):
         bank.set_map(moments, torch.eye(d_x, dtype=torch.float64)[None])
     else:
@@ -172,7 +187,9 @@ def _banks(name: str, moments: Moments) -> list[_Bank]:
 
 def _ridges(moments: Moments, *, towards_identity: bool) -> Iterator[_Bank]:
     """Ridge regression with every strength, relative to each feature's own variance and to the mean of all."""
-    towards = torch.eye(moments.xx.shape[-1]).to(moments.xx) if towards_identity else None
+    towards = None
+    if towards_identity:
+        towards = torch.eye(moments.xx.shape[-1]).to(moments.xx)
     for common in (True, False):
         weights = ridge_path(moments, STRENGTHS, towards, common)
         for strength, weight in zip(STRENGTHS, weights, strict=True):

@@ -33,46 +33,66 @@ def scores_of(artefact: Artefact, old: Tensor) -> tuple[Scores, Callable[[Tensor
     """
     if isinstance(artefact, Head):
         if old.shape[1] > 2:
-            return margins, lambda scores: scores > 0
-        return (
-            lambda answers: answers[:, -1:] - (answers[:, :1] if old.shape[1] == 2 else 0),
-            lambda scores: scores > 0,
-        )
-    chosen = old.var(0).topk(min(COLUMNS, old.shape[1])).indices.sort().values
-    at = torch.zeros(()) if isinstance(artefact, Dictionary) else old[:, chosen].median(0).values
-    return lambda answers: answers[:, chosen], lambda scores: scores > at.to(scores)
+            return margins, _above_zero
+        return log_odds, _above_zero
+
+    count = min(COLUMNS, old.shape[1])
+    chosen = old.var(0).topk(count).indices.sort().values
+    if isinstance(artefact, Dictionary):
+        threshold = torch.zeros(())
+    else:
+        threshold = old[:, chosen].median(0).values
+    return lambda answers: answers[:, chosen], lambda scores: scores > threshold.to(scores)
+
+
+def _above_zero(scores: Tensor) -> Tensor:
+    return scores > 0
+
+
+def log_odds(logits: Tensor) -> Tensor:
+    """Of the second of two classes, (N, 1): one logit is the log-odds itself."""
+    if logits.shape[1] == 1:
+        return logits
+    return logits[:, 1:] - logits[:, :1]
 
 
 def margins(logits: Tensor) -> Tensor:
     """By how much each logit is above the largest other one, (N, C)."""
     first, second = logits.topk(2, -1).values.split(1, -1)
-    return logits - torch.where(logits == first, second, first)
+    largest_other = torch.where(logits == first, second, first)
+    return logits - largest_other
 
 
 def midranks(values: Tensor, weights: Tensor) -> Tensor:
     """For each value the weight of all that are smaller, and half of those that are equal: (N,), (R, N) -> (R, N)."""
     order = values.argsort()
     _, place = values[order].unique_consecutive(return_inverse=True)
-    own = weights.new_zeros(len(weights), int(place[-1]) + 1).index_add_(
-        1, place, weights[:, order]
-    )
-    return torch.empty_like(weights).index_copy_(1, order, (own.cumsum(1) - own / 2)[:, place])
+    distinct = int(place[-1]) + 1
+    own = weights.new_zeros(len(weights), distinct).index_add_(1, place, weights[:, order])
+    ranks = own.cumsum(1) - own / 2
+    return torch.empty_like(weights).index_copy_(1, order, ranks[:, place])
 
 
 def rank_correlation(x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
     """Spearman's correlation, (R,), of rows weighted by `weights` (R, N); NaN if one side is constant."""
-    a, b = midranks(x, weights), midranks(y, weights)
+    a = _centred_ranks(x, weights)
+    b = _centred_ranks(y, weights)
+    covariance = (weights * a * b).sum(1)
+    variances = (weights * a * a).sum(1) * (weights * b * b).sum(1)
+    return covariance / variances.sqrt()
+
+
+def _centred_ranks(values: Tensor, weights: Tensor) -> Tensor:
+    ranks = midranks(values, weights)
     total = weights.sum(1, keepdim=True)
-    a, b = (ranks - (weights * ranks).sum(1, keepdim=True) / total for ranks in (a, b))
-    return (weights * a * b).sum(1) / ((weights * a * a).sum(1) * (weights * b * b).sum(1)).sqrt()
+    return ranks - (weights * ranks).sum(1, keepdim=True) / total
 
 
 def auroc(scores: Tensor, positive: Tensor, weights: Tensor) -> Tensor:
     """The chance that a positive row has the greater score, (R,); NaN of one class. Of several columns the mean."""
     if scores.ndim == 2:
-        return torch.stack(
-            [auroc(*pair, weights) for pair in zip(scores.T, positive.T, strict=True)]
-        ).nanmean(0)
+        columns = zip(scores.T, positive.T, strict=True)
+        return torch.stack([auroc(column, true, weights) for column, true in columns]).nanmean(0)
     yes, no = weights * positive, weights * ~positive
     return (yes * midranks(scores, no)).sum(1) / (yes.sum(1) * no.sum(1))
 
@@ -92,7 +112,8 @@ def attenuated(own: Tensor, correlation: Tensor) -> Tensor:
     """
     d = math.sqrt(2) * torch.special.ndtri(own.clamp(0.0, 1.0 - 1e-6))
     r = 2 * (math.pi * correlation / 6).sin()
-    noise = (1 + d.square() / 4) * (1 / r.square().clamp(min=1e-12) - 1).clamp(min=0)
+    added = (1 / r.square().clamp(min=1e-12) - 1).clamp(min=0)
+    noise = (1 + d.square() / 4) * added
     return torch.special.ndtr(r.sign() * d / (2 * (1 + noise)).sqrt())
 
 
@@ -107,12 +128,16 @@ def own_score(artefact: Artefact, draws: int, seed: int) -> Tensor | None:
     score: Mapping[str, Any] = artefact.about.get("score") or {}
     if score.get("metric") != "auroc" or score.get("value") is None:
         return None
-    value, half = float(score["value"]), max(float(score.get("n") or math.inf) / 2, 1.0)
-    q1, q2 = value / (2 - value), 2 * value**2 / (1 + value)
-    spread = 0 if math.isinf(half) else value * (1 - value) + (half - 1) * (q1 + q2 - 2 * value**2)
+    value = float(score["value"])
     noise = torch.randn(draws, generator=torch.Generator().manual_seed(seed)).double()
     noise[0] = 0
-    return (value + noise * math.sqrt(spread) / (half if spread else 1)).clamp(0, 1)
+    if not score.get("n"):
+        return (value + 0 * noise).clamp(0, 1)
+    half = max(float(score["n"]) / 2, 1.0)  # texts of each class
+    q1 = value / (2 - value)
+    q2 = 2 * value**2 / (1 + value)
+    spread = value * (1 - value) + (half - 1) * (q1 + q2 - 2 * value**2)
+    return (value + noise * math.sqrt(spread) / half).clamp(0, 1)
 
 
 def measured_score(artefact: Artefact, answers: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
@@ -148,21 +173,21 @@ def fate(artefact: Artefact, old: Tensor, new: Tensor, own: Tensor | None, weigh
     score, decide = scores_of(artefact, old)
     before, after = score(old.double()), score(new.double())
     decided = decide(before)
-    alike = (decided == decided[0]).all(
-        0
-    )  # one decision for all rows, of which no score can tell: then the upper half
+    alike = (decided == decided[0]).all(0)  # one decision for all rows tells no score
     halves = decided.where(~alike, before > before.median(0).values)
-    each = [rank_correlation(a, b, weights) for a, b in zip(before.T, after.T, strict=True)]
-    correlation = torch.stack(each).nanmean(0)
-    agree = (weights * (decide(after) == decided).all(-1)).sum(1) / weights.sum(1)
+
+    pairs = zip(before.T, after.T, strict=True)
+    correlation = torch.stack([rank_correlation(a, b, weights) for a, b in pairs]).nanmean(0)
+    agreeing = (decide(after) == decided).all(-1)
+    predicted = torch.full_like(correlation, torch.nan)
+    if own is not None:
+        predicted = attenuated(own, correlation)
     columns = {
         "rank_correlation": correlation,
         "fidelity": auroc(after, halves, weights),
-        "agreement": agree,
+        "agreement": (weights * agreeing).sum(1) / weights.sum(1),
+        "predicted": predicted,
     }
-    columns["predicted"] = (
-        torch.full_like(correlation, torch.nan) if own is None else attenuated(own, correlation)
-    )
     return resampled_columns(columns)
 
 
@@ -177,19 +202,31 @@ def verdict(own: Tensor | None, carried: Row, stale: Row | None, least: float) -
         stale: that of the artefact as it is; None where it cannot read the new model.
         least: share of what it has above chance that is to be kept.
     """
-    column = "fidelity" if own is None else "predicted"
-    known, surely, _ = (1.0, 1.0, 1.0) if own is None else map(float, with_interval(own))
-    after, before = (
-        -1.0 if row is None or row[column] is None else row[column] for row in (carried, stale)
-    )
+    if own is None:
+        column, known, surely = "fidelity", 1.0, 1.0
+    else:
+        column = "predicted"
+        known, surely, _ = map(float, with_interval(own))
+    after = _score_or_worst(carried, column)
+    before = _score_or_worst(stale, column)
     if surely <= 0.5 or max(after, before) < 0.5 + least * (known - 0.5):
         return "do not use"
-    return "leave as it is" if before > after - _WORSE else "carry"
+    if before > after - _WORSE:
+        return "leave as it is"
+    return "carry"
+
+
+def _score_or_worst(row: Row | None, column: str) -> float:
+    if row is None or row[column] is None:
+        return -1.0
+    return row[column]
 
 
 def _positive(scores: Tensor, labels: Tensor) -> Tensor:
     """Which rows are of the class that each column of scores (N, K) is for, (N, K): the second, if there is one."""
-    classes = torch.ones(1) if scores.shape[1] == 1 else torch.arange(scores.shape[1])
+    classes = torch.arange(scores.shape[1])
+    if len(classes) == 1:
+        classes = torch.ones(1)
     return labels[:, None] == classes
 
 
@@ -208,11 +245,9 @@ def with_labels(
     score, decide = scores_of(artefact, old)
     scores = [score(answers.double()) for answers in each]
     positive = _positive(scores[0], labels)
-    columns = {"auroc": torch.stack([auroc(one, positive, weights) for one in scores]).mean(0)}
-    right = torch.stack([(decide(one) == positive).all(-1).double() for one in scores]).mean(0)
-    accuracy = (
-        (weights * right).sum(1) / weights.sum(1)
-        if isinstance(artefact, Head)
-        else weights[:, 0] * torch.nan
-    )
-    return resampled_columns(columns | {"accuracy": accuracy})
+    areas = torch.stack([auroc(one, positive, weights) for one in scores]).mean(0)
+    accuracy = torch.full_like(areas, torch.nan)
+    if isinstance(artefact, Head):
+        right = torch.stack([(decide(one) == positive).all(-1) for one in scores])
+        accuracy = (weights * right.double().mean(0)).sum(1) / weights.sum(1)
+    return resampled_columns({"auroc": areas, "accuracy": accuracy})

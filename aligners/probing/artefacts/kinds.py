@@ -31,10 +31,8 @@ ACTIVATIONS = {
     "gelu": functional.gelu,
     "silu": functional.silu,
 }
-ARCHITECTURES, NORMALISATIONS = (
-    ("standard", "jumprelu", "topk"),
-    ("none", "expected_average_only_in"),
-)  # of SAELens
+ARCHITECTURES = ("standard", "jumprelu", "topk")  # of SAELens
+NORMALISATIONS = ("none", "expected_average_only_in")
 Tensors = dict[str, Tensor]
 Parts = tuple[Tensor, Tensor]  # of y ↦ y W + b: W (d_x, d_y) and b (d_y,), in float64
 
@@ -92,7 +90,9 @@ class Artefact(ABC):
     @property
     def width(self) -> int:
         """Width of the states that it reads."""
-        return self.through[0].d_x if self.through else self.own_width
+        if self.through:
+            return self.through[0].d_x
+        return self.own_width
 
     @property
     def own_width(self) -> int:
@@ -151,23 +151,20 @@ class Artefact(ABC):
                 f"Expected `map` to be one map to width {self.width}, which {self.name} reads, but got {back.sites} "
                 f"from {back.d_x} to {back.d_y}. It leads from the new model's states to the old one's."
             )
-        new = {
-            **{key: value for key, value in self.about.items() if key not in (*DECIDING, "score")},
-            **about,
-        }
-        parts, moved = affine_parts(back), None
+        of_the_old = {*DECIDING, "score"}
+        new = {key: value for key, value in self.about.items() if key not in of_the_old}
+        new |= about
+        moved = None
+        parts = affine_parts(back)
         if parts is not None and not self.through:
-            there = (
-                partial(pseudo_inverse, back, parts)
-                if forward is None
-                else partial(linearised, forward)
-            )
-            moved = self._moved(parts, there)
+            moved = self._moved(parts, partial(_forward_parts, back, parts, forward))
         if moved is None:
             return replace(self, about=new, through=(back, *self.through))
+
+        tensors, changed = moved
         dtype = next(iter(self.tensors.values())).dtype
-        tensors = {name: value.to(dtype) for name, value in moved[0].items()}
-        return replace(self, about={**new, **moved[1]}, tensors=tensors)
+        tensors = {name: value.to(dtype) for name, value in tensors.items()}
+        return replace(self, about={**new, **changed}, tensors=tensors)
 
     def expect(self, **shapes: tuple[int | None, ...]) -> None:
         """Raise unless the tensors are these, of these shapes, and finite; None stands for any length."""
@@ -178,14 +175,19 @@ class Artefact(ABC):
             )
         for name, shape in shapes.items():
             got = tuple(self.tensors[name].shape)
-            fits = len(got) == len(shape) and all(
-                want in (None, size) for want, size in zip(shape, got, strict=True)
+            expected = (
+                f"Expected `{name}` of {self.name} to be finite, of shape {shape}, but it has"
             )
-            if not fits or not self.tensors[name].isfinite().all():
-                held = "NaN or infinite values" if fits else f"the shape {got}"
-                raise UserError(
-                    f"Expected `{name}` of {self.name} to be finite, of shape {shape}, but it has {held}."
-                )
+            if not _fits(got, shape):
+                raise UserError(f"{expected} the shape {got}.")
+            if not self.tensors[name].isfinite().all():
+                raise UserError(f"{expected} NaN or infinite values.")
+
+
+def _fits(got: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
+    if len(got) != len(wanted):
+        return False
+    return all(want in (None, size) for want, size in zip(wanted, got, strict=True))
 
 
 class Direction(Artefact):
@@ -197,10 +199,10 @@ class Direction(Artefact):
     kind, reads = "direction", "vector"
 
     def _check(self) -> None:
-        two: dict[str, tuple[int | None, ...]] = (
-            {} if len(self.tensors) == 1 else {"reading": (None,), "offset": ()}
-        )
-        self.expect(vector=(None,), **two)
+        if len(self.tensors) == 1:
+            self.expect(vector=(None,))
+        else:
+            self.expect(vector=(None,), reading=(None,), offset=())
 
     def _read(self, states: Tensor) -> Tensor:
         reading, offset = self._reading
@@ -208,16 +210,21 @@ class Direction(Artefact):
 
     @property
     def _reading(self) -> tuple[Tensor, Tensor]:
-        return self.tensors.get("reading", self.tensors["vector"]), self.tensors.get(
-            "offset", torch.zeros(())
-        )
+        reading = self.tensors.get("reading", self.tensors["vector"])
+        return reading, self.tensors.get("offset", torch.zeros(()))
 
     def _moved(
         self, back: Parts, forward: Callable[[], Parts]
     ) -> tuple[Tensors, Mapping[str, Any]]:
         reading, offset = (part.double() for part in self._reading)
-        there = {"vector": self.tensors["vector"].double() @ forward()[0]}
-        return {**there, "reading": back[0] @ reading, "offset": back[1] @ reading + offset}, {}
+        weight, bias = back
+        forward_weight, _ = forward()
+        moved = {
+            "vector": self.tensors["vector"].double() @ forward_weight,
+            "reading": weight @ reading,
+            "offset": bias @ reading + offset,
+        }
+        return moved, {}
 
 
 class Head(Artefact):
@@ -237,10 +244,10 @@ class Head(Artefact):
             intercept: `intercept_`.
             about: fields of artefact.json.
         """
-        weight, bias = torch.as_tensor(coef), torch.as_tensor(intercept)
-        return cls(
-            {"weight": weight.reshape(-1, weight.shape[-1]), "bias": bias.reshape(-1)}, about
-        )
+        weight = torch.as_tensor(coef)
+        weight = weight.reshape(-1, weight.shape[-1])
+        bias = torch.as_tensor(intercept).reshape(-1)
+        return cls({"weight": weight, "bias": bias}, about)
 
     @property
     def classes(self) -> int:
@@ -250,22 +257,24 @@ class Head(Artefact):
     @property
     def layers(self) -> list[tuple[str, str]]:
         """Names of the weight and the bias of each layer."""
-        numbers = (
-            [""]
-            if "weight" in self.tensors
-            else [f"_{i}" for i in range(max(1, len(self.tensors) // 2))]
-        )
-        return [(f"weight{number}", f"bias{number}") for number in numbers]
+        if "weight" in self.tensors:
+            return [("weight", "bias")]
+        count = max(1, len(self.tensors) // 2)
+        return [(f"weight_{number}", f"bias_{number}") for number in range(count)]
 
     @property
     def own_width(self) -> int:
         """D."""
-        return self.tensors[self.layers[0][0]].shape[1]
+        weight, _ = self.layers[0]
+        return self.tensors[weight].shape[1]
 
     def _check(self) -> None:
-        width, shapes = None, dict[str, tuple[int | None, ...]]()
+        width: int | None = None
+        shapes: dict[str, tuple[int | None, ...]] = {}
         for weight, bias in self.layers:
-            out = len(self.tensors[weight]) if weight in self.tensors else None
+            out = None
+            if weight in self.tensors:
+                out = len(self.tensors[weight])
             shapes |= {weight: (out, width), bias: (out,)}
             width = out
         self.expect(**shapes)
@@ -285,8 +294,10 @@ class Head(Artefact):
 
     def _read(self, states: Tensor) -> Tensor:
         for number, (weight, bias) in enumerate(self.layers):
-            states = ACTIVATIONS[self.about["activation"]](states) if number else states
-            states = states @ self.tensors[weight].to(states).T + self.tensors[bias].to(states)
+            if number:
+                states = ACTIVATIONS[self.about["activation"]](states)
+            product = states @ self.tensors[weight].to(states).T
+            states = product + self.tensors[bias].to(states)
         return states
 
     def _moved(
@@ -294,7 +305,8 @@ class Head(Artefact):
     ) -> tuple[Tensors, Mapping[str, Any]]:
         weight, bias = self.layers[0]
         first, shift = self.tensors[weight].double(), self.tensors[bias].double()
-        return {**self.tensors, weight: first @ back[0].T, bias: shift + first @ back[1]}, {}
+        moved = {weight: first @ back[0].T, bias: shift + first @ back[1]}
+        return self.tensors | moved, {}
 
 
 class Probe(Artefact):
@@ -307,12 +319,10 @@ class Probe(Artefact):
         """The probe as a bank of one variant."""
         described = self.about["probe"]
         place = ModelLayer("model", int(self.about["site"]))
+        variant = Variant(*place, rank=described["rank"])
+        kind = PROBES[described["class"]]
         with torch.random.fork_rng(devices=[]):
-            variant = Variant(*place, rank=described["rank"])
-            bank = Bank(
-                PROBES[described["class"]]([variant], self.own_width, **described["options"]),
-                [place],
-            )
+            bank = Bank(kind([variant], self.own_width, **described["options"]), [place])
         bank.load_state_dict(self.tensors)
         return bank.eval().requires_grad_(False)
 
@@ -321,11 +331,15 @@ class Probe(Artefact):
 
     def _read(self, states: Tensor) -> Tensor:
         bank = self.bank.to(states.device)
-        read, probes = bank.readings(states[None].float()), cast(Any, bank.probes)
+        read = bank.readings(states[None].float())
+        probes = cast(Any, bank.probes)
         if "probes.weight" in self.tensors:  # structural: the rows as they are laid out
             return (read @ (probes.weight * probes.kept[:, None]))[0]
-        alone = torch.arange(len(states))[:, None] + torch.tensor([0, 1])
-        return probes(read, SimpleNamespace(spans=alone[:, None].expand(-1, probes.spans, -1)))[0]
+
+        first = torch.arange(len(states))
+        spans = torch.stack([first, first + 1], 1)[:, None]  # each word alone
+        part = SimpleNamespace(spans=spans.expand(-1, probes.spans, -1))
+        return probes(read, part)[0]
 
 
 class Stitching(Artefact):
@@ -367,12 +381,9 @@ class Dictionary(Artefact):
     @property
     def doubts(self) -> list[str]:
         """Cautions about what it reads: SAELens says how the model was changed on whose states it was trained."""
+        name = "model_from_pretrained_kwargs"
         metadata = self.cfg.get("metadata") or {}
-        loading = (
-            self.cfg.get("model_from_pretrained_kwargs")
-            or metadata.get("model_from_pretrained_kwargs")
-            or {}
-        )
+        loading = self.cfg.get(name) or metadata.get(name) or {}
         if not loading.get("center_writing_weights"):
             return []
         return [
@@ -384,27 +395,31 @@ class Dictionary(Artefact):
     @property
     def plain(self) -> list[Tensor]:
         """W_enc, b_enc, W_dec and b_dec in float64, as they are where nothing is subtracted or rescaled."""
-        encoder, b_enc, decoder, b_dec = (
-            self.tensors[name].double() for name in ("W_enc", "b_enc", "W_dec", "b_dec")
-        )
-        shift = b_enc - b_dec @ encoder if self.cfg.get("apply_b_dec_to_input", True) else b_enc
-        norm = (
-            decoder.norm(dim=1)
-            if self.cfg.get("rescale_acts_by_decoder_norm")
-            else torch.ones_like(b_enc)
-        )
-        return [encoder * norm, shift * norm, decoder / norm[:, None], b_dec]
+        encoder = self.tensors["W_enc"].double()
+        shift = self.tensors["b_enc"].double()
+        decoder = self.tensors["W_dec"].double()
+        b_dec = self.tensors["b_dec"].double()
+        if self.cfg.get("apply_b_dec_to_input", True):
+            shift = shift - b_dec @ encoder
+        if self.cfg.get("rescale_acts_by_decoder_norm"):
+            norm = decoder.norm(dim=1)
+            encoder, shift, decoder = encoder * norm, shift * norm, decoder / norm[:, None]
+        return [encoder, shift, decoder, b_dec]
 
     def _check(self) -> None:
         cfg = self.cfg
-        check_known(ARCHITECTURES, architecture=str(cfg.get("architecture", "standard")))
-        check_known(
-            NORMALISATIONS, normalize_activations=str(cfg.get("normalize_activations", "none"))
-        )
+        architecture = str(cfg.get("architecture", "standard"))
+        normalisation = str(cfg.get("normalize_activations", "none"))
+        check_known(ARCHITECTURES, architecture=architecture)
+        check_known(NORMALISATIONS, normalize_activations=normalisation)
+
         d, m = cfg.get("d_in"), cfg.get("d_sae")
-        more = {"threshold": (m,)} if cfg.get("architecture") == "jumprelu" else {}
-        self.expect(W_enc=(d, m), b_enc=(m,), W_dec=(m, d), b_dec=(d,), **more)
-        check_range(least=1, most=m, k=cfg.get("k") if cfg.get("architecture") == "topk" else None)
+        shapes = {"W_enc": (d, m), "b_enc": (m,), "W_dec": (m, d), "b_dec": (d,)}
+        if architecture == "jumprelu":
+            shapes["threshold"] = (m,)
+        self.expect(**shapes)
+        if architecture == "topk":
+            check_range(least=1, most=m, k=cfg.get("k"))
 
     def _read(self, states: Tensor) -> Tensor:
         encoder, shift = (part.to(states) for part in self.plain[:2])
@@ -412,7 +427,8 @@ class Dictionary(Artefact):
         if self.cfg.get("architecture") == "topk":
             kept = before.topk(int(self.cfg["k"]), -1)
             return torch.zeros_like(before).scatter(-1, kept.indices, kept.values.relu())
-        return before.relu() * (before > self.tensors.get("threshold", torch.zeros(())).to(before))
+        threshold = self.tensors.get("threshold", torch.zeros(())).to(before)
+        return before.relu() * (before > threshold)
 
     @torch.no_grad()
     def decode(self, features: Tensor) -> Tensor:
@@ -424,13 +440,18 @@ class Dictionary(Artefact):
         self, back: Parts, forward: Callable[[], Parts]
     ) -> tuple[Tensors, Mapping[str, Any]]:
         encoder, shift, decoder, b_dec = self.plain
-        there, offset = forward()
-        moved = {"W_enc": back[0] @ encoder, "b_enc": back[1] @ encoder + shift}
-        moved |= {"W_dec": decoder @ there, "b_dec": b_dec @ there + offset}
-        plain = {"apply_b_dec_to_input", *({"rescale_acts_by_decoder_norm"} & self.cfg.keys())}
-        return self.tensors | moved, {
-            "cfg": {**self.cfg, "d_in": len(back[0]), **dict.fromkeys(plain, False)}
+        weight, bias = back
+        forward_weight, forward_bias = forward()
+        moved = {
+            "W_enc": weight @ encoder,
+            "b_enc": bias @ encoder + shift,
+            "W_dec": decoder @ forward_weight,
+            "b_dec": b_dec @ forward_weight + forward_bias,
         }
+        cfg = {**self.cfg, "d_in": len(weight), "apply_b_dec_to_input": False}
+        if "rescale_acts_by_decoder_norm" in cfg:
+            cfg["rescale_acts_by_decoder_norm"] = False
+        return self.tensors | moved, {"cfg": cfg}
 
 
 # ---------------------------------------------------------------------- affine maps
@@ -441,10 +462,16 @@ def affine_parts(aligner: Aligner) -> Parts | None:
     if not isinstance(aligner, (Identity, Affine, AffineLayer)) or getattr(aligner, "norm", False):
         return None
     exact = copy.deepcopy(aligner).double()
-    image = exact(
-        torch.eye(aligner.d_x + 1, aligner.d_x, dtype=torch.float64).repeat(exact.sites, 1, 1)
-    )[0].detach()
+    points = torch.eye(aligner.d_x + 1, aligner.d_x, dtype=torch.float64)  # the last one is 0
+    image = exact(points.repeat(exact.sites, 1, 1))[0].detach()
     return image[:-1] - image[-1], image[-1]
+
+
+def _forward_parts(back: Aligner, parts: Parts, forward: Aligner | None) -> Parts:
+    """W and b of the way from old states to new ones: a map's own, or back through another."""
+    if forward is None:
+        return pseudo_inverse(back, parts)
+    return linearised(forward)
 
 
 def linearised(aligner: Aligner) -> Parts:
@@ -452,24 +479,30 @@ def linearised(aligner: Aligner) -> Parts:
     parts = affine_parts(aligner)
     if parts is not None:
         return parts
+
+    def image(x: Tensor) -> Tensor:
+        return aligner(x[None, None])[0, 0]
+
     mean = _mean(aligner)
     with torch.enable_grad():
-        weight = torch.autograd.functional.jacobian(
-            lambda x: aligner(x[None, None])[0, 0], mean
-        ).T.double()
-    return weight, aligner(mean[None, None])[0, 0].double() - mean.double() @ weight
+        weight = torch.autograd.functional.jacobian(image, mean).T.double()
+    return weight, image(mean).double() - mean.double() @ weight
 
 
 def pseudo_inverse(aligner: Aligner, parts: Parts) -> Parts:
     """W and b of the way back through an affine map, the nearest to the mean of its fitting rows."""
-    weight, mean = torch.linalg.pinv(parts[0]), _mean(aligner).double()
-    return weight, mean - (mean @ parts[0] + parts[1]) @ weight
+    there, bias = parts
+    weight = torch.linalg.pinv(there)
+    mean = _mean(aligner).double()
+    return weight, mean - (mean @ there + bias) @ weight
 
 
 def _mean(aligner: Aligner) -> Tensor:
     """The mean of the fitting rows of X, (d_x,); 0 where a map does not know it."""
     mean: Any = getattr(getattr(aligner, "scaling", aligner), "mean_x", None)
-    return torch.zeros(aligner.d_x) if mean is None else mean[0, 0]
+    if mean is None:
+        return torch.zeros(aligner.d_x)
+    return mean[0, 0]
 
 
 KINDS = {kind.kind: kind for kind in (Direction, Head, Probe, Stitching, Dictionary)}

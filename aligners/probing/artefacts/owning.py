@@ -50,9 +50,10 @@ def truth_of(artefact: Artefact, data: PairedActivations) -> Truth:
     except UserError as error:
         return Truth(doubt=f"{artefact.name}: {str(error).rstrip('.')}")
     labels = {}
+    own = torch.tensor(places)
     for split in SPLITS:
         given = torch.tensor(getattr(texts, split)["label"][:])
-        labels[split] = torch.where(given < 0, MISSING, torch.tensor(places)[given.clamp(min=0)])
+        labels[split] = torch.where(given < 0, MISSING, own[given.clamp(min=0)])
     return Truth(labels)
 
 
@@ -80,12 +81,15 @@ def _places(artefact: Head | Direction, texts: Texts, *, named: bool) -> list[in
             f"it tells {count} classes apart, but its `classes` are {', '.join(map(str, own))}"
         )
     theirs = texts.label_names or [str(number) for number in range(texts.classes)]
-    if own is None or (named and texts.label_names is None):
-        places = list(range(count)) if len(theirs) == count else None
-    else:
+    places = None
+    if own is not None and not (named and texts.label_names is None):
         places = places_of([str(name) for name in own], theirs)
+    elif len(theirs) == count:
+        places = list(range(count))
     if places is None:
-        mine = ", ".join(map(str, own)) if own else f"{count} without names"
+        mine = f"{count} without names"
+        if own:
+            mine = ", ".join(map(str, own))
         raise UserError(f"its classes are {mine}, those of the texts {', '.join(theirs)}")
     return places
 
