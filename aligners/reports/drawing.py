@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator
 from numpy.typing import ArrayLike, NDArray
 
 from aligners.files.yaml_tables import table_beside
@@ -52,8 +52,6 @@ FEWEST_ACROSS = 3  # places that a panel has room for: fewer stay in the middle
 LEGEND_BESIDE = 28  # letters of a legend's longest name, above which it stands below the panels
 LEGEND_WIDTH = 1.6  # inches that it takes beside them
 HOLLOW = "hollow: untrained start, or diverged"  # what `line_of_maps` draws
-TICKS = (1,), (1, 3), (1, 2, 5), range(1, 10)  # first digits, on a logarithmic scale
-FEWEST_TICKS = 4
 WRITTEN = 48  # cells, above which a figure has no room for numbers
 
 
@@ -70,7 +68,7 @@ def panels(
     """Make a figure of `count` panels, filled row by row.
 
     Args:
-        count: the number of panels.
+        count: number of panels.
         abreast: most panels in a row.
         size: width and height of a panel in inches.
         margins: width and height in inches of what surrounds the panels.
@@ -79,10 +77,16 @@ def panels(
         options: of `Figure.subplots`, such as `sharey`.
     """
     across = min(abreast, count)
-    down = -(-count // across)
-    look: Any = {"axes.spines.top": boxed, "axes.spines.right": boxed, "font.size": font}
-    with mpl.rc_context(look | {"axes.formatter.useoffset": False}):
-        width, height = size[0] * across + margins[0], size[1] * down + margins[1]
+    down = math.ceil(count / across)
+    width = size[0] * across + margins[0]
+    height = size[1] * down + margins[1]
+    look: Any = {
+        "axes.spines.top": boxed,
+        "axes.spines.right": boxed,
+        "font.size": font,
+        "axes.formatter.useoffset": False,
+    }
+    with mpl.rc_context(look):
         figure = Figure(figsize=(width, height), layout="constrained")
         grid = figure.subplots(down, across, squeeze=False, **options)
     axes = list(grid.flat)
@@ -93,29 +97,37 @@ def panels(
     return figure, axes[:count]
 
 
+# ---------------------------------------------------------------------- lines
+
+
 def line_look(colour: int, marker: int, linestyle: str, colours: Sequence[str] = COLOURS) -> Look:
-    """Say how to draw a line. Colours and markers are given by number, and start again when they run out."""
-    look = {
+    """Return how to draw a line. Colours and markers are numbers, which start again when they run out."""
+    return {
         "color": colours[colour % len(colours)],
         "marker": MARKERS[marker % len(MARKERS)],
         "linestyle": linestyle,
+        "markersize": 4.5,
+        "linewidth": 1.3,
     }
-    return {**look, "markersize": 4.5, "linewidth": 1.3}
 
 
 def method_looks(names: Iterable[str]) -> dict[str, Look]:
-    """Say how to draw methods: those that we know look the same in every figure, others get what looks are left.
+    """Return how to draw each method: known ones look the same in every figure, others take what is left.
 
     Args:
         names: of the methods of a figure.
     """
-    looks, others = {}, 0
+    colours = list(LOOKS["methods"].values())
+    floors = list(FLOORS)
+    looks = {}
+    others = 0
     for name in names:
         if name in FLOORS:
-            looks[name] = {**line_look(0, list(FLOORS).index(name) + 6, ":"), "color": FLOORS[name]}
+            looks[name] = line_look(0, floors.index(name) + 6, ":")
+            looks[name]["color"] = FLOORS[name]
         elif name in METHODS:
             place = METHODS.index(name)
-            looks[name] = line_look(place, place, "-", list(LOOKS["methods"].values()))
+            looks[name] = line_look(place, place, "-", colours)
         else:
             looks[name] = line_look(others, others + others // len(COLOURS) + 3, "-.")
             others += 1
@@ -123,10 +135,15 @@ def method_looks(names: Iterable[str]) -> dict[str, Look]:
 
 
 def line_of_maps(
-    axis: Axes, across: Sequence[float], heights: Sequence[float], rows: Sequence[Row], name: str | None, look: Look,
+    axis: Axes,
+    across: Sequence[float],
+    heights: Sequence[float],
+    rows: Sequence[Row],
+    name: str | None,
+    look: Look,
     bars: ArrayLike | None = None,
-) -> bool:  # fmt: skip
-    """Draw a line, the points of maps that are not trained hollow, and tell whether there are any.
+) -> bool:
+    """Draw a line; the points of maps that are not trained are hollow.
 
     Args:
         axis: the panel.
@@ -136,21 +153,150 @@ def line_of_maps(
         name: in the legend; None: it is not there.
         look: of the line.
         bars: (2, rows) how far intervals reach down and up, if there are any.
+
+    Returns:
+        Whether any point is hollow.
     """
     axis.errorbar(across, heights, bars, label=name, elinewidth=0.8, **look)
-    places = [place for place, row in enumerate(rows) if not is_trained(row)]
+    places, values = [], []
+    for place, height, row in zip(across, heights, rows, strict=True):
+        if not is_trained(row):
+            places.append(place)
+            values.append(height)
     hollow = {**look, "linestyle": "none", "markerfacecolor": "white", "markersize": 8, "zorder": 3}
-    axis.plot([across[place] for place in places], [heights[place] for place in places], **hollow)
+    axis.plot(places, values, **hollow)
     return bool(places)
 
 
-def shown_lines(axes: Iterable[Axes]) -> tuple[list[Any], list[str]]:
-    """Return handles and names for one legend with every line that any panel shows."""
-    shown: dict[str, Any] = {}
-    for axis in axes:
-        for handle, name in zip(*axis.get_legend_handles_labels(), strict=True):
-            shown.setdefault(name, handle)
-    return list(shown.values()), list(shown)
+def lines_by_site(
+    axis: Axes, lines: Sequence[tuple[str, Look, Cells]], column: str, scale: float = 1
+) -> None:
+    """Draw lines with their intervals, moved aside a little so that these can be told apart.
+
+    Args:
+        axis: the panel.
+        lines: name, look, and a row or None for each place across.
+        column: the rows' column; COLUMN_low and COLUMN_high are the ends of its interval, where there is one.
+        scale: factor for all values.
+    """
+    step = min(STEP_ASIDE, 2 * MOST_ASIDE / max(1, len(lines)))
+    for order, (name, look, cells) in enumerate(lines):
+        aside = step * (order - (len(lines) - 1) / 2)
+        across, rows = [], []
+        for place, row in enumerate(cells):
+            if row is not None:
+                across.append(place + aside)
+                rows.append(row)
+        if not rows:
+            continue
+        middle = _column(rows, column, scale)
+        low = _column(rows, f"{column}_low", scale)
+        high = _column(rows, f"{column}_high", scale)
+        bars = None
+        if not np.isnan(
+            low
+        ).all():  # a percentile interval may miss the estimate; the bar then ends there
+            bars = np.maximum([middle - low, high - middle], 0)
+        line_of_maps(axis, across, list(middle), rows, name, look, bars)
+
+
+def _column(rows: Sequence[Row], column: str, scale: float) -> NDArray[np.float64]:
+    """The scaled values of a column; NaN where there is none."""
+    return scale * np.array([number(row.get(column)) for row in rows])
+
+
+class SitePanel(NamedTuple):
+    """A panel of `site_figure`.
+
+    Attributes:
+        title: above it.
+        pairs: the site pairs on the horizontal axis.
+        lines: name, look, and a row or None for each site pair.
+        levels: name or None, look and height of what has no site.
+    """
+
+    title: str
+    pairs: Sequence[tuple[int, int]]
+    lines: Sequence[tuple[str, Look, Cells]]
+    levels: Sequence[Level] = ()
+
+    def all_trained(self) -> bool:
+        """Whether every map of its lines is trained."""
+        for _, _, cells in self.lines:
+            for row in cells:
+                if row is not None and not is_trained(row):
+                    return False
+        return True
+
+
+def site_figure(
+    shown: Sequence[SitePanel],
+    column: str,
+    up: str,
+    scale: float = 1,
+    across: str = "site (layer)",
+    note: str = "",
+) -> Figure:
+    """Draw a column of rows against site, with intervals and levels.
+
+    Args:
+        shown: the panels.
+        column: see `lines_by_site`; a `penalty` gets its own scale.
+        up: label of the vertical axes.
+        scale: factor for all values.
+        across: label of the horizontal axes.
+        note: a line above the legend.
+    """
+    figure, axes = panels(len(shown), ABREAST, PANEL, (2.0, 0.8), sharey=True)
+    for axis, panel in zip(axes, shown, strict=True):
+        lines_by_site(axis, panel.lines, column, scale)
+        for name, look, height in panel.levels:
+            axis.axhline(scale * height, label=name, zorder=0, **look)
+        name_sites(axis, panel.title, map(site_name, panel.pairs))
+        if not panel.all_trained() and HOLLOW not in note:
+            note = f"{note}\n{HOLLOW}".strip()
+    if column == "penalty":
+        penalty_scale(axes)
+    dress(figure, axes, across, up, note)
+    return figure
+
+
+def name_sites(axis: Axes, title: str, sites: Iterable[str], letters: int = LETTERS) -> None:
+    """Give a panel its title, and its horizontal axis the names of sites, as many as there is room for."""
+    lines = [fill(line, letters, break_long_words=False) for line in title.split("\n")]
+    axis.set_title("\n".join(lines), fontsize=10)
+    names = list(sites)
+    length = sum(map(len, names)) + 2 * len(names)
+    every = math.ceil(length / letters)
+    axis.set_xticks(range(0, len(names), every), names[::every])
+    room = max(0, FEWEST_ACROSS - len(names)) / 2
+    axis.set_xlim(-0.5 - room, len(names) - 0.5 + room)
+
+
+def shared_out(groups: Iterable[Sequence[Line]]) -> list[list[Line]]:
+    """Share lines out to panels, so that none has more than `MOST_LINES`.
+
+    Args:
+        groups: lines, or their names, that are better seen together; neighbours that fit share a panel.
+    """
+    shared: list[list[Line]] = []
+    for group in groups:
+        for first in range(0, len(group), MOST_LINES):
+            part = group[first : first + MOST_LINES]
+            if not shared or len(shared[-1]) + len(part) > MOST_LINES:
+                shared.append([])
+            shared[-1] += part
+    return shared
+
+
+def evenly(lines: Sequence[Line]) -> list[list[Line]]:
+    """Divide lines of one kind among as few panels as can be read, each with about as many."""
+    count = math.ceil(len(lines) / MOST_LINES)
+    size = math.ceil(len(lines) / max(1, count))
+    return [list(lines[first : first + size]) for first in range(0, len(lines), max(1, size))]
+
+
+# ---------------------------------------------------------------------- heat maps
 
 
 def heat_map(
@@ -177,27 +323,20 @@ def heat_map(
         font: size of the values; default: what there is room for.
         unit: the values stand in the cells as multiples of it.
     """
-    ends: Look = {
-        "vmin": min(low, high),
-        "vmax": max(low, high),
-        "cmap": "viridis" if low < high else "viridis_r",
-    }
-    image = axis.imshow(grid, origin="lower", aspect="equal", **ends)
-    size = font or (7 if max(grid.shape) <= 8 else 5.5)
+    colours = "viridis" if low < high else "viridis_r"
+    ends: Look = {"vmin": min(low, high), "vmax": max(low, high)}
+    image = axis.imshow(grid, origin="lower", aspect="equal", cmap=colours, **ends)
+    side = max(grid.shape)
+    size = font or (7 if side <= 8 else 5.5)
     for (i, j), value in np.ndenumerate(grid):
-        if np.isfinite(value) and max(grid.shape) <= written:
-            light = (value - low) / (high - low) >= LIGHT_FROM
-            axis.text(
-                j,
-                i,
-                short(value / unit),
-                ha="center",
-                va="center",
-                fontsize=size,
-                color="k" if light else "w",
-            )
-    axis.set_xticks(range(len(columns)), [str(layer) for layer in columns])
-    axis.set_yticks(range(len(rows)), [str(layer) for layer in rows])
+        if side > written or not np.isfinite(value):
+            continue
+        bright = (value - low) / (high - low) >= LIGHT_FROM
+        colour = "k" if bright else "w"
+        place: Look = {"ha": "center", "va": "center"}
+        axis.text(j, i, short(value / unit), fontsize=size, color=colour, **place)
+    axis.set_xticks(range(len(columns)), list(map(str, columns)))
+    axis.set_yticks(range(len(rows)), list(map(str, rows)))
     axis.tick_params(length=0)
     return image
 
@@ -227,7 +366,8 @@ def heat_maps(
         bar: options of `Figure.colorbar`.
     """
     for axis, title, own in zip(axes, titles, cells, strict=True):
-        image = heat_map(axis, layer_grid(own, columns, up, across), up, across, low, high)
+        grid = layer_grid(own, columns, up, across)
+        image = heat_map(axis, grid, up, across, low, high)
         axis.set_title(title, fontsize=9)
     axes[0].figure.colorbar(image, ax=axes, **bar)
 
@@ -244,125 +384,26 @@ def layer_grid(
         across: the layers of the horizontal axis.
     """
     grid = np.full((len(up), len(across)), np.nan)
-    for i, j, value in ([row[column] for column in columns] for row in cells):
-        grid[up.index(i), across.index(j)] = number(value)
+    layer_up, layer_across, value = columns
+    for row in cells:
+        place = up.index(row[layer_up]), across.index(row[layer_across])
+        grid[place] = number(row[value])
     return grid
 
 
-def lines_by_site(
-    axis: Axes, lines: Sequence[tuple[str, Look, Cells]], column: str, scale: float = 1
-) -> None:
-    """Draw lines with their intervals, if they have any, shifted a little so that these can be told apart.
-
-    Args:
-        axis: the panel.
-        lines: name, look, and a row or None for each place across.
-        column: the rows' column; COLUMN_low and COLUMN_high are the ends of its interval, where there is one.
-        scale: factor for all values.
-    """
-    for order, (name, look, cells) in enumerate(lines):
-        here = [(place, row) for place, row in enumerate(cells) if row is not None]
-        step = min(STEP_ASIDE, 2 * MOST_ASIDE / len(lines))
-        aside = step * (order - (len(lines) - 1) / 2)
-        middle, low, high = (
-            np.array([scale * number(row.get(column + end)) for _, row in here])
-            for end in ("", "_low", "_high")
-        )
-        if here:  # a percentile interval may miss the estimate; the bar then ends there
-            bars = None if np.isnan(low).all() else np.maximum([middle - low, high - middle], 0)
-            across = [place + aside for place, _ in here]
-            line_of_maps(axis, across, list(middle), [row for _, row in here], name, look, bars)
+def short(value: float) -> str:
+    """Write a value into a cell: .48, 1.0, 48.0, 100, 5e+03."""
+    size = abs(value)
+    if size < 0.995:
+        return f"{value:z.2f}".replace("0.", ".", 1)
+    if size < 99.95:
+        return f"{value:.1f}"
+    if size < 999.5:
+        return f"{value:.0f}"
+    return f"{value:.0e}"
 
 
-class SitePanel(NamedTuple):
-    """A panel of `site_figure`.
-
-    Attributes:
-        title: above it.
-        pairs: the site pairs on the horizontal axis.
-        lines: name, look, and a row or None for each site pair.
-        levels: name or None, look and height of what has no site.
-    """
-
-    title: str
-    pairs: Sequence[tuple[int, int]]
-    lines: Sequence[tuple[str, Look, Cells]]
-    levels: Sequence[Level] = ()
-
-
-def site_figure(
-    shown: Sequence[SitePanel],
-    column: str,
-    up: str,
-    scale: float = 1,
-    across: str = "site (layer)",
-    note: str = "",
-) -> Figure:
-    """Draw a column of rows against site, with intervals and levels.
-
-    Args:
-        shown: the panels.
-        column: see `lines_by_site`; a `penalty` gets its own scale.
-        up: label of the vertical axes.
-        scale: factor for all values.
-        across: label of the horizontal axes.
-        note: a line above the legend.
-    """
-    figure, axes = panels(len(shown), ABREAST, PANEL, (2.0, 0.8), sharey=True)
-    for axis, panel in zip(axes, shown, strict=True):
-        lines_by_site(axis, panel.lines, column, scale)
-        for name, look, height in panel.levels:
-            axis.axhline(scale * height, label=name, zorder=0, **look)
-        name_sites(axis, panel.title, map(site_name, panel.pairs))
-    if column == "penalty":
-        penalty_scale(axes)
-    if not all(
-        row is None or is_trained(row)
-        for panel in shown
-        for _, _, cells in panel.lines
-        for row in cells
-    ):
-        note = f"{note}\n{HOLLOW}".strip()
-    dress(figure, axes, across, up, note)
-    return figure
-
-
-def name_sites(axis: Axes, title: str, sites: Iterable[str], letters: int = LETTERS) -> None:
-    """Give a panel its title, and its horizontal axis the names of sites, as many as there is room for."""
-    axis.set_title(
-        "\n".join(fill(line, letters, break_long_words=False) for line in title.split("\n")),
-        fontsize=10,
-    )
-    names = list(sites)
-    every = -(-sum(len(name) + 2 for name in names) // letters)
-    axis.set_xticks(range(0, len(names), every), names[::every])
-    room = max(0, FEWEST_ACROSS - len(names)) / 2
-    axis.set_xlim(-0.5 - room, len(names) - 0.5 + room)
-
-
-def shared_out(groups: Iterable[Sequence[Line]]) -> list[list[Line]]:
-    """Share lines out to panels, so that none has more than `MOST_LINES`.
-
-    Args:
-        groups: lines, or their names, that are better seen together; neighbours that fit share a panel.
-    """
-    panels: list[list[Line]] = []
-    for group in groups:
-        for first in range(0, len(group), MOST_LINES):
-            part = group[first : first + MOST_LINES]
-            if not panels or len(panels[-1]) + len(part) > MOST_LINES:
-                panels.append([])
-            panels[-1] += part
-    return panels
-
-
-def evenly(lines: Sequence[Line]) -> list[list[Line]]:
-    """Divide lines of one kind among as few panels as can be read, each with about as many."""
-    panels = math.ceil(len(lines) / MOST_LINES)
-    size = math.ceil(len(lines) / max(1, panels))
-    return (
-        [list(lines[first : first + size]) for first in range(0, len(lines), size)] if lines else []
-    )
+# ---------------------------------------------------------------------- labels, legends and scales
 
 
 def label(figure: Figure, across: str, up: str, title: str = "") -> None:
@@ -373,14 +414,23 @@ def label(figure: Figure, across: str, up: str, title: str = "") -> None:
         figure.suptitle(title, fontsize=10)
 
 
+def shown_lines(axes: Iterable[Axes]) -> tuple[list[Any], list[str]]:
+    """Return handles and names for one legend with every line that any panel shows."""
+    shown: dict[str, Any] = {}
+    for axis in axes:
+        for handle, name in zip(*axis.get_legend_handles_labels(), strict=True):
+            shown.setdefault(name, handle)
+    return list(shown.values()), list(shown)
+
+
 def dress(figure: Figure, axes: Sequence[Axes], across: str, up: str, note: str = "") -> None:
     """Label the axes of all panels together, and add one legend for all: below them, where its names are long."""
     handles, names = shown_lines(axes)
     below = max(map(len, names), default=0) > LEGEND_BESIDE
-    if (
-        len(axes) == 1 or below
-    ):  # a label of the whole figure would stand between panels and legend, or upon it
-        for axis in axes:
+    if below or len(axes) == 1:
+        for (
+            axis
+        ) in axes:  # a label of the whole figure would stand between panels and legend, or upon it
             axis.set_xlabel(across, fontsize=9)
     else:
         figure.supxlabel(across, fontsize=9)
@@ -388,47 +438,37 @@ def dress(figure: Figure, axes: Sequence[Axes], across: str, up: str, note: str 
     place: Look = {"loc": "outside right center"}
     if below:
         place = {"loc": "outside lower center", "ncols": _legend_below(figure, names)}
-    figure.legend(
-        handles, names, frameon=False, fontsize=8, title=note or None, title_fontsize=7.5, **place
-    )
+    look: Look = {"frameon": False, "fontsize": 8, "title_fontsize": 7.5}
+    figure.legend(handles, names, title=note or None, **look, **place)
 
 
 def _legend_below(figure: Figure, names: Sequence[str]) -> int:
-    """Make room below the panels for a legend, instead of beside them; returns how many names go abreast."""
+    """Make room below the panels for a legend, instead of beside them; return how many names go abreast."""
     width, height = figure.get_size_inches()
     width = max(width - LEGEND_WIDTH, 5.0)
-    abreast = max(1, int(width / (0.065 * max(map(len, names)) + 0.5)))
-    figure.set_size_inches(width, height + 0.3 + 0.17 * -(-len(names) // abreast))
+    longest = max(map(len, names))
+    abreast = max(1, int(width / (0.065 * longest + 0.5)))
+    figure.set_size_inches(width, height + 0.3 + 0.17 * math.ceil(len(names) / abreast))
     return abreast
 
 
 def log_scale(axes: Sequence[Axes]) -> None:
-    """Make the shared vertical scale of panels logarithmic, with plain numbers at its ticks, up to above all lines.
+    """Make the shared vertical scale of panels logarithmic, with plain numbers at its ticks, and room for all lines.
 
     Draw all lines first: the scale does not adapt to later ones.
     """
-    drawn = np.concatenate(
-        [np.asarray(line.get_ydata(), float) for axis in axes for line in axis.lines]
-    )
+    heights = []
+    for axis in axes:
+        for line in axis.lines:
+            heights.append(np.asarray(line.get_ydata(), float))
+    drawn = np.concatenate(heights)
     drawn = drawn[np.isfinite(drawn) & (drawn > 0)]
-    ticks = _log_ticks(float(drawn.min()), float(drawn.max()))
     for axis in axes:
         axis.set_yscale("log")
         axis.minorticks_off()
-        axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
-        axis.set_ylim(min(0.8 * drawn.min(), ticks[0]), 1.03 * max(ticks))
-
-
-def _log_ticks(low: float, high: float) -> list[float]:
-    """Round numbers that cover a range, as few for each power of ten as there have to be; even steps of a short one."""
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 2)
-    for digits in TICKS:
-        every = [float(f"{digit}e{power}") for power in powers for digit in digits]
-        top = min(tick for tick in every if tick >= high)
-        ticks = [tick for tick in every if 0.9 * low <= tick <= top]
-        if len(ticks) >= FEWEST_TICKS:
-            return ticks
-    return [float(f"{tick:.6g}") for tick in MaxNLocator(FEWEST_TICKS).tick_values(low, high)]
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.set_ylim(0.8 * drawn.min(), 1.25 * drawn.max())
 
 
 def penalty_scale(axes: Sequence[Axes]) -> None:
@@ -436,23 +476,11 @@ def penalty_scale(axes: Sequence[Axes]) -> None:
 
     States without a map then fit on it. Draw all lines first: the scale does not adapt to later ones.
     """
+    least, most = -LINEAR_UP_TO / 8, LINEAR_UP_TO
     for axis in axes:
         axis.axhline(0, color="0.6", linewidth=0.8, zorder=0)
         axis.set_yscale("symlog", linthresh=LINEAR_UP_TO, linscale=0.6)
         axis.yaxis.set_major_formatter("{x:g}")
-    least, most = (
-        min(float(axis.dataLim.y0) for axis in axes),
-        max(float(axis.dataLim.y1) for axis in axes),
-    )
-    axes[0].set_ylim(
-        2 * min(least, -LINEAR_UP_TO / 8), 1.5 * max(most, LINEAR_UP_TO)
-    )  # little room below zero
-
-
-def short(value: float) -> str:
-    """Write a value into a cell: .48, 1.0, 48.0, 100, 5e+03."""
-    if abs(value) < 0.995:
-        return f"{value:z.2f}".replace("0.", ".", 1)
-    if abs(value) < 99.95:
-        return f"{value:.1f}"
-    return f"{value:.0f}" if abs(value) < 999.5 else f"{value:.0e}"
+        least = min(least, float(axis.dataLim.y0))
+        most = max(most, float(axis.dataLim.y1))
+    axes[0].set_ylim(2 * least, 1.5 * most)  # little room below zero

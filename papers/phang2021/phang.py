@@ -97,9 +97,7 @@ def skipping(frames: Frames, name: str) -> Figure:
         means = 100 * spans.groupby(["first", "last"])["score"].mean()
         whole = 100 * part.loc[part["condition"] == "native", "score"].mean()
         title = f"{place_words(*place.values())} (whole: {whole:.1f})"
-        panels.append(
-            heat_panel(title, means, "first block skipped", "last block skipped", (blocks, blocks))
-        )
+        panels.append(heat_panel(title, means, "first block skipped", "last block skipped", blocks))
         about = {"task": place["task"], "model": place["base"]}
         values += [
             {**about, "first": i, "last": j, "score": value} for (i, j), value in means.items()
@@ -162,7 +160,7 @@ def _maps(frames: Frames) -> list[tuple[str, HeatPanel, int]]:
                     place["task"], kind_words(place["rows"]), place["base"], comparison
                 )
                 up, across = (f"layer, {models}" for models in comparison.split("–"))
-                panel = heat_panel(title, _means(chosen), up, across, (layers, layers))
+                panel = heat_panel(title, _means(chosen), up, across, layers)
                 if comparison != FT_ORIG:
                     panel = replace(panel, cuts=two_clusters(panel.values))
                 maps.append((comparison, panel, models_in(chosen)))

@@ -12,9 +12,7 @@ from aligners.reports.report import Row
 from aligners.reports.study.frames import by, place_words, stage_words
 
 Meaning = tuple[str, str]  # what a colour stands for: (kind, name), such as ("stage", "finetuned")
-Look = Callable[
-    [Any], tuple[str, Meaning]
-]  # from what tells series apart to a series' name and meaning
+Look = Callable[[Any], tuple[str, Meaning]]  # value that tells series apart -> name and meaning
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,6 @@ class Series:
         name: in the legend.
         meaning: what its colour stands for.
         values: at each place, every value (boxes), or one (lines).
-        points: what each value is of, for the reader who points at it.
         low, high: ends of the interval of a line at each place; NaN where there is none.
         number: among the series of this meaning in its panel, whose colour is one: they differ in marker and dash.
     """
@@ -83,7 +80,6 @@ class Series:
     name: str
     meaning: Meaning
     values: Sequence[Sequence[float]]
-    points: Sequence[Sequence[str]] = ()
     low: Sequence[float] = ()
     high: Sequence[float] = ()
     number: int = 0
@@ -193,19 +189,22 @@ def model_lines(
         A row for each mean, and the panels of them.
     """
     rows = []
-    for place, own in by(frame, *places):
-        ticks = sorted(int(tick) for tick in own[across].unique())
-        for name, part in by(own, line):
-            at = part.groupby(across)
-            ends = {"low": at[value].min(), "high": at[value].max()}
-            if part["model"].nunique() == 1 and f"{value}_low" in part.columns:
-                ends = {end: at[f"{value}_{end}"].mean() for end in ends}
-            means = scale * pd.DataFrame({"mean": at[value].mean(), **ends}).reindex(ticks)
-            rows += [
-                {**place, **name, across: tick, **mean}
-                for tick, mean in means.to_dict("index").items()
-            ]
+    for place, panel in by(frame, *places):
+        ticks = sorted(panel[across].astype(int).unique())
+        for name, part in by(panel, line):
+            means = scale * _means(part, across, value).reindex(ticks)
+            for tick, mean in means.to_dict("index").items():
+                rows.append({**place, **name, across: tick, **mean})
     return rows, line_panels(rows, places, line, across, look)
+
+
+def _means(part: pd.DataFrame, across: str, value: str) -> pd.DataFrame:
+    """Columns `mean`, `low` and `high` of one line, by place across."""
+    at = part.groupby(across)
+    low, high = at[value].min(), at[value].max()
+    if part["model"].nunique() == 1 and f"{value}_low" in part.columns:
+        low, high = at[f"{value}_low"].mean(), at[f"{value}_high"].mean()
+    return pd.DataFrame({"mean": at[value].mean(), "low": low, "high": high})
 
 
 def line_panels(
@@ -222,16 +221,17 @@ def line_panels(
     """
     panels = []
     for place, panel in by(pd.DataFrame(rows), *places):
-        ticks, lines = sorted(panel[across].unique()), list[Series]()
+        ticks = sorted(panel[across].unique())
+        lines = list[Series]()
         for name, part in by(panel, line):
-            at = part.set_index(across)[["mean", "low", "high"]].astype(float).reindex(ticks)
             title, meaning = look(name[line])
-            number = sum(other.meaning == meaning for other in lines)
+            number = [other.meaning for other in lines].count(meaning)
+            at = part.set_index(across)[["mean", "low", "high"]].astype(float).reindex(ticks)
             means = at[["mean"]].to_numpy().tolist()
-            lines.append(
-                Series(title, meaning, means, (), at["low"].tolist(), at["high"].tolist(), number)
-            )
-        panels.append(LinePanel(place_words(*place.values()), [str(tick) for tick in ticks], lines))
+            low, high = at["low"].tolist(), at["high"].tolist()
+            lines.append(Series(title, meaning, means, low, high, number))
+        names = [str(tick) for tick in ticks]
+        panels.append(LinePanel(place_words(*place.values()), names, lines))
     return panels
 
 
@@ -247,7 +247,7 @@ def box_panel(
 
     Args:
         title: of the panel.
-        boxes: a row for each pair of models, with model_x, model_y and `value`.
+        boxes: a row for each pair of models, with `value`.
         line: the column that tells colours apart.
         across: the column of places across.
         names: of these, in order.
@@ -255,33 +255,26 @@ def box_panel(
     """
     series = []
     for name, part in by(boxes, line):
-        at = [part[part[across] == place] for place in names]
-        pairs = [
-            [f"{x} and {y}" for x, y in zip(box["model_x"], box["model_y"], strict=True)]
-            for box in at
-        ]
-        series.append(Series(*look(name[line]), [box["value"].tolist() for box in at], pairs))
+        values = [part.loc[part[across] == place, "value"].tolist() for place in names]
+        series.append(Series(*look(name[line]), values))
     return BoxPanel(title, names, series)
 
 
 def heat_panel(
-    title: str,
-    means: pd.Series,
-    up: str,
-    across: str,
-    layers: tuple[Sequence[int], Sequence[int]] | None = None,
+    title: str, means: pd.Series, up: str, across: str, layers: Sequence[int] | None = None
 ) -> HeatPanel:
-    """Make a map of means by (row, column), sorted by both unless `layers` says in which order.
+    """Make a map of means by (row, column).
 
     Args:
         title: of the panel.
         means: indexed by row and column.
         up: label of the vertical axis.
         across: label of the horizontal axis.
-        layers: rows and columns to show.
+        layers: rows and columns to show; default: all that there are, sorted.
     """
-    rows, columns = layers or [sorted(set(means.index.get_level_values(level))) for level in (0, 1)]
-    grid = means.unstack().reindex(index=rows, columns=columns).to_numpy(dtype=np.float64)
-    return HeatPanel(
-        title, grid, list(map(str, rows)), list(map(str, columns)), up=up, across=across
-    )
+    grid = means.unstack().sort_index().sort_index(axis=1)
+    if layers is not None:
+        grid = grid.reindex(index=layers, columns=layers)
+    rows, columns = list(map(str, grid.index)), list(map(str, grid.columns))
+    values = grid.to_numpy(dtype=np.float64)
+    return HeatPanel(title, values, rows, columns, up=up, across=across)

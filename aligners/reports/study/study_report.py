@@ -26,202 +26,16 @@ from aligners.reports.study.contents import Column, Table
 from aligners.reports.study.frames import Frames, counted
 from aligners.reports.study.registry import ReportContents, make
 from aligners.reports.study.statistics import RANGE_OF_PAIRS, Estimate
-from aligners.reports.study.study_figures import Palette
 from aligners.reports.templates import lead
 from aligners.reports.templates import page as rendered
 from aligners.reports.tracking import start_run
 
 FOLDER = "report"
 MODEL = ("name", "revision", "fingerprint")
-PARTS = (
-    "sd",
-    "low",
-    "high",
-    "interval",
-    "pairs",
-    "models",
-    "lost",
-)  # of an estimate in a CSV file, beside its mean
+# of an estimate in a CSV file, beside its mean
+PARTS = ("sd", "low", "high", "interval", "pairs", "models", "lost")
 LATEX = table_beside(__file__, "latex.yaml")
-ANY = re.compile("|".join(map(re.escape, LATEX["special"])))
-
-
-def provenance(config: str, results: Sequence[Row], failures: Mapping[str, str]) -> Row:
-    """What a study ran, for its page: `about` (a sentence), `config`, `cells`, `models`, `versions`, `failures`.
-
-    Args:
-        config: the study file.
-        results: of the finished cells.
-        failures: id of a cell that failed -> what it said.
-    """
-    times = pd.DataFrame(results, columns=["kind", "seconds"]).groupby("kind", sort=False)[
-        "seconds"
-    ]
-    cells = [
-        {"kind": kind, "cells": len(seconds), "hours": seconds.sum() / 3600}
-        for kind, seconds in times
-    ]
-    hours, failed = (
-        sum(row["hours"] for row in cells),
-        f", {len(failures)} of them failed" if failures else "",
-    )
-    time = f"{hours:.1f} hours" if hours >= 1 else counted(round(60 * hours), "minute")
-    metas = [{"versions": result["versions"], **result["meta"]} for result in results]
-    models = {
-        (model.get("name"), model.get("fingerprint")): model
-        for meta in metas
-        for model in models_of(meta)
-    }
-    named = [{key: str(model.get(key) or "") for key in MODEL} for model in models.values()]
-    versions = Counter(", ".join(versions_of(meta)) for meta in metas).items()
-    return {
-        "about": f"{counted(len(results) + len(failures), 'cell')}{failed}, {time} of computing in all.",
-        "config": config,
-        "cells": cells,
-        "models": sorted(named, key=itemgetter("name")),
-        "versions": [
-            f"{version} ({counted(count, 'cell')})" for version, count in versions if version
-        ],
-        "failures": dict(sorted(failures.items())),
-    }
-
-
-def written(cell: Any, column: Column) -> Cell:
-    """Write a cell as its column says."""
-
-    def number(value: float) -> str:
-        return fixed(value if column.form == "d" else column.scale * value, column.form)
-
-    if cell is None or isinstance(cell, str):
-        return Cell(cell or "", key=cell or "")
-    cell, interval = cell if isinstance(cell, Estimate) else Estimate(cell), ""
-    if cell.low is not None and cell.high is not None:
-        left, right = "{}" if cell.interval == RANGE_OF_PAIRS else "[]"
-        interval = f"{left}{number(cell.low)}, {number(cell.high)}{right}"
-    sd = "" if cell.sd is None else f"± {number(cell.sd)}"
-    lost = f"({cell.lost} of {cell.pairs + cell.lost} pairs lost)" if cell.lost else ""
-    return Cell(number(cell.mean), sd, interval, lost, float(cell.mean))
-
-
-def plain_cell(cell: Any, column: Column) -> str:
-    """A cell as plain text in one piece."""
-    return " ".join(part for part in written(cell, column)[:4] if part)
-
-
-def plain_rows(table: Table) -> list[list[str]]:
-    """All cells as plain text, row by row."""
-    return [
-        [plain_cell(row.get(column.key), column) for column in table.columns] for row in table.rows
-    ]
-
-
-def markdown(table: Table) -> str:
-    """Write a table with its title, caption, findings and notes as Markdown."""
-    notes = [f"- {in_markdown(note)}" for note in (*table.findings, *table.notes)]
-    headings, rule = (
-        [column.heading for column in table.columns],
-        "| --- " * len(table.columns) + "|",
-    )
-    lines = markdown_table(headings, plain_rows(table), rule)
-    return "\n".join(
-        [
-            f"## {in_markdown(table.title)}",
-            "",
-            in_markdown(table.caption),
-            "",
-            *lines,
-            "",
-            *notes,
-            "",
-        ]
-    )
-
-
-def latex(table: Table) -> str:
-    r"""Write a table that `\input` takes in; its label is `tab:NAME`. It needs the packages `booktabs` and `graphicx`.
-
-    Intervals stand below their means, and a table wider than the text is made smaller.
-    """
-    words = [
-        all(isinstance(row.get(column.key), str | None) for row in table.rows)
-        for column in table.columns
-    ]
-    cells = [
-        [_latex_cell(row.get(column.key), column) for column in table.columns] for row in table.rows
-    ]
-    frame = pd.DataFrame(cells, columns=[_escaped(column.heading) for column in table.columns])
-    form = "".join("l" if of_words else "r" for of_words in words)
-    tabular = frame.to_latex(index=False, escape=False, column_format=form).strip()
-    return LATEX["table"] % (
-        _escaped(" ".join([f"{table.title}.", table.caption, *table.notes])),
-        table.name,
-        tabular,
-    )
-
-
-def _latex_cell(cell: Any, column: Column) -> str:
-    parts = written(cell, column)
-    value, below = (_escaped(" ".join(filter(None, some))) for some in (parts[:2], parts[2:4]))
-    return rf"\shortstack[r]{{{value}\\\scriptsize {below}}}" if below else value
-
-
-def _escaped(text: str) -> str:
-    return ANY.sub(lambda special: LATEX["special"][special[0]], text)
-
-
-def numbers(table: Table) -> list[Row]:
-    """A table's rows with a column for each number: the mean, its sd, the ends of its interval and what they are."""
-    estimated = {
-        key for row in table.rows for key, cell in row.items() if isinstance(cell, Estimate)
-    }
-    rows = []
-    for cells in table.rows:
-        row: Row = {}
-        for key in (column.key for column in table.columns):
-            cell = cells.get(key)
-            row[key] = (
-                cell.mean if isinstance(cell, Estimate) else None if key in estimated else cell
-            )
-            if key in estimated:
-                row |= {f"{key}_{part}": getattr(cell, part, None) for part in PARTS}
-        rows.append(row)
-    return rows
-
-
-def page(
-    name: str,
-    made: ReportContents,
-    about: Row,
-    images: dict[str, Path],
-    palette: Palette,
-    first: str | None = None,
-) -> str:
-    """Write the page, which needs no network and no other file.
-
-    Args:
-        name: of the study.
-        made: tables and figures.
-        about: what the study ran, see `provenance`.
-        images: figure's name -> its PNG file, embedded where plotly is not installed.
-        palette: of the report.
-        first: what it says first; default: what was found.
-    """
-    if study_figures.PLOTLY:
-        drawn = {figure.name: study_figures.fragment(figure, palette) for figure in made.figures}
-    else:
-        drawn = {
-            name: {"png": base64.b64encode(path.read_bytes()).decode()}
-            for name, path in images.items()
-        }
-    script = study_figures.script() if study_figures.PLOTLY and made.figures else None
-    shown = {"made": made, "drawn": drawn, "written": written, "plotly": script}
-    words = first or lead("study", made=made, **about)
-    return rendered("study.html.j2", title=f"Study {name}", lead=words, **shown, **about)
-
-
-# ---------------------------------------------------------------------- the files
-
-FORMATS = {"md": markdown, "tex": latex, "csv": lambda table: csv_text(numbers(table))}  # of tables
+SPECIAL = re.compile("|".join(map(re.escape, LATEX["special"])))
 
 
 def report(
@@ -252,54 +66,231 @@ def report(
     Raises:
         ValueError: nothing was collected.
     """
-    if not any(len(frame) for frame in frames.values()):
+    if not any(map(len, frames.values())):
         raise UserError(
             f"Expected collected rows of {folder}, but there are none: no cell has finished."
         )
-    contents, place = make(Frames(frames), study.get("report")), folder / FOLDER
-    palette, images = Palette(contents.figures), dict[str, Path]()
-    for figure in contents.figures:
-        images[figure.name] = place / "figures" / f"{figure.name}.png"
-        save_figure(study_figures.draw(figure, palette), images[figure.name])
+    made = make(Frames(frames), study.get("report"))
+    place = folder / FOLDER
+    images = _write_figures(made, place / "figures")
+    for table in made.tables:
+        write_text(place / "tables" / f"{table.name}.md", markdown(table))
+        write_text(place / "tables" / f"{table.name}.tex", latex(table))
+        write_text(place / "tables" / f"{table.name}.csv", csv_text(numbers(table)))
+    write_text(place / "findings.md", findings(made))
+    write_text(place / "missing.json", json.dumps(made.missing, indent=1))
     about = provenance((folder / "study.yaml").read_text(encoding="utf-8"), results, failures)
-    paragraphs = (
-        "\n- ".join([f"## {item.title}\n", *item.findings]) + "\n" for item in contents.findings()
-    )
-    texts = {
-        "report.html": page(study["name"], contents, about, images, palette, first),
-        "findings.md": in_markdown("\n".join(paragraphs)),
-        "missing.json": json.dumps(contents.missing, indent=1),
-        **{
-            f"figures/{figure.name}.csv": csv_text(figure.values)
-            for figure in contents.figures
-            if figure.values
-        },
-        **{
-            f"tables/{table.name}.{end}": form(table)
-            for table in contents.tables
-            for end, form in FORMATS.items()
-        },
-    }
-    for file, text in texts.items():
-        write_text(place / file, text)
-    _log(place, study["name"], folder.name, contents, images, texts["report.html"])
+    text = page(study["name"], made, about, images, first)
+    write_text(place / "report.html", text)
+    _log(place, study["name"], folder.name, made, images, text)
     return place / "report.html"
 
 
+def _write_figures(made: ReportContents, place: Path) -> dict[str, Path]:
+    """Write each figure and its values; return the figure's name -> its image."""
+    palette = study_figures.Palette(made.figures)
+    images = {}
+    for figure in made.figures:
+        images[figure.name] = place / f"{figure.name}.png"
+        save_figure(study_figures.draw(figure, palette), images[figure.name])
+        if figure.values:
+            write_text(place / f"{figure.name}.csv", csv_text(figure.values))
+    return images
+
+
+# ---------------------------------------------------------------------- the page
+
+
+def page(
+    name: str,
+    made: ReportContents,
+    about: Row,
+    images: Mapping[str, Path],
+    first: str | None = None,
+) -> str:
+    """Write the page, which needs no network and no other file.
+
+    Args:
+        name: of the study.
+        made: tables and figures.
+        about: what the study ran, see `provenance`.
+        images: figure's name -> its PNG file.
+        first: what it says first; default: what was found.
+    """
+    encoded = {}
+    for figure, path in images.items():
+        encoded[figure] = base64.b64encode(path.read_bytes()).decode()
+    words = first or lead("study", made=made, **about)
+    shown = {"made": made, "images": encoded, "written": written, **about}
+    return rendered("study.html.j2", title=f"Study {name}", lead=words, **shown)
+
+
+def provenance(config: str, results: Sequence[Row], failures: Mapping[str, str]) -> Row:
+    """What a study ran, for its page: `about` (a sentence), `config`, `cells`, `models`, `versions`, `failures`.
+
+    Args:
+        config: the study file.
+        results: of the finished cells.
+        failures: id of a cell that failed -> what it said.
+    """
+    cells: dict[str, Row] = {}
+    models, versions = dict[Any, Row](), Counter[str]()
+    for result in results:
+        kind = result["kind"]
+        cell = cells.setdefault(kind, {"kind": kind, "cells": 0, "hours": 0.0})
+        cell["cells"] += 1
+        cell["hours"] += result["seconds"] / 3600
+        meta = {"versions": result["versions"], **result["meta"]}
+        versions[", ".join(versions_of(meta))] += 1
+        for model in models_of(meta):
+            known = {key: str(model.get(key) or "") for key in MODEL}
+            models[known["name"], known["fingerprint"]] = known
+    del versions[""]
+    return {
+        "about": _about(list(cells.values()), len(failures)),
+        "config": config,
+        "cells": list(cells.values()),
+        "models": sorted(models.values(), key=itemgetter("name")),
+        "versions": [f"{said} ({counted(n, 'cell')})" for said, n in versions.items()],
+        "failures": dict(sorted(failures.items())),
+    }
+
+
+def _about(cells: Sequence[Row], failed: int) -> str:
+    """How many cells there were, how many of them failed, and how long the others took."""
+    count = sum(cell["cells"] for cell in cells)
+    hours = sum(cell["hours"] for cell in cells)
+    said = counted(count + failed, "cell")
+    if failed:
+        said += f", {failed} of them failed"
+    time = f"{hours:.1f} hours"
+    if hours < 1:
+        time = counted(round(60 * hours), "minute")
+    return f"{said}, {time} of computing in all."
+
+
+def findings(made: ReportContents) -> str:
+    """Write what was found as Markdown, below the titles of the tables and figures that say it."""
+    sections = []
+    for item in made.findings():
+        lines = [f"## {item.title}\n", *item.findings]
+        sections.append("\n- ".join(lines) + "\n")
+    return in_markdown("\n".join(sections))
+
+
+# ---------------------------------------------------------------------- cells and tables
+
+
+def written(cell: Any, column: Column) -> Cell:
+    """Write a cell as its column says."""
+    if cell is None or isinstance(cell, str):
+        return Cell(cell or "", key=cell or "")
+    estimate = cell if isinstance(cell, Estimate) else Estimate(cell)
+    scale = 1 if column.form == "d" else column.scale
+
+    def number(value: float) -> str:
+        return fixed(scale * value, column.form)
+
+    sd = interval = lost = ""
+    if estimate.sd is not None:
+        sd = f"± {number(estimate.sd)}"
+    if estimate.low is not None and estimate.high is not None:
+        ends = f"{number(estimate.low)}, {number(estimate.high)}"
+        interval = f"{{{ends}}}" if estimate.interval == RANGE_OF_PAIRS else f"[{ends}]"
+    if estimate.lost:
+        lost = f"({estimate.lost} of {estimate.pairs + estimate.lost} pairs lost)"
+    return Cell(number(estimate.mean), sd, interval, lost, float(estimate.mean))
+
+
+def plain_cell(cell: Any, column: Column) -> str:
+    """A cell as plain text in one piece."""
+    return " ".join(filter(None, written(cell, column)[:4]))
+
+
+def plain_rows(table: Table) -> list[list[str]]:
+    """All cells as plain text, row by row."""
+    rows = []
+    for row in table.rows:
+        rows.append([plain_cell(row.get(column.key), column) for column in table.columns])
+    return rows
+
+
+def markdown(table: Table) -> str:
+    """Write a table with its title, caption, findings and notes as Markdown."""
+    headings = [column.heading for column in table.columns]
+    rule = "| --- " * len(headings) + "|"
+    lines = [f"## {in_markdown(table.title)}", "", in_markdown(table.caption), ""]
+    lines += [*markdown_table(headings, plain_rows(table), rule), ""]
+    for note in (*table.findings, *table.notes):
+        lines.append(f"- {in_markdown(note)}")
+    return "\n".join([*lines, ""])
+
+
+def latex(table: Table) -> str:
+    r"""Write a table that `\input` takes in; its label is `tab:NAME`. It needs the packages `booktabs` and `graphicx`.
+
+    Intervals stand below their means, and a table wider than the text is made smaller.
+    """
+    form, columns = "", {}
+    for column in table.columns:
+        cells = [row.get(column.key) for row in table.rows]
+        of_words = all(isinstance(cell, str | None) for cell in cells)
+        form += "l" if of_words else "r"
+        columns[column.key] = [_latex_cell(cell, column) for cell in cells]
+    headings = [_escaped(column.heading) for column in table.columns]
+    frame = pd.DataFrame(columns)
+    tabular = frame.to_latex(index=False, escape=False, column_format=form, header=headings)
+    caption = _escaped(" ".join([f"{table.title}.", table.caption, *table.notes]))
+    return str(LATEX["table"] % (caption, table.name, tabular.strip()))
+
+
+def _latex_cell(cell: Any, column: Column) -> str:
+    value, sd, interval, lost, _ = written(cell, column)
+    above = _escaped(f"{value} {sd}".strip())
+    below = _escaped(f"{interval} {lost}".strip())
+    return rf"\shortstack[r]{{{above}\\\scriptsize {below}}}" if below else above
+
+
+def _escaped(text: str) -> str:
+    return SPECIAL.sub(lambda special: LATEX["special"][special[0]], text)
+
+
+def numbers(table: Table) -> list[Row]:
+    """A table's rows with a column for each number: the mean, its sd, the ends of its interval and what they are."""
+    rows: list[Row] = [{} for _ in table.rows]
+    for column in table.columns:
+        key = column.key
+        cells = [row.get(key) for row in table.rows]
+        estimated = any(isinstance(cell, Estimate) for cell in cells)
+        for row, cell in zip(rows, cells, strict=True):
+            if not estimated:
+                row[key] = cell
+                continue
+            row[key] = getattr(cell, "mean", None)
+            for part in PARTS:
+                row[f"{key}_{part}"] = getattr(cell, part, None)
+    return rows
+
+
+# ---------------------------------------------------------------------- W&B
+
+
 def _log(
-    folder: Path, name: str, group: str, made: ReportContents, images: dict[str, Path], page: str
+    folder: Path, name: str, group: str, made: ReportContents, images: Mapping[str, Path], page: str
 ) -> None:
     """Log tables, figures and the page as one run in the group of the cells' runs, as WANDB_MODE says."""
     import wandb
 
-    run = start_run(folder, name=f"{name}-report", kind="study report", group=group)
-    logged: dict[str, Any] = {
-        f"figures/{figure}": wandb.Image(str(path)) for figure, path in images.items()
-    }
+    logged: dict[str, Any] = {"report": wandb.Html(page, inject=False)}
+    for figure, path in images.items():
+        logged[f"figures/{figure}"] = wandb.Image(str(path))
     for table in made.tables:
         headings: list[str | int] = [column.heading for column in table.columns]
         logged[f"tables/{table.name}"] = wandb.Table(columns=headings, data=plain_rows(table))
-    logged["report"] = wandb.Html(page, inject=False)
+    sentences = list[str]()
+    for item in made.findings():
+        sentences += item.findings
+    run = start_run(folder, name=f"{name}-report", kind="study report", group=group)
     run.log(logged)
-    run.summary["findings"] = [sentence for item in made.findings() for sentence in item.findings]
+    run.summary["findings"] = sentences
     run.finish()
