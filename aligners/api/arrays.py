@@ -31,17 +31,23 @@ def by_site(given: Array) -> tuple[list[Hashable] | None, list[Any]]:
     """The keys of several sites, numbers if they have no others, and the array of each; no keys for one site alone."""
     if isinstance(given, Mapping):
         return list(given), list(given.values())
-    listed = isinstance(given, (list, tuple)) and {
-        len(getattr(part, "shape", ())) for part in given
-    } == {2}
-    if listed or len(getattr(given, "shape", ())) == 3:
+    if _axes(given) == 3:
+        return list(range(len(given))), list(given)
+    if isinstance(given, (list, tuple)) and {_axes(part) for part in given} == {2}:
         return list(range(len(given))), list(given)
     return None, [given]
 
 
+def _axes(given: Array) -> int:
+    return len(getattr(given, "shape", ()))
+
+
 def column_names(given: Array) -> list[str]:
     """The names of a data frame's columns, of the first site if there are several; none of other arrays."""
-    return [str(name) for part in by_site(given)[1][:1] for name in getattr(part, "columns", ())]
+    _, parts = by_site(given)
+    if not parts:
+        return []
+    return [str(name) for name in getattr(parts[0], "columns", ())]
 
 
 def rows(
@@ -60,17 +66,19 @@ def rows(
     Raises:
         ValueError: `given` has another shape or other keys, is not of real numbers, or not finite.
     """
-    parts = by_site(given)[1]
+    _, parts = by_site(given)
     if sites is not None and isinstance(given, Mapping):
         if set(given) != set(sites):
             raise UserError(
                 f"Expected `{name}` with rows of the sites {list(sites)}, but got {list(given)}."
             )
         parts = [given[site] for site in sites]
-    tensors = [_tensor(part, name) for part in parts]
-    tensors = [
-        tensor[:, None] if name == "y" and tensor.ndim == 1 else tensor for tensor in tensors
-    ]
+    tensors = []
+    for part in parts:
+        tensor = _tensor(part, name)
+        if name == "y" and tensor.ndim == 1:
+            tensor = tensor[:, None]
+        tensors.append(tensor)
     shapes = list(dict.fromkeys(tuple(tensor.shape) for tensor in tensors))
     if len(shapes) != 1 or len(shapes[0]) != 2 or 0 in shapes[0]:
         raise UserError(
@@ -92,7 +100,9 @@ def rows(
             f"Expected `{name}` to be finite, but {bad} of its {tensor.shape[:2].numel()} rows hold {found}. Leave "
             "these rows out on both sides."
         )
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+    if tensor.dtype in (torch.float16, torch.bfloat16):
+        return tensor.float()
+    return tensor
 
 
 def rows_of_both(x: Array, y: Array) -> tuple[Tensor, Tensor]:
@@ -126,39 +136,44 @@ def as_given(result: Tensor, given: Array, sites: Sequence[Hashable] | None = No
         sites: likewise.
     """
     if isinstance(given, Mapping):
-        return {
-            site: of_kind(part, given[site])
-            for site, part in zip(sites or given, result, strict=True)
-        }
+        keyed = zip(sites or given, result, strict=True)
+        return {site: of_kind(part, given[site]) for site, part in keyed}
     keys, parts = by_site(given)
     if isinstance(given, (list, tuple)) and keys is not None:
         return [of_kind(part, like) for part, like in zip(result, parts, strict=True)]
-    return of_kind(result[0] if keys is None else result, given)
+    if keys is None:
+        return of_kind(result[0], given)
+    return of_kind(result, given)
 
 
 def of_kind(result: Tensor, given: Array) -> Tensor | np.ndarray:
     """A result as a tensor or a NumPy array, and in the precision, as was given; other kinds become NumPy."""
     if isinstance(given, Tensor):
-        return result.to(given.device, given.dtype if given.is_floating_point() else result.dtype)
+        if given.is_floating_point():
+            return result.to(given.device, given.dtype)
+        return result.to(given.device)
     values = result.cpu().numpy()
-    return values.astype(
-        given.dtype if isinstance(given, np.ndarray) and given.dtype.kind == "f" else values.dtype
-    )
+    if isinstance(given, np.ndarray) and given.dtype.kind == "f":
+        return values.astype(given.dtype)
+    return values
 
 
 def _tensor(given: Array, name: str) -> Tensor:
     try:
-        tensor = given.detach() if isinstance(given, Tensor) else _from_numpy(np.asarray(given))
+        if isinstance(given, Tensor):
+            tensor = given.detach()
+        else:
+            tensor = _from_numpy(np.asarray(given))
     except (TypeError, ValueError) as error:
-        kind = (
-            f"an array of {given.dtype}"
-            if isinstance(given, np.ndarray)
-            else f"a {type(given).__name__}"
-        )
+        kind = f"a {type(given).__name__}"
+        if isinstance(given, np.ndarray):
+            kind = f"an array of {given.dtype}"
         raise UserError(
             f"Expected `{name}` to be a tensor or an array of real numbers, but got {kind}: {error}. {SPARSE}"
         ) from error
-    return tensor if tensor.is_floating_point() else tensor.double()
+    if tensor.is_floating_point():
+        return tensor
+    return tensor.double()
 
 
 def _from_numpy(values: np.ndarray) -> Tensor:
@@ -166,5 +181,8 @@ def _from_numpy(values: np.ndarray) -> Tensor:
         raise TypeError(
             f"{values.dtype} is not float16, float32, float64 or a type of whole numbers"
         )
-    like = values.dtype.newbyteorder("=") if values.dtype.kind == "f" else np.float64
-    return torch.from_numpy(np.require(values.astype(like, copy=False), like, ["C", "W"]))
+    dtype: Any = np.float64
+    if values.dtype.kind == "f":
+        dtype = values.dtype.newbyteorder("=")
+    numbers = values.astype(dtype, copy=False)
+    return torch.from_numpy(np.require(numbers, dtype, ["C", "W"]))

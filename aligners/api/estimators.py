@@ -8,7 +8,7 @@ from copy import copy
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, cast, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, cast, dataclass_transform
 
 import numpy as np
 import torch
@@ -28,6 +28,9 @@ from aligners.errors import UserError, check_known, check_range
 from aligners.maps.base import Aligner
 from aligners.maps.linear import Affine
 from aligners.similarity.algebra.moments import Moments, moments_of
+
+if TYPE_CHECKING:
+    from aligners.fitting.saved_bank import StoredBank
 
 __all__ = ["ArrayMap", "NotFittedError", "TrainedMap"]
 
@@ -68,18 +71,17 @@ class ArrayMap:
         dataclass(kw_only=True, repr=False, eq=False)(cls)
 
     def __init__(self, aligner: type[Aligner], **options: Any) -> None:
-        vars(self).update(
-            {field.name: field.default for field in fields(self)}, aligner=aligner, **options
-        )
+        defaults = {field.name: field.default for field in fields(self)}
+        vars(self).update(defaults, aligner=aligner, **options)
 
     def __repr__(self) -> str:
         options = self.get_params()
-        words = [options.pop("aligner").__name__] if "aligner" in options else []
-        words += [
-            f"{name}={value!r}"
-            for name, value in options.items()
-            if getattr(type(self), name, None) != value
-        ]
+        words = []
+        if "aligner" in options:
+            words.append(options.pop("aligner").__name__)
+        for name, value in options.items():
+            if getattr(type(self), name, None) != value:
+                words.append(f"{name}={value!r}")
         return f"{type(self).__name__}({', '.join(words)})"
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
@@ -167,10 +169,14 @@ class ArrayMap:
             raise UserError(
                 "Expected rows in `y` that differ from the mean of the fitting rows, but got only that."
             )
-        scores = (1 - (bank(of_x) - of_y).double().square().sum((1, 2)) / total).tolist()
+        errors = (bank(of_x) - of_y).double().square().sum((1, 2))
+        scores = (1 - errors / total).tolist()
         if isinstance(x, Mapping):
             return dict(zip(self.sites_ or x, scores, strict=True))
-        return scores[0] if by_site(x)[0] is None else scores
+        keys, _ = by_site(x)
+        if keys is None:
+            return scores[0]
+        return scores
 
     def at(self, site: Hashable) -> Self:
         """The map of one of several sites.
@@ -188,8 +194,10 @@ class ArrayMap:
         if site not in sites:
             among = sites or "several, but there is one alone"
             raise UserError(f"Expected `site` to be one of {among}, but got {site!r}.")
-        one, place = copy(self), [sites.index(site)]
-        taken, like = take_places(bank, place).to(self.mean_y_.device), getattr(self, "coef_", None)
+        place = [sites.index(site)]
+        taken = take_places(bank, place).to(self.mean_y_.device)
+        like = getattr(self, "coef_", None)
+        one = copy(self)
         one._keep(taken, self.mean_y_[place], None, like, getattr(self, "feature_names_in_", ()))
         return one
 
@@ -217,12 +225,21 @@ class ArrayMap:
         """
         from aligners.fitting.saved_bank import FORWARD, StoredBank, save_bank
 
-        maps = {FORWARD: {type(self.bank).__name__.lower(): self.bank}}
-        columns = list(getattr(self, "feature_names_in_", ()))
-        keys = self.sites_ and [_plain(key) for key in self.sites_]
-        data = {"options": self._options("aligner"), "columns": columns, "keys": keys}
-        spread = {FORWARD: {"mean": self.mean_y_}}
-        save_bank(StoredBank("arrays", maps, {FORWARD: []}, data, {}, spread=spread), Path(path))
+        name = type(self.bank).__name__.lower()
+        data = {
+            "options": self._options("aligner"),
+            "columns": list(getattr(self, "feature_names_in_", ())),
+            "keys": self.sites_ and [_plain(key) for key in self.sites_],
+        }
+        stored = StoredBank(
+            "arrays",
+            maps={FORWARD: {name: self.bank}},
+            pairs={FORWARD: []},
+            data=data,
+            data_config={},
+            spread={FORWARD: {"mean": self.mean_y_}},
+        )
+        save_bank(stored, Path(path))
 
     @classmethod
     def load(cls, path: Path | str, name: str | None = None, *, route: str = "0_1") -> Self:
@@ -238,7 +255,6 @@ class ArrayMap:
         Raises:
             ValueError: the file cannot be read, or does not hold one such map.
         """
-        from aligners.api import array_maps
         from aligners.fitting.saved_bank import BACKWARD, FORWARD, is_known, load_bank
 
         kind = getattr(cls, "aligner", Aligner)
@@ -254,23 +270,23 @@ class ArrayMap:
         check_known({FORWARD, BACKWARD} & stored.maps.keys(), route=route)
         held = {key: bank for key, bank in stored.maps[route].items() if isinstance(bank, kind)}
         if not held:
-            there = ", ".join(type(bank).__name__ for bank in stored.maps[route].values())
+            classes = ", ".join(type(bank).__name__ for bank in stored.maps[route].values())
             raise UserError(
-                f"Expected {path} to hold a map of class {kind.__name__}, but got {there}."
+                f"Expected {path} to hold a map of class {kind.__name__}, but got {classes}."
             )
-        name = next(iter(held)) if name is None and len(held) == 1 else name
+        if name is None and len(held) == 1:
+            name = next(iter(held))
         check_known(held, name=name or "")
         bank = held[cast(str, name)]
-        made = getattr(array_maps, type(bank).__name__, None)
-        made = made or partial(ArrayMap if bank.closed_form else TrainedMap, type(bank))
-        ready = cast(Self, made(**stored.data.get("options", bank.options())))
-        moments = (
-            stored.moments if stored.moments is None or route == FORWARD else stored.moments.swap()
-        )
-        mean_y = stored.spread[route]["mean"] if moments is None else moments.mean_y
-        keys = stored.data.get("keys", [i if i == j else (i, j) for i, j in stored.pairs[route]])
-        sites = keys and [tuple(key) if isinstance(key, list) else key for key in keys]
-        ready._keep(bank, mean_y, sites, None, stored.data.get("columns", ()))
+
+        if stored.moments is None:
+            mean_y = stored.spread[route]["mean"]
+        elif route == FORWARD:
+            mean_y = stored.moments.mean_y
+        else:
+            mean_y = stored.moments.swap().mean_y
+        ready = cast(Self, _estimator(bank, stored.data.get("options", bank.options())))
+        ready._keep(bank, mean_y, _sites_of(stored, route), None, stored.data.get("columns", ()))
         return ready
 
     def __sklearn_tags__(self) -> Any:
@@ -292,9 +308,8 @@ class ArrayMap:
 
     def _options(self, *others: str) -> dict[str, Any]:
         """The options without these others, as plain values."""
-        return {
-            name: _plain(value) for name, value in self.get_params().items() if name not in others
-        }
+        options = self.get_params()
+        return {name: _plain(options[name]) for name in options if name not in others}
 
     def _made(self, sites: int, d_x: int, d_y: int) -> Aligner:
         return self.aligner(sites, d_x, d_y, **self._options("aligner"))
@@ -318,16 +333,22 @@ class ArrayMap:
         columns: Sequence[str],
     ) -> None:
         """Take over a fitted bank, in the place of one before; matrices become of the kind of `like`."""
-        for name in [name for name in vars(self) if name.endswith("_")]:
-            delattr(self, name)
+        for name in list(vars(self)):
+            if name.endswith("_"):
+                delattr(self, name)
         self.bank_: Aligner = bank.requires_grad_(False).eval()
-        self.mean_y_, self.sites_, self.n_features_in_ = mean_y, sites, bank.d_x
+        self.mean_y_ = mean_y
+        self.sites_ = sites
+        self.n_features_in_ = bank.d_x
         if len(columns):
             self.feature_names_in_ = np.array(columns, dtype=object)
         if isinstance(bank, Affine):
+            weight = bank.weight.mT
             offset = (bank.mean_y - bank.mean_x @ bank.weight)[:, 0]
-            parts = (part[0] if sites is None else part for part in (bank.weight.mT, offset))
-            self.coef_, self.intercept_ = (of_kind(part, like) for part in parts)
+            if sites is None:
+                weight, offset = weight[0], offset[0]
+            self.coef_ = of_kind(weight, like)
+            self.intercept_ = of_kind(offset, like)
 
     def _rows(self, given: Array, name: Literal["x", "y"]) -> Tensor:
         """Rows of the bank's sites (S, N, d), on the device and in the precision of the map."""
@@ -337,20 +358,47 @@ class ArrayMap:
             raise UserError(
                 f"Expected `x` with the columns of the fitting rows, {known}, but got {names}."
             )
-        tensor = rows(given, name, bank.d_x if name == "x" else bank.d_y, self.sites_)
+        width = bank.d_x if name == "x" else bank.d_y
+        tensor = rows(given, name, width, self.sites_)
         if len(tensor) != bank.sites:
             raise UserError(
                 f"Expected `{name}` with rows of as many sites as the map was fitted on, {bank.sites}, but got "
                 f"{len(tensor)}. `at(site)` is the map of one."
             )
-        like = next(
-            (value for value in bank.state_dict().values() if value.is_floating_point()), tensor
-        )
-        return tensor.to(self.mean_y_.device, like.dtype)
+        dtype = tensor.dtype
+        for value in bank.state_dict().values():
+            if value.is_floating_point():
+                dtype = value.dtype
+                break
+        return tensor.to(self.mean_y_.device, dtype)
 
 
 def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
+    if isinstance(value, np.generic):
+        return value.item()
+    return value
+
+
+def _estimator(bank: Aligner, options: Mapping[str, Any]) -> ArrayMap:
+    """The estimator of a fitted aligner: its own class, or that of any aligner."""
+    from aligners.api import array_maps
+
+    own = getattr(array_maps, type(bank).__name__, None)
+    if own is not None:
+        return own(**options)
+    if bank.closed_form:
+        return ArrayMap(type(bank), **options)
+    return TrainedMap(type(bank), **options)
+
+
+def _sites_of(stored: "StoredBank", route: str) -> list[Hashable] | None:
+    """The keys of the sites of a file: as they were given, or the layers of a fit."""
+    if "keys" not in stored.data:
+        return [i if i == j else (i, j) for i, j in stored.pairs[route]]
+    keys = stored.data["keys"]
+    if not keys:
+        return keys
+    return [tuple(key) if isinstance(key, list) else key for key in keys]
 
 
 class TrainedMap(ArrayMap):
@@ -385,9 +433,8 @@ class TrainedMap(ArrayMap):
 
         optimizer = partial(torch.optim.AdamW, lr=self.learning_rate, weight_decay=0.0, fused=True)
         like = Alignment(optimizer=optimizer)
-        diverged = like.train_on_rows(
-            bank, x, y, self.steps, min(self.rows_a_step, x.shape[1]), self.seed
-        )
+        batch = min(self.rows_a_step, x.shape[1])
+        diverged = like.train_on_rows(bank, x, y, self.steps, batch, self.seed)
         if diverged.any():
             raise UserError(
                 f"Expected training to converge, but {type(bank).__name__} diverged at step {int(diverged.max())} of "

@@ -147,15 +147,22 @@ def retrieval(mapped: Array, y: Array, *, centred: bool = False) -> Retrieved:
     """
     of_map, of_y = rows(mapped, "mapped"), rows(y, "y")
     if of_map.shape != of_y.shape or len(of_y) > 1:
-        shapes = (tuple(part.shape if len(part) > 1 else part.shape[1:]) for part in (of_map, of_y))
+        shapes = f"{_shape(of_map)} and {_shape(of_y)}"
         raise UserError(
             "Expected `mapped` and `y` of one shape (N, d), row by row what a map gives and what it should be, but got "
-            f"{' and '.join(map(str, shapes))}. Map the rows of X into Y's space first, and give one site at a time."
+            f"{shapes}. Map the rows of X into Y's space first, and give one site at a time."
         )
-    top1, top10, mrr = (
-        retrieval_scores(of_map[0], of_y[0].to(of_map.device), centred=centred).mean(-1).tolist()
-    )
+    partners = of_y[0].to(of_map.device)
+    scores = retrieval_scores(of_map[0], partners, centred=centred)
+    top1, top10, mrr = scores.mean(-1).tolist()
     return Retrieved(top1, top10, mrr, of_y.shape[1])
+
+
+def _shape(rows: Tensor) -> tuple[int, ...]:
+    """(N, d) of one site, (S, N, d) of several."""
+    if len(rows) == 1:
+        return tuple(rows.shape[1:])
+    return tuple(rows.shape)
 
 
 def measure(name: str, x: Array, y: Array) -> float:
@@ -164,14 +171,23 @@ def measure(name: str, x: Array, y: Array) -> float:
     Raises:
         ValueError: there is no such measure, or it needs more than rows: attention weights.
     """
-    known = {known: entry for known, entry in catalogue().items() if entry.family in _FROM}
+    known = {known: entry for known, entry in catalogue().items() if entry.family in FAMILIES}
     check_known(known, name=name)
     chosen = known[name]
-    return _one(lambda x, y: chosen.compute(_FROM[chosen.family](x, y)), x, y)
+
+    def formula(x: Tensor, y: Tensor) -> Tensor:
+        return chosen.compute(_kept(chosen.family, x, y))
+
+    return _one(formula, x, y)
 
 
-_FROM: dict[str, Callable[[Tensor, Tensor], Any]] = {
-    "moments": lambda x, y: SharedMoments(grid_moments(x, y)),
-    "batches": linear.unbiased_hsic,  # one batch of all rows
-    "rows": lambda x, y: Sample(x, y, torch.arange(x.shape[1], device=x.device)),
-}
+FAMILIES = ("moments", "batches", "rows")
+
+
+def _kept(family: str, x: Tensor, y: Tensor) -> Any:
+    """What measures of a family are computed from, of all rows in one batch."""
+    if family == "moments":
+        return SharedMoments(grid_moments(x, y))
+    if family == "batches":
+        return linear.unbiased_hsic(x, y)
+    return Sample(x, y, torch.arange(x.shape[1], device=x.device))

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -84,9 +85,8 @@ def load(
                 f"{kind.__module__.split('.')[0]}: its blocks are other modules. Give the model of `transformers` that "
                 "it was made of, or its name."
             )
-        frozen = FrozenModel(
-            *model, name=getattr(model[0], "name_or_path", "") or type(model[0]).__name__
-        )
+        name = getattr(model[0], "name_or_path", "") or type(model[0]).__name__
+        frozen = FrozenModel(*model, name=name)
         for caution in frozen.cautions:
             logger.warning(caution)
         return frozen
@@ -95,8 +95,9 @@ def load(
             f"Expected a model's name, its folder, or (model, tokenizer), but got a {type(model).__name__}. A loaded "
             "model needs its tokenizer beside it."
         )
-    named, texts = [(str(model), None)], partial(load_texts, text or TextSource())
-    return FrozenModels(named, None, texts, max_length=2, dtype=dtype).loaded[0].to(device)
+    texts = partial(load_texts, text or TextSource())
+    models = FrozenModels([(str(model), None)], None, texts, max_length=2, dtype=dtype)
+    return models.loaded[0].to(device)
 
 
 @torch.no_grad()
@@ -132,31 +133,39 @@ def states(
         RuntimeError: a model gives states that are not finite.
     """
     sites = [site] if isinstance(site, int) else list(site)
-    models = [load(one) for one in (model if isinstance(model, list) else [model])]
+    given = model if isinstance(model, list) else [model]
+    models = [load(one) for one in given]
     words = policy_of(rows).types == "words"
     for frozen in models:
         for place in sites:
             frozen.check_site(place, "site")
     check_known(get_args(FarRows), far_rows=far_rows)
+
     parts: list[list[Tensor]] = [[] for _ in models]
     first: list[Tensor] = []
     for batch in _batches(models, texts, None, batch_size, max_length, words=words):
-        if rows == "tokens" and any(inputs is not batch.inputs_x for inputs in batch.inputs):
+        one_tokenizer = all(inputs is batch.inputs_x for inputs in batch.inputs)
+        if rows == "tokens" and not one_tokenizer:
             raise UserError(
                 f"{PAIRS_TOKENS[0]}, but these models have different tokenizers. {PAIRS_TOKENS[1]}."
             )
         selected = rows_of_each(batch, RowKind(rows))
         for part, frozen, inputs, places in zip(parts, models, batch.inputs, selected, strict=True):
             placed = {name: value.to(frozen.device) for name, value in inputs.items()}
-            part.append(read_rows(frozen, placed, sites, places.to(frozen.device)))
-            _check_finite(frozen, sites, part[-1])
+            read = read_rows(frozen, placed, sites, places.to(frozen.device))
+            _check_finite(frozen, sites, read)
+            part.append(read)
         first.append(selected[0].place == 0)
+
     every = [torch.cat(part, 1) for part in parts]
     far = _far(models, every, torch.cat(first), sites, far_rows)
     if far_rows == "leave_out":
         every = [read[:, ~far.to(read.device)] for read in every]
-    read = [states[0] if isinstance(site, int) else states for states in every]
-    return read if isinstance(model, list) else read[0]
+    if isinstance(site, int):
+        every = [read[0] for read in every]
+    if isinstance(model, list):
+        return every
+    return every[0]
 
 
 def _far(
@@ -175,28 +184,23 @@ def _far(
         sites: where they were read.
         far_rows: what becomes of far rows.
     """
-    far, said = torch.zeros(len(first), dtype=torch.bool), dict[str, str]()
+    far = torch.zeros(len(first), dtype=torch.bool)
+    if not len(first):
+        return far
+    where = []
     for model, states in zip(models, every, strict=True):
-        if not len(first):
-            continue
         sample = FarSample.of(states, first.to(states.device), sites, "residual")
         if sample.far.any():
             far |= sample.far.cpu()
-            said[model.name] = sample.words(model.name)
-    if said:
-        become = (
-            "are left out"
-            if far_rows == "leave_out"
-            else "count like any other; `far_rows` 'leave_out' drops them"
-        )
-        where = "; ".join(said.values())
-        logger.warning(
-            "Caution: %d of %d rows are far from all others: %s. They %s.",
-            far.sum(),
-            len(far),
-            where,
-            become,
-        )
+            where.append(sample.words(model.name))
+
+    if where:
+        become = "count like any other; `far_rows` 'leave_out' drops them"
+        if far_rows == "leave_out":
+            become = "are left out"
+        among = f"{int(far.sum())} of {len(far)} rows"
+        known = "; ".join(dict.fromkeys(where))
+        logger.warning("Caution: %s are far from all others: %s. They %s.", among, known, become)
     return far
 
 
@@ -241,37 +245,54 @@ def inject(
     source.check_site(of_x, "site")
     target.check_site(of_y, "site")
     _check(source, target, texts, max_length, labelled=labels is not None)
-    scored = labels is not None or target.task != "classification"
     check_mask(target)
-    mapped = map.transform if isinstance(map, ArrayMap) else map
-    n, sums = 0, dict[str, Any]()
     check_known(get_args(FarRows), far_rows=far_rows)
-    read = partial(states, batch_size=batch_size, max_length=max_length, far_rows=far_rows)
+    scored = labels is not None or target.task != "classification"
+    mapped = map.transform if isinstance(map, ArrayMap) else map
+
     reaches = []
     for frozen, place in ((source, of_x), (target, of_y)):
-        some = read(frozen, texts[:SAMPLE_TEXTS], [place])  # which says what is far
-        reaches += [(frozen, place, Reach.of(some))] if far_rows == "leave_out" else []
+        sample = states(  # which says what is far
+            frozen,
+            texts[:SAMPLE_TEXTS],
+            [place],
+            batch_size=batch_size,
+            max_length=max_length,
+            far_rows=far_rows,
+        )
+        if far_rows == "leave_out":
+            reaches.append((frozen, place, Reach.of(sample)))
+
+    n = 0
+    sums = dict[str, Any]()
     for batch in _batches([target], texts, labels, batch_size, max_length):
         if not sums:
-            target.self_test(
-                {name: part[:SELF_TEST].to(target.device) for name, part in batch.inputs_x.items()}
-            )
+            _self_test(target, batch)
         if labels is not None:
             check_labels(target, batch.labels, "labels")
         elif not scored:  # how well they answer is not said
             batch = replace(batch, labels=torch.zeros_like(batch.text))
         task = task_batch(batch, target, masked_share=masked_share, seed=seed).to(target.device)
-        for name, values in _scores(source, target, (of_x, of_y), mapped, task, reaches).items():
+        scores = _scores(source, target, (of_x, of_y), mapped, task, reaches)
+        for name, values in scores.items():
             sums[name] = sums.get(name, 0) + values.double().sum()
         n += len(task.targets)
     if not n:
         raise UserError(
             "Expected `texts` of two tokens or more, but all have only one. Give longer texts."
         )
-    means: dict[str, Any] = {name: float(total) / n for name, total in sums.items()}
+
+    means = {name: float(total) / n for name, total in sums.items()}
     if not scored:
-        means = {**dict.fromkeys(means), "agreement": means["agreement"]}
-    return Injected(**means, penalty=means["loss"] - means["native_loss"] if scored else None, n=n)
+        return Injected(None, None, None, None, None, means["agreement"], n)
+    penalty = means["loss"] - means["native_loss"]
+    return Injected(**means, penalty=penalty, n=n)
+
+
+def _self_test(model: FrozenModel, batch: TextBatch) -> None:
+    """Raise unless injecting what was read changes nothing on a few texts."""
+    few = {name: part[:SELF_TEST].to(model.device) for name, part in batch.inputs_x.items()}
+    model.self_test(few)
 
 
 Reaches = Sequence[tuple[FrozenModel, int, Reach]]  # what is far for a model at a site
@@ -295,10 +316,8 @@ def _scores(
         states = own.where(far[:, None], states)
     own_logits = chosen(target.logits(task.inputs), task.targets)
     logits = stitched_logits(target, task.inputs, site[1], task.rows, states)
-    native, injected = (
-        unit_answers(own_logits, task.targets),
-        unit_answers(chosen(logits, task.targets), task.targets),
-    )
+    native = unit_answers(own_logits, task.targets)
+    injected = unit_answers(chosen(logits, task.targets), task.targets)
     return {
         "loss": injected.loss,
         "native_loss": native.loss,
@@ -312,7 +331,9 @@ def _check(
     source: FrozenModel, target: FrozenModel, texts: Sequence[str], longest: int, *, labelled: bool
 ) -> None:
     if target.task is None or target.regression:
-        why = "predicts a number" if target.regression else target.no_task
+        why = target.no_task
+        if target.regression:
+            why = "predicts a number"
         raise UserError(
             f"Expected `model_y` to be a classifier or a language model, but {target.name} {why}. Name another; states "
             "can still be mapped."
@@ -341,10 +362,8 @@ def _batches(
     """The texts in their order, tokenised and padded, `size` at a time; see `tokenised`."""
     check_range(least=1, batch_size=size)
     tokens, _ = tokenised(models, texts, labels, longest, words=words)
-    return (
-        tokens[range(first, min(first + size, len(tokens)))]
-        for first in range(0, len(tokens), size)
-    )
+    for first in range(0, len(tokens), size):
+        yield tokens[range(first, min(first + size, len(tokens)))]
 
 
 def _check_finite(model: FrozenModel, sites: Sequence[int], rows: Tensor) -> None:
@@ -373,40 +392,53 @@ def tokenised(
     Raises:
         ValueError: there are no texts or a string instead, no tokenizer, or not one label for each.
     """
-    if isinstance(texts, str) or not len(texts) or not all(isinstance(text, str) for text in texts):
-        other = next(
-            (f"a list with a {type(text).__name__}" for text in texts if not isinstance(text, str)),
-            "none",
-        )
-        got = "a single string" if isinstance(texts, str) else other
-        raise UserError(f"Expected `texts` as a list of one or more strings, but got {got}.")
+    _check_texts(texts)
     if labels is not None and len(labels) != len(texts):
         raise UserError(
             f"Expected one of `labels` for each of {len(texts)} texts, but got {len(labels)}."
         )
     columns: dict[str, list[Any]] = {"text": list(texts), "id": list(range(len(texts)))}
-    columns |= {} if labels is None else {"label": [int(label) for label in labels]}
+    if labels is not None:
+        columns["label"] = [int(label) for label in labels]
+    split = datasets.Dataset.from_dict(columns)
     length = min(longest, *(model.max_length or longest for model in models))
-    split, shown = (
-        datasets.Dataset.from_dict(columns),
-        not datasets.utils.are_progress_bars_disabled(),
-    )
     tokenizers: list[PreTrainedTokenizerBase] = []  # one object for those that make the same tokens
     for model in models:
         if model.tokenizer is None:
             raise UserError(
                 f"Expected a model with its tokenizer, but {model.name} has none. Give (model, tokenizer)."
             )
-        own = model.tokenizer
-        tokenizers.append(
-            next((known for known in tokenizers if same_tokens(known, own, [split], length)), own)
-        )
-    datasets.disable_progress_bars()
-    try:
+        same = [t for t in tokenizers if same_tokens(t, model.tokenizer, [split], length)]
+        tokenizers.append(same[0] if same else model.tokenizer)
+
+    with _without_bars():
         tables = {id(t): tokenise(split, t, length, words=words) for t in tokenizers}
-    finally:
-        if shown:
-            datasets.enable_progress_bars()
     tokens = TokenisedTexts([tables[id(t)] for t in tokenizers], tokenizers)
     tokens.check_vocabulary(models, "given")
     return tokens, split
+
+
+def _check_texts(texts: Any) -> None:
+    """Raise unless texts are a list of one or more strings."""
+    got = ""
+    if isinstance(texts, str):
+        got = "a single string"
+    elif not len(texts):
+        got = "none"
+    for text in texts:
+        if not isinstance(text, str):
+            got = f"a list with a {type(text).__name__}"
+    if got:
+        raise UserError(f"Expected `texts` as a list of one or more strings, but got {got}.")
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Hide the bars of `datasets`."""
+    shown = not datasets.utils.are_progress_bars_disabled()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            datasets.enable_progress_bars()

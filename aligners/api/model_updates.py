@@ -58,15 +58,30 @@ def compare(
     for pair in pairs:
         for model, site in zip(models, pair, strict=True):
             model.check_site(site, "sites")
-    for model in models if labels is not None else ():
-        check_labels(model, torch.tensor(labels), "labels")
+    halves: list[Sequence[int] | None] = [None, None]
+    if labels is not None:
+        halves = [labels[::2], labels[1::2]]
+        for model in models:
+            check_labels(model, torch.tensor(labels), "labels")
+
     words = policy_of(rows).types == "words"
-    halves = ((texts[n::2], None if labels is None else labels[n::2]) for n in range(2))
-    (fit, _), (held, table) = (tokenised(models, *half, max_length, words=words) for half in halves)
-    return Comparison(
-        models[0], models[1], fit, held, table, pairs=pairs, kind=RowKind(rows), labelled=labels is not None, maps=maps,
-        costs=costs, batch_size=batch_size, seed=seed,
-    ).run()  # fmt: skip
+    fit, _ = tokenised(models, texts[::2], halves[0], max_length, words=words)
+    held, table = tokenised(models, texts[1::2], halves[1], max_length, words=words)
+    comparison = Comparison(
+        models[0],
+        models[1],
+        fit,
+        held,
+        table,
+        pairs=pairs,
+        kind=RowKind(rows),
+        labelled=labels is not None,
+        maps=maps,
+        costs=costs,
+        batch_size=batch_size,
+        seed=seed,
+    )
+    return comparison.run()
 
 
 def carry(
@@ -91,9 +106,10 @@ def carry(
     Raises:
         ValueError: the map is of other widths or several sites, or not fitted.
     """
-    return artefact.carried(
-        _bank(map, "map"), None if forward is None else _bank(forward, "forward"), **about
-    )
+    there = None
+    if forward is not None:
+        there = _bank(forward, "forward")
+    return artefact.carried(_bank(map, "map"), there, **about)
 
 
 def _bank(map: ArrayMap | Aligner | Callable[..., Any], name: str) -> Aligner:
@@ -144,19 +160,22 @@ def steer(
         ValueError: the model is no causal language model, a direction does not fit it, a word is unknown to it, or
             neither words nor a probe are given.
     """
-    frozen, given = load(model), list[steering.Direction]()
-    for name, one in (
-        directions if isinstance(directions, Mapping) else {directions.name: directions}
-    ).items():
-        role = "carried" if one.site in {other.site for other in given} else "native"
+    frozen = load(model)
+    named = directions
+    if not isinstance(named, Mapping):
+        named = {named.name: named}
+    given, sites = list[steering.Direction](), set[int]()
+    for name, one in named.items():
+        role = "carried" if one.site in sites else "native"
         given.append(steering.Direction(name, one.site, one.tensors["vector"], role))
+        sites.add(one.site)
     given += steering.random_directions(given, random, seed)
+
     steered = steering.Steering(frozen, given, alphas, words, cast(Any, probe))
     parts = _batches([frozen], texts, None, batch_size, max_length)
     batches = [task_batch(part, frozen).to(frozen.device) for part in parts]
     steered.measure_units(batches)
     sums = [steered.sums(batch) for batch in batches]
     table = {name: torch.cat([part[name] for part in sums], -1).cpu() for name in sums[0]}
-    return Steered(
-        steering.curve(steered, table, seed), steering.at_equal_cost(steered, table, equal_kl, seed)
-    )
+    equal = steering.at_equal_cost(steered, table, equal_kl, seed)
+    return Steered(steering.curve(steered, table, seed), equal)
