@@ -1,5 +1,6 @@
-"""Batches of tokenised text: what a batch holds, which texts it is made of, and where a resumed fit goes on."""
+"""Batches of tokenised text: what a batch holds, and which texts it is made of."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
@@ -37,21 +38,19 @@ def _changed(value: Any, change: Callable[[Tensor], Tensor], done: dict[int, Any
         change: from a tensor to another.
         done: what was changed before, by the `id` of what it was made from.
     """
-    if id(value) in done:
-        return done[id(value)]
-    result = value
-    if isinstance(value, Tensor):
-        result = change(value)
-    elif isinstance(value, Movable):
-        result = type(value)(
-            **{name: _changed(part, change, done) for name, part in vars(value).items()}
-        )
-    elif isinstance(value, dict):
-        result = {name: _changed(part, change, done) for name, part in value.items()}
-    elif isinstance(value, (tuple, list)):
-        result = type(value)(_changed(part, change, done) for part in value)
-    done[id(value)] = result
-    return result
+    if id(value) not in done:
+        if isinstance(value, Tensor):
+            done[id(value)] = change(value)
+        elif isinstance(value, Movable):
+            done[id(value)] = type(value)(**_changed(vars(value), change, done))
+        elif isinstance(value, dict):
+            parts = value.items()
+            done[id(value)] = {name: _changed(part, change, done) for name, part in parts}
+        elif isinstance(value, (tuple, list)):
+            done[id(value)] = type(value)([_changed(part, change, done) for part in value])
+        else:
+            return value
+    return done[id(value)]
 
 
 @dataclass
@@ -60,12 +59,12 @@ class StoredRows(Movable):
 
     Attributes:
         sites: ascending.
-        states: (S, P, d) at these sites, as they are stored.
-        pooled: whether they are the rows themselves, (S, B, d) float32.
+        states: (P, d) at each of these sites, as they are stored.
+        pooled: whether they are the rows themselves, (B, d) float32 at each site.
     """
 
     sites: tuple[int, ...]
-    states: Tensor
+    states: list[Tensor]
     pooled: bool = False
 
 
@@ -170,23 +169,23 @@ class LengthBatches(DistributedSampler):
         chosen: np.ndarray | None = None,
         first_epoch: int = 0,
     ) -> None:
-        self.first_epoch = first_epoch
         self.lengths, self.whole, self.chosen = np.asarray(lengths), whole, chosen
-        n = len(self.lengths)
-        self.count = -(-n // batch_size) if whole else min(-(-n // batch_size), n // world)
-        if (self.count if whole else min(n, batch_size)) < world:
+        self.first_epoch, self.start = first_epoch, 0
+        n, most = len(self.lengths), math.ceil(len(self.lengths) / batch_size)
+        self.count = most if whole else min(most, n // world)
+        for_ranks = self.count if whole else min(n, batch_size)
+        if for_ranks < world:
+            what = "whole batch" if whole else "text of every batch"
             raise UserError(
-                f"Expected at least one {'whole batch' if whole else 'text of every batch'} for each of the {world} "
-                f"ranks, but got {n} texts in batches of {batch_size} (`batch_size`). Use fewer devices, more text, or "
-                "another `batch_size`."
+                f"Expected at least one {what} for each of the {world} ranks, but got {n} texts in batches of "
+                f"{batch_size} (`batch_size`). Use fewer devices, more text, or another `batch_size`."
             )
         super().__init__(self.lengths, num_replicas=world, rank=rank, shuffle=shuffle, seed=seed)  # type: ignore[arg-type]
         self.bounds = np.arange(self.count + 1) * n // self.count
-        self.start = 0
 
     def __len__(self) -> int:
         """The number of batches that this rank has in an epoch, skipped ones included."""
-        return len(self._mine())
+        return len(self._own())
 
     def described(self) -> tuple[Any, ...]:
         """Everything that decides the batches of the next epoch and their parts, beside the texts' lengths."""
@@ -202,63 +201,32 @@ class LengthBatches(DistributedSampler):
         """The rank's part of each batch, or its batches."""
         start, self.start = self.start, 0
         batches = self._batches()
-        for number in self._mine()[start:]:
-            part = (
-                batches[number] if self.whole else batches[number][self.rank :: self.num_replicas]
-            )
-            yield BatchOfRows((part if self.chosen is None else self.chosen[part]).tolist(), number)
+        for number in self._own()[start:]:
+            texts = batches[number]
+            if not self.whole:
+                texts = texts[self.rank :: self.num_replicas]
+            if self.chosen is not None:
+                texts = self.chosen[texts]
+            yield BatchOfRows(texts.tolist(), number)
 
-    def _mine(self) -> range:
+    def _own(self) -> range:
         """The numbers of the batches of which this rank takes all or a part."""
-        return range(self.rank, self.count, self.num_replicas) if self.whole else range(self.count)
+        if self.whole:
+            return range(self.rank, self.count, self.num_replicas)
+        return range(self.count)
 
     def _batches(self) -> list[np.ndarray]:
+        """The batches of an epoch, of all ranks together."""
         if not self.shuffle:
             return np.split(np.argsort(-self.lengths, kind="stable"), self.bounds[1:-1])
         draw = np.random.default_rng([self.seed, self.first_epoch + self.epoch])
         order = draw.permutation(len(self.lengths))
         for first in range(0, self.count, CHUNK):
-            chunk = order[self.bounds[first] : self.bounds[min(first + CHUNK, self.count)]]
+            last = min(first + CHUNK, self.count)
+            chunk = order[self.bounds[first] : self.bounds[last]]
             chunk[:] = chunk[np.argsort(self.lengths[chunk], kind="stable")]
         batches = np.split(order, self.bounds[1:-1])
         return [batches[i] for i in draw.permutation(len(batches))]
-
-
-def go_on_after_last_batch(fit_loop: Any, batches: int) -> tuple[int, int]:
-    """Set the counters of a restored fit loop to what they were at the end of its last whole batch.
-
-    Only the number of processed batches can be relied on. Lightning's counter of batches that began in all epochs
-    still includes one that was cut off (Lightning 2.6 corrects the current epoch only), and a validation that is due
-    every so many batches would then come one batch too soon.
-
-    Args:
-        fit_loop: of the Trainer, after it was restored and before it runs.
-        batches: in an epoch.
-
-    Returns:
-        The epoch in which the next batch is, from 0, and how many batches of it have been.
-    """
-    loop = fit_loop.epoch_loop
-    done = loop.batch_progress.total.processed
-    loop.val_loop.batch_progress.reset()
-    if done == 0:
-        fit_loop.epoch_progress.reset()
-        loop.batch_progress.reset()
-        fit_loop.restarting = False
-        return 0, 0
-    epoch, before = divmod(done - 1, batches)
-    for tracker in (fit_loop.epoch_progress.total, fit_loop.epoch_progress.current):
-        vars(tracker).update(ready=epoch + 1, started=epoch + 1, processed=epoch, completed=epoch)
-    for tracker, ended in (
-        (loop.batch_progress.total, done - 1),
-        (loop.batch_progress.current, before),
-    ):
-        vars(tracker).update(
-            ready=ended + 1, started=ended + 1, processed=ended + 1, completed=ended
-        )
-    loop.batch_progress.is_last_batch = before + 1 == batches
-    loop._batches_that_stepped = done - 1
-    return divmod(done, batches)
 
 
 def limited(batches: int, trainer: Any, stage: Literal["train", "test"]) -> int:

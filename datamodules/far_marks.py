@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from aligners.datamodules.batches import TextBatch
-from aligners.datamodules.rows.far import SAMPLE_TEXTS, FarSample, find_far, sample_rows
-from aligners.datamodules.rows.policies import RowKind, Rows
+from aligners.datamodules.rows.far import SAMPLE_ROWS, SAMPLE_TEXTS, FarSample
+from aligners.datamodules.rows.policies import RowKind, rows_of_each
 from aligners.datamodules.rows.read_rows import read_each
 from aligners.datamodules.tokens.splits import Split
 from aligners.datamodules.tokens.tokenised import Marks, TokenisedTexts
@@ -49,101 +49,131 @@ class FarMarks:
             split: which texts.
             kinds: of rows.
         """
-        texts = self.data.split(split)
-        known = self._found.setdefault(texts, {})
+        known = self._found.setdefault(self.data.split(split), {})
         typed = [kind for kind in dict.fromkeys(kinds) if kind.types is not None]
         wanted = [kind for kind in typed if kind not in known]
         if wanted:
             self._sample(split, wanted)
-            known |= self._marks(split, texts, wanted)
-            self._say(split, known[wanted[0]], wanted[0])
+            known |= self._marks(split, wanted)
+            first, become = known[wanted[0]].flat, KEPT[self.data.far_rows]
+            which = f"{NAMES[split]} rows"
+            self._caution(first, which, wanted[0], f"{become} (`data.far_rows`)")
         for kind in kinds:
-            if (
-                kind.policy == "mean" and self.data.store is None
-            ):  # a store may have nothing but means
+            if kind.policy == "mean" and self.data.store is None:  # a store may have only means
                 self.note(split, RowKind("tokens", kind.special_tokens), IN_MEANS, "tokens")
         return {kind: known[kind] for kind in typed if known[kind].flat.any()}
 
+    def any(self) -> bool:
+        """Whether there are far rows in the splits that were read so far."""
+        every: list[Marks] = []
+        for found in self._found.values():
+            every += found.values()
+        return any(bool(marks.flat.any()) for marks in every)
+
     # ------------------------------------------------------------------ reading
 
-    def _models(self) -> list[tuple[int, FrozenModel]]:
-        """Each model once, with its first number."""
-        models = self.data.frozen
-        return [
-            (number, model) for number, model in enumerate(models) if models.index(model) == number
-        ]
-
-    def _layers(self, number: int) -> list[int]:
-        """The sites that are read of a model, under all of its numbers."""
+    def _models(self) -> list[tuple[int, FrozenModel, list[int]]]:
+        """Each model that is read once, with its first number and the sites that are read under all of its numbers."""
         models, wanted = self.data.frozen, self.data.wanted_sites()
-        every = [wanted[m] for m, model in enumerate(models) if model is models[number]]
-        return sorted({site for sites in every for site in sites})
+        sites: dict[int, set[int]] = {}
+        for model, of_model in zip(models, wanted, strict=True):
+            sites.setdefault(models.index(model), set()).update(of_model)
+        return [(number, models[number], sorted(read)) for number, read in sites.items() if read]
 
-    def _batches(self, split: Split, number: int, **options: Any) -> Any:
+    def _load(self, split: Split, number: int, sites: list[int], **options: Any) -> Any:
         """A loader of a split's texts, all of them for every rank, with one model's states if there is a store."""
-        nothing: list[list[int]] = [[] for _ in self.data.frozen]
-        nothing[number] = self._layers(number)
-        return self.data.load(self.data.split(split), alone=True, sites=nothing, **options)
+        every: list[list[int]] = [[] for _ in self.data.frozen]
+        every[number] = sites
+        return self.data.load(self.data.split(split), alone=True, sites=every, **options)
 
-    def _reader(self, number: int) -> Any:
-        model, layers = self.data.frozen[number], self._layers(number)
-
-        def read(batch: TextBatch, chosen: Sequence[Rows]) -> list[Tensor]:
-            placed = batch.to(model.device)
-            rows = [some.to(model.device) for some in chosen]
-            stored = placed.stored.get(model)
-            return read_each(
-                model, placed.inputs[number], layers, rows, self.data.component, stored
-            )
-
-        return read
+    def _read(
+        self, number: int, sites: list[int], batch: TextBatch, kinds: Sequence[RowKind]
+    ) -> list[Tensor]:
+        """The rows of a model at the sites, for each kind (S, N, d) on the CPU."""
+        model = self.data.frozen[number]
+        rows = [rows_of_each(batch, kind)[number].to(model.device) for kind in kinds]
+        placed = batch.to(model.device)
+        inputs, stored = placed.inputs[number], placed.stored.get(model)
+        return read_each(model, inputs, sites, rows, self.data.component, stored)
 
     def _sample(self, split: Split, kinds: Sequence[RowKind]) -> None:
         """Measure what is far, for the kinds of which that is not known."""
-        trainer = self.data.trainer
-        if trainer is not None:
-            stage = getattr(getattr(trainer, "state", None), "fn", "fit")
-            split = "fit" if stage in ("fit", "validate") else self.data.splits[0]
-        for number, model in self._models():
+        split = self._first_read(split)
+        for number, model, sites in self._models():
             missing = [kind for kind in kinds if (number, kind) not in self._samples]
-            if not missing or not self._layers(number):
+            if not missing:
                 continue
-            batches = self._batches(
-                split, number, only=SAMPLE_TEXTS, batch_size=SAMPLE_TEXTS // AT_ONCE
-            )
+            size = SAMPLE_TEXTS // AT_ONCE
+            batches = self._load(split, number, sites, only=SAMPLE_TEXTS, batch_size=size)
             with self.data.frozen_models.running(model, self.data.run_device):
-                read, layers = self._reader(number), self._layers(number)
-                found = sample_rows(batches, number, missing, layers, self.data.component, read)
-            self._samples |= {(number, kind): sample for kind, sample in found.items()}
+                self._sample_model(number, sites, batches, missing)
 
-    def _marks(
-        self, split: Split, texts: TokenisedTexts, kinds: Sequence[RowKind]
-    ) -> dict[RowKind, Marks]:
-        """Mark what is far for any model."""
-        nothing = Marks(
-            torch.zeros(0, dtype=torch.bool), torch.zeros(len(texts), dtype=torch.int64)
-        )
-        found = dict.fromkeys(kinds, nothing)
-        for number, model in self._models():
-            reaches = {}
-            for kind in kinds:
-                sample = self._samples.get((number, kind))
-                if sample is not None and sample.far.any():
-                    reaches[kind] = sample.reach
-            if not reaches:
+    def _first_read(self, split: Split) -> Split:
+        """The split that the run reads first, if there is a run."""
+        if self.data.trainer is None:
+            return split
+        stage = getattr(getattr(self.data.trainer, "state", None), "fn", "fit")
+        return "fit" if stage in ("fit", "validate") else self.data.splits[0]
+
+    def _sample_model(
+        self, number: int, sites: list[int], batches: Any, kinds: Sequence[RowKind]
+    ) -> None:
+        """Look at the first `SAMPLE_ROWS` rows of a model."""
+        states: dict[RowKind, list[Tensor]] = {kind: [] for kind in kinds}
+        first: dict[RowKind, list[Tensor]] = {kind: [] for kind in kinds}
+        rows_so_far = 0
+        for batch in batches:
+            read = self._read(number, sites, batch, kinds)
+            for kind, of_kind in zip(kinds, read, strict=True):
+                states[kind].append(of_kind.cpu())
+                first[kind].append(rows_of_each(batch, kind)[number].place == 0)
+            rows_so_far += read[0].shape[1]
+            if rows_so_far >= SAMPLE_ROWS:
+                break
+        for kind in kinds:
+            every = torch.cat(states[kind], 1)
+            if every.shape[1]:
+                sample = FarSample.of(every, torch.cat(first[kind]), sites, self.data.component)
+                self._samples[number, kind] = sample
+
+    def _marks(self, split: Split, kinds: Sequence[RowKind]) -> dict[RowKind, Marks]:
+        """Mark what is far for any model, in all texts of a split."""
+        texts = self.data.split(split)
+        no_rows = torch.zeros(len(texts), dtype=torch.int64)
+        found = {kind: Marks(torch.zeros(0, dtype=torch.bool), no_rows) for kind in kinds}
+        for number, model, sites in self._models():
+            far = [kind for kind in kinds if self._has_far(number, kind)]
+            if not far:
                 continue
-            loader = self._batches(split, number, batch_size=AT_ONCE * self.data.batch_size)
-            batches = track(
-                loader, f"Looking for far rows of {model.name}", disable=hidden(self.data.trainer)
-            )
-            numbered = zip(loader.sampler, batches, strict=True)
+            loader = self._load(split, number, sites, batch_size=AT_ONCE * self.data.batch_size)
+            said = f"Looking for far rows of {model.name}"
+            batches = track(loader, said, disable=hidden(self.data.trainer))
             with self.data.frozen_models.running(model, self.data.run_device):
-                marks = find_far(numbered, len(texts), number, reaches, self._reader(number))
-            for kind, own in marks.items():
-                before = found[kind]
-                flat = own.flat if before is nothing else own.flat | before.flat
-                found[kind] = Marks(flat, own.counts)
+                parts = self._mark(number, sites, zip(loader.sampler, batches, strict=True), far)
+            for kind in far:
+                own = [parts[kind][text] for text in range(len(texts))]
+                flat, before = torch.cat(own), found[kind].flat
+                counts = torch.tensor([len(part) for part in own])
+                found[kind] = Marks(flat | before if len(before) else flat, counts)
         return found
+
+    def _has_far(self, number: int, kind: RowKind) -> bool:
+        """Whether a model has far rows of a kind among those that were looked at."""
+        sample = self._samples.get((number, kind))
+        return sample is not None and bool(sample.far.any())
+
+    def _mark(
+        self, number: int, sites: list[int], numbered: Any, kinds: Sequence[RowKind]
+    ) -> dict[RowKind, dict[int, Tensor]]:
+        """For each kind, the marks of each text's rows, by the text's place in the split."""
+        marks: dict[RowKind, dict[int, Tensor]] = {kind: {} for kind in kinds}
+        for places, batch in numbered:
+            read = self._read(number, sites, batch, kinds)
+            for kind, states in zip(kinds, read, strict=True):
+                far = self._samples[number, kind].reach.beyond(states).cpu()
+                counts = list(rows_of_each(batch, kind)[number].counts)
+                marks[kind].update(zip(places, far.split(counts), strict=True))
+        return marks
 
     # ------------------------------------------------------------------ words
 
@@ -158,44 +188,25 @@ class FarMarks:
         """
         self._sample(split, [kind])
         every = [sample.far for (_, of), sample in self._samples.items() if of == kind]
-        if every:
-            apart = torch.stack(every).any(0) if len({len(far) for far in every}) == 1 else every[0]
-            self._caution(
-                int(apart.sum()),
-                len(apart),
-                f"{NAMES[split]} {what} that were looked at",
-                kind,
-                become,
-            )
+        if not every:
+            return
+        far = every[0]
+        if len({len(of_model) for of_model in every}) == 1:
+            far = torch.stack(every).any(0)
+        self._caution(far, f"{NAMES[split]} {what} that were looked at", kind, become)
 
-    def _say(self, split: Split, marks: Marks, kind: RowKind) -> None:
-        """Caution about the far rows of a split."""
-        become = f"{KEPT[self.data.far_rows]} (`data.far_rows`)"
-        self._caution(int(marks.flat.sum()), len(marks.flat), f"{NAMES[split]} rows", kind, become)
-
-    def _caution(self, count: int, rows: int, which: str, kind: RowKind, become: str) -> None:
+    def _caution(self, far: Tensor, which: str, kind: RowKind, become: str) -> None:
         """Say how many rows are far, and what they do, once: of the texts that are read first."""
-        if not count or any("far from all others" in caution for caution in self.data.cautions):
+        count, rows = int(far.sum()), len(far)
+        said = any("far from all others" in caution for caution in self.data.cautions)
+        if not count or said:
             return
         each = []
-        for number, model in self._models():
-            sample = self._samples.get((number, kind))
-            if sample is not None and sample.far.any():
-                each.append(sample.words(model.name.rstrip("/").rpartition("/")[2]))
+        for number, model, _ in self._models():
+            if self._has_far(number, kind):
+                name = model.name.rstrip("/").rpartition("/")[2]
+                each.append(self._samples[number, kind].words(name))
         self.data.caution(
             f"Caution: {count:,} of {rows:,} {which} ({count / rows:.1%}) are far from all others: "
             f"{'; '.join(each)}. {become}."
         )
-
-    def any(self) -> bool:
-        """Whether there are far rows in the splits that were read so far."""
-        return any(marks.flat.any() for found in self._found.values() for marks in found.values())
-
-    def counts(self) -> dict[str, Any]:
-        """How many rows of each kind are far, of how many, over the splits that were read."""
-        numbers: dict[str, list[int]] = {}
-        for found in self._found.values():
-            for kind, marks in found.items():
-                far, rows = numbers.get(str(kind), [0, 0])
-                numbers[str(kind)] = [far + int(marks.flat.sum()), rows + len(marks.flat)]
-        return numbers

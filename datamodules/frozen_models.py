@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
@@ -28,10 +27,9 @@ from aligners.models.recipes import EMBEDDED, Recipe, embedded_recipe
 
 Place = tuple[
     str | None, DeviceMap | None
-]  # of a model: a device, or where its parts go; by default the run's device
+]  # a device, or where its parts go; else the run's device
 
 
-@dataclass(eq=False)
 class FrozenModels:
     """Models that never train, loaded on first use.
 
@@ -43,6 +41,7 @@ class FrozenModels:
         known: models whose weights were read before, and need not be where nothing is run.
         bases: names of further models, which come after the others.
         under_heads: makes them, from the first of the others.
+        packed: whether texts are laid end to end, with the token that ends one.
         dtype: precision of the models: float32, bfloat16 or float16.
         attn_implementation: eager, sdpa, flash_attention_2; default: what transformers chooses.
         trust_remote_code: run code from a model's repository. Off by default: it is somebody else's code.
@@ -56,28 +55,46 @@ class FrozenModels:
             devices, as transformers takes it; needs accelerate.
     """
 
-    named: Sequence[tuple[str, str | None]]
-    one_tokenizer: tuple[str, str] | None
-    texts: Callable[[], Texts]
-    max_length: int
-    known: KnownModels | None = None
-    bases: Sequence[str] = ()
-    under_heads: Callable[[FrozenModel], list[FrozenModel]] = lambda first: []
-    _: KW_ONLY
-    dtype: str = "float32"
-    attn_implementation: str | None = None
-    trust_remote_code: bool = False
-    merge_adapters: bool | None = None
-    cache: Path | None = None
-    devices: list[str | None] | None = None
-    device_map: list[DeviceMap | None] | None = None
-
-    def __post_init__(self) -> None:
-        self._replaced: list[tuple[PreTrainedTokenizerBase, FrozenModel]] = []
-        self.packed = False  # whether texts are laid end to end, with the token that ends one
-        for name in self.devices or ():
+    def __init__(
+        self,
+        named: Sequence[tuple[str, str | None]],
+        one_tokenizer: tuple[str, str] | None,
+        texts: Callable[[], Texts],
+        max_length: int,
+        known: KnownModels | None = None,
+        bases: Sequence[str] = (),
+        under_heads: Callable[[FrozenModel], list[FrozenModel]] | None = None,
+        packed: bool = False,
+        *,
+        dtype: str = "float32",
+        attn_implementation: str | None = None,
+        trust_remote_code: bool = False,
+        merge_adapters: bool | None = None,
+        cache: Path | None = None,
+        devices: list[str | None] | None = None,
+        device_map: list[DeviceMap | None] | None = None,
+    ) -> None:
+        for name in devices or ():
             if name is not None:
                 check_device(name, "devices")
+        self.named, self.one_tokenizer, self.texts = named, one_tokenizer, texts
+        self.max_length, self.known, self.packed = max_length, known, packed
+        self.bases, self.under_heads = bases, under_heads
+        self.dtype, self.attn_implementation = dtype, attn_implementation
+        self.trust_remote_code, self.merge_adapters = trust_remote_code, merge_adapters
+        self.cache, self.devices, self.device_map = cache, devices, device_map
+        # models that share another's tokenizer, and their own
+        self._replaced: dict[FrozenModel, PreTrainedTokenizerBase] = {}
+
+    def config(self) -> dict[str, Any]:
+        """The options that a checkpoint keeps, as plain values."""
+        return {
+            "dtype": self.dtype,
+            "attn_implementation": self.attn_implementation,
+            "trust_remote_code": self.trust_remote_code,
+            "merge_adapters": self.merge_adapters,
+            "cache": None if self.cache is None else str(self.cache),
+        }
 
     @cached_property
     def loaded(self) -> list[FrozenModel]:
@@ -87,14 +104,39 @@ class FrozenModels:
             ValueError: a model cannot be loaded or has too few positions, or tokenizers differ that must not.
         """
         places = dict(zip(self.named, self.places, strict=True))
-        loaded = {named: self._load(*named, parts) for named, (_, parts) in places.items()}
-        for a, b in combinations(
-            [named for named in loaded if not isinstance(loaded[named], SleepingModel)], 2
-        ):
+        loaded = {named: self._load(*named, place[1]) for named, place in places.items()}
+        awake = [named for named in loaded if not isinstance(loaded[named], SleepingModel)]
+        for a, b in combinations(awake, 2):
             if places[a] == places[b] and places[a][1] is None:
                 share_weights(loaded[b].model, loaded[a].model)
         models = [loaded[named] for named in self.named]
-        return models + (self.under_heads(models[0]) if self.bases else [])
+        if self.bases and self.under_heads is not None:
+            models += self.under_heads(models[0])
+        return models
+
+    def _load(self, name: str, revision: str | None, device_map: DeviceMap | None) -> FrozenModel:
+        model = load_frozen(
+            self.path(name),
+            revision=revision,
+            device_map=device_map,
+            known_as=name,
+            dtype=self.dtype,
+            attn_implementation=self.attn_implementation,
+            trust_remote_code=self.trust_remote_code,
+            merge_adapters=self.merge_adapters,
+            known=self.known,
+        )
+        self._check_positions(name, model.max_length)
+        return model
+
+    def _check_positions(self, name: str, positions: int | None) -> None:
+        if positions is not None and self.max_length > positions:
+            raise UserError(
+                f"Expected `max_length` of at most {positions}, the positions that {name} has, "
+                f"but got {self.max_length}."
+            )
+
+    # ------------------------------------------------------------------ tokenizers
 
     @cached_property
     def sharing(self) -> list[FrozenModel]:
@@ -103,21 +145,19 @@ class FrozenModels:
         Raises:
             ValueError: as in `loaded`, or tokenizers differ on a text that must not.
         """
-        known: list[FrozenModel] = []
+        different: list[FrozenModel] = []
         for model in self.loaded:
-            alike = next((other for other in known if self._same_tokens(other, model)), None)
-            if alike is None:
-                known.append(model)
-            elif not same_tokenizer(
-                *(cast(PreTrainedTokenizerBase, one.tokenizer) for one in (model, alike))
-            ):
-                self._replaced.append((cast(PreTrainedTokenizerBase, model.tokenizer), model))
-                model.tokenizer = alike.tokenizer
-        others = [model for model in known[1:] if self.one_tokenizer]
-        if self.one_tokenizer and others:
-            (why, instead), first = self.one_tokenizer, self.loaded[0]
+            alike = [other for other in different if self._same_tokens(other, model)]
+            if not alike:
+                different.append(model)
+            elif not same_tokenizer(_tokenizer(model), _tokenizer(alike[0])):
+                self._replaced[model] = _tokenizer(model)
+                model.tokenizer = alike[0].tokenizer
+        if self.one_tokenizer and len(different) > 1:
+            why, instead = self.one_tokenizer
             raise UserError(
-                f"{why}, but the tokenizers of {first.name} and {others[0].name} differ on these texts. {instead}."
+                f"{why}, but the tokenizers of {different[0].name} and {different[1].name} differ on these texts. "
+                f"{instead}."
             )
         return self.loaded
 
@@ -128,11 +168,8 @@ class FrozenModels:
             ValueError: naming the models.
         """
         _ = self.sharing
-        for own, model in self._replaced:
-            shared = cast(PreTrainedTokenizerBase, model.tokenizer)
-            if not same_tokens(
-                own, shared, [texts.fit, texts.validation, texts.test], self.max_length
-            ):
+        for model, own in self._replaced.items():
+            if not self._same_tokens_of(own, _tokenizer(model), texts):
                 raise UserError(
                     f"Expected texts of which {model.name} and the first model have the same tokens, as they have of "
                     f"the others, but those of {texts.origin['source']!r} differ. Leave them out."
@@ -140,35 +177,35 @@ class FrozenModels:
 
     def _same_tokens(self, a: FrozenModel, b: FrozenModel) -> bool:
         """Whether two models get the same tokens of every text."""
-        one, other = (
-            cast(PreTrainedTokenizerBase, model.tokenizer) for model in (a, b)
-        )  # loaded with one
+        one, other = _tokenizer(a), _tokenizer(b)
         if same_tokenizer(one, other):
             return True
-        if self.packed and (one.eos_token_id, one.sep_token_id) != (
-            other.eos_token_id,
-            other.sep_token_id,
-        ):
+        ends = [(tokenizer.eos_token_id, tokenizer.sep_token_id) for tokenizer in (one, other)]
+        if self.packed and ends[0] != ends[1]:
             return False
-        texts = self.texts()
-        return same_tokens(one, other, [texts.fit, texts.validation, texts.test], self.max_length)
+        return self._same_tokens_of(one, other, self.texts())
+
+    def _same_tokens_of(
+        self, a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase, texts: Texts
+    ) -> bool:
+        return same_tokens(a, b, [texts.fit, texts.validation, texts.test], self.max_length)
 
     @property
     def tokenizers(self) -> list[PreTrainedTokenizerBase]:
         """The tokenizer of each model."""
-        return [cast(PreTrainedTokenizerBase, model.tokenizer) for model in self.sharing]
+        return [_tokenizer(model) for model in self.sharing]
 
     def chat_tokenizers(self) -> dict[str, PreTrainedTokenizerBase]:
         """The tokenizers of the models that may have a chat template, by the models' names: not of embedded ones."""
         if any(name.startswith(EMBEDDED) for name, _ in self.named):  # their texts come first
             return {}
         # Their own, which may have a template: they are shared once the texts are there.
-        own = {model: tokenizer for tokenizer, model in self._replaced}
-        models = zip(self.named, self.loaded, strict=False)
-        return {
-            name: own.get(model, cast(PreTrainedTokenizerBase, model.tokenizer))
-            for (name, _), model in models
-        }
+        tokenizers = {}
+        for (name, _), model in zip(self.named, self.loaded, strict=False):
+            tokenizers[name] = self._replaced.get(model, _tokenizer(model))
+        return tokenizers
+
+    # ------------------------------------------------------------------ places
 
     @property
     def places(self) -> list[Place]:
@@ -186,17 +223,17 @@ class FrozenModels:
                 )
         nothing = [None] * count
         places = list(zip(self.devices or nothing, self.device_map or nothing, strict=True))
-        for number, (device, parts) in enumerate(places, start=1):
+        for number, (device, parts) in enumerate(places):
             if device is not None and parts is not None:
                 raise UserError(
-                    f"Expected `devices` or `device_map` for a model, but model {number} has both: {device} and "
+                    f"Expected `devices` or `device_map` for a model, but model {number + 1} has both: {device} and "
                     f"{parts}. Write null in one of them."
                 )
-            first = self.named.index(self.named[number - 1])
-            if places[number - 1] != places[first]:
+            first = self.named.index(self.named[number])
+            if places[number] != places[first]:
                 raise UserError(
                     f"Expected `devices` and `device_map` to put a model in one place, but models {first + 1} and "
-                    f"{number} are the same. Give both entries the same place."
+                    f"{number + 1} are the same. Give both entries the same place."
                 )
         return places
 
@@ -215,19 +252,21 @@ class FrozenModels:
             device: of the run.
             needed: numbers of the models that are; the others wait on the CPU. Default: all.
         """
-        wanted = {model for m, model in enumerate(self.loaded) if needed is None or m in needed}
-        models = zip(self.loaded, self.places, strict=True)
-        for model, (chosen, parts) in sorted(
-            models, key=lambda placed: placed[0] in wanted
-        ):  # first make room
+        numbers = range(len(self.loaded)) if needed is None else needed
+        wanted = {self.loaded[number] for number in numbers}
+        movable = []
+        for model, (chosen, parts) in zip(self.loaded, self.places, strict=True):
             if parts is None:
-                model.to(chosen or (device if model in wanted else "cpu"))
+                movable.append((model, chosen))
+        movable.sort(key=lambda placed: placed[0] in wanted)  # first make room
+        for model, chosen in movable:
+            model.to(chosen or (device if model in wanted else "cpu"))
 
     @contextmanager
     def running(self, model: FrozenModel, device: torch.device | None) -> Iterator[None]:
         """Within it, a model is where the user wants it, or on the device of the run; then again where it was."""
-        (chosen, _), before = self.places[self.loaded.index(model)], model.device
-        there = chosen or device
+        chosen, _ = self.places[self.loaded.index(model)]
+        before, there = model.device, chosen or device
         if there is None or model.sharded:
             yield
             return
@@ -252,13 +291,14 @@ class FrozenModels:
         Raises:
             ValueError: there is no such model.
         """
-        source = {"trust_remote_code": self.trust_remote_code}
-        return [
-            embedded_recipe(name)[1].width
-            if name.startswith(EMBEDDED)
-            else int(read_config(name, {**source, "revision": revision}).hidden_size)
-            for name, revision in self.named
-        ]
+        widths = []
+        for name, revision in self.named:
+            if name.startswith(EMBEDDED):
+                widths.append(embedded_recipe(name)[1].width)
+                continue
+            source = {"trust_remote_code": self.trust_remote_code, "revision": revision}
+            widths.append(int(read_config(name, source).hidden_size))
+        return widths
 
     def make_embedded(self) -> None:
         """Train the embedded models that are not in the cache.
@@ -266,10 +306,10 @@ class FrozenModels:
         Raises:
             ValueError: one of them has too few positions, or the texts do not train it.
         """
-        embedded = list(dict.fromkeys(name for name, _ in self.named if name.startswith(EMBEDDED)))
-        for name in embedded:
+        names = [name for name, _ in self.named if name.startswith(EMBEDDED)]
+        for name in names:
             self._check_positions(name, embedded_recipe(name)[1].max_length)
-        for name in embedded:
+        for name in dict.fromkeys(names):
             self.path(name)
 
     def path(self, name: str) -> str:
@@ -293,49 +333,33 @@ class FrozenModels:
         Args:
             embedded: whether to count embedded models, which are trained on the fitting texts.
         """
-        names = dict.fromkeys([*(name for name, _ in self.named), *self.bases])
-        embedded_texts = {
-            name: self.texts().fitted("fit")
-            for name in names
-            if embedded and name.startswith(EMBEDDED)
-        }
-        stored = {name: FittedTexts.load(Path(name)) for name in names}
-        return {
-            **embedded_texts,
-            **{name: texts for name, texts in stored.items() if texts is not None},
-        }
+        known: dict[str, FittedTexts] = {}
+        for name in dict.fromkeys([*(name for name, _ in self.named), *self.bases]):
+            stored = FittedTexts.load(Path(name))
+            if stored is not None:
+                known[name] = stored
+            elif embedded and name.startswith(EMBEDDED):
+                known[name] = self.texts().fitted("fit")
+        return known
 
-    # ------------------------------------------------------------------ loading
 
-    def _load(self, name: str, revision: str | None, device_map: DeviceMap | None) -> FrozenModel:
-        own = ("dtype", "attn_implementation", "trust_remote_code", "merge_adapters", "known")
-        options: dict[str, Any] = {option: getattr(self, option) for option in own}
-        model = load_frozen(
-            self.path(name), revision=revision, device_map=device_map, known_as=name, **options
-        )
-        self._check_positions(name, model.max_length)
-        return model
-
-    def _check_positions(self, name: str, positions: int | None) -> None:
-        if positions is not None and self.max_length > positions:
-            raise UserError(
-                f"Expected `max_length` of at most {positions}, the positions that {name} has, "
-                f"but got {self.max_length}."
-            )
+def _tokenizer(model: FrozenModel) -> PreTrainedTokenizerBase:
+    """The tokenizer with which a model was loaded."""
+    return cast(PreTrainedTokenizerBase, model.tokenizer)
 
 
 def _check_classes(name: str, texts: Texts) -> None:
     """Raise unless an embedded classifier can be trained on the fitting texts."""
-    who, source = (
-        f"The embedded model {name}, which is trained as a classifier,",
-        texts.origin["source"],
-    )
+    who = f"The embedded model {name}, which is trained as a classifier,"
+    source = texts.origin["source"]
     if texts.regression:
         raise UserError(
             f"{who} needs classes, but the labels of {source!r} are numbers to predict. Write classes as whole "
             "numbers, or give your own models."
         )
-    labels = torch.tensor(texts.fit["label"][:]) if "label" in texts.fit.column_names else None
+    labels = None
+    if "label" in texts.fit.column_names:
+        labels = torch.tensor(texts.fit["label"][:])
     check_labelled(labels, who, source, "give your own models", texts.columns_without_labels)
     _ = texts.classes_to_learn
 

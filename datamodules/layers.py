@@ -1,7 +1,7 @@
 """The LightningDataModule that streams all layers of any number of frozen models over the same text."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, get_args
 
@@ -22,7 +22,7 @@ from aligners.datamodules.rows.policies import (
     check_rows,
     policy_of,
 )
-from aligners.datamodules.rows.read_rows import Prepared, gather_rows, read_rows, told_apart
+from aligners.datamodules.rows.read_rows import Prepared, choose_rows, gather_rows, read_rows
 from aligners.datamodules.rows.sites import parse_layers
 from aligners.datamodules.tokens.splits import Split
 from aligners.errors import UserError, check_known
@@ -39,9 +39,9 @@ class LayerBatch:
         texts: the tokenised batch: inputs and words of each model.
         rows: where the rows of each model came from.
         states: for each model (L_m, N, d_m), float32; row n is the same word, token or text in all of them. A model
-            that is named twice has the very same object twice, one that was not asked for no layers: (0, N, d_m).
+            that is named twice has the very same object twice, one whose layers are not wanted none: (0, N, d_m).
         attention: for each model the weights of its blocks 1, 2, ..., each (B, H_m, T_m, T_m), from the token of the
-            third axis to that of the fourth, zero at padding; none for a model that was not asked for; None unless
+            third axis to that of the fourth, zero at padding; none for a model whose layers are not wanted; None unless
             they are read.
         whole: where rows that are far from all others are left out, the same with them, and marked in `rows[0].far`.
     """
@@ -75,18 +75,16 @@ class LayerBatch:
         if far is None:
             return self
         rows = tuple(of_model.without(far) for of_model in self.rows)
-        return LayerBatch(
-            self.texts, rows, _selected(self.states, (~far).nonzero()[:, 0]), self.attention
-        )
+        return self.only((~far).nonzero()[:, 0], rows)
 
-
-def _selected(states: Sequence[Tensor], kept: Tensor) -> list[Tensor]:
-    """Some rows of each model, by their numbers; what is one object stays one."""
-    found: dict[int, Tensor] = {}
-    for of_model in states:
-        if id(of_model) not in found:
-            found[id(of_model)] = of_model.index_select(1, kept)
-    return [found[id(of_model)] for of_model in states]
+    def only(self, numbers: Tensor, rows: tuple[Rows, ...]) -> "LayerBatch":
+        """Some of the rows, by their numbers (N',); what is one object stays one."""
+        selected: dict[int, Tensor] = {}
+        for states in self.states:
+            if id(states) not in selected:
+                selected[id(states)] = states.index_select(1, numbers)
+        by_model = [selected[id(states)] for states in self.states]
+        return LayerBatch(self.texts, rows, by_model, self.attention)
 
 
 @dataclass(eq=False)
@@ -120,8 +118,7 @@ class LayerReader:
 
     def prepare(self, texts: TextBatch) -> Prepared:
         """Choose the rows of each model, which belongs on the CPU."""
-        rows, whole = told_apart(texts, self.kind, leave_out=self.leave_out_far)
-        return Prepared(texts, rows, whole=[whole])
+        return Prepared(texts, choose_rows(texts, self.kind, leave_out_far=self.leave_out_far))
 
     def read(self, prepared: Prepared, layers: Sequence[Sequence[int]] | None = None) -> LayerBatch:
         """Run the models on the batch's device, if their states do not come from a store, and gather the rows.
@@ -133,37 +130,34 @@ class LayerReader:
         Raises:
             ValueError: the states of an earlier batch were not finite; `check.flush()` looks at the last one.
         """
-        (whole,) = prepared.whole or [None]
-        if whole is not None:
-            every = self.read(replace(prepared, rows=whole.rows, whole=[None]), layers)
-            near = _selected(every.states, whole.kept)
-            return LayerBatch(prepared.texts, prepared.rows, near, every.attention, every)
+        chosen, texts = prepared.chosen, prepared.texts
         results: dict[tuple[int, tuple[int, ...]], tuple[Tensor, list[Tensor]]] = {}
-        wanted = [
-            (id(model), tuple(some))
-            for model, some in zip(self.models, layers or self.layers, strict=True)
-        ]
-        for m, key in enumerate(wanted):
+        states, attention = [], []
+        for number, wanted in enumerate(layers or self.layers):
+            model = self.models[number]
+            key = id(model), tuple(wanted)
             if key not in results:
-                results[key] = self.read_model(self.models[m], prepared, m, key[1])
-        by_model = [results[key] for key in wanted]
-        attention = [weights for _, weights in by_model] if self.attention else None
-        return LayerBatch(
-            prepared.texts, prepared.rows, [states for states, _ in by_model], attention
-        )
+                rows = chosen.read[number]
+                results[key] = self._read_model(model, texts, number, rows, wanted)
+            of_model, weights = results[key]
+            states.append(of_model)
+            attention.append(weights)
+
+        batch = LayerBatch(texts, chosen.read, states, attention if self.attention else None)
+        if chosen.near is None:
+            return batch
+        near = batch.only(chosen.near, chosen.rows)
+        near.whole = batch
+        return near
 
     def read_model(
-        self,
-        model: FrozenModel,
-        batch: Prepared | LayerBatch,
-        m: int,
-        layers: Sequence[int] | None = None,
+        self, model: FrozenModel, batch: LayerBatch, m: int, layers: Sequence[int] | None = None
     ) -> tuple[Tensor, list[Tensor]]:
-        """Read one model, or another in its place, such as an untrained twin.
+        """Read another model in the place of one, such as its untrained twin.
 
         Args:
             model: with the tokenizer of model m, on the batch's device.
-            batch: prepared or read.
+            batch: that was read.
             m: number of the model whose inputs it gets.
             layers: to read; default: all that are wanted of model m.
 
@@ -173,25 +167,28 @@ class LayerReader:
         Raises:
             ValueError: the model does not have a layer; or as in `read`.
         """
-        layers, rows, inputs = (
-            self.layers[m] if layers is None else layers,
-            batch.rows[m],
-            batch.texts.inputs[m],
-        )
+        layers = self.layers[m] if layers is None else layers
+        return self._read_model(model, batch.texts, m, batch.rows[m], layers)
+
+    def _read_model(
+        self, model: FrozenModel, texts: TextBatch, number: int, rows: Rows, layers: Sequence[int]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Some rows of a model at some layers, and its attention weights if they are read."""
         weights: list[Tensor] = []
         if not layers:
             return torch.empty(0, len(rows), model.width, device=rows.index.device), weights
+        inputs = texts.inputs[number]
         if self.attention:
             wanted = sorted(set(layers))
             with torch.no_grad():
                 weights, read = model.attention(inputs, wanted, self.component)
-            states = gather_rows(dict(zip(wanted, read, strict=True)), layers, rows, model.width)
+            by_layer = dict(zip(wanted, read, strict=True))
+            states = gather_rows(by_layer, layers, rows, model.width)
         else:
-            states = read_rows(
-                model, inputs, layers, rows, self.component, batch.texts.stored.get(model)
-            )
+            stored = texts.stored.get(model)
+            states = read_rows(model, inputs, layers, rows, self.component, stored)
         names = [f"layer {layer} of {model.name}" for layer in layers]
-        self.check.watch(states, names, "states", batch.texts.number)
+        self.check.watch(states, names, "states", texts.number)
         return states, weights
 
 
@@ -253,24 +250,23 @@ class LayerActivations(TextModule):
                 f"Expected `attn_implementation` 'eager' where `attention` is read, but got {attn_implementation!r}: "
                 "other implementations never compute the weights. Leave it out."
             )
-        attn_implementation = "eager" if attention else attn_implementation
-        words, alike = (
-            attention or policy_of(rows).types == "words",
-            PAIRS_TOKENS if rows == "tokens" else None,
-        )
+        if attention:
+            attn_implementation = "eager"
+        words = attention or policy_of(rows).types == "words"
+        alike = PAIRS_TOKENS if rows == "tokens" else None
         named = with_revisions(models, revisions)
         super().__init__(named, words, alike, attn_implementation=attn_implementation, **options)
-        self.attn_implementation = attn_implementation
-        self.models, self.revisions = list(models), revisions
-        self.layers, self.rows, self.special_tokens = layers, rows, special_tokens
-        self.far_rows, self.far = far_rows, FarMarks(self)
-        self.attention, self.storable, self.component = attention, not attention, component
         check_rows(rows, component, self.packed)
         if attention and self.packed:
             raise UserError(
                 "`attention` is read between whole words, but a sequence of `packed` text has no whole "
                 "words. Leave one of them out."
             )
+        self.models, self.revisions = list(models), revisions
+        self.layers, self.rows, self.special_tokens = layers, rows, special_tokens
+        self.attention, self.component, self.far_rows = attention, component, far_rows
+        self.storable = not attention
+        self.far = FarMarks(self)
         self._planned: list[Sequence[Sequence[int]] | None] = [None]
         self._placed_for: int | None = None
         self._alone = False
@@ -280,7 +276,7 @@ class LayerActivations(TextModule):
         return [parse_layers(self.layers, depth, self.component) for depth in depths]
 
     @property
-    def kinds_read(self) -> Sequence[RowKind]:  # type: ignore[override]
+    def kinds_read(self) -> Sequence[RowKind]:
         """Those of `rows`."""
         return [RowKind(self.rows, self.special_tokens)]
 
@@ -293,16 +289,33 @@ class LayerActivations(TextModule):
             self.frozen, self.wanted_sites(), kind, self.attention, self.component, leave_out
         )
 
+    def config(self) -> dict[str, Any]:
+        """Return the options as plain values, from which an equal data module can be made."""
+        return {
+            "models": self.models,
+            "layers": self.layers,
+            "revisions": self.revisions,
+            **self._options(),
+            **super().config(),
+        }
+
     def describe(self) -> dict[str, Any]:
         """Describe texts, models and rows for a report, as plain values."""
         return {
             "models": [model.identity() for model in self.reader.models],
             "layers": self.reader.layers,
-            **{
-                name: getattr(self, name)
-                for name in ("attention", "component", "rows", "special_tokens", "far_rows")
-            },
+            **self._options(),
             **super().describe(),
+        }
+
+    def _options(self) -> dict[str, Any]:
+        """What is read, as the user says it."""
+        return {
+            "attention": self.attention,
+            "component": self.component,
+            "rows": self.rows,
+            "special_tokens": self.special_tokens,
+            "far_rows": self.far_rows,
         }
 
     def keep_far(self) -> None:
@@ -346,7 +359,8 @@ class LayerActivations(TextModule):
         """
         sites, data = layers or self.wanted_sites(), self.split(split)
         if any(sites):
-            data = data.marked({}, leave_out=False, far=self.far.of(split, self.kinds_read))
+            far = self.far.of(split, self.kinds_read)
+            data = data.marked({}, leave_out=False, far=far)
         return self.load(
             data, shuffle=shuffle, alone=self._alone, whole=True, sites=sites, **options
         )
@@ -354,10 +368,8 @@ class LayerActivations(TextModule):
     def test_dataloader(self) -> list[DataLoader]:
         """The texts of `splits`, with what is planned for each."""
         self.complete_store(self.splits)
-        return [
-            self.loader(split, layers=layers)
-            for split, layers in zip(self.splits, self._planned, strict=True)
-        ]
+        planned = zip(self.splits, self._planned, strict=True)
+        return [self.loader(split, layers=layers) for split, layers in planned]
 
     # ------------------------------------------------------------------ Lightning's hooks
 
@@ -377,7 +389,8 @@ class LayerActivations(TextModule):
         """Have the models that a split of the plan reads where they run, and the others on the CPU."""
         if self.trainer is None or self._placed_for == dataloader_idx:
             return
-        planned = self._planned[dataloader_idx]
-        needed = None if planned is None else [m for m, layers in enumerate(planned) if layers]
+        planned, needed = self._planned[dataloader_idx], None
+        if planned is not None:
+            needed = [m for m, layers in enumerate(planned) if layers]
         self.frozen_models.place(self.trainer.strategy.root_device, needed)
         self._placed_for = dataloader_idx

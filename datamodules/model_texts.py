@@ -1,7 +1,8 @@
 """The LightningDataModule of texts for whole models, which it does not run, and the options that users give it."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, cast
+from itertools import combinations
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -39,51 +40,56 @@ class ModelTexts(TextModule):
     all of whose texts have labels.
 
     Args:
-        chosen: the user's options, which become attributes.
+        chosen: the user's options by their names, for `config`.
         one_tokenizer: see `TextModule`.
         options: of `TextModule` and `FrozenModels`, by their names.
     """
 
-    models: list[str]
-    revisions: list[str | None] | None
-    sites: Any = None  # as the user wrote them
-    masked_share = 0.15
-
     def __init__(
         self, chosen: dict[str, Any], one_tokenizer: tuple[str, str] | None, **options: Any
     ) -> None:
-        vars(self).update(chosen)
-        super().__init__(
-            with_revisions(self.models, self.revisions), False, one_tokenizer, **options
-        )
-        self.chosen, self.hidden = chosen, () if "sites" in chosen else ("packed",)
+        self.chosen = chosen
+        self.models: list[str] = chosen["models"]
+        self.revisions: list[str | None] | None = chosen["revisions"]
+        self.bases: list[str] = chosen.get("bases", [])
+        self.labels: LabelsOption = chosen.get("labels")
+        self.sites: Any = chosen.get("sites")
+        self.masked_share: float = chosen.get("masked_share", 0.15)
+        self.component: Component = chosen.get("component", "residual")
+        named = with_revisions(self.models, self.revisions)
+        super().__init__(named, False, one_tokenizer, **options)
+
+    def config(self) -> dict[str, Any]:
+        """Return the options as plain values, from which an equal data module can be made."""
+        config = {**self.chosen, **super().config()}
+        if self.sites is None:
+            config.pop("packed")  # not a user's option
+        return config
 
     def describe(self) -> dict[str, Any]:
         """Describe texts and models for a report, as plain values."""
         described = [model.identity() for model in self.frozen]
         if self.sites is None:
             count = len(self.models)
-            about: dict[str, Any] = {
-                "models": described[:count],
-                "bases": described[count:],
-                "component": "residual",
-            }
-        else:
-            masked = {"masked_share": self.masked_share} if self.task == "masked" else {}
-            rows = {"component": self.component, "rows": "tokens", "special_tokens": True}
-            about = {"models": described, **masked, **rows}
-        return {**about, **super().describe()}
+            bases = {"bases": described[count:], "component": "residual"}
+            return {"models": described[:count], **bases, **super().describe()}
+        about: dict[str, Any] = {"models": described}
+        if self.task == "masked":
+            about["masked_share"] = self.masked_share
+        rows = {"component": self.component, "rows": "tokens", "special_tokens": True}
+        return {**about, **rows, **super().describe()}
 
     # ------------------------------------------------------------------ sites and tasks
 
     def wanted(self, depths: Sequence[int]) -> list[list[int]]:
         """The sites of each model, as the source or the target of any route."""
         chosen: list[set[int]] = [set() for _ in depths]
-        for a in range(len(depths) if self.sites is not None else 0):
-            for b in range(a + 1, len(depths)):
-                for i, j in route_sites(self.sites, depths, a, b, self.component):
-                    chosen[a].add(i)
-                    chosen[b].add(j)
+        if self.sites is None:
+            return [sorted(sites) for sites in chosen]
+        for a, b in combinations(range(len(depths)), 2):
+            for i, j in route_sites(self.sites, depths, a, b, self.component):
+                chosen[a].add(i)
+                chosen[b].add(j)
         return [sorted(sites) for sites in chosen]
 
     @property
@@ -118,12 +124,13 @@ class ModelTexts(TextModule):
                 f"Expected `models` to be classifiers where `bases` are named, but {tuned.name} "
                 f"{tuned.unasked or 'has no classification head'}. Name models that were fine-tuned to classify."
             )
-        head: dict[str, Any] = {
-            "n_labels": tuned.n_labels,
-            "seed": self.seed,
-            "dtype": self.frozen_models.dtype,
-        }
-        return [FrozenModel(*self.classifier(name, **head), name=name) for name in self.bases]
+        bases = []
+        for name in self.bases:
+            model, tokenizer = self.classifier(
+                name, tuned.n_labels, self.seed, dtype=self.frozen_models.dtype
+            )
+            bases.append(FrozenModel(model, tokenizer, name=name))
+        return bases
 
     def classifier(self, name: str, n_labels: int, seed: int, **options: Any) -> tuple[Any, Any]:
         """Load a model under a new classification head, and its tokenizer, with this module's options.
@@ -135,11 +142,9 @@ class ModelTexts(TextModule):
             options: further ones of `aligners.models.classifiers.new_classifier`.
         """
         models = self.frozen_models
-        given = {
-            "attn_implementation": models.attn_implementation,
-            "trust_remote_code": models.trust_remote_code,
-        }
-        model, tokenizer = new_classifier(models.path(name), n_labels, seed, **{**given, **options})
+        options.setdefault("attn_implementation", models.attn_implementation)
+        options.setdefault("trust_remote_code", models.trust_remote_code)
+        model, tokenizer = new_classifier(models.path(name), n_labels, seed, **options)
         for sentence in code_not_run(model, tokenizer, name):
             self.caution(sentence)
         return model, tokenizer
@@ -152,25 +157,27 @@ class ModelTexts(TextModule):
         return self.texts.fitted("fit") | self.frozen_models.fitted_on().get(base)
 
     @property
-    def asked(self) -> Literal["labels", "choices", "spans", "trees"]:
-        """What texts ask for: labels, which answer is right or, if they have no labels, spans as answers or trees."""
-        fit = self.texts.fit
-        if CHOICE in fit.column_names and self.sites is None:
+    def targets(self) -> Literal["labels", "choices", "spans", "trees"]:
+        """What is learned of a text: a label, which answer is right or, without labels, spans as answers or a tree."""
+        fit, columns = self.texts.fit, self.texts.fit.column_names
+        if CHOICE in columns and self.sites is None:
             return "choices"
-        if "label" not in fit.column_names and ANSWERS in fit.column_names:
-            return "spans"
-        if "label" in fit.column_names or ANNOTATION not in fit.column_names:
+        if "label" in columns:
             return "labels"
-        return (
-            "trees"
-            if any(Sentence.of("", annotation).heads for annotation in fit[ANNOTATION])
-            else "labels"
-        )
+        if ANSWERS in columns:
+            return "spans"
+        if ANNOTATION in columns:
+            for annotation in fit[ANNOTATION]:
+                if Sentence.of("", annotation).heads:
+                    return "trees"
+        return "labels"
 
     def split(self, name: Split) -> TokenisedTexts:
         """A split, tokenised for all models; question by question where one of several answers is to be chosen."""
         texts = super().split(name)
-        return texts.by_question if self.asked == "choices" else texts
+        if self.targets == "choices":
+            return texts.by_question
+        return texts
 
     def answers(self, split: Split) -> Tensor:
         """Return the class of each text of a split, (n,) int64, or the number to predict, (n,) float32.
@@ -195,12 +202,12 @@ class ModelTexts(TextModule):
             return 1
         for split in SPLITS:
             self.answers(split)
-        return 1 if self.asked == "choices" else self.texts.classes_to_learn
+        return 1 if self.targets == "choices" else self.texts.classes_to_learn
 
     def constant_answers(self) -> Tensor:
         """The best answer that does not depend on the text, for each held-out one, (n,): see `Texts.constant_label`."""
         constant = self.texts.constant_label(regression=self.texts.regression)
-        if self.asked == "choices":
+        if self.targets == "choices":
             constant = float(self.answers("fit").bincount().argmax())
         return torch.full((len(self.answers("test")),), constant, dtype=torch.float64)
 
@@ -211,8 +218,9 @@ class ModelTexts(TextModule):
         if self.sites is not None:
             super().setup(stage)
             return
-        for split in splits_of_stage(stage) if self.asked in ("labels", "choices") else ():
-            self.answers(split)
+        if self.targets in ("labels", "choices"):
+            for split in splits_of_stage(stage):
+                self.answers(split)
 
     def train_dataloader(self) -> DataLoader:
         """The fitting texts, in an order that follows from `order` and the epoch."""
@@ -238,8 +246,10 @@ class ModelTexts(TextModule):
         """Choose rows and masks while the batch is still on the CPU."""
         if self.sites is None:
             return batch
-        training = self.trainer is not None and self.trainer.training
-        return self.prepare(batch, cast(Any, self.trainer).current_epoch + 1 if training else 0)
+        epoch = 0
+        if self.trainer is not None and self.trainer.training:
+            epoch = self.trainer.current_epoch + 1
+        return self.prepare(batch, epoch)
 
 
 def stitched_texts(
@@ -270,7 +280,6 @@ def stitched_texts(
     Raises:
         ValueError: an option is out of its range, or there are no two models.
     """
-    chosen = {name: value for name, value in locals().items() if name != "options"}
     check_component(component)
     if len(models) < 2:
         raise UserError(
@@ -278,6 +287,14 @@ def stitched_texts(
             "a model and itself."
         )
     check_range(above=0, below=1, masked_share=masked_share)
+    chosen = {
+        "models": models,
+        "sites": sites,
+        "masked_share": masked_share,
+        "revisions": revisions,
+        "labels": labels,
+        "component": component,
+    }
     return ModelTexts(chosen, STITCHES_TOKENS, **options)
 
 
@@ -294,7 +311,8 @@ def steered_texts(
     Raises:
         ValueError: an option is out of its range.
     """
-    return ModelTexts({"models": [model], "revisions": [revision], "sites": []}, None, **options)
+    chosen = {"models": [model], "revisions": [revision], "sites": []}
+    return ModelTexts(chosen, None, **options)
 
 
 def labelled_texts(

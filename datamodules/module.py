@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -12,9 +11,10 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 from torch.utils.data import DataLoader
 
-from aligners.datamodules.batches import LengthBatches, go_on_after_last_batch, limited
+from aligners.datamodules.batches import LengthBatches, limited
 from aligners.datamodules.doubts import Doubts
 from aligners.datamodules.frozen_models import FrozenModels
+from aligners.datamodules.resuming import go_on_after_last_batch
 from aligners.datamodules.rows.far import FarRows
 from aligners.datamodules.rows.policies import RowKind
 from aligners.datamodules.store.read_ahead import StoredLoader
@@ -30,19 +30,8 @@ from aligners.models.architectures import Component, first_site
 from aligners.models.loading.known import KnownModels
 from aligners.models.model import FrozenModel
 
-WITHOUT_GRADIENTS = (
-    4  # so many times the training batch fits where nothing is kept for a backward pass
-)
-NOT_KEPT = (
-    "known",
-    "bases",
-    "under_heads",
-    "devices",
-    "device_map",
-    "store",
-    "store_dtype",
-    "store_rows",
-)
+# So many times the training batch fits where nothing is kept for a backward pass.
+WITHOUT_GRADIENTS = 4
 PACKED_ALIKE = (
     "`packed` cuts texts into sequences of equally many tokens, which must be the same texts for all",
     "Leave `packed` out",
@@ -89,18 +78,11 @@ class TextModule(pl.LightningDataModule):
 
     splits: tuple[Split, ...] = ("test",)
     option = "sites"  # the subclass's option that says which layers
-    chosen: Mapping[str, Any] = {}  # options of the function that made it
-    hidden: tuple[str, ...] = ()  # options that are not a user's
     bases: Sequence[str] = ()
     labels: LabelsOption = None
     component: Component = "residual"
-    kinds_read: Sequence[RowKind] = (
-        RowKind("tokens"),
-    )  # kinds of rows, first those that `rows` names
     storable = True  # whether states come from a store, if there is one
-    far_rows: FarRows = (
-        "keep"  # rows that are far from all others; subclasses that read rows leave them out
-    )
+    far_rows: FarRows = "keep"  # subclasses that read rows leave far ones out
     reader: Any  # of states or layers, loaded on first use; texts of whole models have none
 
     def __init__(
@@ -129,19 +111,19 @@ class TextModule(pl.LightningDataModule):
         self.packed, self.seed, self.order, self.workers = packed, seed, seed, workers
         self.store, self.store_dtype = store, store_dtype
         self._stores = None if store is None else Stores(store, store_dtype, store_rows)
-        alike = one_tokenizer or (PACKED_ALIKE if packed else None)
-        known = None if store is None else KnownModels(store / "models")
+        if packed and one_tokenizer is None:
+            one_tokenizer = PACKED_ALIKE
         self.frozen_models = FrozenModels(
             named,
-            alike,
+            one_tokenizer,
             lambda: self.texts_to_learn,
             max_length,
-            known,
-            self.bases,
-            self.under_heads,
+            known=None if store is None else KnownModels(store / "models"),
+            bases=self.bases,
+            under_heads=self.under_heads,
+            packed=packed,
             **models,
         )
-        self.frozen_models.packed = packed
         self._words = words
         self._texts: Texts | None = None
         self._all_texts: Texts | None = None
@@ -167,6 +149,11 @@ class TextModule(pl.LightningDataModule):
     def wanted_sites(self) -> list[list[int]]:
         """The sites that are read of each model."""
         return self.wanted([model.depth for model in self.frozen])
+
+    @property
+    def kinds_read(self) -> Sequence[RowKind]:
+        """Kinds of rows that are read, first those that `rows` names."""
+        return [RowKind("tokens")]
 
     def under_heads(self, tuned: FrozenModel) -> list[FrozenModel]:
         """The `bases`, each under a new head like that of a model."""
@@ -274,11 +261,14 @@ class TextModule(pl.LightningDataModule):
 
     def tokenise(self, texts: Texts) -> TokenisedSplits:
         """Tokenise texts when they are read."""
-        tokenizers, options = (
+        return TokenisedSplits(
+            texts,
             self.frozen_models.tokenizers,
-            {"words": self._words, "packed": self.packed},
+            self.max_length,
+            words=self._words,
+            packed=self.packed,
+            models=self.frozen,
         )
-        return TokenisedSplits(texts, tokenizers, self.max_length, **options, models=self.frozen)
 
     def split(self, name: Split) -> TokenisedTexts:
         """A split, tokenised for all models."""
@@ -293,32 +283,36 @@ class TextModule(pl.LightningDataModule):
     def describe(self) -> dict[str, Any]:
         """Describe the texts for a report, as plain values."""
         dtype = self.frozen_models.dtype
-        of_models = [
-            sentence for model in self.frozen for sentence in model.cautions
-        ]  # logged when they were loaded
-        return {
+        described = {
             **self.tokenised.describe(),
             "text": self.texts.describe(),
             "max_length": self.max_length,
             "dtype": dtype,
-            **({} if self.store_dtype in (None, dtype) else {"stored_as": self.store_dtype}),
+        }
+        if self.store_dtype not in (None, dtype):
+            described["stored_as"] = self.store_dtype
+        cautions: dict[str, None] = {}
+        for model in self.frozen:
+            cautions.update(dict.fromkeys(model.cautions))  # logged when they were loaded
+        cautions.update(dict.fromkeys(self.cautions))
+        described |= {
             "batch_size": self.batch_size,
             "seed": self.seed,
-            "data_cautions": list(dict.fromkeys([*of_models, *self.cautions])),
+            "data_cautions": list(cautions),
         }
+        return described
 
     def config(self) -> dict[str, Any]:
         """Return the options as plain values, from which an equal data module can be made."""
-        kinds: list[tuple[Any, type]] = [
-            (self, kind) for kind in type(self).__mro__ if issubclass(kind, TextModule)
-        ]
-        options = {
-            name: _plain(getattr(part, name))
-            for part, kind in (*kinds, (self.frozen_models, FrozenModels))
-            for name, parameter in signature(kind).parameters.items()
-            if parameter.default is not Parameter.empty and name not in (*NOT_KEPT, *self.hidden)
+        return {
+            "text": asdict(self.text),
+            "batch_size": self.batch_size,
+            "max_length": self.max_length,
+            "packed": self.packed,
+            "seed": self.seed,
+            "workers": self.workers,
+            **self.frozen_models.config(),
         }
-        return {**self.chosen, **options}
 
     # ------------------------------------------------------------------ batches
 
@@ -343,16 +337,18 @@ class TextModule(pl.LightningDataModule):
             order: `shuffle`, `whole` and `first_epoch` of `LengthBatches`.
         """
         self.doubts.look_at_models()  # which reads texts, and so comes after every check of a module's setup
-        data, trainer = self.split(data) if isinstance(data, str) else data, self.trainer
-        chosen = data.texts_with_rows()
-        chosen = None if chosen is None else chosen[:only]
-        lengths, size = (
-            data.lengths.numpy()[slice(only) if chosen is None else chosen],
-            batch_size or self.batch_size,
-        )
-        rank, world = (
-            (0, 1) if trainer is None or alone else (trainer.global_rank, trainer.world_size)
-        )
+        if isinstance(data, str):
+            data = self.split(data)
+        trainer, rank, world = self.trainer, 0, 1
+        if trainer is not None and not alone:
+            rank, world = trainer.global_rank, trainer.world_size
+        chosen, lengths = data.texts_with_rows(), data.lengths.numpy()
+        if chosen is None:
+            lengths = lengths[:only]
+        else:
+            chosen = chosen[:only]
+            lengths = lengths[chosen]
+        size = batch_size or self.batch_size
         batches = LengthBatches(
             lengths, size, rank=rank, world=world, seed=self.order, chosen=chosen, **order
         )
@@ -363,14 +359,11 @@ class TextModule(pl.LightningDataModule):
             "persistent_workers": self.workers > 0,
             "pin_memory": trainer is not None and trainer.strategy.root_device.type == "cuda",
         }
-        if self._stores is None or not (self.storable and any(sites)):
-            return DataLoader(data, **options)
-        (stored,) = self._stores.complete(self, [data], sites)
-        return (
-            StoredLoader(data, stored, self._stores.rings, **options)
-            if stored
-            else DataLoader(data, **options)
-        )
+        if self._stores is not None and self.storable and any(sites):
+            (stored,) = self._stores.complete(self, [data], sites)
+            if stored:
+                return StoredLoader(data, stored, **options)
+        return DataLoader(data, **options)
 
     def loader(self, split: Split, *, shuffle: bool = False, **options: Any) -> DataLoader:
         """Make a loader of one split's texts, with this rank's share of each batch.
@@ -400,20 +393,21 @@ class TextModule(pl.LightningDataModule):
     def prepare_data(self) -> None:
         """Train the embedded models that are missing, on one rank."""
         models = self.frozen_models
-        _ = models.places
-        depths = models.embedded_depths
-        if depths is not None:  # a wrong layer need not wait for their training
-            for (name, _), depth, layers in zip(
-                models.named, depths, self.wanted(depths), strict=True
-            ):
-                least = first_site(self.component)
-                wrong = [layer for layer in layers if not least <= layer <= depth]
-                if wrong:
-                    raise UserError(
-                        f"Expected `{self.option}` between {least} and L = {depth}, the blocks of {name}, got "
-                        f"{wrong[0]}."
-                    )
+        _ = models.places  # raises before anything is made
+        if models.embedded_depths is not None:  # a wrong layer need not wait for their training
+            self._check_depths(models.embedded_depths)
         models.make_embedded()
+
+    def _check_depths(self, depths: Sequence[int]) -> None:
+        """Raise unless models of these depths have all layers that the user wants."""
+        least = first_site(self.component)
+        every = zip(self.frozen_models.named, depths, self.wanted(depths), strict=True)
+        for (name, _), depth, layers in every:
+            wrong = [layer for layer in layers if not least <= layer <= depth]
+            if wrong:
+                raise UserError(
+                    f"Expected `{self.option}` between {least} and L = {depth}, the blocks of {name}, got {wrong[0]}."
+                )
 
     def setup(self, stage: str) -> None:
         """Load the texts and the models, with every check that can be made before reading."""
@@ -440,9 +434,8 @@ class TextModule(pl.LightningDataModule):
     def complete_store(self, splits: Sequence[Split]) -> None:
         """Write the states of these splits that the store lacks, if there is one, after announcing them together."""
         if self._stores is not None and self.storable:
-            self._stores.complete(
-                self, [self.split(split) for split in dict.fromkeys(splits)], self.wanted_sites()
-            )
+            every = [self.split(split) for split in dict.fromkeys(splits)]
+            self._stores.complete(self, every, self.wanted_sites())
 
     def test_dataloader(self) -> list[DataLoader]:
         """The texts of `splits`: the held-out ones, unless an evaluation reads others too."""
@@ -459,9 +452,8 @@ class TextModule(pl.LightningDataModule):
         if trainer.fit_loop.restarting:
             batches = limited(len(loader), trainer, "train")
             epoch, done = go_on_after_last_batch(trainer.fit_loop, batches)
-            order.set_epoch(
-                epoch
-            )  # before the Trainer does: worker processes ask for batches at once
+            # before the Trainer does: worker processes take batches at once
+            order.set_epoch(epoch)
             order.skip(done)
         return loader
 
@@ -495,10 +487,3 @@ def _warned(texts: Texts) -> Texts:
     for words in words_on(texts.describe(), "left_out"):
         logger.warning(words)
     return texts
-
-
-def _plain(value: Any) -> Any:
-    """Convert an option to what YAML and checkpoints can hold."""
-    if isinstance(value, TextSource):
-        return asdict(value)
-    return str(value) if isinstance(value, Path) else value

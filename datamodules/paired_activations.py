@@ -1,9 +1,9 @@
-"""The LightningDataModule of states: columns, each a model at a site, and pairings over them."""
+"""The LightningDataModule of paired states: columns, each a model at a site, and pairings over them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
@@ -17,12 +17,12 @@ from aligners.datamodules.rows.policies import (
     PAIRS_TOKENS,
     RowKind,
     RowPolicy,
-    TokenPairs,
     check_rows,
     policy_of,
 )
 from aligners.datamodules.rows.read_rows import Link, PairedBatch, PairReader, Plan, Prepared
 from aligners.datamodules.rows.row_types import RowTypes, SeenTypes, types_of
+from aligners.datamodules.rows.token_pairs import TokenPairs
 from aligners.datamodules.tokens.splits import Split, TokenisedSplits
 from aligners.datamodules.tokens.tokenised import Marks, TokenisedTexts
 from aligners.errors import UserError, check_known, check_range
@@ -32,36 +32,51 @@ from aligners.models.model import FrozenModel
 if TYPE_CHECKING:
     from datasets import Dataset
 
-Links = Callable[[Sequence[int], Component], list[Link]]
 
-
-@dataclass(frozen=True)
 class Pairing:
-    """What `PairedActivations` pairs: the columns, and the options that name them; `datamodules.pairings` makes them.
+    """What `PairedActivations` pairs. A subclass says which columns are linked; `datamodules.pairings` has ours.
+
+    Args:
+        named: name and revision of each model.
+        options: the user's options by their names, for `PairedActivations.config`.
+        pairs: numbers of the two models of each pair.
 
     Attributes:
-        named: name and revision of each model.
-        links: from the depths of the models and the component to what stands along the leading axis.
-        options: by their names, for `PairedActivations.config`.
         hidden: options of `PairedActivations` that are not a user's.
-        pairs: numbers of the two models of each pair, known before the models are.
-        check: raises unless the loaded models can be paired.
-        about: what `PairedActivations.describe` says of this pairing alone.
-        token_pairs: from the data module to the rows, where attention weights are read.
-        transform: what becomes of every batch.
-        padded: the widths of the models may differ: states of narrower ones end in zeros.
+        padded: whether the widths of the models may differ: states of narrower ones then end in zeros.
+        of_attention: whether attention weights are read, whose rows are pairs of tokens.
     """
 
-    named: list[tuple[str, str | None]]
-    links: Links
-    options: dict[str, Any]
     hidden: tuple[str, ...] = ()
-    pairs: Sequence[tuple[int, int]] = ((0, 1),)
-    check: Callable[[Sequence[FrozenModel]], None] = lambda models: None
-    about: Callable[[PairedActivations], dict[str, Any]] = lambda data: {}
-    token_pairs: Callable[[PairedActivations], TokenPairs] | None = None
-    transform: Callable[[PairedActivations, PairedBatch], PairedBatch] | None = None
-    padded: bool = False
+    padded = False
+    of_attention = False
+
+    def __init__(
+        self,
+        named: list[tuple[str, str | None]],
+        options: Mapping[str, Any],
+        pairs: Sequence[tuple[int, int]] = ((0, 1),),
+    ) -> None:
+        self.named, self.options, self.pairs = named, dict(options), list(pairs)
+
+    def links(self, depths: Sequence[int], component: Component) -> list[Link]:
+        """What stands along the leading axis, from the depths of the models and the component that is read."""
+        raise NotImplementedError
+
+    def check(self, models: Sequence[FrozenModel]) -> None:
+        """Raise unless the loaded models can be paired."""
+
+    def describe(self, data: PairedActivations) -> dict[str, Any]:
+        """What a report says of this pairing alone, as plain values."""
+        return {}
+
+    def token_pairs(self, data: PairedActivations) -> TokenPairs | None:
+        """The rows, where attention weights are read."""
+        return None
+
+    def transform(self, data: PairedActivations, batch: PairedBatch) -> PairedBatch:
+        """What becomes of every batch."""
+        return batch
 
 
 class PairedActivations(TextModule):
@@ -114,13 +129,14 @@ class PairedActivations(TextModule):
         check_known(get_args(FarRows), far_rows=far_rows)
         alike = PAIRS_TOKENS if rows == "tokens" else None
         super().__init__(pairing.named, policy_of(rows).types == "words", alike, **options)
-        self.pairing, self.chosen, self.hidden = pairing, pairing.options, pairing.hidden
-        self.rows, self.special_tokens, self.component = rows, special_tokens, component
-        self.far_rows, self.far = far_rows, FarMarks(self)
-        self.held_out_types, self.labels = held_out_types, pairing.options.get("labels")
-        self.models, self.numbers = [name for name, _ in pairing.named], list(pairing.pairs)
-        self.storable = pairing.token_pairs is None  # attention weights are not kept
         check_rows(rows, component, self.packed)
+        self.pairing = pairing
+        self.rows, self.special_tokens, self.component = rows, special_tokens, component
+        self.far_rows, self.held_out_types = far_rows, held_out_types
+        self.labels = pairing.options.get("labels")
+        self.models, self.numbers = [name for name, _ in pairing.named], pairing.pairs
+        self.storable = not pairing.of_attention
+        self.far = FarMarks(self)
         self._plan = Plan()
         self._other: TokenisedSplits | None = None
 
@@ -133,34 +149,28 @@ class PairedActivations(TextModule):
         return [sorted(sites) for sites in chosen]
 
     @property
-    def kinds_read(self) -> Sequence[RowKind]:  # type: ignore[override]
+    def kinds_read(self) -> Sequence[RowKind]:
         """Those of `rows`, and those that an evaluation has planned."""
         return [self.reader.kind, *self._plan.kinds]
 
     @cached_property
     def reader(self) -> PairReader:
         """The models and what is paired, loaded on first use."""
-        pairing, models = self.pairing, self.frozen
-        pairing.check(models)
-        links = pairing.links([model.depth for model in models], self.component)
-        pairs = None if pairing.token_pairs is None else pairing.token_pairs(self)
-        transform = None if pairing.transform is None else partial(pairing.transform, self)
-        kind = RowKind(self.rows, self.special_tokens)
+        models = self.frozen
+        self.pairing.check(models)
+        depths = [model.depth for model in models]
         return PairReader(
             models,
-            links,
-            kind,
+            self.pairing.links(depths, self.component),
+            RowKind(self.rows, self.special_tokens),
             self.component,
-            token_pairs=pairs,
-            transform=transform,
-            padded=pairing.padded,
+            token_pairs=self.pairing.token_pairs(self),
+            transform=partial(self.pairing.transform, self),
+            padded=self.pairing.padded,
             leave_out_far=self.far_rows == "leave_out",
         )
 
-    def keep_far(self) -> None:
-        """Keep far rows from now on, for what needs every row of a text."""
-        self.far_rows = "keep"
-        self.reader.leave_out_far = False
+    # ------------------------------------------------------------------ what an evaluation reads
 
     def plan(self, plan: Plan) -> None:
         """Choose what an evaluation reads from now on.
@@ -168,38 +178,51 @@ class PairedActivations(TextModule):
         Raises:
             ValueError: as `TextModule.other_texts` does.
         """
-        self._plan = replace(plan, kinds=[kind for kind in plan.kinds if kind != self.reader.kind])
-        kinds = (self.reader.kind, *self._plan.kinds)
-        words = any(kind.types == "words" for kind in kinds)
+        kind = self.reader.kind
+        self._plan = replace(plan, kinds=[other for other in plan.kinds if other != kind])
+        words = any(read.types == "words" for read in self.kinds_read)
         if words != self._words:
             self._words, self._tokenised = words, None
-        self._other = None
+        self._other = None if plan.other is None else self._unlabelled(plan)
+        splits: list[Split] = ["test"]
         if plan.other is not None:
-            other = self.other_texts(plan.other)
-            unlabelled = [name for name in other.test.column_names if name != "label"]
-            self._other = self.tokenise(replace(other, test=other.test.select_columns(unlabelled)))
-        further: dict[Split, bool] = {"other": plan.other is not None, "fit": plan.fitting}
-        self.splits = ("test", *(split for split, wanted in further.items() if wanted))
+            splits.append("other")
+        if plan.fitting:
+            splits.append("fit")
+        self.splits = tuple(splits)
 
-    def describe_other(self) -> dict[str, Any]:
-        """Describe the other source of text for a report, as plain values."""
-        if self._other is None:
-            return {}
-        described = self._other.texts.describe()
-        dropped = described.get("left_out", {"texts": 0})["texts"]
-        return {
-            "other_text": {
-                **described,
-                "dropped_as_fitted_on": dropped,
-                "n_texts": described["n_texts"]["test"],
-            }
-        }
+    def _unlabelled(self, plan: Plan) -> TokenisedSplits:
+        """The other source of text without its labels."""
+        other = self.other_texts(cast(Any, plan.other))
+        columns = [name for name in other.test.column_names if name != "label"]
+        return self.tokenise(replace(other, test=other.test.select_columns(columns)))
 
     def split(self, name: Split) -> TokenisedTexts:
         """A split, tokenised for all models."""
-        return (
-            super().split(name) if self._other is None or name != "other" else self._other["test"]
-        )
+        if name == "other" and self._other is not None:
+            return self._other["test"]
+        return super().split(name)
+
+    def _plain_texts(self, split: Split) -> Dataset:
+        """A split as text."""
+        if split == "other" and self._other is not None:
+            return self._other.texts.test
+        return getattr(self.texts, split)
+
+    # ------------------------------------------------------------------ what reports say
+
+    def config(self) -> dict[str, Any]:
+        """Return the options as plain values, from which an equal data module can be made."""
+        own = {
+            "rows": self.rows,
+            "special_tokens": self.special_tokens,
+            "component": self.component,
+            "held_out_types": self.held_out_types,
+            "far_rows": self.far_rows,
+        }
+        for name in self.pairing.hidden:
+            own.pop(name)
+        return {**self.pairing.options, **own, **super().config()}
 
     def describe(self) -> dict[str, Any]:
         """Describe texts, models and rows for a report, as plain values."""
@@ -207,15 +230,24 @@ class PairedActivations(TextModule):
         return {
             "models": {"x": reader.model_x.identity(), "y": reader.model_y.identity()},
             "sites": [list(pair) for pair in reader.sites],
-            **{
-                name: getattr(self, name)
-                for name in ("component", "rows", "special_tokens", "far_rows")
-            },
+            "component": self.component,
+            "rows": self.rows,
+            "special_tokens": self.special_tokens,
+            "far_rows": self.far_rows,
             **super().describe(),
             "types": types or f"rows {self.rows!r} have no types, and none are held out",
             "held_out_types": self.held_out_types if types else 0.0,
-            **self.pairing.about(self),
+            **self.pairing.describe(self),
         }
+
+    def describe_other(self) -> dict[str, Any]:
+        """Describe the other source of text for a report, as plain values."""
+        if self._other is None:
+            return {}
+        described = self._other.texts.describe()
+        described["dropped_as_fitted_on"] = described.get("left_out", {"texts": 0})["texts"]
+        described["n_texts"] = described["n_texts"]["test"]
+        return {"other_text": described}
 
     def described_pair(self, a: int, b: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """What the `pair_states` of two models would say of itself, where they are among many.
@@ -228,23 +260,8 @@ class PairedActivations(TextModule):
             Its `describe()` and its `config()`.
         """
         described, config = self.describe(), self.config()
-        for values, name in (
-            (described, "pairs"),
-            (config, "pairs"),
-            (config, "models"),
-            (config, "revisions"),
-        ):
-            values.pop(name, None)
-        (model_x, revision_x), (model_y, revision_y) = self.named()[a], self.named()[b]
-        chosen = {
-            "model_x": model_x,
-            "model_y": model_y,
-            "revision_x": revision_x,
-            "revision_y": revision_y,
-        }
-        sites = [
-            [link.site_x, link.site_y] for link in self.reader.links if (link.x, link.y) == (a, b)
-        ]
+        links = [link for link in self.reader.links if (link.x, link.y) == (a, b)]
+        sites = [[link.site_x, link.site_y] for link in links]
         if not sites:  # of a universe
             sites = self.sites_together((a, b))
             config["sites"] = ",".join(f"{i}:{j}" for i, j in sites)
@@ -252,76 +269,74 @@ class PairedActivations(TextModule):
             "models": {"x": described["models"][a], "y": described["models"][b]},
             "sites": sites,
         }
-        return described, {**config, **chosen, "labels": None}
+        described.pop("pairs", None)
+        for name in ("pairs", "models", "revisions"):
+            config.pop(name, None)
+        (config["model_x"], config["revision_x"]) = self.named()[a]
+        (config["model_y"], config["revision_y"]) = self.named()[b]
+        config["labels"] = None
+        return described, config
 
     def sites_together(self, models: Iterable[int]) -> list[list[int]]:
         """The sites of some models of a universe that belong together, by the models' numbers."""
-        links = self.reader.links
-        by_model = ([link.site_x for link in links if link.x == m] for m in models)
+        by_model = []
+        for model in models:
+            by_model.append([link.site_x for link in self.reader.links if link.x == model])
         return [list(sites) for sites in zip(*by_model, strict=True)]
 
     def described_pairs(self) -> list[tuple[list[int], dict[str, Any], dict[str, Any]]]:
         """For each pair its places along the leading axis, and its `described_pair`."""
-        places = [
-            [s for s, link in enumerate(self.reader.links) if (link.x, link.y) == pair]
-            for pair in self.numbers
-        ]
-        return [
-            (group, *self.described_pair(a, b))
-            for group, (a, b) in zip(places, self.numbers, strict=True)
-        ]
+        described = []
+        for a, b in self.numbers:
+            links = enumerate(self.reader.links)
+            places = [s for s, link in links if (link.x, link.y) == (a, b)]
+            described.append((places, *self.described_pair(a, b)))
+        return described
 
-    # ------------------------------------------------------------------ types
+    # ------------------------------------------------------------------ types and far rows
 
     @cached_property
     def seen(self) -> SeenTypes:
         """The types of the fitting rows."""
         types = self.types("fit")
-        return (
-            types.seen(self.held_out_types, self.text.seed)
-            if types
-            else SeenTypes(None, frozenset())
-        )
+        if types is None:
+            return SeenTypes(None, frozenset())
+        return types.seen(self.held_out_types, self.text.seed)
 
     def types(self, split: Literal["fit", "test"]) -> RowTypes | None:
         """The types of a split's rows, if rows of this kind have any."""
-        texts = self.texts.fit if split == "fit" else self.texts.test
-        return types_of(
-            self.reader.kind, self.split(split), texts, self.frozen_models.tokenizers[0]
-        )
+        return self._types(self.reader.kind, split)
+
+    def _types(self, kind: RowKind, split: Split) -> RowTypes | None:
+        tokenizer = self.frozen_models.tokenizers[0]
+        return types_of(kind, self.split(split), self._plain_texts(split), tokenizer)
 
     def without_far(self, split: Split, kind: RowKind) -> TokenisedTexts:
         """A split whose batches say which of its rows of a kind are far, if far rows are left out."""
         far = self.far.of(split, [kind])
-        return self.split(split).marked(
-            {}, leave_out=False, far=far if self.far_rows == "leave_out" else {}
-        )
+        if self.far_rows == "keep":
+            far = {}
+        return self.split(split).marked({}, leave_out=False, far=far)
 
-    def _marked(self, split: Split, texts: Dataset, *, leave_out: bool) -> TokenisedTexts:
-        """Mark the rows of unseen types, and those that are far from all others, in the batches of a split.
-
-        Args:
-            split: which texts.
-            texts: the same as text.
-            leave_out: whether the texts are to be fitted on, without such rows.
-        """
-        data, kinds = self.split(split), [self.reader.kind] if leave_out else list(self.kinds_read)
-        seen = self.seen if self._plan.measured is None or leave_out else self._plan.measured
+    def _marked(self, split: Split) -> TokenisedTexts:
+        """A split whose batches mark rows of unseen types and far rows; the fitting texts come without them."""
+        fitting = split == "fit"
+        kinds = [self.reader.kind] if fitting else self.kinds_read
+        measured = None if fitting else self._plan.measured
+        seen = self.seen if measured is None else measured
         marks: dict[RowKind, Marks] = {}
         for kind in kinds:
             if seen.kind is not None and kind.types == seen.kind:
-                types = cast(
-                    RowTypes, types_of(kind, data, texts, self.frozen_models.tokenizers[0])
-                )
-                marks[kind] = types.unseen(seen)
+                marks[kind] = cast(RowTypes, self._types(kind, split)).unseen(seen)
+
         far = self.far.of(split, kinds) if self.storable else {}
-        if not leave_out:
-            return data.marked(marks, leave_out=False, far=far)
+        if not fitting:
+            return self.split(split).marked(marks, leave_out=False, far=far)
         if self.far_rows == "leave_out":
             for kind, apart in far.items():
                 flat = apart.flat | marks[kind].flat if kind in marks else apart.flat
                 marks[kind] = Marks(flat, apart.counts)
-        return data.marked(marks, leave_out=True)
+        return self.split(split).marked(marks, leave_out=True)
 
     # ------------------------------------------------------------------ Lightning's hooks
 
@@ -345,12 +360,7 @@ class PairedActivations(TextModule):
             shuffle: a new order every epoch, the same for every number of ranks.
             options: `only`, `batch_size` and `first_epoch` of `load`.
         """
-        texts = (
-            cast(TokenisedSplits, self._other).texts.test
-            if split == "other"
-            else getattr(self.texts, split)
-        )
-        data = self._marked(split, texts, leave_out=split == "fit")
+        data = self._marked(split)
         if data.leave_out and any(bool(marks.flat.all()) for marks in data.marks.values()):
             raise UserError(
                 f"Expected `held_out_types` to leave rows to fit on, but {self.held_out_types:g} of the types hold out "
@@ -388,12 +398,14 @@ class PairedActivations(TextModule):
         limit = getattr(self.trainer, "limit_val_batches", 1.0)
         if isinstance(limit, int) and limit:
             count = min(count, limit * larger)
-        return [
-            self.loader(split, only=count, batch_size=larger) for split in ("validation", "fit")
-        ]
+        splits: tuple[Split, ...] = ("validation", "fit")
+        return [self.loader(split, only=count, batch_size=larger) for split in splits]
 
     def test_dataloader(self) -> list[DataLoader]:
         """The texts of `splits`; of the fitting texts as many as are held out."""
         self.complete_store(self.splits)
-        count = len(self.split("test"))
-        return [self.loader(split, only=count if split == "fit" else None) for split in self.splits]
+        loaders = []
+        for split in self.splits:
+            only = len(self.split("test")) if split == "fit" else None
+            loaders.append(self.loader(split, only=only))
+        return loaders

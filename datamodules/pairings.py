@@ -5,10 +5,10 @@ from itertools import combinations, permutations
 from typing import Any, Literal
 
 from aligners.datamodules.frozen_models import with_revisions
-from aligners.datamodules.paired_activations import Links, PairedActivations, Pairing
-from aligners.datamodules.rows.policies import TokenPairs
+from aligners.datamodules.paired_activations import PairedActivations, Pairing
 from aligners.datamodules.rows.read_rows import Link
 from aligners.datamodules.rows.sites import check_written, parse_sites, sites_of_each
+from aligners.datamodules.rows.token_pairs import TokenPairs
 from aligners.datamodules.text.labels import LabelsOption
 from aligners.errors import UserError, check_known, check_range
 from aligners.models.architectures import Component
@@ -17,6 +17,15 @@ from aligners.models.model_identity import same_model
 
 Sites = str | list[str | int]
 FEWEST = 3  # models of a universe; of two, the shared space may be that of either
+
+
+class TwoModels(Pairing):
+    """Two models at site pairs."""
+
+    def links(self, depths: Sequence[int], component: Component) -> list[Link]:
+        """The site pairs, in the user's order."""
+        pairs = parse_sites(self.options["sites"], depths[0], depths[1], component)
+        return [Link(0, 1, i, j) for i, j in pairs]
 
 
 def pair_states(
@@ -48,9 +57,36 @@ def pair_states(
     Raises:
         ValueError: an option is out of its range.
     """
-    chosen = {name: value for name, value in locals().items() if name != "options"}
+    check_written(sites, 2)
+    chosen = {
+        "model_x": model_x,
+        "model_y": model_y,
+        "sites": sites,
+        "revision_x": revision_x,
+        "revision_y": revision_y,
+        "labels": labels,
+    }
     named = [(model_x, revision_x), (model_y, revision_y)]
-    return PairedActivations(Pairing(named, _linked([(0, 1)], sites), chosen), **options)
+    return PairedActivations(TwoModels(named, chosen), **options)
+
+
+class ManyPairs(Pairing):
+    """Many pairs of models, at the same site pairs."""
+
+    def links(self, depths: Sequence[int], component: Component) -> list[Link]:
+        """Pair after pair, its site pairs in the user's order."""
+        links = []
+        for a, b in self.pairs:
+            for i, j in parse_sites(self.options["sites"], depths[a], depths[b], component):
+                links.append(Link(a, b, i, j, f"{a}-{b}/"))
+        return links
+
+    def describe(self, data: PairedActivations) -> dict[str, Any]:
+        """All models, and which of them are paired."""
+        return {
+            "models": [model.identity() for model in data.frozen],
+            "pairs": [list(pair) for pair in self.pairs],
+        }
 
 
 def pairs_states(
@@ -74,26 +110,53 @@ def pairs_states(
     Raises:
         ValueError: an option is out of its range.
     """
-    chosen = {name: value for name, value in locals().items() if name != "options"}
     named, every = with_revisions(models, revisions), range(len(models))
-    known: list[Any] = (
-        list(combinations(every, 2)) if pairs is None else [tuple(pair) for pair in pairs]
-    )
+    if pairs is None:
+        known: list[Any] = list(combinations(every, 2))
+    else:
+        known = [tuple(pair) for pair in pairs]
     if not known or len(set(known)) < len(known) or not set(known) <= set(permutations(every, 2)):
         raise UserError(
             f"Expected `pairs` to name two different ones of the {len(models)} `models`, counted from 0, and no pair "
             f"twice, but got {[list(pair) for pair in known]}."
         )
+    check_written(sites, 2)
+    chosen = {"models": models, "pairs": pairs, "sites": sites, "revisions": revisions}
+    return PairedActivations(ManyPairs(named, chosen, known), **options)
 
-    def about(data: PairedActivations) -> dict[str, Any]:
+
+class Universe(Pairing):
+    """Each of k models with itself, at sites that belong together."""
+
+    padded = True
+
+    def links(self, depths: Sequence[int], component: Component) -> list[Link]:
+        """Model after model, its sites in the user's order."""
+        together = sites_of_each(self.options["sites"], depths, component)
+        links = []
+        for number, own in enumerate(zip(*together, strict=True)):
+            if len(set(own)) < len(own):
+                raise UserError(
+                    f"A universe expects no site of a model twice, but `sites` has {own} of {self.named[number][0]}."
+                )
+            links += [Link(number, number, site, site, f"{number}-{number}/") for site in own]
+        return links
+
+    def check(self, models: Sequence[FrozenModel]) -> None:
+        """Raise unless the models have different weights."""
+        for first, model in combinations(models, 2):
+            if same_model(first.identity(), model.identity()):
+                raise UserError(
+                    f"Expected different `models`: {first.name} and {model.name} have equal weights."
+                )
+
+    def describe(self, data: PairedActivations) -> dict[str, Any]:
+        """All models, their widths, and the sites that belong together."""
         return {
             "models": [model.identity() for model in data.frozen],
-            "pairs": [list(pair) for pair in known],
+            "sites": data.sites_together(range(len(data.frozen))),
+            "widths": [model.width for model in data.frozen],
         }
-
-    return PairedActivations(
-        Pairing(named, _linked(known, sites, "{}-{}/"), chosen, pairs=known, about=about), **options
-    )
 
 
 def universe_states(
@@ -114,7 +177,6 @@ def universe_states(
     Raises:
         ValueError: there are too few models, one is there twice, or an option is out of its range.
     """
-    chosen = {name: value for name, value in locals().items() if name != "options"}
     if len(models) < FEWEST:
         raise UserError(
             f"A universe expects `models` to name at least {FEWEST} models, but got {len(models)}. Between two, "
@@ -125,28 +187,41 @@ def universe_states(
         raise UserError(
             f"A universe expects different `models`, but got {', '.join(twice)} more than once."
         )
-
     check_written(sites, len(models))
+    chosen = {"models": models, "sites": sites, "revisions": revisions}
+    pairs = [(number, number) for number in range(len(models))]
+    return PairedActivations(Universe(with_revisions(models, revisions), chosen, pairs), **options)
 
-    def links(depths: Sequence[int], component: Component) -> list[Link]:
-        by_model = list(zip(*sites_of_each(sites, depths, component), strict=True))
-        for model, own in zip(models, by_model, strict=True):
-            if len(set(own)) < len(own):
+
+class AttentionPairs(Pairing):
+    """The attention weights of two models at pairs of blocks."""
+
+    hidden = ("rows", "component", "held_out_types")
+    of_attention = True
+
+    def links(self, depths: Sequence[int], component: Component) -> list[Link]:
+        """The pairs of blocks, in the user's order."""
+        links = []
+        for i, j in parse_sites(self.options["sites"], depths[0], depths[1], component):
+            if 0 in (i, j):
                 raise UserError(
-                    f"A universe expects no site of a model twice, but `sites` has {own} of {model}."
+                    "Expected `sites` of blocks, from 1 on: the embeddings, site 0, have no attention."
                 )
-        return [Link(m, m, i, i, f"{m}-{m}/") for m, own in enumerate(by_model) for i in own]
+            links.append(Link(0, 1, i, j))
+        return links
 
-    def about(data: PairedActivations) -> dict[str, Any]:
-        described = [model.identity() for model in data.frozen]
-        return {"models": described, "sites": data.sites_together(range(len(described))),
-                "widths": [model.width for model in data.frozen]}  # fmt: skip
+    def token_pairs(self, data: PairedActivations) -> TokenPairs:
+        """The pairs of tokens that are rows."""
+        causal = all(model.causal for model in data.frozen)
+        share, mean = self.options["share"], self.options["queries"] == "mean"
+        return TokenPairs(data.special_tokens, causal, share, data.seed, mean)
 
-    named, pairs = with_revisions(models, revisions), [(m, m) for m in range(len(models))]
-    return PairedActivations(
-        Pairing(named, links, chosen, pairs=pairs, check=_check_members, about=about, padded=True),
-        **options,
-    )
+    def describe(self, data: PairedActivations) -> dict[str, Any]:
+        """What the rows are."""
+        of = "pairs of tokens"
+        if self.options["queries"] == "mean":
+            of = "tokens, mean over those that look"
+        return {"rows": f"attention weights of {of}", "share": self.options["share"]}
 
 
 def attention_states(
@@ -182,57 +257,25 @@ def attention_states(
     Raises:
         ValueError: an option is out of its range.
     """
-    chosen = {name: value for name, value in locals().items() if name != "options"}
     check_range(above=0, most=1, share=share)
     check_known(("each", "mean"), queries=queries)
+    check_written(sites, 2)
+    chosen = {
+        "model_x": model_x,
+        "model_y": model_y,
+        "sites": sites,
+        "share": share,
+        "queries": queries,
+        "revision_x": revision_x,
+        "revision_y": revision_y,
+    }
+    named = [(model_x, revision_x), (model_y, revision_y)]
     options["attn_implementation"] = "eager"  # the others never form the weights
-    between = _linked([(0, 1)], sites)
-
-    def links(depths: Sequence[int], component: Component) -> list[Link]:
-        pairs = between(depths, component)
-        if any(0 in (link.site_x, link.site_y) for link in pairs):
-            raise UserError(
-                "Expected `sites` of blocks, from 1 on: the embeddings, site 0, have no attention."
-            )
-        return pairs
-
-    def token_pairs(data: PairedActivations) -> TokenPairs:
-        causal = all(model.causal for model in data.frozen)
-        return TokenPairs(data.special_tokens, causal, share, data.seed, queries == "mean")
-
-    def about(data: PairedActivations) -> dict[str, Any]:
-        of = "pairs of tokens" if queries == "each" else "tokens, mean over those that look"
-        return {"rows": f"attention weights of {of}", "share": share}
-
-    named, hidden = (
-        [(model_x, revision_x), (model_y, revision_y)],
-        ("rows", "component", "held_out_types"),
-    )
-    pairing = Pairing(named, links, chosen, hidden, about=about, token_pairs=token_pairs)
     # by name, so that the command line does not offer what is set here
     return PairedActivations(
-        pairing, rows="tokens", component="residual", held_out_types=0.0, **options
+        AttentionPairs(named, chosen),
+        rows="tokens",
+        component="residual",
+        held_out_types=0.0,
+        **options,
     )
-
-
-def _linked(pairs: Sequence[tuple[int, int]], sites: Sites, begins: str = "") -> Links:
-    """What links pairs of models at these sites, once their depths are known; `begins` names a pair."""
-    check_written(sites, 2)
-
-    def links(depths: Sequence[int], component: Component) -> list[Link]:
-        return [
-            Link(a, b, i, j, begins.format(a, b))
-            for a, b in pairs
-            for i, j in parse_sites(sites, depths[a], depths[b], component)
-        ]
-
-    return links
-
-
-def _check_members(models: Sequence[FrozenModel]) -> None:
-    """Raise unless the models of a universe have different weights."""
-    for first, model in combinations(models, 2):
-        if same_model(first.identity(), model.identity()):
-            raise UserError(
-                f"Expected different `models`: {first.name} and {model.name} have equal weights."
-            )

@@ -274,7 +274,7 @@ def _at(values: Tensor, heads: Tensor) -> Tensor:
 def token_task(data: ModelTexts, place: int) -> TokenTask | None:
     """The task of texts without classes: answers or trees; None for classes, and for numbers to predict."""
     kinds: dict[str, Any] = {"spans": Spans, "trees": Trees}
-    return kinds[data.asked](data, place) if data.asked in kinds else None
+    return kinds[data.targets](data, place) if data.targets in kinds else None
 
 
 def token_columns(scores: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:

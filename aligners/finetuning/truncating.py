@@ -121,7 +121,7 @@ class SurgeryEvaluation(Evaluation, KnownLength):
                 check_labels(model, data.split(split).labels, data.text.source)
         tuned = self.models[: len(data.models)]
         self.matched = match_heads(data, tuned)
-        if data.asked == "choices":
+        if data.targets == "choices":
             answers = {
                 "labels": data.answers("test"),
                 "constant": float(data.constant_answers()[0]),

@@ -7,7 +7,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from aligners.datamodules.rows.policies import FREE, row_keys
+from aligners.datamodules.rows.token_pairs import FREE, row_keys
 from aligners.errors import UserError
 from aligners.similarity.passes.ranks import collected, summed, this_rank
 

@@ -70,7 +70,7 @@ def run(figures: Figures, device: Device, small: bool) -> None:
         figures.add("writing, seconds", device.seconds(lambda: write_missing(states, sites)))
         order = LengthBatches(data.lengths.numpy(), size, shuffle=True)
         options = {"sampler": order, "batch_size": None, "pin_memory": device.gpu}
-        loader = StoredLoader(data, [(states, sites)], [], **options)
+        loader = StoredLoader(data, [(states, sites)], **options)
         rates(figures, device, loader, states.folder, small)
 
 

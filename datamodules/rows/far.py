@@ -7,16 +7,13 @@ then hold nearly all of the variance, and whatever predicts these alone leaves n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from aligners.datamodules.batches import TextBatch
-from aligners.datamodules.rows.policies import RowKind, Rows, rows_of_each
-from aligners.datamodules.tokens.tokenised import Marks
 from aligners.models.architectures import Component
 
 FarRows = Literal["leave_out", "keep"]
@@ -25,9 +22,7 @@ FarRows = Literal["leave_out", "keep"]
 FAR, FAR_IN_SUBLAYERS = 5.0, 10.0
 MOST = 1 / 3  # of the rows: more of them are no exceptions
 SAMPLE_TEXTS, SAMPLE_ROWS = 64, 2048  # by which it is measured what is far
-CONSTANT = (
-    1e-5  # a median distance that is less than this share of the median row's length is rounding
-)
+CONSTANT = 1e-5  # a median distance below this share of the median row's length is rounding
 MOSTLY = 0.9
 
 
@@ -53,8 +48,9 @@ class Reach(NamedTuple):
         times = FAR if component == "residual" else FAR_IN_SUBLAYERS
         centre = states.median(1, keepdim=True).values
         distance = (states - centre).norm(dim=-1).median(1, keepdim=True).values
-        least = CONSTANT * centre.norm(dim=-1)
-        reach = cls(centre, (times * distance).where(distance > least, torch.inf))
+        varies = distance > CONSTANT * centre.norm(dim=-1)
+        reach = cls(centre, (times * distance).where(varies, torch.inf))
+
         beyond = reach.distances(states) > 1
         too_many = beyond.float().mean(1, keepdim=True) > MOST
         return cls(centre, reach.radius.where(~too_many, torch.inf))
@@ -109,90 +105,19 @@ class FarSample:
             by_feature = squares[far].sum(0)
             shares.append(by_feature.sum() / squares.sum())
             features.append(by_feature.max() / by_feature.sum())
-        return cls(reach, far, first, layers, *map(torch.stack, (times, shares, features)))
+        measured = torch.stack(times), torch.stack(shares), torch.stack(features)
+        return cls(reach, far, first, layers, *measured)
 
     def words(self, name: str) -> str:
         """Say where the far rows of the model of this name stand out most, and how much they hold there."""
         place = int(self.shares.nan_to_num(0).argmax())
-        times, share = float(self.times[place]), float(self.shares[place])
-        which = "they, the first of their texts," if self.mostly_first else "they"
-        feature = float(self.features[place])
-        one = f", {feature:.0%} of that in one feature" if feature >= 1 / 2 else ""
+        which, one_feature = "they", ""
+        if float(self.first[self.far].float().mean()) >= MOSTLY:
+            which = "they, the first of their texts,"
+        if float(self.features[place]) >= 1 / 2:
+            one_feature = f", {float(self.features[place]):.0%} of that in one feature"
         return (
-            f"at site {self.layers[place]} of {name} {which} are up to {times:.0f} times as far from the median row as "
-            f"half of the rows, and hold {share:.0%} of the variance{one}"
+            f"at site {self.layers[place]} of {name} {which} are up to {float(self.times[place]):.0f} times as far "
+            f"from the median row as half of the rows, and hold {float(self.shares[place]):.0%} of the variance"
+            f"{one_feature}"
         )
-
-    @property
-    def mostly_first(self) -> bool:
-        """Whether nearly all far rows are the first of their texts."""
-        return float(self.first[self.far].float().mean()) >= MOSTLY
-
-
-Reader = Callable[
-    [TextBatch, Sequence[Rows]], list[Tensor]
-]  # the rows (L, N, d) of each choice of a batch's rows
-
-
-def sample_rows(
-    batches: Iterable[TextBatch], number: int, kinds: Sequence[RowKind], layers: Sequence[int], component: Component,
-    read: Reader,
-) -> dict[RowKind, FarSample]:  # fmt: skip
-    """Find out what is far for a model, kind by kind, on the first `SAMPLE_ROWS` rows of some texts.
-
-    Args:
-        batches: of the texts, on the CPU.
-        number: of the model, whose inputs it reads.
-        kinds: of rows.
-        layers: of the model, that are read.
-        component: what is read.
-        read: reads them.
-    """
-    states: dict[RowKind, list[Tensor]] = {kind: [] for kind in kinds}
-    first: dict[RowKind, list[Tensor]] = {kind: [] for kind in kinds}
-    rows_so_far = 0
-    for batch in batches:
-        chosen = [rows_of_each(batch, kind)[number] for kind in kinds]
-        for kind, rows, found in zip(kinds, chosen, read(batch, chosen), strict=True):
-            states[kind].append(found.cpu())
-            first[kind].append(rows.place == 0)
-        rows_so_far += len(chosen[0])
-        if rows_so_far >= SAMPLE_ROWS:
-            break
-    samples = {}
-    for kind in kinds:
-        every = torch.cat(states[kind], 1)
-        if every.shape[1]:
-            samples[kind] = FarSample.of(every, torch.cat(first[kind]), layers, component)
-    return samples
-
-
-def find_far(
-    numbered: Iterable[tuple[Sequence[int], TextBatch]], texts: int, number: int, reaches: Mapping[RowKind, Reach],
-    read: Reader,
-) -> dict[RowKind, Marks]:  # fmt: skip
-    """Mark the rows of a split that are far for a model.
-
-    Args:
-        numbered: batches that have every text once, each with the texts' places in the split.
-        texts: of the split.
-        number: of the model.
-        reaches: kind of rows -> what is far.
-        read: reads its rows.
-    """
-    marks: dict[RowKind, list[Tensor]] = {
-        kind: [torch.zeros(0, dtype=torch.bool)] * texts for kind in reaches
-    }
-    for places, batch in numbered:
-        chosen = [rows_of_each(batch, kind)[number] for kind in reaches]
-        for (kind, reach), rows, states in zip(
-            reaches.items(), chosen, read(batch, chosen), strict=True
-        ):
-            far = reach.beyond(states).cpu()
-            for place, part in zip(places, far.split(list(rows.counts)), strict=True):
-                marks[kind][place] = part
-    found = {}
-    for kind, parts in marks.items():
-        counts = torch.tensor([len(part) for part in parts])
-        found[kind] = Marks(torch.cat(parts), counts)
-    return found

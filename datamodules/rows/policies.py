@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
@@ -16,47 +14,8 @@ from aligners.errors import UserError, check_known
 if TYPE_CHECKING:
     from aligners.models.architectures import Component
 
-# SplitMix64's increment and its two factors, as int64.
-_STEP, _FACTORS = (
-    0x9E3779B97F4A7C15 - 2**64,
-    (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64),
-)
-
-
-FREE = torch.iinfo(torch.int64).max  # the key of an empty place: greater than any row's
-
-
-def row_keys(seed: int, text: Tensor, token: Tensor) -> Tensor:
-    """Pseudo-random keys of rows, (N,) int64 in [0, 2⁶³): a hash of seed, text and token alone.
-
-    The finaliser of SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators"),
-    applied after each of the three. 64-bit products wrap, as they do there.
-
-    Args:
-        seed: any int64.
-        text: (N,) int64 ids of texts.
-        token: (N,) int64 places of rows in their texts.
-    """
-    state = torch.full_like(text, seed)
-    for part in (torch.zeros_like(text), text, token):
-        state = (state ^ part) + _STEP
-        for shift, factor in zip((30, 27), _FACTORS, strict=True):
-            state = (state ^ _shifted(state, shift)) * factor
-        state = state ^ _shifted(state, 31)
-    return state & FREE
-
-
-def _shifted(state: Tensor, bits: int) -> Tensor:
-    """Logical shift to the right; int64 would extend the sign."""
-    return (state >> bits) & (2 ** (64 - bits) - 1)
-
-
 Kind = Literal["tokens", "words"]
-
-
 RowPolicy = str  # one of POLICIES
-
-
 PAIRS_TOKENS = (
     "`rows` 'tokens' pairs models token by token",
     "Use `rows` 'words', 'mean' or 'cls'",
@@ -91,36 +50,39 @@ class Rows(Movable):
 
     def __post_init__(self) -> None:
         if not self.counts and self.owner.device.type == "cpu":
-            self.counts = tuple(torch.bincount(self.owner, minlength=self.texts).tolist())
+            self.counts = self._count()
+
+    def _count(self) -> tuple[int, ...]:
+        """The number of rows of each text."""
+        return tuple(torch.bincount(self.owner, minlength=self.texts).tolist())
 
     @property
     def place(self) -> Tensor:
         """(N,) number of each row among those of its text, 0, 1, ...: the same however texts are batched."""
         if self.places is not None:
             return self.places
-        counts = torch.zeros(self.texts, dtype=torch.int64, device=self.owner.device)
+        device = self.owner.device
+        counts = torch.zeros(self.texts, dtype=torch.int64, device=device)
         counts.index_add_(0, self.owner, torch.ones_like(self.owner))
-        return (
-            torch.arange(len(self), device=self.owner.device)
-            - (counts.cumsum(0) - counts)[self.owner]
-        )
+        first = counts.cumsum(0) - counts
+        return torch.arange(len(self), device=device) - first[self.owner]
 
     def only(self, kept: Tensor) -> Rows:
         """The rows where `kept` (N,) is True."""
         if self.share is None or self.row is None:
             return Rows(self.index[kept], self.owner[kept], self.texts)
         entering = kept[self.row]
-        row = (kept.cumsum(0) - 1)[self.row[entering]]
+        number = kept.cumsum(0) - 1
+        row = number[self.row[entering]]
         return Rows(self.index[entering], self.owner[kept], self.texts, self.share[entering], row)
 
     def without(self, far: Tensor) -> Rows:
         """The rows that are not marked in `far` (N,), each with the place and the mark that it had."""
         rows = self.only(~far)
-        rows.counts = rows.counts or tuple(
-            torch.bincount(rows.owner, minlength=rows.texts).tolist()
-        )
+        rows.counts = rows.counts or rows._count()
         rows.places = self.place[~far]
-        rows.unseen = None if self.unseen is None else self.unseen[~far]
+        if self.unseen is not None:
+            rows.unseen = self.unseen[~far]
         return rows
 
     def gather(self, states: Tensor, out: Tensor) -> None:
@@ -137,7 +99,8 @@ class Rows(Movable):
 
     def scatter(self, rows: Tensor, states: Tensor) -> Tensor:
         """A copy of states (B, T, d) in which the rows (N, d) stand at their positions."""
-        return states.flatten(0, 1).index_copy(0, self.index, rows.to(states.dtype)).view_as(states)
+        flat = states.flatten(0, 1)
+        return flat.index_copy(0, self.index, rows.to(states.dtype)).view_as(states)
 
     def __len__(self) -> int:
         """N, the number of rows."""
@@ -161,31 +124,78 @@ class RowKind:
         return policy_of(self.policy).types
 
     def __str__(self) -> str:
-        return self.policy + ("" if self.special_tokens else ", special tokens left out")
+        if self.special_tokens:
+            return self.policy
+        return f"{self.policy}, special tokens left out"
 
 
-@dataclass(frozen=True)
 class Policy:
     """How the rows of a batch are chosen.
 
     Attributes:
-        choose: from a batch on the CPU, the number of a model, and whether special tokens count, that model's rows.
         types: what the types of the rows are, by which some can be held out of fitting; `words` also says that the
             words of the texts are needed. None: the rows have no types.
         counts_special: whether it makes a difference if special tokens count.
         packed: whether packed sequences have such rows, which know neither whole words nor a first token.
     """
 
-    choose: Callable[[TextBatch, int, bool], Rows]
     types: Kind | None = None
-    counts_special: bool = False
-    packed: bool = False
+    counts_special = False
+    packed = False
+
+    def choose(self, texts: TextBatch, model: int, special_tokens: bool) -> Rows:
+        """Choose the rows of a batch on the CPU, in an order that all models share.
+
+        Args:
+            texts: the batch.
+            model: number of the model that reads it.
+            special_tokens: whether special tokens count as rows.
+        """
+        raise NotImplementedError
+
+
+class MaskPolicy(Policy):
+    """Rows that follow from the attention mask: see `select_rows`."""
+
+    def __init__(
+        self,
+        name: RowPolicy,
+        types: Kind | None = None,
+        *,
+        counts_special: bool = False,
+        packed: bool = False,
+    ) -> None:
+        self.name, self.types = name, types
+        self.counts_special, self.packed = counts_special, packed
+
+    def choose(self, texts: TextBatch, model: int, special_tokens: bool) -> Rows:
+        """Choose the rows of one model."""
+        mask = texts.inputs[model]["attention_mask"]
+        return select_rows(mask, texts.special[model], self.name, special_tokens)
+
+
+class WordPolicy(Policy):
+    """Rows that are words: see `select_words`."""
+
+    types: Kind | None = "words"
+
+    def __init__(self, name: RowPolicy) -> None:
+        self.name = name
+
+    def choose(self, texts: TextBatch, model: int, special_tokens: bool) -> Rows:
+        """Choose the rows of one model; words have no special tokens."""
+        if texts.words is None or texts.word_count is None:
+            raise UserError(
+                f"`rows` {self.name!r} needs to know the words of the texts, but they were tokenised without them. "
+                "Call `tokenise` with `words=True`."
+            )
+        return select_words(texts.words[model], texts.word_count, self.name)
 
 
 def select_rows(
     mask: Tensor, special: Tensor, policy: RowPolicy, special_tokens: bool = True
 ) -> Rows:
-    """Choose the rows of a batch on the CPU, so that their number is known without asking another device.
+    """Choose the rows of a batch on the CPU, so that their number is known without waiting for another device.
 
     Args:
         mask: (B, T) attention mask; padding is never a row.
@@ -202,9 +212,10 @@ def select_rows(
         counts = counts & ~special
     lengths = counts.sum(1)
     if not lengths.all():
+        empty = int((lengths == 0).nonzero()[0])
         raise UserError(
-            f"Expected every text to have a token that counts as a row, but text number "
-            f"{int((lengths == 0).nonzero()[0])} of the batch has none. Drop empty texts, or count special tokens."
+            f"Expected every text to have a token that counts as a row, but text number {empty} of the batch has none. "
+            "Drop empty texts, or count special tokens."
         )
     if policy == "cls":
         first = counts.int().argmax(1)
@@ -229,42 +240,27 @@ def select_words(words: Tensor, counts: Tensor, policy: RowPolicy) -> Rows:
         policy: `words`: the last token of a word; `words_first`: its first; `words_mean`: the mean over them.
     """
     index = (words >= 0).flatten().nonzero()[:, 0]
-    row = (counts.cumsum(0) - counts)[index // words.shape[1]] + words.flatten()[index]
-    n, owner = int(counts.sum()), torch.arange(len(words)).repeat_interleave(counts)
+    first = counts.cumsum(0) - counts
+    row = first[index // words.shape[1]] + words.flatten()[index]
+    n = int(counts.sum())
+    owner = torch.arange(len(words)).repeat_interleave(counts)
     if policy == "words_mean":
         pieces = torch.bincount(row, minlength=n)
         return Rows(index, owner, len(words), share=1 / pieces[row].float(), row=row)
+    reduce = "amax" if policy == "words" else "amin"
     chosen = torch.empty(n, dtype=torch.int64)
-    chosen.scatter_reduce_(
-        0, row, index, "amax" if policy == "words" else "amin", include_self=False
-    )
+    chosen.scatter_reduce_(0, row, index, reduce, include_self=False)
     return Rows(chosen, owner, len(words))
 
 
-def _from_mask(policy: RowPolicy, texts: TextBatch, model: int, special_tokens: bool) -> Rows:
-    return select_rows(
-        texts.inputs[model]["attention_mask"], texts.special[model], policy, special_tokens
-    )
-
-
-def _from_words(policy: RowPolicy, texts: TextBatch, model: int, special_tokens: bool) -> Rows:
-    if texts.words is None or texts.word_count is None:
-        raise UserError(
-            f"`rows` {policy!r} needs to know the words of the texts, but they were tokenised without them. Call "
-            "`tokenise` with `words=True`."
-        )
-    return select_words(texts.words[model], texts.word_count, policy)
-
-
 POLICIES: dict[RowPolicy, Policy] = {
-    "tokens": Policy(partial(_from_mask, "tokens"), "tokens", counts_special=True, packed=True),
-    "mean": Policy(partial(_from_mask, "mean"), counts_special=True, packed=True),
-    "cls": Policy(partial(_from_mask, "cls")),
-    **{
-        name: Policy(partial(_from_words, name), "words")
-        for name in ("words", "words_first", "words_mean")
-    },
-    "last": Policy(partial(_from_mask, "last"), counts_special=True),
+    "tokens": MaskPolicy("tokens", "tokens", counts_special=True, packed=True),
+    "mean": MaskPolicy("mean", counts_special=True, packed=True),
+    "cls": MaskPolicy("cls"),
+    "words": WordPolicy("words"),
+    "words_first": WordPolicy("words_first"),
+    "words_mean": WordPolicy("words_mean"),
+    "last": MaskPolicy("last", counts_special=True),
 }
 
 
@@ -272,19 +268,21 @@ def policy_of(rows: RowPolicy) -> Policy:
     """Look up a policy by its name.
 
     Raises:
-        ValueError: there is none of this name.
+        ValueError: `rows` is not a known policy.
     """
     check_known(POLICIES, rows=rows)
     return POLICIES[rows]
 
 
 def most_rows(rows: RowPolicy, texts: int, tokens: int) -> int:
-    """How many rows so many texts of at most so many tokens have at most.
+    """The most rows that so many texts of at most so many tokens can have.
 
     Raises:
-        ValueError: there is no such policy.
+        ValueError: `rows` is not a known policy.
     """
-    return texts * (tokens if policy_of(rows).types else 1)
+    if policy_of(rows).types is None:
+        return texts
+    return texts * tokens
 
 
 def rows_of_each(texts: TextBatch, kind: RowKind) -> tuple[Rows, ...]:
@@ -293,10 +291,11 @@ def rows_of_each(texts: TextBatch, kind: RowKind) -> tuple[Rows, ...]:
     Raises:
         ValueError: words are asked for of texts that were tokenised without them; or as in `select_rows`.
     """
-    choose, by_inputs = policy_of(kind.policy).choose, dict[int, Rows]()
+    policy = policy_of(kind.policy)
+    by_inputs: dict[int, Rows] = {}
     for model, inputs in enumerate(texts.inputs):
         if id(inputs) not in by_inputs:
-            by_inputs[id(inputs)] = choose(texts, model, kind.special_tokens)
+            by_inputs[id(inputs)] = policy.choose(texts, model, kind.special_tokens)
     return tuple(by_inputs[id(inputs)] for inputs in texts.inputs)
 
 
@@ -304,64 +303,15 @@ def check_rows(rows: str, component: Component, packed: bool) -> None:
     """Raise unless `rows` and `component` are known, and can be read from `packed` text if it is."""
     check_component(component)
     if packed and not policy_of(rows).packed:
-        fit = " or ".join(repr(name) for name, policy in POLICIES.items() if policy.packed)
+        fit = [repr(name) for name, policy in POLICIES.items() if policy.packed]
         raise UserError(
             "A sequence of `packed` text has no whole words and no first token that stands for it. "
-            f"Expected `rows` {fit}, but got {rows!r}."
+            f"Expected `rows` {' or '.join(fit)}, but got {rows!r}."
         )
 
 
 def check_component(component: Component) -> None:
     """Raise unless `component` is one that can be read."""
-    from aligners.models.architectures import Component
+    from aligners.models.architectures import Component  # here, as it takes seconds to import
 
     check_known(get_args(Component), component=component)
-
-
-FURTHEST = 2**31
-
-
-@dataclass(frozen=True)
-class TokenPairs:
-    """Rows that are a token and one that it looks at, drawn text by text whatever the batch; on the CPU.
-
-    With `mean` a row is a token and what it gets from all tokens that can look at it, on average.
-
-    Attributes:
-        special_tokens: whether special tokens look and are looked at.
-        causal: whether tokens that lie ahead are not looked at.
-        share: of all such rows, that are taken.
-        seed: of the draw.
-        mean: whether rows are means over the tokens that look.
-    """
-
-    special_tokens: bool
-    causal: bool
-    share: float
-    seed: int
-    mean: bool = False
-
-    def __call__(self, texts: TextBatch) -> Rows:
-        """The rows of a batch, by their places in weights (B, T · T)."""
-        tokens = rows_of_each(texts, RowKind("tokens", self.special_tokens))[0]
-        length, counts = texts.inputs_x["input_ids"].shape[1], torch.tensor(tokens.counts)
-        place = torch.arange(int(counts.max()))
-        real = place[None] < counts[:, None]
-        pairs = real[:, :, None] & real[:, None]
-        if self.causal:
-            pairs = pairs & (place[:, None] >= place[None])
-        owner, query, key = pairs.nonzero(as_tuple=True)
-        drawn = row_keys(self.seed, texts.text[owner], query * FURTHEST * (not self.mean) + key)
-        taken = drawn <= min(int(self.share * FREE), FREE)
-        owner, query, key = owner[taken], query[taken], key[taken]
-        first, at = (
-            (counts.cumsum(0) - counts)[owner],
-            tokens.index % length,
-        )  # where each token stands in its text
-        index = (owner * length + at[first + query]) * length + at[first + key]
-        if not self.mean:
-            return Rows(index, owner, len(counts))
-        looked_at, row, queries = torch.unique(
-            owner * length + key, return_inverse=True, return_counts=True
-        )
-        return Rows(index, looked_at // length, len(counts), 1 / queries[row].float(), row)

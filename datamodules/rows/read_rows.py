@@ -1,5 +1,7 @@
 """From a batch of texts to paired rows, in one pass of each model."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -7,15 +9,19 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from aligners.datamodules.batches import Movable, StoredRows, TextBatch
-from aligners.datamodules.rows.policies import RowKind, Rows, TokenPairs, rows_of_each
+from aligners.datamodules.rows.policies import RowKind, Rows, rows_of_each
 from aligners.datamodules.rows.row_types import SeenTypes
+from aligners.datamodules.rows.token_pairs import TokenPairs
 from aligners.datamodules.text.sources import TextSource
 from aligners.errors import UserError
 from aligners.models.architectures import Component
 from aligners.models.calling import FiniteCheck
 from aligners.models.model import FrozenModel
+
+# ---------------------------------------------------------------------- one model
 
 
 def read_rows(
@@ -47,24 +53,27 @@ def read_each(
     component: Component = "residual",
     stored: StoredRows | None = None,
 ) -> list[Tensor]:
-    """As `read_rows`, for several choices of rows at once; of stored rows that are pooled there is no other choice."""
-    if stored is not None and stored.pooled:
-        return [
-            torch.stack([stored.states[stored.sites.index(site)] for site in sites]) for _ in each
-        ]
-    if stored is not None:
-        states = {
-            site: at_site[None] for site, at_site in zip(stored.sites, stored.states, strict=True)
-        }
-        packed = (
-            inputs["attention_mask"].flatten().cumsum(0) - 1
-        )  # place of each position among the real tokens
-        each = [replace(rows, index=packed[rows.index]) for rows in each]
-    else:
+    """As `read_rows`, for several choices of rows at once; stored rows that are pooled are the only choice there is."""
+    if stored is None:
         wanted = sorted(set(sites))
         with torch.inference_mode():
-            states = dict(zip(wanted, model.front(inputs, wanted, component), strict=True))
-    return [gather_rows(states, sites, rows, model.width) for rows in each]
+            read = model.front(inputs, wanted, component)
+        states = dict(zip(wanted, read, strict=True))
+        return [gather_rows(states, sites, rows, model.width) for rows in each]
+
+    if stored.pooled:
+        places = [stored.sites.index(site) for site in sites]
+        return [torch.stack([stored.states[place] for place in places])] * len(each)
+
+    states = {}
+    for site, at_site in zip(stored.sites, stored.states, strict=True):
+        states[site] = at_site[None]
+    number = inputs["attention_mask"].flatten().cumsum(0) - 1  # of each position's token in a store
+    gathered = []
+    for rows in each:
+        in_store = replace(rows, index=number[rows.index])
+        gathered.append(gather_rows(states, sites, in_store, model.width))
+    return gathered
 
 
 def gather_rows(
@@ -79,44 +88,78 @@ def gather_rows(
     return out
 
 
+# ---------------------------------------------------------------------- which rows
+
+
 @dataclass
-class PairedBatch:
-    """Paired rows of one batch of texts, and what is needed to put rows back where they came from.
+class ChosenRows(Movable):
+    """The rows of one kind in a batch, before any model is run.
 
     Attributes:
-        x: (S, N, d_x) states of X, float32.
-        y: (S, N, d_y) states of Y, row by row their partners.
-        rows: where the rows came from.
-        texts: the tokenised batch.
-        others: the same texts as rows of other kinds, where some were asked for.
-        task: what a head is asked about these texts (a `TaskBatch`), if anything.
-        whole: where rows that are far from all others are left out, the same with them, and marked in `rows.far`.
+        rows: those that count, of each model; one object for models of equal tokenizers.
+        whole: the same with rows that are left out for being far, and marked; None: none are left out.
+        near: (N,) numbers in `whole` of the rows that count; None likewise.
     """
 
-    x: Tensor
-    y: Tensor
-    rows: Rows
+    rows: tuple[Rows, ...]
+    whole: tuple[Rows, ...] | None = None
+    near: Tensor | None = None
+
+    @property
+    def read(self) -> tuple[Rows, ...]:
+        """The rows that are read from the models: all of them."""
+        return self.rows if self.whole is None else self.whole
+
+
+def choose_rows(texts: TextBatch, kind: RowKind, *, leave_out_far: bool) -> ChosenRows:
+    """Choose the rows of each model. Where types are known, those of unseen types are left out or marked.
+
+    Rows of unseen types and far rows are left out of a batch to fit on, as its marks say. In any other batch, unseen
+    types are marked, and far rows left out or marked.
+
+    Args:
+        texts: on the CPU.
+        kind: of the rows.
+        leave_out_far: whether rows that are far from all others are left out; else they are marked.
+    """
+    rows, unseen = rows_of_each(texts, kind), texts.unseen.get(kind)
+    if texts.leave_out:
+        if unseen is not None:
+            rows = tuple(of_model.only(~unseen) for of_model in rows)
+        return ChosenRows(rows)
+    if unseen is not None:
+        rows = replace(rows[0], unseen=unseen), *rows[1:]
+
+    far = texts.far.get(kind)
+    if far is None or not far.any():
+        return ChosenRows(rows)
+    marked = replace(rows[0], far=far), *rows[1:]
+    if not leave_out_far:
+        return ChosenRows(marked)
+    without = tuple(of_model.without(far) for of_model in rows)
+    return ChosenRows(without, marked, (~far).nonzero()[:, 0])
+
+
+@dataclass
+class Prepared(Movable):
+    """A batch of texts, and what is chosen on the CPU before it goes to the device.
+
+    Attributes:
+        texts: the tokenised batch.
+        chosen: the rows.
+        others: likewise for each further kind of rows.
+        task: the targets of a head's task on the texts, if there are any.
+    """
+
     texts: TextBatch
-    others: list["PairedBatch"] = field(default_factory=list)
+    chosen: ChosenRows
+    others: list[ChosenRows] = field(default_factory=list)
     task: Any = None
-    whole: "PairedBatch | None" = None
 
     @property
-    def text(self) -> Tensor:
-        """Id of the text of each row, (N,)."""
-        return self.texts.text[self.rows.owner]
-
-    @property
-    def counterpart(self) -> "PairedBatch | None":
-        """The batch with far rows, if they are left out, or without, if they are kept; None if its texts have none."""
-        if self.whole is not None:
-            return self.whole
-        if self.rows.far is None:
-            return self if self.texts.far else None
-        kept = (~self.rows.far).nonzero()[:, 0]
-        x = self.x.index_select(1, kept)
-        y = x if self.y is self.x else self.y.index_select(1, kept)
-        return PairedBatch(x, y, self.rows.without(self.rows.far), self.texts)
+    def rows(self) -> tuple[Rows, ...]:
+        """Where the rows of each model are."""
+        return self.chosen.rows
 
 
 @dataclass(frozen=True)
@@ -127,7 +170,7 @@ class Plan:
         kinds: kinds of rows to read from the same texts; those beside `data.rows` become `PairedBatch.others`.
         measured: the types by which rows are marked as unseen outside fitting; None: those of the fitting rows.
         other: a source whose held-out texts become one more split, `other`. Their labels are not read.
-        targets_of: what is asked about every held-out text: `PairedBatch.task`.
+        targets_of: makes the targets of every held-out batch: `PairedBatch.task`.
         fitting: whether fitting texts come too, as many as are held out: one more split, `fit`.
     """
 
@@ -138,36 +181,51 @@ class Plan:
     fitting: bool = False
 
 
-@dataclass
-class WholeRows(Movable):
-    """The rows of a batch of which some are left out because they are far from all others.
-
-    Attributes:
-        rows: all of them, of each model.
-        kept: (N,) numbers of those that stay.
-    """
-
-    rows: tuple[Rows, ...]
-    kept: Tensor
+# ---------------------------------------------------------------------- pairs
 
 
 @dataclass
-class Prepared(Movable):
-    """A batch of texts, and what is chosen on the CPU before it goes to the device.
+class PairedBatch:
+    """Paired rows of one batch of texts, and what is needed to put rows back where they came from.
 
     Attributes:
+        x: (S, N, d_x) states of X, float32.
+        y: (S, N, d_y) states of Y, row by row their partners.
+        rows: where the rows came from.
         texts: the tokenised batch.
-        rows: where the rows of each model are; one object for models of equal tokenizers.
-        others: likewise for each further kind of rows.
-        task: what a head is asked about the texts, if anything.
-        whole: for `rows` and each of `others` the same with rows that are left out for being far; None: there are none.
+        others: the same texts as rows of other kinds, where some were planned.
+        task: the targets of a head's task on these texts (a `TaskBatch`), if there are any.
+        whole: where rows that are far from all others are left out, the same with them, and marked in `rows.far`.
     """
 
+    x: Tensor
+    y: Tensor
+    rows: Rows
     texts: TextBatch
-    rows: tuple[Rows, ...]
-    others: list[tuple[Rows, ...]] = field(default_factory=list)
+    others: list[PairedBatch] = field(default_factory=list)
     task: Any = None
-    whole: Sequence[WholeRows | None] = ()
+    whole: PairedBatch | None = None
+
+    @property
+    def text(self) -> Tensor:
+        """Id of the text of each row, (N,)."""
+        return self.texts.text[self.rows.owner]
+
+    @property
+    def counterpart(self) -> PairedBatch | None:
+        """The batch with far rows, if they are left out, or without, if they are kept; None if its texts have none."""
+        if self.whole is not None:
+            return self.whole
+        far = self.rows.far
+        if far is not None:
+            return self.only((~far).nonzero()[:, 0], self.rows.without(far))
+        return self if self.texts.far else None
+
+    def only(self, numbers: Tensor, rows: Rows) -> PairedBatch:
+        """Some of the rows, by their numbers (N',)."""
+        x = self.x.index_select(1, numbers)
+        y = x if self.y is self.x else self.y.index_select(1, numbers)
+        return PairedBatch(x, y, rows, self.texts)
 
 
 class Place(NamedTuple):
@@ -246,28 +304,40 @@ class PairReader:
 
     def __post_init__(self) -> None:
         self.sites = [(link.site_x, link.site_y) for link in self.links]
-        x = [(self.models.index(self.models[link.x]), link.site_x) for link in self.links]
-        y = [(self.models.index(self.models[link.y]), link.site_y) for link in self.links]
-        self._columns = [x, y]
-        self._read_at: dict[int, list[int]] = {}
-        for m, site in dict.fromkeys(x + y):
-            self.models[m].check_site(site, "sites", self.component)
-            self._read_at.setdefault(m, []).append(site)
-        each = list(map(self._widths, self.links))
-        self.widths = (max(x for x, _ in each), max(y for _, y in each)) if self.padded else each[0]
-        first = self.places()[0]
-        for place, widths in zip(self.places(), each, strict=True):
-            if widths != self.widths and not self.padded:
+        self._x = [self._column(link.x, link.site_x) for link in self.links]
+        self._y = [self._column(link.y, link.site_y) for link in self.links]
+        self._sites_read: dict[int, list[int]] = {}
+        for model, site in dict.fromkeys(self._x + self._y):
+            self.models[model].check_site(site, "sites", self.component)
+            self._sites_read.setdefault(model, []).append(site)
+        self.widths = self._check_widths()
+        self.check = FiniteCheck()
+        self._batches_read = 0
+
+    def _column(self, model: int, site: int) -> tuple[int, int]:
+        """The first number of a model, which may be there several times, and a site."""
+        return self.models.index(self.models[model]), site
+
+    def _width(self, model: int) -> int:
+        """How many numbers a row of a model has."""
+        if self.token_pairs is None:
+            return self.models[model].width
+        return self.models[model].heads
+
+    def _check_widths(self) -> tuple[int, int]:
+        """Return d_x and d_y; raise if the links differ in them and may not."""
+        widths = [(self._width(link.x), self._width(link.y)) for link in self.links]
+        if self.padded:
+            return max(x for x, _ in widths), max(y for _, y in widths)
+        places = self.places()
+        first = places[0]
+        for place, of_link in zip(places, widths, strict=True):
+            if of_link != widths[0]:
                 raise UserError(
                     f"Expected pairs of equal widths, as one bank holds, but {first.model_x} and {first.model_y} have "
-                    f"{self.widths}, {place.model_x} and {place.model_y} {widths}. Fit them apart."
+                    f"{widths[0]}, {place.model_x} and {place.model_y} {of_link}. Fit them apart."
                 )
-        self.check = FiniteCheck()
-        self._read = 0
-
-    def _widths(self, link: Link) -> tuple[int, int]:
-        x, y = self.models[link.x], self.models[link.y]
-        return (x.width, y.width) if self.token_pairs is None else (x.heads, y.heads)
+        return widths[0]
 
     @property
     def model_x(self) -> FrozenModel:
@@ -281,11 +351,12 @@ class PairReader:
 
     def places(self) -> list[Place]:
         """What stands along the leading axis S."""
-        names = [model.name for model in self.models]
-        return [
-            Place(f"{begins}{i}-{j}", names[x], called or names[y], i, j, about)
-            for x, y, i, j, begins, called, about in self.links
-        ]
+        places = []
+        for link in self.links:
+            name = f"{link.begins}{link.site_x}-{link.site_y}"
+            x, y = self.models[link.x].name, link.called or self.models[link.y].name
+            places.append(Place(name, x, y, link.site_x, link.site_y, link.about))
+        return places
 
     def prepare(
         self,
@@ -295,117 +366,85 @@ class PairReader:
     ) -> Prepared:
         """Choose the rows of each model for each kind of rows, which belongs on the CPU.
 
-        Rows of unseen types are left out of a batch to fit on, and marked in any other. Far rows are left out of
-        both, or marked.
-
         Args:
             texts: on the CPU.
             others: further kinds of rows to gather from the same states.
-            targets_of: turns a batch into what a head is asked about it; see `aligners.datamodules.task_targets`.
+            targets_of: makes the targets of a head's task; see `aligners.datamodules.task_targets`.
         """
         if self.token_pairs is not None:
-            return Prepared(texts, (self.token_pairs(texts),) * len(self.models))
-        every = [
-            told_apart(texts, kind, leave_out=self.leave_out_far) for kind in (self.kind, *others)
+            rows = self.token_pairs.rows(texts)
+            return Prepared(texts, ChosenRows((rows,) * len(self.models)))
+        chosen, *further = [
+            choose_rows(texts, kind, leave_out_far=self.leave_out_far)
+            for kind in (self.kind, *others)
         ]
-        (rows, *further), whole = zip(*every, strict=True)
-        return Prepared(
-            texts, rows, further, None if targets_of is None else targets_of(texts), whole
-        )
+        task = None if targets_of is None else targets_of(texts)
+        return Prepared(texts, chosen, further, task)
 
     def read(self, prepared: Prepared) -> PairedBatch:
         """Run the fronts on the batch's device, if their states do not come from a store, and gather the rows."""
-        texts, kinds = prepared.texts, (prepared.rows, *prepared.others)
-        wholes = prepared.whole or [None] * len(kinds)
-        gathered = [
-            rows if whole is None else whole.rows for rows, whole in zip(kinds, wholes, strict=True)
-        ]
-        by_model = {
-            m: self._rows_of(m, texts, [rows[m] for rows in gathered]) for m in self._read_at
-        }
+        kinds = [prepared.chosen, *prepared.others]
+        rows_by_model: dict[int, list[Tensor]] = {}
+        for model in self._sites_read:
+            rows = [chosen.read[model] for chosen in kinds]
+            rows_by_model[model] = self._read_model(model, prepared.texts, rows)
+
         batches = []
-        for number, (rows, whole) in enumerate(zip(kinds, wholes, strict=True)):
-            found = {
-                m: _widened(tensors[number], self.widths, self.padded)
-                for m, tensors in by_model.items()
-            }
-            x, y = (self._side(found, side) for side in self._columns)
-            y = x if self._columns[0] == self._columns[1] else y
-            batches.append(
-                _without_far(PairedBatch(x, y, gathered[number][0], texts), rows[0], whole)
-            )
+        for number, chosen in enumerate(kinds):
+            states = {model: rows[number] for model, rows in rows_by_model.items()}
+            batches.append(self._paired(states, chosen, prepared.texts))
         batch, *batch.others = batches
         batch.task = prepared.task
-        for name, values, side in zip("XY", (batch.x, batch.y), self._columns, strict=True):
-            names = [f"site {site} of {name} ({self.models[m].name})" for m, site in side]
-            self.check.watch(
-                values,
-                names,
-                "states" if self.token_pairs is None else "attention weights",
-                self._read,
-            )
-        self._read += 1
+        self._watch(batch)
         if self.transform is None:
             return batch
         if batch.whole is not None:
             batch.whole = self.transform(batch.whole)
         return self.transform(batch)
 
-    def _rows_of(self, m: int, texts: TextBatch, kinds: Sequence[Rows]) -> list[Tensor]:
+    def _read_model(self, model: int, texts: TextBatch, kinds: Sequence[Rows]) -> list[Tensor]:
         """The rows of a model at all sites where it is read, for each kind (S_m, N, d)."""
-        model, inputs, sites = self.models[m], texts.inputs[m], self._read_at[m]
+        frozen, inputs, sites = self.models[model], texts.inputs[model], self._sites_read[model]
         if self.token_pairs is None:
-            return read_each(model, inputs, sites, kinds, self.component, texts.stored.get(model))
+            stored = texts.stored.get(frozen)
+            return read_each(frozen, inputs, sites, kinds, self.component, stored)
         with torch.no_grad():
-            weights, _ = model.attention(inputs)
-        by_block = {block: weights[block - 1].movedim(1, -1).flatten(1, 2) for block in sites}
-        return [gather_rows(by_block, sites, rows, model.heads) for rows in kinds]
+            weights, _ = frozen.attention(inputs)
+        by_block = {}
+        for block in sites:
+            by_block[block] = weights[block - 1].movedim(1, -1).flatten(1, 2)  # (B, T · T, H)
+        return [gather_rows(by_block, sites, rows, frozen.heads) for rows in kinds]
 
-    def _side(self, found: Mapping[int, Tensor], columns: Sequence[tuple[int, int]]) -> Tensor:
-        """The rows of X, or of Y, at all places."""
+    def _paired(
+        self, states: dict[int, Tensor], chosen: ChosenRows, texts: TextBatch
+    ) -> PairedBatch:
+        """Pair the rows of the models, and leave far ones out of the batch but not of its `whole`."""
+        if self.padded:
+            width = max(self.widths)
+            states = {m: pad(rows, (0, width - rows.shape[-1])) for m, rows in states.items()}
+        x = self._stacked(states, self._x)
+        y = x if self._x == self._y else self._stacked(states, self._y)
+        batch = PairedBatch(x, y, chosen.read[0], texts)
+        if chosen.near is None:
+            return batch
+        near = batch.only(chosen.near, chosen.rows[0])
+        near.whole = batch
+        return near
+
+    def _stacked(self, states: dict[int, Tensor], columns: list[tuple[int, int]]) -> Tensor:
+        """The rows of X, or of Y, at all places: (S, N, d)."""
         only = columns[0][0]
-        if columns == [(only, site) for site in self._read_at[only]]:
-            return found[only]  # one model, each site once: nothing to copy
-        return torch.stack([found[m][self._read_at[m].index(site)] for m, site in columns])
+        if columns == [(only, site) for site in self._sites_read[only]]:
+            return states[only]  # one model, each site once: nothing to copy
+        rows = []
+        for model, site in columns:
+            rows.append(states[model][self._sites_read[model].index(site)])
+        return torch.stack(rows)
 
-
-def _widened(states: Tensor, widths: tuple[int, int], padded: bool) -> Tensor:
-    missing = max(widths) - states.shape[-1] if padded else 0
-    return torch.nn.functional.pad(states, (0, missing)) if missing else states
-
-
-def _without_far(batch: PairedBatch, rows: Rows, whole: WholeRows | None) -> PairedBatch:
-    """A batch of all rows without the far ones, which keeps it as `whole`."""
-    if whole is None:
-        return batch
-    x = batch.x.index_select(1, whole.kept)
-    y = x if batch.y is batch.x else batch.y.index_select(1, whole.kept)
-    return PairedBatch(x, y, rows, batch.texts, whole=batch)
-
-
-def told_apart(
-    texts: TextBatch, kind: RowKind, *, leave_out: bool
-) -> tuple[tuple[Rows, ...], WholeRows | None]:
-    """The rows of each model, those of unseen types left out or marked, where types are known.
-
-    Args:
-        texts: on the CPU.
-        kind: of the rows.
-        leave_out: whether rows that are far from all others are left out; else they are marked.
-
-    Returns:
-        The rows, and where far ones are left out of a batch that is not fitted on, those with them.
-    """
-    rows, unseen, far = rows_of_each(texts, kind), texts.unseen.get(kind), texts.far.get(kind)
-    if texts.leave_out:
-        return rows if unseen is None else tuple(of_model.only(~unseen) for of_model in rows), None
-    if unseen is not None:
-        rows = replace(rows[0], unseen=unseen), *rows[1:]
-    if far is None or not far.any():
-        return rows, None
-    marked = replace(rows[0], far=far), *rows[1:]
-    if not leave_out:
-        return marked, None
-    return tuple(of_model.without(far) for of_model in rows), WholeRows(
-        marked, (~far).nonzero()[:, 0]
-    )
+    def _watch(self, batch: PairedBatch) -> None:
+        """Look for NaN and infinity, which are reported with the next batch."""
+        what = "states" if self.token_pairs is None else "attention weights"
+        for side, values, columns in (("X", batch.x, self._x), ("Y", batch.y, self._y)):
+            names = [f"site {site} of {side} ({self.models[m].name})" for m, site in columns]
+            self.check.watch(values, names, what, self._batches_read)
+        self._batches_read += 1

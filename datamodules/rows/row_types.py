@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
@@ -23,9 +22,8 @@ if TYPE_CHECKING:
 def is_held_out(name: str, share: float, seed: int) -> bool:
     """Whether a type is one of the `share` that fitting leaves out: a keyed hash of its name decides."""
     secret = seed.to_bytes(8, "little", signed=True)
-    digest = blake2b(
-        name.encode("utf-8", "surrogatepass"), key=secret, person=b"type", digest_size=8
-    ).digest()
+    content = name.encode("utf-8", "surrogatepass")
+    digest = blake2b(content, key=secret, person=b"type", digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64 < share
 
 
@@ -72,13 +70,17 @@ class RowTypes:
 
     def seen(self, share: float, seed: int) -> SeenTypes:
         """Return the types that occur here and are not held out."""
-        names = [self.names[i] for i in self.number.bincount().nonzero()[:, 0].tolist()]
-        kept = (name for name in names if name in self.always or not is_held_out(name, share, seed))
+        kept = set()
+        for number in self.number.bincount().nonzero()[:, 0].tolist():
+            name = self.names[number]
+            if name in self.always or not is_held_out(name, share, seed):
+                kept.add(name)
         return SeenTypes(self.kind, frozenset(kept))
 
     def at(self, text: Tensor, place: Tensor) -> Tensor:
         """The number of the type of some rows, (N,), by their text's place in the split and their own in the text."""
-        return self.number[(self.counts.cumsum(0) - self.counts)[text] + place].long()
+        first = self.counts.cumsum(0) - self.counts
+        return self.number[first[text] + place].long()
 
     def unseen(self, seen: SeenTypes) -> Marks:
         """Mark the rows whose types are not among those seen."""
@@ -100,23 +102,38 @@ def types_of(
     if kind.types is None:
         return None
     if kind.types == "words":
-        parts = [texts[name][:] for name in ("text", "text_pair") if name in texts.column_names]
-        words = chain.from_iterable(
-            part.casefold().split() for text in zip(*parts, strict=True) for part in text
-        )
-        first: dict[str, int] = {}  # a number for each word, by its first appearance
-        number = torch.from_numpy(
-            np.fromiter((first.setdefault(word, len(first)) for word in words), dtype=np.int64)
-        )
-        common, counts = cast(tuple[Tensor, Tensor], (data.words_in_common, data.word_counts))
-        return RowTypes("words", list(first), number[common], counts)
+        return _word_types(data, texts)
+    return _token_types(kind, data, tokenizer)
+
+
+def _word_types(data: TokenisedTexts, texts: datasets.Dataset) -> RowTypes:
+    """The words that all models have in full, numbered by their first appearance."""
+    number_of: dict[str, int] = {}
+    numbers = [number_of.setdefault(word, len(number_of)) for word in _words(texts)]
+    every = torch.from_numpy(np.array(numbers, dtype=np.int64))
+    common, counts = cast(tuple[Tensor, Tensor], (data.words_in_common, data.word_counts))
+    return RowTypes("words", list(number_of), every[common], counts)
+
+
+def _words(texts: datasets.Dataset) -> Iterator[str]:
+    """All words, case folded, text by text."""
+    names = [name for name in ("text", "text_pair") if name in texts.column_names]
+    columns = [texts[name][:] for name in names]
+    for parts in zip(*columns, strict=True):
+        for part in parts:
+            yield from part.casefold().split()
+
+
+def _token_types(
+    kind: RowKind, data: TokenisedTexts, tokenizer: PreTrainedTokenizerBase
+) -> RowTypes:
+    """The tokens that are rows, numbered as the vocabulary does."""
     names = {number: name for name, number in tokenizer.get_vocab().items()}
     ids, special, lengths = data.first_tokens()
     rows = torch.ones_like(special) if kind.special_tokens else ~special
-    before = torch.cat([torch.zeros(1, dtype=torch.int64), rows.cumsum(0)])
+    rows_before = torch.cat([torch.zeros(1, dtype=torch.int64), rows.cumsum(0)])
     ends = lengths.cumsum(0)
-    counts = before[ends] - before[ends - lengths]
+    counts = rows_before[ends] - rows_before[ends - lengths]
     always = {str(token) for token in tokenizer.convert_ids_to_tokens(tokenizer.all_special_ids)}
-    return RowTypes(
-        "tokens", [names.get(n, "") for n in range(max(names) + 1)], ids[rows], counts, always
-    )
+    named = [names.get(number, "") for number in range(max(names) + 1)]
+    return RowTypes("tokens", named, ids[rows], counts, always)

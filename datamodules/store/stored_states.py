@@ -68,14 +68,18 @@ class StateIdentity:
     @property
     def name(self) -> str:
         """The name of the store's folder."""
-        return blake2b(
-            json.dumps(self.values(), sort_keys=True).encode(), digest_size=12
-        ).hexdigest()
+        return _hash(self.values(), size=12)
 
     @property
     def kept_as(self) -> str:
         """Data type of what is in the files: means of values of the type `stored_as` are kept in full."""
         return "float32" if self.rows else self.stored_as
+
+
+def _hash(values: dict[str, Any], size: int) -> str:
+    """A hash of plain values, of so many bytes."""
+    content = json.dumps(values, sort_keys=True, default=str)
+    return blake2b(content.encode(), digest_size=size).hexdigest()
 
 
 def name_of(dtype: torch.dtype) -> str:
@@ -123,11 +127,10 @@ class Manifest:
             held["identity"] = StateIdentity(**held["identity"])
             if held["identity"].name != folder.name:
                 raise ValueError(f"it describes the states of the folder {held['identity'].name}")
-            held["sites"] = {
-                int(n): {int(k): v for k, v in shards.items()}
-                for n, shards in held["sites"].items()
-            }
-            return cls(**held)
+            manifest = cls(**{**held, "sites": {}})
+            for site, shards in held["sites"].items():
+                manifest.sites[int(site)] = {int(number): shards[number] for number in shards}
+            return manifest
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(
                 f"Expected {path} to be the manifest of the store of states that its folder is named after, in format "
@@ -137,10 +140,9 @@ class Manifest:
 
     def save(self, folder: Path) -> None:
         """Write the manifest, whole or not at all."""
-        ordered = {
-            str(site): {str(k): shards[k] for k in sorted(shards)}
-            for site, shards in sorted(self.sites.items())
-        }  # the same file, whoever wrote which shard first
+        ordered = {}  # the same file, whoever wrote which shard first
+        for site, shards in sorted(self.sites.items()):
+            ordered[str(site)] = {str(number): shards[number] for number in sorted(shards)}
         plain = {**asdict(self), "identity": self.identity.values(), "sites": ordered}
         write_text(folder / MANIFEST, sealed_json(plain))
 
@@ -200,17 +202,15 @@ class StoredStates:
         kind: RowKind | None = None,
     ) -> None:
         self.model, self.data, self.place, self.kind = model, data, place, kind
-        self.identity, tokens = (
-            self._identity(component, stored_as, rows) for rows in (kind, None)
-        )
-        self.folder, self.source = root / self.identity.name, tokens.name
+        self.identity = self._identity(component, stored_as, kind)
+        self.folder = root / self.identity.name
+        self.source = self._identity(component, stored_as, None).name
         self.tokens = data.lengths_of(place).numpy()
         self.lengths = self.tokens if kind is None else np.ones_like(self.tokens)
         self.dtype = DTYPES[self.identity.kept_as]
         self.row_bytes = model.width * self.dtype.itemsize
-        self.manifest = (
-            Manifest.load(self.folder) if (self.folder / MANIFEST).exists() else self._planned()
-        )
+        self.manifest = self._planned()
+        self.reload()
         self._open: dict[tuple[int, int], Shard] = {}
         self._checked: dict[int, np.ndarray] = {}
 
@@ -218,29 +218,29 @@ class StoredStates:
         self, component: Component, stored_as: str, kind: RowKind | None
     ) -> StateIdentity:
         model = self.model
-        settings = {
-            name: value for name, value in model.config.to_dict().items() if name not in BESIDE
-        }
-        config = blake2b(
-            json.dumps(settings, sort_keys=True, default=str).encode(), digest_size=16
-        ).hexdigest()
-        computed_in = f"{name_of(model.dtype)}, products {torch.get_float32_matmul_precision()}"
-        inputs = self.data.digest(self.place, special=kind is not None and not kind.special_tokens)
-        rows = "" if kind is None else str(kind)
-        own = (
-            ""
-            if model.attention_used in (None, model.attention_preferred)
-            else str(model.attention_used)
+        settings = model.config.to_dict()
+        for name in BESIDE:
+            settings.pop(name, None)
+        attention = model.code or ""
+        if model.attention_used not in (None, model.attention_preferred):
+            attention = f"{model.attention_used}{attention}"
+        leave_out_special = kind is not None and not kind.special_tokens
+        return StateIdentity(
+            weights=model.fingerprint,
+            config=_hash(settings, size=16),
+            inputs=self.data.digest(self.place, special=leave_out_special),
+            component=component,
+            computed_in=f"{name_of(model.dtype)}, products {torch.get_float32_matmul_precision()}",
+            stored_as=stored_as,
+            rows="" if kind is None else str(kind),
+            attention=attention,
         )
-        attention = f"{own}{model.code or ''}"
-        decides = model.fingerprint, config, inputs, component, computed_in, stored_as
-        return StateIdentity(*decides, rows=rows, attention=attention)
 
     def _planned(self) -> Manifest:
-        # Those of every token: a text is then read in the same batch, whatever rows are kept.
-        bounds = plan_shards(
-            self.tokens, self.model.width * DTYPES[self.identity.stored_as].itemsize, SHARD
-        )
+        """The manifest of a store in which nothing is yet."""
+        # Shards are those of every token: a text is then read in the same batch, whatever rows are kept.
+        token_bytes = self.model.width * DTYPES[self.identity.stored_as].itemsize
+        bounds = plan_shards(self.tokens, token_bytes, SHARD)
         about: dict[str, Any] = {
             "model": self.model.name,
             "revision": self.model.revision,
@@ -255,18 +255,21 @@ class StoredStates:
 
     def missing(self, sites: Sequence[int]) -> dict[int, list[int]]:
         """Number of each shard that is not there at all of the sites -> at which it is not."""
-        lacking = {shard: self.lacking(sites, shard) for shard in range(len(self.manifest.rows))}
-        return {shard: absent for shard, absent in lacking.items() if absent}
+        missing = {}
+        for shard in range(len(self.manifest.rows)):
+            lacking = self.lacking(sites, shard)
+            if lacking:
+                missing[shard] = lacking
+        return missing
 
     def lacking(self, sites: Sequence[int], shard: int) -> list[int]:
         """Those of some sites whose shard of this number is not there."""
-        written = self.manifest.sites
-        paths = {site: shard_path(self.folder, site, shard) for site in sites}
-        return [
-            site
-            for site, path in paths.items()
-            if shard not in written.get(site, {}) or not path.exists()
-        ]
+        lacking = []
+        for site in sites:
+            written = shard in self.manifest.sites.get(site, {})
+            if not written or not shard_path(self.folder, site, shard).exists():
+                lacking.append(site)
+        return lacking
 
     def size(self, shard: int) -> int:
         """Bytes of a shard at one site."""

@@ -7,7 +7,6 @@ batches every time. Whoever has a shard's lock writes it; ranks and other proces
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
@@ -22,7 +21,7 @@ from aligners.datamodules.batches import StoredRows
 from aligners.datamodules.frozen_models import FrozenModels
 from aligners.datamodules.rows.policies import RowKind, policy_of, select_rows
 from aligners.datamodules.rows.read_rows import read_rows
-from aligners.datamodules.store.read_ahead import Ring, StatesAtSites
+from aligners.datamodules.store.read_ahead import StatesAtSites
 from aligners.datamodules.store.shards import ShardWriter
 from aligners.datamodules.store.stored_states import DTYPES, USED, StoredStates, name_of, shard_path
 from aligners.datamodules.tokens.tokenised import TokenisedTexts
@@ -81,15 +80,14 @@ def _write(
     with ExitStack() as files:
         writers = [files.enter_context(_writer(states, site, shard)) for site in missing]
         for chosen in _batches(states, texts):
-            rows = _read(states, chosen, missing)
-            for writer, at_site in zip(writers, rows.view(torch.uint8), strict=True):
-                for text, of_text in zip(
-                    chosen, at_site.split(states.lengths[chosen].tolist()), strict=True
-                ):
+            rows = _read(states, chosen, missing).view(torch.uint8)
+            counts = states.lengths[chosen].tolist()
+            for writer, at_site in zip(writers, rows, strict=True):
+                for text, of_text in zip(chosen, at_site.split(counts), strict=True):
                     writer.write(text - texts.start, of_text.numpy())
             progress(rows.shape[1])
-        checksums = dict(zip(missing, [writer.finish() for writer in writers], strict=True))
-    states.record(shard, checksums)
+        checksums = [writer.finish() for writer in writers]
+    states.record(shard, dict(zip(missing, checksums, strict=True)))
 
 
 @contextmanager
@@ -122,23 +120,29 @@ def _read(states: StoredStates, chosen: np.ndarray, sites: Sequence[int]) -> Ten
     inputs = batch.inputs[states.place]
     rows = select_rows(inputs["attention_mask"], batch.special[states.place], "tokens").to(device)
     inputs = {name: value.to(device) for name, value in inputs.items()}
-    stored_as = DTYPES[states.identity.stored_as]
-    values = read_rows(states.model, inputs, sites, rows, states.identity.component).to(stored_as)
+    values = read_rows(states.model, inputs, sites, rows, states.identity.component)
+    values = values.to(DTYPES[states.identity.stored_as])
+    _check_finite(states, values, sites, chosen)
+    if states.kind is not None:
+        policy = policy_of(states.kind.policy)
+        pooled = policy.choose(batch, states.place, states.kind.special_tokens).to(device)
+        stored = StoredRows(tuple(sites), list(values))
+        values = read_rows(states.model, inputs, sites, pooled, stored=stored)
+    return values.cpu()
+
+
+def _check_finite(
+    states: StoredStates, values: Tensor, sites: Sequence[int], texts: np.ndarray
+) -> None:
+    """Raise unless states (S, P, d) are finite at all sites."""
     finite = values.sum((1, 2), dtype=torch.float32).isfinite().tolist()
-    if not all(finite):
-        bad = ", ".join(str(site) for site, fine in zip(sites, finite, strict=True) if not fine)
+    bad = [str(site) for site, fine in zip(sites, finite, strict=True) if not fine]
+    if bad:
         raise UserError(
             f"Expected finite states to store, but those of {states.model.name} hold NaN or infinity as "
-            f"{states.identity.stored_as} at site {bad}, in texts {chosen.min()} to {chosen.max()}. Look at these "
-            "texts, or use float32 as `dtype` and `store_dtype`."
+            f"{states.identity.stored_as} at site {', '.join(bad)}, in texts {texts.min()} to {texts.max()}. Look at "
+            "these texts, or use float32 as `dtype` and `store_dtype`."
         )
-    if states.kind is not None:
-        choose = policy_of(states.kind.policy).choose
-        pooled = choose(batch, states.place, states.kind.special_tokens).to(device)
-        values = read_rows(
-            states.model, inputs, sites, pooled, stored=StoredRows(tuple(sites), values)
-        )
-    return values.cpu()
 
 
 def check_store(folder: Path | None, dtype: str | None, rows: str) -> None:
@@ -157,8 +161,11 @@ class Reader(Protocol):
 
     frozen_models: FrozenModels
     component: Component
-    kinds_read: Sequence[RowKind]
     trainer: Any
+
+    @property
+    def kinds_read(self) -> Sequence[RowKind]:
+        """Kinds of rows."""
 
 
 class Stores:
@@ -168,14 +175,10 @@ class Stores:
         folder: in which each store has a folder of its own.
         dtype: data type of the stored states; None: that of the models.
         rows: which rows are written: every token, or one a text where no more is read.
-
-    Attributes:
-        rings: memory for what is read.
     """
 
     def __init__(self, folder: Path, dtype: str | None, rows: KeptRows = "tokens") -> None:
         self.folder, self.dtype, self.rows = folder, dtype, rows
-        self.rings: list[Ring] = []
         self._known: dict[tuple[FrozenModel, str, str, RowKind | None], StoredStates] = {}
         self._read: dict[StoredStates, None] = {}
 
@@ -203,75 +206,76 @@ class Stores:
             ValueError: there is too little disk space, a store is damaged or not ours, or states are not finite.
             OSError: something cannot be written.
         """
-        models, trainer = reader.frozen_models, reader.trainer
         let_write(self.folder)  # moments are kept there even where no states are missing
-        read = [self._open(reader, data, sites) for data in splits]
-        every = [stored for split in read for stored in split]
-        self._read |= dict.fromkeys(states for states, _ in every)
-        missing = {states: states.missing(of_model) for states, of_model in every}
-        if any(missing.values()):
-            check_folder(self.folder, "store")
-            self._announce(missing)
-            device = None if trainer is None else trainer.strategy.root_device
-            with Progress(transient=True, disable=trainer is None or hidden(trainer)) as bar:
-                rows = sum(
-                    states.manifest.rows[shard]
-                    for states, shards in missing.items()
-                    for shard in shards
-                )
-                advance = partial(bar.advance, bar.add_task("Writing states", total=rows))
-                for states, of_model in every:
-                    with models.running(states.model, device):
-                        write_missing(states, of_model, advance)
+        by_split = [self._open(reader, data, sites) for data in splits]
+        every: list[StatesAtSites] = []
+        for stored in by_split:
+            every += stored
+        self._write_missing(reader, every)
         for states, _ in every:
+            self._read[states] = None
             if os.access(states.folder, os.W_OK):
                 (states.folder / USED).touch()
-        if models.known is not None and os.access(self.folder, os.W_OK):
-            models.known.save()
-        return read
+        known = reader.frozen_models.known
+        if known is not None and os.access(self.folder, os.W_OK):
+            known.save()
+        return by_split
+
+    def _write_missing(self, reader: Reader, every: Sequence[StatesAtSites]) -> None:
+        """Announce what is missing, and write it under a progress bar."""
+        missing = {states: states.missing(sites) for states, sites in every}
+        if not any(missing.values()):
+            return
+        check_folder(self.folder, "store")
+        self._announce(missing)
+        rows = 0
+        for states, shards in missing.items():
+            rows += sum(states.manifest.rows[shard] for shard in shards)
+        trainer, device = reader.trainer, None
+        if trainer is not None:
+            device = trainer.strategy.root_device
+        with Progress(transient=True, disable=trainer is None or hidden(trainer)) as bar:
+            task = bar.add_task("Writing states", total=rows)
+            for states, sites in every:
+                with reader.frozen_models.running(states.model, device):
+                    write_missing(states, sites, lambda count: bar.advance(task, count))
 
     def _open(
         self, reader: Reader, data: TokenisedTexts, sites: Sequence[Sequence[int]]
     ) -> list[StatesAtSites]:
-        models = reader.frozen_models.loaded
+        """The states of each model that is read, and at which sites."""
         wanted: dict[FrozenModel, set[int]] = {}
-        for model, of_model in zip(models, sites, strict=True):
+        for model, of_model in zip(reader.frozen_models.loaded, sites, strict=True):
             wanted.setdefault(model, set()).update(of_model)
         stored = []
-        for model in (model for model in wanted if wanted[model]):
-            of_model = tuple(sorted(wanted[model]))
-            states_of = partial(self._states, model, data, models.index(model), reader.component)
-            states = self._choose(states_of, of_model, reader.kinds_read)
+        for model, chosen in wanted.items():
+            if not chosen:
+                continue
+            states = self._choose(reader, model, data, sorted(chosen))
             if states is not None:
-                stored.append((states, of_model))
+                stored.append((states, tuple(sorted(chosen))))
         return stored
 
     def _choose(
-        self,
-        states_of: Callable[[RowKind | None], StoredStates],
-        sites: Sequence[int],
-        kinds: Sequence[RowKind],
+        self, reader: Reader, model: FrozenModel, data: TokenisedTexts, sites: Sequence[int]
     ) -> StoredStates | None:
         """The states to read: those that are there, or else those to write; None: the model runs."""
-        tokens = states_of(None)
+        kinds = reader.kinds_read
+        tokens, pooled = self._states(reader, model, data, None), None
         if kinds[0].types is not None:
             return tokens
-        pooled = states_of(kinds[0]) if len(kinds) == 1 else None
-        there = (
-            states
-            for states in (pooled, tokens)
-            if states is not None and not states.missing(sites)
-        )
-        return next(there, tokens if self.rows == "tokens" else pooled)
+        if len(kinds) == 1:
+            pooled = self._states(reader, model, data, kinds[0])
+        for states in (pooled, tokens):
+            if states is not None and not states.missing(sites):
+                return states
+        return tokens if self.rows == "tokens" else pooled
 
     def _states(
-        self,
-        model: FrozenModel,
-        data: TokenisedTexts,
-        place: int,
-        component: Component,
-        kind: RowKind | None,
+        self, reader: Reader, model: FrozenModel, data: TokenisedTexts, kind: RowKind | None
     ) -> StoredStates:
+        """The states of a model on some texts, made once."""
+        place, component = reader.frozen_models.loaded.index(model), reader.component
         key = (model, data.digest(place), component, kind)
         if key not in self._known:
             stored_as = self.dtype or name_of(model.dtype)
@@ -289,12 +293,12 @@ class Stores:
         Raises:
             ValueError: the disk has less.
         """
-        sizes = {
-            states: sum(states.size(shard) * len(sites) for shard, sites in shards.items())
-            for states, shards in missing.items()
-        }
-        total, free = sum(sizes.values()), free_disk(self.folder)
-        what = ", ".join(dict.fromkeys(states.model.name for states, size in sizes.items() if size))
+        total, names = 0, dict[str, None]()
+        for states, shards in missing.items():
+            for shard, sites in shards.items():
+                total += states.size(shard) * len(sites)
+                names[states.model.name] = None
+        what, free = ", ".join(names), free_disk(self.folder)
         if total > free:
             raise UserError(
                 f"Expected room for {in_words(total)} of states of {what} in `store` {self.folder}, but its disk has "

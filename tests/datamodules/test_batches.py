@@ -209,3 +209,14 @@ def test_a_batch_goes_when_nobody_holds_it() -> None:
         assert left() is None
     finally:
         gc.enable()
+
+
+def test_what_a_resumed_fit_sets_is_still_lightnings() -> None:
+    """`datamodules/resuming.py` sets counters of Lightning's, one of them private."""
+    loop = quiet_trainer().fit_loop
+    assert loop.epoch_loop._batches_that_stepped == 0
+    tracker = {"ready", "started", "processed", "completed"}
+    for progress in (loop.epoch_progress, loop.epoch_loop.batch_progress):
+        assert tracker <= set(vars(progress.total)) & set(vars(progress.current))
+    assert hasattr(loop.epoch_loop.batch_progress, "is_last_batch")
+    assert loop.epoch_loop.val_loop.batch_progress is not None

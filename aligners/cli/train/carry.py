@@ -1,18 +1,31 @@
 """`train.py carry`: what reads one model's states, made to read another's."""
 
-from dataclasses import replace
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
 from aligners.cli.command import Run, command
-from aligners.datamodules.paired_activations import PairedActivations
+from aligners.datamodules.paired_activations import PairedActivations, Pairing
 from aligners.datamodules.pairings import pair_states
+from aligners.datamodules.rows.read_rows import Link
 from aligners.errors import UserError
+from aligners.models.architectures import Component
 from aligners.probing.artefacts.artefact_files import read_artefacts, write_artefact
 from aligners.probing.artefacts.carrying import Carrying, own_sites
 from aligners.probing.artefacts.kinds import Artefact
 from aligners.reports.names import file_names
 from aligners.reports.runs.updates.carrying_report import artefact_card
+
+
+class ArtefactSites(Pairing):
+    """Two models at the sites of the artefacts that are carried from the one to the other."""
+
+    def __init__(self, named: Pairing, artefacts: list[Artefact]) -> None:
+        super().__init__(named.named, named.options)
+        self.artefacts = artefacts
+
+    def links(self, depths: Sequence[int], component: Component) -> list[Link]:
+        """See `own_sites`."""
+        return own_sites(self.artefacts, depths, component)
 
 
 @command(
@@ -43,7 +56,7 @@ def carry(run: Run, artefacts: Path | None = None) -> None:
     found, data = read_artefacts(artefacts), run.made.data
     check(found, data)  # before any model is made or loaded
     if data.pairing.options["sites"] == "all":
-        data.pairing = replace(data.pairing, links=partial(own_sites, found))
+        data.pairing = ArtefactSites(data.pairing, found)
     run.start()
     carrying = run.build(Carrying, found)
     run.read(carrying, carrying.carry, "carrying")

@@ -1,7 +1,7 @@
 """Recovering a known map: states paired with random bijections of themselves."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from itertools import product
@@ -66,6 +66,63 @@ def _draw(conditioner: Conditioner, place: int, strength: float, draw: torch.Gen
 SCALED_ON = 256  # fitting texts from which centre and scale of the states are taken
 
 
+class RandomTargets(Pairing):
+    """A model with random bijections of its own states, drawn when the first states are read, whose scale they need."""
+
+    def __init__(self, named: list[tuple[str, str | None]], options: Mapping[str, Any]) -> None:
+        super().__init__(named, options)
+        way = self.options["direction"]
+        self.ways = ["forward", "backward"] if way == "both" else [way]
+        first = self.options["target_seed"]
+        self.seeds = range(first, first + self.options["targets"])
+        self.networks: INN | None = None  # f of all places
+
+    def links(self, depths: Sequence[int], component: Component) -> list[Link]:
+        """A place for every direction, strength, target and site, in this order."""
+        sites = parse_sites(self.options["sites"], depths[0], depths[1], component)
+        links = []
+        for way, strength, seed in product(self.ways, self.options["strengths"], self.seeds):
+            begins, called = f"{strength:g}/{seed}/", f"f{seed}(X), strength {strength:g}"
+            if way == "backward":
+                begins, called = f"back/{begins}", f"X from {called}"
+            about = {"strength": strength, "target_seed": seed, "direction": way}
+            links += [Link(0, 1, i, j, begins, called, about) for i, j in sites]
+        return links
+
+    def describe(self, data: PairedActivations) -> dict[str, Any]:
+        """The model, and how its targets were drawn."""
+        x = data.reader.model_x.identity()
+        drawn = ("strengths", "targets", "target_seed", "couplings", "direction")
+        return {
+            "models": {"x": x, "y": {**x, "name": f"random INNs of {x['name']}"}},
+            **{name: self.options[name] for name in drawn},
+        }
+
+    def transform(self, data: PairedActivations, batch: PairedBatch) -> PairedBatch:
+        """Put f(x) in the place of y, and change the two where maps are fitted backward."""
+        if self.networks is None:
+            self.networks = self._draw(data)
+        with torch.no_grad():
+            x, y = batch.x, self.networks.to(batch.x.device)(batch.x)
+            backward = 0  # first place that is fitted backward
+            if self.ways[0] == "forward":
+                backward = len(x) // len(self.ways)
+            if backward < len(x):
+                x, y = (
+                    torch.cat([x[:backward], y[backward:]]),
+                    torch.cat([y[:backward], x[backward:]]),
+                )
+            return replace(batch, x=x, y=y)
+
+    def _draw(self, data: PairedActivations) -> INN:
+        """Draw f of all places."""
+        abouts = [link.about for link in data.reader.links]
+        strengths = [about["strength"] for about in abouts]
+        seeds = [about["target_seed"] for about in abouts]
+        copies = len(self.ways) * len(self.options["strengths"]) * len(self.seeds)
+        return random_inns(_moments(data, copies), strengths, seeds, self.options["couplings"])
+
+
 def target_states(
     model: str = "embedded:0",
     strengths: list[float] = [0.1, 0.3, 1.0],  # noqa: B006  (copied)
@@ -105,55 +162,17 @@ def target_states(
         raise UserError(
             f"Expected `strengths` to be different numbers of at least 0, but got {strengths}."
         )
-    seeds = range(target_seed, target_seed + targets)
-    ways = ("forward", "backward") if direction == "both" else (direction,)
-
-    def links(depths: Sequence[int], component: Component) -> list[Link]:
-        pairs = parse_sites(sites, depths[0], depths[1], component)
-        return [
-            Link(0, 1, i, j, f"{'back/' * (way == 'backward')}{strength:g}/{seed}/",
-                 f"{'X from ' * (way == 'backward')}f{seed}(X), strength {strength:g}",
-                 {"strength": strength, "target_seed": seed, "direction": way})
-            for way, strength, seed, (i, j) in product(ways, strengths, seeds, pairs)
-        ]  # fmt: skip
-
-    drawn = {
+    chosen = {
+        "model": model,
+        "sites": sites,
+        "revision": revision,
         "strengths": list(strengths),
         "targets": targets,
         "target_seed": target_seed,
         "couplings": couplings,
+        "direction": direction,
     }
-    drawn["direction"] = direction
-
-    def about(data: PairedActivations) -> dict[str, Any]:
-        x = data.reader.model_x.identity()
-        return {"models": {"x": x, "y": {**x, "name": f"random INNs of {x['name']}"}}, **drawn}
-
-    networks: list[
-        INN
-    ] = []  # f of all places, drawn when the first states are read, whose scale they need
-
-    def transform(data: PairedActivations, batch: PairedBatch) -> PairedBatch:
-        if not networks:
-            abouts = [link.about for link in data.reader.links]
-            each_strength, each_seed = (
-                [place[name] for place in abouts] for name in ("strength", "target_seed")
-            )
-            copies = len(ways) * len(strengths) * targets
-            networks.append(
-                random_inns(_moments(data, copies), each_strength, each_seed, couplings)
-            )
-        with torch.no_grad():
-            x, y = batch.x, networks[0].to(batch.x.device)(batch.x)
-            first = len(x) // len(ways) * (ways[0] == "forward")  # place that is fitted backward
-            if first < len(x):
-                x, y = torch.cat([x[:first], y[first:]]), torch.cat([y[:first], x[first:]])
-            return replace(batch, x=x, y=y)
-
-    chosen = {"model": model, "sites": sites, "revision": revision, **drawn}
-    return PairedActivations(
-        Pairing([(model, revision)] * 2, links, chosen, about=about, transform=transform), **options
-    )
+    return PairedActivations(RandomTargets([(model, revision)] * 2, chosen), **options)
 
 
 def _moments(data: PairedActivations, copies: int) -> Moments:

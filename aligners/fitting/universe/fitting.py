@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from aligners.datamodules.paired_activations import PairedActivations
-from aligners.datamodules.rows.policies import row_keys
 from aligners.datamodules.rows.read_rows import PairedBatch
+from aligners.datamodules.rows.token_pairs import row_keys
 from aligners.errors import UserError, check_known, check_range
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.fits import AlignerFactory, Fit, seeded

@@ -10,7 +10,7 @@ from torch.nn.functional import normalize, pad
 
 from aligners.datamodules.batches import TextBatch
 from aligners.datamodules.rows.policies import RowKind, Rows, rows_of_each
-from aligners.datamodules.rows.read_rows import gather_rows, told_apart
+from aligners.datamodules.rows.read_rows import choose_rows, gather_rows
 from aligners.datamodules.task_targets import TaskBatch, task_batch
 from aligners.injection.scoring.task_scores import chosen, divergence, unit_answers
 from aligners.models.model import FrozenModel, Inputs
@@ -115,7 +115,7 @@ class Reader:
 
     def rows_of(self, batch: TextBatch) -> Rows:
         """Where the rows of a batch are, on the CPU, without those that are marked as far from all others."""
-        rows, _ = told_apart(batch, self.kind, leave_out=True)
+        rows = choose_rows(batch, self.kind, leave_out_far=True).rows
         return rows[self.number]
 
     def states(self, inputs: Inputs, sites: Collection[int]) -> dict[int, Tensor]:

@@ -7,7 +7,7 @@ from scipy.stats import t as student
 from tests.references.retrieval import retrieval_scores
 from torch import Tensor
 
-from aligners.datamodules.rows.policies import row_keys
+from aligners.datamodules.rows.token_pairs import row_keys
 from aligners.fitting import heldout_retrieval
 from aligners.fitting.heldout_retrieval import RETRIEVAL_COLUMNS, HeldOutRows
 

@@ -8,7 +8,7 @@ from scipy import stats
 from tests.runs import related_rows
 from torch import Tensor
 
-from aligners.datamodules.rows.policies import row_keys
+from aligners.datamodules.rows.token_pairs import row_keys
 from aligners.similarity import controls
 from aligners.similarity.controls import Draw, Sample, cropped, jackknife_interval, matching_layers, permuted_rows
 

@@ -1,0 +1,96 @@
+"""Rows that are pairs of tokens, for attention weights; and the keys by which rows are drawn, whatever the batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from aligners.datamodules.batches import TextBatch
+from aligners.datamodules.rows.policies import RowKind, Rows, rows_of_each
+
+FREE = torch.iinfo(torch.int64).max  # the key of an empty place: greater than any row's
+LONGEST = 2**31  # tokens, more than any text has
+# SplitMix64's increment and its two factors, as int64.
+INCREMENT = 0x9E3779B97F4A7C15 - 2**64
+FACTORS = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
+
+
+def row_keys(seed: int, text: Tensor, token: Tensor) -> Tensor:
+    """Pseudo-random keys of rows, (N,) int64 in [0, 2⁶³): a hash of seed, text and token alone.
+
+    The finaliser of SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators"),
+    applied after each of the three. 64-bit products wrap, as they do there.
+
+    Args:
+        seed: any int64.
+        text: (N,) int64 ids of texts.
+        token: (N,) int64 places of rows in their texts.
+    """
+    state = torch.full_like(text, seed)
+    for part in (torch.zeros_like(text), text, token):
+        state = (state ^ part) + INCREMENT
+        state = (state ^ _shifted(state, 30)) * FACTORS[0]
+        state = (state ^ _shifted(state, 27)) * FACTORS[1]
+        state = state ^ _shifted(state, 31)
+    return state & FREE
+
+
+def _shifted(state: Tensor, bits: int) -> Tensor:
+    """Shift to the right without extending the sign, as int64 would."""
+    return (state >> bits) & (2 ** (64 - bits) - 1)
+
+
+@dataclass(frozen=True)
+class TokenPairs:
+    """Rows that are a token and one that it looks at, drawn text by text whatever the batch; on the CPU.
+
+    With `mean` a row is a token and what it gets from all tokens that can look at it, on average.
+
+    Attributes:
+        special_tokens: whether special tokens look and are looked at.
+        causal: whether tokens that lie ahead are not looked at.
+        share: of all such rows, that are taken.
+        seed: of the draw.
+        mean: whether rows are means over the tokens that look.
+    """
+
+    special_tokens: bool
+    causal: bool
+    share: float
+    seed: int
+    mean: bool = False
+
+    def rows(self, texts: TextBatch) -> Rows:
+        """The rows of a batch, by their places in weights (B, T · T)."""
+        tokens = rows_of_each(texts, RowKind("tokens", self.special_tokens))[0]
+        counts = torch.tensor(tokens.counts)
+        owner, query, key = self._drawn(texts.text, counts)
+
+        length = texts.inputs_x["input_ids"].shape[1]
+        place_in_text = tokens.index % length
+        first = (counts.cumsum(0) - counts)[owner]
+        looking, looked_at = place_in_text[first + query], place_in_text[first + key]
+        index = (owner * length + looking) * length + looked_at
+        if not self.mean:
+            return Rows(index, owner, len(counts))
+
+        target, row, queries = torch.unique(
+            owner * length + key, return_inverse=True, return_counts=True
+        )
+        return Rows(index, target // length, len(counts), 1 / queries[row].float(), row)
+
+    def _drawn(self, text: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Text, looking token and looked-at token of each pair that is taken, all counted from 0."""
+        place = torch.arange(int(counts.max()))
+        real = place[None] < counts[:, None]
+        pairs = real[:, :, None] & real[:, None]
+        if self.causal:
+            pairs = pairs & (place[:, None] >= place[None])
+        owner, query, key = pairs.nonzero(as_tuple=True)
+
+        token = key if self.mean else query * LONGEST + key
+        drawn = row_keys(self.seed, text[owner], token)
+        taken = drawn <= min(int(self.share * FREE), FREE)
+        return owner[taken], query[taken], key[taken]
