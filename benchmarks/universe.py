@@ -86,7 +86,7 @@ def _fitted(options: argparse.Namespace, folder: Path, given: dict[str, Any]) ->
         if options.couplings
         else {}
     )
-    universe = UniverseAlignment(seed=options.seed, contrastive=options.contrastive, **network)
+    universe = UniverseAlignment(seed=options.seed, **network)
     found["universe"] = _seconds(
         universe, universe_states(models, **given), SaveAligners(folder / "universe"), options
     )
@@ -132,9 +132,6 @@ def _options() -> argparse.Namespace:
         type=int,
         default=None,
         help="Of each model's INN. Default: the universe's, 4.",
-    )
-    parser.add_argument(
-        "--contrastive", type=float, default=0.02, help="Weight of the universe's contrastive loss."
     )
     parser.add_argument("--seed", type=int, default=0, help="Of the maps.")
     parser.add_argument("--json", type=Path, default=None)

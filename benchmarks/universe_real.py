@@ -25,7 +25,8 @@ from aligners.datamodules.pairings import universe_states
 from aligners.datamodules.text.sources import TextSource
 from aligners.fitting.universe.fitting import Joining, UniverseAlignment
 from aligners.fitting.universe.joint import paired_rows
-from aligners.fitting.universe.universe import CLOSED_UNIVERSES, NETWORK, Universe
+from aligners.fitting.universe.through import TwoLinear
+from aligners.fitting.universe.universe import LINEAR, NETWORK, Universe
 from aligners.maps.linear import Ridge
 from aligners.similarity.algebra.moments import moments_of
 from benchmarks.harness import Figures, parser
@@ -44,9 +45,6 @@ def main() -> None:
     arguments.add_argument("--texts", type=int, default=None, help="of SST-2's 6,920")
     arguments.add_argument("--shared", type=int, nargs="*", default=[64, 192, 384])
     arguments.add_argument("--steps", type=int, nargs="*", default=[100])
-    arguments.add_argument(
-        "--contrastive", type=float, nargs="*", default=[0.02], help="as `--model.contrastive`"
-    )
     arguments.add_argument(
         "--newcomers", nargs="*", default=[], help="these models join the others, and nothing else"
     )
@@ -71,17 +69,12 @@ def main() -> None:
     report(figures, f"{options.rows}: direct", found, found)
     figures.write(options.json)
     moments = moments_of(*paired_rows(splits["fit"], len(widths)))
-    for name, (made, fit_maps) in CLOSED_UNIVERSES.items():
-        space = Universe(made(len(widths), max(widths), max(widths)), len(widths), fit_maps, widths)
-        space.fit(moments)
-        add_space(figures, f"{options.rows}: {name}", space, splits, widths, found)
-        figures.write(options.json)
-    for shared, seed, steps, weight in product(
-        options.shared, options.seeds, options.steps, options.contrastive
-    ):
-        module = UniverseAlignment(shared=shared, seed=seed, contrastive=weight)
+    add_space(figures, f"{options.rows}: {LINEAR}", linear(moments, widths), splits, widths, found)
+    figures.write(options.json)
+    for shared, seed, steps in product(options.shared, options.seeds, options.steps):
+        module = UniverseAlignment(shared=shared, seed=seed)
         space = trained(module, splits["fit"], moments, widths, steps)
-        name = f"{options.rows}: {NETWORK}, {shared} shared, {steps} steps, contrastive {weight:g}, seed {seed}"
+        name = f"{options.rows}: {NETWORK}, {shared} shared, {steps} steps, seed {seed}"
         add_space(figures, name, space, splits, widths, found)
         figures.write(options.json)
 
@@ -190,6 +183,13 @@ def add_space(
     )
 
 
+def linear(moments: Any, widths: list[int]) -> Universe:
+    """The best linear universe."""
+    space = Universe(TwoLinear(len(widths), max(widths), max(widths)), len(widths), widths)
+    space.fit(moments)
+    return space
+
+
 def trained(
     module: UniverseAlignment, states: Tensor, moments: Any, widths: list[int], steps: int
 ) -> Universe:
@@ -211,7 +211,7 @@ def joins(
     newcomer: int,
     steps: int | None,
 ) -> None:
-    """R² of a newcomer to the space of the others at each number of texts: of ridges to gcpa, or of networks."""
+    """R² of a newcomer to the space of the others at each number of texts: of ridges to MAXVAR, or of networks."""
     others = [m for m in range(len(widths)) if m != newcomer]
     own = [widths[m] for m in others]
     parts: Splits = {split: x[others, :, : max(own)] for split, x in splits.items()}
@@ -219,9 +219,7 @@ def joins(
     if steps:
         space = trained(UniverseAlignment(shared=min(widths)), parts["fit"], moments, own, steps)
     else:
-        made, fit_maps = CLOSED_UNIVERSES["gcpa"]
-        space = Universe(made(len(own), max(own), max(own)), len(own), fit_maps, own)
-        space.fit(moments)
+        space = linear(moments, own)
     x = {split: states[newcomer, :, : widths[newcomer]] for split, states in splits.items()}
     with torch.no_grad():
         targets = {

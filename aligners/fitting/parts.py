@@ -14,6 +14,7 @@ from aligners.fitting.alignment import Alignment
 from aligners.fitting.saved_bank import (
     StoredBank,
     join_banks,
+    join_records,
     kind_of,
     load_bank,
     refuse_other_models,
@@ -35,18 +36,25 @@ def bytes_a_site(module: Alignment, d_x: int, d_y: int, rows: int) -> int:
         d_y: width of Y's states.
         rows: most rows in a step.
     """
-    moments = 3 * 8 * (d_x * d_x + d_y * d_y + d_x * d_y)  # the metric, its reset value, the result
-    return moments + sum(_bytes(fit.aligner, rows) for fit in module.made(1, d_x, d_y))
+    total = (
+        3 * 8 * (d_x * d_x + d_y * d_y + d_x * d_y)
+    )  # moments: the sums, their reset, the result
+    for fit in module.made(1, d_x, d_y):
+        total += _bytes(fit.aligner, rows)
+    return total
 
 
 def _bytes(aligner: Aligner, rows: int) -> int:
     weights = sum(weight.numel() for weight in aligner.parameters())
-    fixed = sum(buffer.numel() for buffer in aligner.buffers())
-    layers = [part.weight.shape[-2:] for part in aligner.modules() if isinstance(part, BankLinear)]
-    activations = rows * sum(
-        d_in + 3 * d_out for d_in, d_out in layers
-    )  # what the backward pass needs
-    return 4 * (COPIES * weights + 2 * fixed + activations * (2 if aligner.both_ways else 1))
+    buffers = sum(buffer.numel() for buffer in aligner.buffers())
+    activations = 0  # what the backward pass needs
+    for part in aligner.modules():
+        if isinstance(part, BankLinear):
+            d_in, d_out = part.weight.shape[-2:]
+            activations += rows * (d_in + 3 * d_out)
+    if aligner.both_ways:
+        activations *= 2
+    return 4 * (COPIES * weights + 2 * buffers + activations)
 
 
 def sites_at_once(sites: int, bytes_each: int, free: int) -> int:
@@ -79,15 +87,14 @@ def pairs_within(limit: float, sites: int, bytes_each: int, model: int) -> int:
 def find_part(folder: Path, number: int) -> tuple[Path, Path | None, Path | None]:
     """A new folder for a part of a run, and its newest file of maps and last.ckpt, or None where there is none."""
     tries = sorted(folder.glob(f"part-{number}-*"), key=lambda path: int(path.name.split("-")[2]))
-
-    def newest(*names: str) -> Path | None:
-        return next(
-            (path / name for path in reversed(tries) for name in names if (path / name).is_file()),
-            None,
-        )
-
-    done = newest("aligners.safetensors", "aligners.ckpt")  # as the version before called it
-    return folder / f"part-{number}-{len(tries) + 1}", done, newest("last.ckpt")
+    done = resumable = None
+    for path in tries:
+        for name in ("aligners.ckpt", "aligners.safetensors"):  # the first in earlier versions
+            if (path / name).is_file():
+                done = path / name
+        if (path / "last.ckpt").is_file():
+            resumable = path / "last.ckpt"
+    return folder / f"part-{number}-{len(tries) + 1}", done, resumable
 
 
 def check_part(file: Path, sites: str, module: Alignment, data: PairedActivations) -> None:
@@ -103,19 +110,20 @@ def check_part(file: Path, sites: str, module: Alignment, data: PairedActivation
         ValueError: it has other sites, models, data or maps.
     """
     part = load_bank(file)
-    fitted = {
-        f"{route}.{name}": bank for route, maps in part.maps.items() for name, bank in maps.items()
-    }
-    planned = {fit.key: fit.aligner for fit in module.made(1, *data.reader.widths)}
-    then, now = ({key: kind_of(bank) for key, bank in banks.items()} for banks in (fitted, planned))
+    then = {}
+    for route, maps in part.maps.items():
+        for name, bank in maps.items():
+            then[f"{route}.{name}"] = kind_of(bank)
+    now = {fit.key: kind_of(fit.aligner) for fit in module.made(1, *data.reader.widths)}
+
     run = identity(data, aligners=now)
-    known = {**part.data, "sites": run["data"]["sites"]}
     refuse_other_models(part.data["models"], run["data"]["models"], str(file))
-    refuse_other_run(
-        {"data": known, "data_config": part.data_config, "options": {"aligners": then}},
-        run,
-        str(file),
-    )
+    stored = {
+        "data": {**part.data, "sites": run["data"]["sites"]},  # compared below
+        "data_config": part.data_config,
+        "options": {"aligners": then},
+    }
+    refuse_other_run(stored, run, str(file))
     if part.data_config["sites"] != sites:
         raise UserError(
             f"{file} has the sites {part.data_config['sites']}, but this part of the run has {sites}. Give the "
@@ -126,40 +134,29 @@ def check_part(file: Path, sites: str, module: Alignment, data: PairedActivation
 def join_parts(files: Sequence[Path], folder: Path) -> StoredBank:
     """Join the sites of all parts, in their order, in one bank, and write it to `folder`/aligners.safetensors."""
     parts = [load_bank(file) for file in files]
-    moments = [cast(Moments, part.moments) for part in parts]
-    joined = replace(
-        parts[0],
-        maps={
-            route: {name: join_banks([part.maps[route][name] for part in parts]) for name in maps}
-            for route, maps in parts[0].maps.items()
-        },
-        pairs={
-            route: [pair for part in parts for pair in part.pairs[route]]
-            for route in parts[0].pairs
-        },
-        data={**parts[0].data, "sites": [pair for part in parts for pair in part.data["sites"]]},
-        data_config={
-            **parts[0].data_config,
-            "sites": ",".join(part.data_config["sites"] for part in parts),
-        },
-        moments=Moments(
-            moments[0].n,
-            *(torch.cat(sums) for sums in zip(*(one[1:] for one in moments), strict=True)),
-        ),
-        training={
-            key: join_records([part.training[key] for part in parts]) for key in parts[0].training
-        },
-        path=folder / "aligners.safetensors",
-    )
+    first = parts[0]
+    joined = replace(first, path=folder / "aligners.safetensors")
+    joined.maps, joined.pairs, joined.training = {}, {}, {}
+    for route, maps in first.maps.items():
+        joined.maps[route] = {}
+        for name in maps:
+            joined.maps[route][name] = join_banks([part.maps[route][name] for part in parts])
+    for route in first.pairs:
+        joined.pairs[route] = _listed(part.pairs[route] for part in parts)
+    for key in first.training:
+        joined.training[key] = join_records([part.training[key] for part in parts])
+    joined.data = {**first.data, "sites": _listed(part.data["sites"] for part in parts)}
+    sites = ",".join(part.data_config["sites"] for part in parts)
+    joined.data_config = {**first.data_config, "sites": sites}
+    joined.moments = _join_moments([cast(Moments, part.moments) for part in parts])
     save_bank(joined, joined.path)
     return joined
 
 
-def join_records(each: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Join what training left: lists have an entry for each site, numbers are of the longest run."""
-    return {
-        name: [entry for record in each for entry in record[name]]
-        if isinstance(value, list)
-        else max(r[name] for r in each)
-        for name, value in each[0].items()
-    }
+def _listed(lists: Any) -> list[Any]:
+    return [entry for one in lists for entry in one]
+
+
+def _join_moments(moments: Sequence[Moments]) -> Moments:
+    sums = zip(*(one[1:] for one in moments), strict=True)
+    return Moments(moments[0].n, *map(torch.cat, sums))

@@ -5,7 +5,7 @@ import re
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -28,16 +28,15 @@ from aligners.similarity.algebra.moments import Moments
 
 
 def check_names(names: Iterable[str], argument: str) -> None:
-    """Refuse names under which a module cannot hold aligners.
+    """Raise if a module cannot hold aligners under one of these names.
 
     Raises:
         ValueError: naming `argument` and them.
     """
-    bad = [
-        name
-        for name in names
-        if not name.replace("_", "").isalnum() or hasattr(nn.ModuleDict, name)
-    ]
+    bad = []
+    for name in names:
+        if not name.replace("_", "").isalnum() or hasattr(nn.ModuleDict, name):
+            bad.append(name)
     if bad:
         raise UserError(
             f"Expected the names in `{argument}` to be letters, digits and underscores, and not a name that PyTorch "
@@ -83,29 +82,31 @@ def build_aligner(description: Mapping[str, Any]) -> Aligner:
 def restored(description: Mapping[str, Any], state: Mapping[str, Tensor]) -> Aligner:
     """An aligner as described, with these parameters and buffers in the precision that they have."""
     aligner = build_aligner(description)
-    precision = next((value.dtype for value in state.values() if value.is_floating_point()), None)
-    aligner.to(precision).load_state_dict(state)
+    aligner.to(_precision(state)).load_state_dict(state)
     return aligner
+
+
+def _precision(state: Mapping[str, Tensor]) -> torch.dtype | None:
+    for value in state.values():
+        if value.is_floating_point():
+            return value.dtype
+    return None
 
 
 def take_places(bank: Aligner, places: slice | list[int]) -> Aligner:
     """Some places of a bank as a bank of their own, frozen."""
     description = {**describe_aligner(bank), "sites": len(torch.arange(bank.sites)[places])}
-    taken = restored(
-        description, {name: value[places] for name, value in bank.state_dict().items()}
-    )
-    return taken.requires_grad_(False).eval()
+    state = {name: value[places] for name, value in bank.state_dict().items()}
+    return restored(description, state).requires_grad_(False).eval()
 
 
 def join_banks(banks: Sequence[Aligner]) -> Aligner:
     """Concatenate banks along their sites."""
-    joined = build_aligner(
-        {**describe_aligner(banks[0]), "sites": sum(bank.sites for bank in banks)}
-    )
+    sites = sum(bank.sites for bank in banks)
+    joined = build_aligner({**describe_aligner(banks[0]), "sites": sites})
     states = [bank.state_dict() for bank in banks]
-    joined.load_state_dict(
-        {name: torch.cat([state[name] for state in states]) for name in states[0]}
-    )
+    whole = {name: torch.cat([state[name] for state in states]) for name in states[0]}
+    joined.load_state_dict(whole)
     return joined.requires_grad_(False).eval()
 
 
@@ -118,18 +119,25 @@ def records_at(
     records: Mapping[str, Mapping[str, Any]], places: list[int]
 ) -> dict[str, dict[str, Any]]:
     """What training left at some places of banks: lists have an entry for each place."""
-    return {
-        key: {
-            name: [value[s] for s in places] if isinstance(value, list) else value
-            for name, value in record.items()
-        }
-        for key, record in records.items()
-    }
+    found: dict[str, dict[str, Any]] = {}
+    for key, record in records.items():
+        found[key] = {}
+        for name, value in record.items():
+            found[key][name] = [value[s] for s in places] if isinstance(value, list) else value
+    return found
 
 
-Identities = (
-    Mapping[str, Mapping[str, Any]] | Sequence[Mapping[str, Any]]
-)  # of models: name, fingerprint, ...
+def join_records(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Join what training left: lists have an entry for each place, numbers are of the longest run."""
+    joined: dict[str, Any] = {}
+    for name, value in records[0].items():
+        values = [record[name] for record in records]
+        joined[name] = list(chain(*values)) if isinstance(value, list) else max(values)
+    return joined
+
+
+# Of models: name, fingerprint, ...
+Identities = Mapping[str, Mapping[str, Any]] | Sequence[Mapping[str, Any]]
 
 
 def refuse_other_models(stored: Identities, present: Identities, what: str) -> None:
@@ -143,21 +151,24 @@ def refuse_other_models(stored: Identities, present: Identities, what: str) -> N
     Raises:
         ValueError: they are not the same models in the same order; says which differ.
     """
-    missing = {"name": "nothing", "fingerprint": "none"}
-    then, now = (
-        list(models.values()) if isinstance(models, Mapping) else models
-        for models in (stored, present)
-    )
-    sided, others = isinstance(present, Mapping), []
-    for place, (before, after) in enumerate(zip_longest(then, now, fillvalue=missing)):
+    sided, different = isinstance(present, Mapping), []
+    for place, (before, after) in enumerate(zip_longest(_listed(stored), _listed(present))):
+        before, after = before or NO_MODEL, after or NO_MODEL
         if differing(before, after):
             side = "XY"[place] if sided and place < 2 else f"model {place}"
-            others.append(f"{side} was {listed_change(before, after)}")
-    if others:
+            different.append(f"{side} was {listed_change(before, after)}")
+    if different:
         raise UserError(
-            f"{what} was fitted on other models: {'; '.join(others)}. Name the same models in the same order. "
+            f"{what} was fitted on other models: {'; '.join(different)}. Name the same models in the same order. "
             "`evaluate.py share` with `--models` makes a copy of a finished run's maps for other models."
         )
+
+
+NO_MODEL = {"name": "nothing", "fingerprint": "none"}
+
+
+def _listed(models: Identities) -> list[Mapping[str, Any]]:
+    return list(models.values() if isinstance(models, Mapping) else models)
 
 
 @dataclass
@@ -199,10 +210,10 @@ class StoredBank:
 
     def of_each(self, function: Callable[[Aligner], Any]) -> dict[str, dict[str, Any]]:
         """What a function returns for each map: route -> name -> value."""
-        return {
-            route: {name: function(aligner) for name, aligner in maps.items()}
-            for route, maps in self.maps.items()
-        }
+        found: dict[str, dict[str, Any]] = {}
+        for route, maps in self.maps.items():
+            found[route] = {name: function(aligner) for name, aligner in maps.items()}
+        return found
 
     def freeze(self) -> Self:
         """Keep the maps from training, as those are that come from a file."""
@@ -212,12 +223,15 @@ class StoredBank:
 
 def take_sites(bank: StoredBank, sites: Sequence[int]) -> StoredBank:
     """Some sites of a bank, by their numbers, as a bank of their own."""
-    chosen = list(sites)
+    chosen, moments = list(sites), bank.moments
+    pairs = {}
+    for route, of_route in bank.pairs.items():
+        pairs[route] = [of_route[s] for s in chosen]
     return replace(
         bank,
         maps=bank.of_each(lambda aligner: take_places(aligner, chosen)),
-        pairs={route: [pairs[s] for s in chosen] for route, pairs in bank.pairs.items()},
-        moments=bank.moments and moments_at(bank.moments, chosen),
+        pairs=pairs,
+        moments=None if moments is None else moments_at(moments, chosen),
         training=records_at(bank.training, chosen),
     )
 
@@ -259,23 +273,19 @@ FORWARD, BACKWARD = "0_1", "1_0"  # the routes between the two models of a fit
 DIRECTIONS = {FORWARD: "forward", BACKWARD: "backward"}  # as reports and messages call them
 ROUTE = re.compile(r"\d+_\d+")
 HEADER = "bank"  # the one entry of the file's metadata, as JSON
-PLAIN = (
-    "command",
-    "pairs",
-    "data",
-    "data_config",
-    "training",
-    "curves",
-    "loss",
-)  # attributes that JSON can hold
-ALIGNMENT, STITCHING = (
-    "alignment",
-    "stitching",
-)  # what each module adds to the checkpoint that a run goes on from
+# Attributes that JSON can hold.
+PLAIN = ("command", "pairs", "data", "data_config", "training", "curves", "loss")
+# What each module adds to the checkpoint that a run goes on from.
+ALIGNMENT, STITCHING = "alignment", "stitching"
 # Options of the machine, and what they are where nothing was chosen. The first would run somebody else's code.
 OF_A_MACHINE: dict[str, Any] = {
-    "trust_remote_code": False, "cache": None, "store": None, "devices": None, "device_map": None, "workers": 0,
-}  # fmt: skip
+    "trust_remote_code": False,
+    "cache": None,
+    "store": None,
+    "devices": None,
+    "device_map": None,
+    "workers": 0,
+}
 
 
 def save_bank(bank: StoredBank, path: Path) -> None:
@@ -286,18 +296,20 @@ def save_bank(bank: StoredBank, path: Path) -> None:
     """
     described: dict[str, Any] = {name: getattr(bank, name) for name in PLAIN}
     described["maps"] = bank.of_each(describe_aligner)
-    described["seen"] = None if bank.seen is None else bank.seen.state()
-    described["fitted"] = None if bank.fitted is None else bank.fitted.origins
-    states = {
-        "maps": bank.of_each(lambda aligner: aligner.state_dict()),
-        "moments": {} if bank.moments is None else bank.moments._asdict(),
-        "fitted": {} if bank.fitted is None else {"keys": bank.fitted.state()["keys"]},
-        "spread": bank.spread,
-    }
-    # Copies: safetensors refuses tensors that share memory, as tied weights do.
-    tensors = {
-        name: value.detach().to("cpu", copy=True).contiguous() for name, value in flat(states)
-    }
+    described["seen"] = described["fitted"] = None
+    maps = bank.of_each(lambda aligner: aligner.state_dict())
+    states: dict[str, Any] = {"maps": maps, "spread": bank.spread}
+    if bank.moments is not None:
+        states["moments"] = bank.moments._asdict()
+    if bank.seen is not None:
+        described["seen"] = bank.seen.state()
+    if bank.fitted is not None:
+        described["fitted"] = bank.fitted.origins
+        states["fitted"] = {"keys": bank.fitted.state()["keys"]}
+    tensors = {}
+    for name, value in flat(states):
+        # a copy: safetensors refuses tensors that share memory, as tied weights do
+        tensors[name] = value.detach().to("cpu", copy=True).contiguous()
     with whole_file(path) as unfinished:
         save_sealed(save_file, tensors, unfinished, {HEADER: json.dumps(described)})
 
@@ -383,17 +395,15 @@ def refuse_not_finite(bank: StoredBank) -> None:
     for route, maps in bank.maps.items():
         for name, aligner in maps.items():
             sound = _finite_sites(aligner)
-            sites = [
-                f"{i}-{j}"
-                for (i, j), fine in zip(bank.pairs[route], sound, strict=False)
-                if not fine
-            ]
-            if not bool(sound.all()):
-                where = f" at site pair {', '.join(sites)}" if sites else ""
-                raise UserError(
-                    f"Expected finite numbers in every map of {bank.path}, but {name} ({DIRECTIONS.get(route, route)}) "
-                    f"holds NaN or infinity{where}. Fit it again, or leave it out."
-                )
+            if bool(sound.all()):
+                continue
+            pairs = zip(bank.pairs[route], sound, strict=False)
+            sites = ", ".join(f"{i}-{j}" for (i, j), fine in pairs if not fine)
+            where = f" at site pair {sites}" if sites else ""
+            raise UserError(
+                f"Expected finite numbers in every map of {bank.path}, but {name} ({DIRECTIONS.get(route, route)}) "
+                f"holds NaN or infinity{where}. Fit it again, or leave it out."
+            )
 
 
 def _finite_sites(aligner: Aligner) -> Tensor:
@@ -401,11 +411,8 @@ def _finite_sites(aligner: Aligner) -> Tensor:
 
     Not every buffer is: what a closed form says of itself may be NaN where there is nothing to say.
     """
-    kept = next(
-        (value.dtype for value in aligner.state_dict().values() if value.is_floating_point()), None
-    )
-    answer = aligner(torch.zeros(aligner.sites, 1, aligner.d_x, dtype=kept))
-    sound = answer.isfinite().flatten(1).all(1)
+    zeros = torch.zeros(aligner.sites, 1, aligner.d_x, dtype=_precision(aligner.state_dict()))
+    sound = aligner(zeros).isfinite().flatten(1).all(1)
     for name, weight in aligner.named_parameters():
         sound[aligner.places(name)] &= weight.isfinite().flatten(1).all(1)
     return sound
@@ -421,7 +428,9 @@ def _goes_on_with(path: Path) -> str | None:
     if path.suffix == ".safetensors" or not zipfile.is_zipfile(path):
         return None
     content = torch.load(path, map_location="meta", weights_only=True, mmap=True)
-    return "fit" if ALIGNMENT in content else "stitch" if STITCHING in content else None
+    if ALIGNMENT in content:
+        return "fit"
+    return "stitch" if STITCHING in content else None
 
 
 def _check_names_in(described: Mapping[str, Any]) -> None:
@@ -435,9 +444,8 @@ def _check_names_in(described: Mapping[str, Any]) -> None:
             raise UserError(f"it holds a route {route!r} between models that are no numbers")
         check_names(entries, "aligners")
     for route, pairs in described["pairs"].items():
-        if not ROUTE.fullmatch(route) or not all(
-            type(site) is int for pair in pairs for site in pair
-        ):
+        sites = list(chain(*pairs))
+        if not ROUTE.fullmatch(route) or not all(type(site) is int for site in sites):
             raise UserError(f"its site pairs of {route!r} are no numbers")
 
 
@@ -449,25 +457,22 @@ def _read(path: Path, wanted: Wanted) -> StoredBank:
         tensors = nested({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
     described = json.loads(header)
     _check_names_in(described)
-    maps: dict[str, dict[str, Aligner]] = {}
+    plain = {name: described[name] for name in PLAIN}
+    plain["pairs"] = {}
+    for route, entries in described["pairs"].items():
+        plain["pairs"][route] = [(i, j) for i, j in entries]
+    bank = StoredBank(**plain, maps={}, spread=tensors.get("spread", {}))
     for route, entries in described["maps"].items():
         states = tensors.get("maps", {}).get(route, {})
-        maps[route] = {}
+        bank.maps[route] = {}
         for name, about in entries.items():
             if wanted(name, about["class"]):
-                maps[route][name] = restored(about, states.get(name, {}))
-    plain = {name: described[name] for name in PLAIN}
-    plain["pairs"] = {
-        route: [(i, j) for i, j in entries] for route, entries in described["pairs"].items()
-    }
-    seen, origins = described["seen"], described["fitted"]
-    return StoredBank(
-        **plain,
-        maps=maps,
-        moments=Moments(**tensors["moments"]) if "moments" in tensors else None,
-        seen=SeenTypes.from_state(seen) if seen else None,
-        fitted=FittedTexts.from_state({**tensors["fitted"], "origins": origins})
-        if origins
-        else None,
-        spread=tensors.get("spread", {}),
-    )
+                bank.maps[route][name] = restored(about, states.get(name, {}))
+    if "moments" in tensors:
+        bank.moments = Moments(**tensors["moments"])
+    if described["seen"]:
+        bank.seen = SeenTypes.from_state(described["seen"])
+    if described["fitted"]:
+        state = {**tensors["fitted"], "origins": described["fitted"]}
+        bank.fitted = FittedTexts.from_state(state)
+    return bank

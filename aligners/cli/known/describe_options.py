@@ -18,7 +18,6 @@ from aligners.cli.words import CONFIGS
 from aligners.datamodules.rows.policies import POLICIES
 from aligners.files.yaml_tables import table_beside
 from aligners.fitting.bijection.price import NAMES
-from aligners.fitting.universe.universe import CLOSED_UNIVERSES
 from aligners.injection.comparing import comparison as compared
 from aligners.injection.methods import CLOSED_FORMS
 from aligners.maps.base import Aligner
@@ -80,7 +79,6 @@ def known_names() -> dict[str, list[str]]:
         ),  # each command refuses those of others
         "measures": [*catalogue(0.99), "all"],
         "model.aligners": classes,
-        "model.closed_form": list(CLOSED_UNIVERSES),
         "model.layers": classes,
     }
 

@@ -12,37 +12,30 @@ from torch.nn.functional import pad
 from aligners.datamodules.paired_activations import PairedActivations
 from aligners.datamodules.rows.read_rows import PairedBatch
 from aligners.datamodules.rows.token_pairs import row_keys
-from aligners.errors import UserError, check_known, check_range
+from aligners.errors import UserError, check_range
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.fits import AlignerFactory, Fit, seeded
-from aligners.fitting.parts import join_records
 from aligners.fitting.saved_bank import (
     FORWARD,
     StoredBank,
     build_aligner,
     join_banks,
+    join_records,
     kind_of,
     refuse_other_models,
 )
 from aligners.fitting.steps import Schedule
 from aligners.fitting.universe.joint import JointMoments, paired_rows
 from aligners.fitting.universe.shared_part import SharedPart
-from aligners.fitting.universe.universe import (
-    CLOSED_UNIVERSES,
-    NETWORK,
-    RIVALS,
-    Universe,
-    fit_network,
-)
+from aligners.fitting.universe.through import TwoLinear
+from aligners.fitting.universe.universe import LINEAR, NETWORK, RIVALS, Universe
 from aligners.maps.base import Aligner
 from aligners.maps.inn import INN
 from aligners.similarity.algebra.moments import Moments
 
-COUPLINGS, HIDDEN = (
-    4,
-    3,
-)  # of the default network; width of a coupling's hidden layer, in widths of the states
-NOBODY = torch.iinfo(torch.int64).max  # in place of the turn of a row that there is not
+COUPLINGS = 4  # of the default network
+HIDDEN = 3  # width of a coupling's hidden layer, in widths of the states
+NOBODY = torch.iinfo(torch.int64).max  # the turn of a row that is only there to fill up
 PARTS, FEWEST_ROWS = 2, 96  # steps a batch, each on no fewer rows than that
 
 
@@ -55,10 +48,8 @@ class UniverseAlignment(Alignment):
     Args:
         network: the map of every model at every site; it has to be invertible. A state passes two of them. Default: an
             INN with half of the couplings that a lone one has, so that a map between two models is as deep as that.
-        closed_form: linear universes to solve and measure beside it: procrustes, gcca, gcpa. States of narrower models
-            are lifted: they end in zeros.
-        contrastive: weight of a contrastive loss, by which a mapped state learns to be nearer to its own row of the
-            target than to others, as retrieval asks of it. 0: errors alone count.
+        closed_form: whether to solve and measure a linear universe (MAXVAR, `gcca` in reports) beside it. States
+            of narrower models then end in zeros.
         shared: m, the number of coordinates that the models share. At most, and by default, the smallest width. Where
             it is below a model's width, the rest of its coordinates is its own: see `SharedPart`.
         optimizer: as in `Alignment`. Matrices between couplings learn at a quarter of its rate. Without weight decay
@@ -68,7 +59,7 @@ class UniverseAlignment(Alignment):
         options: of `Alignment`, by their names; gradients are clipped for each map.
 
     Raises:
-        ValueError: an option is unknown or out of its range.
+        ValueError: an option is out of its range.
     """
 
     final = "universe.safetensors"
@@ -76,9 +67,8 @@ class UniverseAlignment(Alignment):
     def __init__(
         self,
         network: AlignerFactory | None = None,
-        closed_form: Sequence[str] = tuple(CLOSED_UNIVERSES),
+        closed_form: bool = True,
         shared: int | None = None,
-        contrastive: float = 0.02,
         optimizer: OptimizerCallable = lambda p: torch.optim.AdamW(
             p, lr=2e-2, weight_decay=0.1, fused=True
         ),
@@ -87,31 +77,26 @@ class UniverseAlignment(Alignment):
         **options: Any,
     ) -> None:
         check_range(least=1, shared=shared)
-        check_range(least=0, contrastive=contrastive)
-        course: dict[str, Any] = {
-            "optimizer": optimizer,
-            "schedule": schedule,
-            "averaging": averaging,
-        }
         super().__init__(
-            aligners={NETWORK: network or _default}, both_directions=False, **course, **options
+            aligners={NETWORK: network or _default},
+            both_directions=False,
+            optimizer=optimizer,
+            schedule=schedule,
+            averaging=averaging,
+            **options,
         )
-        check_known(CLOSED_UNIVERSES, closed_form=closed_form)
-        self.closed_form, self.shared, self.contrastive = list(closed_form), shared, contrastive
+        self.closed_form, self.shared = closed_form, shared
 
     def made(self, sites: int, d_x: int, d_y: int) -> Iterator[Fit]:
         """Build the universes for this many places, k times as many as sites, and keep none."""
-        models, widths = len(self.stream.models), [model.width for model in self.stream.frozen]
+        widths = [model.width for model in self.stream.frozen]
         yield Fit(NETWORK, FORWARD, self.universe(sites, widths))
-        for name in self.closed_form:
-            made, fit_maps = CLOSED_UNIVERSES[name]
-            yield Fit(name, FORWARD, Universe(made(sites, d_x, d_y), models, fit_maps, widths))
+        if self.closed_form:
+            yield Fit(LINEAR, FORWARD, Universe(TwoLinear(sites, d_x, d_y), len(widths), widths))
 
     def universe(self, places: int, widths: Sequence[int]) -> Universe:
         """The universe that is trained, not yet fitted: see `network`."""
-        universe = Universe(self.network(places, widths), len(widths), fit_network, widths)
-        universe.contrastive = self.contrastive
-        return universe
+        return Universe(self.network(places, widths), len(widths), widths)
 
     def network(self, places: int, widths: Sequence[int]) -> Aligner:
         """A bank of maps of the models, not yet fitted.
@@ -123,15 +108,21 @@ class UniverseAlignment(Alignment):
         Raises:
             ValueError: the maps are no bijections at a width, or more coordinates are to be shared than a model has.
         """
-        shared, banks = self.shared or min(widths), {}
+        banks = {}
         for width in dict.fromkeys(widths):
             count = places // len(widths) * list(widths).count(width)
-            banks[width] = maps = seeded(self.factories[NETWORK], self.seed, count, width, width)
+            maps = seeded(self.factories[NETWORK], self.seed, count, width, width)
             if not maps.bijective:
                 raise UserError(
                     f"A universe expects a bijective `network`, but {type(maps).__name__} is not. Use INN."
                 )
-        return banks[shared] if set(widths) == {shared} else SharedPart.of(banks, widths, shared)
+            banks[width] = maps
+        shared = self.shared or min(widths)
+        if set(widths) == {shared}:
+            return banks[shared]
+        return SharedPart.of(banks, widths, shared)
+
+    # ------------------------------------------------------------------ rows
 
     def moment_rows(self, batch: PairedBatch) -> dict[str, tuple[Tensor, Tensor]]:
         """The rows of all pairs of models."""
@@ -144,54 +135,52 @@ class UniverseAlignment(Alignment):
 
     def parts_of(self, rows: float | None) -> int:
         """One network learns from another's mistakes, and both change: it takes more steps, and fewer rows will do."""
-        return 1 if rows is None else min(PARTS, max(1, int(rows // FEWEST_ROWS)))
+        if rows is None:
+            return 1
+        return min(PARTS, max(1, int(rows // FEWEST_ROWS)))
 
     def part_of(self, batch: PairedBatch, part: int) -> tuple[Tensor, Tensor]:
         """Every so many rows of a text, of all models, twice; who predicts one is drawn anew in every step."""
         place = batch.rows.place
         rows = ((batch.text + place) % self.parts == part).nonzero().squeeze(1)
-        turns, y = row_keys(1 + self.global_step, batch.text[rows], place[rows]), batch.y[:, rows]
+        turns = row_keys(1 + self.global_step, batch.text[rows], place[rows])
+        y = batch.y[:, rows]
         self._take_turns(turns)
         self.universes()[NETWORK].rivals = self._rivals(turns, y)
         return batch.x[:, rows], y
 
     def _rivals(self, turns: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The turns and states of the rows of all ranks that have the smallest turns."""
-        first = turns.argsort()[:RIVALS]
-        turns, y = turns[first], y[:, first]
-        if self.trainer.world_size > 1:
-            more = RIVALS - len(first)
-            each: Any = [
-                torch.cat([turns, turns.new_full((more,), NOBODY)]),
-                pad(y, (0, 0, 0, more)),
-            ]
-            each = [self.all_gather(own) for own in each]
-            turns, y = each[0].flatten(), each[1].movedim(0, 1).flatten(1, 2)
-            first = turns.argsort()[:RIVALS]
-            turns, y = turns[first], y[:, first]
-            turns, y = turns[turns < NOBODY], y[:, turns < NOBODY]
-        return turns, y
+        turns, y = _first_rivals(turns, y)
+        if self.trainer.world_size == 1:
+            return turns, y
+        missing = RIVALS - len(turns)  # each rank has to gather as many
+        turns = torch.cat([turns, turns.new_full((missing,), NOBODY)])
+        turns = cast(Tensor, self.all_gather(turns)).flatten()
+        y = cast(Tensor, self.all_gather(pad(y, (0, 0, 0, missing))))
+        turns, y = _first_rivals(turns, y.movedim(0, 1).flatten(1, 2))
+        there = turns < NOBODY
+        return turns[there], y[:, there]
 
     def _take_turns(self, turns: Tensor) -> None:
         for universe in self.universes().values():
             universe.turns = turns
 
+    # ------------------------------------------------------------------ what an `Alignment` asks for
+
     def means(self, fit: Fit) -> tuple[Tensor, Tensor]:
         """The mean of each model's states on the fitting rows, twice: they are source and target."""
-        mean = JointMoments.of(cast(Moments, self.moments), len(self.stream.models)).mean.flatten(
-            0, 1
-        )
+        joint = JointMoments.of(cast(Moments, self.moments), len(self.stream.models))
+        mean = joint.mean.flatten(0, 1)
         return mean, mean
 
     def criteria(self) -> dict[str, Tensor]:
         """FVU of the last validation, the mean over the models at each of a site's places."""
-        return {
-            key: self.universes()[NETWORK].over_models(found)
-            for key, found in super().criteria().items()
-        }
+        universe = self.universes()[NETWORK]
+        return {key: universe.over_models(found) for key, found in super().criteria().items()}
 
     def universes(self) -> dict[str, Universe]:
-        """The trained universe and the closed forms, by name."""
+        """The trained universe and the linear one, by name."""
         return {fit.name: cast(Universe, fit.aligner) for fit in self.fits()}
 
     def stored(self) -> StoredBank:
@@ -201,6 +190,15 @@ class UniverseAlignment(Alignment):
         bank.maps = {FORWARD: {name: universe.maps for name, universe in self.universes().items()}}
         bank.pairs = {FORWARD: list(self.sites)}
         return bank
+
+
+def _default(sites: int, d_x: int, d_y: int) -> INN:
+    return INN(sites, d_x, d_y, couplings=COUPLINGS, hidden=HIDDEN * d_x)
+
+
+def _first_rivals(turns: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    first = turns.argsort()[:RIVALS]
+    return turns[first], y[:, first]
 
 
 class Joining(Alignment):
@@ -217,10 +215,10 @@ class Joining(Alignment):
     """
 
     final = ""  # the universe of all is written once it is measured
+    members: Universe
 
     def __init__(self, **options: Any) -> None:
         super().__init__(aligners=None, both_directions=False, **options)
-        self.members: Universe | None = None
 
     def setup(self, stage: str) -> None:
         """Build the newcomer's maps, as the members' are; only its places count."""
@@ -230,26 +228,25 @@ class Joining(Alignment):
 
     def rows_of(self, batch: PairedBatch) -> tuple[Tensor, Tensor]:
         """The newcomer's states, and what a member makes of each row in the shared space, in turn."""
-        members, rows = (
-            cast(Universe, self.members),
-            torch.arange(batch.x.shape[1], device=batch.x.device),
-        )
-        of_members = batch.x[: -len(self.sites), :, : members.d_x].detach()
+        members, count = self.members, len(self.sites)
+        of_members = batch.x[:-count, :, : members.d_x].detach()
         embedded = members.embed(of_members).unflatten(0, (members.models, -1))
+        rows = torch.arange(batch.x.shape[1], device=batch.x.device)
         y = embedded[rows % members.models, :, rows].movedim(0, 1).contiguous()
-        return batch.x[-len(self.sites) :, :, : self.stream.frozen[-1].width], y
+        return batch.x[-count:, :, : self.stream.frozen[-1].width], y
 
     def made(self, sites: int, d_x: int, d_y: int) -> Iterator[Fit]:
         """Build the newcomer's maps for the places of all models, and keep none."""
-        members, width = cast(Universe, self.members), self.stream.frozen[-1].width
-        like, shared = kind_like(members.maps, width), members.d_y
-        own = {**like, "sites": sites // (members.models + 1), "d_x": width, "d_y": width}
-        newcomer = seeded(lambda *_: build_aligner(own), self.seed, own["sites"], width, width)
-        yield Fit(
-            NETWORK,
-            FORWARD,
-            newcomer if width == shared else SharedPart.of({width: newcomer}, [width], shared),
-        )
+        members, width = self.members, self.stream.frozen[-1].width
+        kind = kind_like(members.maps, width)
+
+        def build(sites: int, d_x: int, d_y: int) -> Aligner:
+            return build_aligner({**kind, "sites": sites, "d_x": d_x, "d_y": d_y})
+
+        newcomer = seeded(build, self.seed, sites // (members.models + 1), width, width)
+        if width != members.d_y:
+            newcomer = SharedPart.of({width: newcomer}, [width], members.d_y)
+        yield Fit(NETWORK, FORWARD, newcomer)
 
     def joined(self, stored: StoredBank) -> StoredBank:
         """The universe of all models, the newcomer last; its moments are not known.
@@ -258,10 +255,10 @@ class Joining(Alignment):
             stored: the universe of the members.
         """
         members, newcomer = stored.maps[FORWARD][NETWORK], self.fits()[0].aligner
-        newcomer, key = newcomer.to(next(members.parameters()).device), f"{FORWARD}.{NETWORK}"
-        records = [
-            training[key] for training in (stored.training, self.training_record) if key in training
-        ]
+        newcomer = newcomer.to(next(members.parameters()).device)
+        key, training = f"{FORWARD}.{NETWORK}", {}
+        if key in stored.training and key in self.training_record:
+            training[key] = join_records([stored.training[key], self.training_record[key]])
         return replace(
             stored,
             maps={FORWARD: {NETWORK: _with(members, newcomer)}},
@@ -270,7 +267,7 @@ class Joining(Alignment):
             data_config=self.data_config,
             moments=None,
             seen=self.stream.seen,
-            training={key: join_records(records)} if len(records) == 2 else {},
+            training=training,
         ).freeze()
 
     def refuse_narrow(self, widths: Sequence[int]) -> None:
@@ -282,7 +279,7 @@ class Joining(Alignment):
         Raises:
             ValueError: it is.
         """
-        shared = cast(Universe, self.members).d_y
+        shared = self.members.d_y
         if widths[-1] < shared:
             raise UserError(
                 f"Expected a model of at least the width {shared}, which the members share, but the newcomer has "
@@ -303,16 +300,11 @@ class Joining(Alignment):
                     f"{stored.path} was fitted with `{name}` {stored.data[name]}, but `data.{name}` gives "
                     f"{described[name]}. Leave it out."
                 )
-        then, now = (about["text"]["hashes"]["test"] for about in (stored.data, described))
-        if then != now:
+        if stored.data["text"]["hashes"]["test"] != described["text"]["hashes"]["test"]:
             raise UserError(
                 f"{stored.path} holds out other texts than `data.text` gives. Leave `data.text` out, or name the same "
                 "source and fewer of its texts for fitting: `--data.text.max_texts`."
             )
-
-
-def _default(sites: int, d_x: int, d_y: int) -> INN:
-    return INN(sites, d_x, d_y, couplings=COUPLINGS, hidden=HIDDEN * d_x)
 
 
 def kind_like(maps: Aligner, width: int) -> dict[str, Any]:
@@ -322,25 +314,25 @@ def kind_like(maps: Aligner, width: int) -> dict[str, Any]:
         maps: of the universe.
         width: of a model that need not be in it.
     """
-    kinds = maps.networks if isinstance(maps, SharedPart) else {str(maps.d_x): kind_of(maps)}
+    kinds = {str(maps.d_x): kind_of(maps)}
+    if isinstance(maps, SharedPart):
+        kinds = maps.networks
     if str(width) in kinds:
         return dict(kinds[str(width)])
     kind = next(iter(kinds.values()))
-    return {
-        **kind,
-        "options": {name: value for name, value in kind["options"].items() if name != "hidden"},
-    }
+    options = dict(kind["options"])
+    options.pop("hidden", None)
+    return {**kind, "options": options}
 
 
 def _with(members: Aligner, newcomer: Aligner) -> Aligner:
     """The maps of a universe and those of one more model."""
     if not isinstance(members, SharedPart) and not isinstance(newcomer, SharedPart):
         return join_banks([members, newcomer])
-    return _as_shared(members, newcomer.sites).joined(_as_shared(newcomer, newcomer.sites))
-
-
-def _as_shared(maps: Aligner, a_model: int) -> SharedPart:
-    """Maps of which every coordinate may be shared as those of a shared part."""
-    if isinstance(maps, SharedPart):
-        return maps
-    return SharedPart.of({maps.d_x: maps}, [maps.d_x] * (maps.sites // a_model), maps.d_y)
+    if not isinstance(members, SharedPart):
+        models = members.sites // newcomer.sites
+        members = SharedPart.of({members.d_x: members}, [members.d_x] * models, members.d_y)
+    if not isinstance(newcomer, SharedPart):
+        newcomer = SharedPart.of({newcomer.d_x: newcomer}, [newcomer.d_x], newcomer.d_y)
+    of_each = [members.of_model(i) for i in range(len(members.widths))]
+    return SharedPart.joined([*of_each, newcomer])

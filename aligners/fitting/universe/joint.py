@@ -9,7 +9,7 @@ from torch import Tensor
 
 from aligners.errors import UserError
 from aligners.maps.base import MORE_ROWS
-from aligners.maps.linear import determined_svd, least_squares
+from aligners.maps.linear import determined_svd
 from aligners.maps.matrices import batch_inverse
 from aligners.similarity.algebra.moments import Moments, squares
 
@@ -72,16 +72,6 @@ class JointMoments(NamedTuple):
         xy = moments.xx @ matrices
         return moments._replace(yy=matrices.mT @ xy, xy=xy)
 
-    def with_sum(self, weights: Tensor) -> Moments:
-        """The moments of every model's states with Σ_i (x_i − x̄_i) W_i, at k · S places, model after model.
-
-        Args:
-            weights: W, (k, S, d, d).
-        """
-        xy = torch.einsum("ijsab,jsbc->isac", self.scatter, weights)
-        yy = torch.einsum("isba,isbc->sac", weights, xy).expand_as(xy)
-        return self.own()._replace(yy=yy.flatten(0, 1), xy=xy.flatten(0, 1))
-
 
 def _within(blocks: Tensor) -> Tensor:
     """Of blocks (k, k, ...) between models, those of each model with itself, (k, ...)."""
@@ -105,42 +95,7 @@ def paired_rows(states: Tensor, models: int) -> tuple[Tensor, Tensor]:
     return by_model[first].flatten(0, 1), by_model[second].flatten(0, 1)
 
 
-ITERATIONS, STEADY = 200, 1e-10  # what one iteration gains, in norms of all moments
-SHRINKING = 1e-6  # the ridge of regressions on the mean, which a few directions hardly vary along
 TOLERANCE = 1e-8  # as in CCA: directions with less of a model's largest variance do not vary
-
-
-def generalised_procrustes(joint: JointMoments) -> Tensor:
-    """Rotate the centred states of k models into one space, each as near as possible to the mean of all.
-
-    Maximises Σ_{i≠j} tr(R_iᵀ C_ij R_j) over orthogonal R_i. There is no closed form for more than two models. The
-    iteration replaces each R_i in turn by the polar factor of Σ_{j≠i} C_ij R_j, so that the sum never falls (Gower
-    1975, "Generalized Procrustes analysis"; ten Berge 1977). It starts from the polar factors of the d leading
-    eigenvectors of the matrix of all blocks C_ij, the solution under R_1ᵀR_1 + ... + R_kᵀR_k = k I alone, so that no
-    model is special. The space then has the principal axes of the mean of all as its axes, the largest first.
-
-    Args:
-        joint: of the fitting rows. To give each model the same weight, pass it `scaled`.
-
-    Returns:
-        R, (k, S, d, d): x_i R_i is in the shared space. What the rows leave open, as with fewer rows than dimensions,
-        is settled as `determined_svd` does.
-    """
-    width = joint.mean.shape[-1]
-    rotations = shared_rotations(joint, [width] * len(joint.mean), width)
-    norm = joint.scatter.square().sum((0, 1, 3, 4)).sqrt()
-    for _ in range(ITERATIONS):
-        before = rotations.clone()
-        for i in range(len(rotations)):
-            others = torch.einsum("jsab,jsbc->sac", joint.scatter[i], rotations)
-            rotations[i] = _polar(others - joint.scatter[i, i] @ rotations[i])
-        gained = torch.einsum("isab,ijsac,jscb->s", rotations, joint.scatter, rotations)
-        gained -= torch.einsum("isab,ijsac,jscb->s", before, joint.scatter, before)
-        if bool((gained.abs() <= STEADY * norm).all()):
-            break
-    return _principal(joint, rotations)
-
-
 NOISE, ROUNDS = 1e-3, 60  # variance of what is added to standardised states; iterations of L-BFGS
 SMALL = 1e-3  # the least variance that features of scaled states are taken to have
 
@@ -165,67 +120,101 @@ def linear_universe(joint: JointMoments, widths: Sequence[int], shared: int) -> 
         W, (k, S, d, d), for centred states divided by their root mean variance; zero beyond a model's width.
     """
     scaled = joint.scaled()
-    sizes = (squares(_within(scaled.scatter)) / scaled.n).clamp(min=SMALL).sqrt()  # (k, S, d)
-    alike = scaled._replace(
-        scatter=scaled.scatter / (sizes[:, None, :, :, None] * sizes[None, :, :, None])
-    )
-    rotations, found = shared_rotations(alike, widths, shared), torch.zeros_like(scaled.scatter[0])
+    variances = squares(_within(scaled.scatter)) / scaled.n
+    deviations = variances.clamp(min=SMALL).sqrt()  # (k, S, d)
+    standardised = scaled._replace(scatter=scaled.scatter / _outer(deviations))
+    starts = shared_rotations(standardised, widths, shared)
+    covariances = standardised.scatter / standardised.n
+
+    found = torch.zeros_like(starts)
     for site in range(found.shape[1]):
-        own = [
-            (rotations[i, site, :width, :width], sizes[i, site, :width])
-            for i, width in enumerate(widths)
-        ]
-        for i, weights in enumerate(_least_error(alike.scatter[:, :, site] / alike.n, own, shared)):
+        search = _LeastError(
+            covariances[:, :, site], starts[:, site], deviations[:, site], widths, shared
+        )
+        for i, weights in enumerate(search.run()):
             found[i, site, : widths[i], : widths[i]] = weights
     return found
 
 
-@torch.enable_grad()
-def _least_error(
-    blocks: Tensor, own: Sequence[tuple[Tensor, Tensor]], shared: int
-) -> Sequence[Tensor]:
-    """The maps of one site.
+def _outer(values: Tensor) -> Tensor:
+    """Products of all models' values (k, S, d) with each other's, (k, k, S, d, d)."""
+    return values[:, None, :, :, None] * values[None, :, :, None]
+
+
+class _LeastError:
+    """The search of `linear_universe` at one site.
 
     Args:
-        blocks: covariances of standardised states, (k, k, d, d).
-        own: of each model, where to start (d_i, d_i), and the deviations of its features (d_i,).
+        covariances: of standardised states, (k, k, d, d).
+        starts: where to start, (k, d, d).
+        deviations: of the features, (k, d).
+        widths: of the models.
         shared: m.
     """
-    widths, sizes = [len(size) for _, size in own], [size for _, size in own]
-    within = [blocks[i, i, :w, :w] + NOISE * torch.eye(w).to(blocks) for i, w in enumerate(widths)]
-    pairs = list(permutations(range(len(own)), 2))
-    between = [(i, j, blocks[i, j, : widths[i], : widths[j]] * sizes[j]) for i, j in pairs]
-    weights = [start.clone().requires_grad_() for start, _ in own]
-    optimizer = torch.optim.LBFGS(weights, max_iter=ROUNDS, line_search_fn="strong_wolfe")
 
-    def back() -> list[Tensor]:
-        return [
-            batch_inverse(weight)[:shared] * size
-            for weight, size in zip(weights, sizes, strict=True)
-        ]
+    def __init__(
+        self,
+        covariances: Tensor,
+        starts: Tensor,
+        deviations: Tensor,
+        widths: Sequence[int],
+        shared: int,
+    ) -> None:
+        self.widths, self.shared = widths, shared
+        self.deviations: list[Tensor] = []
+        self.weights: list[Tensor] = []
+        self.within: list[Tensor] = []
+        for i, width in enumerate(widths):
+            self.deviations.append(deviations[i, :width])
+            self.weights.append(starts[i, :width, :width].clone().requires_grad_())
+            own = covariances[i, i, :width, :width]
+            self.within.append(own + NOISE * torch.eye(width).to(own))
+        self.between: list[tuple[int, int, Tensor]] = []
+        for i, j in permutations(range(len(widths)), 2):
+            block = covariances[i, j, : widths[i], : widths[j]]
+            self.between.append((i, j, block * self.deviations[j]))
 
-    def error() -> Tensor:
-        optimizer.zero_grad()
-        into, out_of = [weight[:, :shared] for weight in weights], back()
-        spread = torch.stack([a.mT @ c @ a for a, c in zip(into, within, strict=True)])
-        counts = torch.stack([b @ b.mT / width for b, width in zip(out_of, widths, strict=True)])
-        found = (spread.sum(0) * counts.sum(0)).sum() - (spread * counts).sum()
-        for i, j, block in between:
-            found = found - 2 * (into[i].mT @ block * out_of[j]).sum() / widths[j]
-        found.backward()
+    @torch.enable_grad()
+    def run(self) -> list[Tensor]:
+        """Return W of each model, (d_i, d_i)."""
+        optimizer = torch.optim.LBFGS(self.weights, max_iter=ROUNDS, line_search_fn="strong_wolfe")
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            error = self._error()
+            error.backward()
+            return error
+
+        optimizer.step(closure)
+        return self._settled()
+
+    def _back(self) -> list[Tensor]:
+        """B of each model, (m, d_i)."""
+        inverses = [batch_inverse(weight)[: self.shared] for weight in self.weights]
+        return [b * size for b, size in zip(inverses, self.deviations, strict=True)]
+
+    def _error(self) -> Tensor:
+        into = [weight[:, : self.shared] for weight in self.weights]
+        back = self._back()
+        spread = torch.stack([a.mT @ c @ a for a, c in zip(into, self.within, strict=True)])
+        counts = torch.stack([b @ b.mT / width for b, width in zip(back, self.widths, strict=True)])
+        error = (spread.sum(0) * counts.sum(0)).sum() - (spread * counts).sum()
+        for i, j, block in self.between:
+            error = error - 2 * (into[i].mT @ block * back[j]).sum() / self.widths[j]
+        return error
+
+    @torch.no_grad()
+    def _settled(self) -> list[Tensor]:
+        """The maps in the space in which the mean of B Bᵀ is the identity, each with an orthonormal rest."""
+        back = self._back()
+        values, vectors = torch.linalg.eigh(torch.stack([b @ b.mT for b in back]).mean(0))
+        root = (vectors * values.sqrt()) @ vectors.mT
+        found = []
+        for weight, size, b in zip(self.weights, self.deviations, back, strict=True):
+            into = weight[:, : self.shared] @ root / size[:, None]
+            rest = torch.linalg.svd(b).Vh[self.shared :].mT
+            found.append(torch.cat([into, rest], 1))
         return found
-
-    optimizer.step(error)
-    with torch.no_grad():
-        out_of = back()
-        values, vectors = torch.linalg.eigh(torch.stack([b @ b.mT for b in out_of]).mean(0))
-        square = (vectors * values.sqrt()) @ vectors.mT
-        into = [
-            weight[:, :shared] @ square / size[:, None]
-            for weight, size in zip(weights, sizes, strict=True)
-        ]
-        rest = [torch.linalg.svd(b).Vh[shared:].mT for b in out_of]
-        return [torch.cat(parts, 1) for parts in zip(into, rest, strict=True)]
 
 
 def shared_rotations(joint: JointMoments, widths: Sequence[int], shared: int) -> Tensor:
@@ -275,26 +264,6 @@ def maxvar(joint: JointMoments) -> tuple[Tensor, Tensor]:
     vectors, values = _leading(white, joint.mean.shape[-1])
     size = values.clamp(min=0).sqrt()[:, None]
     return inverses @ vectors * size, (roots @ vectors * size).mT
-
-
-def gcpa(joint: JointMoments) -> tuple[Tensor, Tensor]:
-    """Generalised Procrustes, corrected for directions in which rotations disagree, after Achara et al. 2026.
-
-    The space is that of `generalised_procrustes` on scaled states. A model's map into it is its regression on the mean
-    of all, and its way back that of its states on this mean; in place of the paper's correction, which we do not
-    follow in detail (arXiv 2602.06205, "Multi-Way Representation Alignment").
-
-    Args:
-        joint: of the fitting rows.
-
-    Returns:
-        W (k, S, d, d), from a model's centred states, and the way back (k, S, d, d).
-    """
-    models, scale = len(joint.mean), joint.variance.sqrt()[..., None, None]
-    weights = generalised_procrustes(joint.scaled()) / scale / models
-    moments = joint.with_sum(weights)
-    into, back = least_squares(moments, SHRINKING), least_squares(moments.swap(), SHRINKING)
-    return into.unflatten(0, (models, -1)), back.unflatten(0, (models, -1))
 
 
 SHARED_BY_ALL, SHARED_BY_ONE = (
@@ -349,14 +318,6 @@ def _polar(matrices: Tensor) -> Tensor:
     """The nearest orthogonal matrices, (S, d, d) -> (S, d, d)."""
     u, _, vh = determined_svd(matrices)
     return u @ vh
-
-
-def _principal(joint: JointMoments, rotations: Tensor) -> Tensor:
-    """Turn the space so that its axes are the principal axes of the mean of all, the largest first."""
-    variance = joint.with_sum(rotations).yy[: rotations.shape[1]]
-    axes = torch.linalg.eigh(variance).eigenvectors.flip(-1)
-    largest = axes.abs().argmax(-2, keepdim=True)
-    return rotations @ (axes * axes.take_along_dim(largest, -2).sign())
 
 
 def _roots(covariance: Tensor) -> tuple[Tensor, Tensor]:

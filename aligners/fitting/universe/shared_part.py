@@ -1,7 +1,7 @@
 """Bijections of models whose widths differ: the first coordinates are shared, the rest is each model's own."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -49,24 +49,21 @@ class SharedPart(Aligner):
             raise UserError(
                 f"Expected `shared` to be 1 to {min(widths)}, the smallest width, but got {d_y}."
             )
-        self.widths = list(widths)
-        self.networks = {
-            width: {"class": k["class"], "options": dict(k["options"])}
-            for width, k in networks.items()
-        }
-        a_model = sites // len(widths)
-        self.of_width = {width: [i * a_model + s for i, w in enumerate(widths) if w == width for s in range(a_model)]
-                         for width in dict.fromkeys(widths)}  # fmt: skip
+        self.widths, self.networks = list(widths), {}
+        for name, kind in networks.items():
+            self.networks[name] = {"class": kind["class"], "options": dict(kind["options"])}
         self.banks = nn.ModuleDict()
+        self.of_width = _places_by_width(widths, sites // len(widths))
         for width, places in self.of_width.items():
             size = {"sites": len(places), "d_x": width, "d_y": width}
-            self.banks[str(width)] = bank = build_aligner({**networks[str(width)], **size})
+            bank = build_aligner({**networks[str(width)], **size})
             if not bank.bijective:
                 raise UserError(
                     f"A shared part expects bijections, but {type(bank).__name__} is none. Use INN."
                 )
-        for name in ("variance_x", "variance_y"):
-            self.register_buffer(name, torch.ones(sites))
+            self.banks[str(width)] = bank
+        self.register_buffer("variance_x", torch.ones(sites))
+        self.register_buffer("variance_y", torch.ones(sites))
 
     @classmethod
     def of(cls, banks: Mapping[int, Aligner], widths: Sequence[int], shared: int) -> Self:
@@ -87,26 +84,21 @@ class SharedPart(Aligner):
     def of_model(self, i: int) -> Self:
         """That of one model, on its own width, frozen."""
         a_model, width = self.sites // len(self.widths), self.widths[i]
-        bank, places = self.banks[str(width)], self.of_width[width]
-        start = places.index(i * a_model)
-        taken = take_places(bank, slice(start, start + a_model))  # type: ignore[arg-type]
+        start = self.of_width[width].index(i * a_model)
+        bank = cast(Aligner, self.banks[str(width)])
+        taken = take_places(bank, slice(start, start + a_model))
         return self.of({width: taken}, [width], self.d_y).requires_grad_(False).eval()
 
-    def joined(self, newcomer: "SharedPart") -> "SharedPart":
-        """With those of one more model, which comes last."""
-        parts, widths = (
-            [*(self.of_model(i) for i in range(len(self.widths))), newcomer],
-            self.widths + newcomer.widths,
-        )
+    @classmethod
+    def joined(cls, parts: Sequence["SharedPart"]) -> Self:
+        """Those of single models together, frozen."""
+        widths = [part.d_x for part in parts]
         banks = {}
         for width in dict.fromkeys(widths):
-            of_width = [
-                part.banks[str(width)]
-                for part, own in zip(parts, widths, strict=True)
-                if own == width
-            ]
-            banks[width] = join_banks(of_width)  # type: ignore[arg-type]
-        return self.of(banks, widths, self.d_y).requires_grad_(False).eval()
+            name = str(width)
+            of_width = [cast(Aligner, part.banks[name]) for part in parts if part.d_x == width]
+            banks[width] = join_banks(of_width)
+        return cls.of(banks, widths, parts[0].d_y).requires_grad_(False).eval()
 
     def forward(self, x: Tensor) -> Tensor:
         """(k · S, N, d_x) -> (k · S, N, m)."""
@@ -152,8 +144,10 @@ class SharedPart(Aligner):
 
     def places(self, name: str) -> Sequence[int] | slice:
         """Those of the models of a width."""
-        part, _, rest = name.partition(".")
-        return self.of_width[int(rest.partition(".")[0])] if part == "banks" else slice(None)
+        part, *rest = name.split(".")
+        if part != "banks":
+            return slice(None)
+        return self.of_width[int(rest[0])]
 
     def start_names(self) -> Sequence[str]:
         """The start at every place."""
@@ -166,7 +160,7 @@ class SharedPart(Aligner):
     def fan_in(self, name: str, parameter: Tensor) -> int:
         """As the bijections have it."""
         _, width, rest = name.split(".", 2)
-        return self.banks[width].fan_in(rest, parameter)  # type: ignore[operator]
+        return cast(Aligner, self.banks[width]).fan_in(rest, parameter)
 
     def _each(self) -> Iterator[tuple[int, list[int], Any]]:
         """Every width, the places that have it, and their bank."""
@@ -174,10 +168,20 @@ class SharedPart(Aligner):
             yield width, places, self.banks[str(width)]
 
 
+def _places_by_width(widths: Sequence[int], a_model: int) -> dict[int, list[int]]:
+    """Width -> the places of the models that have it, of which each model has `a_model`."""
+    found: dict[int, list[int]] = {}
+    for model, width in enumerate(widths):
+        places = range(model * a_model, (model + 1) * a_model)
+        found.setdefault(width, []).extend(places)
+    return found
+
+
 def cut(moments: Moments, places: list[int] | slice, x: int, y: int) -> Moments:
     """Moments of some places, and of the first x and y dimensions; what there is not of the latter is zero."""
     n, mean_x, mean_y, xx, yy, xy = moments_at(moments, places)
     more = max(0, y - yy.shape[-1])
-    mean_y, xy = (nn.functional.pad(part, (0, more)) for part in (mean_y, xy))
-    yy = nn.functional.pad(yy, (0, more, 0, more))
-    return Moments(n, mean_x[:, :x], mean_y[:, :y], xx[:, :x, :x], yy[:, :y, :y], xy[:, :x, :y])
+    mean_y = nn.functional.pad(mean_y, (0, more))[:, :y]
+    yy = nn.functional.pad(yy, (0, more, 0, more))[:, :y, :y]
+    xy = nn.functional.pad(xy, (0, more))[:, :x, :y]
+    return Moments(n, mean_x[:, :x], mean_y, xx[:, :x, :x], yy, xy)

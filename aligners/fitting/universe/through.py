@@ -8,10 +8,11 @@ from torch import Tensor
 
 from aligners.errors import UserError
 from aligners.fitting.saved_bank import build_aligner, kind_of
-from aligners.fitting.universe.joint import SHRINKING
 from aligners.maps.base import Aligner
 from aligners.maps.linear import Affine, least_squares
-from aligners.similarity.algebra.moments import Moments
+from aligners.similarity.algebra.moments import Moments, squares
+
+SHRINKING = 1e-6  # the ridge of regressions on a space, which a few directions hardly vary along
 
 
 class ThroughSpace(Aligner):
@@ -48,23 +49,19 @@ class ThroughSpace(Aligner):
     ) -> None:
         self.needs_equal_width = space is None
         super().__init__(sites, d_x, d_y)
-        self.space, self.network, self.network_y = (
-            space,
-            _plain(network),
-            network_y and _plain(network_y),
-        )
-        self.into, self.out_of = (
-            build_aligner({**kind, "sites": sites, "d_x": width, "d_y": space or width})
-            for kind, width in ((self.network, d_x), (self.network_y or self.network, d_y))
-        )
+        self.space = space
+        self.network = _plain(network)
+        self.network_y = None if network_y is None else _plain(network_y)
+        into = {**self.network, "sites": sites, "d_x": d_x, "d_y": space or d_x}
+        out_of = {**(self.network_y or self.network), "sites": sites, "d_x": d_y}
+        out_of["d_y"] = space or d_y
+        self.into, self.out_of = build_aligner(into), build_aligner(out_of)
         if not self.into.invertible:
             raise UserError(
                 f"ThroughSpace expects an invertible `network`, but got {network['class']}."
             )
-        self.bijective, self.closed_form = (
-            self.into.bijective and self.out_of.bijective,
-            self.into.closed_form,
-        )
+        self.bijective = self.into.bijective and self.out_of.bijective
+        self.closed_form = self.into.closed_form
         self.rows_needed = self.into.rows_needed
         self.register_buffer("variance_x", torch.ones(sites))
         self.register_buffer("variance_y", torch.ones(sites))
@@ -77,13 +74,16 @@ class ThroughSpace(Aligner):
             into: u.
             out_of: v.
         """
-        kind, other = kind_of(into), kind_of(out_of)
-        whole = into.d_x == into.d_y == out_of.d_x
-        more: dict[str, Any] = {
-            "network_y": None if kind == other else other,
-            "space": None if whole else into.d_y,
-        }
-        composed = cls(into.sites, into.d_x, out_of.d_x, network=kind, **more)
+        network, network_y = kind_of(into), kind_of(out_of)
+        one_width = into.d_x == into.d_y == out_of.d_x
+        composed = cls(
+            into.sites,
+            into.d_x,
+            out_of.d_x,
+            network=network,
+            network_y=None if network_y == network else network_y,
+            space=None if one_width else into.d_y,
+        )
         composed.into.load_state_dict(into.state_dict())
         composed.out_of.load_state_dict(out_of.state_dict())
         return composed
@@ -98,11 +98,11 @@ class ThroughSpace(Aligner):
 
     def fit(self, moments: Moments) -> None:
         """Fit u as a map from X to Y, and v as one from Y to itself: the space begins as Y's own."""
-        y_to_y = Moments(moments.n, *(moments.mean_y,) * 2, *(moments.yy,) * 3)
+        mean_y, yy = moments.mean_y, moments.yy
         self.into.fit(moments)
-        self.out_of.fit(y_to_y)
-        for buffer, scatter in ((self.variance_x, moments.xx), (self.variance_y, moments.yy)):
-            buffer.copy_(scatter.diagonal(dim1=-2, dim2=-1).mean(-1) / moments.n)
+        self.out_of.fit(Moments(moments.n, mean_y, mean_y, yy, yy, yy))
+        self.variance_x.copy_(squares(moments.xx).mean(-1) / moments.n)
+        self.variance_y.copy_(squares(yy).mean(-1) / moments.n)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """FVU of g on the batch plus that of g⁻¹, (S,)."""
@@ -122,11 +122,12 @@ class ThroughSpace(Aligner):
 
     def options(self) -> dict[str, Any]:
         """Class and options of u and v, and the dimensions of the space."""
-        further = {"network_y": self.network_y, "space": self.space}
-        return {
-            "network": self.network,
-            **{name: value for name, value in further.items() if value is not None},
-        }
+        options: dict[str, Any] = {"network": self.network}
+        if self.network_y is not None:
+            options["network_y"] = self.network_y
+        if self.space is not None:
+            options["space"] = self.space
+        return options
 
 
 def _plain(kind: Mapping[str, Any]) -> dict[str, Any]:

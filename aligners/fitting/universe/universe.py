@@ -1,42 +1,30 @@
 """k models and the bijections that take their states into one space."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize, softplus
 
 from aligners.fitting.saved_bank import describe_aligner, kind_of, restored, take_places
-from aligners.fitting.universe.joint import (
-    JointMoments,
-    gcpa,
-    generalised_procrustes,
-    linear_universe,
-    maxvar,
-    shared_rotations,
-)
+from aligners.fitting.universe.joint import JointMoments, linear_universe, maxvar, shared_rotations
 from aligners.fitting.universe.shared_part import SharedPart
-from aligners.fitting.universe.through import ThroughSpace, TwoLinear
+from aligners.fitting.universe.through import ThroughSpace
 from aligners.maps.base import Aligner
 from aligners.maps.inn import INN
-from aligners.maps.linear import Procrustes
+from aligners.maps.linear import Affine
 from aligners.similarity.algebra.moments import Moments, squares
 
-RIVALS, TEMPERATURE = (
-    64,
-    0.05,
-)  # rows that a mapped state is told apart from; what divides the cosines
+NETWORK = "universe"  # name of the trained maps in reports and files
+LINEAR = "gcca"  # that of the linear universe beside them
+CLOSED_UNIVERSES = (LINEAR, "procrustes", "gcpa")  # the last two are in earlier files alone
+
+RIVALS = 64  # rows that a mapped state is told apart from
+TEMPERATURE = 0.05  # divides the cosines
+CONTRASTIVE = 0.02  # weight of telling rows apart
 CALM = 4  # how much slower matrices between couplings learn
-
-
 BETWEEN = (".pairs.", ".matrices")  # in names of such matrices
-
-
-NETWORK = "universe"  # name of the trained maps in reports and files, beside the closed forms
-
-
-FitMaps = Callable[[Aligner, JointMoments], None]
 
 
 class Universe(Aligner, registered=False):
@@ -53,7 +41,6 @@ class Universe(Aligner, registered=False):
     Args:
         maps: u, a bank of k · S invertible maps from d to d, or to m shared coordinates: `SharedPart`.
         models: k.
-        fit_maps: sets them from the moments of all models.
         widths: of the models, where some are below d. Their states end in zeros.
 
     Attributes:
@@ -65,17 +52,15 @@ class Universe(Aligner, registered=False):
     """
 
     variance: Tensor
-    contrastive = 0.0
     turns: Tensor | None = None
     rivals: tuple[Tensor, Tensor] | None = None
 
-    def __init__(
-        self, maps: Aligner, models: int, fit_maps: FitMaps, widths: Sequence[int] | None = None
-    ) -> None:
+    def __init__(self, maps: Aligner, models: int, widths: Sequence[int] | None = None) -> None:
         super().__init__(maps.sites, maps.d_x, maps.d_y)
+        self.maps, self.models = maps, models
         self.widths = list(widths or [maps.d_x] * models)
-        self.maps, self.models, self.fit_maps = maps, models, fit_maps
         self.closed_form, self.rows_needed = maps.closed_form, maps.rows_needed
+        self.contrastive = CONTRASTIVE
         self.register_buffer("variance", torch.ones(maps.sites))
 
     def embed(self, x: Tensor) -> Tensor:
@@ -89,9 +74,8 @@ class Universe(Aligner, registered=False):
             embedded: (k · S, N, m), in the shared space.
             shift: 1 to k − 1; 0: from itself.
         """
-        return self.maps.inverse(
-            embedded.unflatten(0, (self.models, -1)).roll(-shift, 0).flatten(0, 1)
-        )
+        by_model = embedded.unflatten(0, (self.models, -1))
+        return self.maps.inverse(by_model.roll(-shift, 0).flatten(0, 1))
 
     def from_mean(self, embedded: Tensor) -> Tensor:
         """The states of every model as the mean of all others says: (k · S, N, m) -> (k · S, N, d)."""
@@ -106,7 +90,10 @@ class Universe(Aligner, registered=False):
         """Set the maps from the moments of all pairs of models: see `JointMoments.of`."""
         joint = JointMoments.of(moments, self.models)
         self.variance.copy_(joint.variance.flatten())
-        self.fit_maps(self.maps, joint)
+        if self.closed_form:
+            _fit_gcca(cast(Affine, self.maps), joint)
+        else:
+            _start_network(self.maps, joint)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """FVU of every model as the others say, averaged over the models: (k · S,).
@@ -121,12 +108,17 @@ class Universe(Aligner, registered=False):
         said, y = self.maps.inverse(others), y[:, order]
         losses = (said - y).square().mean(2) / self.variance[:, None]
         if self.contrastive:
-            theirs, rivals = self.rivals or (turns[:RIVALS], y[:, :RIVALS])
-            rest = normalize(said, dim=2) @ normalize(rivals, dim=2).mT / TEMPERATURE
-            rest = rest.masked_fill(turns[:, None] == theirs, torch.finfo(rest.dtype).min)
-            own = torch.cosine_similarity(said, y, dim=2) / TEMPERATURE
-            losses = losses + self.contrastive * softplus(rest.logsumexp(2) - own)
+            losses = losses + self.contrastive * self._info_nce(said, y, turns)
         return self.over_models(losses.sum(1) / max(1, len(order)))
+
+    def _info_nce(self, said: Tensor, y: Tensor, turns: Tensor) -> Tensor:
+        """How badly each mapped row is told apart from others than its own, (k · S, N)."""
+        their_turns, rivals = self.rivals or (turns[:RIVALS], y[:, :RIVALS])
+        cosines = normalize(said, dim=2) @ normalize(rivals, dim=2).mT / TEMPERATURE
+        itself = turns[:, None] == their_turns
+        cosines = cosines.masked_fill(itself, torch.finfo(cosines.dtype).min)
+        own = torch.cosine_similarity(said, y, dim=2) / TEMPERATURE
+        return softplus(cosines.logsumexp(2) - own)
 
     def _asked(self, embedded: Tensor, means: bool) -> tuple[Tensor, Tensor, Tensor]:
         """In the place of every model, row by row, another one in its turn; by turns the mean of the others, too.
@@ -134,22 +126,21 @@ class Universe(Aligner, registered=False):
         Returns:
             (k · S, N, d), its rows sorted by turn, the places (N,) that they had, and their turns (N,).
         """
-        by_model, shifts = embedded.unflatten(0, (self.models, -1)), self.models - 1
-        turns = (
-            torch.arange(embedded.shape[1], device=embedded.device)
-            if self.turns is None
-            else self.turns
-        )
-        rows = [
-            (turns % ((1 + means) * shifts) == turn).nonzero().squeeze(1) for turn in range(shifts)
-        ]
-        parts = [
-            by_model[:, :, of].roll(-shift, 0).flatten(0, 1)
-            for shift, of in enumerate(rows, start=1)
-        ]
+        by_model = embedded.unflatten(0, (self.models, -1))
+        turns = self.turns
+        if turns is None:
+            turns = torch.arange(embedded.shape[1], device=embedded.device)
+        shifts = self.models - 1
+        turn = turns % (2 * shifts if means else shifts)
+        rows, parts = [], []
+        for shift in range(1, self.models):
+            chosen = (turn == shift - 1).nonzero().squeeze(1)
+            rows.append(chosen)
+            parts.append(by_model[:, :, chosen].roll(-shift, 0).flatten(0, 1))
         if means:
-            rows.append((turns % (2 * shifts) >= shifts).nonzero().squeeze(1))
-            parts.append(_means_of_others(by_model[:, :, rows[-1]]))
+            rest = (turn >= shifts).nonzero().squeeze(1)
+            rows.append(rest)
+            parts.append(_means_of_others(by_model[:, :, rest]))
         order = torch.cat(rows)
         return torch.cat(parts, 1), order, turns[order]
 
@@ -168,15 +159,15 @@ class Universe(Aligner, registered=False):
         lone network such matrices diverge.
         """
         inputs = self.maps.fan_in(name.removeprefix("maps."), parameter)
-        return CALM * inputs if any(part in name for part in BETWEEN) else inputs
+        if any(part in name for part in BETWEEN):
+            return CALM * inputs
+        return inputs
 
     def places(self, name: str) -> Sequence[int] | slice:
         """As the maps have it."""
-        return (
-            self.maps.places(name.removeprefix("maps."))
-            if name.startswith("maps.")
-            else slice(None)
-        )
+        if not name.startswith("maps."):
+            return slice(None)
+        return self.maps.places(name.removeprefix("maps."))
 
     def options(self) -> dict[str, Any]:
         """The number of models, what the maps are, and the weight in the loss."""
@@ -195,11 +186,11 @@ class Universe(Aligner, registered=False):
         if width == taken.d_x:
             return taken
         state = taken.state_dict()
-        state |= {name: state[name][..., :width] for name in ("mean_x", "weight_back")}
+        for name in ("mean_x", "weight_back"):
+            state[name] = state[name][..., :width]
         state["weight"] = state["weight"][:, :width]
-        return (
-            restored({**describe_aligner(taken), "d_x": width}, state).requires_grad_(False).eval()
-        )
+        cut = restored({**describe_aligner(taken), "d_x": width}, state)
+        return cut.requires_grad_(False).eval()
 
 
 def _means_of_others(by_model: Tensor) -> Tensor:
@@ -207,53 +198,28 @@ def _means_of_others(by_model: Tensor) -> Tensor:
     return ((by_model.sum(0) - by_model) / (len(by_model) - 1)).flatten(0, 1)
 
 
-def fit_network(maps: Aligner, joint: JointMoments) -> None:
+def _start_network(maps: Aligner, joint: JointMoments) -> None:
     """Start every INN as its model's map in the best linear universe, other networks as near as they can to a rotation.
 
     The closest linear map to the models' mean would not do: it is steep where models vary little, and its inverse
     amplifies what another model says there. In the best linear universe the inverses count.
     """
-    scale, banks, widths = (
-        joint.variance.sqrt()[..., None, None],
-        [maps],
-        [maps.d_x] * len(joint.mean),
-    )
+    banks: list[Any] = [maps]
+    widths = [maps.d_x] * len(joint.mean)
     if isinstance(maps, SharedPart):
-        banks, widths = list(maps.banks.values()), maps.widths  # type: ignore[arg-type]
+        banks, widths = list(maps.banks.values()), maps.widths
+    scale = joint.variance.sqrt()[..., None, None]
     if all(isinstance(bank, INN) and bank.mixing != "none" for bank in banks):
         weights = linear_universe(joint, widths, maps.d_y) / scale
-        maps.start_at(joint.mapped(weights), weights.flatten(0, 1))  # type: ignore[operator]
+        cast(INN, maps).start_at(joint.mapped(weights), weights.flatten(0, 1))
     else:
         maps.fit(joint.mapped(shared_rotations(joint.scaled(), widths, maps.d_y) / scale))
 
 
-def fit_procrustes(maps: Aligner, joint: JointMoments) -> None:
-    """Set the maps to those of `generalised_procrustes` on scaled states."""
-    scale = joint.variance.sqrt()[..., None, None]
-    rotations = generalised_procrustes(joint.scaled())
-    _set(maps, joint, rotations / scale, rotations.mT * scale)
-
-
-def fit_gcca(maps: Aligner, joint: JointMoments) -> None:
+def _fit_gcca(maps: Affine, joint: JointMoments) -> None:
     """Set the maps to those of `maxvar`, with its least-squares way back in place of the inverse."""
-    _set(maps, joint, *maxvar(joint))
-
-
-def fit_gcpa(maps: Aligner, joint: JointMoments) -> None:
-    """Set the maps to those of `gcpa`."""
-    _set(maps, joint, *gcpa(joint))
-
-
-_Closed = tuple[
-    Callable[[int, int, int], Aligner], FitMaps
-]  # the class that holds such maps, and what sets them
-CLOSED_UNIVERSES: dict[str, _Closed] = {
-    "procrustes": (Procrustes, fit_procrustes), "gcca": (TwoLinear, fit_gcca), "gcpa": (TwoLinear, fit_gcpa),
-}  # fmt: skip
-
-
-def _set(maps: Aligner, joint: JointMoments, into: Tensor, back: Tensor) -> None:
+    into, back = maxvar(joint)
     moments = joint.own()
-    varies = squares(moments.xx) > 0
-    back = back.flatten(0, 1) * varies[:, None]  # what narrower models lack stays zero
-    maps.set_map(moments, into.flatten(0, 1) * varies[..., None], back)  # type: ignore[operator]
+    varies = squares(moments.xx) > 0  # what narrower models lack stays zero
+    into = into.flatten(0, 1) * varies[..., None]
+    maps.set_map(moments, into, back.flatten(0, 1) * varies[:, None])

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from aligners.fitting.saved_bank import (
 )
 from aligners.fitting.universe.joint import all_pairs
 from aligners.fitting.universe.shared_part import SharedPart, cut
-from aligners.fitting.universe.universe import CLOSED_UNIVERSES, NETWORK, Universe, fit_network
+from aligners.fitting.universe.universe import NETWORK, Universe
 from aligners.maps.base import Aligner
 
 
@@ -41,6 +40,15 @@ def sites_of(bank: StoredBank) -> list[tuple[int, ...]]:
     return [tuple(own[place::count]) for place in range(count)]
 
 
+def universes_of(bank: StoredBank) -> dict[str, Universe]:
+    """The trained universe of a file and its closed forms, by name, frozen."""
+    universes = {}
+    for name, maps in bank.maps[FORWARD].items():
+        universe = Universe(maps, len(bank.data["models"]), bank.data.get("widths"))
+        universes[name] = universe.requires_grad_(False).eval()
+    return universes
+
+
 def without_member(bank: StoredBank, model: str) -> StoredBank:
     """A universe that one of its models has left: the maps of all others are as they were.
 
@@ -51,55 +59,45 @@ def without_member(bank: StoredBank, model: str) -> StoredBank:
     Raises:
         ValueError: it is no member, or one of the last two.
     """
-    names, sites = [about["name"] for about in bank.data["models"]], len(bank.data["sites"])
+    names, count = [about["name"] for about in bank.data["models"]], len(bank.data["sites"])
     check_known(names, model=model)
     if len(names) < 3:
         raise UserError(
             f"Expected a universe of three or more models, of which one can leave, but got {names}."
         )
     left = names.index(model)
-    kept = [place for place in range(len(names) * sites) if place // sites != left]
+    places = [place for place in range(len(names) * count) if place // count != left]
 
-    def others(values: Sequence[Any] | None) -> list[Any] | None:
-        return None if values is None else [value for i, value in enumerate(values) if i != left]
-
-    maps: dict[str, Aligner] = {}
-    for name, universe in universes_of(bank).items():
-        if isinstance(universe.maps, SharedPart):
-            maps[name] = reduce(
-                SharedPart.joined,
-                others([universe.maps.of_model(i) for i in range(len(names))]) or [],
-            )
-        else:
-            maps[name] = take_places(universe.maps, kept)
-    data = bank.data | {name: others(bank.data.get(name)) for name in ("models", "widths")}
-    config = bank.data_config | {
-        name: others(bank.data_config.get(name)) for name in ("models", "revisions")
-    }
-    data["sites"] = list(map(others, sites_of(bank)))
+    data, config = dict(bank.data), dict(bank.data_config)
+    for options, name in ((data, "models"), (data, "widths"), (config, "models"), (config, "revisions")):  # fmt: skip
+        if options.get(name) is not None:
+            options[name] = _without(options[name], left)
+    data["sites"] = [_without(sites, left) for sites in sites_of(bank)]
     config["sites"] = ",".join(":".join(map(str, sites)) for sites in data["sites"])
-    training = records_at(bank.training, kept)
-    pairs = {FORWARD: [bank.pairs[FORWARD][place] for place in kept]}
+
+    maps = {}
+    for name, bank_of_all in bank.maps[FORWARD].items():
+        maps[name] = _maps_without(bank_of_all, left, places)
     return replace(
         bank,
         maps={FORWARD: maps},
-        pairs=pairs,
+        pairs={FORWARD: [bank.pairs[FORWARD][place] for place in places]},
         data=data,
         data_config=config,
         moments=None,
-        training=training,
+        training=records_at(bank.training, places),
     )
 
 
-def universes_of(bank: StoredBank) -> dict[str, Universe]:
-    """The trained universe of a file and its closed forms, by name, frozen."""
-    models = len(bank.data["models"])
-    universes = {}
-    for name, maps in bank.maps[FORWARD].items():
-        _, fit_maps = CLOSED_UNIVERSES.get(name, (None, fit_network))
-        universe = Universe(maps, models, fit_maps, bank.data.get("widths"))
-        universes[name] = universe.requires_grad_(False).eval()
-    return universes
+def _without(values: Sequence[Any], left: int) -> list[Any]:
+    return [*values[:left], *values[left + 1 :]]
+
+
+def _maps_without(maps: Aligner, left: int, places: list[int]) -> Aligner:
+    """The maps of all models but one; `places` are those that stay."""
+    if not isinstance(maps, SharedPart):
+        return take_places(maps, places)
+    return SharedPart.joined([maps.of_model(i) for i in range(len(maps.widths)) if i != left])
 
 
 def pair_banks(bank: StoredBank) -> Iterator[tuple[int, int, StoredBank]]:
@@ -107,22 +105,25 @@ def pair_banks(bank: StoredBank) -> Iterator[tuple[int, int, StoredBank]]:
 
     The map from the first model into the second is u_j⁻¹ ∘ u_i; one that is bijective is its own way back.
     """
-    universes, count = universes_of(bank), len(bank.data["sites"])
-    sites = sites_of(bank)
-    for p, (i, j) in enumerate(all_pairs(len(bank.data["models"]))):
-        there: dict[str, Aligner] = {
-            name: universe.map(i, j) for name, universe in universes.items()
-        }
-        widths = [universes[NETWORK].widths[m] for m in (i, j)]
-        one_way = [name for name, aligner in there.items() if not aligner.bijective]
+    universes, sites = universes_of(bank), sites_of(bank)
+    count, widths = len(sites), universes[NETWORK].widths
+    for p, (i, j) in enumerate(all_pairs(len(widths))):
+        there: dict[str, Aligner] = {}
+        back: dict[str, Aligner] = {}
+        for name, universe in universes.items():
+            there[name] = universe.map(i, j)
+            if not there[name].bijective:
+                back[name] = universe.map(j, i)
+        moments = bank.moments
+        if moments is not None:
+            moments = cut(moments, slice(p * count, (p + 1) * count), widths[i], widths[j])
+        pairs = [(of[i], of[j]) for of in sites]
         pair = replace(
             bank,
             command="fit",
-            maps={FORWARD: there, BACKWARD: {name: universes[name].map(j, i) for name in one_way}},
-            pairs={route: [(of[i], of[j]) for of in sites] for route in (FORWARD, BACKWARD)},
-            moments=bank.moments and cut(bank.moments, slice(p * count, (p + 1) * count), *widths),
-            training=records_at(
-                bank.training, list(range(i * count, (i + 1) * count))
-            ),  # a site's, for all models
+            maps={FORWARD: there, BACKWARD: back},
+            pairs={FORWARD: pairs, BACKWARD: pairs},
+            moments=moments,
+            training=records_at(bank.training, list(range(i * count, (i + 1) * count))),
         )
         yield i, j, pair

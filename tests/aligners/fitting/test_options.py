@@ -34,10 +34,6 @@ from aligners.maps.mlp import MLP
         (lambda: BestPerSite(patience=0), "`patience`.*0"),
         (lambda: SaveAligners(every_n_epochs=0), "`every_n_epochs`.*0"),
         (lambda: UniverseAlignment(MLP).network(1, [8]), "bijective `network`, but MLP is not"),
-        (
-            lambda: UniverseAlignment(closed_form=["linear"]),
-            "`closed_form` out of procrustes, gcca, gcpa, but got linear",
-        ),
         (lambda: InjectionEvaluation([], ["pls"]), r"`closed_form` out of linear, ridge, .*cca.*got pls"),
         (lambda: InjectionEvaluation([]), r"Expected a checkpoint of `train\.py fit`"),
         (lambda: Stitching({"a.b": AffineLayer}), r"letters, digits and underscores.*a\.b"),
