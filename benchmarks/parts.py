@@ -52,7 +52,8 @@ def bare_trainer(device: str = "cpu", **changes: Any) -> pl.Trainer:
     """A Trainer on one device, without a logger, checkpoints or anything on the screen."""
     import lightning.pytorch as pl  # not every machine that runs benchmarks has it
 
-    silent = dict.fromkeys(
-        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
-    )
-    return pl.Trainer(**{"accelerator": device, "devices": 1, **silent, **changes})
+    silent = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
+    callbacks = changes.get("callbacks", ())
+    saving = any(isinstance(callback, pl.callbacks.Checkpoint) for callback in callbacks)
+    own = {"accelerator": device, "devices": 1, "enable_checkpointing": saving}
+    return pl.Trainer(**{**own, **silent, **changes})

@@ -70,24 +70,20 @@ class BestPerSite(pl.Callback):
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Keep what improved, reset what diverged, and stop the run once every site is closed."""
-        if (
-            trainer.state.fn != "fit"
-            or not isinstance(pl_module, BankTraining)
-            or self._seen == trainer.global_step
-        ):
+        if trainer.state.fn != "fit" or not isinstance(pl_module, BankTraining):
             return
-        if trainer.sanity_checking:  # of some texts alone
+        step = trainer.global_step
+        if trainer.sanity_checking or self._seen == step:
             return
-        self._seen = trainer.global_step
+        self._seen = step
         banks = pl_module.banks()
         for key, criterion in pl_module.criteria().items():
             self._begin(key, banks[key], criterion)
-            known = self._diverged[key]
-            self._diverged[key] = pl_module.divergence.step.get(
-                key, known
-            ).clone()  # from now on these are closed
-            new = (self._diverged[key] > 0) & (known == 0)
-            self._compare(key, banks[key], criterion, trainer.global_step)
+            before = self._diverged[key]
+            # sites that have diverged are closed from now on
+            self._diverged[key] = pl_module.divergence.step.get(key, before).clone()
+            self._compare(key, banks[key], criterion, step)
+            new = (self._diverged[key] > 0) & (before == 0)
             if isinstance(pl_module, Alignment) and bool(new.any()):
                 self._set_back(key, banks[key], new, trainer)
                 _warn_of_divergence(pl_module, key, new, self._step[key])
@@ -99,7 +95,9 @@ class BestPerSite(pl.Callback):
 
     def _closed(self, key: str) -> Tensor:
         closed = self._diverged[key] > 0
-        return closed if self.patience is None else closed | (self._waited[key] >= self.patience)
+        if self.patience is not None:
+            closed = closed | (self._waited[key] >= self.patience)
+        return closed
 
     def _begin(self, key: str, bank: Aligner, criterion: Tensor) -> None:
         if key in self._best:
@@ -137,18 +135,18 @@ class BestPerSite(pl.Callback):
         if not isinstance(pl_module, BankTraining):
             return
         pl_module.training_record = {}
+        exact = EXACT if isinstance(pl_module, Alignment) else 0
         for key, bank in pl_module.banks().items():
-            if key in self._kept:
-                bank.load_state_dict(self._kept[key])
-                pl_module.training_record[key] = {
-                    "best_step": self._step[key].tolist(),
-                    "diverged_step": self._diverged[key].tolist(),
-                    "exact": (
-                        self._best[key] < (EXACT if isinstance(pl_module, Alignment) else 0)
-                    ).tolist(),
-                    "start": list(bank.start_names()),
-                    "steps": trainer.global_step,
-                }
+            if key not in self._kept:
+                continue
+            bank.load_state_dict(self._kept[key])
+            pl_module.training_record[key] = {
+                "best_step": self._step[key].tolist(),
+                "diverged_step": self._diverged[key].tolist(),
+                "exact": (self._best[key] < exact).tolist(),
+                "start": list(bank.start_names()),
+                "steps": trainer.global_step,
+            }
         if isinstance(pl_module, Alignment):
             _warn_of_untrained(pl_module)
 
@@ -164,16 +162,12 @@ class BestPerSite(pl.Callback):
 
 def _warn_of_divergence(module: Alignment, key: str, sites: Tensor, best: Tensor) -> None:
     """Warn that sites (S,) of a bank, True where it diverged, were set back to their best steps (S,)."""
-    places = [
-        f"{site} at step {int(module.divergence.step[key][s])} (set back to step {int(best[s])})"
-        for s, site in enumerate(module.site_names())
-        if bool(sites[s])
-    ]
-    _warn(
-        module,
-        key,
-        f"diverged at site pair {', '.join(places)}. It is frozen there; training goes on elsewhere.",
-    )
+    places, diverged = [], module.divergence.step[key]
+    for s, site in enumerate(module.site_names()):
+        if bool(sites[s]):
+            places.append(f"{site} at step {int(diverged[s])} (set back to step {int(best[s])})")
+    where = f"diverged at site pair {', '.join(places)}."
+    _warn(module, key, f"{where} It is frozen there; training goes on elsewhere.")
 
 
 def _warn_of_untrained(module: Alignment) -> None:
@@ -181,11 +175,12 @@ def _warn_of_untrained(module: Alignment) -> None:
     for key, record in module.training_record.items():
         at = enumerate(zip(record["best_step"], record["exact"], strict=True))
         sites = [s for s, (best, exact) in at if best == 0 and not exact]
-        if sites and record["steps"]:
-            names = ", ".join(module.site_names()[s] for s in sites)
-            starts = ", ".join(dict.fromkeys(record["start"][s] for s in sites))
-            reason = f"no step did better on the validation texts than the untrained start ({starts}), which is kept."
-            _warn(module, key, f"learned nothing at site pair {names}: {reason}")
+        if not sites or not record["steps"]:
+            continue
+        names = ", ".join(module.site_names()[s] for s in sites)
+        start = ", ".join(dict.fromkeys(record["start"][s] for s in sites))
+        reason = f"no step did better on the validation texts than the untrained start ({start}), which is kept."
+        _warn(module, key, f"learned nothing at site pair {names}: {reason}")
 
 
 @rank_zero_only

@@ -1,8 +1,10 @@
 """Checkpoints: the state to resume from, and the maps of a finished run."""
 
 import time
+from collections.abc import Iterator
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -12,11 +14,11 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities import rank_zero_only
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from aligners.callbacks.best import BestPerSite
 from aligners.callbacks.signals import Interruption
 from aligners.errors import check_range
 from aligners.files.atomic import check_folder, whole_file
 from aligners.files.sealed import check_sealed, seal_archive
+from aligners.finetuning.classifier_training import Finetuning
 from aligners.fitting.alignment import Alignment
 from aligners.fitting.bank_training import BankTraining
 from aligners.fitting.saved_bank import StoredBank, save_bank, take_sites
@@ -53,8 +55,11 @@ class WholeCheckpoints(TorchCheckpointIO):
         return super().load_checkpoint(path, *args, **options)
 
 
-class _Save(pl.Callback):
-    """Writes `last.ckpt` every so often and when the run is stopped, and the final file when it is complete."""
+class _Save(pl.callbacks.Checkpoint):
+    """Writes `last.ckpt` every so often and when the run is stopped, and the final file when it is complete.
+
+    Lightning calls a `Checkpoint` after all other callbacks, so that `last.ckpt` holds what these have kept.
+    """
 
     def __init__(self, folder: Path | None = None, every_n_minutes: float = 10.0) -> None:
         check_range(above=0, every_n_minutes=every_n_minutes)
@@ -76,7 +81,6 @@ class _Save(pl.Callback):
             ValueError: nothing can be written there.
         """
         if stage == "fit":
-            trainer.strategy.checkpoint_io = WholeCheckpoints()
             self._saved_at = time.monotonic()
             if trainer.is_global_zero:
                 check_folder(self._path(trainer).parent, "checkpoint.folder")
@@ -84,9 +88,12 @@ class _Save(pl.Callback):
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """From now on, the run is interrupted only where it can be resumed."""
         self._interruption.hold()
+        if isinstance(pl_module, BankTraining):
+            pl_module.after_moments_batch = partial(self._while_reading, trainer)
 
-    # SIGTERM is taken back from Lightning, whose handler talks to the other ranks whatever these are doing.
-    on_train_start = on_fit_start
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Take SIGTERM back from Lightning, whose handler talks to the other ranks whatever these are doing."""
+        self._interruption.hold()
 
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any, **__: Any) -> None:
         """Stop here if a signal arrived: between two steps the run can be resumed."""
@@ -101,12 +108,6 @@ class _Save(pl.Callback):
         """Renew `last.ckpt` if it is time."""
         self._save_if_due(trainer)
 
-    def on_moments_batch_end(self, trainer: pl.Trainer) -> None:
-        """The same while moments are read. Each of several ranks has its own, and they would begin anew."""
-        self._interruption.check(trainer)
-        if trainer.world_size == 1:
-            self._save_if_due(trainer)
-
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
@@ -120,6 +121,7 @@ class _Save(pl.Callback):
         if stage != "fit":
             return
         if isinstance(pl_module, BankTraining):
+            pl_module.after_moments_batch = None
             bank = pl_module.stored()
             if trainer.is_global_zero and pl_module.final:
                 save_maps(bank, cast(Any, trainer).datamodule, self._path(trainer, pl_module.final))
@@ -127,21 +129,25 @@ class _Save(pl.Callback):
         self._complete = True
         self._interruption.release()
 
+    def _while_reading(self, trainer: pl.Trainer) -> None:
+        """After a batch of moments. Each of several ranks has its own, and they would begin anew."""
+        self._interruption.check(trainer)
+        if trainer.world_size == 1:
+            self._save_if_due(trainer)
+
     def _save_if_due(self, trainer: pl.Trainer) -> None:
         due = time.monotonic() - self._saved_at >= 60 * self.every_n_minutes
         if trainer.world_size > 1:
-            if (
-                trainer.global_step % STEPS_BETWEEN_ASKING
-            ):  # ranks that ask each other wait for their devices
-                return
+            if trainer.global_step % STEPS_BETWEEN_ASKING:
+                return  # ranks that ask each other wait for their devices
             due = trainer.strategy.broadcast(due)
         if due:
             self._save(trainer)
 
     def _save(self, trainer: pl.Trainer, *, announce: bool = False) -> None:
-        begun = getattr(trainer.lightning_module, "has_begun", None)
-        if begun is None or not begun():
-            return  # an evaluation has nothing to go on from
+        module = trainer.lightning_module
+        if not isinstance(module, (BankTraining, Finetuning)) or not module.has_begun():
+            return  # there is nothing to go on from
         path = self._path(trainer)
         trainer.save_checkpoint(path)
         self._saved_at = time.monotonic()
@@ -179,10 +185,8 @@ class SaveAligners(_Save):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Renew `last.ckpt` after so many epochs."""
-        if (
-            self.every_n_epochs is not None
-            and (trainer.current_epoch + 1) % self.every_n_epochs == 0
-        ):
+        every = self.every_n_epochs
+        if every is not None and (trainer.current_epoch + 1) % every == 0:
             self._save(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -231,10 +235,7 @@ class SaveStitching(_Save):
     """
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Renew `last.ckpt`, with what `BestPerSite` keeps of this validation, wherever it stands among callbacks."""
-        for callback in cast(Any, trainer).callbacks:
-            if isinstance(callback, BestPerSite):
-                callback.on_validation_end(trainer, pl_module)
+        """Renew `last.ckpt`, with what `BestPerSite` keeps of this validation."""
         if not trainer.sanity_checking:
             self._save(trainer)
 
@@ -250,26 +251,32 @@ def save_maps(bank: StoredBank, data: Any, path: Path) -> None:
         data: the data module of the run.
         path: of the one file.
     """
-    pairs = []
-    if bank.command == "universe":
-        pairs = [(i, j, pair, *data.described_pair(i, j)) for i, j, pair in pair_banks(bank)]
-    elif bank.command == "fit" and isinstance(bank.data["models"], list):
-        described = zip(data.numbers, data.described_pairs(), strict=True)
-        pairs = [
-            (i, j, take_sites(bank, places), of, config)
-            for (i, j), (places, of, config) in described
-        ]
-    if not pairs or bank.command == "universe":
+    many = bank.command == "fit" and isinstance(bank.data["models"], list)
+    if not many:
         save_bank(bank, path)
         tell(f"Saved {path}")
-    names = file_names(data.models) if pairs else {}
-    for i, j, pair, of, config in pairs:
-        file = (
-            path.parent
-            / "pairs"
-            / f"{names[data.models[i]]}--{names[data.models[j]]}"
-            / Alignment.final
-        )
-        save_bank(replace(pair, data=of, data_config=config), file)
-    if pairs:
-        tell(f"Saved {len(pairs)} files {path.parent / 'pairs'}/*/{Alignment.final}")
+    if not many and bank.command != "universe":
+        return
+    folder, names = path.parent / "pairs", file_names(data.models)
+    pairs = _of_universe(bank, data) if bank.command == "universe" else _of_pairs(bank, data)
+    count = 0
+    for i, j, pair in pairs:
+        pair_folder = folder / f"{names[data.models[i]]}--{names[data.models[j]]}"
+        save_bank(pair, pair_folder / Alignment.final)
+        count += 1
+    tell(f"Saved {count} files {folder}/*/{Alignment.final}")
+
+
+def _of_universe(bank: StoredBank, data: Any) -> Iterator[tuple[int, int, StoredBank]]:
+    """The maps between every two models of a universe, with their numbers."""
+    for i, j, pair in pair_banks(bank):
+        described, config = data.described_pair(i, j)
+        yield i, j, replace(pair, data=described, data_config=config)
+
+
+def _of_pairs(bank: StoredBank, data: Any) -> Iterator[tuple[int, int, StoredBank]]:
+    """The maps of every pair of a fit of many, with the numbers of its models."""
+    of_each = zip(data.numbers, data.described_pairs(), strict=True)
+    for (i, j), (places, described, config) in of_each:
+        pair = take_sites(bank, places)
+        yield i, j, replace(pair, data=described, data_config=config)

@@ -10,6 +10,7 @@ import torch
 
 from aligners.errors import finite
 from aligners.fitting.alignment import Alignment
+from aligners.fitting.bank_training import BankTraining
 from aligners.fitting.heldout_retrieval import RETRIEVAL_COLUMNS
 from aligners.fitting.map_errors import FAR_COLUMNS
 from aligners.fitting.training_status import few_rows, how_fitted, outcomes
@@ -20,7 +21,10 @@ from aligners.similarity.algebra.moments import Moments
 
 
 class ProgressBar(pl.callbacks.ProgressBar):
-    """How far a training is, over all of its epochs, or an evaluation; see `Progress`."""
+    """How far a training is, over all of its epochs, or an evaluation; see `Progress`.
+
+    Lightning's own bars have one for each epoch, and none of them writes lines to a file.
+    """
 
     _shown: Progress | None = None
 
@@ -28,11 +32,10 @@ class ProgressBar(pl.callbacks.ProgressBar):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *given: Any
     ) -> None:
         """Begin with the first batch: not earlier, the module knows for how many steps it trains."""
-        if self._shown is None:
-            steps = getattr(pl_module, "training_steps", math.inf)
-            self._begin(
-                "Training", min(steps, trainer.estimated_stepping_batches), trainer.global_step
-            )
+        steps = trainer.estimated_stepping_batches
+        if isinstance(pl_module, BankTraining):
+            steps = min(steps, pl_module.training_steps)
+        self._begin("Training", steps, trainer.global_step)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *given: Any
@@ -45,16 +48,14 @@ class ProgressBar(pl.callbacks.ProgressBar):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *given: Any
     ) -> None:
         """Begin to show an evaluation with its first batch: what is read before has a bar of its own."""
-        if self._shown is None:
-            self._begin(
-                "Evaluating", math.fsum(trainer.num_test_batches) * getattr(pl_module, "parts", 1)
-            )
+        batches = math.fsum(trainer.num_test_batches)
+        self._begin("Evaluating", batches * (_parts(pl_module) or 1))
 
     def on_test_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, *given: Any
     ) -> None:
         """Count a batch, unless its parts are counted."""
-        if not hasattr(pl_module, "parts"):
+        if _parts(pl_module) is None:
             self.part_done()
 
     def part_done(self) -> None:
@@ -80,19 +81,27 @@ class ProgressBar(pl.callbacks.ProgressBar):
             self._shown.end()
         self._shown = None
 
-    def _begin(self, what: str, total: float, begin: int = 0) -> None:
-        if self.trainer.is_global_zero:
-            self._shown = Progress(what, total, begin)
+    def _begin(self, what: str, total: float, done: int = 0) -> None:
+        if self._shown is None and self.trainer.is_global_zero:
+            self._shown = Progress(what, total, done)
+
+
+def _parts(module: pl.LightningModule) -> int | None:
+    """Into how many parts a module cuts a batch of a test, each of which it counts itself; None: it does not."""
+    if isinstance(module, BankTraining):  # which cuts batches of its training
+        return None
+    return getattr(module, "parts", None)
 
 
 def _loss(trainer: pl.Trainer) -> str:
     """The mean loss over maps, sites and models, as it was last logged; nothing if none was."""
-    losses = [
-        value
-        for name, value in trainer.callback_metrics.items()
-        if name.endswith(("/loss", "/train_loss"))
-    ]
-    return f", loss {torch.stack(losses).nanmean():.3g}" if losses else ""
+    losses = []
+    for name, value in trainer.callback_metrics.items():
+        if name.endswith(("/loss", "/train_loss")):
+            losses.append(value)
+    if not losses:
+        return ""
+    return f", loss {torch.stack(losses).nanmean():.3g}"
 
 
 FIGURES = (
@@ -113,30 +122,25 @@ class FitSummary(pl.Callback):
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Show, draw and log each aligner's figures at each site."""
-        if (
-            trainer.state.fn == "validate"
-            and isinstance(pl_module, Alignment)
-            and trainer.is_global_zero
-        ):
-            meta = {
-                **pl_module.data,
-                "cautions": few_rows(cast(Moments, pl_module.moments)),
-                **environment(trainer),
-            }
+        if trainer.state.fn != "validate" or not isinstance(pl_module, Alignment):
+            return
+        if trainer.is_global_zero:
+            cautions = few_rows(cast(Moments, pl_module.moments))
+            meta = {**pl_module.data, "cautions": cautions, **environment(trainer)}
             publish(make_report("fit", meta, list(_rows(pl_module))), self.folder, trainer)
 
 
 def _rows(module: Alignment) -> Iterator[dict[str, Any]]:
+    """A row of the report for each map and site."""
     for fit in module.fits():
         training = outcomes(module.training_record.get(fit.key), len(module.places))
+        figures = module.validation_figures[fit]
         for s, place in enumerate(module.places):
             model_x, model_y = fit.orient(place.model_x, place.model_y)
             site_x, site_y = fit.orient(place.site_x, place.site_y)
             row = {"model_x": model_x, "model_y": model_y, "method": fit.name, "role": "method"}
-            row |= {
-                "site_x": site_x,
-                "site_y": site_y,
-                "fit": how_fitted(fit.aligner),
-                "training": training[s],
-            }
-            yield row | {name: finite(module.validation_figures[fit][name][s]) for name in FIGURES}
+            row |= {"site_x": site_x, "site_y": site_y}
+            row |= {"fit": how_fitted(fit.aligner), "training": training[s]}
+            for name in FIGURES:
+                row[name] = finite(figures[name][s])
+            yield row

@@ -10,6 +10,7 @@ import torch
 from tests.world import World
 from torch import Tensor
 
+from aligners.callbacks.checkpoint import WholeCheckpoints
 from aligners.datamodules.paired_activations import PairedActivations
 from aligners.datamodules.pairings import pair_states
 from aligners.datamodules.text.sources import TextSource
@@ -42,12 +43,13 @@ def quiet_trainer(**options: Any) -> pl.Trainer:
         "accelerator": "cpu",
         "devices": 1,
         "logger": False,
-        "enable_checkpointing": False,
         "enable_progress_bar": False,
         "enable_model_summary": False,
         "num_sanity_val_steps": 0,
+        "plugins": [WholeCheckpoints()],
     }
-    return pl.Trainer(**quiet | options)
+    saving = any(isinstance(callback, pl.callbacks.Checkpoint) for callback in options.get("callbacks", ()))
+    return pl.Trainer(**quiet | {"enable_checkpointing": saving} | options)
 
 
 def related_rows(sites: int, n: int, d_x: int, d_y: int, seed: int = 0) -> tuple[Tensor, Tensor]:

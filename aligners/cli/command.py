@@ -14,9 +14,12 @@ from typing import Any, TypeVar
 import lightning.pytorch as pl
 import yaml
 from jsonargparse import ArgumentParser, Namespace, class_from_function
+from lightning.fabric.plugins import CheckpointIO
+from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.loggers import WandbLogger
 
 from aligners.callbacks.best import BestPerSite
+from aligners.callbacks.checkpoint import WholeCheckpoints
 from aligners.callbacks.progress_bar import ProgressBar
 from aligners.cli import folders
 from aligners.cli.endings import goes_on_with
@@ -383,13 +386,18 @@ class Run:
         Raises:
             ValueError: an option is of the wrong type.
         """
-        given = self.settings["callbacks"] or []
-        given = deepcopy(given if isinstance(given, list) else [given])
-        bar = [] if self.settings["enable_progress_bar"] is False else [ProgressBar()]
+        settings = {**self.settings, **changes}
+        given = deepcopy(_listed(settings["callbacks"]))
+        if settings["enable_progress_bar"] is not False:
+            given.append(ProgressBar())
+        settings["callbacks"] = [*given, *callbacks]
+        saving = any(isinstance(callback, Checkpoint) for callback in callbacks)
+        settings["enable_checkpointing"] = saving or settings["enable_checkpointing"]
+        settings["plugins"] = _listed(settings["plugins"])
+        if not any(isinstance(plugin, CheckpointIO) for plugin in settings["plugins"]):
+            settings["plugins"] = [*settings["plugins"], WholeCheckpoints()]
         try:
-            return pl.Trainer(
-                **{**self.settings, **changes, "callbacks": [*given, *bar, *callbacks]}
-            )
+            return pl.Trainer(**settings)
         except (
             TypeError,
             ValueError,
@@ -446,3 +454,10 @@ def can_build(kind: Callable[..., Any]) -> Callable[[Namespace], object]:
 def options_of(function: Callable[..., Any], options: Namespace) -> dict[str, Any]:
     """Select the options that a function or class takes as arguments."""
     return {name: options[name] for name in signature(function).parameters if name in options}
+
+
+def _listed(given: Any) -> list[Any]:
+    """One or several of something, or None, as a list."""
+    if given is None:
+        return []
+    return given if isinstance(given, list) else [given]

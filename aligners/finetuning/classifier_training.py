@@ -18,7 +18,7 @@ from aligners.datamodules.tokens.splits import Split
 from aligners.errors import UserError, check_range
 from aligners.finetuning.tokens import COUNTS, TokenTask
 from aligners.fitting.bank_training import mean_count, mean_over_ranks
-from aligners.fitting.lengths import KnownLength
+from aligners.fitting.lightning_loops import KnownLength, make_training_loader_again
 from aligners.fitting.steps import Schedule, schedule_factor
 from aligners.injection.scoring.scores import (
     TextScores,
@@ -307,8 +307,7 @@ def optimisation(
     optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, eps=recipe.epsilon)
     steps = module.trainer.estimated_stepping_batches
     if module.trainer.ckpt_path is not None:
-        # This has made the training loader; it is made again once the Trainer has read where it goes on.
-        module.trainer.fit_loop._combined_loader = None
+        make_training_loader_again(module.trainer)
     if steps == float("inf"):
         raise UserError(
             "Expected `trainer.max_epochs` or `trainer.max_steps` to be finite: the schedule needs it."

@@ -20,7 +20,7 @@ from aligners.finetuning.classifier_training import (
     optimisation,
 )
 from aligners.fitting.bank_training import mean_over_ranks
-from aligners.fitting.lengths import KnownLength
+from aligners.fitting.lightning_loops import KnownLength
 from aligners.injection.injecting import Evaluation
 from aligners.injection.scoring.scores import ScoredTask, TextScores, UnitMeans
 from aligners.injection.scoring.task_scores import (

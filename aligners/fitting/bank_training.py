@@ -1,12 +1,12 @@
 """The LightningModule that trains banks of maps, each site by itself, and figures over ranks."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import lightning.pytorch as pl
 import torch
@@ -16,7 +16,12 @@ from torch import Tensor, nn
 from aligners.datamodules.run_identity import identity, refuse_other_run, trainer_identity
 from aligners.errors import UserError, check_range
 from aligners.files.user_files import refusing
-from aligners.fitting.lengths import KnownLength
+from aligners.fitting.lightning_loops import (
+    KnownLength,
+    attached_trainer,
+    lift_most_steps,
+    validate_if_due,
+)
 from aligners.fitting.saved_bank import StoredBank, refuse_other_models
 from aligners.fitting.steps import (
     LEAST_RISE,
@@ -31,6 +36,9 @@ from aligners.fitting.steps import (
 )  # fmt: skip
 from aligners.maps.base import Aligner
 from aligners.maps.matrices import Products, products_in
+
+if TYPE_CHECKING:
+    from aligners.callbacks.best import BestPerSite
 
 AVERAGING = (pl.callbacks.StochasticWeightAveraging, pl.callbacks.WeightAveraging)
 IN_MEMORY = "the fit in memory"  # in place of the name of a file
@@ -49,30 +57,6 @@ def mean_count(trainer: pl.Trainer, count: int, device: torch.device) -> Tensor 
         return float(count)
     # filled on the device: a number that is copied there would wait for it
     return mean_over_ranks(trainer, torch.full((), float(count), device=device))
-
-
-def validate_if_due(trainer: pl.Trainer, validated_at: int | None, complete: bool) -> None:
-    """Validate before the first batch of a run, if the current step still lacks its validation.
-
-    It does at the start, which training has to beat, and when an interruption cut a validation off.
-
-    Args:
-        trainer: the run's Trainer, after its training loader was set up.
-        validated_at: step of the last validation; None if there was none.
-        complete: whether this is the last step.
-    """
-    fitting = cast(Any, trainer)
-    if validated_at == trainer.global_step or not fitting.enable_validation:
-        return
-    epochs = trainer.check_val_every_n_epoch
-    interval = fitting.val_check_batch if epochs is None else epochs * trainer.num_training_batches
-    if complete or trainer.global_step % interval == 0:
-        validation = fitting.fit_loop.epoch_loop.val_loop
-        validation.restarting = False  # from its first batch
-        validation.reset_restart_stage()
-        fitting.validating = True
-        validation.run()
-        fitting.training = True
 
 
 class BankTraining(KnownLength, ABC):
@@ -98,6 +82,7 @@ class BankTraining(KnownLength, ABC):
         training_steps: of the whole run, once training has begun.
         parts: of a batch, each of which gets a step of the optimiser, likewise.
         site_steps: how steps are taken, likewise.
+        after_moments_batch: what a callback does after every batch of moments, set as the fit starts.
     """
 
     automatic_optimization = False
@@ -120,26 +105,24 @@ class BankTraining(KnownLength, ABC):
         self.gradient_clip, self.seed, self.averaging = gradient_clip, seed, averaging
         self.maps, self.divergence = nn.ModuleDict(), Divergence()
         self.training_record: dict[str, dict[str, Any]] = {}
-        self._complete, self.parts = False, 1
-        self._limits: dict[
-            str, Any
-        ] = {}  # of a run that goes on with all its steps taken: Lightning's is then lifted
+        self.after_moments_batch: Callable[[], None] | None = None
+        self.parts = 1
+        self._complete = False  # a run that goes on with all its steps taken
+        self._limits: dict[str, Any] = {}  # what the Trainer was given then, before it was lifted
 
     def banks_of(self, route: str) -> dict[str, Aligner]:
         """Name -> bank of a route."""
-        return {
-            name: cast(Aligner, bank)
-            for name, bank in cast(nn.ModuleDict, self.maps[route]).items()
-        }
+        banks = cast(nn.ModuleDict, self.maps[route])
+        return {name: cast(Aligner, bank) for name, bank in banks.items()}
 
     def banks(self) -> dict[str, Aligner]:
         """The trained banks by route.name."""
-        every = (
-            (f"{route}.{name}", bank)
-            for route in self.maps
-            for name, bank in self.banks_of(route).items()
-        )
-        return {key: bank for key, bank in every if not bank.closed_form}
+        trained = {}
+        for route in self.maps:
+            for name, bank in self.banks_of(route).items():
+                if not bank.closed_form:
+                    trained[f"{route}.{name}"] = bank
+        return trained
 
     @abstractmethod
     def criteria(self) -> dict[str, Tensor]:
@@ -159,24 +142,21 @@ class BankTraining(KnownLength, ABC):
 
     def identity(self) -> dict[str, Any]:
         """What a run that goes on from this one has to share, as plain values."""
-        options = {
-            name: getattr(self, name) for name in ("schedule", "warmup", "gradient_clip", "seed")
-        }
-        options |= {"optimizer": describe_optimizer(self.optimizer_factory), **self.options()}
-        trainer = trainer_identity(self.trainer) | self._limits
-        return identity(self.stream, **options) | {
-            "trainer": trainer,
-            "early_stopping": self._stopping(),
-        }
-
-    def _stopping(self) -> dict[str, Any]:
-        """By what the best state of each site is chosen, as callbacks say it."""
-        said: dict[str, Any] = {}
+        run = identity(
+            self.stream,
+            schedule=self.schedule,
+            warmup=self.warmup,
+            gradient_clip=self.gradient_clip,
+            seed=self.seed,
+            optimizer=describe_optimizer(self.optimizer_factory),
+            **self.options(),
+        )
+        run["trainer"] = trainer_identity(self.trainer) | self._limits
+        run["early_stopping"] = {}
         for callback in cast(Any, self.trainer).callbacks:
-            describe = getattr(callback, "choosing", None)
-            if describe is not None:
-                said |= describe()
-        return said
+            if isinstance(callback, _best_per_site()):
+                run["early_stopping"] |= callback.choosing()
+        return run
 
     def resume(self, checkpoint: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
         """Prepare to go on from a checkpoint. With all of `max_steps` it is validated: Lightning would just return.
@@ -195,7 +175,7 @@ class BankTraining(KnownLength, ABC):
         self._limits = {"max_steps": self.trainer.max_steps}
         self._complete = 0 < self.trainer.max_steps <= checkpoint["global_step"]
         if self._complete:
-            cast(Any, self.trainer).fit_loop.epoch_loop.max_steps = -1
+            lift_most_steps(self.trainer)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Take back the maps of a checkpoint.
@@ -211,19 +191,18 @@ class BankTraining(KnownLength, ABC):
 
     def configure_callbacks(self) -> list[pl.Callback]:
         """What keeps each site's best parameters, unless the Trainer has such a callback with options of its own."""
-        from aligners.callbacks.best import BestPerSite  # which imports this module
-
         callbacks = cast(Any, self.trainer).callbacks
-        averages = [
-            type(callback).__name__ for callback in callbacks if isinstance(callback, AVERAGING)
-        ]
-        if averages:
-            raise UserError(
-                f"Expected `trainer.callbacks` without averages of weights, but got {averages[0]}: the best state of "
-                "each site is kept, and a run can be resumed from it, which averages are no part of. Leave it out."
-            )
-        there = any(isinstance(callback, BestPerSite) for callback in callbacks)
-        return [] if there else [BestPerSite()]
+        for callback in callbacks:
+            if isinstance(callback, AVERAGING):
+                raise UserError(
+                    f"Expected `trainer.callbacks` without averages of weights, but got {type(callback).__name__}: the "
+                    "best state of each site is kept, and a run can be resumed from it, which averages are no part of. "
+                    "Leave it out."
+                )
+        kind = _best_per_site()
+        if any(isinstance(callback, kind) for callback in callbacks):
+            return []
+        return [kind()]
 
     def configure_optimizers(self) -> Any:
         """One optimiser for all trained banks."""
@@ -245,10 +224,10 @@ class BankTraining(KnownLength, ABC):
             self.trainer.should_stop = True
             return
         optimizer = self.trainer.optimizers[0]
-        course = schedule_factor(
-            self.schedule, steps * self.parts, self.warmup, 0 if rows is None else LEAST_RISE
-        )
-        self._rate = learning_rates(optimizer, course, rows, self.global_step * self.parts)
+        least_rise = 0 if rows is None else LEAST_RISE
+        course = schedule_factor(self.schedule, steps * self.parts, self.warmup, least_rise)
+        done = self.global_step * self.parts
+        self._rate = learning_rates(optimizer, course, rows, done)
         self.site_steps = SiteSteps(optimizer, self.banks().values(), averaged=self.averaging)
 
     def parts_of(self, rows: float | None) -> int:
@@ -265,16 +244,13 @@ class BankTraining(KnownLength, ABC):
         (optimizer if last else optimizer.optimizer).step()
         self._rate.step()
         if last and self.global_step >= self.training_steps:
-            self.trainer.should_stop = (
-                True  # Lightning then validates: without it the steps since would not count
-            )
+            # Lightning then validates: without it the steps since would not count
+            self.trainer.should_stop = True
 
     def log_sites(self, where: str, figure: str, values: Mapping[str, Tensor]) -> None:
         """Log a figure of some sites, which is that of all ranks: site -> value."""
-        self.log_dict(
-            {f"{where}/{site}/{figure}": value for site, value in values.items()},
-            rank_zero_only=True,
-        )
+        named = {f"{where}/{site}/{figure}": value for site, value in values.items()}
+        self.log_dict(named, rank_zero_only=True)
 
     @property
     def logs_now(self) -> bool:
@@ -301,9 +277,9 @@ class BankTraining(KnownLength, ABC):
         optimizer = make_optimizer(self.optimizer_factory, [aligner])
         if optimizer is None:
             return torch.zeros(aligner.sites, dtype=torch.long)
-        parts = self.parts_of(a_step)
+        parts, divergence = self.parts_of(a_step), Divergence()
         course = schedule_factor(self.schedule, steps * parts, self.warmup, LEAST_RISE)
-        rate, divergence = learning_rates(optimizer, course, a_step), Divergence()
+        rate = learning_rates(optimizer, course, a_step)
         site_steps = SiteSteps(optimizer, [aligner], averaged=self.averaging)
         draw = torch.Generator().manual_seed(seed)
         for step in range(1, steps * parts + 1):
@@ -313,12 +289,17 @@ class BankTraining(KnownLength, ABC):
                 with products_in(self.products):
                     loss = aligner.loss(x[:, chosen], y[:, chosen])
                     loss.sum().backward()
-                clip_per_site(
-                    aligner, self.gradient_clip, partial(divergence.watch, "map", loss, step=step)
-                )
+                watch = partial(divergence.watch, "map", loss, step=step)
+                clip_per_site(aligner, self.gradient_clip, watch)
                 optimizer.step()
             rate.step()
         return divergence.step["map"]
+
+
+def _best_per_site() -> type["BestPerSite"]:
+    from aligners.callbacks.best import BestPerSite  # which imports this module
+
+    return BestPerSite
 
 
 def stored_of(maps: StoredBank | BankTraining) -> StoredBank:
@@ -329,7 +310,7 @@ def stored_of(maps: StoredBank | BankTraining) -> StoredBank:
     """
     if isinstance(maps, StoredBank):
         return maps
-    if maps._trainer is None:
+    if attached_trainer(maps) is None:
         name = type(maps).__name__
         raise UserError(
             f"Expected maps that are fitted, but this `{name}` is not. Call `Trainer().fit` with it first."

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import Any, Self, cast
 
 import lightning.pytorch as pl
@@ -16,6 +17,7 @@ from aligners.datamodules.rows.read_rows import PairedBatch
 from aligners.datamodules.store.keeping import load_tensors, save_tensors
 from aligners.datamodules.store.read_ahead import StoredLoader
 from aligners.datamodules.tokens.splits import Split
+from aligners.fitting.bank_training import BankTraining
 from aligners.fitting.saved_bank import flat, nested
 from aligners.models.calling import FiniteCheck
 from aligners.progress import hidden, track
@@ -51,11 +53,10 @@ class MomentsSoFar:
     @classmethod
     def from_state(cls, state: Mapping[str, Any], device: torch.device) -> Self:
         """Restore what `state` returned."""
-        moments = {name: Moments(**sums) for name, sums in state["metrics"].items()}
-        return cls(
-            state["batches"],
-            {name: MomentsMetric.of(sums).to(device) for name, sums in moments.items()},
-        )
+        reading = cls(state["batches"])
+        for name, sums in state["metrics"].items():
+            reading.metrics[name] = MomentsMetric.of(Moments(**sums)).to(device)
+        return reading
 
 
 def read_moments(
@@ -68,9 +69,6 @@ def read_moments(
     about: Mapping[str, Any] | None = None,
 ) -> dict[str, Moments]:
     """Return the moments of the paired rows that all ranks together read, exact over ranks.
-
-    After each batch, the method `on_moments_batch_end(trainer)` is called on those of the Trainer's callbacks that have
-    one.
 
     Args:
         trainer: the run's Trainer; a progress bar is shown if it has one.
@@ -88,32 +86,37 @@ def read_moments(
     Raises:
         ValueError: a state is not finite.
     """
-    file = None  # the file of what this pass gives, named by everything that decides it
+    kept = None
     if about is not None and isinstance(loader, StoredLoader):
-        file = loader.beside("moments", {"batches": batches, **about}).with_suffix(".safetensors")
-    if file is not None and trainer.strategy.broadcast(file.is_file()):
-        device = trainer.strategy.root_device
-        stored = nested({name: value.to(device) for name, value in load_tensors(file).items()})
-        return {name: Moments(**parts) for name, parts in stored.items()}
+        # named by everything that decides what this pass gives
+        kept = loader.beside("moments", {"batches": batches, **about}).with_suffix(".safetensors")
+        if trainer.strategy.broadcast(kept.is_file()):
+            return _load(kept, trainer.strategy.root_device)
+
     reading = MomentsSoFar() if reading is None else reading
-    watching = [
-        callback
-        for callback in cast(Any, trainer).callbacks
-        if hasattr(callback, "on_moments_batch_end")
-    ]
-    count = min(len(loader), batches)
-    left = max(count - reading.batches, 0)
+    left = max(min(len(loader), batches) - reading.batches, 0)
     cast(LengthBatches, loader.sampler).skip(reading.batches)
+    module = trainer.lightning_module
     for batch in track(islice(loader, left), "Reading moments", left, disable=hidden(trainer)):
         reading.add(rows(batch))
-        for callback in watching:
-            callback.on_moments_batch_end(trainer)
+        if isinstance(module, BankTraining) and module.after_moments_batch is not None:
+            module.after_moments_batch()
     check.flush()
-    computed = {name: metric.compute() for name, metric in reading.metrics.items()}
-    if file is not None and trainer.is_global_zero:
-        parts = flat({name: moments._asdict() for name, moments in computed.items()})
-        save_tensors(file, {name: value.cpu() for name, value in parts})
-    return computed
+
+    moments = {name: metric.compute() for name, metric in reading.metrics.items()}
+    if kept is not None and trainer.is_global_zero:
+        _save(kept, moments)
+    return moments
+
+
+def _load(file: Path, device: torch.device) -> dict[str, Moments]:
+    stored = nested({name: value.to(device) for name, value in load_tensors(file).items()})
+    return {name: Moments(**parts) for name, parts in stored.items()}
+
+
+def _save(file: Path, moments: Mapping[str, Moments]) -> None:
+    parts = flat({name: sums._asdict() for name, sums in moments.items()})
+    save_tensors(file, {name: value.cpu() for name, value in parts})
 
 
 def moments_of_states(
@@ -135,10 +138,8 @@ def moments_of_states(
         about: what decides the moments besides the data module's options and the split, as plain values.
     """
     trainer = cast(pl.Trainer, data.trainer)
-    trains, about = (
-        trainer.state.fn == "fit",
-        {"data": data.describe(), "config": data.config(), **about},
-    )
+    trains = trainer.state.fn == "fit"
+    about = {"data": data.describe(), "config": data.config(), **about}
     loader = data.loader(split, shuffle=trains and split == "fit")
     batches = len(loader)
     if split == "fit":

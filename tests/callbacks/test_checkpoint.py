@@ -37,7 +37,7 @@ def run(
         optimizer=partial(torch.optim.AdamW, lr=1e-2),
     )
     watching = [BestPerSite(), SaveAligners(folder, every_n_minutes=minutes, **(saving or {}))]
-    watching = [*watching, *callbacks] if minutes < 1 else [*callbacks, *watching][::order]
+    watching = [*callbacks, *watching][::order]
     quiet = quiet_trainer(**{"max_epochs": EPOCHS, "max_steps": steps, "callbacks": watching} | (trainer or {}))
     data = activations(world, **{"sites": [1, 3], "batch_size": 29} | options)
     quiet.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
@@ -140,18 +140,20 @@ def test_a_run_that_is_complete_writes_its_maps_again(world: World, whole: Path,
     same_end(tmp_path, whole)
 
 
-def test_it_is_saved_every_so_many_minutes(world: World, whole: Path, tmp_path: Path) -> None:
+def test_it_is_saved_every_so_many_minutes(
+    world: World, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """While moments are read and within epochs, from where the run ends as it would have."""
     kept: list[bytes] = []
+    save = WholeCheckpoints.save_checkpoint
 
-    class Copy(pl.Callback):
-        def on_moments_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-            kept.append((tmp_path / "last.ckpt").read_bytes())
+    def copied(self: WholeCheckpoints, checkpoint: Any, path: Any, *options: Any, **more: Any) -> None:
+        save(self, checkpoint, path, *options, **more)
+        kept.append(Path(path).read_bytes())
 
-        on_train_batch_end = on_moments_batch_end
-
-    run(world, tmp_path, Copy(), minutes=1e-9)
-    assert len(kept) == BATCHES + EPOCHS * BATCHES
+    monkeypatch.setattr(WholeCheckpoints, "save_checkpoint", copied)
+    run(world, tmp_path, minutes=1e-9)
+    assert len(kept) == BATCHES + EPOCHS * BATCHES + 1  # and at the end
     (tmp_path / "last.ckpt").write_bytes(kept[3])
     assert state(tmp_path / "last.ckpt")[ALIGNMENT]["reading"]["batches"] == 4
     (tmp_path / "last.ckpt").write_bytes(kept[BATCHES + 4])
