@@ -6,7 +6,7 @@ from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import lightning.pytorch as pl
 import torch
@@ -36,9 +36,6 @@ from aligners.fitting.steps import (
 )  # fmt: skip
 from aligners.maps.base import Aligner
 from aligners.maps.matrices import Products, products_in
-
-if TYPE_CHECKING:
-    from aligners.callbacks.best import BestPerSite
 
 AVERAGING = (pl.callbacks.StochasticWeightAveraging, pl.callbacks.WeightAveraging)
 IN_MEMORY = "the fit in memory"  # in place of the name of a file
@@ -296,7 +293,7 @@ class BankTraining(KnownLength, ABC):
         return divergence.step["map"]
 
 
-def _best_per_site() -> type["BestPerSite"]:
+def _best_per_site() -> type[Any]:
     from aligners.callbacks.best import BestPerSite  # which imports this module
 
     return BestPerSite
