@@ -40,7 +40,11 @@ class Added(NamedTuple):
 
     def begin(self) -> Changed:
         """What is done at every step of one generation."""
-        return lambda states, called: states + self.vector.to(states)
+
+        def changed(states: Tensor, called: dict[str, Any]) -> Tensor:
+            return states + self.vector.to(states)
+
+        return changed
 
 
 class Replaced(NamedTuple):
@@ -65,10 +69,12 @@ class Replaced(NamedTuple):
 
         def changed(states: Tensor, called: dict[str, Any]) -> Tensor:
             ids = called["input_ids"].to(self.source.device)
-            run = lambda: trunk(input_ids=ids, past_key_values=cache, use_cache=True)  # noqa: E731
+            run = partial(trunk, input_ids=ids, past_key_values=cache, use_cache=True)
             # A block at least, whose part of the cache tells how much was read: positions follow from it.
-            rows = read(self.source.blocks, {site, max(site, 1)}, run)[site].flatten(0, 1)
-            return mapped_rows(self.map, rows.float()).to(states).view(states.shape)
+            found = read(self.source.blocks, {site, max(site, 1)}, run)
+            rows = found[site].flatten(0, 1)
+            mapped = mapped_rows(self.map, rows.float())
+            return mapped.to(states).view(states.shape)
 
         return changed
 
@@ -137,7 +143,7 @@ def generate(
     check_causal(model)
     check_range(least=1, new_tokens=new_tokens)
     check_range(least=0, temperature=temperature)
-    length, end = prompts.shape[1], model.model.generation_config.eos_token_id
+    length = prompts.shape[1]
     check_cache(model, length + new_tokens)
     steps: Any = nullcontext()
     if changing is not None:
@@ -146,27 +152,45 @@ def generate(
             changing.source.check_site(changing.source_site, "source_site")
             check_cache(changing.source, length + new_tokens)
         steps = change(model.model, model.blocks, changing.site, changing.begin())
-    ends = [] if end is None else [end] if isinstance(end, int) else list(end)
-    drawn = {"temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
+
+    ends = _end_tokens(model)
     settings = GenerationConfig(
-        max_new_tokens=new_tokens, repetition_penalty=1.0, num_beams=1, use_cache=True, eos_token_id=ends or None,
-        pad_token_id=(ends or [0])[0], do_sample=bool(drawn), **drawn,
-    )  # fmt: skip
-    there: Any = prompts.to(model.device)
+        max_new_tokens=new_tokens,
+        repetition_penalty=1.0,
+        num_beams=1,
+        use_cache=True,
+        eos_token_id=ends or None,
+        pad_token_id=ends[0] if ends else 0,
+        do_sample=bool(temperature),
+    )
+    if temperature:
+        settings.update(temperature=temperature, top_k=0, top_p=1.0)
+    ids: Any = prompts.to(model.device)
+    mask = torch.ones_like(ids)
     with torch.random.fork_rng(), steps:
         torch.manual_seed(seed)
-        found: Any = model.model.generate(
-            there, attention_mask=torch.ones_like(there), generation_config=settings
-        )
+        found: Any = model.model.generate(ids, attention_mask=mask, generation_config=settings)
+
     tokens = found[:, length:].to(prompts.device)
     ended = torch.isin(tokens, torch.tensor(ends, device=tokens.device, dtype=tokens.dtype)).long()
-    tokens = tokens.where(ended.cumsum(1) - ended == 0, -1)
-    return torch.nn.functional.pad(
-        tokens, (0, new_tokens - tokens.shape[1]), value=-1
-    )  # where all have ended
+    after_the_end = ended.cumsum(1) - ended > 0
+    tokens = tokens.where(~after_the_end, -1)
+    missing = new_tokens - tokens.shape[1]  # where all have ended
+    return torch.nn.functional.pad(tokens, (0, missing), value=-1)
 
 
-BATCH, SHOWN = 16, 3  # prompts that are continued together, and those whose texts a report shows
+def _end_tokens(model: FrozenModel) -> list[int]:
+    """The tokens that end a text."""
+    end = model.model.generation_config.eos_token_id
+    if end is None:
+        return []
+    if isinstance(end, int):
+        return [end]
+    return list(end)
+
+
+BATCH = 16  # prompts that are continued together
+SHOWN = 3  # prompts whose texts a report shows
 Way = tuple[Row, FrozenModel, Added | Replaced | None]
 
 
@@ -200,13 +224,15 @@ class Continuing:
         for model in models:
             check_cache(model, self.prompt_tokens + self.new_tokens)
         tokens, _, lengths = texts.first_tokens()
-        starts = (lengths.cumsum(0) - lengths)[lengths > self.prompt_tokens][: self.generate]
+        starts = lengths.cumsum(0) - lengths
+        starts = starts[lengths > self.prompt_tokens][: self.generate]
         if not len(starts):
             raise UserError(
                 f"Expected held-out texts of more than `prompt_tokens` {self.prompt_tokens} tokens to continue, but "
                 f"the longest has {int(lengths.max())}. Use fewer, or longer texts."
             )
-        return tokens[starts[:, None] + torch.arange(self.prompt_tokens)].long()
+        places = starts[:, None] + torch.arange(self.prompt_tokens)
+        return tokens[places].long()
 
     def check(self, texts: TokenisedTexts, route: Route, why: str | None) -> None:
         """Raise unless held-out texts can be continued through a route, if any are to be.
@@ -219,13 +245,14 @@ class Continuing:
         Raises:
             ValueError: as `prompts`; the target is no causal language model, or nothing can be injected into it.
         """
-        if self.generate:
-            check_causal(route.target)
-            self.prompts(texts, route.source, route.target)
-            if why is not None:
-                raise UserError(
-                    f"Expected no `generate` where nothing can be injected: {why}. Leave it out."
-                )
+        if not self.generate:
+            return
+        check_causal(route.target)
+        self.prompts(texts, route.source, route.target)
+        if why is not None:
+            raise UserError(
+                f"Expected no `generate` where nothing can be injected: {why}. Leave it out."
+            )
 
 
 def continuations(
@@ -241,23 +268,29 @@ def continuations(
             which the others are compared with.
     """
     tables: dict[str, list[Row]] = {"generation": [], "samples": []}
-    drawn: dict[str, Any] = {
-        "new_tokens": options.new_tokens,
-        "temperature": options.temperature,
-        "seed": seed,
-    }
-    compared: tuple[FrozenModel, Tensor] | None = None
+    model: FrozenModel | None = None
+    own = prompts
     for about, writer, changing in ways:
-        found = torch.cat(
-            [generate(writer, ids, changing, **drawn) for ids in prompts.split(BATCH)]
-        )
-        model, own = compared = compared or (writer, found)
-        tables["generation"].append(about | figures(model, prompts, own, found, seed))
-        for prompt, tokens in zip(prompts[:SHOWN], found[:SHOWN], strict=True):
-            texts = map(cast(Any, model.tokenizer).decode, (prompt, tokens[tokens >= 0]))
-            tables["samples"].append(
-                about | dict(zip(("prompt", "continuation"), texts, strict=True))
+        parts = []
+        for ids in prompts.split(BATCH):
+            part = generate(
+                writer,
+                ids,
+                changing,
+                new_tokens=options.new_tokens,
+                temperature=options.temperature,
+                seed=seed,
             )
+            parts.append(part)
+        found = torch.cat(parts)
+        if model is None:
+            model, own = writer, found
+        tables["generation"].append(about | figures(model, prompts, own, found, seed))
+
+        decode = cast(Any, model.tokenizer).decode
+        for prompt, tokens in zip(prompts[:SHOWN], found[:SHOWN], strict=True):
+            written = {"prompt": decode(prompt), "continuation": decode(tokens[tokens >= 0])}
+            tables["samples"].append(about | written)
     return tables
 
 
@@ -272,18 +305,23 @@ def figures(model: FrozenModel, prompts: Tensor, own: Tensor, found: Tensor, see
         found: (B, N) others.
         seed: of the resampling of prompts.
     """
-    either, losses = (own >= 0) | (found >= 0), []
+    losses = []
     for ids, tokens in zip(prompts.split(BATCH), found.split(BATCH), strict=True):
-        mask = torch.cat([torch.ones_like(ids), (tokens >= 0).long()], 1)
-        whole = {"input_ids": torch.cat([ids, tokens.clamp(min=0)], 1), "attention_mask": mask}
-        logits = model.logits(whole)[:, ids.shape[1] - 1 : -1].float().transpose(1, 2)
-        losses.append(cross_entropy(logits, tokens, ignore_index=-1, reduction="none").sum(1))
-    loss = mean_columns("perplexity", torch.cat(losses), (found >= 0).sum(1), seed)
-    return {
-        **mean_columns("agreement", ((found == own) & either).sum(1), either.sum(1), seed),
-        **{name: None if value is None else math.exp(value) for name, value in loss.items()},
-        "n_prompts": len(prompts),
-    }
+        inputs = {
+            "input_ids": torch.cat([ids, tokens.clamp(min=0)], 1),
+            "attention_mask": torch.cat([torch.ones_like(ids), (tokens >= 0).long()], 1),
+        }
+        logits = model.logits(inputs)[:, ids.shape[1] - 1 : -1].float()
+        loss = cross_entropy(logits.transpose(1, 2), tokens, ignore_index=-1, reduction="none")
+        losses.append(loss.sum(1))
+
+    either = (own >= 0) | (found >= 0)
+    alike = (found == own) & either
+    row = dict(mean_columns("agreement", alike.sum(1), either.sum(1), seed))
+    mean_loss = mean_columns("perplexity", torch.cat(losses), (found >= 0).sum(1), seed)
+    for name, value in mean_loss.items():
+        row[name] = None if value is None else math.exp(value)
+    return row | {"n_prompts": len(prompts)}
 
 
 def continue_texts(options: Continuing, trainer: pl.Trainer, module: Any) -> None:
@@ -301,8 +339,10 @@ def continue_texts(options: Continuing, trainer: pl.Trainer, module: Any) -> Non
         return
     prompts = options.prompts(module.stream.split("test"))
     tables: dict[str, list[Row]] = {"generation": [], "samples": []}
-    for panel in (panel for panel in module.panels if panel.behaviour is not None):
-        ways = track([*_ways(panel)], "Generating", disable=hidden(trainer))
+    for panel in module.panels:
+        if panel.behaviour is None:
+            continue
+        ways = track(list(_ways(panel)), "Generating", disable=hidden(trainer))
         here = prompts.to(panel.route.target.device)
         for name, rows in continuations(here, options, module.seed, ways).items():
             tables[name] += rows
@@ -322,10 +362,13 @@ def _ways(panel: Panel) -> Iterator[Way]:
     yield alone | {"method": "native_y"}, target, None
     if source.task == "causal":
         yield alone | {"method": "native_x"}, source, None
-    for method in (one for one in panel.methods if one.aligner is not None and one.name != "mean"):
+    for method in panel.methods:
+        if method.aligner is None or method.name == "mean":
+            continue
         for place, (i, j) in enumerate(pairs):
             here = about | {"method": method.name, "role": method.role, "site_x": i, "site_y": j}
-            yield here, target, Replaced(j, source, i, partial(_mapped, method, place, len(pairs)))
+            mapped = partial(_mapped, method, place, len(pairs))
+            yield here, target, Replaced(j, source, i, mapped)
 
 
 def _mapped(method: Method, place: int, sites: int, rows: Tensor) -> Tensor:

@@ -26,7 +26,8 @@ from aligners.injection.scoring.task_scores import chosen, divergence, unit_loss
 from aligners.models.loading.load_models import check_precision
 from aligners.models.model import FrozenModel
 
-ALPHAS, LEVELS = (0.05, 0.1, 0.2, 0.4, 0.8), (0.03, 0.1, 0.3)  # see `Steering` and `at_equal_cost`
+ALPHAS = (0.05, 0.1, 0.2, 0.4, 0.8)  # see `Steering`
+LEVELS = (0.03, 0.1, 0.3)  # see `at_equal_cost`
 QUANTITIES = ["units", "kl", "loss", "words", "reading"]
 FOR_UNITS = 64  # fitting texts by which typical deviations are measured
 
@@ -59,15 +60,14 @@ class Reading(Protocol):
 
 def random_directions(directions: Sequence[Direction], draws: int, seed: int) -> list[Direction]:
     """So many directions for each site that others have, the same for equal seeds."""
-    draw, widths = (
-        torch.Generator().manual_seed(seed),
-        {one.site: len(one.vector) for one in directions},
-    )
-    every = [(site, width, n) for site, width in widths.items() for n in range(1, draws + 1)]
-    return [
-        Direction(f"random {n}", site, torch.randn(width, generator=draw), "random")
-        for site, width, n in every
-    ]
+    draw = torch.Generator().manual_seed(seed)
+    widths = {one.site: len(one.vector) for one in directions}
+    drawn = []
+    for site, width in widths.items():
+        for n in range(1, draws + 1):
+            vector = torch.randn(width, generator=draw)
+            drawn.append(Direction(f"random {n}", site, vector, "random"))
+    return drawn
 
 
 def first_tokens(model: FrozenModel, words: Sequence[str]) -> tuple[list[int], list[str]]:
@@ -77,7 +77,8 @@ def first_tokens(model: FrozenModel, words: Sequence[str]) -> tuple[list[int], l
         ValueError: the model does not know a word.
     """
     tokenizer: Any = model.tokenizer
-    before, ids, cautions = len(tokenizer("the", add_special_tokens=False)["input_ids"]), [], []
+    before = len(tokenizer("the", add_special_tokens=False)["input_ids"])
+    ids, cautions = [], []
     for word in words:
         parts = tokenizer(f"the {word}", add_special_tokens=False)["input_ids"][before:]
         if not parts or parts[0] == tokenizer.unk_token_id:
@@ -114,17 +115,29 @@ class Steering:
     """
 
     def __init__(
-        self, model: FrozenModel, directions: Sequence[Direction], alphas: Sequence[float],
-        words: tuple[Sequence[str], Sequence[str]] = ((), ()), reading: Reading | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        model: FrozenModel,
+        directions: Sequence[Direction],
+        alphas: Sequence[float],
+        words: tuple[Sequence[str], Sequence[str]] = ((), ()),
+        reading: Reading | None = None,
+    ) -> None:
         check_causal(model)
         if bool(words[0]) != bool(words[1]):
             raise UserError("Expected words for and against, or neither, but got only one of them.")
-        (good, cautions), (bad, more) = (first_tokens(model, each) for each in words)
-        self.tokens, self.cautions = (good, bad), [*cautions, *more]
-        self.model, self.directions, self.reading = model, list(directions), reading
+        good, cautions = first_tokens(model, words[0])
+        bad, more = first_tokens(model, words[1])
+        self.tokens = (good, bad)
+        self.cautions = [*cautions, *more]
+        self.model = model
+        self.directions = list(directions)
+        self.reading = reading
         self.alphas = sorted({float(alpha) for alpha in alphas} - {0.0})
-        self.effects = [name for name, given in (("words", good), ("reading", reading)) if given]
+        self.effects = list[str]()
+        if good:
+            self.effects.append("words")
+        if reading is not None:
+            self.effects.append("reading")
         if not self.effects or not self.alphas or self.alphas[-1] <= 0:
             raise UserError(
                 "Expected words for and against, or a `reading`, to see an effect by, and `alphas` with a positive "
@@ -144,19 +157,16 @@ class Steering:
     def measure_units(self, batches: Sequence[TaskBatch]) -> None:
         """Set the unit of α at every site, by the tokens of some texts."""
         sites = sorted({one.site for one in self.directions})
-        read = torch.cat(
-            [read_rows(self.model, batch.inputs, sites, batch.rows) for batch in batches], 1
-        ).float()
-        around = (read - read.median(1, keepdim=True).values).norm(dim=-1).median(1).values
-        self.units = dict(zip(sites, around.tolist(), strict=True))
+        parts = [read_rows(self.model, batch.inputs, sites, batch.rows) for batch in batches]
+        read = torch.cat(parts, 1).float()
+        centre = read.median(1, keepdim=True).values
+        distances = (read - centre).norm(dim=-1)
+        self.units = dict(zip(sites, distances.median(1).values.tolist(), strict=True))
 
     def vector(self, direction: Direction, alpha: float) -> Tensor:
         """What is added for α, (d,)."""
-        return (
-            alpha
-            * self.units[direction.site]
-            * torch.nn.functional.normalize(direction.vector.float(), dim=0)
-        )
+        unit = torch.nn.functional.normalize(direction.vector.float(), dim=0)
+        return alpha * self.units[direction.site] * unit
 
     @torch.no_grad()
     def sums(self, task: TaskBatch, each: Callable[[Any], Any] = iter) -> Sums:
@@ -169,25 +179,28 @@ class Steering:
             task: the batch.
             each: goes through the directions, and shows how far it is.
         """
-        model, targets, parts = self.model, task.targets, list[Tensor]()
-        last = [self.reading.site] if self.reading else []
-        sites = sorted({*(one.site for one in self.directions), *last})
+        model, targets = self.model, task.targets
+        read_at = {one.site for one in self.directions}
+        if self.reading is not None:
+            read_at.add(self.reading.site)
+        sites = sorted(read_at)
         states = dict(zip(sites, model.front(task.inputs, sites), strict=True))
         own = chosen(model.logits(task.inputs), targets)
         before = self._answers(own, states[sites[-1]], targets)
+        parts = []
         for one in each(self.directions):
+            here = states[one.site]
+            last = one.site if self.reading is None else self.reading.site
             for alpha in self.alphas:
-                moved = states[one.site] + self.vector(one, alpha).to(states[one.site])
-                logits, there = model.tail_through(
-                    task.inputs, one.site, moved, *last or [one.site]
-                )
+                moved = here + self.vector(one, alpha).to(here)
+                logits, reached = model.tail_through(task.inputs, one.site, moved, last)
                 steered = chosen(logits, targets)
-                rises = self._answers(steered, there, targets) - before
-                values = torch.stack([torch.ones_like(rises[0]), divergence(steered, own), *rises])
+                rises = self._answers(steered, reached, targets) - before
+                units = torch.ones_like(rises[0])
+                values = torch.stack([units, divergence(steered, own), *rises])
                 parts.append(per_text_sums(values, targets))
-        table = (
-            torch.stack(parts, 1).double().unflatten(1, (len(self.directions), len(self.alphas)))
-        )
+        shape = (len(self.directions), len(self.alphas))
+        table = torch.stack(parts, 1).double().unflatten(1, shape)
         return dict(zip(QUANTITIES, table, strict=True))
 
     def _answers(self, logits: Tensor, states: Tensor, targets: Targets) -> Tensor:
@@ -195,21 +208,26 @@ class Steering:
         loss = unit_losses(logits, targets)
         odds = read = torch.zeros_like(loss)
         if "words" in self.effects:
-            good, bad = (logits[:, tokens].logsumexp(-1) for tokens in self.tokens)
-            odds = good - bad
+            good, bad = self.tokens
+            odds = logits[:, good].logsumexp(-1) - logits[:, bad].logsumexp(-1)
         if self.reading is not None:
-            answers = self.reading.answers(states.flatten(0, -2)[targets.index].float())
-            read = answers[:, -1] - (answers[:, 0] if answers.shape[1] > 1 else 0)
+            rows = states.flatten(0, -2)[targets.index]
+            answers = self.reading.answers(rows.float())
+            read = answers[:, -1]
+            if answers.shape[1] > 1:
+                read = read - answers[:, 0]
         return torch.stack([loss, odds, read])
 
 
 def curve(steering: Steering, table: Sums, seed: int) -> list[Row]:
     """A row for each direction and α: effects and costs a token, with intervals over texts."""
     rows = list[Row]()
-    for (d, one), (a, alpha) in product(enumerate(steering.directions), enumerate(steering.alphas)):
-        rows.append({"method": one.name, "role": one.role, "site": one.site, "alpha": alpha})
-        for name in ("kl", "loss", *steering.effects):
-            rows[-1] |= mean_columns(name, table[name][d, a], table["units"][d, a], seed)
+    for d, one in enumerate(steering.directions):
+        for a, alpha in enumerate(steering.alphas):
+            row: Row = {"method": one.name, "role": one.role, "site": one.site, "alpha": alpha}
+            for name in ("kl", "loss", *steering.effects):
+                row |= mean_columns(name, table[name][d, a], table["units"][d, a], seed)
+            rows.append(row)
     return rows
 
 
@@ -220,37 +238,42 @@ def at_equal_cost(steering: Steering, table: Sums, levels: Sequence[float], seed
     none. Random directions of a site are one row: the mean, from the least to the largest.
     """
     counts = scores.resampled_counts(table["units"].shape[-1], seed)
-    weights, positive, rows = table["units"] @ counts.T, np.array(steering.alphas) > 0, list[Row]()
-    means = {
-        name: (table[name] @ counts.T / weights).numpy()[:, positive]
-        for name in ("kl", *steering.effects)
-    }
+    weights = table["units"] @ counts.T
+    positive = np.array(steering.alphas) > 0
+    means = {}
+    for name in ("kl", *steering.effects):
+        resampled = (table[name] @ counts.T / weights).numpy()
+        means[name] = resampled[:, positive]
+
     groups: dict[tuple[int, str, str], list[int]] = {}
     for place, one in enumerate(steering.directions):
-        groups.setdefault(
-            (one.site, one.role, "random" if one.role == "random" else one.name), []
-        ).append(place)
+        name = "random" if one.role == "random" else one.name
+        groups.setdefault((one.site, one.role, name), []).append(place)
+
+    rows = list[Row]()
     for effect, level in product(steering.effects, levels):
-        found = torch.stack(
-            [crossings(*line, level) for line in zip(means["kl"], means[effect], strict=True)]
-        )
-        native = {
-            site: found[places[0]]
-            for (site, role, _), places in reversed(groups.items())
-            if role == "native"
-        }
+        lines = zip(means["kl"], means[effect], strict=True)
+        found = torch.stack([crossings(costs, values, level) for costs, values in lines])
+        native: dict[int, Tensor] = {}  # of the first native direction of a site
+        for (site, role, _), places in groups.items():
+            if role == "native":
+                native.setdefault(site, found[places[0]])
         for (site, role, name), places in groups.items():
-            rows.append({"method": name, "role": role, "site": site, "effect": effect, "kl": level})
-            for column, values in (
-                ("value", found[places]),
-                ("share", found[places] / native.get(site, torch.nan)),
-            ):
-                drawn = values[:, 0].mean(), *values[:, 0].aminmax()
-                rows[-1] |= named(
-                    column,
-                    map(finite, drawn if role == "random" else scores.with_interval(values[0])),
-                )
+            row = {"method": name, "role": role, "site": site, "effect": effect, "kl": level}
+            values = found[places]
+            row |= _with_range("value", values, role)
+            row |= _with_range("share", values / native.get(site, torch.nan), role)
+            rows.append(row)
     return rows
+
+
+def _with_range(name: str, values: Tensor, role: str) -> Row:
+    """Columns of values (directions, R): one with its interval; of random ones the mean, least and largest."""
+    if role != "random":
+        return named(name, map(finite, scores.with_interval(values[0])))
+    own = values[:, 0]
+    least, most = own.aminmax()
+    return named(name, map(finite, (own.mean(), least, most)))
 
 
 def crossings(costs: np.ndarray, values: np.ndarray, level: float) -> Tensor:
@@ -258,9 +281,9 @@ def crossings(costs: np.ndarray, values: np.ndarray, level: float) -> Tensor:
     start = np.zeros_like(costs[:1])
     across = np.maximum.accumulate(np.concatenate([start, costs]).clip(0)) ** 0.5
     up = np.concatenate([start, values])
-    found = [
-        np.interp(level**0.5, *line, right=np.nan) for line in zip(across.T, up.T, strict=True)
-    ]
+    found = []
+    for costs_of_draw, values_of_draw in zip(across.T, up.T, strict=True):
+        found.append(np.interp(level**0.5, costs_of_draw, values_of_draw, right=np.nan))
     return torch.tensor(found, dtype=torch.float64)
 
 
@@ -285,16 +308,26 @@ class SteeringEvaluation(Evaluation):
     kind = ModelTexts
 
     def __init__(
-        self, directions: Sequence[Direction], writing: Continuing, reading: Reading | None = None,
-        alphas: Sequence[float] = ALPHAS, equal_kl: Sequence[float] = LEVELS,
-        words_for: Sequence[str] = (), words_against: Sequence[str] = (), random: int = 3, seed: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        directions: Sequence[Direction],
+        writing: Continuing,
+        reading: Reading | None = None,
+        alphas: Sequence[float] = ALPHAS,
+        equal_kl: Sequence[float] = LEVELS,
+        words_for: Sequence[str] = (),
+        words_against: Sequence[str] = (),
+        random: int = 3,
+        seed: int = 0,
+    ) -> None:
         super().__init__(seed)
         check_range(least=1, random=random)
         check_range(above=0, equal_kl=min(equal_kl, default=0))
         self.directions = [*directions, *random_directions(directions, random, seed)]
-        self.writing, self.reading = writing, reading
-        self.alphas, self.levels, self.words = alphas, list(equal_kl), (words_for, words_against)
+        self.writing = writing
+        self.reading = reading
+        self.alphas = alphas
+        self.levels = list(equal_kl)
+        self.words = (words_for, words_against)
 
     def prepare_panels(self) -> None:
         """Check everything."""
@@ -303,17 +336,13 @@ class SteeringEvaluation(Evaluation):
         self.steering = Steering(model, self.directions, self.alphas, self.words, self.reading)
         if self.writing.generate:
             self.prompts = self.writing.prompts(self.stream.split("test"), model)
-        self.scores = scores.TextScores(
-            QUANTITIES, len(self.directions), len(self.steering.alphas), self.n_texts
-        )
-        about = {
+        directions, alphas = len(self.directions), len(self.steering.alphas)
+        self.scores = scores.TextScores(QUANTITIES, directions, alphas, self.n_texts)
+        self.meta = {
+            **self.stream.describe(),
             "words_for": [*self.words[0]],
             "words_against": [*self.words[1]],
             "equal_kl": self.levels,
-        }
-        self.meta = {
-            **self.stream.describe(),
-            **about,
             "cautions": self.steering.cautions,
             "seed": self.seed,
         }
@@ -356,26 +385,14 @@ class SteeringEvaluation(Evaluation):
 
     def _ways(self) -> Iterator[Way]:
         """The model itself, and with each direction but further random ones added, at the middle cost."""
-        model, level = self.steering.model, sorted(self.levels)[len(self.levels) // 2]
-        about = {
-            "model_x": model.name,
-            "model_y": model.name,
-            "alpha": 0.0,
-            "site_x": None,
-            "site_y": None,
-        }
-        yield about | {"method": "own", "role": "ceiling"}, model, None
-        for one in (
-            one for one in self.directions if one.role != "random" or one.name.endswith(" 1")
-        ):
-            known = [
-                row for row in self.rows if (row["method"], row["site"]) == (one.name, one.site)
-            ]
-            costs, alphas = (
-                np.array([[row[name]] for row in known if row["alpha"] > 0])
-                for name in ("kl", "alpha")
-            )
-            alpha = float(crossings(costs, alphas, level).nan_to_num(alphas[-1, 0]))
+        model = self.steering.model
+        about = {"model_x": model.name, "model_y": model.name}
+        own = {"alpha": 0.0, "site_x": None, "site_y": None, "method": "own", "role": "ceiling"}
+        yield about | own, model, None
+        for one in self.directions:
+            if one.role == "random" and not one.name.endswith(" 1"):
+                continue
+            alpha = self._alpha_at_middle_cost(one)
             here = {
                 "method": one.name,
                 "role": one.role,
@@ -383,8 +400,17 @@ class SteeringEvaluation(Evaluation):
                 "site_x": one.site,
                 "site_y": one.site,
             }
-            yield (
-                about | here,
-                model,
-                Added(one.site, self.steering.vector(one, alpha).to(self.device)),
-            )
+            vector = self.steering.vector(one, alpha).to(self.device)
+            yield about | here, model, Added(one.site, vector)
+
+    def _alpha_at_middle_cost(self, direction: Direction) -> float:
+        """The α of a direction at the middle one of the costs; the largest one where none costs as much."""
+        level = sorted(self.levels)[len(self.levels) // 2]
+        costs, alphas = [], []
+        for row in self.rows:
+            own = (row["method"], row["site"]) == (direction.name, direction.site)
+            if own and row["alpha"] > 0:
+                costs.append([row["kl"]])
+                alphas.append([row["alpha"]])
+        found = crossings(np.array(costs), np.array(alphas), level)
+        return float(found.nan_to_num(alphas[-1][0]))

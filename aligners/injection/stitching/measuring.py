@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from aligners.datamodules.model_texts import ModelTexts
 from aligners.datamodules.task_targets import TaskBatch
@@ -51,8 +51,12 @@ class StitchingEvaluation(Evaluation):
         self.layers = None if stored is None else stored_of(stored)
         self.maps = None if fitted is None else load_bank(fitted)
         self.stored = [bank for bank in (self.maps, self.layers) if bank is not None]
-        self.wanted_routes, self.identity, self.allow_mixed = routes, identity, allow_mixed
-        self.report_tables = {"curves": [] if self.layers is None else self.layers.curves}
+        self.wanted_routes = routes
+        self.identity = identity
+        self.allow_mixed = allow_mixed
+        self.report_tables: dict[str, Any] = {"curves": []}
+        if self.layers is not None:
+            self.report_tables["curves"] = self.layers.curves
 
     # ------------------------------------------------------------------ before
 
@@ -61,43 +65,41 @@ class StitchingEvaluation(Evaluation):
         check_precision(self.trainer, ("32-true", "bf16-mixed"))
         data, layers = self.stream, self.layers
         described = data.describe()
-        self.routes = build_routes(
-            data.frozen, data.sites, self.wanted_routes or "all", data.component
-        )
+        wanted = self.wanted_routes or "all"
+        self.routes = build_routes(data.frozen, data.sites, wanted, data.component)
         if layers is not None:
             self.routes = [route for route in self.routes if route.key in layers.maps]
             pairs = {route.key: route.pairs for route in self.routes}
             refuse_other_bank(layers, described["models"], data.component, pairs)
         labels = data.split("test").labels
-        check_routes(
-            self.routes, labels, data.text.source, allow_mixed=self.allow_mixed, gradients=False
-        )
-        maps = {} if self.maps is None else fitted_maps(self.maps, self.routes, data.frozen)
+        mixed = self.allow_mixed
+        check_routes(self.routes, labels, data.text.source, allow_mixed=mixed, gradients=False)
+
+        maps: dict[str, dict[str, Aligner]] = {}
+        if self.maps is not None:
+            maps = fitted_maps(self.maps, self.routes, data.frozen)
         methods = {route: self._methods(route, maps.get(route.key, {})) for route in self.routes}
         targets = self.injected_into()
-        heads = match_heads(data, targets) if targets[0].task == "classification" else {}
+        heads = {}
+        if targets[0].task == "classification":
+            heads = match_heads(data, targets)
         self.asked = task = ScoredTask.of(data, targets[0], seed=self.seed)
+
         # errors are measured where the mean of the target's states is known, to which they are relative
         self.spread = {} if layers is None else layers.spread
         for route in self.routes:
-            means = (None, self.spread[route.key]["mean"]) if self.spread else None
+            means = None
+            if self.spread:
+                means = (None, self.spread[route.key]["mean"])
             behaviour = Behaviour(route, task, ("native",), self.seed)
-            self.panels.append(
-                Panel(
-                    route, methods[route], self.n_texts, self.seed, means=means, behaviour=behaviour
-                )
+            panel = Panel(
+                route, methods[route], self.n_texts, self.seed, means=means, behaviour=behaviour
             )
+            self.panels.append(panel)
         self.meta = {
             **described,
             **self.about_answers(heads),
-            "routes": [
-                {
-                    "model_x": r.source.name,
-                    "model_y": r.target.name,
-                    "pairs": [list(pair) for pair in r.pairs],
-                }
-                for r in self.routes
-            ],
+            "routes": [_described_route(route) for route in self.routes],
             "loss": None if layers is None else layers.loss,
             "constant_score": task.constant_score(),
             "bytes_per_token": task.bytes_per_token,
@@ -107,21 +109,22 @@ class StitchingEvaluation(Evaluation):
         methods = []
         if self.identity and route.source.width == route.target.width:
             same = Identity(len(route.pairs), route.source.width, route.target.width)
-            methods.append(
-                Method.of("identity", "floor", same, {**describe_map(same), "fit": "none"})
-            )
-        methods += [
-            Method.of(name, "method", layer, describe_map(layer)) for name, layer in fitted.items()
-        ]
+            about = {**describe_map(same), "fit": "none"}
+            methods.append(Method.of("identity", "floor", same, about))
+        for name, layer in fitted.items():
+            methods.append(Method.of(name, "method", layer, describe_map(layer)))
         if self.layers is not None:
             for name, layer in self.layers.maps[route.key].items():
                 outcome = outcomes(self.layers.training.get(f"{route.key}.{name}"), layer.sites)
                 about = {**describe_map(layer), "fit": TASK_LOSS, "training": outcome}
                 methods.append(Method.of(name, "method", layer, about))
         if not methods:
-            widths = f"widths {route.source.width} and {route.target.width} differ, so the identity does not apply"
+            why = "`identity` is false"
+            if self.identity:
+                widths = f"{route.source.width} and {route.target.width}"
+                why = f"widths {widths} differ, so the identity does not apply"
             raise UserError(
-                f"Nothing to measure from {route.name}: {widths if self.identity else '`identity` is false'}, and "
+                f"Nothing to measure from {route.name}: {why}, and "
                 "neither a checkpoint nor `fitted` has a layer. Train some with `train.py stitch`."
             )
         return methods
@@ -138,6 +141,13 @@ class StitchingEvaluation(Evaluation):
         states = read_all(self.routes, batch, targets=bool(self.spread))
         for panel in cast(Sequence[Panel], self.panels):
             target = states.targets(panel.route) if self.spread else None
-            panel.update(
-                PanelBatch(batch, states.sources(panel.route), target, batch), natives, self.each
-            )
+            part = PanelBatch(batch, states.sources(panel.route), target, batch)
+            panel.update(part, natives, self.each)
+
+
+def _described_route(route: Route) -> dict[str, Any]:
+    return {
+        "model_x": route.source.name,
+        "model_y": route.target.name,
+        "pairs": [list(pair) for pair in route.pairs],
+    }

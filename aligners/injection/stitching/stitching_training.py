@@ -19,6 +19,7 @@ from aligners.datamodules.model_texts import ModelTexts
 from aligners.datamodules.module import stream_of
 from aligners.datamodules.task_targets import TaskBatch
 from aligners.datamodules.text.texts import FittedTexts
+from aligners.datamodules.tokens.splits import Split
 from aligners.errors import UserError, check_range
 from aligners.fitting.bank_training import BankTraining, mean_count, mean_over_ranks
 from aligners.fitting.fits import AlignerFactory, fit_map, seeded
@@ -100,6 +101,7 @@ def bank_gradients(mapped: Tensor, loss: Callable[[int, Tensor], Tensor]) -> tup
 
 
 PRECISIONS = ("32-true", "bf16-mixed")
+SPLITS: tuple[Split, ...] = ("fit", "validation", "test")
 STEPS = 2000  # where the Trainer says nothing else
 MORE_ROWS = "Give more texts, a larger `start_batches`, or another `start`."
 
@@ -150,9 +152,9 @@ class Stitching(BankTraining):
         seed: int = 0,
     ) -> None:
         super().__init__(optimizer, schedule, warmup, gradient_clip, seed)
-        self.factories = (
-            {"affine_norm": partial(AffineLayer, norm=True)} if layers is None else dict(layers)
-        )
+        if layers is None:
+            layers = {"affine_norm": partial(AffineLayer, norm=True)}
+        self.factories = dict(layers)
         check_names(self.factories, "layers")
         if not self.factories and fitted is None:
             raise UserError(
@@ -163,8 +165,11 @@ class Stitching(BankTraining):
                 "Expected `start_batches` to be at least 1, or 0 where neither a layer's start nor the activation loss "
                 f"needs the models' states, but got {start_batches}."
             )
-        self.wanted_routes, self.weights, self.fitted = routes, loss, fitted
-        self.start_batches, self.allow_mixed = start_batches, allow_mixed
+        self.wanted_routes = routes
+        self.weights = loss
+        self.fitted = fitted
+        self.start_batches = start_batches
+        self.allow_mixed = allow_mixed
         self.spread: dict[str, dict[str, Tensor]] = {}
         self.curves: list[dict[str, Any]] = []
         self._losses: dict[str, Tensor] = {}
@@ -183,38 +188,35 @@ class Stitching(BankTraining):
             )
         data = self.stream = stream_of(self.trainer, ModelTexts)
         self.routes = build_routes(data.frozen, data.sites, self.wanted_routes, data.component)
-        for split in (
-            "fit",
-            "validation",
-            "test",
-        ):  # also what is measured in the end: not after hours of training
+        for split in SPLITS:  # also what is measured in the end: not after hours of training
             labels = data.split(split).labels
-            check_routes(
-                self.routes, labels, data.text.source, allow_mixed=self.allow_mixed, gradients=True
-            )
+            mixed = self.allow_mixed
+            check_routes(self.routes, labels, data.text.source, allow_mixed=mixed, gradients=True)
         if data.task == "classification":
             match_heads(data, self._targets())
         if not len(self.maps):
-            further: dict[str, dict[str, Aligner]] = {}
-            if self.fitted is not None:
-                bank = load_bank(self.fitted)
-                further, self._started_from = (
-                    fitted_layers(bank, self.routes, data.frozen),
-                    bank.fitted,
-                )
-            for route in self.routes:
-                sizes = len(route.pairs), route.source.width, route.target.width
-                layers = {
-                    name: seeded(factory, self.seed, *sizes)
-                    for name, factory in self.factories.items()
-                }
-                self.maps[route.key] = nn.ModuleDict({**layers, **further.get(route.key, {})})
-        if not self.banks() or any(
-            layer.closed_form for key in self.maps for layer in self.banks_of(key).values()
-        ):
+            self._build_layers()
+        layers = list[Aligner]()
+        for key in self.maps:
+            layers += self.banks_of(key).values()
+        if not self.banks() or any(layer.closed_form for layer in layers):
             raise UserError(
                 "Expected `layers` that can be trained, but got one without parameters. Leave it out."
             )
+
+    def _build_layers(self) -> None:
+        """Make the layers of each route, and take over those of `fitted`."""
+        further: dict[str, dict[str, Aligner]] = {}
+        if self.fitted is not None:
+            bank = load_bank(self.fitted)
+            further = fitted_layers(bank, self.routes, self.stream.frozen)
+            self._started_from = bank.fitted
+        for route in self.routes:
+            sizes = len(route.pairs), route.source.width, route.target.width
+            layers = {}
+            for name, factory in self.factories.items():
+                layers[name] = seeded(factory, self.seed, *sizes)
+            self.maps[route.key] = nn.ModuleDict({**layers, **further.get(route.key, {})})
 
     def on_fit_start(self) -> None:
         """Start every layer from the states of some fitting texts, unless a checkpoint says where to go on."""
@@ -231,49 +233,54 @@ class Stitching(BankTraining):
                     fit_map(f"{name} from {route.name}", layer, moments, advice=MORE_ROWS)
 
     def _read(self, texts: TextBatch) -> dict[str, tuple[Tensor, Tensor]]:
-        states = read_all(self.routes, self.stream.prepare(texts).to(self.device), targets=True)
-        rows = {route.key: (states.sources(route), states.targets(route)) for route in self.routes}
+        batch = self.stream.prepare(texts).to(self.device)
+        states = read_all(self.routes, batch, targets=True)
+        rows = {}
         for route in self.routes:
-            for model, values in zip((route.source, route.target), rows[route.key], strict=True):
-                names = [f"site pair {site} of {route.name}" for site in route.site_names()]
-                self._check.watch(values, names, f"states of {model.name}", texts.number)
+            x, y = states.sources(route), states.targets(route)
+            names = [f"site pair {site} of {route.name}" for site in route.site_names()]
+            self._check.watch(x, names, f"states of {route.source.name}", texts.number)
+            self._check.watch(y, names, f"states of {route.target.name}", texts.number)
+            rows[route.key] = (x, y)
         return rows
 
     # ------------------------------------------------------------------ training
 
     def on_train_start(self) -> None:
         """The start is validated first; after an interruption between a step and its validation, that step is."""
-        by_epochs = self.trainer.max_epochs not in (None, -1)  # which may end first
-        steps = self.trainer.estimated_stepping_batches if by_epochs else self.trainer.max_steps
-        self.begin(int(steps), self.curves[-1]["step"] if self.curves else None)
+        steps = self.trainer.max_steps
+        if self.trainer.max_epochs not in (None, -1):  # epochs may end first
+            steps = int(self.trainer.estimated_stepping_batches)
+        validated = None
+        if self.curves:
+            validated = self.curves[-1]["step"]
+        self.begin(steps, validated)
 
     def training_step(self, batch: TaskBatch, batch_idx: int) -> None:
         """One step of every layer at every site."""
         cast(Any, self.optimizers()).zero_grad(set_to_none=True)
         # the mean over ranks: with it, ranks' mean gradient is that of all units
-        units, rows = (
-            mean_count(self.trainer, len(part), self.device) for part in (batch.targets, batch.rows)
-        )
-        activation, distillation = self.weights.activation > 0, self.weights.distillation > 0
+        units = mean_count(self.trainer, len(batch.targets), self.device)
+        rows = mean_count(self.trainer, len(batch.rows), self.device)
+        activation = self.weights.activation > 0
         states = read_all(self.routes, batch, targets=activation)
-        natives = (
-            {target: own_logits(target, batch) for target in self._targets()}
-            if distillation
-            else {}
-        )
+        natives = {}
+        if self.weights.distillation > 0:
+            natives = {target: own_logits(target, batch) for target in self._targets()}
+
         surrogates, losses = [], {}
         for route in self.routes:
-            source, target = states.sources(route), states.targets(route) if activation else None
-            loss = partial(
-                self._loss, route, batch, (units, rows), natives.get(route.target), target
-            )
+            target = states.targets(route) if activation else None
+            own = natives.get(route.target)
+            loss = partial(self._loss, route, batch, (units, rows), own, target)
             for name, layer in self.banks_of(route.key).items():
-                mapped = mapped_rows(layer, source)
+                mapped = mapped_rows(layer, states.sources(route))
                 losses[route, name], gradients = bank_gradients(mapped, loss)
                 surrogates.append((mapped * gradients).sum())
         self.manual_backward(torch.stack(surrogates).sum())
-        for layer in self.banks().values() if self.gradient_clip else ():
-            clip_per_site(layer, self.gradient_clip)
+        if self.gradient_clip:
+            for layer in self.banks().values():
+                clip_per_site(layer, self.gradient_clip)
         self.step()
         self._watch(losses, batch_idx)
 
@@ -298,19 +305,19 @@ class Stitching(BankTraining):
             pair: number of the site pair.
             mapped: the rows.
         """
-        (units, rows), total = counts, mapped.new_zeros(())
+        units, rows = counts
+        total = mapped.new_zeros(())
         if self.weights.task or own is not None:
             logits = pair_logits(route, pair, batch, mapped)
             if self.weights.task:
-                total = total + self.weights.task * unit_losses(logits, batch.targets).sum() / units
+                losses = unit_losses(logits, batch.targets)
+                total = total + self.weights.task * losses.sum() / units
             if own is not None:
                 gap = divergence(logits, own, self.weights.temperature).sum() / units
                 total = total + self.weights.distillation * gap
         if states is not None:
-            squares, variance = (
-                (mapped - states[pair]).square().sum(),
-                float(self.spread[route.key]["variance"][pair]),
-            )
+            squares = (mapped - states[pair]).square().sum()
+            variance = float(self.spread[route.key]["variance"][pair])
             total = total + self.weights.activation * squares / (rows * variance)
         return total
 
@@ -324,11 +331,8 @@ class Stitching(BankTraining):
             self._check.watch(loss, names, "training loss", batch_idx)
             if self.logs_now:
                 whole = mean_over_ranks(self.trainer, loss)
-                self.log_sites(
-                    f"step/{route.key}/{name}",
-                    "loss",
-                    dict(zip(route.site_names(), whole, strict=True)),
-                )
+                sites = dict(zip(route.site_names(), whole, strict=True))
+                self.log_sites(f"step/{route.key}/{name}", "loss", sites)
 
     def on_train_epoch_end(self) -> None:
         """Check the last losses as well."""
@@ -339,9 +343,9 @@ class Stitching(BankTraining):
     def on_validation_epoch_start(self) -> None:
         """Reset the sums, and raise for losses that are not finite before a checkpoint is written."""
         self._check.flush()
-        self._means = {
-            key: UnitMeans(bank.sites).to(self.device) for key, bank in self.banks().items()
-        }
+        self._means = {}
+        for key, bank in self.banks().items():
+            self._means[key] = UnitMeans(bank.sites).to(self.device)
         self._natives = {target: UnitMeans(1).to(self.device) for target in self._targets()}
 
     def validation_step(self, batch: TaskBatch, batch_idx: int) -> None:
@@ -351,10 +355,10 @@ class Stitching(BankTraining):
         states = read_all(self.routes, batch)
         for route in self.routes:
             for name, layer in self.banks_of(route.key).items():
-                answers = bank_answers(route, batch, mapped_rows(layer, states.sources(route)))
-                self._means[f"{route.key}.{name}"].update(
-                    torch.stack([site.loss for site in answers])
-                )
+                mapped = mapped_rows(layer, states.sources(route))
+                answers = bank_answers(route, batch, mapped)
+                losses = torch.stack([site.loss for site in answers])
+                self._means[f"{route.key}.{name}"].update(losses)
 
     def on_validation_epoch_end(self) -> None:
         """One point of every learning curve: the penalty on the validation texts. A sanity check has but some."""
@@ -368,11 +372,16 @@ class Stitching(BankTraining):
                 sites = dict(zip(route.site_names(), penalty.float(), strict=True))
                 self.log_sites(f"validation/{route.key}/{name}", "penalty", sites)
                 for (i, j), value in zip(route.pairs, penalty.tolist(), strict=True):
-                    models = {"model_x": route.source.name, "model_y": route.target.name}
-                    place = {"method": name, "site_x": i, "site_y": j}
-                    self.curves.append(
-                        {"step": self.global_step, **models, **place, "penalty": value}
-                    )
+                    point = {
+                        "step": self.global_step,
+                        "model_x": route.source.name,
+                        "model_y": route.target.name,
+                        "method": name,
+                        "site_x": i,
+                        "site_y": j,
+                        "penalty": value,
+                    }
+                    self.curves.append(point)
 
     def criteria(self) -> dict[str, Tensor]:
         """The last validation's loss at each site of each bank, (S,)."""
@@ -407,10 +416,12 @@ class Stitching(BankTraining):
 
     def options(self) -> dict[str, Any]:
         """The routes, the layers, and what these start from and are trained on."""
-        routes = {route.key: list(route.pairs) for route in self.routes}
-        layers = {key: describe_aligner(layer) for key, layer in self.banks().items()}
-        how = {"loss": asdict(self.weights), "start_batches": self.start_batches}
-        return {"routes": routes, "layers": layers, **how}
+        return {
+            "routes": {route.key: list(route.pairs) for route in self.routes},
+            "layers": {key: describe_aligner(layer) for key, layer in self.banks().items()},
+            "loss": asdict(self.weights),
+            "start_batches": self.start_batches,
+        }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore where the layers started, and the curves so far.
@@ -424,10 +435,8 @@ class Stitching(BankTraining):
                 "Expected `ckpt_path` to be a last.ckpt of `train.py stitch`, but it is another file."
             )
         stored = checkpoint[STITCHING]
-        steps, most = (
-            checkpoint["global_step"],
-            self.trainer.max_steps,
-        )  # before a complete run takes the limit away
+        steps = checkpoint["global_step"]
+        most = self.trainer.max_steps  # before a complete run takes the limit away
         self.resume(checkpoint, stored)
         if steps > most:
             raise UserError(
