@@ -169,9 +169,13 @@ class LengthBatches(DistributedSampler):
         chosen: np.ndarray | None = None,
         first_epoch: int = 0,
     ) -> None:
-        self.lengths, self.whole, self.chosen = np.asarray(lengths), whole, chosen
-        self.first_epoch, self.start = first_epoch, 0
-        n, most = len(self.lengths), math.ceil(len(self.lengths) / batch_size)
+        self.lengths = np.asarray(lengths)
+        self.whole = whole
+        self.chosen = chosen
+        self.first_epoch = first_epoch
+        self.start = 0
+        n = len(self.lengths)
+        most = math.ceil(len(self.lengths) / batch_size)
         self.count = most if whole else min(most, n // world)
         for_ranks = self.count if whole else min(n, batch_size)
         if for_ranks < world:
@@ -199,7 +203,8 @@ class LengthBatches(DistributedSampler):
 
     def __iter__(self) -> Iterator[BatchOfRows]:
         """The rank's part of each batch, or its batches."""
-        start, self.start = self.start, 0
+        start = self.start
+        self.start = 0
         batches = self._batches()
         for number in self._own()[start:]:
             texts = batches[number]

@@ -22,10 +22,8 @@ from aligners.models.loading.known import SleepingModel
 from aligners.models.model import FrozenModel
 
 UNKNOWN, COMMONEST, REPEATED = 0.1, 0.5, 0.1  # shares beyond which texts are doubtful
-READ_TEXTS, AT_ONCE = (
-    64,
-    4,
-)  # by which a language model is compared with frequencies alone, and texts of a batch
+READ_TEXTS = 64  # by which a language model is compared with frequencies alone
+AT_ONCE = 4  # texts of a batch
 MASKED_SHARE = 0.15
 NAMES = {"fit": "fitting", "validation": "validation", "test": "held-out", "other": "other"}
 
@@ -39,7 +37,8 @@ def text_doubts(ids: Tensor, special: Tensor, lengths: Tensor, unknown: int | No
         lengths: (n,) tokens of each text.
         unknown: number of the token that stands for all that the tokenizer does not know; None: it has none.
     """
-    doubts, plain = [], ids[~special].long()
+    doubts = []
+    plain = ids[~special].long()
     if not len(plain):
         return []
     share = 0.0 if unknown is None else float((plain == unknown).float().mean())
@@ -57,6 +56,11 @@ def text_doubts(ids: Tensor, special: Tensor, lengths: Tensor, unknown: int | No
     if repeated > REPEATED:
         doubts.append(f"{repeated:.0%} of them are the same tokens as another text")
     return doubts
+
+
+def short_name(model: FrozenModel) -> str:
+    """The name of a model without the folders that it is in."""
+    return model.name.rstrip("/").rpartition("/")[2]
 
 
 class Doubts:
@@ -87,7 +91,7 @@ class Doubts:
                 continue  # the same tokens as an earlier model's
             doubts = text_doubts(*texts.tokens_of(number), getattr(tokenizer, "unk_token_id", None))
             if doubts:
-                name = models[number].name.rstrip("/").rpartition("/")[2]
+                name = short_name(models[number])
                 self.data.caution(
                     f"Caution: the {NAMES.get(split, split)} texts are hardly texts to the tokenizer of {name}: "
                     f"{'; '.join(doubts)}. On such texts maps and models look far better than they are."
@@ -100,59 +104,56 @@ class Doubts:
         self._compared = True
         texts = self.data.split(self.compared_on)
         for number, model in enumerate(self.data.frozen):
-            if self.data.frozen.index(model) != number or model.task not in ("causal", "masked"):
-                continue
-            no_mask = model.task == "masked" and cast(Any, model.tokenizer).mask_token_id is None
-            if isinstance(model, SleepingModel) or no_mask:
-                continue  # a model whose states come from a store is not loaded for this
-            with self.data.frozen_models.running(model, self.data.run_device):
-                own, unigram = self._losses(model, number, texts)
-            if own > unigram:
-                name = model.name.rstrip("/").rpartition("/")[2]
-                self.data.caution(
-                    f"Caution: {name} predicts these texts worse than the frequencies of their tokens alone: its loss "
-                    f"is {own:.2f} nats a token, theirs {unigram:.2f}. It has not learned them, and what holds for its "
-                    "states need not hold for those of a model that has."
-                )
+            if self.data.frozen.index(model) == number and _can_predict(model):
+                with self.data.frozen_models.running(model, self.data.run_device):
+                    self._compare(model, number, texts)
 
-    def _losses(
-        self, model: FrozenModel, number: int, texts: TokenisedTexts
-    ) -> tuple[float, float]:
-        """Mean loss of a model, and of the frequencies of all tokens but the one that is asked, in nats a token."""
+    def _compare(self, model: FrozenModel, number: int, texts: TokenisedTexts) -> None:
+        """Caution if a model predicts tokens worse than their frequencies do."""
         ids, special, _ = texts.tokens_of(number)
-        counted = (ids if model.task == "causal" else ids[~special]).long()
+        counted = ids if model.task == "causal" else ids[~special]
         vocabulary = int(model.model.config.get_text_config().vocab_size)
-        counts = counted.bincount(minlength=vocabulary).double()
+        counts = counted.long().bincount(minlength=vocabulary).double()
         own = unigram = 0.0
         units = 0
-        for inputs, targets in self._asked(model, number, texts):
+        for inputs, targets in _targets(model, number, texts):
             with torch.no_grad():
                 logits = model.logits(inputs).flatten(0, -2)[targets.index].float()
             own += float(cross_entropy(logits, targets.answer, reduction="sum"))
-            share = counts[targets.answer.cpu()] / (
-                counts.sum() - 1 + vocabulary
-            )  # one added to each, without itself
-            unigram -= float(share.log().sum())
+            others = counts.sum() - 1 + vocabulary  # one added to each token, and without itself
+            unigram -= float((counts[targets.answer.cpu()] / others).log().sum())
             units += len(targets)
-        return own / max(units, 1), unigram / max(units, 1)
+        if own > unigram:
+            self.data.caution(
+                f"Caution: {short_name(model)} predicts these texts worse than the frequencies of their tokens alone: "
+                f"its loss is {own / units:.2f} nats a token, theirs {unigram / units:.2f}. It has not learned them, "
+                "and what holds for its states need not hold for those of a model that has."
+            )
 
-    def _asked(
-        self, model: FrozenModel, number: int, texts: TokenisedTexts
-    ) -> Iterator[tuple[Mapping[str, Tensor], Targets]]:
-        """Some texts and what is asked about them, on the model's device."""
-        for first in range(0, min(READ_TEXTS, len(texts)), AT_ONCE):
-            batch = texts[list(range(first, min(first + AT_ONCE, READ_TEXTS, len(texts))))]
-            inputs: Any = batch.inputs[number]
-            if model.task == "causal":
-                targets = next_token_targets(inputs)
-            else:
-                tokenizer, special = model.tokenizer, batch.special[number]
-                inputs, answers = mask_tokens(
-                    inputs, special, batch.text, tokenizer, MASKED_SHARE, 0, 0
-                )
-                targets = masked_targets(answers)
-            if len(targets):
-                yield (
-                    {name: part.to(model.device) for name, part in inputs.items()},
-                    targets.to(model.device),
-                )
+
+def _can_predict(model: FrozenModel) -> bool:
+    """Whether a model predicts tokens. One whose states come from a store is not loaded for this."""
+    if isinstance(model, SleepingModel) or model.task not in ("causal", "masked"):
+        return False
+    return model.task == "causal" or cast(Any, model.tokenizer).mask_token_id is not None
+
+
+def _targets(
+    model: FrozenModel, number: int, texts: TokenisedTexts
+) -> Iterator[tuple[Mapping[str, Tensor], Targets]]:
+    """Some texts and the tokens that are to be predicted, on the model's device."""
+    count = min(READ_TEXTS, len(texts))
+    for first in range(0, count, AT_ONCE):
+        batch = texts[list(range(first, min(first + AT_ONCE, count)))]
+        inputs: Any = batch.inputs[number]
+        if model.task == "causal":
+            targets = next_token_targets(inputs)
+        else:
+            special = batch.special[number]
+            inputs, answers = mask_tokens(
+                inputs, special, batch.text, model.tokenizer, MASKED_SHARE, 0, 0
+            )
+            targets = masked_targets(answers)
+        if len(targets):
+            placed = {name: part.to(model.device) for name, part in inputs.items()}
+            yield placed, targets.to(model.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -10,8 +11,9 @@ import torch
 from torch import Tensor
 
 from aligners.datamodules.batches import TextBatch
+from aligners.datamodules.doubts import NAMES, short_name
 from aligners.datamodules.rows.far import SAMPLE_ROWS, SAMPLE_TEXTS, FarSample
-from aligners.datamodules.rows.policies import RowKind, rows_of_each
+from aligners.datamodules.rows.policies import RowKind, Rows, rows_of_each
 from aligners.datamodules.rows.read_rows import read_each
 from aligners.datamodules.tokens.splits import Split
 from aligners.datamodules.tokens.tokenised import Marks, TokenisedTexts
@@ -19,7 +21,6 @@ from aligners.models.model import FrozenModel
 from aligners.progress import hidden, track
 
 AT_ONCE = 4  # training batches that are read at a time
-NAMES = {"fit": "fitting", "validation": "validation", "test": "held-out", "other": "other"}
 IN_MEANS = "They are in the means of their texts: leave out special tokens, if these are far, or read words"
 KEPT = {
     "leave_out": "They are left out of fits, errors and measures, and injection leaves Y's own states in their place",
@@ -54,13 +55,13 @@ class FarMarks:
         wanted = [kind for kind in typed if kind not in known]
         if wanted:
             self._sample(split, wanted)
-            known |= self._marks(split, wanted)
-            first, become = known[wanted[0]].flat, KEPT[self.data.far_rows]
-            which = f"{NAMES[split]} rows"
-            self._caution(first, which, wanted[0], f"{become} (`data.far_rows`)")
+            known |= self._mark(split, wanted)
+            become = f"{KEPT[self.data.far_rows]} (`data.far_rows`)"
+            self._caution(known[wanted[0]].flat, f"{NAMES[split]} rows", wanted[0], become)
         for kind in kinds:
             if kind.policy == "mean" and self.data.store is None:  # a store may have only means
-                self.note(split, RowKind("tokens", kind.special_tokens), IN_MEANS, "tokens")
+                tokens = RowKind("tokens", kind.special_tokens)
+                self.note(split, tokens, IN_MEANS, "tokens")
         return {kind: known[kind] for kind in typed if known[kind].flat.any()}
 
     def any(self) -> bool:
@@ -74,7 +75,8 @@ class FarMarks:
 
     def _models(self) -> list[tuple[int, FrozenModel, list[int]]]:
         """Each model that is read once, with its first number and the sites that are read under all of its numbers."""
-        models, wanted = self.data.frozen, self.data.wanted_sites()
+        models = self.data.frozen
+        wanted = self.data.wanted_sites()
         sites: dict[int, set[int]] = {}
         for model, of_model in zip(models, wanted, strict=True):
             sites.setdefault(models.index(model), set()).update(of_model)
@@ -84,21 +86,33 @@ class FarMarks:
         """A loader of a split's texts, all of them for every rank, with one model's states if there is a store."""
         every: list[list[int]] = [[] for _ in self.data.frozen]
         every[number] = sites
-        return self.data.load(self.data.split(split), alone=True, sites=every, **options)
+        return self.data.load(split, alone=True, sites=every, **options)
 
     def _read(
         self, number: int, sites: list[int], batch: TextBatch, kinds: Sequence[RowKind]
-    ) -> list[Tensor]:
-        """The rows of a model at the sites, for each kind (S, N, d) on the CPU."""
+    ) -> list[tuple[RowKind, Rows, Tensor]]:
+        """The rows of a model: for each kind where they are, on the CPU, and their states (S, N, d)."""
         model = self.data.frozen[number]
-        rows = [rows_of_each(batch, kind)[number].to(model.device) for kind in kinds]
+        rows = [rows_of_each(batch, kind)[number] for kind in kinds]
         placed = batch.to(model.device)
-        inputs, stored = placed.inputs[number], placed.stored.get(model)
-        return read_each(model, inputs, sites, rows, self.data.component, stored)
+        states = read_each(
+            model,
+            placed.inputs[number],
+            sites,
+            [of_kind.to(model.device) for of_kind in rows],
+            self.data.component,
+            placed.stored.get(model),
+        )
+        return list(zip(kinds, rows, states, strict=True))
 
     def _sample(self, split: Split, kinds: Sequence[RowKind]) -> None:
-        """Measure what is far, for the kinds of which that is not known."""
-        split = self._first_read(split)
+        """Measure what is far, for the kinds of which that is not known, on the split that the run reads first."""
+        trainer = self.data.trainer
+        if trainer is not None:
+            stage = getattr(getattr(trainer, "state", None), "fn", "fit")
+            split = self.data.splits[0]
+            if stage in ("fit", "validate"):
+                split = "fit"
         for number, model, sites in self._models():
             missing = [kind for kind in kinds if (number, kind) not in self._samples]
             if not missing:
@@ -108,72 +122,57 @@ class FarMarks:
             with self.data.frozen_models.running(model, self.data.run_device):
                 self._sample_model(number, sites, batches, missing)
 
-    def _first_read(self, split: Split) -> Split:
-        """The split that the run reads first, if there is a run."""
-        if self.data.trainer is None:
-            return split
-        stage = getattr(getattr(self.data.trainer, "state", None), "fn", "fit")
-        return "fit" if stage in ("fit", "validate") else self.data.splits[0]
-
     def _sample_model(
         self, number: int, sites: list[int], batches: Any, kinds: Sequence[RowKind]
     ) -> None:
         """Look at the first `SAMPLE_ROWS` rows of a model."""
-        states: dict[RowKind, list[Tensor]] = {kind: [] for kind in kinds}
-        first: dict[RowKind, list[Tensor]] = {kind: [] for kind in kinds}
+        states: dict[RowKind, list[Tensor]] = defaultdict(list)
+        first: dict[RowKind, list[Tensor]] = defaultdict(list)
         rows_so_far = 0
         for batch in batches:
-            read = self._read(number, sites, batch, kinds)
-            for kind, of_kind in zip(kinds, read, strict=True):
-                states[kind].append(of_kind.cpu())
-                first[kind].append(rows_of_each(batch, kind)[number].place == 0)
-            rows_so_far += read[0].shape[1]
+            for kind, rows, read in self._read(number, sites, batch, kinds):
+                states[kind].append(read.cpu())
+                first[kind].append(rows.place == 0)
+            rows_so_far += len(first[kinds[0]][-1])
             if rows_so_far >= SAMPLE_ROWS:
                 break
-        for kind in kinds:
-            every = torch.cat(states[kind], 1)
+        for kind, parts in states.items():
+            every = torch.cat(parts, 1)
             if every.shape[1]:
-                sample = FarSample.of(every, torch.cat(first[kind]), sites, self.data.component)
-                self._samples[number, kind] = sample
+                self._samples[number, kind] = FarSample.of(
+                    every, torch.cat(first[kind]), sites, self.data.component
+                )
 
-    def _marks(self, split: Split, kinds: Sequence[RowKind]) -> dict[RowKind, Marks]:
+    def _mark(self, split: Split, kinds: Sequence[RowKind]) -> dict[RowKind, Marks]:
         """Mark what is far for any model, in all texts of a split."""
-        texts = self.data.split(split)
-        no_rows = torch.zeros(len(texts), dtype=torch.int64)
-        found = {kind: Marks(torch.zeros(0, dtype=torch.bool), no_rows) for kind in kinds}
+        found: dict[tuple[RowKind, int], Tensor] = {}  # by kind and text
         for number, model, sites in self._models():
-            far = [kind for kind in kinds if self._has_far(number, kind)]
-            if not far:
+            far_kinds = [kind for kind in kinds if self._has_far(number, kind)]
+            if not far_kinds:
                 continue
             loader = self._load(split, number, sites, batch_size=AT_ONCE * self.data.batch_size)
             said = f"Looking for far rows of {model.name}"
             batches = track(loader, said, disable=hidden(self.data.trainer))
             with self.data.frozen_models.running(model, self.data.run_device):
-                parts = self._mark(number, sites, zip(loader.sampler, batches, strict=True), far)
-            for kind in far:
-                own = [parts[kind][text] for text in range(len(texts))]
-                flat, before = torch.cat(own), found[kind].flat
-                counts = torch.tensor([len(part) for part in own])
-                found[kind] = Marks(flat | before if len(before) else flat, counts)
-        return found
+                for texts, batch in zip(loader.sampler, batches, strict=True):
+                    for kind, rows, states in self._read(number, sites, batch, far_kinds):
+                        far = self._samples[number, kind].reach.beyond(states).cpu()
+                        for text, part in zip(texts, far.split(rows.counts), strict=True):
+                            found[kind, text] = part | found.get((kind, text), part)
+
+        marks = {}
+        no_rows = torch.zeros(0, dtype=torch.bool)
+        for kind in kinds:
+            parts = []
+            for text in range(len(self.data.split(split))):
+                parts.append(found.get((kind, text), no_rows))
+            marks[kind] = Marks(torch.cat(parts), torch.tensor(list(map(len, parts))))
+        return marks
 
     def _has_far(self, number: int, kind: RowKind) -> bool:
         """Whether a model has far rows of a kind among those that were looked at."""
         sample = self._samples.get((number, kind))
         return sample is not None and bool(sample.far.any())
-
-    def _mark(
-        self, number: int, sites: list[int], numbered: Any, kinds: Sequence[RowKind]
-    ) -> dict[RowKind, dict[int, Tensor]]:
-        """For each kind, the marks of each text's rows, by the text's place in the split."""
-        marks: dict[RowKind, dict[int, Tensor]] = {kind: {} for kind in kinds}
-        for places, batch in numbered:
-            read = self._read(number, sites, batch, kinds)
-            for kind, states in zip(kinds, read, strict=True):
-                far = self._samples[number, kind].reach.beyond(states).cpu()
-                counts = list(rows_of_each(batch, kind)[number].counts)
-                marks[kind].update(zip(places, far.split(counts), strict=True))
-        return marks
 
     # ------------------------------------------------------------------ words
 
@@ -191,21 +190,22 @@ class FarMarks:
         if not every:
             return
         far = every[0]
-        if len({len(of_model) for of_model in every}) == 1:
-            far = torch.stack(every).any(0)
+        for other in every[1:]:
+            if len(other) == len(far):  # the same rows, as models of one tokenizer have
+                far = far | other
         self._caution(far, f"{NAMES[split]} {what} that were looked at", kind, become)
 
     def _caution(self, far: Tensor, which: str, kind: RowKind, become: str) -> None:
         """Say how many rows are far, and what they do, once: of the texts that are read first."""
-        count, rows = int(far.sum()), len(far)
+        count = int(far.sum())
+        rows = len(far)
         said = any("far from all others" in caution for caution in self.data.cautions)
         if not count or said:
             return
         each = []
         for number, model, _ in self._models():
             if self._has_far(number, kind):
-                name = model.name.rstrip("/").rpartition("/")[2]
-                each.append(self._samples[number, kind].words(name))
+                each.append(self._samples[number, kind].words(short_name(model)))
         self.data.caution(
             f"Caution: {count:,} of {rows:,} {which} ({count / rows:.1%}) are far from all others: "
             f"{'; '.join(each)}. {become}."

@@ -77,12 +77,21 @@ class FrozenModels:
         for name in devices or ():
             if name is not None:
                 check_device(name, "devices")
-        self.named, self.one_tokenizer, self.texts = named, one_tokenizer, texts
-        self.max_length, self.known, self.packed = max_length, known, packed
-        self.bases, self.under_heads = bases, under_heads
-        self.dtype, self.attn_implementation = dtype, attn_implementation
-        self.trust_remote_code, self.merge_adapters = trust_remote_code, merge_adapters
-        self.cache, self.devices, self.device_map = cache, devices, device_map
+        self.named = named
+        self.one_tokenizer = one_tokenizer
+        self.texts = texts
+        self.max_length = max_length
+        self.known = known
+        self.packed = packed
+        self.bases = bases
+        self.under_heads = under_heads
+        self.dtype = dtype
+        self.attn_implementation = attn_implementation
+        self.trust_remote_code = trust_remote_code
+        self.merge_adapters = merge_adapters
+        self.cache = cache
+        self.devices = devices
+        self.device_map = device_map
         # models that share another's tokenizer, and their own
         self._replaced: dict[FrozenModel, PreTrainedTokenizerBase] = {}
 
@@ -104,8 +113,12 @@ class FrozenModels:
             ValueError: a model cannot be loaded or has too few positions, or tokenizers differ that must not.
         """
         places = dict(zip(self.named, self.places, strict=True))
-        loaded = {named: self._load(*named, place[1]) for named, place in places.items()}
-        awake = [named for named in loaded if not isinstance(loaded[named], SleepingModel)]
+        loaded = {}
+        awake = []
+        for named, (_, parts) in places.items():
+            loaded[named] = self._load(*named, parts)
+            if not isinstance(loaded[named], SleepingModel):
+                awake.append(named)
         for a, b in combinations(awake, 2):
             if places[a] == places[b] and places[a][1] is None:
                 share_weights(loaded[b].model, loaded[a].model)
@@ -177,11 +190,13 @@ class FrozenModels:
 
     def _same_tokens(self, a: FrozenModel, b: FrozenModel) -> bool:
         """Whether two models get the same tokens of every text."""
-        one, other = _tokenizer(a), _tokenizer(b)
+        one = _tokenizer(a)
+        other = _tokenizer(b)
         if same_tokenizer(one, other):
             return True
-        ends = [(tokenizer.eos_token_id, tokenizer.sep_token_id) for tokenizer in (one, other)]
-        if self.packed and ends[0] != ends[1]:
+        if self.packed and one.eos_token_id != other.eos_token_id:
+            return False
+        if self.packed and one.sep_token_id != other.sep_token_id:
             return False
         return self._same_tokens_of(one, other, self.texts())
 
@@ -193,7 +208,7 @@ class FrozenModels:
     @property
     def tokenizers(self) -> list[PreTrainedTokenizerBase]:
         """The tokenizer of each model."""
-        return [_tokenizer(model) for model in self.sharing]
+        return list(map(_tokenizer, self.sharing))
 
     def chat_tokenizers(self) -> dict[str, PreTrainedTokenizerBase]:
         """The tokenizers of the models that may have a chat template, by the models' names: not of embedded ones."""
@@ -252,8 +267,9 @@ class FrozenModels:
             device: of the run.
             needed: numbers of the models that are; the others wait on the CPU. Default: all.
         """
-        numbers = range(len(self.loaded)) if needed is None else needed
-        wanted = {self.loaded[number] for number in numbers}
+        wanted = set(self.loaded)
+        if needed is not None:
+            wanted = {self.loaded[number] for number in needed}
         movable = []
         for model, (chosen, parts) in zip(self.loaded, self.places, strict=True):
             if parts is None:
@@ -266,7 +282,8 @@ class FrozenModels:
     def running(self, model: FrozenModel, device: torch.device | None) -> Iterator[None]:
         """Within it, a model is where the user wants it, or on the device of the run; then again where it was."""
         chosen, _ = self.places[self.loaded.index(model)]
-        before, there = model.device, chosen or device
+        before = model.device
+        there = chosen or device
         if there is None or model.sharded:
             yield
             return
@@ -281,9 +298,12 @@ class FrozenModels:
     @property
     def embedded_depths(self) -> list[int] | None:
         """The number of blocks of each model, before any is made; None unless all are embedded."""
-        if not all(name.startswith(EMBEDDED) for name, _ in self.named):
-            return None
-        return [embedded_recipe(name)[1].layers for name, _ in self.named]
+        depths = []
+        for name, _ in self.named:
+            if not name.startswith(EMBEDDED):
+                return None
+            depths.append(embedded_recipe(name)[1].layers)
+        return depths
 
     def widths(self) -> list[int]:
         """The width of each model's states, known before any is made or loaded.
@@ -306,10 +326,10 @@ class FrozenModels:
         Raises:
             ValueError: one of them has too few positions, or the texts do not train it.
         """
-        names = [name for name, _ in self.named if name.startswith(EMBEDDED)]
-        for name in names:
-            self._check_positions(name, embedded_recipe(name)[1].max_length)
-        for name in dict.fromkeys(names):
+        for name, _ in self.named:
+            if name.startswith(EMBEDDED):
+                self._check_positions(name, embedded_recipe(name)[1].max_length)
+        for name, _ in self.named:
             self.path(name)
 
     def path(self, name: str) -> str:
@@ -320,7 +340,9 @@ class FrozenModels:
         texts = self.texts()
         if isinstance(recipe, Recipe):
             _check_classes(name, texts)
-        labels = texts.fit["label"][:] if "label" in texts.fit.column_names else None
+        labels = None
+        if "label" in texts.fit.column_names:
+            labels = texts.fit["label"][:]
         folder = embedded_model(seed, texts.fit["text"][:], labels, recipe=recipe, cache=self.cache)
         if not (folder / FITTED).is_file() and os.access(folder, os.W_OK):
             with FileLock(folder.parent / ".lock"):

@@ -15,11 +15,11 @@ from aligners.datamodules.frozen_models import with_revisions
 from aligners.datamodules.module import TextModule
 from aligners.datamodules.rows.far import FarRows
 from aligners.datamodules.rows.policies import (
-    PAIRS_TOKENS,
     RowKind,
     RowPolicy,
     Rows,
     check_rows,
+    one_tokenizer_for,
     policy_of,
 )
 from aligners.datamodules.rows.read_rows import Prepared, choose_rows, gather_rows, read_rows
@@ -130,9 +130,11 @@ class LayerReader:
         Raises:
             ValueError: the states of an earlier batch were not finite; `check.flush()` looks at the last one.
         """
-        chosen, texts = prepared.chosen, prepared.texts
+        chosen = prepared.chosen
+        texts = prepared.texts
         results: dict[tuple[int, tuple[int, ...]], tuple[Tensor, list[Tensor]]] = {}
-        states, attention = [], []
+        states = []
+        attention = []
         for number, wanted in enumerate(layers or self.layers):
             model = self.models[number]
             key = id(model), tuple(wanted)
@@ -167,7 +169,8 @@ class LayerReader:
         Raises:
             ValueError: the model does not have a layer; or as in `read`.
         """
-        layers = self.layers[m] if layers is None else layers
+        if layers is None:
+            layers = self.layers[m]
         return self._read_model(model, batch.texts, m, batch.rows[m], layers)
 
     def _read_model(
@@ -253,8 +256,8 @@ class LayerActivations(TextModule):
         if attention:
             attn_implementation = "eager"
         words = attention or policy_of(rows).types == "words"
-        alike = PAIRS_TOKENS if rows == "tokens" else None
         named = with_revisions(models, revisions)
+        alike = one_tokenizer_for(rows)
         super().__init__(named, words, alike, attn_implementation=attn_implementation, **options)
         check_rows(rows, component, self.packed)
         if attention and self.packed:
@@ -262,9 +265,14 @@ class LayerActivations(TextModule):
                 "`attention` is read between whole words, but a sequence of `packed` text has no whole "
                 "words. Leave one of them out."
             )
-        self.models, self.revisions = list(models), revisions
-        self.layers, self.rows, self.special_tokens = layers, rows, special_tokens
-        self.attention, self.component, self.far_rows = attention, component, far_rows
+        self.models = list(models)
+        self.revisions = revisions
+        self.layers = layers
+        self.rows = rows
+        self.special_tokens = special_tokens
+        self.attention = attention
+        self.component = component
+        self.far_rows = far_rows
         self.storable = not attention
         self.far = FarMarks(self)
         self._planned: list[Sequence[Sequence[int]] | None] = [None]
@@ -302,7 +310,7 @@ class LayerActivations(TextModule):
     def describe(self) -> dict[str, Any]:
         """Describe texts, models and rows for a report, as plain values."""
         return {
-            "models": [model.identity() for model in self.reader.models],
+            "models": self.identities(),
             "layers": self.reader.layers,
             **self._options(),
             **super().describe(),
@@ -338,7 +346,9 @@ class LayerActivations(TextModule):
                 then waits on the CPU. Default: all wanted layers of all models.
             alone: whether this process loads all batches of its plan, whatever the others do.
         """
-        self.splits, self._alone, self._placed_for = tuple(splits), alone, None
+        self.splits = tuple(splits)
+        self._alone = alone
+        self._placed_for = None
         self._planned = [None] * len(splits) if layers is None else list(layers)
 
     def loader(
@@ -357,7 +367,8 @@ class LayerActivations(TextModule):
             layers: of each model that come along from a store; default: all wanted ones.
             options: `only` and `batch_size` of `load`.
         """
-        sites, data = layers or self.wanted_sites(), self.split(split)
+        sites = layers or self.wanted_sites()
+        data = self.split(split)
         if any(sites):
             far = self.far.of(split, self.kinds_read)
             data = data.marked({}, leave_out=False, far=far)
@@ -389,7 +400,8 @@ class LayerActivations(TextModule):
         """Have the models that a split of the plan reads where they run, and the others on the CPU."""
         if self.trainer is None or self._placed_for == dataloader_idx:
             return
-        planned, needed = self._planned[dataloader_idx], None
+        planned = self._planned[dataloader_idx]
+        needed = None
         if planned is not None:
             needed = [m for m, layers in enumerate(planned) if layers]
         self.frozen_models.place(self.trainer.strategy.root_device, needed)

@@ -1,5 +1,6 @@
 """The LightningDataModule of texts for whole models, which it does not run, and the options that users give it."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from itertools import combinations
 from typing import Any, Literal
@@ -68,7 +69,7 @@ class ModelTexts(TextModule):
 
     def describe(self) -> dict[str, Any]:
         """Describe texts and models for a report, as plain values."""
-        described = [model.identity() for model in self.frozen]
+        described = self.identities()
         if self.sites is None:
             count = len(self.models)
             bases = {"bases": described[count:], "component": "residual"}
@@ -83,14 +84,13 @@ class ModelTexts(TextModule):
 
     def wanted(self, depths: Sequence[int]) -> list[list[int]]:
         """The sites of each model, as the source or the target of any route."""
-        chosen: list[set[int]] = [set() for _ in depths]
-        if self.sites is None:
-            return [sorted(sites) for sites in chosen]
+        chosen: dict[int, set[int]] = defaultdict(set)
         for a, b in combinations(range(len(depths)), 2):
-            for i, j in route_sites(self.sites, depths, a, b, self.component):
-                chosen[a].add(i)
-                chosen[b].add(j)
-        return [sorted(sites) for sites in chosen]
+            if self.sites is not None:
+                for i, j in route_sites(self.sites, depths, a, b, self.component):
+                    chosen[a].add(i)
+                    chosen[b].add(j)
+        return [sorted(chosen[number]) for number in range(len(depths))]
 
     @property
     def storable(self) -> bool:  # type: ignore[override]
@@ -159,7 +159,8 @@ class ModelTexts(TextModule):
     @property
     def targets(self) -> Literal["labels", "choices", "spans", "trees"]:
         """What is learned of a text: a label, which answer is right or, without labels, spans as answers or a tree."""
-        fit, columns = self.texts.fit, self.texts.fit.column_names
+        fit = self.texts.fit
+        columns = self.texts.fit.column_names
         if CHOICE in columns and self.sites is None:
             return "choices"
         if "label" in columns:
@@ -187,7 +188,8 @@ class ModelTexts(TextModule):
         Raises:
             ValueError: some texts have none.
         """
-        who, columns = f"A classifier that reads {split} texts", self.texts.columns_without_labels
+        who = f"A classifier that reads {split} texts"
+        columns = self.texts.columns_without_labels
         return check_labelled(self.split(split).labels, who, self.text.source, columns=columns)
 
     @property
@@ -359,4 +361,6 @@ def labelled_texts(
 
 
 def _listed(names: list[str] | str) -> list[str]:
-    return [names] if isinstance(names, str) else list(names)
+    if isinstance(names, str):
+        return [names]
+    return list(names)

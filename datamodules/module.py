@@ -107,9 +107,15 @@ class TextModule(pl.LightningDataModule):
         check_range(least=2, max_length=max_length)
         check_range(least=0, workers=workers, seed=seed)
         super().__init__()
-        self.text, self.batch_size, self.max_length = text, batch_size, max_length
-        self.packed, self.seed, self.order, self.workers = packed, seed, seed, workers
-        self.store, self.store_dtype = store, store_dtype
+        self.text = text
+        self.batch_size = batch_size
+        self.max_length = max_length
+        self.packed = packed
+        self.seed = seed
+        self.order = seed
+        self.workers = workers
+        self.store = store
+        self.store_dtype = store_dtype
         self._stores = None if store is None else Stores(store, store_dtype, store_rows)
         if packed and one_tokenizer is None:
             one_tokenizer = PACKED_ALIKE
@@ -168,7 +174,9 @@ class TextModule(pl.LightningDataModule):
     @property
     def stored(self) -> list[Path]:
         """Folders of the stored states that were read so far, which `aligners.cli.run_loggers` names at W&B."""
-        return [] if self._stores is None else self._stores.opened
+        if self._stores is None:
+            return []
+        return self._stores.opened
 
     def named(self) -> Sequence[tuple[str, str | None]]:
         """Name and revision of each model, as the user wrote them."""
@@ -178,6 +186,10 @@ class TextModule(pl.LightningDataModule):
     def frozen(self) -> list[FrozenModel]:
         """The frozen models, loaded on first use; one that is named twice is one object."""
         return self.frozen_models.sharing
+
+    def identities(self) -> list[dict[str, Any]]:
+        """What each frozen model is, as plain values."""
+        return [model.identity() for model in self.frozen]
 
     @property
     def texts(self) -> Texts:
@@ -207,7 +219,9 @@ class TextModule(pl.LightningDataModule):
     @property
     def run_device(self) -> torch.device | None:
         """The device of the run; None without a Trainer."""
-        return None if self.trainer is None else self.trainer.strategy.root_device
+        if self.trainer is None:
+            return None
+        return self.trainer.strategy.root_device
 
     def leave_out(self, fitted: Mapping[str, FittedTexts]) -> None:
         """Drop held-out texts that maps were fitted on, from now on.
@@ -218,10 +232,12 @@ class TextModule(pl.LightningDataModule):
         Raises:
             ValueError: no held-out text is left.
         """
-        before, self._fitted = self.texts, dict(fitted)
+        before = self.texts
+        self._fitted = dict(fitted)
         texts = self._whole.without({**self.frozen_models.fitted_on(), **fitted})
         if texts.origin != before.origin:
-            self._texts, self._tokenised = _warned(texts), None
+            self._texts = _warned(texts)
+            self._tokenised = None
 
     def other_texts(self, source: TextSource) -> Texts:
         """Load another source, without held-out texts that a model or a map is known to be fitted on.
@@ -339,10 +355,14 @@ class TextModule(pl.LightningDataModule):
         self.doubts.look_at_models()  # which reads texts, and so comes after every check of a module's setup
         if isinstance(data, str):
             data = self.split(data)
-        trainer, rank, world = self.trainer, 0, 1
+        trainer = self.trainer
+        rank = 0
+        world = 1
         if trainer is not None and not alone:
-            rank, world = trainer.global_rank, trainer.world_size
-        chosen, lengths = data.texts_with_rows(), data.lengths.numpy()
+            rank = trainer.global_rank
+            world = trainer.world_size
+        chosen = data.texts_with_rows()
+        lengths = data.lengths.numpy()
         if chosen is None:
             lengths = lengths[:only]
         else:
@@ -411,10 +431,11 @@ class TextModule(pl.LightningDataModule):
 
     def setup(self, stage: str) -> None:
         """Load the texts and the models, with every check that can be made before reading."""
-        trainer, splits = self.trainer, splits_of_stage(stage)
+        trainer = self.trainer
+        splits = splits_of_stage(stage)
         self.frozen_models.check_ranks(1 if trainer is None else trainer.world_size)
         self.check_models()
-        self.place_models("cpu" if trainer is None else trainer.strategy.root_device)
+        self.place_models(self.run_device or "cpu")
         for split in splits:
             self.split(split)
         self.doubts.compared_on = "validation" if "validation" in splits else "test"
@@ -448,7 +469,8 @@ class TextModule(pl.LightningDataModule):
         torchdata's `StatefulDataLoader` (0.11) keeps a state of its own in every checkpoint: older checkpoints have
         none, and it can only be loaded with the same number of `workers`.
         """
-        trainer, order = cast(Any, self.trainer), cast(LengthBatches, loader.sampler)
+        trainer = cast(Any, self.trainer)
+        order = cast(LengthBatches, loader.sampler)
         if trainer.fit_loop.restarting:
             batches = limited(len(loader), trainer, "train")
             epoch, done = go_on_after_last_batch(trainer.fit_loop, batches)
@@ -460,7 +482,9 @@ class TextModule(pl.LightningDataModule):
 
 def splits_of_stage(stage: str) -> tuple[Split, ...]:
     """The splits that a stage of Lightning reads."""
-    return ("fit", "validation") if stage in ("fit", "validate") else ("test",)
+    if stage in ("fit", "validate"):
+        return "fit", "validation"
+    return ("test",)
 
 
 def stream_of(trainer: Any, kind: type[DataT]) -> DataT:
@@ -475,9 +499,10 @@ def stream_of(trainer: Any, kind: type[DataT]) -> DataT:
     """
     data = getattr(trainer, "datamodule", None)
     if not isinstance(data, kind):
+        given = "none" if data is None else type(data)
         raise UserError(
-            f"Expected a data module of the kind {kind.__name__}, but got {'none' if data is None else type(data)}. "
-            "Give the Trainer one, as `datamodule`."
+            f"Expected a data module of the kind {kind.__name__}, but got {given}. Give the Trainer one, as "
+            "`datamodule`."
         )
     return data
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -14,15 +15,16 @@ from aligners.datamodules.far_marks import FarMarks
 from aligners.datamodules.module import WITHOUT_GRADIENTS, TextModule
 from aligners.datamodules.rows.far import FarRows
 from aligners.datamodules.rows.policies import (
-    PAIRS_TOKENS,
     RowKind,
     RowPolicy,
     check_rows,
+    one_tokenizer_for,
     policy_of,
 )
 from aligners.datamodules.rows.read_rows import Link, PairedBatch, PairReader, Plan, Prepared
 from aligners.datamodules.rows.row_types import RowTypes, SeenTypes, types_of
 from aligners.datamodules.rows.token_pairs import TokenPairs
+from aligners.datamodules.text.sources import TextSource
 from aligners.datamodules.tokens.splits import Split, TokenisedSplits
 from aligners.datamodules.tokens.tokenised import Marks, TokenisedTexts
 from aligners.errors import UserError, check_known, check_range
@@ -57,7 +59,9 @@ class Pairing:
         options: Mapping[str, Any],
         pairs: Sequence[tuple[int, int]] = ((0, 1),),
     ) -> None:
-        self.named, self.options, self.pairs = named, dict(options), list(pairs)
+        self.named = named
+        self.options = dict(options)
+        self.pairs = list(pairs)
 
     def links(self, depths: Sequence[int], component: Component) -> list[Link]:
         """What stands along the leading axis, from the depths of the models and the component that is read."""
@@ -127,14 +131,18 @@ class PairedActivations(TextModule):
     ) -> None:
         check_range(least=0, below=1, held_out_types=held_out_types)
         check_known(get_args(FarRows), far_rows=far_rows)
-        alike = PAIRS_TOKENS if rows == "tokens" else None
-        super().__init__(pairing.named, policy_of(rows).types == "words", alike, **options)
+        words = policy_of(rows).types == "words"
+        super().__init__(pairing.named, words, one_tokenizer_for(rows), **options)
         check_rows(rows, component, self.packed)
         self.pairing = pairing
-        self.rows, self.special_tokens, self.component = rows, special_tokens, component
-        self.far_rows, self.held_out_types = far_rows, held_out_types
+        self.rows = rows
+        self.special_tokens = special_tokens
+        self.component = component
+        self.far_rows = far_rows
+        self.held_out_types = held_out_types
         self.labels = pairing.options.get("labels")
-        self.models, self.numbers = [name for name, _ in pairing.named], pairing.pairs
+        self.models = [name for name, _ in pairing.named]
+        self.numbers = pairing.pairs
         self.storable = not pairing.of_attention
         self.far = FarMarks(self)
         self._plan = Plan()
@@ -142,11 +150,11 @@ class PairedActivations(TextModule):
 
     def wanted(self, depths: Sequence[int]) -> list[list[int]]:
         """The sites of each model."""
-        chosen: list[set[int]] = [set() for _ in depths]
+        chosen: dict[int, set[int]] = defaultdict(set)
         for link in self.pairing.links(depths, self.component):
             chosen[link.x].add(link.site_x)
             chosen[link.y].add(link.site_y)
-        return [sorted(sites) for sites in chosen]
+        return [sorted(chosen[number]) for number in range(len(depths))]
 
     @property
     def kinds_read(self) -> Sequence[RowKind]:
@@ -182,18 +190,20 @@ class PairedActivations(TextModule):
         self._plan = replace(plan, kinds=[other for other in plan.kinds if other != kind])
         words = any(read.types == "words" for read in self.kinds_read)
         if words != self._words:
-            self._words, self._tokenised = words, None
-        self._other = None if plan.other is None else self._unlabelled(plan)
+            self._words = words
+            self._tokenised = None
+        self._other = None
         splits: list[Split] = ["test"]
         if plan.other is not None:
+            self._other = self._unlabelled(plan.other)
             splits.append("other")
         if plan.fitting:
             splits.append("fit")
         self.splits = tuple(splits)
 
-    def _unlabelled(self, plan: Plan) -> TokenisedSplits:
-        """The other source of text without its labels."""
-        other = self.other_texts(cast(Any, plan.other))
+    def _unlabelled(self, source: TextSource) -> TokenisedSplits:
+        """The held-out texts of another source, without their labels."""
+        other = self.other_texts(source)
         columns = [name for name in other.test.column_names if name != "label"]
         return self.tokenise(replace(other, test=other.test.select_columns(columns)))
 
@@ -226,7 +236,8 @@ class PairedActivations(TextModule):
 
     def describe(self) -> dict[str, Any]:
         """Describe texts, models and rows for a report, as plain values."""
-        reader, types = self.reader, policy_of(self.rows).types
+        reader = self.reader
+        types = policy_of(self.rows).types
         return {
             "models": {"x": reader.model_x.identity(), "y": reader.model_y.identity()},
             "sites": [list(pair) for pair in reader.sites],
@@ -259,9 +270,9 @@ class PairedActivations(TextModule):
         Returns:
             Its `describe()` and its `config()`.
         """
-        described, config = self.describe(), self.config()
-        links = [link for link in self.reader.links if (link.x, link.y) == (a, b)]
-        sites = [[link.site_x, link.site_y] for link in links]
+        described = self.describe()
+        config = self.config()
+        sites = [described["sites"][place] for place in self._places_of((a, b))]
         if not sites:  # of a universe
             sites = self.sites_together((a, b))
             config["sites"] = ",".join(f"{i}:{j}" for i, j in sites)
@@ -279,19 +290,20 @@ class PairedActivations(TextModule):
 
     def sites_together(self, models: Iterable[int]) -> list[list[int]]:
         """The sites of some models of a universe that belong together, by the models' numbers."""
-        by_model = []
-        for model in models:
-            by_model.append([link.site_x for link in self.reader.links if link.x == model])
-        return [list(sites) for sites in zip(*by_model, strict=True)]
+        by_model: dict[int, list[int]] = {model: [] for model in models}
+        for link in self.reader.links:
+            if link.x in by_model:
+                by_model[link.x].append(link.site_x)
+        return [list(sites) for sites in zip(*by_model.values(), strict=True)]
 
     def described_pairs(self) -> list[tuple[list[int], dict[str, Any], dict[str, Any]]]:
         """For each pair its places along the leading axis, and its `described_pair`."""
-        described = []
-        for a, b in self.numbers:
-            links = enumerate(self.reader.links)
-            places = [s for s, link in links if (link.x, link.y) == (a, b)]
-            described.append((places, *self.described_pair(a, b)))
-        return described
+        return [(self._places_of(pair), *self.described_pair(*pair)) for pair in self.numbers]
+
+    def _places_of(self, pair: tuple[int, int]) -> list[int]:
+        """The places of a pair along the leading axis; none of two models of a universe."""
+        links = enumerate(self.reader.links)
+        return [place for place, link in links if (link.x, link.y) == pair]
 
     # ------------------------------------------------------------------ types and far rows
 
@@ -321,9 +333,10 @@ class PairedActivations(TextModule):
     def _marked(self, split: Split) -> TokenisedTexts:
         """A split whose batches mark rows of unseen types and far rows; the fitting texts come without them."""
         fitting = split == "fit"
-        kinds = [self.reader.kind] if fitting else self.kinds_read
-        measured = None if fitting else self._plan.measured
-        seen = self.seen if measured is None else measured
+        kinds = self.kinds_read[:1] if fitting else self.kinds_read
+        seen = self._plan.measured
+        if fitting or seen is None:
+            seen = self.seen
         marks: dict[RowKind, Marks] = {}
         for kind in kinds:
             if seen.kind is not None and kind.types == seen.kind:
@@ -334,8 +347,8 @@ class PairedActivations(TextModule):
             return self.split(split).marked(marks, leave_out=False, far=far)
         if self.far_rows == "leave_out":
             for kind, apart in far.items():
-                flat = apart.flat | marks[kind].flat if kind in marks else apart.flat
-                marks[kind] = Marks(flat, apart.counts)
+                unseen = marks.get(kind, apart)
+                marks[kind] = Marks(apart.flat | unseen.flat, apart.counts)
         return self.split(split).marked(marks, leave_out=True)
 
     # ------------------------------------------------------------------ Lightning's hooks
@@ -343,8 +356,10 @@ class PairedActivations(TextModule):
     def on_before_batch_transfer(self, batch: TextBatch, dataloader_idx: int) -> Prepared:
         """Choose the rows while the batch is still on the CPU."""
         held_out = self.splits[dataloader_idx : dataloader_idx + 1] == ("test",)
-        targets_of = self._plan.targets_of if held_out else None
-        return self.reader.prepare(batch, self._plan.kinds, targets_of)
+        prepared = self.reader.prepare(batch, self._plan.kinds)
+        if held_out and self._plan.targets_of is not None:
+            prepared.task = self._plan.targets_of(batch)
+        return prepared
 
     def on_after_batch_transfer(self, batch: Prepared, dataloader_idx: int) -> PairedBatch:
         """Run the models where the batch is now."""
@@ -394,7 +409,8 @@ class PairedActivations(TextModule):
 
         Under a `trainer.limit_val_batches` of so many batches, these have the first texts, not the longest.
         """
-        larger, count = WITHOUT_GRADIENTS * self.batch_size, len(self.split("validation"))
+        larger = WITHOUT_GRADIENTS * self.batch_size
+        count = len(self.split("validation"))
         limit = getattr(self.trainer, "limit_val_batches", 1.0)
         if isinstance(limit, int) and limit:
             count = min(count, limit * larger)

@@ -83,10 +83,7 @@ class ManyPairs(Pairing):
 
     def describe(self, data: PairedActivations) -> dict[str, Any]:
         """All models, and which of them are paired."""
-        return {
-            "models": [model.identity() for model in data.frozen],
-            "pairs": [list(pair) for pair in self.pairs],
-        }
+        return {"models": data.identities(), "pairs": [list(pair) for pair in self.pairs]}
 
 
 def pairs_states(
@@ -110,7 +107,8 @@ def pairs_states(
     Raises:
         ValueError: an option is out of its range.
     """
-    named, every = with_revisions(models, revisions), range(len(models))
+    named = with_revisions(models, revisions)
+    every = range(len(models))
     if pairs is None:
         known: list[Any] = list(combinations(every, 2))
     else:
@@ -153,7 +151,7 @@ class Universe(Pairing):
     def describe(self, data: PairedActivations) -> dict[str, Any]:
         """All models, their widths, and the sites that belong together."""
         return {
-            "models": [model.identity() for model in data.frozen],
+            "models": data.identities(),
             "sites": data.sites_together(range(len(data.frozen))),
             "widths": [model.width for model in data.frozen],
         }
@@ -213,7 +211,8 @@ class AttentionPairs(Pairing):
     def token_pairs(self, data: PairedActivations) -> TokenPairs:
         """The pairs of tokens that are rows."""
         causal = all(model.causal for model in data.frozen)
-        share, mean = self.options["share"], self.options["queries"] == "mean"
+        share = self.options["share"]
+        mean = self.options["queries"] == "mean"
         return TokenPairs(data.special_tokens, causal, share, data.seed, mean)
 
     def describe(self, data: PairedActivations) -> dict[str, Any]:

@@ -15,26 +15,22 @@ if TYPE_CHECKING:
 # Options that change nothing in the result, and those that are compared by what they lead to: models by their weights,
 # sites by their numbers.
 FREE = (
-    *(
-        "workers",
-        "cache",
-        "devices",
-        "device_map",
-        "attn_implementation",
-        "trust_remote_code",
-        "merge_adapters",
-    ),
-    *(
-        "recipe",
-        "model_x",
-        "model_y",
-        "models",
-        "bases",
-        "revision_x",
-        "revision_y",
-        "revisions",
-        "sites",
-    ),
+    "workers",
+    "cache",
+    "devices",
+    "device_map",
+    "attn_implementation",
+    "trust_remote_code",
+    "merge_adapters",
+    "recipe",
+    "model_x",
+    "model_y",
+    "models",
+    "bases",
+    "revision_x",
+    "revision_y",
+    "revisions",
+    "sites",
 )
 # Options that are never taken from a file that a run left, which may be somebody else's: where states and models are
 # written, and whether a model's own code is run.
@@ -43,14 +39,15 @@ PARTS = ("data", "data_config", "options", "trainer", "early_stopping")
 LIMITS = ("max_epochs", "max_steps")  # a run may go on for longer
 # of a Trainer, beside its limits: which texts are read, how steps are taken, and when maps are compared
 DECIDES = (
-    *(
-        "limit_train_batches",
-        "limit_val_batches",
-        "overfit_batches",
-        "accumulate_grad_batches",
-        "gradient_clip_val",
-    ),
-    *("val_check_interval", "check_val_every_n_epoch", "min_epochs", "min_steps"),
+    "limit_train_batches",
+    "limit_val_batches",
+    "overfit_batches",
+    "accumulate_grad_batches",
+    "gradient_clip_val",
+    "val_check_interval",
+    "check_val_every_n_epoch",
+    "min_epochs",
+    "min_steps",
 )
 
 
@@ -68,9 +65,10 @@ def trainer_identity(trainer: Any) -> dict[str, Any]:
     """The Trainer's options that change what is trained, or on which texts, as plain values."""
     options: dict[str, Any] = {"precision": trainer.precision}
     for name in (*DECIDES, *LIMITS):
-        value = getattr(trainer, name)
-        one = name.startswith(("limit_", "val_check")) and value == 1 and isinstance(value, int)
-        options[name] = "1 batch" if one else value  # 1.0 is all
+        options[name] = getattr(trainer, name)
+        counts_batches = name.startswith(("limit_", "val_check"))
+        if counts_batches and options[name] == 1 and isinstance(options[name], int):
+            options[name] = "1 batch"  # 1.0 is all
     return options
 
 
@@ -88,30 +86,30 @@ def refuse_other_run(then: Mapping[str, Any], now: Mapping[str, Any], what: str)
     Raises:
         ValueError: texts, options of the data module, or options of what is trained differ. All are named.
     """
-    # as JSON gives them back, which knows no tuples
-    then, now = (
-        {name: json.loads(json.dumps(run.get(name), default=str)) for name in PARTS}
-        for run in (then, now)
-    )
-    texts = [run["data"]["text"] for run in (then, now)]
-    equal = texts[0].get("hashes") == texts[1]["hashes"]
-    before, after = (_data_options(run, equal) for run in (then, now))
-    diffs = differences(
-        before, {name: value for name, value in after.items() if name in before}, "data"
-    )
-    diffs += [] if equal else _other_texts(*texts)
-    for part, prefix in (
-        ("options", "model"),
-        ("trainer", "trainer"),
-        ("early_stopping", "early_stopping"),
-    ):
+    then = _as_kept(then)
+    now = _as_kept(now)
+    texts = then["data"]["text"]
+    texts_now = now["data"]["text"]
+    equal = texts.get("hashes") == texts_now["hashes"]
+    before = _data_options(then, equal)
+    after = _data_options(now, equal)
+    known = {name: value for name, value in after.items() if name in before}
+    changes = differences(before, known, "data")
+    if not equal:
+        changes += _other_texts(texts, texts_now)
+    for part in ("options", "trainer", "early_stopping"):
         if then[part] is not None and now[part] is not None:
-            diffs += _changed(then[part], now[part], prefix)
-    if diffs:
+            changes += _changed(then[part], now[part], "model" if part == "options" else part)
+    if changes:
         raise UserError(
-            f"{what} is of a run with other data or options: {'; '.join(diffs)}. To go on, give the same; for anything "
-            "else, begin a new run."
+            f"{what} is of a run with other data or options: {'; '.join(changes)}. To go on, give the same; for "
+            "anything else, begin a new run."
         )
+
+
+def _as_kept(run: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run is about, as JSON gives it back, which knows no tuples."""
+    return {name: json.loads(json.dumps(run.get(name), default=str)) for name in PARTS}
 
 
 def _data_options(run: Mapping[str, Any], equal: bool) -> dict[str, Any]:
@@ -119,16 +117,15 @@ def _data_options(run: Mapping[str, Any], equal: bool) -> dict[str, Any]:
     options = {name: value for name, value in run["data_config"].items() if name not in FREE}
     if equal:
         options["text"] = {"seed": options["text"]["seed"]}
-    led_to = {name: run["data"].get(name) for name in ("sites", "stored_as")}
-    led_to |= _attention(run["data"].get("models"))
-    return {**options, **led_to, "label_names": run["data"]["text"].get("label_names")}
-
-
-def _attention(models: Any) -> dict[str, Any]:
-    """The implementations of attention that were used, which round differently; nothing where that was not kept."""
-    listed = list(models.values()) if isinstance(models, dict) else models or []
-    used = [model.get("attention") for model in listed]
-    return {"attn_implementation": used} if any(used) else {}
+    options["sites"] = run["data"].get("sites")
+    options["stored_as"] = run["data"].get("stored_as")
+    options["label_names"] = run["data"]["text"].get("label_names")
+    models = run["data"].get("models") or []
+    listed = models.values() if isinstance(models, dict) else models
+    attention = [model.get("attention") for model in listed]
+    if any(attention):  # implementations round differently; earlier versions did not keep it
+        options["attn_implementation"] = attention
+    return options
 
 
 def _changed(then: Mapping[str, Any], now: Mapping[str, Any], prefix: str) -> list[str]:
@@ -155,19 +152,23 @@ def differences(then: Any, now: Any, name: str) -> list[str]:
         now: the same, later.
         name: how the dotted names begin.
     """
-    if isinstance(then, dict) and isinstance(now, dict):
-        names = {**then, **now}
-        return [
-            line
-            for key in names
-            for line in differences(then.get(key), now.get(key), f"{name}.{key}".lstrip("."))
-        ]
     if _of_models(then) and _of_models(now) and len(then) == len(now):
-        numbered = {str(number): model for number, model in enumerate(then, start=1)}
-        return differences(
-            numbered, {str(number): model for number, model in enumerate(now, start=1)}, name
-        )
-    return [] if then == now else [f"`{name}` was {json.dumps(then)} and is {json.dumps(now)}"]
+        then = _numbered(then)
+        now = _numbered(now)
+    if isinstance(then, dict) and isinstance(now, dict):
+        changes = []
+        for key in {**then, **now}:
+            dotted = f"{name}.{key}".lstrip(".")
+            changes += differences(then.get(key), now.get(key), dotted)
+        return changes
+    if then == now:
+        return []
+    return [f"`{name}` was {json.dumps(then)} and is {json.dumps(now)}"]
+
+
+def _numbered(models: list[Any]) -> dict[str, Any]:
+    """Identities of models by their numbers, from 1 on."""
+    return {str(number): model for number, model in enumerate(models, start=1)}
 
 
 def _of_models(value: Any) -> bool:
@@ -178,8 +179,10 @@ def _of_models(value: Any) -> bool:
 def kept_alike(then: Any, now: Any) -> Any:
     """What a run is about now, without what an earlier version did not keep of its models."""
     if isinstance(then, dict) and isinstance(now, dict):
-        model = "fingerprint" in then
-        return {key: kept_alike(then.get(key), now[key]) for key in now if key in then or not model}
+        known = now
+        if "fingerprint" in then:
+            known = {key: value for key, value in now.items() if key in then}
+        return {key: kept_alike(then.get(key), value) for key, value in known.items()}
     if isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
         return [kept_alike(before, after) for before, after in zip(then, now, strict=True)]
     return now
@@ -187,14 +190,13 @@ def kept_alike(then: Any, now: Any) -> Any:
 
 def _other_texts(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """The splits whose texts differ; those of a run that kept no hashes, by their numbers."""
-    lines = []
+    changes = []
     for split, name in {"fit": "fitting", "validation": "validation", "test": "held-out"}.items():
-        before, after = (str(texts["n_texts"][split]) for texts in (then, now))
+        before = str(then["n_texts"][split])
+        after = str(now["n_texts"][split])
         if "hashes" in then:
-            before, after = (
-                f"{texts['n_texts'][split]} (hash {texts['hashes'][split]})"
-                for texts in (then, now)
-            )
+            before += f" (hash {then['hashes'][split]})"
+            after += f" (hash {now['hashes'][split]})"
         if before != after:
-            lines.append(f"the {name} texts were {before} and are {after}")
-    return lines
+            changes.append(f"the {name} texts were {before} and are {after}")
+    return changes

@@ -130,7 +130,8 @@ def mask_tokens(
             draw = np.random.default_rng([seed, epoch, number])
             places = draw.permutation(places)[: max(1, round(share * len(places)))]
             answers[row, places] = chosen = ids[row, places]
-            fate, others = draw.random(len(chosen)), draw.integers(vocabulary, size=len(chosen))
+            fate = draw.random(len(chosen))
+            others = draw.integers(vocabulary, size=len(chosen))
             replaced = np.where(fate < _MASKED + _RANDOM, others, chosen)
             ids[row, places] = torch.from_numpy(
                 np.where(fate < _MASKED, tokenizer.mask_token_id, replaced)
@@ -187,7 +188,8 @@ def task_batch(
     Raises:
         ValueError: the task is a classification and the texts have no labels.
     """
-    inputs, special = texts.inputs_x, texts.special[0]
+    inputs = texts.inputs_x
+    special = texts.special[0]
     rows = select_rows(inputs["attention_mask"], special, "tokens")
     if model.task == "causal":
         return TaskBatch(texts, rows, next_token_targets(inputs))

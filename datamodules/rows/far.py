@@ -19,7 +19,8 @@ from aligners.models.architectures import Component
 FarRows = Literal["leave_out", "keep"]
 # In residual streams the furthest of the other rows are at most 2.5 median distances off, and far ones mostly 10 to
 # 300. What sub-layers add varies more: some models' rows reach 10 without a gap.
-FAR, FAR_IN_SUBLAYERS = 5.0, 10.0
+FAR = 5.0
+FAR_IN_SUBLAYERS = 10.0
 MOST = 1 / 3  # of the rows: more of them are no exceptions
 SAMPLE_TEXTS, SAMPLE_ROWS = 64, 2048  # by which it is measured what is far
 CONSTANT = 1e-5  # a median distance below this share of the median row's length is rounding
@@ -97,7 +98,9 @@ class FarSample:
         """Look at states (L, N, d), of which `first` (N,) are the first of their texts."""
         reach = Reach.of(states, component)
         far = reach.beyond(states)
-        times, shares, features = [], [], []
+        times = []
+        shares = []
+        features = []
         for layer, centre in zip(states, reach.centre, strict=True):
             distances = (layer - centre).norm(dim=1)
             times.append(distances.max() / distances.median())
@@ -111,7 +114,8 @@ class FarSample:
     def words(self, name: str) -> str:
         """Say where the far rows of the model of this name stand out most, and how much they hold there."""
         place = int(self.shares.nan_to_num(0).argmax())
-        which, one_feature = "they", ""
+        which = "they"
+        one_feature = ""
         if float(self.first[self.far].float().mean()) >= MOSTLY:
             which = "they, the first of their texts,"
         if float(self.features[place]) >= 1 / 2:

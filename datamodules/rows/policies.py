@@ -165,8 +165,10 @@ class MaskPolicy(Policy):
         counts_special: bool = False,
         packed: bool = False,
     ) -> None:
-        self.name, self.types = name, types
-        self.counts_special, self.packed = counts_special, packed
+        self.name = name
+        self.types = types
+        self.counts_special = counts_special
+        self.packed = packed
 
     def choose(self, texts: TextBatch, model: int, special_tokens: bool) -> Rows:
         """Choose the rows of one model."""
@@ -207,7 +209,8 @@ def select_rows(
     Raises:
         ValueError: a text has no token that counts.
     """
-    counts, every = mask.bool(), torch.arange(len(mask))
+    counts = mask.bool()
+    every = torch.arange(len(mask))
     if not special_tokens and policy != "cls":
         counts = counts & ~special
     lengths = counts.sum(1)
@@ -272,6 +275,11 @@ def policy_of(rows: RowPolicy) -> Policy:
     """
     check_known(POLICIES, rows=rows)
     return POLICIES[rows]
+
+
+def one_tokenizer_for(rows: RowPolicy) -> tuple[str, str] | None:
+    """Why rows of this policy need models of equal tokenizers, and what to do otherwise; None: they do not."""
+    return PAIRS_TOKENS if rows == "tokens" else None
 
 
 def most_rows(rows: RowPolicy, texts: int, tokens: int) -> int:

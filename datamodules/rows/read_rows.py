@@ -108,7 +108,7 @@ class ChosenRows(Movable):
     @property
     def read(self) -> tuple[Rows, ...]:
         """The rows that are read from the models: all of them."""
-        return self.rows if self.whole is None else self.whole
+        return self.whole or self.rows
 
 
 def choose_rows(texts: TextBatch, kind: RowKind, *, leave_out_far: bool) -> ChosenRows:
@@ -122,7 +122,8 @@ def choose_rows(texts: TextBatch, kind: RowKind, *, leave_out_far: bool) -> Chos
         kind: of the rows.
         leave_out_far: whether rows that are far from all others are left out; else they are marked.
     """
-    rows, unseen = rows_of_each(texts, kind), texts.unseen.get(kind)
+    rows = rows_of_each(texts, kind)
+    unseen = texts.unseen.get(kind)
     if texts.leave_out:
         if unseen is not None:
             rows = tuple(of_model.only(~unseen) for of_model in rows)
@@ -219,7 +220,9 @@ class PairedBatch:
         far = self.rows.far
         if far is not None:
             return self.only((~far).nonzero()[:, 0], self.rows.without(far))
-        return self if self.texts.far else None
+        if self.texts.far:
+            return self
+        return None
 
     def only(self, numbers: Tensor, rows: Rows) -> PairedBatch:
         """Some of the rows, by their numbers (N',)."""
@@ -303,9 +306,13 @@ class PairReader:
     leave_out_far: bool = True
 
     def __post_init__(self) -> None:
-        self.sites = [(link.site_x, link.site_y) for link in self.links]
-        self._x = [self._column(link.x, link.site_x) for link in self.links]
-        self._y = [self._column(link.y, link.site_y) for link in self.links]
+        self.sites: list[tuple[int, int]] = []
+        self._x: list[tuple[int, int]] = []
+        self._y: list[tuple[int, int]] = []
+        for link in self.links:
+            self.sites.append((link.site_x, link.site_y))
+            self._x.append(self._column(link.x, link.site_x))
+            self._y.append(self._column(link.y, link.site_y))
         self._sites_read: dict[int, list[int]] = {}
         for model, site in dict.fromkeys(self._x + self._y):
             self.models[model].check_site(site, "sites", self.component)
@@ -326,9 +333,11 @@ class PairReader:
 
     def _check_widths(self) -> tuple[int, int]:
         """Return d_x and d_y; raise if the links differ in them and may not."""
-        widths = [(self._width(link.x), self._width(link.y)) for link in self.links]
+        x = [self._width(link.x) for link in self.links]
+        y = [self._width(link.y) for link in self.links]
         if self.padded:
-            return max(x for x, _ in widths), max(y for _, y in widths)
+            return max(x), max(y)
+        widths = list(zip(x, y, strict=True))
         places = self.places()
         first = places[0]
         for place, of_link in zip(places, widths, strict=True):
@@ -354,32 +363,26 @@ class PairReader:
         places = []
         for link in self.links:
             name = f"{link.begins}{link.site_x}-{link.site_y}"
-            x, y = self.models[link.x].name, link.called or self.models[link.y].name
+            x = self.models[link.x].name
+            y = link.called or self.models[link.y].name
             places.append(Place(name, x, y, link.site_x, link.site_y, link.about))
         return places
 
-    def prepare(
-        self,
-        texts: TextBatch,
-        others: Sequence[RowKind] = (),
-        targets_of: Callable[[TextBatch], Any] | None = None,
-    ) -> Prepared:
+    def prepare(self, texts: TextBatch, others: Sequence[RowKind] = ()) -> Prepared:
         """Choose the rows of each model for each kind of rows, which belongs on the CPU.
 
         Args:
             texts: on the CPU.
             others: further kinds of rows to gather from the same states.
-            targets_of: makes the targets of a head's task; see `aligners.datamodules.task_targets`.
         """
         if self.token_pairs is not None:
             rows = self.token_pairs.rows(texts)
             return Prepared(texts, ChosenRows((rows,) * len(self.models)))
-        chosen, *further = [
-            choose_rows(texts, kind, leave_out_far=self.leave_out_far)
-            for kind in (self.kind, *others)
-        ]
-        task = None if targets_of is None else targets_of(texts)
-        return Prepared(texts, chosen, further, task)
+        prepared = Prepared(texts, choose_rows(texts, self.kind, leave_out_far=self.leave_out_far))
+        for kind in others:
+            chosen = choose_rows(texts, kind, leave_out_far=self.leave_out_far)
+            prepared.others.append(chosen)
+        return prepared
 
     def read(self, prepared: Prepared) -> PairedBatch:
         """Run the fronts on the batch's device, if their states do not come from a store, and gather the rows."""
@@ -391,7 +394,9 @@ class PairReader:
 
         batches = []
         for number, chosen in enumerate(kinds):
-            states = {model: rows[number] for model, rows in rows_by_model.items()}
+            states = {}
+            for model, of_kinds in rows_by_model.items():
+                states[model] = self._widened(of_kinds[number])
             batches.append(self._paired(states, chosen, prepared.texts))
         batch, *batch.others = batches
         batch.task = prepared.task
@@ -404,7 +409,9 @@ class PairReader:
 
     def _read_model(self, model: int, texts: TextBatch, kinds: Sequence[Rows]) -> list[Tensor]:
         """The rows of a model at all sites where it is read, for each kind (S_m, N, d)."""
-        frozen, inputs, sites = self.models[model], texts.inputs[model], self._sites_read[model]
+        frozen = self.models[model]
+        inputs = texts.inputs[model]
+        sites = self._sites_read[model]
         if self.token_pairs is None:
             stored = texts.stored.get(frozen)
             return read_each(frozen, inputs, sites, kinds, self.component, stored)
@@ -415,15 +422,20 @@ class PairReader:
             by_block[block] = weights[block - 1].movedim(1, -1).flatten(1, 2)  # (B, T · T, H)
         return [gather_rows(by_block, sites, rows, frozen.heads) for rows in kinds]
 
+    def _widened(self, rows: Tensor) -> Tensor:
+        """The rows of a narrow model (S, N, d), with zeros at the end if they may have them."""
+        missing = max(self.widths) - rows.shape[-1]
+        if self.padded and missing:
+            return pad(rows, (0, missing))
+        return rows
+
     def _paired(
         self, states: dict[int, Tensor], chosen: ChosenRows, texts: TextBatch
     ) -> PairedBatch:
         """Pair the rows of the models, and leave far ones out of the batch but not of its `whole`."""
-        if self.padded:
-            width = max(self.widths)
-            states = {m: pad(rows, (0, width - rows.shape[-1])) for m, rows in states.items()}
-        x = self._stacked(states, self._x)
-        y = x if self._x == self._y else self._stacked(states, self._y)
+        x = y = self._stacked(states, self._x)
+        if self._x != self._y:
+            y = self._stacked(states, self._y)
         batch = PairedBatch(x, y, chosen.read[0], texts)
         if chosen.near is None:
             return batch

@@ -109,7 +109,9 @@ def types_of(
 def _word_types(data: TokenisedTexts, texts: datasets.Dataset) -> RowTypes:
     """The words that all models have in full, numbered by their first appearance."""
     number_of: dict[str, int] = {}
-    numbers = [number_of.setdefault(word, len(number_of)) for word in _words(texts)]
+    numbers = []
+    for word in _words(texts):
+        numbers.append(number_of.setdefault(word, len(number_of)))
     every = torch.from_numpy(np.array(numbers, dtype=np.int64))
     common, counts = cast(tuple[Tensor, Tensor], (data.words_in_common, data.word_counts))
     return RowTypes("words", list(number_of), every[common], counts)
@@ -117,23 +119,27 @@ def _word_types(data: TokenisedTexts, texts: datasets.Dataset) -> RowTypes:
 
 def _words(texts: datasets.Dataset) -> Iterator[str]:
     """All words, case folded, text by text."""
-    names = [name for name in ("text", "text_pair") if name in texts.column_names]
-    columns = [texts[name][:] for name in names]
-    for parts in zip(*columns, strict=True):
-        for part in parts:
-            yield from part.casefold().split()
+    if "text_pair" not in texts.column_names:
+        for text in texts["text"][:]:
+            yield from text.casefold().split()
+        return
+    for text, pair in zip(texts["text"][:], texts["text_pair"][:], strict=True):
+        yield from text.casefold().split()
+        yield from pair.casefold().split()
 
 
 def _token_types(
     kind: RowKind, data: TokenisedTexts, tokenizer: PreTrainedTokenizerBase
 ) -> RowTypes:
     """The tokens that are rows, numbered as the vocabulary does."""
-    names = {number: name for name, number in tokenizer.get_vocab().items()}
+    names: dict[int, str] = {}
+    for name, number in tokenizer.get_vocab().items():
+        names[number] = name
     ids, special, lengths = data.first_tokens()
     rows = torch.ones_like(special) if kind.special_tokens else ~special
     rows_before = torch.cat([torch.zeros(1, dtype=torch.int64), rows.cumsum(0)])
     ends = lengths.cumsum(0)
     counts = rows_before[ends] - rows_before[ends - lengths]
-    always = {str(token) for token in tokenizer.convert_ids_to_tokens(tokenizer.all_special_ids)}
+    always = set(map(str, tokenizer.convert_ids_to_tokens(tokenizer.all_special_ids)))
     named = [names.get(number, "") for number in range(max(names) + 1)]
     return RowTypes("tokens", named, ids[rows], counts, always)

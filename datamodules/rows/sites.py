@@ -1,6 +1,7 @@
 """Parses what a user writes for sites and layers."""
 
 from collections.abc import Sequence
+from itertools import product
 
 from aligners.errors import UserError
 from aligners.models.architectures import Component, first_site
@@ -24,7 +25,7 @@ def parse_sites(
         ValueError: as `sites_of_each`.
     """
     if sites == "grid":
-        return [(i, j) for i in range(1, depth_x + 1) for j in range(1, depth_y + 1)]
+        return list(product(range(1, depth_x + 1), range(1, depth_y + 1)))
     return [(i, j) for i, j in sites_of_each(sites, [depth_x, depth_y], component)]
 
 
@@ -43,33 +44,52 @@ def sites_of_each(
         ValueError: something else was written, a site twice, or `all` and `blocks` at unequal depths.
     """
     if isinstance(sites, str) and sites in ("all", "blocks"):
-        if len(set(depths)) > 1:
+        return _equal_layers(sites, depths, component)
+    entries = sites.replace(",", " ").split() if isinstance(sites, str) else sites
+    found = []
+    for entry in entries:
+        layers = _layers(str(entry), len(depths))
+        if layers is None:
             raise UserError(
-                f"`sites` {sites!r} pairs equal layers, but the models have {_listed(depths)} blocks. Name one of "
-                f"each, for example `sites` '{_tuple(1, depths)}, {_tuple(2, depths)}'."
+                "Expected `sites` to be 'all', 'blocks', 'grid' (of two models), or a list of layers (3) and of one "
+                f"layer for each of the {len(depths)} models ({_example(3, depths)}), but got {sites!r}. Write for "
+                f"example `sites` '1, {_example(2, depths)}'."
             )
-        return [
-            (site,) * len(depths)
-            for site in range(first_site(component) if sites == "all" else 1, depths[0] + 1)
-        ]
-    entries = sites.replace(",", " ").split() if isinstance(sites, str) else list(sites)
-    _check_base_60(entries, depths)
-    try:
-        named = [tuple(map(int, str(entry).split(":"))) for entry in entries]
-        found = [given * len(depths) if len(given) == 1 else given for given in named]
-    except ValueError:
-        found = [()]
-    if any(len(given) != len(depths) for given in found):
-        raise UserError(
-            "Expected `sites` to be 'all', 'blocks', 'grid' (of two models), or a list of layers (3) and of one layer "
-            f"for each of the {len(depths)} models ({_tuple(3, depths)}), but got {sites!r}. Write for example `sites` "
-            f"'1, {_tuple(2, depths)}'."
-        )
+        found.append(layers)
     if not found or len(set(found)) < len(found):
         raise UserError(
             f"Expected `sites` to name at least one site and none twice, but got {sites!r}."
         )
     return found
+
+
+def _equal_layers(sites: str, depths: Sequence[int], component: Component) -> list[tuple[int, ...]]:
+    """The same layers of all models."""
+    if len(set(depths)) > 1:
+        listed = " and ".join(map(str, depths))
+        raise UserError(
+            f"`sites` {sites!r} pairs equal layers, but the models have {listed} blocks. Name one of each, for "
+            f"example `sites` '{_example(1, depths)}, {_example(2, depths)}'."
+        )
+    return [(site,) * len(depths) for site in parse_layers(sites, depths[0], component)]
+
+
+def _layers(entry: str, models: int) -> tuple[int, ...] | None:
+    """The layers that `3` or `3:5` names, one of each model; None if it names something else."""
+    try:
+        layers = tuple(map(int, entry.split(":")))
+    except ValueError:
+        return None
+    if len(layers) == 1:
+        return layers * models
+    if len(layers) == models:
+        return layers
+    return None
+
+
+def _example(first: int, depths: Sequence[int]) -> str:
+    """An example of sites of so many models."""
+    return ":".join(map(str, range(first, first + len(depths))))
 
 
 def check_written(sites: str | Sequence[str | int], models: int) -> None:
@@ -84,26 +104,6 @@ def check_written(sites: str | Sequence[str | int], models: int) -> None:
     """
     if sites not in ("all", "blocks", "grid"):
         sites_of_each(sites, [DEEPEST] * models)
-
-
-def _check_base_60(entries: Sequence[str | int], depths: Sequence[int]) -> None:
-    """Raise if YAML seems to have read a pair as one number."""
-    swallowed = [n for n in entries if isinstance(n, int) and n >= 60 and n > max(depths)]
-    if swallowed:
-        raise UserError(
-            f"`sites` holds {swallowed[0]}, but the models have {_listed(depths)} blocks. If you wrote "
-            f"{swallowed[0] // 60}:{swallowed[0] % 60} in a list: YAML reads that as a number of base 60. "
-            "Write the list as one string, without brackets: `sites` '1, 2:3'."
-        )
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    return " and ".join(map(str, numbers))
-
-
-def _tuple(first: int, depths: Sequence[int]) -> str:
-    """An example of sites of so many models."""
-    return ":".join(str(first + m) for m in range(len(depths)))
 
 
 def route_sites(
@@ -128,11 +128,11 @@ def route_sites(
     if source < target or sites == "grid":
         return parse_sites(sites, depths[source], depths[target], component)
     if source > target:
-        return [(j, i) for i, j in parse_sites(sites, depths[target], depths[source], component)]
-    partner = 1 if source == 0 else 0
-    ends = parse_sites(sites, depths[min(source, partner)], depths[max(source, partner)], component)
-    unique = dict.fromkeys(pair[0] if source == 0 else pair[1] for pair in ends)
-    return [(site, site) for site in unique]
+        pairs = parse_sites(sites, depths[target], depths[source], component)
+        return [(j, i) for i, j in pairs]
+    first = parse_sites(sites, depths[0], depths[source or 1], component)
+    own = dict.fromkeys(pair[min(source, 1)] for pair in first)
+    return [(site, site) for site in own]
 
 
 def parse_layers(
@@ -148,7 +148,8 @@ def parse_layers(
             raise UserError(
                 f"Expected `layers` to be 'all', 'blocks' or a list of numbers, but got {layers!r}."
             )
-        return list(range(first_site(component) if layers == "all" else 1, depth + 1))
+        first = first_site(component) if layers == "all" else 1
+        return list(range(first, depth + 1))
     if not layers or len(set(layers)) < len(layers):
         raise UserError(
             f"Expected `layers` to name at least one layer and none twice, but got {list(layers)}."

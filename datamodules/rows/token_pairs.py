@@ -71,14 +71,14 @@ class TokenPairs:
         length = texts.inputs_x["input_ids"].shape[1]
         place_in_text = tokens.index % length
         first = (counts.cumsum(0) - counts)[owner]
-        looking, looked_at = place_in_text[first + query], place_in_text[first + key]
+        looking = place_in_text[first + query]
+        looked_at = place_in_text[first + key]
         index = (owner * length + looking) * length + looked_at
         if not self.mean:
             return Rows(index, owner, len(counts))
 
-        target, row, queries = torch.unique(
-            owner * length + key, return_inverse=True, return_counts=True
-        )
+        number = owner * length + key
+        target, row, queries = torch.unique(number, return_inverse=True, return_counts=True)
         return Rows(index, target // length, len(counts), 1 / queries[row].float(), row)
 
     def _drawn(self, text: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -90,7 +90,9 @@ class TokenPairs:
             pairs = pairs & (place[:, None] >= place[None])
         owner, query, key = pairs.nonzero(as_tuple=True)
 
-        token = key if self.mean else query * LONGEST + key
+        token = key
+        if not self.mean:
+            token = query * LONGEST + key
         drawn = row_keys(self.seed, text[owner], token)
         taken = drawn <= min(int(self.share * FREE), FREE)
         return owner[taken], query[taken], key[taken]

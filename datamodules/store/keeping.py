@@ -55,15 +55,17 @@ def kept_in(root: Path) -> list[StoreEntry]:
             f"Expected `folder` to be a folder of stores of states, but there is none at {root}."
         )
     entries = []
-    for folder in (
-        path for path in root.iterdir() if (path / MANIFEST).is_file() or (path / "locks").is_dir()
-    ):
+    for folder in root.iterdir():
+        if not (folder / MANIFEST).is_file() and not (folder / "locks").is_dir():
+            continue
         files = [path for path in folder.rglob("*") if path.is_file()]
         dates = [path.stat().st_mtime for path in files if path.name in (MANIFEST, USED)]
         used = max(dates, default=folder.stat().st_mtime)
-        entries.append(StoreEntry(folder, sum(path.stat().st_size for path in files), used))
+        size = sum(path.stat().st_size for path in files)
+        entries.append(StoreEntry(folder, size, used))
     for path in (root / "moments").glob("*.safetensors"):
-        entries.append(StoreEntry(path, path.stat().st_size, path.stat().st_mtime))
+        about = path.stat()
+        entries.append(StoreEntry(path, about.st_size, about.st_mtime))
     return sorted(entries, key=lambda kept: (kept.used, kept.folder))
 
 
@@ -82,14 +84,16 @@ def damages(kept: StoreEntry) -> Iterator[str]:
         for number, checksum in shards.items():
             path = shard_path(kept.folder, site, number)
             texts = manifest.bounds[number + 1] - manifest.bounds[number]
+            if not path.exists():
+                continue
             try:
-                if path.exists():
-                    _check_all(Shard.open(path, checksum, texts, row_bytes), row_bytes)
+                _check_all(Shard.open(path, checksum, texts, row_bytes), row_bytes)
             except ValueError as error:
                 yield str(error)
 
 
 def _check_all(shard: Shard, row_bytes: int) -> None:
+    """Raise unless the rows of all texts of a shard are those that were written."""
     with shard.path.open("rb") as file:
         file.seek(shard.first)
         for text, length in enumerate(shard.lengths.tolist()):
@@ -121,7 +125,8 @@ def remove_down_to(root: Path, size: float) -> list[StoreEntry]:
         ValueError: there is no such folder.
     """
     stores = kept_in(root)
-    total, removed = sum(entry.size for entry in stores), []
+    total = sum(entry.size for entry in stores)
+    removed = []
     for entry in stores:
         if total > size and remove(entry):
             total -= entry.size

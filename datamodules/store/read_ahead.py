@@ -67,14 +67,16 @@ def _attach(
 ) -> list[TextSpan]:
     """Give a batch memory for its rows, and say where those of each text belong."""
     ends = np.cumsum(states.lengths[list(batch.text_numbers)]) * states.row_bytes
-    rows, memory = [], []
+    rows = []
+    memory = []
     for _ in sites:  # one by one: the system need not clear memory of this size for every batch
         of_site = torch.empty(int(ends[-1]), dtype=torch.uint8, pin_memory=pinned)
         rows.append(of_site.view(states.dtype).view(-1, states.manifest.width))
         memory.append(of_site.numpy())
     batch.stored[states.model] = StoredRows(sites, rows, states.kind is not None)
 
-    spans, start = [], 0
+    spans = []
+    start = 0
     for text, end in zip(batch.text_numbers, ends.tolist(), strict=True):
         spans.append(TextSpan(text, [of_site[start:end] for of_site in memory]))
         start = end
@@ -85,7 +87,8 @@ def _pieces(
     states: StoredStates, spans: Sequence[TextSpan]
 ) -> Iterator[tuple[int, list[TextSpan]]]:
     """Divide sorted spans into pieces of one shard and of a few megabytes at each site."""
-    bounds, texts = states.manifest.bounds, [span.text for span in spans]
+    bounds = states.manifest.bounds
+    texts = [span.text for span in spans]
     shards = (np.searchsorted(bounds, texts, side="right") - 1).tolist()
     piece: list[TextSpan] = []
     size = 0
@@ -95,7 +98,8 @@ def _pieces(
         last = number + 1 == len(spans) or shards[number + 1] != shard
         if last or size >= PIECE:
             yield shard, piece
-            piece, size = [], 0
+            piece = []
+            size = 0
 
 
 def _read(states: StoredStates, site: int, place: int, number: int, spans: list[TextSpan]) -> None:
@@ -104,7 +108,8 @@ def _read(states: StoredStates, site: int, place: int, number: int, spans: list[
     Raises:
         ValueError: the shard is damaged.
     """
-    shard, checked = states.shard(site, number), states.checked(site)
+    shard = states.shard(site, number)
+    checked = states.checked(site)
     first = states.manifest.bounds[number]
     try:
         with shard.path.open("rb") as file:
@@ -147,7 +152,8 @@ class StoredLoader(DataLoader):
             kind: of what is kept.
             about: what decides it besides the states, their order and their rows, as plain values.
         """
-        data, order = cast(TokenisedTexts, self.dataset), cast(LengthBatches, self.sampler)
+        data = cast(TokenisedTexts, self.dataset)
+        order = cast(LengthBatches, self.sampler)
         sources = [(states.source, sites) for states, sites in self.stored]
         digest = blake2b(json.dumps(about, sort_keys=True, default=str).encode(), digest_size=12)
         digest.update(repr(sources).encode())
@@ -176,7 +182,8 @@ class StoredLoader(DataLoader):
         """The batches that are read together: of so many rows of each model, at most a batch more."""
         row_bytes = sum(len(sites) * states.row_bytes for states, sites in self.stored)
         fitting = int(SHARE * free_memory(torch.device("cpu")) / row_bytes)
-        most, lengths = min(ROWS, fitting), self.stored[0][0].lengths
+        most = min(ROWS, fitting)
+        lengths = self.stored[0][0].lengths
         window: list[TextBatch] = []
         rows = 0
         for batch in batches:
@@ -184,7 +191,8 @@ class StoredLoader(DataLoader):
             rows += int(lengths[list(batch.text_numbers)].sum())
             if rows >= most:
                 yield window
-                window, rows = [], 0
+                window = []
+                rows = 0
         if window:
             yield window
 

@@ -40,9 +40,11 @@ class ShardWriter:
     def __init__(
         self, file: BinaryIO, lengths: np.ndarray, width: int, stored_as: str, about: dict[str, str]
     ) -> None:
-        self.lengths, self._crc = lengths.astype("<i4"), np.zeros(len(lengths), dtype="<u4")
+        self.lengths = lengths.astype("<i4")
+        self._crc = np.zeros(len(lengths), dtype="<u4")
         self._header = _header(len(lengths), int(lengths.sum()), width, stored_as, about)
-        first, row = len(self._header) + 8 * len(lengths), width * DTYPES[stored_as].itemsize
+        first = len(self._header) + 8 * len(lengths)
+        row = width * DTYPES[stored_as].itemsize
         self._starts = first + (np.cumsum(lengths, dtype=np.int64) - lengths) * row
         self._file = file
         size = first + int(lengths.sum()) * row
@@ -136,15 +138,6 @@ def damaged(path: Path, what: str) -> str:
     return (
         f"Expected a shard of stored states, but {path} {what}: it is damaged. Remove the file: it is then written "
         "again."
-    )
-
-
-def layout_size(texts: int, rows: int, width: int, stored_as: str) -> int:
-    """Bytes of a shard, within some hundred."""
-    return (
-        len(_header(texts, rows, width, stored_as, {}))
-        + 8 * texts
-        + rows * width * DTYPES[stored_as].itemsize
     )
 
 

@@ -13,7 +13,7 @@ import torch
 from filelock import FileLock
 
 from aligners.datamodules.rows.policies import RowKind
-from aligners.datamodules.store.shards import DTYPES, Shard, layout_size
+from aligners.datamodules.store.shards import DTYPES, Shard
 from aligners.datamodules.tokens.tokenised import TokenisedTexts
 from aligners.errors import UserError
 from aligners.files.atomic import write_text
@@ -201,7 +201,10 @@ class StoredStates:
         stored_as: str,
         kind: RowKind | None = None,
     ) -> None:
-        self.model, self.data, self.place, self.kind = model, data, place, kind
+        self.model = model
+        self.data = data
+        self.place = place
+        self.kind = kind
         self.identity = self._identity(component, stored_as, kind)
         self.folder = root / self.identity.name
         self.source = self._identity(component, stored_as, None).name
@@ -232,7 +235,7 @@ class StoredStates:
             component=component,
             computed_in=f"{name_of(model.dtype)}, products {torch.get_float32_matmul_precision()}",
             stored_as=stored_as,
-            rows="" if kind is None else str(kind),
+            rows=str(kind or ""),
             attention=attention,
         )
 
@@ -272,9 +275,10 @@ class StoredStates:
         return lacking
 
     def size(self, shard: int) -> int:
-        """Bytes of a shard at one site."""
-        rows, texts = self.manifest.rows[shard], self.texts(shard)
-        return layout_size(len(texts), rows, self.manifest.width, self.identity.kept_as)
+        """Bytes of a shard at one site, within some hundred."""
+        rows = self.manifest.rows[shard]
+        texts = self.texts(shard)
+        return 8 * len(texts) + rows * self.row_bytes
 
     def texts(self, shard: int) -> range:
         """The row numbers of the texts in a shard."""
@@ -287,7 +291,8 @@ class StoredStates:
             ValueError: it is damaged.
         """
         if (site, shard) not in self._open:
-            checksum, texts = self.manifest.sites[site][shard], len(self.texts(shard))
+            checksum = self.manifest.sites[site][shard]
+            texts = len(self.texts(shard))
             path = shard_path(self.folder, site, shard)
             self._open[site, shard] = Shard.open(path, checksum, texts, self.row_bytes)
         return self._open[site, shard]

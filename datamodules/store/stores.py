@@ -73,7 +73,8 @@ def _write(
 ) -> None:
     """Write one shard at those sites where it is still missing. Its lock is held."""
     states.reload()
-    missing, texts = states.lacking(sites, shard), states.texts(shard)
+    missing = states.lacking(sites, shard)
+    texts = states.texts(shard)
     if not missing:
         progress(states.manifest.rows[shard])
         return
@@ -116,7 +117,8 @@ def _batches(states: StoredStates, texts: range) -> Iterator[np.ndarray]:
 
 def _read(states: StoredStates, chosen: np.ndarray, sites: Sequence[int]) -> Tensor:
     """The rows of some texts, (S, P, d), as they are stored, on the CPU: pooled as they are from stored tokens."""
-    batch, device = states.data[chosen.tolist()], states.model.device
+    batch = states.data[chosen.tolist()]
+    device = states.model.device
     inputs = batch.inputs[states.place]
     rows = select_rows(inputs["attention_mask"], batch.special[states.place], "tokens").to(device)
     inputs = {name: value.to(device) for name, value in inputs.items()}
@@ -178,7 +180,9 @@ class Stores:
     """
 
     def __init__(self, folder: Path, dtype: str | None, rows: KeptRows = "tokens") -> None:
-        self.folder, self.dtype, self.rows = folder, dtype, rows
+        self.folder = folder
+        self.dtype = dtype
+        self.rows = rows
         self._known: dict[tuple[FrozenModel, str, str, RowKind | None], StoredStates] = {}
         self._read: dict[StoredStates, None] = {}
 
@@ -231,7 +235,8 @@ class Stores:
         rows = 0
         for states, shards in missing.items():
             rows += sum(states.manifest.rows[shard] for shard in shards)
-        trainer, device = reader.trainer, None
+        trainer = reader.trainer
+        device = None
         if trainer is not None:
             device = trainer.strategy.root_device
         with Progress(transient=True, disable=trainer is None or hidden(trainer)) as bar:
@@ -261,7 +266,8 @@ class Stores:
     ) -> StoredStates | None:
         """The states to read: those that are there, or else those to write; None: the model runs."""
         kinds = reader.kinds_read
-        tokens, pooled = self._states(reader, model, data, None), None
+        tokens = self._states(reader, model, data, None)
+        pooled = None
         if kinds[0].types is not None:
             return tokens
         if len(kinds) == 1:
@@ -275,7 +281,8 @@ class Stores:
         self, reader: Reader, model: FrozenModel, data: TokenisedTexts, kind: RowKind | None
     ) -> StoredStates:
         """The states of a model on some texts, made once."""
-        place, component = reader.frozen_models.loaded.index(model), reader.component
+        place = reader.frozen_models.loaded.index(model)
+        component = reader.component
         key = (model, data.digest(place), component, kind)
         if key not in self._known:
             stored_as = self.dtype or name_of(model.dtype)
@@ -293,12 +300,14 @@ class Stores:
         Raises:
             ValueError: the disk has less.
         """
-        total, names = 0, dict[str, None]()
+        total = 0
+        names = dict[str, None]()
         for states, shards in missing.items():
             for shard, sites in shards.items():
                 total += states.size(shard) * len(sites)
                 names[states.model.name] = None
-        what, free = ", ".join(names), free_disk(self.folder)
+        what = ", ".join(names)
+        free = free_disk(self.folder)
         if total > free:
             raise UserError(
                 f"Expected room for {in_words(total)} of states of {what} in `store` {self.folder}, but its disk has "
