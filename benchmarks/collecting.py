@@ -22,7 +22,7 @@ import yaml
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # runs from a bare checkout
 
 from aligners.cli.cells.cell_options import CellOptions
-from aligners.studies.cells import expand
+from aligners.studies.expansion import expand
 from aligners.studies.spec import read_study
 from aligners.studies.study_folder import MORE, RESULT, StudyFolder
 from benchmarks.harness import Figures, parser

@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections import Counter
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # runs from a bare checkout
 
-from aligners.studies.rehearsals.rehearsal import environment, prepare  # noqa: E402
+from aligners.studies.rehearsal import rehearsed  # noqa: E402
 from aligners.studies.spec import read_study  # noqa: E402
 
 MAPS = {
@@ -150,20 +151,14 @@ def main() -> None:
 
 def _prepared(folder: Path) -> tuple[Path, dict[str, str]]:
     """The study's file with its stand-ins, and the environment that finds them."""
-    from dataclasses import asdict
-
     file = folder.parent / "study.yaml"
-    if (
-        not file.is_file()
-    ):  # a tokenizer that learns from the same texts again is not always the same
-        content = yaml.safe_load(
-            prepare({"rate": 1e12}, asdict(read_study(STUDY)), folder).read_text()
-        )
+    if not file.is_file():
+        content, _ = rehearsed(asdict(read_study(STUDY)), folder)
         for kind, steps in STEPS.items():
             content[kind]["options"]["trainer"] = {"max_steps": steps, "max_epochs": -1}
         file.write_text(yaml.safe_dump(content, sort_keys=False))
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    return file, {**environment(folder), "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    return file, {"WANDB_MODE": "disabled", "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
 
 def _two_nodes() -> str:

@@ -1,12 +1,13 @@
 """Studies of nothing: cells that no command runs, and executors that run them at once."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
 from aligners.files.atomic import write_text
-from aligners.studies.cells import Cell, expand
+from aligners.studies.cells import Cell
+from aligners.studies.expansion import expand
 from aligners.studies.spec import Study, read_study
 from aligners.studies.study_folder import RESULT, StudyFolder
 
@@ -50,20 +51,6 @@ def begun(path: Path, **changes: Any) -> tuple[StudyFolder, list[Cell]]:
     cells = expand(study, NoCommands())
     folder.begin(study, cells, changed=False)
     return folder, cells
-
-
-def each(run: Callable[[str, str], str]) -> Callable[[str, Sequence[str]], dict[str, str]]:
-    """Runs the cells of a job one after another, as this runs one, unless what it needs is not done."""
-
-    def run_cells(study: str, numbers: Sequence[str]) -> dict[str, str]:
-        folder = StudyFolder(Path(study))
-        needs = {number: folder.described(number)["needs"] for number in numbers}
-        return {
-            number: run(study, number) if all(folder.ended(n) == "done" for n in needs[number]) else "waiting"
-            for number in numbers
-        }
-
-    return run_cells
 
 
 def finish(study: str, number: str, content: str = '{"rows": []}') -> str:

@@ -223,19 +223,6 @@ def trust_of(options: Mapping[str, Any]) -> Trust:
     return Trust(tuple(map(str, options.get("imports") or ())), remote_code)
 
 
-def typed_again(options: Mapping[str, Any]) -> list[str]:
-    """The words of a command line that give another command what no file of options can.
-
-    Args:
-        options: by their dotted names, as plain values.
-    """
-    words = []
-    for name, value in options.items():
-        if value and not {"imports", *RISKY}.isdisjoint(name.split(".")):
-            words.append(f"--{name}={json.dumps(value)}")
-    return words
-
-
 def _values(option: str, words: Sequence[str]) -> Iterator[str]:
     """All values that a command line gives an option."""
     gives = False

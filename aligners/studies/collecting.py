@@ -1,10 +1,10 @@
 """One table of each kind, from the results of all cells."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -18,12 +18,11 @@ from aligners.studies.study_folder import StudyFolder
 
 TABLES = "tables"
 Row = Mapping[str, Any]
-PART, GROUP = (
-    2**16,
-    2**4,
-)  # rows that are in memory as they come; parts in a row group of Parquet, 2²⁰ rows
-# of the similarities, which may be millions: columns that no report of a study shows; nor does one show other features
+PART = 2**16  # rows in memory as they come
+GROUP = 2**4  # parts in a row group of Parquet: 2²⁰ rows
+# Of the similarities, which may be millions: columns that no report of a study shows; nor does one show other features.
 UNREAD = {"cell", "kind", "label", "low", "high", "null_high", "ceiling", "chance", "n_rows"}
+CELL_COLUMNS = {"cell": "id", "kind": "kind", "task": "task"}
 OF_ALL_ROWS = ("rows", "majority_score")  # what a report says once, and tables in every row
 
 
@@ -31,11 +30,12 @@ def tables(folder: StudyFolder) -> dict[str, pd.DataFrame]:
     """Write the tables as `collect` does, and read of them what the report of a study is made of."""
     frames = {}
     for name, path in collect(folder).items():
+        if name != "similarity":
+            frames[name] = pd.read_parquet(path)
+            continue
         there = pq.read_schema(path).names
-        columns = (
-            [column for column in there if column not in UNREAD] if name == "similarity" else None
-        )
-        raw = [("features", "==", "raw")] if columns and "features" in there else None
+        columns = [column for column in there if column not in UNREAD]
+        raw = [("features", "==", "raw")] if "features" in there else None
         frames[name] = pd.read_parquet(path, columns=columns, filters=raw)
     return frames
 
@@ -57,37 +57,91 @@ def collect(folder: StudyFolder) -> dict[str, Path]:
     Returns:
         The Parquet file of each table.
     """
-    place, groups, by_name = (
-        folder.path / TABLES,
-        Models(**folder.study["models"]),
-        dict[str, _Table](),
-    )
+    place = folder.path / TABLES
+    groups = Models(**folder.study["models"])
     let_write(folder.path)
     place.mkdir(exist_ok=True)
+    by_name: dict[str, _Table] = {}
     with TemporaryDirectory(prefix=".parts-", dir=place) as parts:
         for number in folder.cells:
             cell = folder.described(number)
             table = KINDS[cell["kind"]].table
             if table is None or folder.state(number) != "done":
                 continue
-            meta, models = (
-                folder.about(number).get("meta", {}),
-                {model["path"]: model for model in cell["models"]},
-            )
-            known: dict[tuple[str | None, ...], dict[str, Any]] = {}
+            meta = folder.about(number).get("meta", {})
+            about = _About(cell, groups)
             for kind, row in folder.rows(number):
-                paths = (
-                    {"": row["model"]}
-                    if "model" in row
-                    else {"_x": row.get("model_x"), "_y": row.get("model_y")}
-                )
-                if (named := tuple(paths.values())) not in known:
-                    known[named] = _of_models(paths, cell, models, groups)
                 name = table if kind == "rows" else f"{table}_{kind}"
                 if name not in by_name:
                     by_name[name] = _Table(Path(parts) / name)
-                by_name[name].add(_about(row, meta, known[named]))
+                by_name[name].add(_described(row, meta, about.of(row)))
         return {name: table.write(place / name) for name, table in by_name.items()}
+
+
+def _described(row: Row, meta: Row, about: Row) -> dict[str, Any]:
+    """A row of a cell's report, after what it is about, as the study file names it.
+
+    Args:
+        row: of the report.
+        meta: of the report.
+        about: columns of the row's cell and models.
+    """
+    found = dict(about)
+    if "kind" in row:
+        found["condition"] = row["kind"]
+    if "task" in row:
+        found |= {"probed": row["task"], "corpus": meta["text"]["source"]}
+    for name in OF_ALL_ROWS:
+        if name in meta and name not in row:
+            found[name] = meta[name]
+    for name, value in row.items():
+        found.setdefault(name, value)
+    return found
+
+
+class _About:
+    """The columns that say of which cell and which models a row is.
+
+    Args:
+        cell: what the cell is.
+        groups: of the study.
+    """
+
+    def __init__(self, cell: Row, groups: Models) -> None:
+        self._cell, self._groups = cell, groups
+        self._models = {model["path"]: model for model in cell["models"]}
+        self._known: dict[tuple[Any, ...], dict[str, Any]] = {}
+
+    def of(self, row: Row) -> dict[str, Any]:
+        """The columns for a row of the cell's report."""
+        paths = {"_x": row.get("model_x"), "_y": row.get("model_y")}
+        if "model" in row:
+            paths = {"": row["model"]}
+        key = tuple(paths.values())
+        if key not in self._known:
+            self._known[key] = self._columns(paths)
+        return self._known[key]
+
+    def _columns(self, paths: Row) -> dict[str, Any]:
+        models = {side: self._model(side, path) for side, path in paths.items()}
+        stages = {model["stage"] for model in models.values() if model}
+        columns = {name: self._cell[key] for name, key in CELL_COLUMNS.items()}
+        columns["stage"] = stages.pop() if len(stages) == 1 else None
+        for column, key in (("model", "name"), ("stage", "stage"), ("tuned", "tuned_on")):
+            for side, model in models.items():
+                columns[column + side] = model.get(key)
+        for side, model in models.items():
+            columns[f"group{side}"] = self._groups.group(model.get("name", ""))
+        if self._groups.bases:
+            for side, model in models.items():
+                columns[f"base{side}"] = self._groups.group(model.get("name", ""), "bases")
+        return columns
+
+    def _model(self, side: str, path: str | None) -> Row:
+        """A row's model: by default the cell's first, but no second one; empty: none."""
+        if path:
+            return self._models.get(path, {"name": path, "stage": None})
+        return {} if side == "_y" else self._cell["models"][0]
 
 
 class _Table:
@@ -98,9 +152,14 @@ class _Table:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._rows = folder, list[dict[str, Any]]()
-        self._columns, self._empty = dict[str, None](), Counter[str]()
-        self._samples, self._schemas = list[pd.DataFrame](), list[pa.Schema]()
+        self._folder = folder
+        self._rows: list[dict[str, Any]] = []
+        self._columns: dict[str, None] = {}
+        self._samples: list[pd.DataFrame] = []  # of each part: the first value of each column
+        self._schemas: list[pa.Schema] = []
+        self._untyped: Counter[str] = (
+            Counter()
+        )  # parts in which a column has neither value nor type
         folder.mkdir()
 
     def add(self, row: dict[str, Any]) -> None:
@@ -110,105 +169,51 @@ class _Table:
             self._put_away()
 
     def _put_away(self) -> None:
+        """Write the rows so far as a part, without the columns that have no value in it."""
         part = pd.DataFrame(self._rows)
         self._rows.clear()
-        self._columns |= dict.fromkeys(part)
-        first = {name: column.first_valid_index() for name, column in part.items()}
-        values = {
-            name: part[name].iloc[[place]] for name, place in first.items() if place is not None
-        }  # copies
-        sample = pd.DataFrame(
-            {name: value.reset_index(drop=True) for name, value in values.items()}
-        )
-        self._empty.update(
-            name for name in part if name not in sample and part[name].dtype == object
-        )
+        sample = {}
+        for name, column in part.items():
+            self._columns[str(name)] = None
+            place = column.first_valid_index()
+            if place is not None:
+                sample[name] = column.iloc[[place]].reset_index(drop=True)  # a copy
+            elif column.dtype == object:
+                self._untyped[str(name)] += 1
         table = pa.Table.from_pandas(part[[*sample]], preserve_index=False)
         pq.write_table(table, self._folder / f"{len(self._samples):05d}")
-        self._samples.append(sample)
+        self._samples.append(pd.DataFrame(sample))
         self._schemas.append(table.schema)
 
     def write(self, path: Path) -> Path:
         """Write all rows beside `path`, as Parquet and as CSV; the former."""
         if self._rows:
             self._put_away()
-        sample = pd.concat(self._samples, ignore_index=True).reindex(columns=[*self._columns])
-        kinds = {
-            name: object if self._empty[name] == len(self._samples) else sample[name].dtype
-            for name in sample
-        }
-        first = pa.Schema.from_pandas(sample.astype(kinds), preserve_index=False)
-        schema = pa.unify_schemas(
-            [first, *self._schemas], promote_options="permissive"
-        ).with_metadata(first.metadata)
+        kinds, schema = self._types()
         files = sorted(self._folder.iterdir())
-        parquet, csv = (path.with_suffix(f".{end}") for end in ("parquet", "csv"))
+        parquet, csv = path.with_suffix(".parquet"), path.with_suffix(".csv")
         with (
             whole_file(parquet) as rows,
             whole_file(csv) as lines,
             lines.open("w", encoding="utf-8", newline="") as text,
             pq.ParquetWriter(rows, schema) as writer,
         ):
-            for group in range(0, len(files), GROUP):
-                several = []
-                for file in files[group : group + GROUP]:
+            for first in range(0, len(files), GROUP):
+                group = []
+                for file in files[first : first + GROUP]:
                     part = pq.read_table(file).to_pandas().reindex(columns=[*kinds]).astype(kinds)
                     csv_frame(part).to_csv(text, index=False, header=file == files[0])
-                    several.append(pa.Table.from_pandas(part, schema, preserve_index=False))
-                writer.write_table(pa.concat_tables(several).combine_chunks())
+                    group.append(pa.Table.from_pandas(part, schema, preserve_index=False))
+                writer.write_table(pa.concat_tables(group).combine_chunks())
         return parquet
 
-
-def _about(row: Row, meta: Row, known: Row) -> dict[str, Any]:
-    """A row of a cell's report, with what it is about, as the study file names it, in front.
-
-    Args:
-        row: of the report.
-        meta: of the report.
-        known: what is known of its models; see `_of_models`.
-    """
-    about = dict(known)
-    if "kind" in row:
-        about["condition"] = row["kind"]
-    if "task" in row:
-        about |= {"probed": row["task"], "corpus": meta["text"]["source"]}
-    about |= {name: meta[name] for name in OF_ALL_ROWS if name in meta and name not in row}
-    return {**about, **{name: value for name, value in row.items() if name not in about}}
-
-
-def _of_models(
-    paths: Mapping[str, str | None], cell: Row, models: Mapping[str, Row], groups: Models
-) -> dict[str, Any]:
-    """The columns of a row that say of which cell and which models it is.
-
-    Args:
-        paths: of the models, as commands name them, by the end of their columns' names.
-        cell: what the cell is.
-        models: that the cell is about, by the names that commands give them.
-        groups: of the study.
-    """
-    named = {
-        side: models.get(path, {"name": path, "stage": None}) if path else None
-        for side, path in paths.items()
-    }
-    known = {
-        side: model or (cell["models"][0] if side != "_y" else None)
-        for side, model in named.items()
-    }
-    stages = {model["stage"] for model in known.values() if model is not None}
-    about = {
-        name: cell[value] for name, value in (("cell", "id"), ("kind", "kind"), ("task", "task"))
-    }
-    about["stage"] = stages.pop() if len(stages) == 1 else None
-    for column, value in (("model", "name"), ("stage", "stage"), ("tuned", "tuned_on")):
-        about |= {column + side: model and model.get(value) for side, model in known.items()}
-    options: Sequence[Literal["groups", "bases"]] = (
-        ("groups", "bases") if groups.bases else ("groups",)
-    )
-    for option in options:
-        column = option.removesuffix("s")
-        about |= {
-            f"{column}{side}": model and groups.group(model["name"], option)
-            for side, model in known.items()
-        }
-    return about
+    def _types(self) -> tuple[dict[str, Any], pa.Schema]:
+        """The types of the columns in pandas and in Parquet."""
+        sample = pd.concat(self._samples, ignore_index=True).reindex(columns=[*self._columns])
+        kinds = {name: sample[name].dtype for name in self._columns}
+        for name, parts in self._untyped.items():
+            if parts == len(self._samples):
+                kinds[name] = object
+        first = pa.Schema.from_pandas(sample.astype(kinds), preserve_index=False)
+        schema = pa.unify_schemas([first, *self._schemas], promote_options="permissive")
+        return kinds, schema.with_metadata(first.metadata)

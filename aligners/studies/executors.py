@@ -1,11 +1,10 @@
-"""Where cells run: executors with the interface of `concurrent.futures`.
+"""Where cells run: processes, jobs of submitit, or tasks of Ray, as executors of `concurrent.futures`.
 
 A future's exception means that its worker was lost: what goes wrong within a cell is the cell's result.
 """
 
 import multiprocessing
 import os
-import queue
 import signal
 import threading
 from collections.abc import Callable, Sequence
@@ -16,8 +15,9 @@ from concurrent.futures import (
     ProcessPoolExecutor,
     ThreadPoolExecutor,
 )
-from multiprocessing.process import BaseProcess
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from aligners.errors import UserError, check_extra, check_known, check_range
@@ -25,8 +25,10 @@ from aligners.errors import UserError, check_extra, check_known, check_range
 PATIENCE = 20.0  # seconds that a worker has to end by itself
 THREADS = "OMP_NUM_THREADS"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-OFTEN = 10**6  # so many times may a job's time be over, as long as it gets further
 CODE = str(Path(__file__).resolve().parents[2])
+# Name -> the extra that it needs, and its package.
+EXECUTORS = {"processes": None, "slurm": ("slurm", "submitit"), "ray": ("cluster", "ray")}
+RESERVED = {"slurm": "gpus_per_node", "ray": "num_gpus"}  # the option with a job's GPUs
 
 
 def cpu_cores() -> int:
@@ -36,12 +38,8 @@ def cpu_cores() -> int:
     return os.cpu_count() or 1
 
 
-class Unfinished(SystemExit):
-    """A function was stopped and has got further: another call of it goes on from there."""
-
-
 class Processes(Executor):
-    """Processes of this machine, each a pool of its own: one that is killed takes no other with it.
+    """Processes of this machine, each a pool of one: if one is killed, the others go on.
 
     Args:
         workers: number of processes.
@@ -49,61 +47,45 @@ class Processes(Executor):
     """
 
     def __init__(self, workers: int, gpus: Sequence[str] = ()) -> None:
-        self.workers, self.gpus = workers, gpus
-        self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._gpus: Sequence[str | None] = gpus or [None]
+        share = max(1, cpu_cores() // workers)
+        self._threads = min(share, int(os.environ.get(THREADS) or share))
+        self._pools = [self._new_pool(place) for place in range(workers)]
+        self._free: SimpleQueue[int] = SimpleQueue()
         for place in range(workers):
             self._free.put(place)
-        self._pools: dict[
-            int, tuple[ProcessPoolExecutor, BaseProcess]
-        ] = {}  # each with its process
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Run a function in the next free process; wait until there is one."""
+        """Call a function in the next free process; wait until there is one."""
         place = self._free.get()
         try:
-            future = self._pool(place).submit(_in_worker, fn, *args, **kwargs)
+            future = self._pools[place].submit(_in_worker, fn, *args, **kwargs)
         except BrokenExecutor:  # killed while it was idle
-            self._drop(place)
-            future = self._pool(place).submit(_in_worker, fn, *args, **kwargs)
-        future.add_done_callback(lambda done: self._release(place, done))
+            self._pools[place] = self._new_pool(place)
+            future = self._pools[place].submit(_in_worker, fn, *args, **kwargs)
+        future.add_done_callback(partial(self._release, place))
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End all processes, at once with `cancel_futures`."""
         if cancel_futures:
-            processes = [process for _, process in list(self._pools.values())]
+            processes = multiprocessing.active_children()
             for process in processes:
                 process.terminate()
             for process in processes:
                 process.join(PATIENCE)
                 process.kill()
-        for pool, _ in list(
-            self._pools.values()
-        ):  # those of workers that were ended are dropped meanwhile
+        for pool in self._pools:
             pool.shutdown(wait, cancel_futures=cancel_futures)
 
-    def _pool(self, place: int) -> ProcessPoolExecutor:
-        if place not in self._pools:
-            gpu = self.gpus[place % len(self.gpus)] if self.gpus else None
-            threads = max(1, cpu_cores() // self.workers)
-            threads = min(
-                threads, int(os.environ.get(THREADS) or threads)
-            )  # the user may have asked for fewer
-            spawn = multiprocessing.get_context("spawn")
-            pool = ProcessPoolExecutor(1, spawn, _begin_worker, (gpu, threads))
-            number = pool.submit(os.getpid).result()
-            self._pools[place] = (
-                pool,
-                next(each for each in multiprocessing.active_children() if each.pid == number),
-            )
-        return self._pools[place][0]
-
-    def _drop(self, place: int) -> None:
-        self._pools.pop(place)[0].shutdown(wait=False)
+    def _new_pool(self, place: int) -> ProcessPoolExecutor:
+        gpu = self._gpus[place % len(self._gpus)]
+        spawn = multiprocessing.get_context("spawn")
+        return ProcessPoolExecutor(1, spawn, _begin_worker, (gpu, self._threads))
 
     def _release(self, place: int, done: Future[Any]) -> None:
         if not done.cancelled() and isinstance(done.exception(), BrokenExecutor):
-            self._drop(place)
+            self._pools[place] = self._new_pool(place)
         self._free.put(place)
 
 
@@ -113,10 +95,11 @@ def visible_gpus(count: int) -> list[str]:
     Args:
         count: how many CUDA counts. Of the parts of a GPU (MIG) it counts one, however many are visible.
     """
-    names = [name.strip() for name in os.environ.get(VISIBLE, "").split(",") if name.strip()]
+    listed = os.environ.get(VISIBLE, "").split(",")
+    names = [name.strip() for name in listed if name.strip()]
     if count and names and names[0].startswith("MIG"):
         return names
-    return (names or [str(number) for number in range(count)])[:count]
+    return (names or list(map(str, range(count))))[:count]
 
 
 def in_groups(gpus: Sequence[str], devices: int) -> list[str]:
@@ -130,30 +113,19 @@ def in_groups(gpus: Sequence[str], devices: int) -> list[str]:
         ValueError: there are fewer, or they are parts of GPUs: a process sees only one of those.
     """
     if gpus:
-        check_range(
-            least=1, most=1 if gpus[0].startswith("MIG") else len(gpus), cell_devices=devices
-        )
-    return [
-        ",".join(gpus[first : first + devices])
-        for first in range(0, len(gpus) - devices + 1, devices)
-    ]
+        most = 1 if gpus[0].startswith("MIG") else len(gpus)
+        check_range(least=1, most=most, cell_devices=devices)
+    firsts = range(0, len(gpus) - devices + 1, devices)
+    return [",".join(gpus[first : first + devices]) for first in firsts]
 
 
 def _begin_worker(gpu: str | None, threads: int) -> None:
-    """Prepare a process that was just started: its GPU, its threads, and that it ends with the one that started it."""
+    """Prepare a new process: its GPU, its threads, and that it ends with the one that started it."""
     if gpu is not None:
         os.environ[VISIBLE] = gpu
     os.environ[THREADS] = str(threads)  # torch is not imported yet
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started it
     threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _in_worker(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call a function in a process that would wait for another; if it is stopped, so is the process."""
-    try:
-        return fn(*args, **kwargs)
-    except SystemExit as end:
-        os._exit(end.code if isinstance(end.code, int) else 1)
 
 
 def _end_with_parent() -> None:
@@ -162,8 +134,16 @@ def _end_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _in_worker(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call a function in a process that stays for other calls; if the function is stopped, so is the process."""
+    try:
+        return fn(*args, **kwargs)
+    except SystemExit as end:
+        os._exit(end.code if isinstance(end.code, int) else 1)
+
+
 class SlurmJobs(Executor):
-    """Jobs of SLURM, by submitit; each cell is a job.
+    """Jobs of submitit, one for each call.
 
     Args:
         workers: most jobs at a time.
@@ -177,14 +157,13 @@ class SlurmJobs(Executor):
 
         let_jobs_import()
         self._jobs: list[Any] = []
-        often = {f"{cluster}_max_num_timeout": OFTEN}
-        self._executor = submitit.AutoExecutor(folder=folder, cluster=cluster, **often)
+        self._executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
         self._executor.update_parameters(**options)
         self._waiting = ThreadPoolExecutor(workers)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Submit a job; the future waits for it."""
-        job = self._executor.submit(_Job(), fn, *args, **kwargs)
+        job = self._executor.submit(_in_job, fn, *args, **kwargs)
         self._jobs.append(job)
         return self._waiting.submit(job.result)
 
@@ -197,48 +176,20 @@ class SlurmJobs(Executor):
         self._waiting.shutdown(wait, cancel_futures=cancel_futures)
 
 
-class _Job:
-    """A function as a job of submitit. Once its time is over it ends as at SIGTERM; if it got further, it is requeued.
+def _in_job(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call a function in a job of submitit. When the job's time is over, it is stopped as by SIGTERM."""
+    from submitit.core.job_environment import JobEnvironment
 
-    submitit calls `checkpoint` for what to queue again: nothing, unless the function has ended as `Unfinished`.
-    """
-
-    _unfinished = False
-
-    def __call__(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        from submitit.core.job_environment import JobEnvironment
-
-        over, wall_time = (
-            False,
-            signal.Signals[f"SIG{JobEnvironment.USR_SIG}"],
-        )  # it comes before SLURM's SIGTERM
-
-        def end(*_: Any) -> None:
-            nonlocal over
-            over = True
-            signal.raise_signal(signal.SIGTERM)
-
-        requeue: Any = signal.signal(wall_time, end)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # which submitit ignores
-        # It ends jobs of this machine by SIGINT, even if begun under nohup.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        try:
-            return fn(*args, **kwargs)
-        except Unfinished:
-            self._unfinished = True
-            if over:
-                requeue(wall_time, None)  # this ends the process
-            raise
-
-    def checkpoint(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """What submitit is to queue again; None: nothing."""
-        from submitit.helpers import DelayedSubmission
-
-        return DelayedSubmission(_Job(), fn, *args, **kwargs) if self._unfinished else None
+    time_is_over = signal.Signals[f"SIG{JobEnvironment.USR_SIG}"]  # comes before SLURM's SIGTERM
+    signal.signal(time_is_over, lambda *_: signal.raise_signal(signal.SIGTERM))
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # which submitit ignores
+    # submitit ends jobs of this machine by SIGINT, which `nohup` has them ignore.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    return fn(*args, **kwargs)
 
 
 class RayTasks(Executor):
-    """Tasks of a Ray cluster; each cell is a task.
+    """Tasks of a Ray cluster, one for each call.
 
     Args:
         address: of the cluster; default: $RAY_ADDRESS, or a new one on this machine.
@@ -250,13 +201,11 @@ class RayTasks(Executor):
         import ray
 
         let_jobs_import()
-        self._ray = ray
-        self._tasks: list[Any] = []
+        self._ray, self._tasks = ray, list[Any]()
         self._own = not ray.is_initialized()
         if self._own:
-            ray.init(
-                address=address, log_to_driver=False, include_dashboard=None if address else False
-            )
+            dashboard = None if address else False
+            ray.init(address=address, log_to_driver=False, include_dashboard=dashboard)
         self._remote = ray.remote(max_retries=0, **options)(_in_worker)
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -270,8 +219,8 @@ class RayTasks(Executor):
         if cancel_futures:
             for task in self._tasks:
                 self._ray.cancel(task, force=True)
-        elif wait:
-            self._ray.wait(self._tasks, num_returns=len(self._tasks)) if self._tasks else None
+        elif wait and self._tasks:
+            self._ray.wait(self._tasks, num_returns=len(self._tasks))
         if self._own:
             self._ray.shutdown()
 
@@ -280,15 +229,6 @@ def let_jobs_import() -> None:
     """Name the folder of this code in $PYTHONPATH, which jobs inherit: they may start in another folder."""
     known = [CODE, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, known)))
-
-
-# Name -> the package that it needs.
-EXECUTORS = {
-    "processes": None,
-    "slurm": ("slurm", "submitit"),
-    "ray": ("cluster", "ray"),
-}  # extra and its package
-RESERVED = {"slurm": "gpus_per_node", "ray": "num_gpus"}  # the option with a job's GPUs
 
 
 def make_executor(
@@ -317,12 +257,13 @@ def make_executor(
         check_extra(*needed, f"The executor {name!r}")
     if devices > 1 and name in RESERVED:
         reserved = options.setdefault(RESERVED[name], devices)
-        check_range(
-            least=devices if reserved else 0, **{f"executor_options.{RESERVED[name]}": reserved}
-        )
+        least = devices if reserved else 0  # 0: cells compute on CPUs
+        check_range(least=least, **{f"executor_options.{RESERVED[name]}": reserved})
     try:
         if name == "slurm":
             return SlurmJobs(workers, folder / "slurm", **options)
-        return RayTasks(**options) if name == "ray" else Processes(workers, gpus, **options)
-    except (TypeError, NameError) as error:  # of an option that there is not
+        if name == "ray":
+            return RayTasks(**options)
+        return Processes(workers, gpus, **options)
+    except (TypeError, NameError) as error:  # there is no such option
         raise UserError(f"Expected `executor_options` of {name!r}, but: {error}") from error

@@ -60,23 +60,30 @@ class Models:
         if self.seeds is not None:
             seeds = range(self.seeds) if isinstance(self.seeds, int) else self.seeds
             names = [name.replace(SEED, str(seed)) for name in names for seed in seeds]
+        if not names:
+            raise UserError("Expected `models` to name at least one model, but got none.")
         twice = sorted({name for name in names if names.count(name) > 1})
-        if twice or not names:
-            got = f"{', '.join(twice)} twice" if twice else "none"
+        if twice:
             raise UserError(
-                f"Expected `models` to name at least one model, each once, but got {got}."
+                f"Expected `models` to name each once, but got {', '.join(twice)} twice."
             )
         return names
 
     def group(self, name: str, option: Literal["groups", "bases"] = "groups") -> str | None:
         """The group of a model, or of the model that it is a copy of; or, by `bases`, what it was fine-tuned from."""
         of = {name, name.split("#")[0]}
-        return next((group for group, names in self.members(option).items() if of & {*names}), None)
+        for group, names in self.members(option).items():
+            if not of.isdisjoint(names):
+                return group
+        return None
 
     def members(self, option: Literal["groups", "bases"]) -> dict[str, list[str]]:
         """Name of a group, or of a pretrained model -> its models."""
-        given = self.groups if option == "groups" else self.bases
-        return {given: self.listed()} if isinstance(given, str) else given or {}
+        if option == "groups":
+            return self.groups or {}
+        if isinstance(self.bases, str):
+            return {self.bases: self.listed()}
+        return self.bases or {}
 
 
 @dataclass
@@ -206,27 +213,6 @@ class Comparison(Work):
 
 
 @dataclass
-class Assumed:
-    """What the plan assumes where it cannot know.
-
-    Args:
-        layers: blocks of a model whose config cannot be read.
-        width: of its states.
-        vocabulary: of its tokenizer.
-        texts: fitting texts of a task without `text.max_texts`.
-        held_out: held-out texts of a task without `text.max_held_out`.
-        tokens: mean length of a text.
-    """
-
-    layers: int = 12
-    width: int = 768
-    vocabulary: int = 30522
-    texts: int = 10_000
-    held_out: int = 1_000
-    tokens: int = 32
-
-
-@dataclass
 class Study:
     """Many models, tasks, pairs and maps.
 
@@ -252,7 +238,6 @@ class Study:
         surgery: fine-tuned models truncated, and without spans of their layers (`evaluate.py surgery`).
         store: folder of a store of states, so that every model is read once; `own`: inside the study's folder.
         keep: `results`: a fit's maps are removed once every cell that needs them is done; `all`: nothing is.
-        assume: what the plan assumes.
         as_printed: whether a paper's own definition is computed beside ours where the two differ; see
             `aligners.reports.study.printed`.
         report: names of the tables and figures of the report; default: all that the results allow.
@@ -278,33 +263,17 @@ class Study:
     surgery: Work | None = None
     store: str | None = None
     keep: Literal["all", "results"] = "all"
-    assume: Assumed = field(default_factory=Assumed)
     as_printed: bool = False
     report: list[str] | None = None
 
     def __post_init__(self) -> None:
-        names = self.models.listed()
         if not self.name or "/" in self.name or self.name.startswith("."):
             raise UserError(f"Expected `name` to be the name of a folder, but got {self.name!r}.")
-        for option, given in (("tasks", self.tasks), ("stages", self.stages)):
-            if not given:
+        for option in ("tasks", "stages"):
+            if not getattr(self, option):
                 raise UserError(f"Expected `{option}` to name at least one, but got none.")
-        named = {**self.models.members("groups"), **self.models.members("bases")}
-        for group, members in named.items():
-            check_known(
-                names, **{f"models.groups.{group}": [name.split("#")[0] for name in members]}
-            )
-        if "finetuned" in self.stages and self.finetune is None:
-            raise UserError(
-                "Expected `finetune` to say how models are fine-tuned, as `stages` has finetuned."
-            )
-        if self.surgery is not None and "finetuned" not in self.stages:
-            raise UserError(
-                "Expected `stages` to have finetuned, as `surgery` needs fine-tuned models."
-            )
-        if self.finetune is not None:
-            check_range(least=1, **{"finetune.copies": self.finetune.copies})
-            check_known(self.tasks, **{"finetune.tasks": list(self.finetune.tasks)})
+        self._check_groups()
+        self._check_finetuning()
         if self.fit is not None:
             check_range(least=1, **{"fit.pairs_at_once": self.fit.pairs_at_once})
             check_range(above=0, **{"fit.memory": self.fit.memory})
@@ -318,6 +287,26 @@ class Study:
         for stage in self.stages:
             self.pairs_at(stage)
 
+    def _check_groups(self) -> None:
+        names = self.models.listed()
+        for option in ("groups", "bases"):
+            for group, members in self.models.members(option).items():
+                bare = [name.split("#")[0] for name in members]
+                check_known(names, **{f"models.groups.{group}": bare})
+
+    def _check_finetuning(self) -> None:
+        if self.finetune is not None:
+            check_range(least=1, **{"finetune.copies": self.finetune.copies})
+            check_known(self.tasks, **{"finetune.tasks": list(self.finetune.tasks)})
+        elif "finetuned" in self.stages:
+            raise UserError(
+                "Expected `finetune` to say how models are fine-tuned, as `stages` has finetuned."
+            )
+        if self.surgery is not None and "finetuned" not in self.stages:
+            raise UserError(
+                "Expected `stages` to have finetuned, as `surgery` needs fine-tuned models."
+            )
+
     def work(self) -> dict[str, Work]:
         """The kinds of cells that are asked for, fine-tuning apart."""
         return {kind: work for kind, work in vars(self).items() if isinstance(work, Work)}
@@ -325,8 +314,9 @@ class Study:
     def wants(self, kind: str, stage: Stage, task: str) -> bool:
         """Whether there are cells of this kind at a stage, on a task or on further texts."""
         work = self.work().get(kind)
-        places = {*((work and work.tasks) or self.tasks), *self.further_texts(kind)}
-        return work is not None and stage in (work.stages or self.stages) and task in places
+        if work is None or stage not in (work.stages or self.stages):
+            return False
+        return task in (work.tasks or self.tasks) or task in self.further_texts(kind)
 
     def further_texts(self, kind: str) -> dict[str, dict[str, Any]]:
         """The data options of the further texts of a kind of cells, by name."""
@@ -334,13 +324,15 @@ class Study:
 
     def models_at(self, stage: Stage) -> list[Model]:
         """The models at a stage: of fine-tuned ones, every copy."""
-        copies = self.finetune.copies if stage == "finetuned" and self.finetune is not None else 1
-        names = self.models.listed()
-        return [
-            Model(name + f"#{copy + 1}" * (copy > 0), name, copy)
-            for name in names
-            for copy in range(copies)
-        ]
+        copies = 1
+        if stage == "finetuned" and self.finetune is not None:
+            copies = self.finetune.copies
+        models = []
+        for base in self.models.listed():
+            models.append(Model(base, base))
+            for copy in range(1, copies):
+                models.append(Model(f"{base}#{copy + 1}", base, copy))
+        return models
 
     def pairs_at(self, stage: Stage) -> list[tuple[Model, Model]]:
         """The pairs at a stage, each model with itself left out."""
@@ -370,9 +362,7 @@ def _made(kind: Any, given: dict[str, Any], place: str) -> Any:
         )
     values = dict(given)
     for name, value in given.items():
-        part = next(
-            (hint for hint in (hints[name], *get_args(hints[name])) if is_dataclass(hint)), None
-        )
-        if part is not None and value is not None:
-            values[name] = _made(part, value, f"`{name}`")
+        for hint in (hints[name], *get_args(hints[name])):
+            if is_dataclass(hint) and value is not None:
+                values[name] = _made(hint, value, f"`{name}`")
     return kind(**values)

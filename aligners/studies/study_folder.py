@@ -27,7 +27,7 @@ CELL, RESULT, ERROR, LOG, LOCK = "cell.json", "result.json", "error.txt", "log.t
 OPTIONS = "options.yaml"  # written as the command begins
 # What a cell goes on from, below its folder: states of a training, passes and parts that are finished, classifiers.
 GOES_ON_FROM = ("*/last.ckpt", "*/*/last.ckpt", "*/*/*.safetensors", "*/*/*/finetuned.json")
-FREE = ("assume", "report", "store", "keep")  # parts of a study that no result depends on
+FREE = ("report", "store", "keep")  # parts of a study that no result depends on
 State = Literal["done", "running", "waiting", "failed"]
 STATES: tuple[State, ...] = get_args(State)
 MORE = ",\n"
@@ -42,9 +42,8 @@ ENCODER = json.JSONEncoder(allow_nan=False)
 class StudyFolder:
     """Where a study is written.
 
-    `study.yaml` is the study as resolved, `plan.json` the ids of its cells and their planned seconds, `cells/ID/` a
-    folder for each of them: `cell.json` says what it is, `run/` is the folder of its command, and it is done once
-    `result.json` is there.
+    `study.yaml` is the study as resolved, `plan.json` the ids of its cells, `cells/ID/` a folder for each of them:
+    `cell.json` says what it is, `run/` is the folder of its command, and it is done once `result.json` is there.
 
     Args:
         path: of the folder.
@@ -71,7 +70,8 @@ class StudyFolder:
             raise UserError(
                 f"Expected {file} to be a study as it was begun, but it has no {lacking[0]}. {BEGIN_AGAIN}"
             )
-        for name in ("stages", "tasks"):  # of fine-tuning, in files of an earlier version
+        study.pop("assume", None)  # of an earlier version, and what follows
+        for name in ("stages", "tasks"):
             (study["finetune"] or {}).pop(name, None)
         return study
 
@@ -80,23 +80,19 @@ class StudyFolder:
     @property
     def cells(self) -> list[str]:
         """The ids of its cells, each after those that it needs."""
-        return list(self._plan) if self.study else []
-
-    @property
-    def _plan(self) -> dict[str, float] | list[str]:
-        """The ids of the cells, and their planned seconds unless an earlier version wrote them."""
+        _ = self.study  # raises if this is no study's folder
         file = self.path / PLAN
-        with refusing(
-            f"Expected {file} to list the cells of a study, but it cannot be read", BEGIN_AGAIN
-        ):
+        said = f"Expected {file} to list the cells of a study, but it cannot be read"
+        with refusing(said, BEGIN_AGAIN):
             plan = json.loads(file.read_text(encoding="utf-8"))
-            if not isinstance(plan, dict | list) or not all(
-                isinstance(number, str) for number in plan
-            ):
+            if not isinstance(plan, dict | list):  # an earlier version wrote planned seconds, too
                 raise TypeError("it holds something else")
+            for number in plan:
+                if not isinstance(number, str):
+                    raise TypeError("it holds something else")
         for number in plan:
             check_file_names(**{f"{PLAN} of {self.path}": number})
-        return plan
+        return list(plan)
 
     def cell(self, number: str) -> Path:
         """The folder of a cell."""
@@ -105,13 +101,10 @@ class StudyFolder:
     def described(self, number: str) -> dict[str, Any]:
         """Describe a cell by plain values, with this folder in the names of files."""
         file = self.cell(number) / CELL
+        said = f"Expected {file} to describe a cell of the study, but it"
         if not file.is_file():
-            raise UserError(
-                f"Expected {file} to describe a cell of the study, but it is not there. {BEGIN_AGAIN}"
-            )
-        with refusing(
-            f"Expected {file} to describe a cell of the study, but it cannot be read", BEGIN_AGAIN
-        ):
+            raise UserError(f"{said} is not there. {BEGIN_AGAIN}")
+        with refusing(f"{said} cannot be read", BEGIN_AGAIN):
             text = file.read_text(encoding="utf-8")
             here = json.dumps(str(self.path.resolve()))[1:-1]
             return asdict(Cell(**json.loads(text.replace(FOLDER, here))))
@@ -128,28 +121,18 @@ class StudyFolder:
     def ended(self, number: str) -> State | None:
         """How a cell that was submitted has ended, by what it has left; None: it has not."""
         place = self.cell(number)
-        return (
-            "done"
-            if (place / RESULT).is_file()
-            else "failed"
-            if (place / ERROR).is_file()
-            else None
-        )
-
-    @property
-    def planned(self) -> dict[str, float]:
-        """Seconds that each cell was planned to take; none in folders of an earlier version."""
-        planned = self._plan
-        return planned if isinstance(planned, dict) else {}
+        if (place / RESULT).is_file():
+            return "done"
+        if (place / ERROR).is_file():
+            return "failed"
+        return None
 
     def took(self, number: str) -> float | None:
         """Seconds that a finished cell took from its last beginning; None: it is not finished."""
-        begun, ended = (self.cell(number) / name for name in (OPTIONS, RESULT))
-        return (
-            ended.stat().st_mtime - begun.stat().st_mtime
-            if begun.is_file() and ended.is_file()
-            else None
-        )
+        begun, ended = self.cell(number) / OPTIONS, self.cell(number) / RESULT
+        if begun.is_file() and ended.is_file():
+            return ended.stat().st_mtime - begun.stat().st_mtime
+        return None
 
     def about(self, number: str) -> dict[str, Any]:
         """What a finished cell says beside its tables: how long it took, versions, `meta`, findings."""
@@ -158,21 +141,19 @@ class StudyFolder:
 
     def rows(self, number: str) -> Iterator[tuple[str, dict[str, Any]]]:
         """The rows that a finished cell has found, one by one, each with the name of its table."""
-        name, lines = "", _lines(self.cell(number) / RESULT)
+        table, lines = "", _lines(self.cell(number) / RESULT)
         while True:
             with self._refusing_result(number):
                 line = next(lines, None)
-                row = (
-                    json.loads(line.rstrip(MORE))
-                    if name and line and line.startswith("{")
-                    else None
-                )
-            if line is None:
-                return
+                if line is None:
+                    return
+                row = None
+                if table and line.startswith("{"):
+                    row = json.loads(line.rstrip(MORE))
             if line.startswith('"'):
-                name = line.split('"')[1]
+                table = line.split('"')[1]
             if row is not None:
-                yield name, row
+                yield table, row
 
     def _refusing_result(self, number: str) -> AbstractContextManager[None]:
         file = self.cell(number) / RESULT
@@ -180,26 +161,25 @@ class StudyFolder:
 
     def reached(self, number: str) -> list[tuple[int, int]]:
         """How far an unfinished cell is, to compare: the time and size of every file that it would go on from."""
-        return sorted(
-            (file.stat().st_mtime_ns, file.stat().st_size) for file in self.goes_on_from(number)
-        )
+        about = [file.stat() for file in self.goes_on_from(number)]
+        return sorted((found.st_mtime_ns, found.st_size) for found in about)
 
     def goes_on_from(self, number: str) -> list[Path]:
         """Files that an unfinished cell goes on from."""
-        return [file for pattern in GOES_ON_FROM for file in self.cell(number).glob(pattern)]
+        files: list[Path] = []
+        for pattern in GOES_ON_FROM:
+            files += self.cell(number).glob(pattern)
+        return files
 
     def failed(self) -> dict[str, str]:
         """The last line of the traceback of each cell that failed."""
-        errors = {
-            number: self.cell(number) / ERROR
-            for number in self.cells
-            if self.state(number) == "failed"
-        }
-        texts = {
-            number: file.read_text(encoding="utf-8", errors="replace")
-            for number, file in errors.items()
-        }
-        return {number: text.strip().rpartition("\n")[2].strip() for number, text in texts.items()}
+        last = {}
+        for number in self.cells:
+            if self.state(number) == "failed":
+                file = self.cell(number) / ERROR
+                text = file.read_text(encoding="utf-8", errors="replace").strip()
+                last[number] = text.rpartition("\n")[2].strip()
+        return last
 
     def leaves(self, cell: Cell) -> bool:
         """Whether a cell is done, and what other cells need of it is there."""
@@ -210,21 +190,13 @@ class StudyFolder:
 
     # ------------------------------------------------------------------ beginning
 
-    def begin(
-        self,
-        study: Study,
-        cells: Sequence[Cell],
-        *,
-        changed: bool,
-        planned: Mapping[str, float] | None = None,
-    ) -> list[str]:
+    def begin(self, study: Study, cells: Sequence[Cell], *, changed: bool) -> list[str]:
         """Write down what the study is; only under `only_one`.
 
         Args:
             study: the study.
             cells: its cells.
             changed: whether results of an earlier version of the study may be set aside.
-            planned: seconds that each cell is to take, by its id.
 
         Returns:
             What has changed since the study was begun, in words.
@@ -234,22 +206,27 @@ class StudyFolder:
         """
         self._refuse_links()
         now = json.loads(json.dumps(asdict(study)))
-        changes = self._changes(now, cells, changed) if (self.path / STUDY).is_file() else []
+        changes = []
+        if (self.path / STUDY).is_file():
+            changes = self._changes(now, cells, changed)
         for file in sorted((self.path / "cells").glob(f"*/{LOCK}")):
             with locked(file.parent) as free:
                 if free:  # no job of an earlier command is at work there
                     remove_unfinished(file.parent)  # what killed workers have left half-written
         for cell in cells:
-            place = self.path / cell.folder
-            text = json.dumps(asdict(cell), indent=1)
-            if not (place / CELL).is_file() or (place / CELL).read_text(encoding="utf-8") != text:
-                place.mkdir(parents=True, exist_ok=True)
-                write_text(place / CELL, text)  # also where somebody has changed it
-        seconds = {cell.id: round((planned or {}).get(cell.id, 0.0), 2) for cell in cells}
-        write_text(self.path / PLAN, json.dumps(seconds, indent=0))
+            self._describe(cell)
+        write_text(self.path / PLAN, json.dumps([cell.id for cell in cells], indent=0))
         write_text(self.path / STUDY, yaml.safe_dump(now, sort_keys=False, allow_unicode=True))
         self.__dict__.pop("study", None)
         return changes
+
+    def _describe(self, cell: Cell) -> None:
+        """Write a cell's description, also where somebody has changed it."""
+        file = self.path / cell.folder / CELL
+        text = json.dumps(asdict(cell), indent=1)
+        if not file.is_file() or file.read_text(encoding="utf-8") != text:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_text(file, text)
 
     def _refuse_links(self) -> None:
         """Raise if a cell's folder, or something that it goes on from, is a link.
@@ -273,19 +250,17 @@ class StudyFolder:
             raise UserError(
                 f"Expected {self.path} to hold the study {now['name']}, but it holds {then.get('name')}."
             )
-        before, after = (
-            {k: v for k, v in version.items() if k not in FREE} for version in (then, now)
-        )
-        changes = differences(before, after, "")
+        lines = []
+        changes = differences(_of_results(then), _of_results(now), "")
+        if changes:
+            lines.append(f"The study has changed: {'; '.join(changes)}.")
         known, wanted = set(self.cells), {cell.id for cell in cells}
-        gone = [self.described(number) for number in self.cells if number not in wanted]
-        lost = [cell for cell in gone if self.state(cell["id"]) == "done"]
-        new = [cell.kind for cell in cells if cell.id not in known]
-        lines = [f"The study has changed: {'; '.join(changes)}."] if changes else []
+        gone = [number for number in self.cells if number not in wanted]
+        lost = [number for number in gone if self.state(number) == "done"]
         if gone:
-            lines.append(
-                f"No longer part of it: {_counted([cell['kind'] for cell in gone])} ({len(lost)} done)."
-            )
+            kinds = [self.described(number)["kind"] for number in gone]
+            lines.append(f"No longer part of it: {_counted(kinds)} ({len(lost)} done).")
+        new = [cell.kind for cell in cells if cell.id not in known]
         if new:
             lines.append(f"New: {_counted(new)}.")
         if lost and not changed:
@@ -312,16 +287,22 @@ class StudyFolder:
             yield
 
 
+def _of_results(study: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts of a study that results depend on."""
+    return {name: value for name, value in study.items() if name not in FREE}
+
+
 def as_lines(result: Mapping[str, Any]) -> str:
     """A result as JSON: all that is no table on the first line, then each row of a table on a line of its own."""
-    tables = {
-        name: rows for name, rows in result.items() if isinstance(rows, list) and name != "findings"
-    }
-    first = ENCODER.encode({name: value for name, value in result.items() if name not in tables})
-    lists = (
-        f'"{name}": [\n{MORE.join(map(ENCODER.encode, rows))}\n]' for name, rows in tables.items()
-    )
-    return MORE.join([first.removesuffix("}"), *lists]) + "\n}\n"
+    about, tables = dict[str, Any](), list[str]()
+    for name, value in result.items():
+        if isinstance(value, list) and name != "findings":
+            rows = MORE.join(map(ENCODER.encode, value))
+            tables.append(f'"{name}": [\n{rows}\n]')
+        else:
+            about[name] = value
+    first = ENCODER.encode(about).removesuffix("}")
+    return MORE.join([first, *tables]) + "\n}\n"
 
 
 def _lines(path: Path) -> Iterator[str]:

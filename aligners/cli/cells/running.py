@@ -28,49 +28,14 @@ from aligners.errors import UserError
 from aligners.files.atomic import open_own, remove, write_text
 from aligners.similarity.passes.saved import PASSES
 from aligners.studies.cells import KINDS
-from aligners.studies.executors import THREADS, Unfinished, cpu_cores, let_jobs_import
+from aligners.studies.executors import THREADS, cpu_cores, let_jobs_import
 from aligners.studies.study_folder import ERROR, LOG, OPTIONS, RESULT, StudyFolder, as_lines, locked
 
 PACKAGES = ("torch", "lightning", "transformers", "numpy")
 FINISHED = "finetuned.json"
 END_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
-GOES_ON = (
-    "run/last.ckpt",
-    f"run/{PASSES}",
-    "run/part-*",
-    "before",
-)  # what a cell that was interrupted goes on from
-
-
-def run_cells(
-    study: str, numbers: Sequence[str], devices: int = 1, trust: Trust = NOBODY
-) -> dict[str, str]:
-    """Run cells one after another, each once those that it needs are done; one that fails stops no other.
-
-    Args:
-        study: the study's folder.
-        numbers: the cells' ids.
-        devices: of each; see `run_cell`.
-        trust: likewise.
-
-    Returns:
-        How each has ended: see `run_cell`; `waiting` if what it needs was not done.
-
-    Raises:
-        SystemExit: it was stopped; `Unfinished` if it had got further before.
-    """
-    folder, ends, further = StudyFolder(Path(study)), dict[str, str](), False
-    try:
-        with ended_by_signals():  # also between two cells
-            for number in numbers:
-                needs = folder.described(number)["needs"]
-                end: str | None = folder.ended(number)  # before this job was queued again
-                if end is None and all(folder.ended(need) == "done" for need in needs):
-                    end, further = run_cell(study, number, devices, trust), True
-                ends[number] = end or "waiting"
-    except SystemExit as stopped:
-        raise (Unfinished(stopped.code) if further else stopped) from stopped
-    return ends
+# What a cell that was interrupted goes on from.
+GOES_ON = ("run/last.ckpt", f"run/{PASSES}", "run/part-*", "before")
 
 
 def run_cell(study: str, number: str, devices: int = 1, trust: Trust = NOBODY) -> str:
@@ -88,39 +53,28 @@ def run_cell(study: str, number: str, devices: int = 1, trust: Trust = NOBODY) -
         `done`, `failed`, or `busy`.
 
     Raises:
-        SystemExit: it was stopped; `Unfinished` if it has got further before.
+        SystemExit: it was stopped.
     """
     folder = StudyFolder(Path(study).resolve())
-    cell, place = folder.described(number), folder.cell(number)
+    place = folder.cell(number)
     with locked(place) as free:
         if not free:
             return "busy"
         if (place / RESULT).is_file():
             return "done"
-        before = folder.reached(number)
         try:
             with ended_by_signals(), _logged(place / LOG):
-                result = _run(folder, cell, place, devices, trust)
+                result = _run(folder, number, devices, trust)
         except Exception as error:
             write_text(place / ERROR, traceback.format_exc())
             if isinstance(error, UserError):
-                files = (
-                    file.parent if file.name == FINISHED else file
-                    for file in folder.goes_on_from(number)
-                )
-                refused = [path for path in (*files, *_states(place)) if str(path) in str(error)]
-                for path in refused[:1]:  # the command does not go on from it
-                    remove(path)
+                _remove_refused(folder, number, str(error))
             return "failed"
         except SystemExit as end:
             if end.code != MENDABLE:  # it was stopped
-                if folder.reached(number) != before:
-                    raise Unfinished(end.code) from end
                 raise
-            write_text(
-                place / ERROR,
-                "Its options were not accepted:\n\n" + (place / LOG).read_text(encoding="utf-8"),
-            )
+            said = (place / LOG).read_text(encoding="utf-8")
+            write_text(place / ERROR, f"Its options were not accepted:\n\n{said}")
             return "failed"
         write_text(place / RESULT, as_lines(result))
         for state in _states(place):
@@ -128,9 +82,19 @@ def run_cell(study: str, number: str, devices: int = 1, trust: Trust = NOBODY) -
         return "done"
 
 
-def _run(
-    folder: StudyFolder, cell: dict[str, Any], place: Path, devices: int, trust: Trust
-) -> dict[str, Any]:
+def _remove_refused(folder: StudyFolder, number: str, said: str) -> None:
+    """Remove the first file of which an error says that the command does not go on from it."""
+    files = []
+    for file in folder.goes_on_from(number):
+        files.append(file.parent if file.name == FINISHED else file)
+    for path in (*files, *_states(folder.cell(number))):
+        if str(path) in said:
+            remove(path)
+            return
+
+
+def _run(folder: StudyFolder, number: str, devices: int, trust: Trust) -> dict[str, Any]:
+    cell, place = folder.described(number), folder.cell(number)
     kind, run = KINDS[cell["kind"]], place / "run"
     words = [kind.command, *trust.words(cell["options"]), *_words(cell, place), "--run", str(run)]
     os.environ["WANDB_RUN_GROUP"] = folder.study["name"]
@@ -142,16 +106,16 @@ def _run(
             _run_on_devices(kind.script, words, devices, place / LOG)
     finally:
         end_run(place)  # also what it went on from
-    rows = (
-        {} if kind.report is None else json.loads((run / kind.report).read_text(encoding="utf-8"))
-    )
+    found: dict[str, Any] = {"meta": {}, "rows": []}
+    if kind.report is not None:
+        found |= json.loads((run / kind.report).read_text(encoding="utf-8"))
     return {
         "cell": cell["id"],
         "kind": cell["kind"],
         "seconds": round(time.perf_counter() - began, 2),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {name: version(name) for name in PACKAGES},
-        **{"meta": {}, "rows": [], **rows},
+        **found,
     }
 
 
@@ -181,8 +145,10 @@ def _run_on_devices(script: str, words: Sequence[str], devices: int, log: Path) 
         process.terminate()  # it saves its state at the end of the step
         process.wait()
         raise
-    if status < 0 or status in (INTERRUPTED, TERMINATED):
-        raise SystemExit(status if status > 0 else 128 - status)
+    if status < 0:
+        raise SystemExit(128 - status)
+    if status in (INTERRUPTED, TERMINATED):
+        raise SystemExit(status)
     if status:
         said = log.read_text(encoding="utf-8", errors="replace").strip()
         if status == MENDABLE:
@@ -224,7 +190,10 @@ def end_run(folder: Path) -> None:
 
 def _states(place: Path) -> list[Path]:
     """The files and folders that only an unfinished run needs."""
-    return [path for name in GOES_ON for path in place.glob(name)]
+    states: list[Path] = []
+    for name in GOES_ON:
+        states += place.glob(name)
+    return states
 
 
 @contextmanager

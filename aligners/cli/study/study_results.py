@@ -12,10 +12,9 @@ from aligners.progress import tell
 from aligners.reports.screen import SiteTable, screen
 from aligners.reports.study.study_report import report as write_report
 from aligners.studies import collecting
-from aligners.studies.cells import Cell
-from aligners.studies.rehearsals.notes import MEANINGLESS, NOTES
+from aligners.studies.rehearsal import MEANINGLESS, NOTES
+from aligners.studies.schedule import Pace
 from aligners.studies.study_folder import ERROR, STATES, StudyFolder
-from aligners.studies.study_plan import Pace, duration
 
 EDITED = (
     "One was edited, or another version wrote it: remove it, and `study.py run` makes it again."
@@ -83,39 +82,42 @@ def report(_: Run, folder: Path) -> None:
 def collect_and_report(folder: StudyFolder) -> None:
     """Collect the results, and make the report if there is anything to report on."""
     collected = collecting.tables(folder)
-    if collected:
-        results = [
-            folder.about(number)
-            for number in sorted(folder.cells)
-            if folder.state(number) == "done"
-        ]
-        first = MEANINGLESS if (folder.path / NOTES).is_file() else None
-        write_report(folder.path, collected, folder.study, results, folder.failed(), first)
+    if not collected:
+        return
+    done = [number for number in sorted(folder.cells) if folder.state(number) == "done"]
+    results = [folder.about(number) for number in done]
+    first = MEANINGLESS if (folder.path / NOTES).is_file() else None
+    write_report(folder.path, collected, folder.study, results, folder.failed(), first)
 
 
 def status_table(folder: StudyFolder) -> SiteTable:
     """Count the cells by kind and state."""
-    counts = Counter(
-        (folder.described(number)["kind"], folder.state(number)) for number in folder.cells
-    )
+    counts = Counter[tuple[str, str]]()
+    for number in folder.cells:
+        counts[folder.described(number)["kind"], folder.state(number)] += 1
     title = f"{folder.study['name']}: {len(folder.cells)} cells in {folder.path}"
     table = SiteTable(title, ["cells"], list(STATES), {})
     for kind in dict.fromkeys(kind for kind, _ in counts):
-        table.add_row(kind, *(str(counts[kind, state] or "") for state in STATES))
+        numbers = [counts[kind, state] for state in STATES]
+        table.add_row(kind, *(str(number or "") for number in numbers))
     return table
 
 
 def time_left(folder: StudyFolder) -> list[str]:
-    """How long the rest takes, at the speed of the cells that are done and on as many workers as are at work."""
-    cells = [Cell(**folder.described(number)) for number in folder.cells]
-    states, pace = {cell.id: folder.state(cell.id) for cell in cells}, Pace(folder.planned)
-    for cell in cells:
-        pace.add(cell, folder.took(cell.id))
-    rest = [cell for cell in cells if states[cell.id] in ("running", "waiting")]
-    workers = list(states.values()).count("running")
+    """How long the rest takes, at the pace of the cells that are done and on as many workers as are at work."""
+    pace, rest, workers = Pace(), [], 0
+    for number in folder.cells:
+        kind, state = folder.described(number)["kind"], folder.state(number)
+        workers += state == "running"
+        if state == "done":
+            pace.add(kind, folder.took(number))
+        elif state != "failed":
+            rest.append(kind)
     left = pace.left(rest, workers)
+    if not rest or not left:
+        return []
     on = f"{workers} workers" if workers > 1 else "1 worker"
-    return [f"About {duration(left)} left on {on}."] if left else []
+    return [f"{left.capitalize()} on {on}."]
 
 
 def failures(folder: StudyFolder) -> list[str]:
@@ -124,7 +126,6 @@ def failures(folder: StudyFolder) -> list[str]:
     for number, said in folder.failed().items():
         cell = folder.described(number)
         names = " – ".join(model["name"] for model in cell["models"][:4])
-        lines.append(
-            f"{cell['kind']} {names}, {cell['task']}: {said}\n  {folder.cell(number) / ERROR}"
-        )
+        place = folder.cell(number) / ERROR
+        lines.append(f"{cell['kind']} {names}, {cell['task']}: {said}\n  {place}")
     return lines

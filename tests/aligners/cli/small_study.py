@@ -4,16 +4,14 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-import pytest
 import yaml
 from tests.world import World
 
-from aligners.cli.table import study
 from aligners.studies.study_folder import StudyFolder
 
 MAPS = {"linear": "Linear", "mlp": {"class_path": "MLP", "init_args": {"hidden": [8]}}}
@@ -30,7 +28,6 @@ def study_file(world: World, folder: Path, **changes: Any) -> str:
         "fit": {"options": {"model": {"aligners": MAPS}, "trainer": {"max_epochs": 1}, "data": {"sites": [1]}}},
         "inject": {"options": {"closed_form": [], "fitting_errors": True}},
         "report": ["errors"],  # of figures there are tests enough
-        "rate": 1e12,  # which would take a second to measure
         **changes,
     }
     (folder / "study.yaml").write_text(yaml.safe_dump(content))
@@ -40,25 +37,6 @@ def study_file(world: World, folder: Path, **changes: Any) -> str:
 def kinds(folder: Path) -> list[str]:
     """The kinds of a study's cells, in alphabetical order."""
     return sorted(StudyFolder(folder).described(number)["kind"] for number in StudyFolder(folder).cells)
-
-
-def stand_ins_here(monkeypatch: pytest.MonkeyPatch, environment: Mapping[str, str]) -> None:
-    """Let this process take what stands in, as one does that starts in this environment."""
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", environment["HF_HUB_CACHE"])
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", Path(environment["HF_DATASETS_CACHE"]))
-
-
-def rehearse_here(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
-    """`study.py run ... --rehearse`, without becoming another process."""
-
-    def become(_: str, command: list[str], environment: Mapping[str, str]) -> NoReturn:
-        stand_ins_here(monkeypatch, environment)
-        study(command[command.index("run") :])
-        raise SystemExit(0)
-
-    monkeypatch.setattr("os.execve", become)
-    with pytest.raises(SystemExit, match="0"):
-        study(["run", *words, "--rehearse"])
 
 
 @contextmanager

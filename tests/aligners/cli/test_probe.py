@@ -25,7 +25,7 @@ def test_a_study_of_probes_before_and_after_fine_tuning(world: World, tmp_path: 
         "training": {"max_epochs": 1, "least_steps": 5},
     }  # fmt: skip
     config["similarity"]["options"]["measures"] = ["rsa"]
-    config |= {"report": ["merchant_table_1", "merchant_layers", "merchant_figure_1"], "rate": 1e12}
+    config |= {"report": ["merchant_table_1", "merchant_layers", "merchant_figure_1"]}
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(config))
     study(["run", "study.yaml", "--imports", str(ROOT / "papers" / "merchant2020" / "merchant.py")])
     folder = tmp_path / "runs" / "embedded_probes"

@@ -137,10 +137,9 @@ def test_somebodys_study_folder_runs_no_code(world: World, content: dict[str, An
     Path("folder").mkdir()
     Path("folder", PLAN).write_text("{}")
     whole = {"finetune": None, **study_of(world), **content}
-    del whole["rate"]
     Path("folder", STUDY).write_text(yaml.safe_dump(whole))
     with pytest.raises(UserError, match=REFUSED):
-        study(["retry", "folder", "--rate", "1e12"])
+        study(["retry", "folder"])
 
 
 def study_of(world: World) -> dict[str, Any]:
@@ -151,7 +150,6 @@ def study_of(world: World) -> dict[str, Any]:
         "tasks": {"t": {"text": {"source": world.fit, "held_out": world.test}}},
         "data": {"max_length": 60},
         "fit": {"options": {"model": {"aligners": {"linear": "Linear"}}}},
-        "rate": 1e12,
     }
 
 

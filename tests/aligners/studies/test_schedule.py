@@ -6,15 +6,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from tests.cells import Inline, begun, each, finish
+from tests.cells import Inline, begun, finish
 
 from aligners.studies.cells import Cell
-from aligners.studies.schedule import Schedule, missing
+from aligners.studies.schedule import Pace, Schedule, missing
 from aligners.studies.study_folder import ERROR, OPTIONS, RESULT, StudyFolder, locked
-from aligners.studies.study_plan import Pace
 
 TUNED = {"stages": ["finetuned"], "finetune": {}}
 
@@ -46,7 +44,7 @@ def go(
         ran.append(number)
         return before(number) or finish(study, number)
 
-    Schedule(folder, cells, each(run), say).run(Inline(), 1, **options)
+    Schedule(folder, cells, run, say).run(Inline(), 1, **options)
     return ran
 
 
@@ -75,7 +73,7 @@ def test_as_many_at_a_time_as_there_are_workers(tmp_path: Path) -> None:
         return finish(study, number)
 
     with ThreadPoolExecutor(9) as threads:
-        Schedule(folder, cells, each(run), print).run(threads, 2)
+        Schedule(folder, cells, run, print).run(threads, 2)
     assert missing(folder, cells) == {}
     assert max(counts) == 2
 
@@ -195,7 +193,7 @@ def test_where_only_results_are_kept_maps_go_once_nothing_needs_them(tmp_path: P
     inject, fits = first(cells, "inject"), [cell for cell in cells if cell.kind == "fit"]
     for cell in [*fits, inject]:
         finish(str(tmp_path), cell.id)  # the last one by a job of a command that was killed: its maps were left
-    Schedule(folder, cells, each(finish), print).forget()
+    Schedule(folder, cells, finish, print).forget()
     assert [cell.id for cell in fits if not folder.leaves(cell)] == [*inject.needs]
     needs = {cell.id: cell.needs for cell in cells}
 
@@ -207,86 +205,15 @@ def test_where_only_results_are_kept_maps_go_once_nothing_needs_them(tmp_path: P
     assert missing(folder, cells) == {}
 
 
-def ended_after(folder: StudyFolder, number: str, seconds: float) -> None:
-    """A cell is done, that many seconds after it has begun."""
-    finish(str(folder.path), number)
-    (folder.cell(number) / OPTIONS).touch()
-    os.utime(folder.cell(number) / OPTIONS, (1e9, 1e9))
-    os.utime(folder.cell(number) / RESULT, (1e9 + seconds, 1e9 + seconds))
-
-
-def test_the_time_left_is_what_is_planned_times_what_cells_of_the_kind_took_so_far(tmp_path: Path) -> None:
-    folder, cells = begun(tmp_path)
-    fits, injects = ([cell for cell in cells if cell.kind == kind] for kind in ("fit", "inject"))
-    pace = Pace({cell.id: 10.0 if cell.kind == "fit" else 4.0 for cell in cells})
-    assert pace.left(cells, 1) == 3 * 14
-    assert pace.left(cells, 8) == 14  # of a chain
-    pace.add(fits[0], folder.took(fits[0].id))  # not finished
-    ended_after(folder, fits[0].id, 40.0)
-    pace.add(fits[0], folder.took(fits[0].id))
-    assert pace.left([*fits[1:], *injects], 1) == 2 * 40 + 3 * 16  # of injections nothing is known yet
-    pace.add(injects[0], 2.0)
-    assert pace.left([fits[1], *injects[1:]], 2) == pytest.approx(max((40 + 2 * 2) / 2, 42))
-
-
-def jobs_of(path: Path, workers: int, minutes: float, before: Callable[[str], str | None], **changes: Any) -> Any:
-    """Run a study whose cells are planned to take a minute each: the jobs, what ran, and the study's folder."""
-    folder, cells = begun(path, **changes)
-    ran, executor, planned = list[str](), Inline(), {cell.id: 60.0 for cell in cells}
-
-    def run(study: str, number: str) -> str:
-        ran.append(number)
-        return before(number) or finish(study, number)
-
-    Schedule(folder, cells, each(run), print, planned, minutes).run(executor, workers)
-    return [numbers for _, numbers in executor.calls], ran, folder
-
-
-def test_a_job_has_cells_that_share_models_and_what_goes_on_from_them(tmp_path: Path) -> None:
-    tasks = {"tasks": {"t": {}, "u": {"text": 1}}}
-    jobs, ran, folder = jobs_of(tmp_path, 1, 4.0, lambda number: None, **tasks)
-    cells = {number: folder.described(number) for number in folder.cells}
-    assert sorted(ran) == sorted(cells)
-    assert [len(job) for job in jobs] == [4, 4, 4]
-    assert [[cells[number]["task"] for number in job[::2]] for job in jobs] == [["t", "t"], ["t", "u"], ["u", "u"]]
-    for job in jobs:
-        assert [cells[number]["kind"] for number in job] == ["fit", "inject"] * (len(job) // 2)
-        assert all(cells[number]["needs"] == [fit] for fit, number in zip(job[::2], job[1::2], strict=True))
-
-
-@pytest.mark.parametrize(("workers", "minutes", "sizes"), [(3, 60.0, [2] * 3), (1, 60.0, [6]), (1, 0.0, [1] * 6)])
-def test_a_job_takes_no_work_from_other_workers(tmp_path: Path, workers: int, minutes: float, sizes: list[int]) -> None:
-    jobs, _, _ = jobs_of(tmp_path, workers, minutes, lambda number: None)
-    assert [len(job) for job in jobs] == sizes
-
-
-def test_a_cell_that_fails_in_a_job_stops_only_what_needs_it(tmp_path: Path) -> None:
-    def fail(number: str) -> str | None:
-        if number != cells[2].id:
-            return None
-        (tmp_path / cells[2].folder / ERROR).write_text("ValueError: no")
-        return "failed"
-
-    _, cells = begun(tmp_path)
-    jobs, ran, folder = jobs_of(tmp_path, 1, 60.0, fail)
-    states = [folder.state(cell.id) for cell in cells]
-    assert (len(jobs), len(ran)) == (1, 5)
-    assert sorted(states) == ["done"] * 4 + ["failed", "waiting"]
-
-
-def test_a_job_that_is_lost_costs_only_the_cell_at_which_it_was_an_attempt(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def kill(number: str) -> None:
-        if number == cells[2].id:
-            raise RuntimeError("killed")
-
-    _, cells = begun(tmp_path)
-    jobs, ran, folder = jobs_of(tmp_path, 1, 60.0, kill)
-    assert ran.count(cells[2].id) == 2
-    assert sorted(folder.state(cell.id) for cell in cells) == ["done"] * 4 + ["failed", "waiting"]
-    assert (cells[2].id,) in jobs  # alone, as it was lost before
-    assert capsys.readouterr().out.count("The worker of ") == 1
+def test_the_time_left_is_what_cells_of_each_kind_took_so_far() -> None:
+    pace = Pace()
+    pace.add("fit", 40.0)
+    pace.add("fit", 20.0)
+    pace.add("fit", None)  # nobody knows
+    assert pace.left(["fit", "fit", "inject"], 1) == ""  # of injections nothing is known yet
+    pace.add("inject", 6.0)
+    assert pace.left(["fit", "fit", "inject"], 1) == "about 66.0 s left"
+    assert pace.left(["fit"] * 24, 4) == "about 3.0 min left"
 
 
 def test_a_line_is_said_now_and_then(
@@ -295,8 +222,11 @@ def test_a_line_is_said_now_and_then(
     now = itertools.count(step=12.0)  # seconds pass from one look at the clock to the next
     monkeypatch.setattr("aligners.progress.time", SimpleNamespace(monotonic=lambda: next(now)))
     folder, cells = begun(tmp_path, models={"names": "m{seed}", "seeds": 4})
+    for cell in cells:
+        (folder.cell(cell.id) / OPTIONS).touch()
+        os.utime(folder.cell(cell.id) / OPTIONS, (time.time() - 600.0,) * 2)
     finish(str(tmp_path), cells[0].id)
-    Schedule(folder, cells, each(finish), print, {cell.id: 600.0 for cell in cells}).run(Inline(), 1)
+    Schedule(folder, cells, finish, print).run(Inline(), 1)
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("[")]
     assert [line.split("]")[0] for line in said] == ["[2/12", "[5/12", "[8/12", "[11/12", "[12/12"]
     assert said[1].endswith("0 running or queued, 0 failed, 7 waiting; about 70.0 min left")

@@ -1,16 +1,14 @@
 """A cell that failed or was stopped goes on from what is good."""
 
 import logging
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cells import begun, finish
+from tests.cells import begun
 
 from aligners.cli.cells import running
 from aligners.errors import UserError
-from aligners.studies.executors import Unfinished
 from aligners.studies.study_folder import ERROR, LOG, StudyFolder
 
 
@@ -93,11 +91,9 @@ def test_a_logger_of_an_earlier_cell_writes_to_the_log_of_the_one_that_runs(
 
 
 def test_a_fit_in_parts_goes_on_with_its_parts(cell: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(Unfinished):
-        run(cell, monkeypatch, fails(SystemExit(143), "part-1-1/last.ckpt"))
-    with pytest.raises(SystemExit) as end:
-        run(cell, monkeypatch, fails(SystemExit(143)))
-    assert not isinstance(end.value, Unfinished)
+    for files in (["part-1-1/last.ckpt"], []):
+        with pytest.raises(SystemExit):
+            run(cell, monkeypatch, fails(SystemExit(143), *files))
     _, words = run(cell, monkeypatch, fails(RuntimeError("failed")))
     assert words[-4:-2] == ["--ckpt_path", str(cell / "before")]
 
@@ -116,40 +112,3 @@ def test_how_far_a_cell_is_follows_its_state_wherever_it_lies(cell: Path) -> Non
         (cell / "run" / name).touch()
     (cell / "run").rename(cell / "before")
     assert folder.reached(number) == reached
-
-
-def test_a_job_whose_time_is_over_goes_on_with_the_cell_at_which_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, cells = begun(tmp_path)
-    numbers = [cell.id for cell in cells]
-    ran, stop_at = list[str](), {numbers[2]}
-    (folder.cell(numbers[3]) / ERROR).write_text("it has failed")
-
-    def run_cell(study: str, number: str, devices: int, *_: Any) -> str:
-        ran.append(number)
-        if number in stop_at:
-            signal.raise_signal(signal.SIGTERM)
-        return finish(study, number)
-
-    monkeypatch.setattr(running, "run_cell", run_cell)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whatever a library has set
-    with pytest.raises(Unfinished):  # it has done two cells
-        running.run_cells(str(tmp_path), numbers)
-    with pytest.raises(SystemExit) as end:  # and nothing more
-        running.run_cells(str(tmp_path), numbers)
-    assert not isinstance(end.value, Unfinished)
-    stop_at.clear()
-    ends = running.run_cells(str(tmp_path), numbers)
-    assert ran == [*numbers[:3], numbers[2], numbers[2], *numbers[4:]]
-    assert list(ends.values()) == ["done"] * 3 + ["failed"] + ["done"] * 2
-
-
-def test_what_a_job_could_not_do_holds_up_only_what_needs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, cells = begun(tmp_path)
-    fits, injects = ([cell.id for cell in cells if cell.kind == kind] for kind in ("fit", "inject"))
-    monkeypatch.setattr(running, "run_cell", lambda s, n, *_: "failed" if n == fits[0] else finish(s, n))
-    ends = running.run_cells(str(tmp_path), [*fits, *injects])
-    (waiting,) = (number for number, end in ends.items() if end == "waiting")
-    assert StudyFolder(tmp_path).described(waiting)["needs"] == [fits[0]]
-    assert list(ends.values()).count("done") == 4

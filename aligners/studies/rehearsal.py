@@ -1,0 +1,153 @@
+"""A rehearsal: a study with few texts and steps, and small random models in place of those of the Hub."""
+
+from collections.abc import Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import torch
+from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification
+
+from aligners.datamodules.text.annotated.grammar import sentences
+from aligners.datamodules.text.loading import load_texts
+from aligners.datamodules.text.sources import TextSource
+from aligners.models.loading.model_files import quiet, read_config, save_model
+from aligners.models.recipes import EMBEDDED
+from aligners.models.tokenizers import byte_pairs
+from aligners.studies.cells import merged
+from aligners.studies.spec import Models, Study, read_study
+
+REHEARSAL, NOTES = "rehearsal", "rehearsal.txt"
+MEANINGLESS = "This was a rehearsal, with tiny models and few texts and steps: none of its numbers is a result."
+LIMIT = 60  # texts of a split, and steps of a training
+SEEDS = 3  # of the models that differ in their seeds, and pairs of those that are given
+TRAINED = ("finetune", "fit", "stitch", "attention", "recover")  # kinds whose steps are limited
+STAND_IN = "grammar"  # the source that takes the place of texts that cannot be read
+VOCABULARY, LONGEST = 600, 1024  # tokens that a stand-in knows, and tokens of a text
+SMALL: dict[str, Any] = {
+    "hidden_size": 16,
+    "num_attention_heads": 4,
+    "intermediate_size": 32,
+    "initializer_range": 0.25,  # at the usual 0.02 a model of this width would hardly move its states
+}
+
+
+def rehearsed(plain: dict[str, Any], folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """Cut a study, and write what stands in for models that are not on this machine.
+
+    Args:
+        plain: content of the study file, with all defaults.
+        folder: of the rehearsal.
+
+    Returns:
+        Content of the rehearsal's study file, and what was replaced and cut, in lines.
+    """
+    plain = deepcopy(plain)
+    _cut_models(plain, read_study(plain))
+    for kind in TRAINED:
+        if plain[kind] is not None:
+            steps = {"trainer": {"max_steps": LIMIT}}
+            plain[kind]["options"] = merged(plain[kind]["options"], steps)
+    lines = [MEANINGLESS, f"At most {LIMIT} texts of each split, {LIMIT} steps and {SEEDS} seeds."]
+    for options in _dicts(plain):
+        lines += _cut_options(options)
+    paths = {}
+    for name in Models(**plain["models"]).listed():
+        if not name.startswith(EMBEDDED) and not Path(name).exists():
+            paths[name] = str(_put_model(name, folder / "models" / name).resolve())
+            lines.append(f"{name}: a random BERT of width {SMALL['hidden_size']}")
+    plain["name"] = f"{plain['name']}-{REHEARSAL}"
+    return _renamed(plain, paths), list(dict.fromkeys(lines))
+
+
+def _cut_models(plain: dict[str, Any], study: Study) -> None:
+    """Keep the first seeds of each name, or the models of the first pairs that are given."""
+    names = study.models.listed()
+    given = study.pairs.given
+    if given is not None:
+        plain["pairs"]["given"] = given[:SEEDS]
+        kept = {name.split("#")[0] for pair in given[:SEEDS] for name in pair}
+        names = [name for name in names if name in kept]
+    elif study.models.seeds is not None:
+        seeds = study.models.seeds
+        first = list(range(seeds)) if isinstance(seeds, int) else seeds
+        names = Models(study.models.names, first[:SEEDS]).listed()
+    plain["models"] |= {"names": names, "seeds": None}
+    for option in ("groups", "bases"):
+        groups = plain["models"][option]
+        if isinstance(groups, dict):
+            kept_in = {
+                group: [name for name in of if name in names] for group, of in groups.items()
+            }
+            plain["models"][option] = {group: of for group, of in kept_in.items() if of}
+    if study.pairs.random is not None:
+        plain["pairs"]["random"] = min(study.pairs.random, len(names) * (len(names) - 1) // 2)
+
+
+def _dicts(value: Any) -> Iterator[dict[str, Any]]:
+    """Every dictionary within plain values, however deep."""
+    if isinstance(value, dict):
+        yield value
+        for part in list(value.values()):
+            yield from _dicts(part)
+
+
+def _cut_options(options: dict[str, Any]) -> list[str]:
+    """Limit the texts and the steps among some options; the lines that say what was replaced."""
+    for name in ("warmup", "val_check_interval"):
+        if isinstance(options.get(name), int):
+            options[name] = min(options[name], LIMIT // 2)
+    text = options.get("text")
+    if not isinstance(text, dict):
+        return []
+    for name in ("max_texts", "max_held_out"):
+        text[name] = min(text.get(name) or LIMIT, LIMIT)
+    if "source" not in text:
+        return []
+    try:
+        load_texts(TextSource(**text))
+    except (OSError, ValueError):
+        said = f"{text['source']}: the source {STAND_IN}, as it cannot be read"
+        options.pop("labels", None)
+        options["text"] = {"source": STAND_IN, "max_texts": LIMIT, "max_held_out": LIMIT}
+        return [said]
+    return []
+
+
+def _put_model(name: str, folder: Path) -> Path:
+    """Write a small random BERT with as many blocks as a model has, if its config can be read; its folder."""
+    if folder.is_dir():
+        return folder
+    texts = [sentence.text for sentence in sentences(4 * LIMIT)]
+    tokenizer = byte_pairs(texts, VOCABULARY, LONGEST)
+    kind: Any = BertForMaskedLM
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        max_position_embeddings=LONGEST,
+        pad_token_id=tokenizer.pad_token_id,
+        **SMALL,
+    )
+    try:
+        real = read_config(name, {"revision": None, "trust_remote_code": False})
+    except ValueError:
+        real = None
+    if real is not None:
+        config.num_hidden_layers = real.get_text_config().num_hidden_layers
+        if "Classification" in (real.architectures or [""])[0]:
+            kind, config.id2label = BertForSequenceClassification, real.id2label
+    with quiet(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(crc32(name.encode()))
+        save_model(folder, kind(config), tokenizer)
+    return folder
+
+
+def _renamed(value: Any, names: dict[str, str]) -> Any:
+    """Plain values in which some names are replaced, also as keys."""
+    if isinstance(value, str):
+        return names.get(value, value)
+    if isinstance(value, list):
+        return [_renamed(part, names) for part in value]
+    if isinstance(value, dict):
+        return {names.get(key, key): _renamed(part, names) for key, part in value.items()}
+    return value
