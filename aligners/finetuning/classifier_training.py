@@ -153,11 +153,8 @@ class Finetuning(KnownLength):
 
     def configure_optimizers(self) -> Any:
         """Return AdamW on the trainable weights, with a schedule over all steps."""
-        return optimisation(
-            self,
-            [weight for weight in self.model.parameters() if weight.requires_grad],
-            self.recipe,
-        )
+        weights = [weight for weight in self.model.parameters() if weight.requires_grad]
+        return optimisation(self, weights, self.recipe)
 
     def configure_gradient_clipping(
         self,
@@ -175,11 +172,8 @@ class Finetuning(KnownLength):
         loss = losses.sum() / mean_count(self.trainer, len(losses), losses.device)
         self._check.watch(loss.detach()[None], [self.name], "training loss", batch_idx)
         if (self.global_step + 1) % self.trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
-            self.log(
-                f"{self.name}/train_loss",
-                mean_over_ranks(self.trainer, loss.detach()),
-                rank_zero_only=True,
-            )
+            of_all = mean_over_ranks(self.trainer, loss.detach())
+            self.log(f"{self.name}/train_loss", of_all, rank_zero_only=True)
         return loss
 
     def _losses(self, batch: TextBatch) -> Tensor:
@@ -202,20 +196,27 @@ class Finetuning(KnownLength):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what a resumed run needs: the states of all ranks' random numbers as the next batch begins."""
         self._check.flush()
-        states = self._random
-        if states is None:
-            states = [torch.get_rng_state()]
-            states += [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
-        several = self.trainer.world_size > 1
-        every: list[Any] = [
-            self.all_gather(state.to(self.device)) if several else state[None] for state in states
-        ]
+        every = []
+        for state in self._random_states():
+            if self.trainer.world_size > 1:
+                every.append(cast(Tensor, self.all_gather(state.to(self.device))).cpu())
+            else:
+                every.append(state[None])
         checkpoint[FINETUNING] = {
             "name": self.name,
             "about": self.about,
-            "random": [state.cpu() for state in every],
+            "random": every,
             "validation_accuracy": self.validation_accuracy,
         }
+
+    def _random_states(self) -> list[Tensor]:
+        """The states of this rank's random numbers as the next batch begins."""
+        if self._random is not None:
+            return self._random
+        states = [torch.get_rng_state()]
+        if self.device.type == "cuda":
+            states.append(torch.cuda.get_rng_state(self.device))
+        return states
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take these back.
@@ -242,9 +243,9 @@ class Finetuning(KnownLength):
     def validation_step(self, batch: TextBatch, batch_idx: int) -> None:
         """Add the accuracy and loss of one batch."""
         measured = self._measured(batch, "validation")
-        correct = measured["correct"] / measured.get(
-            "weight", torch.ones_like(measured["loss"])
-        ).clamp(min=1)
+        correct = measured["correct"]
+        if "weight" in measured:  # of a task whose texts have several answers
+            correct = correct / measured["weight"].clamp(min=1)
         self._means.update(torch.stack([correct, measured["loss"]]))
 
     def _measured(self, batch: TextBatch, split: Split) -> dict[str, Tensor]:
@@ -257,27 +258,22 @@ class Finetuning(KnownLength):
     def on_validation_epoch_end(self) -> None:
         """Log accuracy and loss, which are already summed over ranks."""
         accuracy, loss = self._means.compute().float()
-        numbers = stream_of(self.trainer, ModelTexts).texts.regression
-        self.validation_accuracy = None if numbers else float(accuracy)
-        for name, value in (("loss", loss), *([] if numbers else [("accuracy", accuracy)])):
-            self.log(f"{self.name}/validation_{name}", value, rank_zero_only=True)
+        self.log(f"{self.name}/validation_loss", loss, rank_zero_only=True)
+        if not stream_of(self.trainer, ModelTexts).texts.regression:
+            self.validation_accuracy = float(accuracy)
+            self.log(f"{self.name}/validation_accuracy", accuracy, rank_zero_only=True)
 
     def on_test_start(self) -> None:
         """Make a table for the held-out texts."""
-        texts, quantities = (
-            len(stream_of(self.trainer, ModelTexts).split("test")),
-            ("correct", "loss", "answer"),
-        )
-        self._table = TextScores([*(COUNTS if self.task else quantities)], 1, 1, texts).to(
-            self.device
-        )
+        texts = len(stream_of(self.trainer, ModelTexts).split("test"))
+        quantities = ["correct", "loss", "answer"] if self.task is None else list(COUNTS)
+        self._table = TextScores(quantities, 1, 1, texts).to(self.device)
 
     def test_step(self, batch: TextBatch, batch_idx: int) -> None:
         """Score every text of a batch."""
         measured = self._measured(batch, "test")
-        self._table.update(
-            batch.text, {name: values[None, None] for name, values in measured.items()}
-        )
+        scores = {name: values[None, None] for name, values in measured.items()}
+        self._table.update(batch.text, scores)
 
     def on_test_epoch_end(self) -> None:
         """Keep the scores of all texts, on every rank."""
@@ -297,12 +293,11 @@ def optimisation(
     Raises:
         ValueError: the run has no end, or is shorter than the warm-up.
     """
+    matrices = [weight for weight in weights if weight.ndim > 1]
+    others = [weight for weight in weights if weight.ndim <= 1]
     groups = [
-        {
-            "params": [weight for weight in weights if weight.ndim > 1],
-            "weight_decay": recipe.weight_decay,
-        },
-        {"params": [weight for weight in weights if weight.ndim <= 1], "weight_decay": 0.0},
+        {"params": matrices, "weight_decay": recipe.weight_decay},
+        {"params": others, "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, eps=recipe.epsilon)
     steps = module.trainer.estimated_stepping_batches

@@ -25,7 +25,7 @@ from aligners.finetuning.classifier_training import (
     FinetuningRecipe,
     measured_columns,
 )
-from aligners.finetuning.tokens import token_columns, token_task
+from aligners.finetuning.tokens import TokenTask, token_columns, token_task
 from aligners.models.classifiers import KeptLayers, check_count, freeze, shortened
 from aligners.models.loading.model_files import save_model
 from aligners.models.model_identity import Identity, differing, listed_change
@@ -49,7 +49,9 @@ class Variant:
     @property
     def name(self) -> str:
         """`none`, `bottom-4`, `layers-3`: also the name of a folder."""
-        return NONE if self.kind == NONE else f"{self.kind}-{self.count}"
+        if self.kind == NONE:
+            return NONE
+        return f"{self.kind}-{self.count}"
 
     def check(self, model: PreTrainedModel) -> None:
         """Raise what `apply` would raise, before anything is changed.
@@ -84,17 +86,13 @@ def parse_variants(written: Sequence[str], depth: int) -> list[Variant]:
     Raises:
         ValueError: nothing is written, or something else.
     """
-    known: dict[str, list[Variant]] = {NONE: [Variant()]}
-    for kind in get_args(KeptLayers):
-        every = [Variant(kind, count) for count in range(kind != "bottom", depth + 1)]
-        known[f"{kind}:all"] = every if kind == "layers" else [Variant(), *every]
-    variants = []
+    variants: list[Variant] = []
     for entry in written:
         kind, _, count = entry.strip().partition(":")
-        if kind in get_args(KeptLayers) and count.isdigit():
-            variants.append(Variant(cast(KeptLayers, kind), int(count)))
-        elif entry.strip() in known:
-            variants += known[entry.strip()]
+        if entry.strip() == NONE:
+            variants.append(Variant())
+        elif kind in get_args(KeptLayers) and (count == "all" or count.isdigit()):
+            variants += _variants(cast(KeptLayers, kind), count, depth)
         else:
             raise UserError(
                 f"Expected `variants` out of none, bottom:4, top:4, layers:3 with any number, or bottom:all, top:all, "
@@ -107,13 +105,19 @@ def parse_variants(written: Sequence[str], depth: int) -> list[Variant]:
     return list(dict.fromkeys(variants))
 
 
+def _variants(kind: KeptLayers, count: str, depth: int) -> list[Variant]:
+    if count != "all":
+        return [Variant(kind, int(count))]
+    first = 0 if kind == "bottom" else 1
+    every = [Variant(kind, number) for number in range(first, depth + 1)]
+    if kind == "layers":
+        return every
+    return [Variant(), *every]
+
+
 FINISHED = "finetuned.json"
 LAST = "last.ckpt"
-
-
 ABOUT = "run"  # the one entry of the file that is not a figure
-
-
 Row = dict[str, Any]
 
 
@@ -166,18 +170,12 @@ def train(
         ValueError: last.ckpt is of this classifier, but of other weights, texts or options, or cannot be read.
     """
     data.order = job.seed  # of the training texts
-    names, revision = data.texts.label_names, data.named()[job.place][1]
     task = token_task(data, job.place)
-    outputs = data.classes if task is None else task.outputs
-    head: dict[str, Any] = (
-        {"label_names": names if outputs > 1 else None} if task is None else {"loader": task.loader}
-    )
-    model, tokenizer = data.classifier(job.base, outputs, job.seed, revision=revision, **head)
-    model = job.variant.apply(model)
-    model = model if task is None else task.finish(model)
+    model, tokenizer = _classifier(job, data, task)
     module = Finetuning(model, recipe, name=job.name, place=job.place, seed=job.seed, task=task)
     about, fingerprint = identity(data, **asdict(recipe)), data.frozen[job.place].fingerprint
     module.about = {"base": job.base, "base_fingerprint": fingerprint, ABOUT: about}
+
     last = _goes_on_from(folder / LAST, module)
     after = f", from {last}" if last else ""
     rank_zero_only(print)(
@@ -187,45 +185,62 @@ def train(
     trainer.fit(module, datamodule=data, ckpt_path=last, weights_only=True)
     seconds, steps = round(time.perf_counter() - began, 1), trainer.global_step
     trainer.test(module, datamodule=data, verbose=False)
-    if task is None:
-        columns = measured_columns(
-            cast(Score, score), module.scores, data.answers("test"), data.seed
-        )
-    else:
-        columns = token_columns(module.scores, data.seed)
-    measured = {name: finite(value[0]) for name, value in columns.items()}
-    measured["loss"] = measured.pop("loss")  # the last column of these
+
+    weights = list(model.parameters())
     row: Row = {
-        **{
-            "base": job.base,
-            "variant": job.variant.name,
-            "kind": job.variant.kind,
-            "count": job.variant.count,
-        },
+        "base": job.base,
+        "variant": job.variant.name,
+        "kind": job.variant.kind,
+        "count": job.variant.count,
         "seed": job.seed,
         "score_name": score,
-        **measured,
+        **_measured(module, data, score),
         "validation_accuracy": module.validation_accuracy,
         **{f"n_{split}": len(data.split(split)) for split in SPLITS[:2]},
         "n_texts": module.scores["correct"].shape[-1],
         "steps": steps,
         "seconds": seconds,
         "layers": data.frozen[job.place].depth,
-        "parameters": sum(weight.numel() for weight in module.model.parameters()),
-        "trained": sum(
-            weight.numel() for weight in module.model.parameters() if weight.requires_grad
-        ),
+        "parameters": sum(weight.numel() for weight in weights),
+        "trained": sum(weight.numel() for weight in weights if weight.requires_grad),
         "base_fingerprint": fingerprint,
         "folder": job.name,
     }
     if trainer.is_global_zero:
-        figures = {**row, ABOUT: about}
-        save_classifier(
-            folder / job.folder, module.model, tokenizer, figures, data.trained_on(job.base)
-        )
+        fitted = data.trained_on(job.base)
+        save_classifier(folder / job.folder, model, tokenizer, {**row, ABOUT: about}, fitted)
         remove(folder / LAST)
     trainer.strategy.barrier()
     return row
+
+
+def _classifier(
+    job: Job, data: ModelTexts, task: TokenTask | None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model to train, with a new head, and its tokenizer."""
+    revision = data.named()[job.place][1]
+    if task is not None:
+        model, tokenizer = data.classifier(
+            job.base, task.outputs, job.seed, revision=revision, loader=task.loader
+        )
+        return task.finish(job.variant.apply(model)), tokenizer
+    names = data.texts.label_names if data.classes > 1 else None
+    model, tokenizer = data.classifier(
+        job.base, data.classes, job.seed, revision=revision, label_names=names
+    )
+    return job.variant.apply(model), tokenizer
+
+
+def _measured(module: Finetuning, data: ModelTexts, score: str) -> dict[str, Any]:
+    """The figures of a test, of which the loss is the last."""
+    if module.task is None:
+        answers = data.answers("test")
+        columns = measured_columns(cast(Score, score), module.scores, answers, data.seed)
+    else:
+        columns = token_columns(module.scores, data.seed)
+    measured = {name: finite(value[0]) for name, value in columns.items()}
+    measured["loss"] = measured.pop("loss")
+    return measured
 
 
 def _goes_on_from(last: Path, module: Finetuning) -> Path | None:
@@ -241,12 +256,8 @@ def _goes_on_from(last: Path, module: Finetuning) -> Path | None:
         ) from error
     if kept["name"] != module.name:
         return None
-    _refuse_other(
-        f"What is kept in {last}",
-        kept["about"],
-        module.about["base_fingerprint"],
-        module.about[ABOUT],
-    )
+    fingerprint, run = module.about["base_fingerprint"], module.about[ABOUT]
+    _refuse_other(f"What is kept in {last}", kept["about"], fingerprint, run)
     return last
 
 
@@ -312,13 +323,15 @@ def _refuse_other(
             f"base model's is {base_fingerprint[:12]} now. Name a new `--run`."
         )
     stored = kept.get(ABOUT)  # earlier versions wrote none
-    if about is not None and stored is not None:
-        then, now = (_named(run["data"]["models"], kept["base"]) for run in (stored, about))
-        if then is not None and now is not None and differing(then, now):
-            raise UserError(
-                f"{what} was fine-tuned from {listed_change(then, now)}. Name a new `--run`."
-            )
-        refuse_other_run(stored, about, what)
+    if about is None or stored is None:
+        return
+    then = _named(stored["data"]["models"], kept["base"])
+    now = _named(about["data"]["models"], kept["base"])
+    if then is not None and now is not None and differing(then, now):
+        raise UserError(
+            f"{what} was fine-tuned from {listed_change(then, now)}. Name a new `--run`."
+        )
+    refuse_other_run(stored, about, what)
 
 
 def _named(models: Sequence[Identity], name: str) -> Identity | None:

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar, cast
 
 import torch
@@ -20,9 +21,7 @@ from aligners.datamodules.tokens.splits import Split
 from aligners.errors import UserError
 from aligners.injection.scoring.scores import interval, named
 
-NOTHING = (
-    -100
-)  # in the place of an answer where there is none, which PyTorch's cross-entropy ignores
+NOTHING = -100  # where there is no answer, which PyTorch's cross-entropy ignores
 LONGEST = 30  # tokens of an answer, as in the code released with BERT
 ARC, RELATION, DROPOUT = 500, 100, 0.33  # Dozat and Manning 2017, Table 1
 COUNTS = ("correct", "loss", "other", "weight")  # of each text: see `TokenTask.measures`
@@ -77,11 +76,9 @@ class TokenTask(ABC):
         rows = getattr(self.data.texts, split)[list(batch.text_numbers)]
         parts = [rows[name] for name in ("text", "text_pair") if name in rows]
         tokens = self.tokenizer(*parts, truncation=True, max_length=self.data.max_length)
+        longest = batch.inputs[self.place]["input_ids"].shape[1]
         for encoding in tokens.encodings:
-            encoding.pad(
-                batch.inputs[self.place]["input_ids"].shape[1],
-                direction=self.tokenizer.padding_side,
-            )
+            encoding.pad(longest, direction=self.tokenizer.padding_side)
         return rows, tokens
 
 
@@ -106,39 +103,31 @@ class Spans(TokenTask):
         rows, tokens = self._read(batch, split)
         ends = []
         for number, answers in enumerate(rows[ANSWERS]):
-            first, length = answers["answer_start"][0], len(answers["text"][0])
-            places = [
-                tokens.char_to_token(number, char, 1)
-                for char in (first, first + max(0, length - 1))
-            ]
-            ends.append([NOTHING] * 2 if None in places else places)
+            start, length = answers["answer_start"][0], len(answers["text"][0])
+            first = tokens.char_to_token(number, start, 1)
+            last = tokens.char_to_token(number, start + max(0, length - 1), 1)
+            cut_off = first is None or last is None
+            ends.append([NOTHING, NOTHING] if cut_off else [first, last])
         padding = batch.inputs[self.place]["attention_mask"][..., None] == 0
         logits = outputs.masked_fill(padding, torch.finfo(outputs.dtype).min)
-        asked = torch.tensor(ends, device=outputs.device)
-        return nn.functional.cross_entropy(logits, asked, reduction="none").mean(1)
+        true = torch.tensor(ends, device=outputs.device)
+        return nn.functional.cross_entropy(logits, true, reduction="none").mean(1)
 
     def measures(
         self, model: PreTrainedModel, outputs: Tensor, batch: TextBatch, split: Split
     ) -> dict[str, Tensor]:
         """As in `TokenTask`, of the most likely span of the passage."""
         rows, tokens = self._read(batch, split)
-        count, longest = outputs.shape[:2]
-        outside = torch.tensor(
-            [[part != 1 for part in tokens.sequence_ids(number)] for number in range(count)]
-        )
-        start, end = outputs.masked_fill(outside.to(outputs.device)[..., None], -torch.inf).unbind(
-            -1
-        )
-        short = (
-            torch.ones(longest, longest, dtype=torch.bool, device=outputs.device)
-            .triu()
-            .tril(LONGEST - 1)
-        )
-        spans = (start[:, :, None] + end[:, None]).masked_fill(~short, -torch.inf)
+        longest = outputs.shape[1]
+        spans = self._spans(outputs, tokens)
         scores = []
         for number, best in enumerate(spans.flatten(1).argmax(1).tolist()):
-            ends = [tokens.token_to_chars(number, place) for place in divmod(best, longest)]
-            given = "" if None in ends else rows["text_pair"][number][ends[0].start : ends[1].end]
+            first, last = divmod(best, longest)
+            start = tokens.token_to_chars(number, first)
+            end = tokens.token_to_chars(number, last)
+            given = ""
+            if start is not None and end is not None:
+                given = rows["text_pair"][number][start.start : end.end]
             right = squad(
                 [{"prediction_text": given, "id": ""}],
                 [{"answers": rows[ANSWERS][number], "id": ""}],
@@ -147,6 +136,18 @@ class Spans(TokenTask):
         f1, exact = torch.tensor(scores, device=outputs.device).unbind(1)
         losses = self.losses(model, outputs, batch, split)
         return {"correct": f1, "loss": losses, "other": exact, "weight": torch.ones_like(f1)}
+
+    def _spans(self, outputs: Tensor, tokens: Any) -> Tensor:
+        """Scores of all spans of the passages by first and last token, (B, T, T); -inf of those that cannot be."""
+        outside = []
+        for number in range(len(outputs)):
+            outside.append([part != 1 for part in tokens.sequence_ids(number)])
+        mask = torch.tensor(outside, device=outputs.device)[..., None]
+        start, end = outputs.masked_fill(mask, -torch.inf).unbind(-1)
+        longest = outputs.shape[1]
+        every = torch.ones(longest, longest, dtype=torch.bool, device=outputs.device)
+        short = every.triu().tril(LONGEST - 1)
+        return (start[:, :, None] + end[:, None]).masked_fill(~short, -torch.inf)
 
 
 class Biaffine(nn.Module):
@@ -170,15 +171,18 @@ class Biaffine(nn.Module):
         Returns:
             (B, W, W, 1 + R)
         """
-        hidden = nn.functional.dropout(
-            nn.functional.leaky_relu(features, 0.1), DROPOUT, self.training
-        )
+        hidden = nn.functional.leaky_relu(features, 0.1)
+        hidden = nn.functional.dropout(hidden, DROPOUT, self.training)
         word, head, of_word, of_head = hidden.split([ARC, ARC, RELATION, RELATION], -1)
-        word, of_word, of_head = (
-            nn.functional.pad(states, (0, 1), value=1.0) for states in (word, of_word, of_head)
-        )
-        scores = [(word, self.arc, head), (of_word, self.relation, of_head)]
-        return torch.cat([torch.einsum("bid,rde,bje->bijr", *factors) for factors in scores], -1)
+        arcs = torch.einsum("bid,rde,bje->bijr", _with_one(word), self.arc, head)
+        of_word, of_head = _with_one(of_word), _with_one(of_head)
+        relations = torch.einsum("bid,rde,bje->bijr", of_word, self.relation, of_head)
+        return torch.cat([arcs, relations], -1)
+
+
+def _with_one(states: Tensor) -> Tensor:
+    """One more feature that is 1, so that a product with a matrix has an offset."""
+    return nn.functional.pad(states, (0, 1), value=1.0)
 
 
 class Trees(TokenTask):
@@ -194,8 +198,10 @@ class Trees(TokenTask):
 
     def __init__(self, data: ModelTexts, place: int) -> None:
         super().__init__(data, place)
-        known = (sentence.labels("dependencies") for sentence in sentences_in(data.texts.fit))
-        self.names = sorted({name for relations in known for name in relations.values()})
+        names: set[str] = set()
+        for sentence in sentences_in(data.texts.fit):
+            names.update(sentence.labels("dependencies").values())
+        self.names = sorted(names)
 
     def finish(self, model: PreTrainedModel) -> PreTrainedModel:
         """Add the biaffine classifier, whose weights begin at zero."""
@@ -217,22 +223,21 @@ class Trees(TokenTask):
         given = scores[..., 0].argmax(-1)
         right = (given == heads) & there
         named = _at(scores[..., 1:], given).argmax(-1) == relations
-        counts = {
-            "correct": (right & named).sum(1),
-            "other": right.sum(1),
-            "weight": (heads != NOTHING).sum(1),
+        return {
+            "loss": self._losses(scores, heads, relations, there),
+            "correct": (right & named).sum(1).float(),
+            "other": right.sum(1).float(),
+            "weight": (heads != NOTHING).sum(1).float(),
         }
-        losses = self._losses(scores, heads, relations, there)
-        return {"loss": losses, **{name: n.float() for name, n in counts.items()}}
 
     def _losses(self, scores: Tensor, heads: Tensor, relations: Tensor, there: Tensor) -> Tensor:
-        heads, relations = (values.where(there, NOTHING) for values in (heads, relations))
-        asked = (scores[..., 0], heads), (_at(scores[..., 1:], heads.clamp(min=0)), relations)
-        losses = [
-            nn.functional.cross_entropy(logits.mT, answers, reduction="none")
-            for logits, answers in asked
-        ]
-        return torch.stack(losses).sum((0, 2)) / (heads != NOTHING).sum(1).clamp(min=1)
+        cross_entropy = partial(nn.functional.cross_entropy, reduction="none")
+        heads, relations = heads.where(there, NOTHING), relations.where(there, NOTHING)
+        of_head = cross_entropy(scores[..., 0].mT, heads)
+        at_head = _at(scores[..., 1:], heads.clamp(min=0))
+        of_relation = cross_entropy(at_head.mT, relations)
+        words = (heads != NOTHING).sum(1).clamp(min=1)
+        return torch.stack([of_head, of_relation]).sum((0, 2)) / words
 
     def _scores(
         self, model: PreTrainedModel, outputs: Tensor, batch: TextBatch, split: Split
@@ -242,28 +247,33 @@ class Trees(TokenTask):
         The latter three are (B, W).
         """
         rows, tokens = self._read(batch, split)
+        first, heads, relations = self._true(rows, tokens).to(outputs.device)
+        words = outputs.gather(1, first.clamp(min=0)[..., None].expand(-1, -1, outputs.shape[-1]))
+        scores = cast(nn.Module, model.parser)(words).float()
+        arc = torch.arange(scores.shape[-1], device=first.device) == 0
+        read = first >= 0
+        unread_heads = ~read[:, None, :, None] & arc
+        scores = scores.masked_fill(unread_heads, torch.finfo(scores.dtype).min)
+        return scores, heads, relations, read & read.gather(1, heads.clamp(min=0))
+
+    def _true(self, rows: dict[str, list[Any]], tokens: Any) -> Tensor:
+        """The first token, the head and the relation of each word, (3, B, W); -100 where there is none."""
         sentences = sentences_in(rows)
-        known = torch.full(
-            (3, len(sentences), max(len(sentence.words) for sentence in sentences)), NOTHING
-        )
-        first, heads, relations = known
+        longest = max(len(sentence.words) for sentence in sentences)
+        found = torch.full((3, len(sentences), longest), NOTHING)
+        first, heads, relations = found
+        numbers = {name: number for number, name in enumerate(self.names)}
         for number, sentence in enumerate(sentences):
             named, char = sentence.labels("dependencies"), 0
             for word, string in enumerate(sentence.words):
                 token = tokens.char_to_token(number, char)
+                if token is not None:
+                    first[number, word] = token
+                relations[number, word] = numbers.get(named.get(word, ""), NOTHING)
                 char += len(string) + 1
-                first[number, word] = NOTHING if token is None else token
-                relations[number, word] = (
-                    self.names.index(named[word]) if named.get(word) in self.names else NOTHING
-                )
-            true = [head - 1 if head else word for word, head in enumerate(sentence.heads)]
-            heads[number, : len(true)] = torch.tensor(true)
-        first, heads, relations = known.to(outputs.device)
-        words = outputs.gather(1, first.clamp(min=0)[..., None].expand(-1, -1, outputs.shape[-1]))
-        scores = cast(nn.Module, model.parser)(words).float()
-        lost, read = torch.arange(scores.shape[-1], device=first.device) == 0, first >= 0
-        scores = scores.masked_fill(~read[:, None, :, None] & lost, torch.finfo(scores.dtype).min)
-        return scores, heads, relations, read & read.gather(1, heads.clamp(min=0))
+            for word, head in enumerate(sentence.heads):
+                heads[number, word] = head - 1 if head else word  # a root is its own head
+        return found
 
 
 def _at(values: Tensor, heads: Tensor) -> Tensor:
@@ -274,7 +284,9 @@ def _at(values: Tensor, heads: Tensor) -> Tensor:
 def token_task(data: ModelTexts, place: int) -> TokenTask | None:
     """The task of texts without classes: answers or trees; None for classes, and for numbers to predict."""
     kinds: dict[str, Any] = {"spans": Spans, "trees": Trees}
-    return kinds[data.targets](data, place) if data.targets in kinds else None
+    if data.targets not in kinds:
+        return None
+    return kinds[data.targets](data, place)
 
 
 def token_columns(scores: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
@@ -284,7 +296,7 @@ def token_columns(scores: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
         scores: `COUNTS` of each text, (1, 1, n).
         seed: of the resampling.
     """
-    weight, columns = scores["weight"][0], dict[str, Tensor]()
-    for name, counted in (("accuracy", scores["other"][0]), ("score", scores["correct"][0])):
-        columns |= named(name, interval(counted, weight, seed=seed))
+    weight = scores["weight"][0]
+    columns = named("accuracy", interval(scores["other"][0], weight, seed=seed))
+    columns |= named("score", interval(scores["correct"][0], weight, seed=seed))
     return {**columns, "loss": scores["loss"][0].mean(1)}

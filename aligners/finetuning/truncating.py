@@ -38,9 +38,8 @@ from aligners.models.model import FrozenModel
 Kind = Literal["native", "untuned", "tuned", "tuned_orig", "skip"]
 MEAN = "mean of the models"
 QUANTITIES = ("correct", "loss", "answer")
-HEADS = FinetuningRecipe(
-    learning_rate=1e-3, warmup=0.1
-)  # a head alone allows, and needs, larger steps than a model
+# A head alone allows, and needs, larger steps than a model.
+HEADS = FinetuningRecipe(learning_rate=1e-3, warmup=0.1)
 
 
 @dataclass(frozen=True)
@@ -63,17 +62,21 @@ class Condition:
 
 def conditions(depth: int, *, base: bool, heads: bool) -> list[Condition]:
     """List the conditions for a model of L = `depth` blocks, in the order of the table."""
-
-    def cut(kind: Kind) -> list[Condition]:
-        gone = [(site + 1, depth) if site < depth else (None, None) for site in range(depth + 1)]
-        return [Condition(kind, site, *ends) for site, ends in enumerate(gone)]
-
     if base:
-        return cut("tuned_orig")
-    spans = [
-        Condition("skip", None, i, j) for i in range(1, depth + 1) for j in range(i, depth + 1)
-    ]
-    return [Condition("native", depth), *cut("untuned"), *spans, *(cut("tuned") if heads else [])]
+        return _truncations("tuned_orig", depth)
+    found = [Condition("native", depth), *_truncations("untuned", depth)]
+    for first in range(1, depth + 1):
+        for last in range(first, depth + 1):
+            found.append(Condition("skip", None, first, last))
+    if heads:
+        found += _truncations("tuned", depth)
+    return found
+
+
+def _truncations(kind: Kind, depth: int) -> list[Condition]:
+    """A head at every site, above which all blocks are skipped."""
+    found = [Condition(kind, site, site + 1, depth) for site in range(depth)]
+    return [*found, Condition(kind, depth)]
 
 
 class SurgeryEvaluation(Evaluation, KnownLength):
@@ -112,27 +115,28 @@ class SurgeryEvaluation(Evaluation, KnownLength):
             raise UserError(
                 "Expected no `bases`, as no heads are trained, but got some. Leave `bases` out."
             )
-        self.models: list[FrozenModel] = [
-            m.to(self.trainer.strategy.root_device) for m in data.frozen
-        ]
-        self.is_base = [place >= len(data.models) for place in range(len(self.models))]
+        device = self.trainer.strategy.root_device
+        self.models: list[FrozenModel] = [model.to(device) for model in data.frozen]
+        tuned, bases = self.models[: len(data.models)], self.models[len(data.models) :]
+        self.is_base = [False] * len(tuned) + [True] * len(bases)
         for model in self.models:
             for split in ("fit", "test") if self.heads else ("test",):
                 check_labels(model, data.split(split).labels, data.text.source)
-        tuned = self.models[: len(data.models)]
         self.matched = match_heads(data, tuned)
-        if data.targets == "choices":
-            answers = {
-                "labels": data.answers("test"),
-                "constant": float(data.constant_answers()[0]),
-            }
-            self.asked = self.task = ScoredTask("classification", **answers)
-        else:
-            self.asked = self.task = ScoredTask.of(data, tuned[0], seed=self.seed)
-        of_bases = one_after_another(tuned[0].class_map)
-        self.class_maps = [*(model.class_map for model in tuned), *[of_bases] * sum(self.is_base)]
+        self.asked = self.task = self._task(tuned[0])
+        self.class_maps = [model.class_map for model in tuned]
+        self.class_maps += [one_after_another(tuned[0].class_map)] * len(bases)
         if self.heads and not len(self.banks):
-            self.banks.extend(HeadBank(model, model.depth + 1) for model in self.models)
+            for model in self.models:
+                self.banks.append(HeadBank(model, model.depth + 1))
+
+    def _task(self, model: FrozenModel) -> ScoredTask:
+        """What is asked of the models, and how it is scored."""
+        data = self.stream
+        if data.targets != "choices":
+            return ScoredTask.of(data, model, seed=self.seed)
+        constant = float(data.constant_answers()[0])
+        return ScoredTask("classification", labels=data.answers("test"), constant=constant)
 
     def injected_into(self) -> list[FrozenModel]:
         """All models."""
@@ -152,9 +156,8 @@ class SurgeryEvaluation(Evaluation, KnownLength):
 
     def _answers(self, batch: TextBatch, place: int, states: list[Tensor]) -> Tensor:
         """Return the logits of the trained heads, (S, B, C)."""
-        logits = cast(HeadBank, self.banks[place]).logits(
-            self.models[place], batch.inputs[place], states
-        )
+        bank = cast(HeadBank, self.banks[place])
+        logits = bank.logits(self.models[place], batch.inputs[place], states)
         return among_answers(in_data_order(logits, self.class_maps[place]), batch.answers)
 
     def training_step(self, batch: TextBatch, batch_idx: int) -> Tensor:
@@ -201,25 +204,22 @@ class SurgeryEvaluation(Evaluation, KnownLength):
     def on_test_start(self) -> None:
         """Run every model's self-test, and make its table."""
         super().on_test_start()
-        every = zip(self.models, self.is_base, strict=True)
-        self._conditions = [
-            conditions(model.depth, base=base, heads=self.heads) for model, base in every
-        ]
-        tables = (
-            TextScores(list(QUANTITIES), 1, count, self.n_texts)
-            for count in map(len, self._conditions)
-        )
-        self.tables = nn.ModuleList(tables).to(self.device)
+        self._conditions = []
+        self.tables = nn.ModuleList()
+        for model, base in zip(self.models, self.is_base, strict=True):
+            wanted = conditions(model.depth, base=base, heads=self.heads)
+            self._conditions.append(wanted)
+            self.tables.append(TextScores(list(QUANTITIES), 1, len(wanted), self.n_texts))
+        self.tables.to(self.device)
 
     def test_step(self, batch: TextBatch, batch_idx: int) -> None:
         """Score every condition of every model on one batch."""
         for place, wanted in enumerate(self._conditions):
             states = self._states(batch, place)
             trained = self._answers(batch, place, states) if self.heads else None
-            logits = torch.stack(
-                [self._answer(batch, place, condition, states, trained) for condition in wanted]
-            )
-            answers = unit_answers(logits, classification_targets(cast(Tensor, batch.labels)))
+            logits = [self._answer(batch, place, each, states, trained) for each in wanted]
+            targets = classification_targets(cast(Tensor, batch.labels))
+            answers = unit_answers(torch.stack(logits), targets)
             scores = {name: values[None] for name, values in answers._asdict().items()}
             cast(TextScores, self.tables[place]).update(batch.text, scores)
 
@@ -233,16 +233,16 @@ class SurgeryEvaluation(Evaluation, KnownLength):
     ) -> Tensor:
         """Return the logits of one condition, (B, C) float32."""
         model, inputs = self.models[place], batch.inputs[place]
+        site = cast(int, condition.site)
         if condition.kind in ("tuned", "tuned_orig"):
-            return cast(Tensor, trained)[cast(int, condition.site)]
+            return cast(Tensor, trained)[site]
         if condition.kind == "native":
             logits = model.logits(inputs)
         elif condition.kind == "untuned":
-            logits = model.tail(inputs, model.depth, states[cast(int, condition.site)])
+            logits = model.tail(inputs, model.depth, states[site])
         else:
-            logits = model.tail(
-                inputs, cast(int, condition.last), states[cast(int, condition.first) - 1]
-            )
+            first, last = cast(int, condition.first), cast(int, condition.last)
+            logits = model.tail(inputs, last, states[first - 1])
         return among_answers(in_data_order(logits.float(), self.class_maps[place]), batch.answers)
 
     # ------------------------------------------------------------------ after
@@ -254,38 +254,39 @@ class SurgeryEvaluation(Evaluation, KnownLength):
         for model, wanted, table in zip(self.models, self._conditions, tables, strict=True):
             self.rows += self._rows(model.name, wanted, [table])
         for base in (False, True):
-            places = [place for place, is_base in enumerate(self.is_base) if is_base == base]
-            if len(places) > 1 and len({self.models[place].depth for place in places}) == 1:
-                self.rows += self._rows(
-                    MEAN, self._conditions[places[0]], [tables[place] for place in places]
-                )
+            self.rows += self._mean_rows(tables, base)
         about = {**self.stream.describe(), **self.about_answers(self.matched)}
         self.meta = {**about, "majority_score": self.task.constant_score()}
-        whole = zip(
-            self.models, tables, self.is_base, strict=True
-        )  # their first condition, but for bases
-        self.doubt_orders(
-            {model.name: table["answer"][0, 0] for model, table, base in whole if not base}
-        )
+        native = {}
+        for model, table, base in zip(self.models, tables, self.is_base, strict=True):
+            if not base:
+                native[model.name] = table["answer"][0, 0]  # the first condition
+        self.doubt_orders(native)
+
+    def _mean_rows(self, tables: list[dict[str, Tensor]], base: bool) -> list[dict[str, Any]]:
+        """The rows of the mean over all fine-tuned models, or all base models, if they are equally deep."""
+        places = [place for place, is_base in enumerate(self.is_base) if is_base == base]
+        depths = {self.models[place].depth for place in places}
+        if len(places) < 2 or len(depths) > 1:
+            return []
+        return self._rows(MEAN, self._conditions[places[0]], [tables[place] for place in places])
 
     def _rows(
         self, name: str, wanted: Sequence[Condition], tables: list[dict[str, Tensor]]
     ) -> list[dict[str, Any]]:
         """Make the rows of one model, or of the mean over several."""
-        every = {
-            quantity: torch.cat([table[quantity] for table in tables]) for quantity in QUANTITIES
-        }
-        columns = measured_columns(self.task.score, every, self.stream.answers("test"), self.seed)
-        return [
-            {
-                "model": name,
-                **vars(condition),
-                **{column: finite(values[number]) for column, values in columns.items()},
-                "score_name": self.task.score,
-                "n_texts": every["correct"].shape[-1],
-            }
-            for number, condition in enumerate(wanted)
-        ]
+        scores = {}
+        for quantity in QUANTITIES:
+            scores[quantity] = torch.cat([table[quantity] for table in tables])
+        columns = measured_columns(self.task.score, scores, self.stream.answers("test"), self.seed)
+        rows = []
+        for number, condition in enumerate(wanted):
+            row = {"model": name, **vars(condition)}
+            for column, values in columns.items():
+                row[column] = finite(values[number])
+            row |= {"score_name": self.task.score, "n_texts": scores["correct"].shape[-1]}
+            rows.append(row)
+        return rows
 
 
 class HeadBank(nn.Module):
@@ -303,11 +304,10 @@ class HeadBank(nn.Module):
         super().__init__()
         parts = head_parts(model.model)
         self.names = list(parts)
-        copies = (
-            [copy.deepcopy(part).eval().requires_grad_(True) for part in parts.values()]
-            for _ in range(sites)
-        )
-        self.heads = nn.ModuleList(map(nn.ModuleList, copies))
+        self.heads = nn.ModuleList()
+        for _ in range(sites):
+            copies = [copy.deepcopy(part).eval().requires_grad_(True) for part in parts.values()]
+            self.heads.append(nn.ModuleList(copies))
 
     def logits(
         self, model: FrozenModel, inputs: Mapping[str, Tensor], states: Sequence[Tensor]
@@ -321,8 +321,7 @@ class HeadBank(nn.Module):
         """
         answers = []
         for head, state in zip(self.heads, states, strict=True):
-            with with_head(
-                model.model, dict(zip(self.names, cast(nn.ModuleList, head), strict=True))
-            ):
+            parts = dict(zip(self.names, cast(nn.ModuleList, head), strict=True))
+            with with_head(model.model, parts):
                 answers.append(model.tail(inputs, model.depth, state))
         return torch.stack(answers).float()
