@@ -48,7 +48,7 @@ def quiet_trainer(**options: Any) -> pl.Trainer:
         "num_sanity_val_steps": 0,
         "plugins": [WholeCheckpoints()],
     }
-    saving = any(isinstance(callback, pl.callbacks.Checkpoint) for callback in options.get("callbacks", ()))
+    saving = any(isinstance(callback, pl.callbacks.Checkpoint) for callback in options.get("callbacks") or ())
     return pl.Trainer(**quiet | {"enable_checkpointing": saving} | options)
 
 

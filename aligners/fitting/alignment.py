@@ -17,6 +17,7 @@ from aligners.errors import UserError, check_known, check_range
 from aligners.fitting.bank_training import BankTraining, mean_count, mean_over_ranks
 from aligners.fitting.fits import AlignerFactory, Fit, fit_map, seeded
 from aligners.fitting.heldout_retrieval import HeldOutRows
+from aligners.fitting.lightning_loops import attached_trainer
 from aligners.fitting.map_errors import FAR_COLUMNS, FarErrors, MapErrors, error_rows, far_columns
 from aligners.fitting.read_moments import MomentsSoFar, moments_of_states
 from aligners.fitting.saved_bank import (
@@ -40,9 +41,16 @@ from aligners.similarity.algebra.moments import Moments
 
 logger = logging.getLogger(__name__)
 
+# Figures of a report on held-out and on fitting rows.
 HELD_OUT = (
-    *("mse", "l2", "relative_error", "fvu", "fvu_unseen", *FAR_COLUMNS.values()),
-    *("fvu_inverse", "round_trip"),
+    "mse",
+    "l2",
+    "relative_error",
+    "fvu",
+    "fvu_unseen",
+    *FAR_COLUMNS.values(),
+    "fvu_inverse",
+    "round_trip",
 )
 FITTING = ("mse", "relative_error", "fvu")
 FORMAT = 4  # of what is added to a checkpoint of Lightning
@@ -112,14 +120,10 @@ class Alignment(BankTraining):
         self.factories = dict(aligners) if aligners else dict(DEFAULT_ALIGNERS)
         check_names(self.factories, "aligners")
         check_range(least=1, rows=rows, most_steps=most_steps)
-        self.both_directions, self.rows_to_train, self.most_steps = (
-            both_directions,
-            rows,
-            most_steps,
-        )
         check_known(get_args(Products), products=products)
-        self.products = products
-        self.maps.update({route: nn.ModuleDict() for route in (FORWARD, BACKWARD)})
+        self.both_directions, self.products = both_directions, products
+        self.rows_to_train, self.most_steps = rows, most_steps
+        self.maps[FORWARD], self.maps[BACKWARD] = nn.ModuleDict(), nn.ModuleDict()
         self.moments: Moments | None = None
         self.reading = MomentsSoFar()
         self.validated_at: int | None = None
@@ -139,11 +143,7 @@ class Alignment(BankTraining):
         self.data, self.data_config = self.stream.describe(), self.stream.config()
         self.sites, self.places = reader.sites, reader.places()
         if self._adopted is not None:
-            adopted, pairs = self._adopted, {FORWARD: self.sites}
-            refuse_other_bank(adopted, self.data["models"], self.data["component"], pairs)
-            for route, maps in self.maps.items():
-                cast(nn.ModuleDict, maps).update(adopted.maps.get(route, {}))
-            self.moments, self.training_record = adopted.moments, adopted.training
+            self._take_over(self._adopted)
         elif not self.fits():
             self.build(len(reader.sites), *reader.widths)
         if stage == "fit" and self.trainer.world_size > 1 and not self.trained():
@@ -153,6 +153,13 @@ class Alignment(BankTraining):
     def adopt(self, stored: StoredBank) -> None:
         """Use the maps of a finished fit, with their moments and records, instead of new ones."""
         self._adopted = stored
+
+    def _take_over(self, stored: StoredBank) -> None:
+        pairs = {FORWARD: self.sites}
+        refuse_other_bank(stored, self.data["models"], self.data["component"], pairs)
+        for route, maps in self.maps.items():
+            cast(nn.ModuleDict, maps).update(stored.maps.get(route, {}))
+        self.moments, self.training_record = stored.moments, stored.training
 
     def build(self, sites: int, d_x: int, d_y: int) -> None:
         """Build all banks."""
@@ -169,11 +176,11 @@ class Alignment(BankTraining):
 
     def fits(self) -> list[Fit]:
         """Every aligner of the run, in a stable order."""
-        return [
-            Fit(name, route, bank)
-            for route in self.maps
-            for name, bank in self.banks_of(route).items()
-        ]
+        found = []
+        for route in self.maps:
+            for name, bank in self.banks_of(route).items():
+                found.append(Fit(name, route, bank))
+        return found
 
     def trained(self) -> list[Fit]:
         """The fits that need gradient steps."""
@@ -188,14 +195,15 @@ class Alignment(BankTraining):
     def on_fit_start(self) -> None:
         """Read the moments of the fitting texts unless a checkpoint has them, and fit to them."""
         self.unused = None
-        if self.moments is None:
-            read = partial(moments_of_states, self.stream, self.moment_rows)
-            moments = read(reading=self.reading)["maps"]
-            chosen = any(
-                isinstance(fit.aligner, Ridge) for fit in self.fits()
-            )  # their strength, on other rows
-            self.fit_moments(moments, read("validation")["maps"] if chosen else None)
-            for caution in few_rows(moments) if self.trainer.is_global_zero else ():
+        if self.moments is not None:
+            return
+        read = partial(moments_of_states, self.stream, self.moment_rows)
+        moments, validation = read(reading=self.reading)["maps"], None
+        if any(isinstance(fit.aligner, Ridge) for fit in self.fits()):
+            validation = read("validation")["maps"]  # on which a ridge chooses its strength
+        self.fit_moments(moments, validation)
+        if self.trainer.is_global_zero:
+            for caution in few_rows(moments):
                 logger.warning(caution)
 
     def fit_moments(self, moments: Moments, validation: Moments | None) -> None:
@@ -208,7 +216,7 @@ class Alignment(BankTraining):
         Raises:
             ValueError: there are fewer rows than an aligner needs, or the states of a site are constant.
         """
-        for fit in track(self.fits(), "Solving", disable=hidden(self._trainer)):
+        for fit in track(self.fits(), "Solving", disable=hidden(attached_trainer(self))):
             fit_map(fit.name, fit.aligner, *fit.moments(moments, validation))
         self.moments = moments
 
@@ -245,30 +253,26 @@ class Alignment(BankTraining):
             losses = self._step_along(x, y, last)
         if last and self.logs_now:
             for fit, loss in losses.items():
-                self._log(
-                    "step", fit, "loss", loss.where(self.divergence.step[fit.key] == 0, torch.nan)
-                )
+                alive = self.divergence.step[fit.key] == 0
+                self._log("step", fit, "loss", loss.where(alive, torch.nan))
 
     def _step_along(self, x: Tensor, y: Tensor, last: bool) -> dict[Fit, Tensor]:
         """Take a step of the optimiser, and return the losses (S,) of all ranks."""
         count = x.shape[1]
         # averaged over ranks, the gradient is then that of all rows
-        share = torch.full((), float(count), device=self.device) / mean_count(
-            self.trainer, count, self.device
-        )
+        share = torch.full((), float(count), device=self.device)
+        share = share / mean_count(self.trainer, count, self.device)
+        fits = self.trained()
         with products_in(self.products):
-            losses = {fit: fit.aligner.loss(*fit.orient(x, y)) for fit in self.trained()}
-            self.manual_backward(
-                share * torch.stack([loss.sum() for loss in losses.values()]).sum()
-            )
-        every = mean_over_ranks(
-            self.trainer, share * torch.stack([loss.detach() for loss in losses.values()])
-        )
-        for fit, loss in zip(losses, every, strict=True):
+            losses = [fit.aligner.loss(*fit.orient(x, y)) for fit in fits]
+            self.manual_backward(share * torch.stack([loss.sum() for loss in losses]).sum())
+        detached = torch.stack([loss.detach() for loss in losses])
+        of_all = mean_over_ranks(self.trainer, share * detached)
+        for fit, loss in zip(fits, of_all, strict=True):
             watch = partial(self.divergence.watch, fit.key, loss, step=self.global_step + 1)
             clip_per_site(fit.aligner, self.gradient_clip, watch)
         self.step(last)
-        return dict(zip(losses, every, strict=True))
+        return dict(zip(fits, of_all, strict=True))
 
     def on_train_epoch_end(self) -> None:
         """Check the states of the last batch as well."""
@@ -280,11 +284,12 @@ class Alignment(BankTraining):
         """Reset the errors of each split: on these texts, and on the fitting texts shown beside them."""
         self._errors: dict[tuple[str, Fit], MapErrors] = {}
         self._far_errors: dict[tuple[str, Fit], FarErrors] = {}
-        self._drawn: dict[str, HeldOutRows] = {}
+        self._drawn: dict[str, HeldOutRows] = {}  # for retrieval, by route
         if self.trainer.state.fn == "validate":
             for fit in self.fits():
-                sizes = len(self.places), *fit.orient(*self.stream.reader.widths)
-                self._drawn.setdefault(fit.route, HeldOutRows(*sizes, self.seed, self.device))
+                d_x, d_y = fit.orient(*self.stream.reader.widths)
+                rows = HeldOutRows(len(self.places), d_x, d_y, self.seed, self.device)
+                self._drawn.setdefault(fit.route, rows)
 
     on_test_epoch_start = on_validation_epoch_start
 
@@ -295,9 +300,8 @@ class Alignment(BankTraining):
             if (split, fit) not in self._errors:
                 self._errors[split, fit] = MapErrors(*self.means(fit)).to(self.device)
             self._errors[split, fit].update(fit.aligner, *fit.orient(x, y), batch.rows.unseen)
-        beside = batch.counterpart
-        if beside is not None:
-            self._measure_beside(split, fits, beside)
+        if batch.counterpart is not None:
+            self._measure_beside(split, fits, batch.counterpart)
 
     def _measure_beside(self, split: str, fits: Sequence[Fit], batch: PairedBatch) -> None:
         """Add the errors on the rows that stand beside those that count: with far rows, or without them."""
@@ -310,10 +314,10 @@ class Alignment(BankTraining):
 
     def _figures(self, split: str, fit: Fit) -> dict[str, Tensor]:
         """All errors of an aligner on a split, (S,) each."""
-        figures, far = self._errors[split, fit].compute(), self._far_errors.get((split, fit))
-        return figures | far_columns(
-            self.stream.far_rows, None if far is None else far.compute(), figures["fvu"]
-        )
+        figures, beside = self._errors[split, fit].compute(), None
+        if (split, fit) in self._far_errors:
+            beside = self._far_errors[split, fit].compute()
+        return figures | far_columns(self.stream.far_rows, beside, figures["fvu"])
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Errors of every aligner on one batch; of closed forms, which stay as they are, in a fit's first one alone."""
@@ -321,17 +325,24 @@ class Alignment(BankTraining):
             raise UserError(
                 "Nothing is fitted yet: fit first, or name a checkpoint with `--ckpt_path`."
             )
-        for route, drawn in self._drawn.items() if dataloader_idx == 0 else ():
-            x, y = self.rows_of(batch)
-            drawn.add(*((x, y) if route == FORWARD else (y, x)), batch.text, batch.rows.place)
+        if dataloader_idx == 0:
+            self._draw(batch)
         again = self.trainer.state.fn == "fit" and self.validated_at is not None
-        self._measure(
-            ("validation", "train")[dataloader_idx], self.trained() if again else self.fits(), batch
-        )
+        fits = self.trained() if again else self.fits()
+        self._measure(("validation", "train")[dataloader_idx], fits, batch)
+
+    def _draw(self, batch: PairedBatch) -> None:
+        """Keep rows of a batch for retrieval, if the validation draws any."""
+        for route, drawn in self._drawn.items():
+            x, y = self.rows_of(batch)
+            if route == BACKWARD:
+                x, y = y, x
+            drawn.add(x, y, batch.text, batch.rows.place)
 
     def means(self, fit: Fit) -> tuple[Tensor, Tensor]:
         """Means of source and target on the fitting rows, (S, d) each."""
-        return fit.orient(cast(Moments, self.moments).mean_x, cast(Moments, self.moments).mean_y)
+        moments = cast(Moments, self.moments)
+        return fit.orient(moments.mean_x, moments.mean_y)
 
     def on_validation_epoch_end(self) -> None:
         """Log all figures of all aligners and sites, and keep those of the validation texts, not of a sanity check."""
@@ -343,7 +354,7 @@ class Alignment(BankTraining):
             figures = self._figures(split, fit)
             if split == "validation":
                 self.validation_figures[fit] = figures
-            known = self._known(fit, before) if self.trainer.state.fn == "fit" else []
+            known = self._known(fit, before)
             for figure, values in figures.items():
                 if not values.isnan().all():
                     self._log(split, fit, figure, values.float(), known)
@@ -353,23 +364,25 @@ class Alignment(BankTraining):
         """Score every map by retrieval, if this is no validation of a fit."""
         rows = {route: drawn.end() for route, drawn in self._drawn.items()}
         scored = [fit for fit in self.fits() if fit.route in rows]
-        for fit in track(scored, "Retrieval", disable=not scored or hidden(self._trainer)):
+        for fit in track(scored, "Retrieval", disable=not scored or hidden(self.trainer)):
             columns = self._drawn[fit.route].columns(fit.aligner(rows[fit.route]))
             self.validation_figures[fit] |= columns
 
     def _known(self, fit: Fit, before: int | None) -> list[int]:
         """Sites that no longer train, whose figures an earlier validation of this fit has logged."""
-        steps = self.divergence.step.get(fit.key, torch.zeros(len(self.places)))
-        return [s for s, step in enumerate(steps.tolist()) if 0 < step <= (before or 0)]
+        if self.trainer.state.fn != "fit" or fit.key not in self.divergence.step:
+            return []
+        steps = self.divergence.step[fit.key].tolist()
+        return [s for s, step in enumerate(steps) if 0 < step <= (before or 0)]
 
     def criteria(self) -> dict[str, Tensor]:
         """The criterion of the last validation for each trained bank, (S,): lower is better."""
         criteria = {}
         for fit in self.trained():
             figures = self.validation_figures[fit]
-            criteria[fit.key] = (
-                figures["fvu"] + figures["fvu_inverse"] if fit.aligner.both_ways else figures["fvu"]
-            )
+            criteria[fit.key] = figures["fvu"]
+            if fit.aligner.both_ways:
+                criteria[fit.key] = figures["fvu"] + figures["fvu_inverse"]
         return criteria
 
     def _log(
@@ -390,19 +403,15 @@ class Alignment(BankTraining):
     def on_test_epoch_end(self) -> None:
         """One row of a report for every map and place."""
         self.stream.reader.check.flush()
-        self.meta = {
-            **self.stream.describe(),
-            "split": "test",
-            "cautions": few_rows(cast(Moments, self.moments)),
-        }
-        computed = {(split, fit): self._figures(split, fit) for split, fit in self._errors}
+        cautions = few_rows(cast(Moments, self.moments))
+        self.meta = {**self.stream.describe(), "split": "test", "cautions": cautions}
         self.rows: list[dict[str, Any]] = []
-        for fit in dict.fromkeys(fit for _, fit in computed):
-            figures = {
-                **{name: computed["test", fit][name] for name in HELD_OUT},
-                "mse_reduced": reduced_mse(fit.aligner, len(self.places)),
-                **{f"{name}_fit": computed["fit", fit][name] for name in FITTING},
-            }
+        for fit in dict.fromkeys(fit for _, fit in self._errors):
+            held_out, fitting = self._figures("test", fit), self._figures("fit", fit)
+            figures: dict[str, Any] = {name: held_out[name] for name in HELD_OUT}
+            figures["mse_reduced"] = reduced_mse(fit.aligner, len(self.places))
+            for name in FITTING:
+                figures[f"{name}_fit"] = fitting[name]
             training = outcomes(self.training_record.get(fit.key), len(self.places))
             self.rows += error_rows(self.places, fit.name, fit.aligner, training, figures)
 
@@ -416,25 +425,30 @@ class Alignment(BankTraining):
 
     def stored(self) -> StoredBank:
         """Return the maps as they are now, with what another process needs to use them."""
-        maps = {route: self.banks_of(route) for route in self.maps}
-        pairs = {FORWARD: list(self.sites), BACKWARD: [(j, i) for i, j in self.sites]}
-        data, fitted = (self.data, self.data_config), self.stream.texts.fitted("fit", "validation")
         return StoredBank(
-            "fit", maps, pairs, *data, self.moments, self.stream.seen, fitted, self.training_record
+            command="fit",
+            maps={route: self.banks_of(route) for route in self.maps},
+            pairs={FORWARD: list(self.sites), BACKWARD: [(j, i) for i, j in self.sites]},
+            data=self.data,
+            data_config=self.data_config,
+            moments=self.moments,
+            seen=self.stream.seen,
+            fitted=self.stream.texts.fitted("fit", "validation"),
+            training=self.training_record,
         )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what a resumed run needs, and what distinguishes the run from others."""
         self.stream.reader.check.flush()
-        known = (
-            {}
-            if self.moments is None
-            else {name: value.cpu() for name, value in self.moments._asdict().items()}
-        )
+        moments, reading = {}, None
+        if self.moments is None:
+            reading = self.reading.state()
+        else:
+            moments = {name: value.cpu() for name, value in self.moments._asdict().items()}
         checkpoint[ALIGNMENT] = {
             "format": FORMAT,
-            "moments": known,
-            "reading": self.reading.state() if self.moments is None else None,
+            "moments": moments,
+            "reading": reading,
             **self.identity(),
             "training": self.training_record,
             "divergence": self.divergence.state_dict(),
@@ -443,16 +457,16 @@ class Alignment(BankTraining):
 
     def options(self) -> dict[str, Any]:
         """The aligners, the number of rows and steps, and how a step is taken."""
-        aligners = {fit.key: kind_of(fit.aligner) for fit in self.fits()}
-        steps = {
+        options = {
+            "aligners": {fit.key: kind_of(fit.aligner) for fit in self.fits()},
             "rows": self.rows_to_train,
             "most_steps": self.most_steps,
             "least_rise": LEAST_RISE,
+            "products": self.products,
         }
-        averaging = (
-            {"averaging": True} if self.averaging else {}
-        )  # earlier versions had none, and can be gone on from
-        return {"aligners": aligners, **steps, "products": self.products, **averaging}
+        if self.averaging:  # checkpoints of earlier versions, which have none, can be gone on from
+            options["averaging"] = True
+        return options
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Take the moments back.
@@ -469,9 +483,8 @@ class Alignment(BankTraining):
             )
         self.resume(checkpoint, stored)
         if stored["moments"]:
-            self.moments = Moments(
-                **{name: value.to(self.device) for name, value in stored["moments"].items()}
-            )
+            sums = {name: value.to(self.device) for name, value in stored["moments"].items()}
+            self.moments = Moments(**sums)
         else:
             self.reading = MomentsSoFar.from_state(stored["reading"], self.device)
         self.training_record, self.validated_at = stored["training"], stored["validated_at"]

@@ -70,18 +70,17 @@ def error_rows(
         "parameters": parameters_of(aligner),
         "fit": how_fitted(aligner),
     }
-    return [
-        columns_of(at)
-        | about
-        | {"training": training[s], **{name: finite(part[s]) for name, part in figures.items()}}
-        for s, at in enumerate(places)
-    ]
+    rows = []
+    for s, place in enumerate(places):
+        row = {**columns_of(place), **about, "training": training[s]}
+        for name, part in figures.items():
+            row[name] = finite(part[s])
+        rows.append(row)
+    return rows
 
 
-FAR_COLUMNS = {
-    "leave_out": "fvu_with_far",
-    "keep": "fvu_without_far",
-}  # by `data.far_rows`, what stands beside `fvu`
+# By `data.far_rows`, what stands beside `fvu`.
+FAR_COLUMNS = {"leave_out": "fvu_with_far", "keep": "fvu_without_far"}
 
 
 class FarErrors(DoubleMetric):
@@ -156,9 +155,8 @@ class MapErrors(DoubleMetric):
     ) -> None:
         super().__init__(**kwargs)
         sites, d_y = mean_y.shape
-        self.register_buffer(
-            "widths", torch.tensor(d_y) if widths is None else widths, persistent=False
-        )
+        widths = torch.tensor(d_y) if widths is None else widths
+        self.register_buffer("widths", widths, persistent=False)
         self.register_buffer("mean_x", mean_x[:, None].double(), persistent=False)
         self.register_buffer("mean_y", mean_y[:, None].double(), persistent=False)
         self.add_state("sums", torch.zeros(9, sites, dtype=torch.float64), dist_reduce_fx="sum")
@@ -170,31 +168,34 @@ class MapErrors(DoubleMetric):
         """Map x (S, N, d_x) and add its errors against y (S, N, d_y); `unseen` (N,) marks rows of unseen types."""
         mapped = aligner(x)
         squares, totals = squared_errors(mapped, y), squared_distances(y, self.mean_y)
-        cosine = torch.nn.functional.cosine_similarity(mapped.double(), y.double(), dim=-1)
+        cosines = torch.nn.functional.cosine_similarity(mapped.double(), y.double(), dim=-1)
+        if unseen is None:
+            unseen = totals.new_zeros(x.shape[1], dtype=torch.bool)
         total = totals.sum(-1)
-        marked = totals.new_zeros(x.shape[1], dtype=torch.bool) if unseen is None else unseen
         back = back_total = torch.full_like(total, torch.nan)
         if aligner.invertible:
             back = (aligner.inverse(y) - x).double().square().sum((1, 2))
             back_total = (x.double() - self.mean_x).square().sum((1, 2))
-            # An inverse that overflows gives inf or NaN, which counts as the worst error, not as no inverse.
-            gap = (aligner.inverse(mapped) - x).abs().amax((1, 2)).nan_to_num(torch.inf, torch.inf)
-            self.worst = torch.maximum(
-                self.worst, torch.stack([gap, x.abs().amax((1, 2))]).double()
-            )
-        rows = torch.full_like(total, x.shape[1])
+            self._keep_worst(aligner.inverse(mapped), x)
         sums = [
-            rows,
+            torch.full_like(total, x.shape[1]),
             squares.sum(-1),
             squares.sqrt().sum(-1),
-            cosine.sum(-1),
+            cosines.sum(-1),
             total,
             back,
             back_total,
+            squares.where(unseen, 0).sum(-1),
+            totals.where(unseen, 0).sum(-1),
         ]
-        self.sums += torch.stack(
-            [*sums, *(values.where(marked, 0).sum(-1) for values in (squares, totals))]
-        )
+        self.sums += torch.stack(sums)
+
+    def _keep_worst(self, back: Tensor, x: Tensor) -> None:
+        """Keep the largest error of rows that came back, and the largest value."""
+        # An inverse that overflows gives inf or NaN, which counts as the worst error, not as no inverse.
+        gap = (back - x).abs().amax((1, 2)).nan_to_num(torch.inf, torch.inf)
+        largest = torch.stack([gap, x.abs().amax((1, 2))]).double()
+        self.worst = torch.maximum(self.worst, largest)
 
     def compute(self) -> dict[str, Tensor]:
         """Return each figure as (S,); those of the inverse are NaN if there is none."""
